@@ -1,0 +1,30 @@
+# Every target sets up what it needs: a virtual environment in .venv, from requirements/.
+PYTHON ?= python3
+PY := .venv/bin/python
+
+.PHONY: setup build test lint demo bench clean
+
+setup: .venv/ready
+
+.venv/ready: requirements/run.txt requirements/develop.txt
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --requirement requirements/develop.txt
+	touch $@
+
+build: setup
+	$(PY) tools/build.py
+
+test: setup lint
+	$(PY) -m pytest
+
+lint: setup
+	$(PY) -m ruff check .
+
+demo: setup
+	$(PY) -m examples.character_model
+
+bench: setup build
+	$(PY) benchmarks/sweep_bookkeeping.py
+
+clean:
+	rm -rf build out
