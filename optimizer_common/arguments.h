@@ -1,0 +1,195 @@
+// What both ops ask of their arguments. Every check is made before anything is written.
+#pragma once
+
+#include "../torch-ext/torch_binding.h"
+#include "matrices.h"
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace optimizer {
+
+inline std::string shape(const Tensor& t) {
+  std::ostringstream text;
+  text << "(";
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    text << (d ? ", " : "") << t.size(d);
+  }
+  text << ")";
+  return text.str();
+}
+
+inline std::string place(const Tensor& t) {
+  return t.is_cpu() ? "the CPU" : "device " + std::to_string(t.get_device_index());
+}
+
+inline bool is_half(ScalarType dtype) {
+  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+}
+
+inline bool is_floating(ScalarType dtype) {
+  return is_half(dtype) || dtype == ScalarType::Float || dtype == ScalarType::Double;
+}
+
+// The dtype of a list; an empty one is taken to be float32.
+inline ScalarType dtype_of(const Tensors& list) {
+  return list.empty() ? ScalarType::Float : list[0].scalar_type();
+}
+
+// Whether different elements certainly have different addresses.
+inline bool has_no_overlap(const Tensor& t) {
+  std::vector<std::pair<int64_t, int64_t>> steps;
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (t.size(d) == 0) {
+      return true;
+    }
+    if (t.size(d) > 1) {
+      steps.emplace_back(t.stride(d), t.size(d));
+    }
+  }
+  std::sort(steps.begin(), steps.end());
+  int64_t reach = 0;
+  for (const auto& [stride, size] : steps) {
+    if (stride <= reach) {
+      return false;
+    }
+    reach += stride * (size - 1);
+  }
+  return true;
+}
+
+inline void check_written(const char* name, const Tensor& t) {
+  STD_TORCH_CHECK(has_no_overlap(t), name, " is written, so its elements must not overlap; got shape ", shape(t),
+                  " with strides ", t.dim() ? t.stride(0) : 0, ", ... (was it expanded?)");
+}
+
+inline void check_like(const char* name, const Tensor& t, const Tensor& like) {
+  STD_TORCH_CHECK(t.device() == like.device(), name, " must be on ", place(like), " like the other tensors, got ",
+                  place(t));
+  STD_TORCH_CHECK(is_floating(t.scalar_type()), name, " must be float32, float64, float16 or bfloat16, got ",
+                  t.scalar_type());
+}
+
+// A list of matrices of one dtype on the device of the buffer.
+inline void check_matrices(const char* name, const Tensors& list, const Tensor& buffer) {
+  for (size_t i = 0; i < list.size(); ++i) {
+    STD_TORCH_CHECK(list[i].dim() == 2, name, "[", i, "] must be a matrix, got shape ", shape(list[i]));
+    check_like(name, list[i], buffer);
+    STD_TORCH_CHECK(list[i].scalar_type() == list[0].scalar_type(), name, " must have one dtype, got ",
+                    list[0].scalar_type(), " and ", list[i].scalar_type(), " at ", i);
+  }
+}
+
+inline void check_offsets(const char* name, const Tensor& buffer, const Tensors& list,
+                          const std::vector<int64_t>& offsets) {
+  STD_TORCH_CHECK(buffer.dim() == 1 && buffer.is_contiguous(), name,
+                  " must be contiguous and 1-D where offsets are given, got shape ", shape(buffer));
+  STD_TORCH_CHECK(offsets.size() == list.size(), "offsets must be one per matrix, ", list.size(), ", got ",
+                  offsets.size());
+  std::vector<std::pair<int64_t, int64_t>> parts;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const int64_t size = list[i].numel();
+    STD_TORCH_CHECK(offsets[i] >= 0 && offsets[i] <= buffer.numel() - size, "offsets[", i, "] = ", offsets[i],
+                    " puts ", size, " elements outside of ", name, ", which has ", buffer.numel());
+    if (size > 0) {
+      parts.emplace_back(offsets[i], offsets[i] + size);
+    }
+  }
+  std::sort(parts.begin(), parts.end());
+  for (size_t i = 1; i < parts.size(); ++i) {
+    STD_TORCH_CHECK(parts[i - 1].second <= parts[i].first, "offsets overlap: elements ", parts[i - 1].first, " to ",
+                    parts[i - 1].second, " and a matrix from ", parts[i].first);
+  }
+}
+
+// The buffer is a batch (B, rows, cols) of any strides, or flat with the offset of each matrix.
+inline void check_buffer(const char* name, const Tensor& buffer, const Tensors& list, const MaybeInts& offsets) {
+  check_like(name, buffer, buffer);
+  if (offsets) {
+    return check_offsets(name, buffer, list, *offsets);
+  }
+  STD_TORCH_CHECK(buffer.dim() == 3 && buffer.size(0) == static_cast<int64_t>(list.size()), name,
+                  " must be (", list.size(), ", rows, cols), got ", shape(buffer));
+  for (size_t i = 0; i < list.size(); ++i) {
+    STD_TORCH_CHECK(list[i].size(0) == buffer.size(1) && list[i].size(1) == buffer.size(2), name, " of shape ",
+                    shape(buffer), " needs matrices of its last two sizes, got ", shape(list[i]), " at ", i);
+  }
+}
+
+// Data of inputs are read only; a View does not say so because the same one serves written tensors.
+inline View view_of(const Tensor& t, bool written) {
+  void* data = written ? t.mutable_data_ptr() : const_cast<void*>(t.const_data_ptr());
+  return make_view(static_cast<char*>(data), t.size(0), t.size(1), t.stride(0), t.stride(1));
+}
+
+inline View part_of(const Tensor& buffer, bool written, const MaybeInts& offsets, const Tensor& like, int64_t i) {
+  void* data = written ? buffer.mutable_data_ptr() : const_cast<void*>(buffer.const_data_ptr());
+  const int64_t rows = like.size(0), cols = like.size(1);
+  const int64_t first = offsets ? (*offsets)[i] : i * buffer.stride(0);
+  const int64_t row_stride = offsets ? cols : buffer.stride(1), col_stride = offsets ? 1 : buffer.stride(2);
+  char* at = static_cast<char*>(data) + first * element_size(buffer.scalar_type());
+  return make_view(at, rows, cols, row_stride, col_stride);
+}
+
+// An argument with one value for the list or one per matrix: where it is, and how to read it.
+template <class V>
+struct Values {
+  const V* data = nullptr;  // null where the argument was not given
+  int64_t step = 0;
+  bool on_host = true;
+
+  OPTIMIZER_INLINE V operator[](int64_t i) const { return data[i * step]; }
+};
+
+template <class V>
+Values<V> values(const char* name, const MaybeTensor& t, ScalarType dtype, int64_t count, const Tensor& buffer) {
+  if (!t) {
+    return {};
+  }
+  STD_TORCH_CHECK(t->scalar_type() == dtype, name, " must be ", dtype, ", got ", t->scalar_type());
+  STD_TORCH_CHECK(t->numel() == count && t->is_contiguous(), name, " must have ", count,
+                  " elements, contiguous, got shape ", shape(*t));
+  STD_TORCH_CHECK(t->is_cpu() || t->device() == buffer.device(), name, " must be on the CPU or on ", place(buffer),
+                  ", got ", place(*t));
+  return {static_cast<const V*>(t->const_data_ptr()), count == 1 ? 0 : 1, t->is_cpu()};
+}
+
+// A float32 or float64 number for the list, or one per matrix.
+struct Numbers {
+  Values<float> single;
+  Values<double> wide;
+
+  OPTIMIZER_INLINE bool on_host() const { return single.on_host && wide.on_host; }
+  OPTIMIZER_INLINE double operator[](int64_t i) const { return wide.data ? wide[i] : single[i]; }
+};
+
+inline Numbers numbers(const char* name, const Tensor& t, int64_t count, const Tensor& buffer) {
+  STD_TORCH_CHECK(t.numel() == 1 || t.numel() == count, name, " must have 1 or ", count, " elements, got shape ",
+                  shape(t));
+  const int64_t given = t.numel() == 1 ? 1 : count;
+  if (t.scalar_type() == ScalarType::Double) {
+    return {{}, values<double>(name, t, ScalarType::Double, given, buffer)};
+  }
+  return {values<float>(name, t, ScalarType::Float, given, buffer), {}};
+}
+
+// Which matrices are to be touched at all.
+struct Gate {
+  Values<bool> active;
+  Values<float> found_inf;
+
+  OPTIMIZER_INLINE bool is_open(int64_t i) const {
+    return !(active.data && !active[i]) && !(found_inf.data && found_inf[i] != 0);
+  }
+};
+
+inline Gate gate(const MaybeTensor& active, const MaybeTensor& found_inf, int64_t count, const Tensor& buffer) {
+  return {values<bool>("active", active, ScalarType::Bool, count, buffer),
+          values<float>("found_inf", found_inf, ScalarType::Float, 1, buffer)};
+}
+
+}  // namespace optimizer

@@ -1,0 +1,136 @@
+// The arithmetic of one element, for the host and the device: every formula of both ops.
+//
+// A product that feeds a sum is an explicit fma, so that no compiler is left a choice and every
+// instruction set, the CPU and CUDA give the same bits. T is the type computed in, float or double.
+#pragma once
+
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+// On the host the formulas must be inlined: only then are they compiled for the instruction set of
+// each clone of the function that uses them.
+#ifdef __CUDACC__
+#define OPTIMIZER_INLINE __host__ __device__ __forceinline__
+#else
+#define OPTIMIZER_INLINE __attribute__((always_inline)) inline
+#endif
+
+namespace optimizer {
+
+using torch::headeronly::ScalarType;
+
+template <class To, class From>
+OPTIMIZER_INLINE To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// The float towards zero from x, its last bit set if that is not x itself. Rounding it to half
+// precision gives what rounding x would: rounding x to the nearest float first may not.
+OPTIMIZER_INLINE float round_to_odd(double x) {
+  const float nearest = static_cast<float>(x);
+  const double back = nearest;
+  uint32_t bits = bits_as<uint32_t>(nearest);
+  bits -= std::fabs(back) > std::fabs(x) ? 1 : 0;
+  return bits_as<float>(bits | (back != x ? 1 : 0));
+}
+
+template <class T, class Stored>
+OPTIMIZER_INLINE T widen(Stored x) {
+  if constexpr (sizeof(Stored) == 2) {
+    return static_cast<T>(static_cast<float>(x));
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+template <class Stored, class T>
+OPTIMIZER_INLINE Stored narrow(T x) {
+  if constexpr (sizeof(Stored) == 2 && std::is_same_v<T, double>) {
+    return static_cast<Stored>(round_to_odd(x));
+  } else {
+    return static_cast<Stored>(x);
+  }
+}
+
+// lerp(average, value, weight); with Nesterov momentum a second time, from the new average to the gradient.
+template <class T>
+OPTIMIZER_INLINE T lerp(T average, T value, T weight) {
+  return std::fma(weight, value - average, average);
+}
+
+enum DecayMode : int64_t { kDecoupled = 0, kIndependent = 1, kCautious = 2 };
+
+template <class T>
+struct Descent {
+  T keep;  // what decay leaves of a parameter
+  T step;
+  bool cautious;  // decay only where update and parameter agree in sign
+};
+
+template <class T>
+OPTIMIZER_INLINE Descent<T> make_descent(double lr, double weight_decay, double multiplier, int64_t mode) {
+  const double rate = mode == kIndependent ? 1.0 : lr;
+  return {static_cast<T>(std::fma(-rate, weight_decay, 1.0)), static_cast<T>(lr * multiplier), mode == kCautious};
+}
+
+template <class T>
+OPTIMIZER_INLINE T descend(T parameter, T update, const Descent<T>& by, T row_scale) {
+  // Not the sign of the product, which underflows.
+  const bool agree = (parameter > 0 && update > 0) || (parameter < 0 && update < 0);
+  const T keep = !by.cautious || agree ? by.keep : T(1);
+  return row_scale * std::fma(parameter, keep, -(by.step * update));
+}
+
+// The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+OPTIMIZER_INLINE uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+// Random bits of an element: a function of its matrix's seed (mixed once into `key`) and of its index
+// in the whole matrix, so that neither order nor sharding matters.
+OPTIMIZER_INLINE uint64_t random_bits(uint64_t key, uint64_t index) {
+  return mix(key + index * 0x9E3779B97F4A7C15u);
+}
+
+// How the numbers of a half-precision dtype lie among those of T.
+template <class T>
+struct Grid {
+  int dropped;  // mantissa bits of T that the dtype lacks
+  T smallest_normal;
+};
+
+template <class T>
+OPTIMIZER_INLINE Grid<T> make_grid(ScalarType dtype) {
+  constexpr int mantissa = sizeof(T) == 4 ? 23 : 52;
+  if (dtype == ScalarType::BFloat16) {
+    return {mantissa - 7, T(0x1p-126)};
+  }
+  return {mantissa - 10, T(0x1p-14)};
+}
+
+// x rounded to one of its two neighbours on the grid, up with probability its distance from the lower
+// one over their spacing: as many random bits as the grid drops are added to the bits of |x|, the rest cut.
+// A random number of exactly that many bits makes this unbiased: P(up) = fraction, which is a multiple of it.
+template <class T>
+OPTIMIZER_INLINE T round_stochastically(T x, uint64_t random, const Grid<T>& grid) {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  const T size = std::fabs(x);
+  // Below the smallest normal number the spacing stays what it is just above, so round up there.
+  const T shift = size < grid.smallest_normal ? grid.smallest_normal : T(0);
+  const Bits bits = bits_as<Bits>(size + shift) + static_cast<Bits>(random >> (64 - grid.dropped));
+  const T rounded = bits_as<T>(static_cast<Bits>(bits >> grid.dropped << grid.dropped)) - shift;
+  return std::isfinite(x) ? std::copysign(rounded, x) : x;
+}
+
+}  // namespace optimizer

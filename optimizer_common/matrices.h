@@ -1,0 +1,93 @@
+// Equally shaped matrices walked together, cut into tiles: the geometry that the CPU and CUDA share.
+#pragma once
+
+#include "element.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace optimizer {
+
+// 64 x 64 elements are read by rows and written by columns within the nearest cache (or shared memory);
+// runs of as many elements keep the cost of finding a tile far below that of moving it.
+constexpr int64_t kTileSide = 64;
+constexpr int64_t kTileArea = kTileSide * kTileSide;
+
+// Where the elements of a matrix are; strides count elements.
+struct View {
+  char* data;
+  int64_t row_stride, col_stride;
+};
+
+// The N tensors of one element of a list, of one shape.
+template <int N>
+struct Matrix {
+  int64_t rows, cols;
+  View views[N];
+  int64_t index;  // in the list
+  int64_t tile_rows, tile_cols;
+  int64_t first_tile;  // in the list
+};
+
+// A rectangle of a matrix.
+struct Box {
+  int64_t row, col, rows, cols;
+};
+
+OPTIMIZER_INLINE int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+template <int N>
+OPTIMIZER_INLINE int64_t tile_count(const Matrix<N>& m) {
+  return ceil_div(m.rows, m.tile_rows) * ceil_div(m.cols, m.tile_cols);
+}
+
+template <int N>
+OPTIMIZER_INLINE Box tile_box(const Matrix<N>& m, int64_t tile) {
+  const int64_t across = ceil_div(m.cols, m.tile_cols);
+  const int64_t row = (tile - m.first_tile) / across * m.tile_rows;
+  const int64_t col = (tile - m.first_tile) % across * m.tile_cols;
+  const int64_t rows = m.rows - row < m.tile_rows ? m.rows - row : m.tile_rows;
+  const int64_t cols = m.cols - col < m.tile_cols ? m.cols - col : m.tile_cols;
+  return {row, col, rows, cols};
+}
+
+OPTIMIZER_INLINE int64_t element_size(ScalarType dtype) {
+  return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2;
+}
+
+OPTIMIZER_INLINE char* address(const View& view, ScalarType dtype, int64_t row, int64_t col) {
+  return view.data + (row * view.row_stride + col * view.col_stride) * element_size(dtype);
+}
+
+// A stride along which there is one element says nothing: written as that of a contiguous matrix.
+OPTIMIZER_INLINE View make_view(char* data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+  return {data, rows == 1 ? cols : row_stride, cols == 1 ? 1 : col_stride};
+}
+
+template <int N>
+bool rows_are_runs(const Matrix<N>& m) {
+  return std::all_of(m.views, m.views + N, [](const View& v) { return v.col_stride == 1; });
+}
+
+template <int N>
+bool is_one_run(const Matrix<N>& m) {
+  return rows_are_runs(m) && std::all_of(m.views, m.views + N, [&](const View& v) { return v.row_stride == m.cols; });
+}
+
+// A contiguous matrix as a single row, so that short rows cost nothing.
+template <int N>
+void collapse(Matrix<N>& m) {
+  m.cols *= m.rows;
+  m.rows = 1;
+}
+
+// Tiles of whole rows or long parts of one where all rows are runs of memory, else square ones.
+template <int N>
+void cut(Matrix<N>& m, bool by_runs) {
+  m.tile_cols = by_runs ? std::clamp<int64_t>(m.cols, 1, kTileArea) : kTileSide;
+  m.tile_rows = by_runs ? kTileArea / m.tile_cols : kTileSide;
+}
+
+}  // namespace optimizer

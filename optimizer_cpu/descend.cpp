@@ -1,0 +1,64 @@
+#include "../optimizer_common/descend.h"
+#include "tiles.h"
+
+namespace optimizer {
+namespace {
+
+template <class T>
+OPTIMIZER_INLINE void round_tile(T* values, const Descend& call, const Matrix<2>& m, const Box& box) {
+  const Grid<T> grid = make_grid<T>(call.dtypes[kParameter]);
+  const Place& place = call.places[m.index];
+  const uint64_t key = mix(call.seeds[m.index]);
+  for (int64_t r = 0; r < box.rows; ++r) {
+    const uint64_t first = place.origin + (box.row + r) * place.row_length + box.col;
+    T* row = values + r * box.cols;
+    for (int64_t c = 0; c < box.cols; ++c) {
+      row[c] = round_stochastically(row[c], random_bits(key, first + c), grid);
+    }
+  }
+}
+
+template <class T>
+OPTIMIZER_INLINE void descend_tile(const Descend& call, const Matrix<2>& m, const Box& box) {
+  if (!call.gate.is_open(m.index)) {
+    return;
+  }
+  T parameter[kTileArea], update[kTileArea];
+  const Descent<T> by =
+      make_descent<T>(call.lr[m.index], call.weight_decay[m.index], call.multiplier[m.index], call.decay_mode);
+  load(parameter, call.dtypes[kParameter], m.views[kParameter], box);
+  load(update, call.dtypes[kUpdate], m.views[kUpdate], box);
+  for (int64_t r = 0; r < box.rows; ++r) {
+    const T scale = call.row_scale ? call.row_scale[call.places[m.index].first_row + box.row + r] : T(1);
+    T *p = parameter + r * box.cols, *u = update + r * box.cols;
+    for (int64_t c = 0; c < box.cols; ++c) {
+      p[c] = descend(p[c], u[c], by, scale);
+    }
+  }
+  if (call.seeds.data) {
+    round_tile(parameter, call, m, box);
+  }
+  store(parameter, call.dtypes[kParameter], m.views[kParameter], box);
+}
+
+OPTIMIZER_CLONES void descend_in_float(const Descend& call, const Matrix<2>& m, const Box& box) {
+  descend_tile<float>(call, m, box);
+}
+
+OPTIMIZER_CLONES void descend_in_double(const Descend& call, const Matrix<2>& m, const Box& box) {
+  descend_tile<double>(call, m, box);
+}
+
+}  // namespace
+
+void descend_cpu(const Tensors& parameter, const Tensor& update, const Tensor& lr, const Tensor& weight_decay,
+                 const Tensor& multiplier, int64_t decay_mode, const MaybeInts& offsets, const MaybeTensor& row_scale,
+                 const MaybeTensor& seeds, const MaybeInts& origins, const MaybeTensor& active,
+                 const MaybeTensor& found_inf) {
+  Descend call = check_descend(parameter, update, lr, weight_decay, multiplier, decay_mode,
+                                                     offsets, row_scale, seeds, origins, active, found_inf);
+  const auto descend = call.in_double ? descend_in_double : descend_in_float;
+  for_each_tile(call.matrices, [&](const auto& m, const Box& box) { descend(call, m, box); });
+}
+
+}  // namespace optimizer

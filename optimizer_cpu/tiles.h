@@ -1,0 +1,100 @@
+// Tiles on the CPU: moved between tensors and small arrays of T, and shared out among torch's threads.
+#pragma once
+
+#include "../optimizer_common/matrices.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <vector>
+
+// The published binary runs everywhere, so what is fast here is chosen when it is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define OPTIMIZER_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define OPTIMIZER_CLONES
+#endif
+
+namespace optimizer {
+
+// Tiles per thread under which another thread is not worth waking.
+constexpr int64_t kGrainTiles = 8;
+
+template <class T, class Stored>
+OPTIMIZER_INLINE void load_as(T* to, const View& view, const Box& box) {
+  const Stored* from = reinterpret_cast<const Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
+  if (view.col_stride == 1) {
+    for (int64_t r = 0; r < box.rows; ++r) {
+      for (int64_t c = 0; c < box.cols; ++c) {
+        to[r * box.cols + c] = widen<T>(from[r * view.row_stride + c]);
+      }
+    }
+  } else {
+    for (int64_t c = 0; c < box.cols; ++c) {
+      for (int64_t r = 0; r < box.rows; ++r) {
+        to[r * box.cols + c] = widen<T>(from[r * view.row_stride + c * view.col_stride]);
+      }
+    }
+  }
+}
+
+template <class T, class Stored>
+OPTIMIZER_INLINE void store_as(const T* from, const View& view, const Box& box) {
+  Stored* to = reinterpret_cast<Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
+  if (view.col_stride == 1) {
+    for (int64_t r = 0; r < box.rows; ++r) {
+      for (int64_t c = 0; c < box.cols; ++c) {
+        to[r * view.row_stride + c] = narrow<Stored>(from[r * box.cols + c]);
+      }
+    }
+  } else {
+    for (int64_t c = 0; c < box.cols; ++c) {
+      for (int64_t r = 0; r < box.rows; ++r) {
+        to[r * view.row_stride + c * view.col_stride] = narrow<Stored>(from[r * box.cols + c]);
+      }
+    }
+  }
+}
+
+// A box of a tensor, row by row, as T. The dtype is looked at once per tile, so that code is
+// compiled per dtype, not per combination of dtypes.
+template <class T>
+OPTIMIZER_INLINE void load(T* to, ScalarType dtype, const View& view, const Box& box) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return load_as<T, c10::BFloat16>(to, view, box);
+    case ScalarType::Half: return load_as<T, c10::Half>(to, view, box);
+    case ScalarType::Double: return load_as<T, double>(to, view, box);
+    default: return load_as<T, float>(to, view, box);
+  }
+}
+
+template <class T>
+OPTIMIZER_INLINE void store(const T* from, ScalarType dtype, const View& view, const Box& box) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return store_as<T, c10::BFloat16>(from, view, box);
+    case ScalarType::Half: return store_as<T, c10::Half>(from, view, box);
+    case ScalarType::Double: return store_as<T, double>(from, view, box);
+    default: return store_as<T, float>(from, view, box);
+  }
+}
+
+// Calls work(matrix, box) for each tile of the list, in any order.
+template <int N, class Work>
+void for_each_tile(std::vector<Matrix<N>>& list, const Work& work) {
+  int64_t tiles = 0;
+  for (Matrix<N>& m : list) {
+    cut(m, rows_are_runs(m));
+    m.first_tile = tiles;
+    tiles += tile_count(m);
+  }
+  torch::stable::parallel_for(0, tiles, kGrainTiles, [&](int64_t begin, int64_t end) {
+    const auto starts_later = [](int64_t tile, const Matrix<N>& m) { return tile < m.first_tile; };
+    for (int64_t tile = begin; tile < end; ++tile) {
+      // The last matrix that starts at or before the tile: empty ones start there too, but sooner.
+      const Matrix<N>& m = *(std::upper_bound(list.begin(), list.end(), tile, starts_later) - 1);
+      work(m, tile_box(m, tile));
+    }
+  });
+}
+
+}  // namespace optimizer

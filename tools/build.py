@@ -1,0 +1,187 @@
+"""Build every variant that this machine can build into build/, without Nix; the Hub's builder makes the others.
+
+    python tools/build.py [--backend cpu] [--backend cuda] [--output DIR]
+
+A variant is compiled, checked and described in a work folder and then takes the place of the old one, so that a
+failed build changes nothing. Two builds of one commit in one place give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from abi_check import MANYLINUX, PYTHON_ABI, newest_version, violations
+from commands import BuildError
+from compilers import Cuda, Job, check_headers, compile_library, find_cuda, strip
+from generated_sources import ops_py
+from card import fill_card
+from recipe import Recipe, read_build, read_recipe
+from rich.console import Console
+from rich.table import Table
+from source_tree import Revision, read_revision
+from variant_metadata import write_metadata
+
+ROOT = Path(__file__).resolve().parent.parent
+BACKENDS = ("cpu", "cuda")
+HOST = "x86_64-linux"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished variant; `glibc` and `glibcxx` are the newest symbol versions that it needs."""
+
+    path: Path
+    ops: str
+    seconds: float
+    glibc: str
+    glibcxx: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+
+def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> list[Built]:
+    """Build `backends` (None: all that can be built here) of the repository `root` into `output`, with its card.
+
+    Raises `BuildError` before compiling if build.toml, the tree or the machine does not allow it, and with the
+    compiler's message if compiling fails; what was in `output` then stays.
+    """
+    root, output = root.resolve(), output.resolve()
+    tables = read_build(root)
+    if backends is None:
+        backends = [name for name in tables["general"]["backends"] if name not in unavailable_backends(tables)]
+    if not backends:
+        raise BuildError("none of the backends in build.toml can be built here")
+    toolkits = {backend: toolkit(backend) for backend in backends}
+    recipes = [read_recipe(root, tables, backend) for backend in toolkits]
+    revisions = {recipe.backend: read_revision(root, recipe.inputs) for recipe in recipes}
+    built = []
+    with work_folder(output) as work:
+        for recipe in recipes:
+            revision = revisions[recipe.backend]
+            ops = f"_{recipe.name}_{recipe.backend}_{revision.unique_id}"
+            job = Job(root, recipe, ops, work / recipe.backend, toolkits[recipe.backend])
+            built.append(build_variant(job, revision, output))
+        (output / "CARD.md").write_text(fill_card(root, tables, recipes[0].package))
+    return built
+
+
+def unavailable_backends(tables: dict) -> dict[str, str]:
+    """Return the backends of build.toml that cannot be built here, each with the reason."""
+    reasons = {}
+    for backend in tables["general"]["backends"]:
+        try:
+            toolkit(backend)
+        except BuildError as error:
+            reasons[backend] = str(error)
+    return reasons
+
+
+def toolkit(backend: str) -> Cuda | None:
+    """Return what `backend` needs besides a C++ compiler; `BuildError` if it cannot be built on this machine."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise BuildError(f"this driver makes {HOST} only, this is {platform.machine()}-{sys.platform}: use kernel-builder")
+    if backend not in BACKENDS:
+        raise BuildError(f"this driver builds {' and '.join(BACKENDS)}, not {backend}: use kernel-builder")
+    return find_cuda() if backend == "cuda" else None
+
+
+def build_variant(job: Job, revision: Revision, output: Path) -> Built:
+    """Compile, check and describe one variant, then put it into `output` in place of the old one."""
+    start = time.perf_counter()
+    check_headers(job.recipe)
+    library = compile_library(job)
+    problems = violations(library, job.recipe)
+    if problems:
+        raise BuildError("\n".join([f"{library.name} would not load everywhere it has to:", *problems]))
+    strip(library)
+    variant = job.work / variant_name(job.recipe, job.cuda)
+    assemble(variant, job, library)
+    write_metadata(variant, job.recipe, job.ops, revision)
+    replace_folder(variant, output / variant.name)
+    versions = [newest_version(library, family) for family in ("GLIBC", "GLIBCXX")]
+    return Built(output / variant.name, job.ops, time.perf_counter() - start, *versions)
+
+
+def variant_name(recipe: Recipe, cuda: Cuda | None) -> str:
+    """Return the folder's name, by which the Hub's loader chooses."""
+    backend = f"cu{cuda.version.replace('.', '')}" if cuda else recipe.backend
+    return f"torch-stable-abi{recipe.torch_abi.replace('.', '')}-{backend}-{HOST}"
+
+
+def assemble(variant: Path, job: Job, library: Path) -> None:
+    """Fill the new folder `variant` with the Python package, the library and `_ops.py`."""
+    for file in job.recipe.package_files:
+        (variant / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(job.root / job.recipe.package / file, variant / file)
+    shutil.copyfile(library, variant / library.name)
+    (variant / "_ops.py").write_text(ops_py(job.ops))
+
+
+def replace_folder(folder: Path, target: Path) -> None:
+    """Move `folder` to `target`; a process that has the old one open keeps its files."""
+    if target.exists():
+        target.rename(folder.with_name("replaced"))
+    folder.rename(target)
+
+
+@contextmanager
+def work_folder(output: Path) -> Iterator[Path]:
+    """Give an empty folder in `output`, the same one each time; a second build into `output` waits for it."""
+    output.mkdir(parents=True, exist_ok=True)
+    work = output / ".work"
+    lock = os.open(output, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        yield work
+        shutil.rmtree(work)
+    finally:
+        os.close(lock)
+
+
+def summary(built: Sequence[Built]) -> Table:
+    """Return the table that a build ends with; two lines a row, to fit into 80 columns."""
+    checks = f"Python {PYTHON_ABI} ABI, {MANYLINUX}, torch stable ABI, linked libraries, metadata"
+    table = Table("variant, op namespace", caption=f"Checked: {checks}")
+    for heading in ("KiB", "seconds", "GLIBC", "GLIBCXX"):
+        table.add_column(heading, justify="right")
+    for variant in built:
+        measured = f"{variant.size / 1024:.0f}", f"{variant.seconds:.1f}", variant.glibc, variant.glibcxx
+        table.add_row(f"{variant.path.name}\n{variant.ops}", *measured)
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build the variants that this machine can build.")
+    parser.add_argument("--backend", action="append", choices=BACKENDS, help="may be repeated; default: all possible")
+    parser.add_argument("--output", type=Path, default=ROOT / "build", help="default: %(default)s")
+    arguments = parser.parse_args()
+    console = Console()
+    try:
+        if arguments.backend is None:
+            for backend, reason in unavailable_backends(read_build(ROOT)).items():
+                console.print(f"{backend} is skipped: {reason}", markup=False)
+        built = build_variants(ROOT, arguments.backend, arguments.output)
+    except BuildError as error:
+        print(f"build.py: {error}", file=sys.stderr)
+        return 1
+    console.print(summary(built))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The files that the Hub's builder generates for a kernel, made here in the same form."""
+
+from __future__ import annotations
+
+# Macros that expand their arguments first, so that TORCH_EXTENSION_NAME may be one of them.
+REGISTRATION_H = """\
+#pragma once
+
+#include <Python.h>
+
+#define OPTIMIZER_CONCAT_(A, B) A##B
+#define OPTIMIZER_CONCAT(A, B) OPTIMIZER_CONCAT_(A, B)
+#define OPTIMIZER_STRINGIFY_(A) #A
+#define OPTIMIZER_STRINGIFY(A) OPTIMIZER_STRINGIFY_(A)
+
+#define STABLE_TORCH_LIBRARY_EXPAND(NAME, MODULE) STABLE_TORCH_LIBRARY(NAME, MODULE)
+#define STABLE_TORCH_LIBRARY_IMPL_EXPAND(NAME, KEY, MODULE) STABLE_TORCH_LIBRARY_IMPL(NAME, KEY, MODULE)
+
+// Importing the library is what registers its operators; the module itself is empty.
+#define REGISTER_EXTENSION(NAME)                                                    \\
+  PyMODINIT_FUNC OPTIMIZER_CONCAT(PyInit_, NAME)() {                                \\
+    static PyModuleDef module = {                                                   \\
+        PyModuleDef_HEAD_INIT, OPTIMIZER_STRINGIFY(NAME), nullptr, 0, nullptr,      \\
+        nullptr, nullptr, nullptr, nullptr};                                        \\
+    return PyModule_Create(&module);                                                \\
+  }
+"""
+
+# Recent libstdc++ headers read this variable of glibc 2.32; a copy of our own keeps the library loadable
+# with glibc 2.28, and zero is the safe value: it says that threads may be running.
+GLIBC_SHIM_CPP = """\
+extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
+"""
+
+
+def ops_py(ops: str) -> str:
+    """Return `_ops.py`, through which the package reaches the operators in the namespace `ops`."""
+    return f'''\
+import torch
+from . import {ops}
+ops = torch.ops.{ops}
+
+
+def add_op_namespace_prefix(op_name: str) -> str:
+    """Prefix an operator's name with the namespace of this build."""
+    return f"{ops}::{{op_name}}"
+'''

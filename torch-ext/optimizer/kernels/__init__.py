@@ -1,0 +1,1 @@
+"""Products and multi-tensor operations that the optimizer is made of."""

@@ -1,0 +1,54 @@
+"""The compiled multi-tensor operations: one pass over memory before the orthogonalization, one after it.
+
+    momentum_pack_(momentum, gradient, packed, beta, nesterov, maximize=False, *,
+                   offsets=None, active=None, grad_scale=None, found_inf=None)
+
+        g = ±gradient / grad_scale        minus if `maximize`
+        m = lerp(m, g, 1 - beta)          written to `momentum`
+        u = lerp(m, g, 1 - beta)          with `nesterov`, from the m just computed, before it is rounded; else m
+        packed = u
+
+    descend_(parameter, update, lr, weight_decay, multiplier, decay_mode=0, *,
+             offsets=None, row_scale=None, seeds=None, origins=None, active=None, found_inf=None)
+
+        p = row_scale (p keep - lr multiplier u)
+        keep = 1 - lr weight_decay        decay_mode 0, decoupled
+               1 - weight_decay           1, independent
+               1 - lr weight_decay        2, cautious: where p and u have one sign, else 1
+
+Lists hold B matrices of any strides. A list or buffer has one dtype, each its own: float32, float64, float16 or
+bfloat16. Arithmetic is in float64 if one of them is, else in float32, and each result is rounded once. A result
+depends on its own inputs alone: not on the rest of the list, strides, threads or instruction set.
+
+- `packed` and `update` are (B, rows, cols) of any strides, such as the `.mT` of a contiguous buffer. With `offsets`,
+  a place in elements for each matrix, they are contiguous and 1-D, and matrices may differ in shape.
+- `lr`, `weight_decay`, `multiplier` (1 or B elements) and `grad_scale` (1) are float32 or float64; `active` (B) is
+  bool, `found_inf` (1) float32, `seeds` (B) int64. Each is on the CPU, read at the call, or on the device of the
+  matrices, read there without a synchronization.
+- `row_scale` is float32 with an entry per row, those of all matrices one after another.
+- A matrix that is not `active`, or any when `found_inf` is not 0, keeps momentum and parameter, and packs zeros.
+- `seeds` rounds float16 and bfloat16 parameters stochastically, without bias. The random bits follow from the seed
+  and from an element's index in the whole matrix, for which `origins` tells (first_row, first_col, row_length) of
+  each shard, 3 B numbers: a shard is rounded as the whole would be. Without `seeds` it is not used.
+
+Arguments that do not fit, and written tensors that overlap themselves, raise RuntimeError before anything is written.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .._ops import add_op_namespace_prefix, ops
+
+momentum_pack_ = ops.momentum_pack_
+descend_ = ops.descend_
+
+
+@torch.library.register_fake(add_op_namespace_prefix("momentum_pack_"))
+def _momentum_pack_fake(*arguments, **options) -> None:
+    """Nothing is returned, so that tracing needs no shapes."""
+
+
+@torch.library.register_fake(add_op_namespace_prefix("descend_"))
+def _descend_fake(*arguments, **options) -> None:
+    """Nothing is returned, so that tracing needs no shapes."""

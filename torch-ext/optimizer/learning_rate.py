@@ -1,0 +1,30 @@
+"""Step multipliers: by how much the learning rate of a matrix is scaled for its shape.
+
+The polar factor of a rows x cols matrix has spectral norm 1 and a root mean square of 1 / sqrt(max(rows, cols)).
+"""
+
+from __future__ import annotations
+
+import math
+
+MULTIPLIERS = {
+    # Spectral norm max(1, rows / cols)**0.5 a step; Jordan (2024), https://kellerjordan.github.io/posts/muon/
+    "original": lambda rows, cols: math.sqrt(max(1.0, rows / cols)),
+    # Root mean square 0.2, what AdamW's updates have; Liu et al., Muon is Scalable, arXiv:2502.16982, section 2.2
+    "match_rms_adamw": lambda rows, cols: 0.2 * math.sqrt(max(rows, cols)),
+    # Operator norm 1 between root-mean-square norms; Bernstein (2025), https://jeremybernste.in/writing/deriving-muon
+    "rms_to_rms": lambda rows, cols: math.sqrt(rows / cols),
+}
+
+
+def check_adjustment(adjust_lr_fn: str | None) -> str:
+    """Return the name of the adjustment, `original` for None as in `torch.optim.Muon`; ValueError for an unknown one."""
+    name = "original" if adjust_lr_fn is None else adjust_lr_fn
+    if name not in MULTIPLIERS:
+        raise ValueError(f"adjust_lr_fn {adjust_lr_fn!r} is none of {', '.join(MULTIPLIERS)}")
+    return name
+
+
+def step_multiplier(adjust_lr_fn: str | None, rows: int, cols: int) -> float:
+    """Return what `lr` is multiplied with for a rows x cols matrix; ValueError for an unknown adjustment."""
+    return MULTIPLIERS[check_adjustment(adjust_lr_fn)](rows, cols)

@@ -1,0 +1,181 @@
+"""Routing: which parameter is orthogonalized, which is AdamW's, and why."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Iterable, NamedTuple, Optional, Sequence, Union
+
+from torch import Tensor
+
+from .learning_rate import step_multiplier
+
+MIN_SIDE = 4
+MAX_ASPECT = 128.0
+
+# Wrappers put these in front of a model's own names.
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# Containers around the whole network: what is directly inside is still the top.
+_TRUNKS = {"model", "net", "network", "transformer", "backbone"}
+_EMBEDDING = re.compile(r"embed|(^|_)emb($|_)|^wte$|^wpe$|^shared$")
+_NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
+_HEADS = {"lm_head", "head", "classifier", "score", "logits", "unembed", "output_layer", "output_projection"}
+_TOP_HEADS = {"output", "fc", "fc_out"}
+_ROUTERS = {"router", "gate", "gating", "wg"}
+
+IsMuon = Callable[[str, Tensor], Optional[bool]]
+
+
+class Route(NamedTuple):
+    """One parameter's way: `branch` is `muon` or `adamw`; multiplier, owner and kernel are None where they do not apply."""
+
+    name: str
+    shape: tuple[int, ...]
+    branch: str
+    reason: str
+    matrices: int
+    multiplier: Optional[float]
+    owner: Optional[int] = None
+    kernel: Optional[str] = None
+
+
+class Explanation:
+    """The routes of all parameters, in `rows`; printed as a table."""
+
+    def __init__(self, rows: Iterable[Route]):
+        self.rows = list(rows)
+
+    def __str__(self) -> str:
+        header = [field for field in Route._fields]
+        cells = [header, *([_cell(value) for value in row] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([*lines, self._summary()])
+
+    __repr__ = __str__
+
+    def _summary(self) -> str:
+        muon = [row for row in self.rows if row.branch == "muon"]
+        rest = [row for row in self.rows if row.branch != "muon"]
+        return (
+            f"{len(muon)} parameters ({sum(map(_numel, muon)):,} elements) by Muon, "
+            f"{len(rest)} ({sum(map(_numel, rest)):,} elements) by AdamW"
+        )
+
+
+def route(
+    params: Iterable[Union[Tensor, tuple[str, Tensor]]],
+    *,
+    adjust_lr_fn: Optional[str] = "match_rms_adamw",
+    is_muon: Optional[IsMuon] = None,
+) -> Explanation:
+    """Return where `Muon(params, ...)` would take each parameter, as `explain()` does, without an optimizer.
+
+    `params` are tensors or `(name, tensor)` pairs; tied ones come once. Raises TypeError for anything else.
+    """
+    rows = []
+    for names, p in unique_parameters(params):
+        branch, reason = decide(names, p, is_muon)
+        multiplier = step_multiplier(adjust_lr_fn, *p.shape) if branch == "muon" else None
+        rows.append(Route(names[0], tuple(p.shape), branch, reason, int(branch == "muon"), multiplier))
+    return Explanation(rows)
+
+
+def unique_parameters(params: Iterable[Union[Tensor, tuple[str, Tensor]]]) -> list[tuple[list[str], Tensor]]:
+    """Return each parameter once, with all its names (generated where none is given).
+
+    Raises TypeError for what is neither a tensor nor a pair of name and tensor.
+    """
+    names_of: dict[Tensor, list[str]] = {}
+    for i, entry in enumerate(params):
+        named = isinstance(entry, (tuple, list)) and len(entry) == 2
+        name, p = entry if named else (f"param_{i}", entry)
+        if not isinstance(name, str) or not isinstance(p, Tensor):
+            raise TypeError(f"params must be tensors or (name, tensor) pairs, got {type(entry).__name__} at position {i}")
+        names_of.setdefault(p, []).append(name)
+    return [(names, p) for p, names in names_of.items()]
+
+
+def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None) -> tuple[str, str]:
+    """Return the branch, `muon` or `adamw`, and the reason; `names` are all the names of a tied parameter."""
+    verdict = None if is_muon is None else is_muon(names[0], p)
+    if verdict is not None:
+        if verdict:
+            check_matrix(names[0], p)
+        return ("muon" if verdict else "adamw"), "is_muon"
+    suitable, reason = shape_verdict(tuple(p.shape))
+    if not suitable:
+        return "adamw", reason
+    if p.ndim > 2:
+        return "adamw", f"not_two_dims:{p.ndim}"
+    for name in names:
+        role = role_by_name(name, tuple(p.shape))
+        if role is not None:
+            return "adamw", role
+    return "muon", "matrix"
+
+
+def check_matrix(name: str, p: Tensor) -> None:
+    """Raise ValueError unless `p`, asked for by the user, can be orthogonalized."""
+    if p.ndim != 2 or 0 in p.shape:
+        raise ValueError(f"Muon was asked for {name}, which is no matrix: its shape is {tuple(p.shape)}")
+
+
+def shape_verdict(shape: tuple[int, ...]) -> tuple[bool, str]:
+    """Return whether a parameter of this shape is worth orthogonalizing, and the rule that says so.
+
+    Shapes of more than two dimensions count as (out, product of the rest). The rules and their names are those of
+    timm, https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py.
+    """
+    if len(shape) < 2 or sum(size > 1 for size in shape) < 2:
+        return False, "insufficient_dims"
+    if shape[0] == 1 or shape[1] == 1:
+        return False, "leading_unit_dims"
+    rows, cols = shape[0], 1
+    for size in shape[1:]:
+        cols *= size
+    short, long = min(rows, cols), max(rows, cols)
+    if short < MIN_SIDE:
+        return False, f"min_dim_too_small:{short}"
+    if long / short > MAX_ASPECT:
+        return False, f"extreme_aspect_ratio:{long / short:.1f}"
+    return True, "ok"
+
+
+def role_by_name(name: str, shape: tuple[int, ...]) -> Optional[str]:
+    """Return the role of a parameter that is a table, a head, a norm or a router by its name, else None.
+
+    Embeddings and heads have one row a token, so that most rows of their gradient are zero or noise, and routers one
+    row an expert: none of them is a map between hidden spaces, which is what a polar factor keeps balanced.
+    """
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    lowered = [part.lower() for part in parts]
+    owner = lowered[-2] if len(lowered) > 1 else lowered[-1]
+    top = [part for part in lowered if part not in _TRUNKS][0:1]
+    for part in lowered:
+        if _EMBEDDING.search(part):
+            return f"embedding:{part}"
+        if _NORM.search(part):
+            return f"norm:{part}"
+    if owner in _HEADS or (top and top[0] in _HEADS) or (top == [owner] and owner in _TOP_HEADS):
+        return f"output_head:{owner}"
+    if "router" in lowered or (owner in _ROUTERS and shape[0] < shape[1]):
+        return f"router:{owner}"
+    if lowered[-1] == "bias" or lowered[-1].endswith("_bias"):
+        return "bias"
+    return None
+
+
+def _numel(row: Route) -> int:
+    count = 1
+    for size in row.shape:
+        count *= size
+    return count
+
+
+def _cell(value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "x".join(map(str, value)) or "scalar" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,1 @@
+"""Update rules: pure functions over lists of local tensors."""

@@ -1,0 +1,27 @@
+"""Momentum: gradients in, one packed batch of directions out, in one pass over memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+from torch import Tensor
+
+from ..kernels.native import momentum_pack_
+
+
+class MomentumRule(NamedTuple):
+    """buffer <- beta * buffer + (1 - beta) * gradient; the direction is the buffer, or looks one step ahead of it."""
+
+    beta: float
+    nesterov: bool
+    maximize: bool
+
+
+def pack_momentum_(buffers: Sequence[Tensor], gradients: Sequence[Tensor], packed: Tensor, rule: MomentumRule) -> None:
+    """Update `buffers` in place and write each matrix's direction into `packed`; gradients are not changed.
+
+    `buffers` and `gradients` are B matrices (m, n), `packed` is (B, m, n), all of any strides; each list has one
+    dtype. With Nesterov the direction is beta * buffer + (1 - beta) * gradient of the new buffer.
+    Source: Sutskever et al., On the importance of initialization and momentum in deep learning (2013), as an average.
+    """
+    momentum_pack_(buffers, gradients, packed, rule.beta, rule.nesterov, rule.maximize)
