@@ -135,7 +135,9 @@ inline View part_of(const Tensor& buffer, bool written, const MaybeInts& offsets
   return make_view(at, rows, cols, row_stride, col_stride);
 }
 
-// An argument with one value for the list or one per matrix: where it is, and how to read it.
+constexpr bool kHost = true, kDevice = false;
+
+// An argument with one value for the list or one per matrix: where it is, and how to read it there.
 template <class V>
 struct Values {
   const V* data = nullptr;  // null where the argument was not given
@@ -143,6 +145,8 @@ struct Values {
   bool on_host = true;
 
   OPTIMIZER_INLINE V operator[](int64_t i) const { return data[i * step]; }
+  OPTIMIZER_INLINE V get(int64_t i, V otherwise) const { return data ? data[i * step] : otherwise; }
+  Values where(bool host) const { return host == on_host ? *this : Values{}; }
 };
 
 template <class V>
@@ -163,8 +167,9 @@ struct Numbers {
   Values<float> single;
   Values<double> wide;
 
-  OPTIMIZER_INLINE bool on_host() const { return single.on_host && wide.on_host; }
-  OPTIMIZER_INLINE double operator[](int64_t i) const { return wide.data ? wide[i] : single[i]; }
+  OPTIMIZER_INLINE double get(int64_t i, double otherwise) const { return wide.data ? wide[i] : single.get(i, otherwise); }
+  OPTIMIZER_INLINE double operator[](int64_t i) const { return get(i, 0); }
+  Numbers where(bool host) const { return {single.where(host), wide.where(host)}; }
 };
 
 inline Numbers numbers(const char* name, const Tensor& t, int64_t count, const Tensor& buffer) {
@@ -183,8 +188,9 @@ struct Gate {
   Values<float> found_inf;
 
   OPTIMIZER_INLINE bool is_open(int64_t i) const {
-    return !(active.data && !active[i]) && !(found_inf.data && found_inf[i] != 0);
+    return active.get(i, true) && found_inf.get(i, 0) == 0;
   }
+  Gate where(bool host) const { return {active.where(host), found_inf.where(host)}; }
 };
 
 inline Gate gate(const MaybeTensor& active, const MaybeTensor& found_inf, int64_t count, const Tensor& buffer) {

@@ -13,8 +13,7 @@ struct MomentumPack {
   bool in_double;
   double weight;  // of the gradient in the average
   bool nesterov, maximize;
-  Numbers grad_scale;  // read only where has_grad_scale
-  bool has_grad_scale;
+  Numbers grad_scale;
   Gate gate;
 };
 
@@ -44,7 +43,6 @@ inline MomentumPack check_momentum_pack(const Tensors& momentum, const Tensors& 
                     nesterov,
                     maximize,
                     grad_scale ? numbers("grad_scale", *grad_scale, 1, packed) : Numbers{},
-                    grad_scale.has_value(),
                     gate(active, found_inf, count, packed)};
   call.in_double = std::count(call.dtypes, call.dtypes + 3, ScalarType::Double) > 0;
   for (int64_t i = 0; i < count; ++i) {

@@ -13,7 +13,7 @@ OPTIMIZER_INLINE void pack(const MomentumPack& call, const Matrix<3>& m, const B
     return store(update, call.dtypes[kPacked], m.views[kPacked], box);
   }
   const T weight = static_cast<T>(call.weight);
-  const T divisor = gradient_divisor<T>(call.has_grad_scale ? call.grad_scale[0] : 1.0, call.maximize);
+  const T divisor = gradient_divisor<T>(call.grad_scale.get(0, 1), call.maximize);
   load(momentum, call.dtypes[kMomentum], m.views[kMomentum], box);
   load(update, call.dtypes[kGradient], m.views[kGradient], box);
   for (int64_t i = 0; i < size; ++i) {

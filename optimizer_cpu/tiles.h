@@ -20,62 +20,88 @@ namespace optimizer {
 // Tiles per thread under which another thread is not worth waking.
 constexpr int64_t kGrainTiles = 8;
 
+// Runs of memory have a loop of their own, which is what compilers vectorise.
 template <class T, class Stored>
-OPTIMIZER_INLINE void load_as(T* to, const View& view, const Box& box) {
+OPTIMIZER_INLINE void load_rows(T* to, const View& view, const Box& box) {
   const Stored* from = reinterpret_cast<const Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
-  if (view.col_stride == 1) {
-    for (int64_t r = 0; r < box.rows; ++r) {
+  for (int64_t r = 0; r < box.rows; ++r, from += view.row_stride, to += box.cols) {
+    if (view.col_stride == 1) {
       for (int64_t c = 0; c < box.cols; ++c) {
-        to[r * box.cols + c] = widen<T>(from[r * view.row_stride + c]);
+        to[c] = widen<T>(from[c]);
       }
-    }
-  } else {
-    for (int64_t c = 0; c < box.cols; ++c) {
-      for (int64_t r = 0; r < box.rows; ++r) {
-        to[r * box.cols + c] = widen<T>(from[r * view.row_stride + c * view.col_stride]);
+    } else {
+      for (int64_t c = 0; c < box.cols; ++c) {
+        to[c] = widen<T>(from[c * view.col_stride]);
       }
     }
   }
 }
 
 template <class T, class Stored>
-OPTIMIZER_INLINE void store_as(const T* from, const View& view, const Box& box) {
+OPTIMIZER_INLINE void store_rows(const T* from, const View& view, const Box& box) {
   Stored* to = reinterpret_cast<Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
-  if (view.col_stride == 1) {
-    for (int64_t r = 0; r < box.rows; ++r) {
+  for (int64_t r = 0; r < box.rows; ++r, from += box.cols, to += view.row_stride) {
+    if (view.col_stride == 1) {
       for (int64_t c = 0; c < box.cols; ++c) {
-        to[r * view.row_stride + c] = narrow<Stored>(from[r * box.cols + c]);
+        to[c] = narrow<Stored>(from[c]);
       }
-    }
-  } else {
-    for (int64_t c = 0; c < box.cols; ++c) {
-      for (int64_t r = 0; r < box.rows; ++r) {
-        to[r * view.row_stride + c * view.col_stride] = narrow<Stored>(from[r * box.cols + c]);
+    } else {
+      for (int64_t c = 0; c < box.cols; ++c) {
+        to[c * view.col_stride] = narrow<Stored>(from[c]);
       }
     }
   }
 }
 
-// A box of a tensor, row by row, as T. The dtype is looked at once per tile, so that code is
-// compiled per dtype, not per combination of dtypes.
+// The dtype is looked at once per tile, so that code is compiled per dtype, not per combination of dtypes.
+template <class T>
+OPTIMIZER_INLINE void load_rows(T* to, ScalarType dtype, const View& view, const Box& box) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return load_rows<T, c10::BFloat16>(to, view, box);
+    case ScalarType::Half: return load_rows<T, c10::Half>(to, view, box);
+    case ScalarType::Double: return load_rows<T, double>(to, view, box);
+    default: return load_rows<T, float>(to, view, box);
+  }
+}
+
+template <class T>
+OPTIMIZER_INLINE void store_rows(const T* from, ScalarType dtype, const View& view, const Box& box) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return store_rows<T, c10::BFloat16>(from, view, box);
+    case ScalarType::Half: return store_rows<T, c10::Half>(from, view, box);
+    case ScalarType::Double: return store_rows<T, double>(from, view, box);
+    default: return store_rows<T, float>(from, view, box);
+  }
+}
+
+template <class T>
+OPTIMIZER_INLINE void transpose(T* to, const T* from, int64_t rows, int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      to[c * rows + r] = from[r * cols + c];
+    }
+  }
+}
+
+// A box of a tensor, row by row, as T. Column-major tensors are read in the order of their memory.
 template <class T>
 OPTIMIZER_INLINE void load(T* to, ScalarType dtype, const View& view, const Box& box) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return load_as<T, c10::BFloat16>(to, view, box);
-    case ScalarType::Half: return load_as<T, c10::Half>(to, view, box);
-    case ScalarType::Double: return load_as<T, double>(to, view, box);
-    default: return load_as<T, float>(to, view, box);
+  if (view.col_stride == 1 || view.row_stride != 1) {
+    return load_rows(to, dtype, view, box);
   }
+  T columns[kTileArea];
+  load_rows(columns, dtype, {view.data, view.col_stride, 1}, {box.col, box.row, box.cols, box.rows});
+  transpose(to, columns, box.cols, box.rows);
 }
 
 template <class T>
 OPTIMIZER_INLINE void store(const T* from, ScalarType dtype, const View& view, const Box& box) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return store_as<T, c10::BFloat16>(from, view, box);
-    case ScalarType::Half: return store_as<T, c10::Half>(from, view, box);
-    case ScalarType::Double: return store_as<T, double>(from, view, box);
-    default: return store_as<T, float>(from, view, box);
+  if (view.col_stride == 1 || view.row_stride != 1) {
+    return store_rows(from, dtype, view, box);
   }
+  T columns[kTileArea];
+  transpose(columns, from, box.rows, box.cols);
+  store_rows(columns, dtype, {view.data, view.col_stride, 1}, {box.col, box.row, box.cols, box.rows});
 }
 
 // Calls work(matrix, box) for each tile of the list, in any order.

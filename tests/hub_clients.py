@@ -42,8 +42,8 @@ def environment(endpoint: str, home: Path, **more: str) -> dict[str, str]:
     """Return this process's environment without what would lead a client elsewhere."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "KERNELS_"))}
     kept.pop("LOCAL_KERNELS", None)
-    kept.update(HF_ENDPOINT=endpoint, HF_HOME=str(home), NO_PROXY="127.0.0.1", PYTHONPATH=str(TOOLS))
-    return {**kept, **more}
+    kept.update(HF_ENDPOINT=endpoint, HF_HOME=str(home), PYTHONPATH=str(TOOLS))
+    return {**kept, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", **more}
 
 
 def run_client(code: str, arguments: list[object], variables: dict[str, str]) -> Any:
@@ -52,6 +52,12 @@ def run_client(code: str, arguments: list[object], variables: dict[str, str]) ->
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_tool(tree: Path, tool: str, *arguments: object, variables: dict[str, str]) -> subprocess.CompletedProcess:
+    """Run one of the programs in tools/ of a tree, and return how it ended."""
+    command = [sys.executable, tree / "tools" / tool, *map(str, arguments)]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
 
 
 def write_variant(variant: Path, unique_id: str, factor: int, **metadata: Any) -> Path:

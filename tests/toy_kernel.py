@@ -42,19 +42,20 @@ src = ["toy_cuda/toy.cu"]
     "torch-ext/toy/data/sizes.json": "{}\n",
     "torch-ext/toy/notes.txt": "Not of an extension that is packed.\n",
     "toy_cpu/toy.h": "#include <memory>\n#include <string>\n",
-    # Copying a shared_ptr asks for glibc 2.32, a C++20 stringstream for a libstdc++ newer than manylinux_2_28's.
+    # Copying a shared_ptr asks for glibc 2.32, viewing a stream's text for a newer libstdc++ than manylinux_2_28's.
     "toy_cpu/toy.cpp": """\
 #include "toy.h"
 
 #include <sstream>
+#include <string_view>
 
 std::shared_ptr<int> share(const std::shared_ptr<int>& value) { return value; }
 
-std::string text(int number) {
-  std::stringstream stream;
-  stream << number << __FILE__;
-  return std::move(stream).str();
-}
+// Its address is taken, so that the call is not inlined.
+using View = std::string_view (std::ostringstream::*)() const noexcept;
+View view() { return &std::ostringstream::view; }
+
+const char* name() { return __FILE__; }
 """,
     "toy_cuda/toy.cu": """\
 __global__ void twice(float* x) { x[threadIdx.x] *= 2; }

@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from abi_check import MANYLINUX, PYTHON_ABI, newest_version, violations
-from commands import BuildError
-from compilers import Cuda, Job, check_headers, compile_library, find_cuda, strip
-from generated_sources import ops_py
 from card import fill_card
-from recipe import Recipe, read_build, read_recipe
+from commands import BuildError
+from compilers import HOST, Cuda, Job, check_headers, compile_library, find_cuda, strip
+from generated_sources import ops_py
+from recipe import read_build, read_recipe
 from rich.console import Console
 from rich.table import Table
-from source_tree import Revision, read_revision
+from source_tree import read_revision
 from variant_metadata import write_metadata
 
 ROOT = Path(__file__).resolve().parent.parent
 BACKENDS = ("cpu", "cuda")
-HOST = "x86_64-linux"
+WORK = ".work"
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,11 @@ def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> 
         backends = [name for name in tables["general"]["backends"] if name not in unavailable_backends(tables)]
     if not backends:
         raise BuildError("none of the backends in build.toml can be built here")
-    toolkits = {backend: toolkit(backend) for backend in backends}
-    recipes = [read_recipe(root, tables, backend) for backend in toolkits]
-    revisions = {recipe.backend: read_revision(root, recipe.inputs) for recipe in recipes}
-    built = []
-    with work_folder(output) as work:
-        for recipe in recipes:
-            revision = revisions[recipe.backend]
-            ops = f"_{recipe.name}_{recipe.backend}_{revision.unique_id}"
-            job = Job(root, recipe, ops, work / recipe.backend, toolkits[recipe.backend])
-            built.append(build_variant(job, revision, output))
-        (output / "CARD.md").write_text(fill_card(root, tables, recipes[0].package))
+    jobs = [plan(root, tables, backend, output / WORK) for backend in dict.fromkeys(backends)]
+    page = fill_card(root, tables, jobs[0].recipe.package)
+    with work_folder(output):
+        built = [build_variant(job, output) for job in jobs]
+        (output / "CARD.md").write_text(page)
     return built
 
 
@@ -92,33 +86,35 @@ def unavailable_backends(tables: dict) -> dict[str, str]:
 def toolkit(backend: str) -> Cuda | None:
     """Return what `backend` needs besides a C++ compiler; `BuildError` if it cannot be built on this machine."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise BuildError(f"this driver makes {HOST} only, this is {platform.machine()}-{sys.platform}: use kernel-builder")
+        machine = f"{platform.machine()}-{sys.platform}"
+        raise BuildError(f"this driver makes {HOST} only, this is {machine}: use kernel-builder")
     if backend not in BACKENDS:
         raise BuildError(f"this driver builds {' and '.join(BACKENDS)}, not {backend}: use kernel-builder")
     return find_cuda() if backend == "cuda" else None
 
 
-def build_variant(job: Job, revision: Revision, output: Path) -> Built:
+def plan(root: Path, tables: dict, backend: str, work: Path) -> Job:
+    """Return what is to be done for `backend`; `BuildError` if the files or the machine do not allow it."""
+    cuda = toolkit(backend)
+    recipe = read_recipe(root, tables, backend)
+    check_headers(recipe)
+    return Job(root, recipe, read_revision(root, recipe.inputs), work / backend, cuda)
+
+
+def build_variant(job: Job, output: Path) -> Built:
     """Compile, check and describe one variant, then put it into `output` in place of the old one."""
     start = time.perf_counter()
-    check_headers(job.recipe)
     library = compile_library(job)
     problems = violations(library, job.recipe)
     if problems:
         raise BuildError("\n".join([f"{library.name} would not load everywhere it has to:", *problems]))
     strip(library)
-    variant = job.work / variant_name(job.recipe, job.cuda)
+    variant = job.work / job.variant_name
     assemble(variant, job, library)
-    write_metadata(variant, job.recipe, job.ops, revision)
+    write_metadata(variant, job.recipe, job.ops, job.revision)
     replace_folder(variant, output / variant.name)
     versions = [newest_version(library, family) for family in ("GLIBC", "GLIBCXX")]
     return Built(output / variant.name, job.ops, time.perf_counter() - start, *versions)
-
-
-def variant_name(recipe: Recipe, cuda: Cuda | None) -> str:
-    """Return the folder's name, by which the Hub's loader chooses."""
-    backend = f"cu{cuda.version.replace('.', '')}" if cuda else recipe.backend
-    return f"torch-stable-abi{recipe.torch_abi.replace('.', '')}-{backend}-{HOST}"
 
 
 def assemble(variant: Path, job: Job, library: Path) -> None:
@@ -139,17 +135,17 @@ def replace_folder(folder: Path, target: Path) -> None:
 
 @contextmanager
 def work_folder(output: Path) -> Iterator[Path]:
-    """Give an empty folder in `output`, the same one each time; a second build into `output` waits for it."""
+    """Give `output/WORK`, empty, for the time of a build; a second build into `output` waits for its end."""
     output.mkdir(parents=True, exist_ok=True)
-    work = output / ".work"
+    work = output / WORK
     lock = os.open(output, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         yield work
-        shutil.rmtree(work)
     finally:
+        shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
 
 

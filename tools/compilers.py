@@ -15,7 +15,9 @@ from pathlib import Path
 from commands import BuildError, run
 from generated_sources import GLIBC_SHIM_CPP, REGISTRATION_H
 from recipe import COMPILED, GENERATED_HEADER, Recipe
+from source_tree import Revision
 
+HOST = "x86_64-linux"
 CUDA_MAJOR = 13
 TORCH = Path(find_spec("torch").submodule_search_locations[0])
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
@@ -32,13 +34,24 @@ class Cuda:
 
 @dataclass(frozen=True)
 class Job:
-    """One library to make: the repository, what to build, its op namespace, and a folder for objects."""
+    """One variant to make of the repository `root`, with `work` as the folder for what comes up on the way."""
 
     root: Path
     recipe: Recipe
-    ops: str
+    revision: Revision
     work: Path
     cuda: Cuda | None
+
+    @property
+    def ops(self) -> str:
+        """The op namespace, which is also the library's name and the variant's id."""
+        return f"_{self.recipe.name}_{self.recipe.backend}_{self.revision.unique_id}"
+
+    @property
+    def variant_name(self) -> str:
+        """The folder's name, by which the Hub's loader chooses."""
+        backend = f"cu{self.cuda.version.replace('.', '')}" if self.cuda else self.recipe.backend
+        return f"torch-stable-abi{self.recipe.torch_abi.replace('.', '')}-{backend}-{HOST}"
 
 
 def find_cuda() -> Cuda:
@@ -51,12 +64,10 @@ def find_cuda() -> Cuda:
     if release is None or int(release[1]) != CUDA_MAJOR:
         raise BuildError(f"nvcc is of CUDA {release[0] if release else 'an unknown release'}; {how}")
     # nvcc may be a script that starts another one, so it is asked for its home.
-    home = re.search(r"TOP=(.+)", _nvcc_plan(nvcc))
+    home = re.search(r"TOP=(.+)", run(["sh", "-c", '"$0" --dryrun -c none.cu 2>&1', nvcc]))
+    if home is None:
+        raise BuildError(f"{nvcc} does not tell its toolkit's folder; {how}")
     return Cuda(nvcc, Path(home[1].strip()).resolve(), f"{release[1]}.{release[2]}")
-
-
-def _nvcc_plan(nvcc: str) -> str:
-    return run(["sh", "-c", 'exec "$0" --dryrun -c none.cu 2>&1', nvcc])
 
 
 def check_headers(recipe: Recipe) -> None:
@@ -113,8 +124,7 @@ def _definitions(job: Job) -> list[str]:
 
 
 def _include_flags(job: Job) -> list[str]:
-    folders = [*job.recipe.includes, job.work]
-    folders += [TORCH / "include", TORCH / "include/torch/csrc/api/include", PYTHON_HEADERS]
+    folders = [job.work, TORCH / "include", TORCH / "include/torch/csrc/api/include", PYTHON_HEADERS]
     if job.cuda:
         folders.append(job.cuda.home / "include")
     return [f"-I{folder}" for folder in folders]
@@ -133,7 +143,7 @@ def gencodes(archs: tuple[str, ...]) -> list[str]:
 def link_line(job: Job, objects: list[Path], library: Path) -> list[str | Path]:
     """Return the command that links `objects`."""
     # libtorch.so has to stay although nothing refers to it: only through it are the symbols of
-    # libtorch_cuda.so found. libc10 comes before libstdc++ because it exports C++20 symbols that
+    # libtorch_cuda.so found. They come before libstdc++ because they export C++20 symbols that
     # manylinux_2_28's libstdc++ does not have.
     torch = [f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
     cuda = []

@@ -31,8 +31,6 @@ from hub_api import ROUTES
 from hub_routes import Answer, Request, Site
 from hub_store import HubError, Store
 
-WAIT = 30  # seconds for a client that has begun to speak
-
 
 class Hub:
     """Serve a folder while the block runs: `with Hub(folder, trusted=["org"]) as hub: hub.endpoint`.
@@ -74,18 +72,17 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     default_request_version = "HTTP/1.0"  # version 0.9, the base class's, has answers without a status
     server_version = "kernel-hub"
-    timeout = WAIT
-    # Head and body leave in one packet: apart, they wait for each other's acknowledgement.
-    wbufsize = -1
+    timeout = 30  # seconds for a client that has begun to speak
+    disable_nagle_algorithm = True  # the body is a packet of its own, and would wait for the head's acknowledgement
     server: Server
 
     def respond(self) -> None:
-        self.close_connection = True  # until the body is read, the next request cannot be told from it
+        last, self.close_connection = self.close_connection, True  # an unread body would pass for the next request
         try:
             self.check_sender()
             route, path, query = ROUTES.find(self.command, self.path)
             body = self.read_body(route.body_limit)
-            self.close_connection = self.headers.get("Connection", "").lower() == "close"
+            self.close_connection = last
             url = f"http://{self.headers['Host']}"
             answer = route.function(Request(self.server.site, url, path, query, self.headers.get("Range"), body))
         except HubError as error:

@@ -30,7 +30,7 @@ from commands import BuildError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from variant_metadata import read_metadata
-from verify import verify_variant
+from verify import deviations, find_variants
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL = {"repo_type": "kernel"}
@@ -91,16 +91,16 @@ def read_release(
     """Return the release of all variants in `build` (None: root/build), after checking each of them.
 
     Raises ValueError with all that is wrong: a file that is not what metadata.json says, a version other than
-    build.toml's, a build of uncommitted changes (unless `allow_dirty`), nothing to publish.
+    build.toml's, a build of uncommitted changes (unless `allow_dirty`); BuildError if there is nothing to check.
     """
     build = build or root / "build"
     general = tomllib.loads((root / "build.toml").read_text())["general"]
     repo_id = repo_id or general.get("hub", {}).get("repo-id")
     if not repo_id:
         raise ValueError("build.toml has no [general.hub] repo-id: give one")
-    variants = tuple(sorted(file.parent for file in build.glob("*/metadata.json")))
-    if not variants or not (build / "CARD.md").is_file():
-        raise ValueError(f"{build} needs CARD.md and at least one variant: run tools/build.py first")
+    if not (build / "CARD.md").is_file():
+        raise ValueError(f"{build} has no CARD.md: run tools/build.py first")
+    variants = tuple(find_variants(build))
     problems = [
         f"{variant.name}: {problem}"
         for variant in variants
@@ -113,15 +113,14 @@ def read_release(
 
 
 def variant_problems(variant: Path, version: int, allow_dirty: bool) -> list[str]:
-    problems = verify_variant(variant)
-    if problems:
-        return problems
     metadata = read_metadata(variant)
+    problems = deviations(variant, metadata)
     if metadata.version != version:
-        problems.append(f"is of version {metadata.version}, build.toml of {version}: build again")
+        problems.append(f"is of version {metadata.version}, and build.toml of {version}: build again")
+    # Dirty builds of one commit share the name of their ops, so a process can hold only one of them.
     dirty = metadata.id.endswith("_dirty") or (metadata.provenance and metadata.provenance.dirty)
     if dirty and not allow_dirty:
-        problems.append("is built from uncommitted changes: commit and build again, or allow it with --allow-dirty")
+        problems.append("is built from uncommitted changes: commit and build again, or say --allow-dirty")
     return problems
 
 
@@ -218,9 +217,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         release = read_release(ROOT, arguments.build, repo_id=arguments.repo_id, allow_dirty=arguments.allow_dirty)
-        published = publish(
-            release, endpoint=arguments.endpoint, tag=arguments.tag, create_pr=arguments.create_pr
-        )
+        published = publish(release, endpoint=arguments.endpoint, tag=arguments.tag, create_pr=arguments.create_pr)
     except (BuildError, ValueError, OSError, httpx2.HTTPError) as error:
         print(f"publish.py: {error}", file=sys.stderr)
         return 1

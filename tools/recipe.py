@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import tomllib
 from commands import BuildError
 from kernels._rust import Build, KernelName
 
@@ -17,24 +17,27 @@ COMPILED = {".cpp", ".cu"}
 # A key that is not honoured would give another binary than the Hub's builder gives.
 _HONOURED = {
     "general": {"name", "version", "edition", "license", "backends", "hub", "python-depends", "upstream", "source"},
-    "torch": {"src", "pyext", "stable-abi", "include"},
-    "kernel": {"backend", "depends", "src", "include", "cuda-capabilities"},
+    "torch": {"src", "pyext", "stable-abi"},
+    "kernel": {"backend", "depends", "src", "cuda-capabilities"},
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One backend's part of `build.toml`; every path is relative to the repository."""
+    """One backend's part of `build.toml`; every path is relative to the repository.
+
+    `links` has the URLs `upstream` and `source`, as far as they are given.
+    """
 
     name: str
     version: int
     license: str
     backend: str
     torch_abi: str
+    links: dict[str, str]
     python_depends: tuple[str, ...]
     archs: tuple[str, ...]
     sources: tuple[Path, ...]
-    includes: tuple[Path, ...]
     package: Path
     package_files: tuple[Path, ...]
 
@@ -51,10 +54,10 @@ def read_build(root: Path) -> dict:
     try:
         Build.open(root)
     except ValueError as error:
-        raise BuildError(f"build.toml: {error}") from None
+        raise BuildError(f"build.toml: {' '.join(str(error).split())}") from None
     tables = tomllib.loads((root / "build.toml").read_text())
-    if "torch" not in tables:
-        raise BuildError("build.toml: this driver builds [torch] kernels, and there is no such table")
+    if "torch" not in tables or "repo-id" not in tables["general"].get("hub", {}):
+        raise BuildError("build.toml needs a table [torch] and a repo-id in [general.hub]")
     sections = {"general": tables["general"], "torch": tables["torch"]}
     for title, table in {**sections, **{f"kernel.{name}": t for name, t in tables.get("kernel", {}).items()}}.items():
         foreign = sorted(set(table) - _HONOURED[title.split(".")[0]])
@@ -67,7 +70,7 @@ def read_build(root: Path) -> dict:
 def read_recipe(root: Path, tables: dict, backend: str) -> Recipe:
     """Return what `backend` is built from; `BuildError` names every file that is missing."""
     general, torch = tables["general"], tables["torch"]
-    sections = [section for section in tables["kernel"].values() if section["backend"] == backend]
+    sections = [section for section in tables.get("kernel", {}).values() if section["backend"] == backend]
     abi = torch.get("stable-abi", {}).get(backend)
     if not sections or not abi:
         raise BuildError(f"build.toml needs a [kernel] section and a [torch.stable-abi] version for {backend}")
@@ -79,10 +82,10 @@ def read_recipe(root: Path, tables: dict, backend: str) -> Recipe:
         license=general["license"],
         backend=backend,
         torch_abi=abi,
+        links={key: general[key] for key in ("upstream", "source") if key in general},
         python_depends=tuple(general.get("python-depends", ())),
         archs=tuple(_merged(sections, "cuda-capabilities")),
         sources=tuple(map(Path, _merged([torch, *sections], "src"))),
-        includes=tuple(map(Path, _merged([torch, *sections], "include"))),
         package=package,
         package_files=tuple(_package_files(root / package, torch.get("pyext", ["py", "pyi"]))),
     )
@@ -119,8 +122,7 @@ def _problems(root: Path, recipe: Recipe) -> Iterator[str]:
 
 def _header_problems(root: Path, source: Path, recipe: Recipe) -> Iterator[str]:
     """Headers in quotes that are not listed: the Hub's builder copies only what build.toml lists."""
+    listed = {(root / path).resolve() for path in recipe.sources}
     for header in re.findall(r'^\s*#\s*include\s*"([^"]+)"', (root / source).read_text(), re.MULTILINE):
-        places = [folder / header for folder in (source.parent, *recipe.includes)]
-        listed = {(root / path).resolve() for path in recipe.sources}
-        if header != GENERATED_HEADER and not any((root / place).resolve() in listed for place in places):
+        if header != GENERATED_HEADER and (root / source.parent / header).resolve() not in listed:
             yield f'{source} includes "{header}", which build.toml does not list for {recipe.backend}'

@@ -32,7 +32,7 @@ def read_revision(root: Path, inputs: Sequence[Path]) -> Revision:
     try:
         commit, tree = run(["git", "rev-parse", "HEAD", "HEAD^{tree}"], cwd=root).split()
     except BuildError as error:
-        raise BuildError(f"{root} has to be a git repository with a commit, which gives the ops their name; {error}") from None
+        raise BuildError(f"{root} has to be a git repository with a commit, which names the ops; {error}") from None
     changed = run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=root)
     untracked = run(["git", "ls-files", "--others", "--", *inputs], cwd=root)
     return Revision(commit, tree, dirty=bool(changed or untracked))

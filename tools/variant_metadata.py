@@ -16,7 +16,7 @@ BUILDER_VERSION = f"{kernels.__version__}+tools.build"
 
 
 def write_metadata(variant: Path, recipe: Recipe, ops: str, revision: Revision) -> None:
-    """Write `metadata.json` for the files in `variant` and read it back with the Hub's parser."""
+    """Write `metadata.json` for the files in the folder `variant` and read it back with the Hub's parser."""
     backend = {"type": recipe.backend}
     if recipe.archs:
         backend["archs"] = list(recipe.archs)
@@ -25,6 +25,7 @@ def write_metadata(variant: Path, recipe: Recipe, ops: str, revision: Revision) 
         "id": ops,
         "version": recipe.version,
         "license": recipe.license,
+        **recipe.links,
         "python-depends": list(recipe.python_depends),
         "backend": backend,
         "digest": {"algorithm": "sha256", "files": dict(sorted(digest_of(variant).files.items()))},

@@ -1,4 +1,4 @@
-"""One training run, and the comparison of two optimizers: same model, same data, each at its own learning rate."""
+"""One training run: a model, its data in the order of a seed, and what is measured on the way."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -47,8 +47,8 @@ class Task:
 
     corpus: Corpus
     make: dict[str, Callable[[nn.Module, float], Optimizer]]  # name -> (model, lr) -> optimizer
-    windows: int = 512  # of the validation text
-    evaluations: int = 15  # per run
+    windows: int  # of the validation text
+    evaluations: int  # per run, besides the one at its end
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
@@ -56,7 +56,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return min((step + 1) / WARM_UP, 1.0) * (steps - step) / steps
 
 
-def train(run: Run, task: Task, on_step: Callable[[], object]) -> tuple[Record, CharacterModel, Optimizer]:
+def train(run: Run, task: Task, on_step: Callable[[Run], object]) -> tuple[Record, CharacterModel, Optimizer]:
     """Train a new model as `run` says. Two runs with one seed see the same first weights and the same batches."""
     torch.manual_seed(run.seed)
     model = CharacterModel(task.corpus.symbols)
@@ -81,7 +81,7 @@ def train(run: Run, task: Task, on_step: Callable[[], object]) -> tuple[Record, 
         record.train.append(loss.item())
         record.gradient_ms.append(1e3 * (differentiated - started))
         record.optimizer_ms.append(1e3 * (stepped - differentiated))
-        on_step()
+        on_step(run)
     evaluate(model, held_out, record)
     return record, model, optimizer
 

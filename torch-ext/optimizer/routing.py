@@ -121,10 +121,12 @@ def check_matrix(name: str, p: Tensor) -> None:
         raise ValueError(f"Muon was asked for {name}, which is no matrix: its shape is {tuple(p.shape)}")
 
 
-def shape_verdict(shape: tuple[int, ...]) -> tuple[bool, str]:
+def shape_verdict(
+    shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT
+) -> tuple[bool, str]:
     """Return whether a parameter of this shape is worth orthogonalizing, and the rule that says so.
 
-    Shapes of more than two dimensions count as (out, product of the rest). The rules and their names are those of
+    Its shorter side must be at least `min_side`, the longer at most `max_aspect` times that. Shapes of more than two dimensions count as (out, product of the rest). The rules and their names are those of
     timm, https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py.
     """
     if len(shape) < 2 or sum(size > 1 for size in shape) < 2:
@@ -135,9 +137,9 @@ def shape_verdict(shape: tuple[int, ...]) -> tuple[bool, str]:
     for size in shape[1:]:
         cols *= size
     short, long = min(rows, cols), max(rows, cols)
-    if short < MIN_SIDE:
+    if short < min_side:
         return False, f"min_dim_too_small:{short}"
-    if long / short > MAX_ASPECT:
+    if long / short > max_aspect:
         return False, f"extreme_aspect_ratio:{long / short:.1f}"
     return True, "ok"
 

@@ -1,0 +1,68 @@
+"""The way of a kernel to its user, by the command lines of tools/: build, verify, publish to a Hub on this machine."""
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class CommandFailed(Exception):
+    """A command that ended with an error, which it has printed itself."""
+
+
+def call(console: Console, *command: str | Path, environment: dict[str, str] | None = None) -> None:
+    """Print a Python command and run it in the repository; raise `CommandFailed` unless it succeeds."""
+    words = [str(word) for word in command]
+    console.print(f"[bold]$ python {shlex.join(words)}", highlight=False, soft_wrap=True)
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False)
+    if done.returncode:
+        raise CommandFailed(f"python {shlex.join(words)} ended with status {done.returncode}")
+
+
+@contextmanager
+def published_kernel(console: Console, folder: Path) -> Iterator[dict[str, str]]:
+    """Build and publish the working tree; give the environment of a user of that Hub, which runs with the block.
+
+    Everything is written below `folder`: the variants, the Hub, and the cache of its clients.
+    """
+    build = folder / "build"
+    call(console, "tools/build.py", "--output", build)
+    call(console, "tools/verify.py", build)
+    with running_hub(folder / "hub") as endpoint:
+        environment = user_environment(endpoint, folder / "home")
+        # A demonstration of work in progress, too: what is dirty is marked so wherever it is shown.
+        call(console, "tools/publish.py", "--build", build, "--allow-dirty", environment=environment)
+        yield environment
+
+
+@contextmanager
+def running_hub(folder: Path) -> Iterator[str]:
+    """Run tools/hub.py and give its endpoint."""
+    command = [sys.executable, "tools/hub.py", "--folder", str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as hub:
+        try:
+            announcement = hub.stdout.readline().strip()
+            if not announcement.startswith("export HF_ENDPOINT="):
+                raise CommandFailed("tools/hub.py did not start")
+            yield announcement.partition("=")[2]
+        finally:
+            hub.terminate()
+
+
+def user_environment(endpoint: str, home: Path) -> dict[str, str]:
+    """Return this process's environment for clients of `endpoint`, without settings that lead them elsewhere.
+
+    The clients read it when they are imported, hence they run in processes of their own. LOCAL_KERNELS would win over
+    any Hub; HF_HUB_DISABLE_TELEMETRY makes kernels 0.17 fail; a token is nobody else's business.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "KERNELS_"))}
+    kept.pop("LOCAL_KERNELS", None)
+    return {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}

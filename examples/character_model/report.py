@@ -1,0 +1,108 @@
+"""The comparison in words and numbers: summary.json, the routing table, the table at the end and the verdict."""
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from .comparison import ADAMW_LR_IN_MUON, BETAS, TRIAL_SEED, WEIGHT_DECAY, Comparison
+from .corpus import Corpus
+from .loading import Origin
+from .training import BATCH, WARM_UP
+
+
+def summary(comparison: Comparison, corpus: Corpus, origin: Origin) -> dict[str, Any]:
+    """Return what summary.json holds. Losses are in nats per character, times without evaluation."""
+    match = comparison.match()
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "kernels")},
+            "optimizer": asdict(origin),
+        },
+        "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads()},
+        "corpus": {
+            "sha256": corpus.sha256,
+            "train_characters": corpus.train.numel(),
+            "validation_characters": corpus.validation.numel(),
+            "symbols": corpus.symbols,
+        },
+        "setting": {
+            **asdict(comparison.plan),
+            "parameters": sum(p.numel() for p in comparison.model.parameters()),
+            "batch": BATCH,
+            "warm_up_steps": WARM_UP,
+            "trial_seed": TRIAL_SEED,
+            "weight_decay": WEIGHT_DECAY,
+            "adamw_betas": BETAS,
+            "adamw_lr_in_muon": ADAMW_LR_IN_MUON,
+        },
+        "results": {name: result(comparison, name) for name in comparison.plan.learning_rates},
+        "muon_matches_adamw_at": match and {"step": match[0], "seconds": match[1]},
+        "muon_is_better": is_better(comparison),
+        "trials": [asdict(record) for record in comparison.trials],
+        "finals": [asdict(record) for record in comparison.finals],
+    }
+
+
+def result(comparison: Comparison, optimizer: str) -> dict[str, Any]:
+    losses = [record.validation[-1] for record in comparison.finals_of(optimizer)]
+    lr, rates = comparison.chosen(optimizer), comparison.plan.learning_rates[optimizer]
+    gradient, stepping = comparison.step_ms(optimizer)
+    return {
+        "lr": lr,
+        "lr_is_at_the_edge_of_the_trial": lr in (rates[0], rates[-1]),
+        "validation_loss": {"mean": comparison.mean_loss(optimizer), "min": min(losses), "max": max(losses)},
+        "median_ms_per_step": {"forward_and_backward": gradient, "optimizer": stepping},
+        "seconds_per_run": [record.seconds[-1] for record in comparison.finals_of(optimizer)],
+    }
+
+
+def is_better(comparison: Comparison) -> bool:
+    """Whether Muon's mean validation loss is below AdamW's; no for one that is not a number."""
+    return comparison.mean_loss("Muon") < comparison.mean_loss("AdamW")
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def table(results: dict[str, Any]) -> Table:
+    """Return the table that the demonstration ends with, of `summary(...)["results"]`."""
+    columns = Table("optimizer", title="Validation loss, nats per character")
+    for heading in ("learning rate", "mean", "range over seeds", "gradient, ms", "optimizer, ms"):
+        columns.add_column(heading, justify="right")
+    for name, of_name in results.items():
+        loss, ms = of_name["validation_loss"], of_name["median_ms_per_step"]
+        columns.add_row(
+            name,
+            f"{of_name['lr']:g}",
+            f"{loss['mean']:.3f}",
+            f"{loss['min']:.3f} to {loss['max']:.3f}",
+            f"{ms['forward_and_backward']:.1f}",
+            f"{ms['optimizer']:.2f}",
+        )
+    return columns
+
+
+def verdict(comparison: Comparison) -> str:
+    muon, adamw = comparison.mean_loss("Muon"), comparison.mean_loss("AdamW")
+    match = comparison.match()
+    if not is_better(comparison):
+        return f"Muon's validation loss, {muon:.3f}, is NOT below AdamW's, {adamw:.3f}."
+    at = f" It is there after {match[0]:.0f} of {comparison.plan.final_steps} steps." if match else ""
+    return f"Muon ends {adamw - muon:.3f} nats per character below AdamW.{at}"
+
+
+def write(comparison: Comparison, content: dict[str, Any], folder: Path) -> None:
+    """Write summary.json and routing.txt."""
+    (folder / "summary.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "routing.txt").write_text(f"{comparison.muon.explain()}\n")

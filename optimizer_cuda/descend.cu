@@ -1,0 +1,136 @@
+#include "../optimizer_common/descend.h"
+#include "tiles.cuh"
+
+namespace optimizer {
+namespace {
+
+struct DescendEntry : Entry<2> {
+  Place place;
+  double lr, weight_decay, multiplier;
+  int64_t seed;
+};
+
+struct DescendLaunch {
+  DescendEntry entries[kMatrices];
+  int count;
+  ScalarType dtypes[2];
+  int64_t decay_mode;
+  const float* row_scale;
+  bool rounds_stochastically;
+  Numbers device_lr, device_weight_decay, device_multiplier;  // each in place of the entry's, where given
+  Values<int64_t> device_seeds;
+  Gate device_gate;
+};
+static_assert(sizeof(DescendLaunch) <= kMostParameterBytes);
+
+// The step of one matrix.
+template <class T>
+struct Step {
+  Descent<T> by;
+  Place place;
+  const float* row_scale;
+  bool rounds_stochastically;
+  uint64_t key;
+  Grid<T> grid;
+
+  __device__ T operator()(T parameter, T update, int64_t row, int64_t col) const {
+    const T result = descend(parameter, update, by, row_scale ? T(row_scale[place.first_row + row]) : T(1));
+    if (!rounds_stochastically) {
+      return result;
+    }
+    const uint64_t index = place.origin + row * place.row_length + col;
+    return round_stochastically(result, random_bits(key, index), grid);
+  }
+};
+
+template <class T>
+__device__ Step<T> make_step(const DescendLaunch& call, const DescendEntry& entry) {
+  const int64_t i = entry.matrix.index;
+  const uint64_t seed = call.device_seeds.get(i, entry.seed);
+  return {make_descent<T>(call.device_lr.get(i, entry.lr), call.device_weight_decay.get(i, entry.weight_decay),
+                          call.device_multiplier.get(i, entry.multiplier), call.decay_mode),
+          entry.place,
+          call.row_scale,
+          call.rounds_stochastically,
+          mix(seed),
+          make_grid<T>(call.dtypes[kParameter])};
+}
+
+template <class T>
+__device__ void descend_chunks(const DescendLaunch& call, const Matrix<2>& m, const Box& box, const Step<T>& step) {
+  for_each_chunk(box, [&](int row, int col, int count) {
+    const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], box.row + row, box.col + col); };
+    T parameter[kChunk], update[kChunk];
+    load(parameter, call.dtypes[kParameter], at(kParameter), count);
+    load(update, call.dtypes[kUpdate], at(kUpdate), count);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      parameter[i] = step(parameter[i], update[i], box.row + row, box.col + col + i);
+    }
+    store(parameter, call.dtypes[kParameter], at(kParameter), count);
+  });
+}
+
+template <class T>
+__device__ void descend_elements(const DescendLaunch& call, const Matrix<2>& m, const Box& box, const Step<T>& step) {
+  __shared__ Exchange<T> updates;
+  const auto at = [&](int k, int row, int col) {
+    return address(m.views[k], call.dtypes[k], box.row + row, box.col + col);
+  };
+  for_each_element(box, m.views[kUpdate], [&](int row, int col) {
+    updates[row][col] = load_one<T>(call.dtypes[kUpdate], at(kUpdate, row, col));
+  });
+  __syncthreads();
+  for_each_element(box, m.views[kParameter], [&](int row, int col) {
+    char* place = at(kParameter, row, col);
+    const T parameter = load_one<T>(call.dtypes[kParameter], place);
+    store_one(step(parameter, updates[row][col], box.row + row, box.col + col), call.dtypes[kParameter], place);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) descend_kernel(const __grid_constant__ DescendLaunch call) {
+  const DescendEntry& entry = find_entry(call, blockIdx.x);
+  if (!entry.is_open || !call.device_gate.is_open(entry.matrix.index)) {
+    return;
+  }
+  const Box box = tile_box(entry.matrix, blockIdx.x);
+  const Step<T> step = make_step<T>(call, entry);
+  if (entry.by_chunks) {
+    descend_chunks(call, entry.matrix, box, step);
+  } else {
+    descend_elements(call, entry.matrix, box, step);
+  }
+}
+
+}  // namespace
+
+void descend_cuda(const Tensors& parameter, const Tensor& update, const Tensor& lr, const Tensor& weight_decay,
+                  const Tensor& multiplier, int64_t decay_mode, const MaybeInts& offsets, const MaybeTensor& row_scale,
+                  const MaybeTensor& seeds, const MaybeInts& origins, const MaybeTensor& active,
+                  const MaybeTensor& found_inf) {
+  const Descend call = check_descend(parameter, update, lr, weight_decay, multiplier, decay_mode, offsets, row_scale,
+                                     seeds, origins, active, found_inf);
+  const torch::stable::accelerator::DeviceGuard guard(update.get_device_index());
+  DescendLaunch parameters{};
+  std::copy_n(call.dtypes, 2, parameters.dtypes);
+  parameters.decay_mode = decay_mode;
+  parameters.row_scale = call.row_scale;
+  parameters.rounds_stochastically = call.seeds.data != nullptr;
+  parameters.device_lr = call.lr.where(kDevice);
+  parameters.device_weight_decay = call.weight_decay.where(kDevice);
+  parameters.device_multiplier = call.multiplier.where(kDevice);
+  parameters.device_seeds = call.seeds.where(kDevice);
+  parameters.device_gate = call.gate.where(kDevice);
+  launch_all(call, parameters, call.in_double ? descend_kernel<double> : descend_kernel<float>,
+             update.get_device_index(), [&](DescendEntry& entry) {
+               const int64_t i = entry.matrix.index;
+               entry.place = call.places[i];
+               entry.lr = call.lr.where(kHost).get(i, 0);
+               entry.weight_decay = call.weight_decay.where(kHost).get(i, 0);
+               entry.multiplier = call.multiplier.where(kHost).get(i, 0);
+               entry.seed = call.seeds.where(kHost).get(i, 0);
+             });
+}
+
+}  // namespace optimizer

@@ -1,0 +1,208 @@
+// Tiles on the GPU: one block each, all tiles of up to kMatrices matrices in one launch.
+#pragma once
+
+#include "../optimizer_common/arguments.h"
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/c/shim.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace optimizer {
+
+constexpr int kThreads = 256;
+
+// Elements that a thread moves at once: 16 bytes of half precision, the widest access there is.
+constexpr int kChunk = 8;
+
+// A launch carries its matrices by value: no copy to the device that a captured graph would have to
+// replay, no buffer to keep alive. Parameters may take 32764 bytes, which is about twice of what
+// this many take; longer lists take several launches.
+constexpr int kMatrices = 128;
+constexpr int kMostParameterBytes = 32764;
+
+// Runs are moved in chunks, which must be aligned; a row that is not the last part of one ends between them.
+template <int N>
+bool chunks_are_aligned(const Matrix<N>& m, const ScalarType* dtypes) {
+  constexpr int64_t kBytes = 16;
+  for (int k = 0; k < N; ++k) {
+    const View& v = m.views[k];
+    const bool rows_aligned = m.rows == 1 || v.row_stride * element_size(dtypes[k]) % kBytes == 0;
+    if (v.col_stride != 1 || !rows_aligned || reinterpret_cast<uintptr_t>(v.data) % kBytes != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A matrix in a launch.
+template <int N>
+struct Entry {
+  Matrix<N> matrix;
+  bool by_chunks;
+  bool is_open;  // as far as the host knows
+};
+
+// The entry that holds the block's tile: the last that starts at or before it, as empty ones start sooner.
+template <class Launch>
+__device__ const auto& find_entry(const Launch& call, int64_t tile) {
+  int low = 0, high = call.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (call.entries[middle].matrix.first_tile <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return call.entries[low];
+}
+
+template <class T, class Stored>
+__device__ void load_as(T (&to)[kChunk], const char* from, int count) {
+  if (count == kChunk) {
+    alignas(16) Stored chunk[kChunk];
+#pragma unroll
+    for (int i = 0; i < sizeof(chunk) / 16; ++i) {
+      reinterpret_cast<uint4*>(chunk)[i] = reinterpret_cast<const uint4*>(from)[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      to[i] = widen<T>(chunk[i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      to[i] = i < count ? widen<T>(reinterpret_cast<const Stored*>(from)[i]) : T(0);
+    }
+  }
+}
+
+template <class T, class Stored>
+__device__ void store_as(const T (&from)[kChunk], char* to, int count) {
+  if (count == kChunk) {
+    alignas(16) Stored chunk[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      chunk[i] = narrow<Stored>(from[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < sizeof(chunk) / 16; ++i) {
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(chunk)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      if (i < count) {
+        reinterpret_cast<Stored*>(to)[i] = narrow<Stored>(from[i]);
+      }
+    }
+  }
+}
+
+// Up to kChunk elements; a whole chunk is aligned.
+template <class T>
+__device__ void load(T (&to)[kChunk], ScalarType dtype, const char* from, int count) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return load_as<T, c10::BFloat16>(to, from, count);
+    case ScalarType::Half: return load_as<T, c10::Half>(to, from, count);
+    case ScalarType::Double: return load_as<T, double>(to, from, count);
+    default: return load_as<T, float>(to, from, count);
+  }
+}
+
+template <class T>
+__device__ void store(const T (&from)[kChunk], ScalarType dtype, char* to, int count) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return store_as<T, c10::BFloat16>(from, to, count);
+    case ScalarType::Half: return store_as<T, c10::Half>(from, to, count);
+    case ScalarType::Double: return store_as<T, double>(from, to, count);
+    default: return store_as<T, float>(from, to, count);
+  }
+}
+
+template <class T>
+__device__ T load_one(ScalarType dtype, const char* from) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return widen<T>(*reinterpret_cast<const c10::BFloat16*>(from));
+    case ScalarType::Half: return widen<T>(*reinterpret_cast<const c10::Half*>(from));
+    case ScalarType::Double: return widen<T>(*reinterpret_cast<const double*>(from));
+    default: return widen<T>(*reinterpret_cast<const float*>(from));
+  }
+}
+
+template <class T>
+__device__ void store_one(T from, ScalarType dtype, char* to) {
+  switch (dtype) {
+    case ScalarType::BFloat16: *reinterpret_cast<c10::BFloat16*>(to) = narrow<c10::BFloat16>(from); break;
+    case ScalarType::Half: *reinterpret_cast<c10::Half*>(to) = narrow<c10::Half>(from); break;
+    case ScalarType::Double: *reinterpret_cast<double*>(to) = narrow<double>(from); break;
+    default: *reinterpret_cast<float*>(to) = narrow<float>(from);
+  }
+}
+
+// Calls work(row, col, count) on the calling thread's chunks of a box, which follow one another through the block.
+template <class Work>
+__device__ void for_each_chunk(const Box& box, const Work& work) {
+  const int per_row = ceil_div(box.cols, kChunk);
+  for (int k = threadIdx.x; k < box.rows * per_row; k += kThreads) {
+    const int row = k / per_row, col = k % per_row * kChunk;
+    work(row, col, min(kChunk, static_cast<int>(box.cols) - col));
+  }
+}
+
+// Calls work(row, col) on the calling thread's elements of a box, neighbouring threads along the
+// dimension in which the tensor lies closer, so that their accesses combine.
+template <class Work>
+__device__ void for_each_element(const Box& box, const View& view, const Work& work) {
+  const bool along_rows = view.col_stride <= view.row_stride;
+  const int rows = box.rows, cols = box.cols;
+  for (int k = threadIdx.x; k < rows * cols; k += kThreads) {
+    work(along_rows ? k / cols : k % rows, along_rows ? k % cols : k / rows);
+  }
+}
+
+// A square tile on its way between tensors of different order; the odd pitch keeps columns off one bank.
+template <class T>
+using Exchange = T[kTileSide][kTileSide + 1];
+
+template <class Launch>
+void launch(void (*kernel)(Launch), const Launch& parameters, int64_t tiles, int32_t device) {
+  STD_TORCH_CHECK(tiles <= std::numeric_limits<int32_t>::max(), parameters.count, " matrices make ", tiles,
+                  " tiles, more than a launch can have");
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  kernel<<<static_cast<unsigned>(tiles), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(parameters);
+  const cudaError_t error = cudaGetLastError();
+  STD_TORCH_CHECK(error == cudaSuccess, "launch of ", tiles, " blocks failed: ", cudaGetErrorString(error));
+}
+
+// Launches the kernel over all matrices of a call; `fill` sets what is the op's own in an entry.
+template <class Call, class Launch, class Fill>
+void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), int32_t device, const Fill& fill) {
+  const Gate gate = call.gate.where(kHost);
+  const int64_t matrices = call.matrices.size();
+  for (int64_t first = 0; first < matrices; first += kMatrices) {
+    parameters.count = std::min<int64_t>(kMatrices, matrices - first);
+    int64_t tiles = 0;
+    for (int i = 0; i < parameters.count; ++i) {
+      auto& entry = parameters.entries[i];
+      entry.matrix = call.matrices[first + i];
+      entry.is_open = gate.is_open(first + i);
+      entry.by_chunks = chunks_are_aligned(entry.matrix, call.dtypes);
+      fill(entry);
+      cut(entry.matrix, entry.by_chunks);
+      entry.matrix.first_tile = tiles;
+      tiles += tile_count(entry.matrix);
+    }
+    if (tiles > 0) {
+      launch(kernel, parameters, tiles, device);
+    }
+  }
+}
+
+}  // namespace optimizer

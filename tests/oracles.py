@@ -1,0 +1,36 @@
+"""What the compiled operations should compute, written plainly in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def momentum_pack(momentum: Tensor, gradient: Tensor, beta: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+    """Return the new momentum and the packed update of matrices (m, n), in float64."""
+    momentum, gradient = momentum.double(), gradient.double()
+    momentum = beta * momentum + (1 - beta) * gradient
+    return momentum, beta * momentum + (1 - beta) * gradient if nesterov else momentum
+
+
+def descend(
+    parameter: Tensor, update: Tensor, lr: float, weight_decay: float, multiplier: float, decay_mode: int = 0
+) -> Tensor:
+    """Return the new parameter (m, n), in float64."""
+    parameter, update = parameter.double(), update.double()
+    decay = weight_decay if decay_mode == 1 else lr * weight_decay
+    kept = parameter * (1 - decay)
+    if decay_mode == 2:
+        kept = torch.where(parameter.sign() == update.sign(), kept, parameter)
+    return kept - lr * multiplier * update
+
+
+def rounding_error(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return half the spacing of `dtype` around `exact`: what rounding to nearest may change."""
+    limits = torch.finfo(dtype)
+    return limits.eps / 2 * exact.abs().clamp_min(limits.smallest_normal)
+
+
+def unit_roundoff(*dtypes: torch.dtype) -> float:
+    """Return the relative error of one operation where tensors of `dtypes` meet: in float64 if one is, else float32."""
+    return torch.finfo(torch.float64 if torch.float64 in dtypes else torch.float32).eps / 2

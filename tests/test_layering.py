@@ -1,0 +1,98 @@
+"""Imports point down the floors, none hides in a function, and the package needs torch and triton alone."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "torch-ext" / "optimizer"
+FLOORS = [
+    {"schedules", "learning_rate"},
+    {"kernels"},
+    {"polar", "rules", "routing"},
+    {"distributed", "param_groups"},
+    {"muon"},
+    {"__init__"},
+]
+# Inside a folder a file imports only from those before it; rules import none of each other.
+ORDERS = {
+    "kernels": [{"native"}, {"gemms"}],
+    "rules": [{"momentum", "descent", "adamw"}],
+    "distributed": [{"plan"}, {"pipeline"}],
+}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "_ops.py")
+
+
+def level(part, floors):
+    found = [i for i, names in enumerate(floors) if part in names]
+    assert found, f"{part} stands on no floor: give it one here and in docs/architecture.md"
+    return found[0]
+
+
+def parts(path):
+    return path.relative_to(PACKAGE).with_suffix("").parts
+
+
+def relative_imports(path):
+    """The modules of this package that `path` imports, as parts from its top."""
+    folder = parts(path)[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = folder[: len(folder) - node.level + 1]
+            names = [tuple(node.module.split("."))] if node.module else [(alias.name,) for alias in node.names]
+            yield from ((*base, *name) for name in names)
+
+
+def absolute_imports(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(parts(path)))
+def test_imports_point_down(path):
+    own = parts(path)
+    for other in relative_imports(path):
+        if other == ("_ops",):
+            assert own == ("kernels", "native"), "only kernels/native.py imports the compiled ops"
+        elif other[0] != own[0]:
+            assert level(other[0], FLOORS) < level(own[0], FLOORS), f"{own} imports {other} from its floor or above"
+        else:
+            order = ORDERS[own[0]]
+            assert level(other[1], order) < level(own[1], order), f"{own} imports {other} from beside or above it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(parts(path)))
+def test_imports_stand_at_the_top_and_need_only_torch(path):
+    tree = ast.parse(path.read_text(), feature_version=(3, 9))
+    for function in (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))):
+        assert not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(function))
+    roots = {name.split(".")[0] for name in absolute_imports(tree)}
+    assert roots - set(sys.stdlib_module_names) <= {"torch", "triton"}
+    floor = level(parts(path)[0], FLOORS)
+    for name in absolute_imports(tree):
+        assert floor >= 3 or not name.startswith("torch.distributed"), "floors 0 to 2 know no process group"
+        assert floor >= 4 or not name.startswith("torch.optim"), "floors 0 to 3 know no optimizer"
+
+
+def test_nothing_reads_the_environment_or_hides_behind_a_module_of_its_name():
+    for path in FILES:
+        assert "environ" not in path.read_text() and "getenv" not in path.read_text(), path
+    assert "optimizer" not in {part for path in FILES for part in parts(path)}
+
+
+def test_every_public_name_is_listed_once_in_one_literal():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+    )
+    imported = {alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert names == sorted(set(names)) and set(names) == imported
+    modules = {parts(path)[0] for path in FILES} - {"__init__"}
+    # A module `muon` beside the class `Muon` is fine; a module of a public name would hide it.
+    assert not modules & set(names)

@@ -1,0 +1,141 @@
+"""The compiled operations refuse what does not fit before they write, and are seen through by torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+COUNT, ROWS, COLS = 2, 3, 4
+
+
+def ones(*shape, **options) -> Tensor:
+    return torch.ones(*shape, **options)
+
+
+def matrices(*shapes, dtype=torch.float32) -> list[Tensor]:
+    return [ones(shape, dtype=dtype) for shape in shapes]
+
+
+def pack_arguments() -> dict:
+    same = [(ROWS, COLS)] * COUNT
+    buffer = ones(COUNT, ROWS, COLS)
+    return {"momentum": matrices(*same), "gradient": matrices(*same), "packed": buffer, "beta": 0.9, "nesterov": True}
+
+
+def descend_arguments() -> dict:
+    numbers = {"lr": ones(()), "weight_decay": ones(1), "multiplier": ones(COUNT)}
+    return {"parameter": matrices(*[(ROWS, COLS)] * COUNT), "update": ones(COUNT, ROWS, COLS), **numbers}
+
+
+def shared() -> dict:
+    """The same memory as momentum and gradient."""
+    same = matrices((3, 4), (3, 4))
+    return {"momentum": same, "gradient": [ones(3, 4), same[1]]}
+
+
+BAD_PACKS = {
+    "as many gradients": {"gradient": matrices((3, 4))},
+    "must be a matrix": {"momentum": matrices((3, 4), (3, 4, 1))},
+    "shape .3, 4. of its": {"gradient": matrices((3, 4), (4, 3))},
+    "have one dtype": {"gradient": [ones(3, 4), ones(3, 4, dtype=torch.float16)]},
+    "float32, float64": {"momentum": matrices((3, 4), (3, 4), dtype=torch.int32)},
+    "beta must be": {"beta": 1.5},
+    "its last two sizes": {"packed": ones(2, 4, 3)},
+    "must be .2, rows, cols.": {"packed": ones(3, 3, 4)},
+    "packed is written": {"packed": ones(1, 3, 4).expand(2, 3, 4)},
+    "momentum is written": {"momentum": [ones(3, 4), ones(3, 1).expand(3, 4)]},
+    "must not be its gradient": shared(),
+    "outside of packed": {"packed": ones(24), "offsets": [0, 13]},
+    "offsets.0. = -1": {"packed": ones(24), "offsets": [-1, 12]},
+    "overlap": {"packed": ones(24), "offsets": [11, 0]},
+    "one per matrix": {"packed": ones(24), "offsets": [0]},
+    "contiguous and 1-D": {"offsets": [0, 12]},
+    "active must be Bool": {"active": ones(2)},
+    "active must have 2": {"active": torch.tensor([True])},
+    "found_inf must be Float": {"found_inf": torch.tensor(True)},
+    "grad_scale must have 1": {"grad_scale": ones(2)},
+}
+BAD_DESCENTS = {
+    "must be a matrix": {"parameter": [ones(3, 4), ones(12)]},
+    "its last two sizes": {"update": ones(2, 4, 3)},
+    "must be .1, rows, cols.": {"parameter": matrices((3, 4))},
+    "have one dtype": {"parameter": [ones(3, 4), ones(3, 4, dtype=torch.float64)]},
+    "parameter is written": {"parameter": [ones(3, 4), ones(1, 4).expand(3, 4)]},
+    "outside of update": {"update": ones(24), "offsets": [0, 13]},
+    "lr must have 1 or 2": {"lr": ones(3)},
+    "multiplier must be Float": {"multiplier": ones(2, dtype=torch.float16)},
+    "weight_decay must be Float": {"weight_decay": torch.tensor(1)},
+    "decay_mode must be": {"decay_mode": 3},
+    "row_scale must have 6": {"row_scale": ones(5)},
+    "row_scale must be Float": {"row_scale": ones(6, dtype=torch.float64)},
+    "for float16 and bfloat16": {"seeds": torch.tensor([1, 2])},
+    "seeds must be Long": {"seeds": ones(2), "parameter": matrices((3, 4), (3, 4), dtype=torch.float16)},
+    "origins must be 3 per": {"origins": [0, 0, 4]},
+    "around its 3 x 4": {"origins": [0, 0, 4, 0, 1, 4]},
+    "active must have 2": {"active": torch.tensor([True])},
+    "found_inf must have 1": {"found_inf": ones(2)},
+}
+
+
+def snapshot(arguments: dict) -> list[Tensor]:
+    values = [v for value in arguments.values() for v in (value if isinstance(value, list) else [value])]
+    return [v.clone() for v in values if isinstance(v, Tensor)]
+
+
+def assert_refuses(op, arguments: dict, message: str) -> None:
+    before = snapshot(arguments)
+    with pytest.raises(RuntimeError, match=message):
+        op(**arguments)
+    assert all(torch.equal(a, b) for a, b in zip(snapshot(arguments), before))
+
+
+@pytest.fixture(scope="session")
+def native(kernel):
+    return kernel.kernels.native
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("message", BAD_PACKS)
+def test_bad_arguments_of_momentum_pack_raise_and_nothing_is_written(native, message):
+    assert_refuses(native.momentum_pack_, {**pack_arguments(), **BAD_PACKS[message]}, message)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("message", BAD_DESCENTS)
+def test_bad_arguments_of_descend_raise_and_nothing_is_written(native, message):
+    assert_refuses(native.descend_, {**descend_arguments(), **BAD_DESCENTS[message]}, message)
+
+
+OPTIONS = {
+    "batch": {},
+    "offsets": {"offsets": [12, 0], "active": torch.tensor([True, False]), "found_inf": torch.zeros(1)},
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_operations_keep_torchs_rules_for_operators(native, case):
+    """Schema, fake kernel and tracing under dynamic shapes; there is no gradient to register."""
+    flat = {"packed": ones(24), "update": ones(24)} if case == "offsets" else {}
+    for op, arguments in (native.momentum_pack_, pack_arguments()), (native.descend_, descend_arguments()):
+        arguments |= {name: value for name, value in flat.items() if name in arguments} | OPTIONS[case]
+        utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"
+        torch.library.opcheck(op.default, (), arguments, test_utils=utilities)
+
+
+@pytest.mark.kernels_ci
+def test_a_compiled_step_is_the_eager_one(native):
+    def step(momentum, gradient, parameter, lr):
+        packed = torch.empty(COUNT, COLS, ROWS, dtype=torch.bfloat16)
+        native.momentum_pack_(momentum, gradient, packed.mT, 0.9, True)
+        native.descend_(parameter, packed.mT, lr, ones(1), ones(COUNT))
+        return packed * 2
+
+    def inputs():
+        generator = torch.Generator().manual_seed(0)
+        return [list(torch.randn(COUNT, ROWS, COLS, generator=generator)) for _ in range(3)], torch.tensor(0.1)
+
+    (lists, lr), (twins, _) = inputs(), inputs()
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*lists, lr), step(*twins, lr))
+    assert all(torch.equal(a, b) for x, y in zip(lists, twins) for a, b in zip(x, y))

@@ -1,0 +1,120 @@
+"""Which parameter goes where, and why."""
+
+import json
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.kernels_ci
+
+
+@pytest.fixture(scope="module")
+def golden(repository):
+    return json.loads((repository / "tests/golden/routing.json").read_text())
+
+
+def parameter(*shape):
+    return torch.nn.Parameter(torch.zeros(shape))
+
+
+def branches(kernel, named_shapes):
+    rows = kernel.route([(name, parameter(*shape)) for name, shape in named_shapes]).rows
+    return {row.name: (row.branch, row.reason) for row in rows}
+
+
+def test_shapes_are_judged_as_timm_judges_them(kernel, golden):
+    for case in golden["timm"]:
+        limits = case.get("min_dim_size", 4), case.get("max_aspect_ratio", 128.0)
+        verdict = kernel.routing.shape_verdict(tuple(case["shape"]), *limits)
+        assert verdict == (case["suitable"], case["reason"]), case
+
+
+def test_names_keep_out_at_least_what_the_wrapper_keeps_out(kernel, golden):
+    """Stricter than the wrapper where its docstring is: embeddings and heads never go to Muon."""
+    cases = [case for case in golden["make_param_groups"] if case["requires_grad"]]
+    found = branches(kernel, [(case["name"], case["shape"]) for case in cases])
+    # A parameter of one particular model (modded-nanogpt) that the wrapper knows by name.
+    particular = {"layers.1.smear"}
+    for case in cases:
+        if case["group"] == "non_matrix" and case["name"] not in particular:
+            assert found[case["name"]][0] == "adamw", case["name"]
+    assert found["layers.0.mlp.up.weight"] == found["layers.0.moe.experts.0.w1.weight"] == ("muon", "matrix")
+    for name in ("wte.weight", "lm_head.weight", "tok_embeddings.weight", "layers.0.norm2d.weight"):
+        assert found[name][0] == "adamw", name
+
+
+@pytest.mark.parametrize(
+    "name, shape, reason",
+    [
+        ("model.embed_tokens.weight", (512, 64), "embedding:embed_tokens"),
+        ("_orig_mod.transformer.wpe.weight", (128, 64), "embedding:wpe"),
+        ("encoder.rel_pos_emb.weight", (32, 64), "embedding:rel_pos_emb"),
+        ("shared.weight", (512, 64), "embedding:shared"),
+        ("lm_head.weight", (512, 64), "output_head:lm_head"),
+        ("module.model.output.weight", (512, 64), "output_head:output"),
+        ("head.fc.weight", (10, 64), "output_head:fc"),
+        ("classifier.weight", (10, 64), "output_head:classifier"),
+        ("layers.3.block_sparse_moe.gate.weight", (8, 64), "router:gate"),
+        ("layers.3.moe.router.layer.weight", (8, 64), "router:layer"),
+        ("layers.0.q_norm.weight", (8, 64), "norm:q_norm"),
+        ("layers.0.attn.bias", (8, 64), "bias"),
+        ("layers.0.conv.weight", (8, 8, 3, 3), "not_two_dims:4"),
+        ("layers.0.lora_A.weight", (2, 64), "min_dim_too_small:2"),
+        ("layers.0.norm.weight", (64,), "insufficient_dims"),
+    ],
+)
+def test_what_is_no_map_between_hidden_spaces_is_adamws(kernel, name, shape, reason):
+    assert branches(kernel, [(name, shape)])[name] == ("adamw", reason)
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("bert.encoder.layer.0.attention.output.dense.weight", (64, 64)),
+        ("layers.0.mlp.gate_proj.weight", (256, 64)),
+        ("layers.0.mlp.gate.weight", (256, 64)),
+        ("layers.0.mlp.shared_expert.up_proj.weight", (256, 64)),
+        ("transformer.h.0.attn.c_attn.weight", (192, 64)),
+        ("blocks.0.attn.qkv.weight", (192, 64)),
+        ("0.weight", (16, 16)),
+    ],
+)
+def test_hidden_matrices_are_muons(kernel, name, shape):
+    assert branches(kernel, [(name, shape)])[name] == ("muon", "matrix")
+
+
+def test_a_tied_parameter_comes_once_and_any_of_its_names_can_keep_it_out(kernel):
+    tied = parameter(64, 32)
+    (row,) = kernel.route([("decoder.proj.weight", tied), ("lm_head.weight", tied)]).rows
+    assert (row.name, row.branch, row.reason) == ("decoder.proj.weight", "adamw", "output_head:lm_head")
+
+
+def test_the_users_word_overrides_routing_and_none_leaves_it(kernel):
+    params = [("wte.weight", parameter(64, 32)), ("up.weight", parameter(64, 32)), ("down.weight", parameter(32, 64))]
+    verdicts = {"wte.weight": True, "up.weight": False}
+    rows = kernel.route(params, is_muon=lambda name, p: verdicts.get(name)).rows
+    assert [(row.branch, row.reason) for row in rows] == [
+        ("muon", "is_muon"),
+        ("adamw", "is_muon"),
+        ("muon", "matrix"),
+    ]
+    with pytest.raises(ValueError, match=r"norm.weight, which is no matrix: its shape is \(32,\)"):
+        kernel.route([("norm.weight", parameter(32))], is_muon=lambda name, p: True)
+
+
+def test_rows_name_the_multiplier_and_print_as_a_table(kernel):
+    table = kernel.route([("up.weight", parameter(64, 36)), parameter(5)], adjust_lr_fn="original")
+    assert table.rows[0]._asdict() == dict(
+        name="up.weight", shape=(64, 36), branch="muon", reason="matrix", matrices=1, multiplier=(64 / 36) ** 0.5,
+        owner=None, kernel=None,
+    )  # fmt: skip
+    assert table.rows[1].name == "param_1"
+    lines = str(table).splitlines()
+    assert lines[0].split() == list(table.rows[0]._fields)
+    assert lines[2].split()[:4] == ["up.weight", "64x36", "muon", "matrix"]
+    assert lines[-1] == "1 parameters (2,304 elements) by Muon, 1 (5 elements) by AdamW"
+
+
+def test_what_is_no_parameter_is_refused(kernel):
+    with pytest.raises(TypeError, match="got str at position 1"):
+        kernel.route([parameter(4, 4), "weight"])

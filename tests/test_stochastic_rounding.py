@@ -1,0 +1,96 @@
+"""Stochastic rounding is unbiased, lands on neighbours, and follows from seed and place alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+HALVES = torch.bfloat16, torch.float16
+COUNT = 1 << 16
+
+
+@pytest.fixture(scope="session")
+def descend_(kernel):
+    return kernel.kernels.native.descend_
+
+
+def rounded(descend_, values: Tensor, dtype: torch.dtype, seed: int = 0, **options) -> Tensor:
+    """Values of a matrix rounded to `dtype`: a parameter of zeros from which their negative is taken."""
+    parameter, number = torch.zeros(values.shape, dtype=dtype), torch.ones(())
+    descend_([parameter], -values[None], number, 0 * number, number, seeds=torch.tensor([seed]), **options)
+    return parameter
+
+
+def below(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The number of `dtype` next to `values` towards zero."""
+    nearest = values.to(dtype)
+    return torch.where(nearest.double().abs() > values.double().abs(), nearest.nextafter(0 * nearest), nearest)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("work", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [1.0, 1.99, 3e-5, 2e-7, 60000.0], ids=str)
+@pytest.mark.parametrize("sign", [1, -1], ids=["+", "-"])
+def test_rounding_is_unbiased_and_lands_on_neighbours(descend_, dtype, work, size, sign):
+    """A mean of n draws from two values has variance p (1 - p) / n.
+
+    Below 6e-5 float16 is subnormal; there 13 random bits resolve probabilities to 2^-13 of the spacing.
+    """
+    lower = torch.tensor(size).to(dtype)
+    spacing = (lower.nextafter(torch.tensor(torch.inf, dtype=dtype)) - lower).double()
+    for share in 0.0, 1 / 3, 0.5, 0.9:
+        value = (sign * (lower.double() + share * spacing)).to(work)
+        result = rounded(descend_, value.expand(1, COUNT), dtype).double() * sign
+        ups = (result - lower.double()) / spacing
+        assert set(ups.unique().tolist()) <= {0.0, 1.0}
+        expected = (value.double() * sign - lower.double()) / spacing
+        assert abs(ups.mean() - expected) <= 5 * (expected * (1 - expected) / COUNT).sqrt() + 2.0**-13
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_numbers_of_the_dtype_stay_as_they_are(descend_, dtype):
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    values = bits.view(dtype)[None]
+    result = rounded(descend_, values.float(), dtype)
+    assert torch.equal(result.isnan(), values.isnan())
+    assert torch.equal(result.nan_to_num(0.0), values.nan_to_num(0.0))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_every_size_goes_to_one_of_its_two_neighbours(descend_, dtype):
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.rand(40, 1000, generator=generator) * 280 - 150
+    values = torch.randn(40, 1000, generator=generator).sign() * exponents.exp2().clamp_max(60000.0)
+    result, lower = rounded(descend_, values, dtype), below(values, dtype)
+    upper = lower.nextafter(values.sign().to(dtype) * torch.inf)
+    assert ((result == lower) | (result == upper)).all()
+
+
+@pytest.mark.kernels_ci
+def test_one_seed_gives_one_result_and_another_seed_another(descend_):
+    values = torch.rand(50, 70)
+    first, again, other = (rounded(descend_, values, torch.bfloat16, seed) for seed in (3, 3, 4))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_draws_are_independent_across_places_and_seeds(descend_):
+    """The correlation of n independent coin tosses is within 5/sqrt(n) of zero."""
+    half = torch.full((1, COUNT), 1 + 2.0**-8)
+    ups = torch.cat([rounded(descend_, half, torch.bfloat16, seed).double() for seed in range(8)])
+    tosses = (ups - ups.mean()) / ups.std()
+    between = torch.corrcoef(tosses) - torch.eye(8)
+    along = torch.stack([(tosses[:, step:] * tosses[:, :-step]).mean(1) for step in (1, 2, 8, 64, 768)])
+    assert torch.cat([between.flatten(), along.flatten()]).abs().max() <= 5 / COUNT**0.5
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_shard_rounds_as_the_whole_does(descend_, dtype):
+    whole = torch.rand(40, 60, generator=torch.Generator().manual_seed(0))
+    expected = rounded(descend_, whole, dtype, seed=9)
+    for row, col, rows, cols in (0, 0, 17, 60), (17, 0, 23, 60), (5, 7, 20, 33), (39, 59, 1, 1), (3, 60, 2, 0):
+        part = slice(row, row + rows), slice(col, col + cols)
+        result = rounded(descend_, whole[part], dtype, seed=9, origins=[row, col, 60])
+        assert torch.equal(result, expected[part])

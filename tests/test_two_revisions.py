@@ -1,0 +1,87 @@
+"""The whole way of a kernel, twice: build, publish, load; and both revisions in one process."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hub_clients import environment, run_client, run_tool
+from toy_kernel import commit, git
+
+pytest.importorskip("hub", reason="tools/ is not here")
+from hub import Hub
+
+TWO_REVISIONS = """
+import json, sys
+from pathlib import Path
+import kernels, torch
+from kernels._rust import KernelDependency, KernelLock, KernelLocks, KernelVersion
+
+lock_file, first, second, *lines = sys.argv[1:]
+dependency = KernelDependency(repo_id="org/optimizer", version=KernelVersion.Version(1))
+Path(lock_file).write_text(KernelLocks(locks={dependency: KernelLock(commit=first)}).to_json())
+
+
+def stepped(kernel):
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(8, 16))
+    parameter.grad = torch.randn(8, 16)
+    kernel.Muon([parameter]).step()
+    return parameter.tolist()
+
+
+old, new = (kernels.get_kernel("org/optimizer", revision=revision) for revision in (first, second))
+print(json.dumps({
+    "modules": [old.__name__, new.__name__],
+    "ops": [sys.modules[f"{kernel.__name__}._ops"].ops.name for kernel in (old, new)],
+    "steps": [stepped(old), stepped(new)],
+    "new": [kernels.get_kernel("org/optimizer", version=1) is new, eval(lines[0]) is new, eval(lines[1]) is new],
+    "old": [
+        kernels.get_kernel("org/optimizer", revision="1.0") is old,
+        kernels.get_locked_kernel("org/optimizer", lockfile=lock_file) is old,
+    ],
+    "marks": [hasattr(old, "SECOND_REVISION"), hasattr(new, "SECOND_REVISION")],
+}))
+"""
+
+
+def next_revision(repository: Path, root: Path) -> Path:
+    """Copy the repository as it is on disk, and commit it with one more line in the package."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, names.stdout.split("\0")):
+        if (repository / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(repository / name, root / name)
+    with (root / "torch-ext/optimizer/__init__.py").open("a") as file:
+        file.write("SECOND_REVISION = True\n")
+    git(root, "init", "--quiet")
+    commit(root)
+    return root
+
+
+@pytest.mark.slow
+def test_two_revisions_of_the_kernel_load_in_one_process(tmp_path, repository, variant):
+    """By version, commit, tag and lock file; each revision with ops of its own."""
+    tree = next_revision(repository, tmp_path / "tree")
+    with Hub(tmp_path / "hub", trusted=["org"]) as hub:
+        variables = environment(hub.endpoint, tmp_path / "home")
+        options = ["--build", variant.parent, "--allow-dirty", "--tag", "1.0"]
+        built = run_tool(tree, "build.py", "--backend", "cpu", variables=variables)
+        first = run_tool(repository, "publish.py", *options, variables=variables)
+        second = run_tool(tree, "publish.py", "--tag", "1.1", variables=variables)
+        assert not (built.returncode or first.returncode or second.returncode), (built, first, second)
+        commits = [done.stdout.splitlines()[1].removeprefix("commit ") for done in (first, second)]
+        lines = second.stdout.splitlines()[-2:]
+        seen = run_client(TWO_REVISIONS, [tmp_path / "kernels.lock", *commits, *map(str.strip, lines)], variables)
+    assert seen["ops"] == seen["modules"] and len(set(seen["ops"])) == 2
+    assert seen["steps"][0] == seen["steps"][1]
+    assert seen["marks"] == [False, True]
+    assert all(seen["new"]) and all(seen["old"])
