@@ -1,6 +1,6 @@
 """Time the passes before and after the orthogonalization against the `torch._foreach_*` sequences that do the same.
 
-    python benchmarks/sweep_bookkeeping.py [--tiny] [--json FILE]
+    python benchmarks/sweep_bookkeeping.py [--tiny] [--threads N] [--json FILE]
 
 Bytes that must move, for n elements: `momentum_pack_` reads momentum and gradient, writes momentum and packed,
 n (2 momentum + gradient + packed); `descend_` reads and writes parameters and reads updates, n (2 parameter + update);
@@ -199,8 +199,10 @@ def where(device: torch.device) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time momentum_pack_ and descend_ against foreach.")
     parser.add_argument("--tiny", action="store_true", help="small matrices and few rounds, to see that it runs")
+    parser.add_argument("--threads", type=int, help="of the CPU; use 1 where other work keeps a core busy")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results with versions and device")
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads or torch.get_num_threads())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     native = kernels.get_local_kernel(ROOT).kernels.native
     cases, rounds = (TINY_CASES, 3) if arguments.tiny else (CASES, 15)

@@ -167,7 +167,9 @@ struct Numbers {
   Values<float> single;
   Values<double> wide;
 
-  OPTIMIZER_INLINE double get(int64_t i, double otherwise) const { return wide.data ? wide[i] : single.get(i, otherwise); }
+  OPTIMIZER_INLINE double get(int64_t i, double otherwise) const {
+    return single.data ? static_cast<double>(single[i]) : wide.get(i, otherwise);
+  }
   OPTIMIZER_INLINE double operator[](int64_t i) const { return get(i, 0); }
   Numbers where(bool host) const { return {single.where(host), wide.where(host)}; }
 };

@@ -1,4 +1,4 @@
-"""What tests share: the repository, its variant for CPUs, built once a run and loaded as users load it, and a toy kernel."""
+"""What tests share: the repository, its variant for CPUs, built once and loaded as users load it, and a toy kernel."""
 
 from __future__ import annotations
 

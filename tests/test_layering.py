@@ -91,7 +91,8 @@ def test_every_public_name_is_listed_once_in_one_literal():
         for node in tree.body
         if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
     )
-    imported = {alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
     assert names == sorted(set(names)) and set(names) == imported
     modules = {parts(path)[0] for path in FILES} - {"__init__"}
     # A module `muon` beside the class `Muon` is fine; a module of a public name would hide it.

@@ -23,12 +23,17 @@ LAYOUTS = {
 }
 
 
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
 def names(dtypes) -> str:
     return "-".join(str(dtype).split(".")[1] for dtype in dtypes)
 
 
 def random(shape, dtype, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    return values.to(torch.get_default_device(), dtype)
 
 
 def randoms(shapes, dtype, seed: int) -> list[Tensor]:
@@ -41,6 +46,13 @@ def scalar(value: float) -> Tensor:
 
 def descend(op, parameter, update, **options) -> None:
     op(parameter, update, scalar(0.02), scalar(0.1), scalar(1.5), **options)
+
+
+@pytest.fixture(autouse=True, params=DEVICES)
+def device(request):
+    torch.set_default_device(request.param)
+    yield request.param
+    torch.set_default_device(None)
 
 
 @pytest.fixture(scope="session")
@@ -180,9 +192,11 @@ def test_nothing_moves_after_an_infinite_gradient(pack_, descend_):
         assert torch.equal(momentum, before) != moves
 
 
-def test_a_tensor_of_numbers_has_one_for_all_or_one_per_matrix(descend_):
+@pytest.mark.parametrize("place", ["cpu", "device"])
+def test_a_tensor_of_numbers_has_one_for_all_or_one_per_matrix(descend_, device, place):
     values, update = randoms([SHAPE] * 2, torch.float32, 0), random((2, *SHAPE), torch.float32, 5)
-    numbers = torch.tensor([0.5, 0.25]), torch.tensor([0.125]), torch.tensor([2.0, 3.0], dtype=torch.float64)
+    wide = torch.tensor([0.7, 0.3], dtype=torch.float64)
+    numbers = [n.to("cpu" if place == "cpu" else device) for n in (wide, torch.tensor([0.1]), torch.tensor([2.0, 3.0]))]
     together, alone = [v.clone() for v in values], [v.clone() for v in values]
     descend_(together, update, *numbers)
     for i in range(2):

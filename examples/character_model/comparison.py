@@ -7,7 +7,6 @@ from statistics import fmean, median
 from types import ModuleType
 
 import numpy as np
-import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 

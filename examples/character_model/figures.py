@@ -1,15 +1,18 @@
 """The figures of the comparison, each as PNG and as SVG; widths are those of a printed page's text, in inches."""
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import matplotlib
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from .comparison import Comparison
 
@@ -118,23 +121,48 @@ def plain_ticks(axes: Axes, ticks: list[float]) -> None:
 def singular_values_figure(G: torch.Tensor, kernel: ModuleType) -> Figure:
     """What orthogonalization does to the momentum G (m, n), float64, of one matrix."""
     preset = kernel.schedules.PRESETS["polar_express"]
-    O = kernel.orthogonalize(G.float()).double()
-    U, sigma, Vh = torch.linalg.svd(G / torch.linalg.matrix_norm(G), full_matrices=False)
+    # In the work dtype of a step, whose rounding belongs to what is shown; measured in float64.
+    orthogonalized = kernel.orthogonalize(G.float()).double()
+    U, before, Vh = torch.linalg.svd(G / torch.linalg.matrix_norm(G), full_matrices=False)
+    after = torch.linalg.svdvals(orthogonalized)
+    moved = torch.einsum("ik,ij,kj->k", U, orthogonalized, Vh)
     figure = Figure(figsize=(7.0, 2.9))
-    spectrum, mapping = figure.subplots(1, 2, sharey=True)
-    index = np.arange(1, len(sigma) + 1)
-    spectrum.plot(index, sigma, color=GREY)
-    spectrum.plot(index, torch.linalg.svdvals(O), color=COLORS["Muon"])
-    mapping.plot(x := np.geomspace(sigma.min(), 1, 500), compose(x, preset.coefficients[:5]), color=COLORS["Muon"])
-    mapping.plot(x, x, color=GREY, linewidth=0.8, linestyle=(0, (4, 2)))
-    moved = torch.einsum("im,ij,mj->m", U, O, Vh)
-    mapping.plot(sigma, moved, "o", color="black", markersize=2.5, alpha=0.6, markeredgewidth=0)
+    spectrum, mapping = figure.subplots(1, 2)
+    index = np.arange(1, len(before) + 1)
+    for values, color, text in ((before, GREY, "momentum G / |G|"), (after, COLORS["Muon"], "orthogonalized")):
+        spectrum.plot(index, values, color=color)
+        middle = index[len(index) // 2], values[len(index) // 2]
+        spectrum.annotate(text, middle, (0, 8), "data", "offset points", color=color, ha="center")
+    spectrum.set(yscale="log", title="a", xlabel="index", ylabel="singular value")
+    spectrum.set_ylim(top=3)
+    x = np.geomspace(before.min() / 2, 1, 500)
+    mapping.plot(x, compose(x, preset.coefficients[:5]), color=COLORS["Muon"])
+    mapping.plot(before, moved, "o", color="black", markersize=2.5, markeredgewidth=0)
+    mapping.set(xscale="log", title="b", xlabel="singular value of G / |G|", ylabel="of the orthogonalized matrix")
+    mapping.set_ylim(0)
     for axes in (spectrum, mapping):
         axes.axhspan(*preset.band, color=COLORS["Muon"], alpha=0.15, linewidth=0)
     return figure
 
 
-def compose(x: np.ndarray, schedule) -> np.ndarray:
+def compose(x: np.ndarray, schedule: Sequence[tuple[float, float, float]]) -> np.ndarray:
     for a, b, c in schedule:
         x = a * x + b * x**3 + c * x**5
     return x
+
+
+def routing_figure(rows: Sequence[Any]) -> Figure:
+    """The routing table of `explain()` as a picture: which parameter is whose, how large, and why."""
+    figure = Figure(figsize=(7.0, 0.19 * len(rows) + 0.6))
+    axes = figure.subplots()
+    sizes = [math.prod(row.shape) for row in rows]
+    axes.barh(range(len(rows)), sizes, 0.7, color=[BRANCH_COLORS[row.branch] for row in rows])
+    for position, (row, size) in enumerate(zip(rows, sizes)):
+        shape = " × ".join(map(str, row.shape))
+        scale = f", lr × {row.multiplier:.2f}" if row.multiplier else ""
+        axes.annotate(f"{shape}   {row.reason}{scale}", (size, position), (4, 0), "data", "offset points", va="center")
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="elements")
+    axes.margins(y=0.01)
+    return figure

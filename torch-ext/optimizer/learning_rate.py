@@ -18,7 +18,7 @@ MULTIPLIERS = {
 
 
 def check_adjustment(adjust_lr_fn: str | None) -> str:
-    """Return the name of the adjustment, `original` for None as in `torch.optim.Muon`; ValueError for an unknown one."""
+    """Return the adjustment's name, `original` for None as in `torch.optim.Muon`; ValueError for an unknown one."""
     name = "original" if adjust_lr_fn is None else adjust_lr_fn
     if name not in MULTIPLIERS:
         raise ValueError(f"adjust_lr_fn {adjust_lr_fn!r} is none of {', '.join(MULTIPLIERS)}")

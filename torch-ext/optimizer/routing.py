@@ -26,7 +26,7 @@ IsMuon = Callable[[str, Tensor], Optional[bool]]
 
 
 class Route(NamedTuple):
-    """One parameter's way: `branch` is `muon` or `adamw`; multiplier, owner and kernel are None where they do not apply."""
+    """One parameter's way; `branch` is `muon` or `adamw`, and what does not apply is None."""
 
     name: str
     shape: tuple[int, ...]
@@ -91,7 +91,8 @@ def unique_parameters(params: Iterable[Union[Tensor, tuple[str, Tensor]]]) -> li
         named = isinstance(entry, (tuple, list)) and len(entry) == 2
         name, p = entry if named else (f"param_{i}", entry)
         if not isinstance(name, str) or not isinstance(p, Tensor):
-            raise TypeError(f"params must be tensors or (name, tensor) pairs, got {type(entry).__name__} at position {i}")
+            given = type(entry).__name__
+            raise TypeError(f"params must be tensors or (name, tensor) pairs, got {given} at position {i}")
         names_of.setdefault(p, []).append(name)
     return [(names, p) for p, names in names_of.items()]
 
@@ -121,13 +122,12 @@ def check_matrix(name: str, p: Tensor) -> None:
         raise ValueError(f"Muon was asked for {name}, which is no matrix: its shape is {tuple(p.shape)}")
 
 
-def shape_verdict(
-    shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT
-) -> tuple[bool, str]:
+def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT) -> tuple[bool, str]:
     """Return whether a parameter of this shape is worth orthogonalizing, and the rule that says so.
 
-    Its shorter side must be at least `min_side`, the longer at most `max_aspect` times that. Shapes of more than two dimensions count as (out, product of the rest). The rules and their names are those of
-    timm, https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py.
+    Its shorter side must be at least `min_side`, the longer at most `max_aspect` times that. Shapes of more than two
+    dimensions count as (out, product of the rest). The rules and their names are those of timm,
+    https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py.
     """
     if len(shape) < 2 or sum(size > 1 for size in shape) < 2:
         return False, "insufficient_dims"

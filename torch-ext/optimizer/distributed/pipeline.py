@@ -27,9 +27,7 @@ def update_batch_(
 ) -> None:
     """Update the matrices of one batch and their momentum buffers in place, from the gradients in `.grad`."""
     shape = (batch.cols, batch.rows) if batch.turned else (batch.rows, batch.cols)
-    packed = torch.empty(
-        len(parameters), *shape, dtype=batch.packed_dtype, device=parameters[0].device
-    )
+    packed = torch.empty(len(parameters), *shape, dtype=batch.packed_dtype, device=parameters[0].device)
     pack_momentum_(buffers, [p.grad for p in parameters], packed.mT if batch.turned else packed, recipe.momentum)
     factors = orthogonalize(packed, recipe.schedule, len(recipe.schedule), dtype=batch.work_dtype, eps=recipe.eps)
     descend_packed_(parameters, factors.mT if batch.turned else factors, descent)
