@@ -6,21 +6,22 @@
 
 #include <torch/headeronly/util/Exception.h>
 
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace optimizer {
 
-inline std::string shape(const Tensor& t) {
-  std::ostringstream text;
-  text << "(";
-  for (int64_t d = 0; d < t.dim(); ++d) {
-    text << (d ? ", " : "") << t.size(d);
+inline std::string tuple(torch::headeronly::IntHeaderOnlyArrayRef numbers) {
+  std::string text;
+  for (const int64_t number : numbers) {
+    text += (text.empty() ? "" : ", ") + std::to_string(number);
   }
-  text << ")";
-  return text.str();
+  return "(" + text + ")";
+}
+
+inline std::string shape(const Tensor& t) {
+  return tuple(t.sizes());
 }
 
 inline std::string place(const Tensor& t) {
@@ -64,7 +65,7 @@ inline bool has_no_overlap(const Tensor& t) {
 
 inline void check_written(const char* name, const Tensor& t) {
   STD_TORCH_CHECK(has_no_overlap(t), name, " is written, so its elements must not overlap; got shape ", shape(t),
-                  " with strides ", t.dim() ? t.stride(0) : 0, ", ... (was it expanded?)");
+                  " with strides ", tuple(t.strides()));
 }
 
 inline void check_like(const char* name, const Tensor& t, const Tensor& like) {

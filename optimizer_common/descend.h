@@ -18,12 +18,12 @@ struct Descend {
   std::vector<Matrix<2>> matrices;
   std::vector<Place> places;
   ScalarType dtypes[2];
-  bool in_double;
   Numbers lr, weight_decay, multiplier;
   int64_t decay_mode;
   const float* row_scale;  // null where not given
   Values<int64_t> seeds;
   Gate gate;
+  bool in_double;
 };
 
 inline Place check_place(const MaybeInts& origins, const Tensor& parameter, int64_t i, int64_t first_row) {
@@ -48,52 +48,68 @@ inline const float* check_row_scale(const MaybeTensor& row_scale, int64_t rows, 
   return scale.data;
 }
 
+inline std::vector<Place> check_places(const Tensors& parameter, const MaybeInts& origins) {
+  const size_t needed = 3 * parameter.size();
+  STD_TORCH_CHECK(!origins || origins->size() == needed, "origins must be 3 per matrix, ", needed, ", got ",
+                  origins ? origins->size() : 0);
+  std::vector<Place> places;
+  int64_t rows = 0;
+  for (size_t i = 0; i < parameter.size(); ++i) {
+    places.push_back(check_place(origins, parameter[i], i, rows));
+    rows += parameter[i].size(0);
+  }
+  return places;
+}
+
+inline std::vector<Matrix<2>> descend_matrices(const Tensors& parameter, const Tensor& update,
+                                               const MaybeInts& offsets, const std::vector<Place>& places,
+                                               bool has_row_scale, bool has_seeds) {
+  std::vector<Matrix<2>> matrices;
+  for (int64_t i = 0; i < static_cast<int64_t>(parameter.size()); ++i) {
+    const Tensor& p = parameter[i];
+    const View views[] = {view_of(p, true), part_of(update, false, offsets, p, i)};
+    Matrix<2> matrix{p.size(0), p.size(1), {views[0], views[1]}, i};
+    if (!has_row_scale && !has_seeds) {
+      simplify(matrix);
+    } else if (!has_row_scale && is_one_run(matrix) && places[i].row_length == matrix.cols) {
+      collapse(matrix);  // the places of its elements are one running index
+    }
+    matrices.push_back(matrix);
+  }
+  return matrices;
+}
+
 // As many arguments as the op has.
 inline Descend check_descend(const Tensors& parameter, const Tensor& update, const Tensor& lr,
                              const Tensor& weight_decay, const Tensor& multiplier, int64_t decay_mode,
                              const MaybeInts& offsets, const MaybeTensor& row_scale, const MaybeTensor& seeds,
                              const MaybeInts& origins, const MaybeTensor& active, const MaybeTensor& found_inf) {
   const int64_t count = parameter.size();
+  const ScalarType dtype = dtype_of(parameter);
   check_matrices("parameter", parameter, update);
   check_buffer("update", update, parameter, offsets);
   STD_TORCH_CHECK(decay_mode >= kDecoupled && decay_mode <= kCautious,
                   "decay_mode must be 0 (decoupled), 1 (independent) or 2 (cautious), got ", decay_mode);
-  STD_TORCH_CHECK(!seeds || is_half(dtype_of(parameter)) || count == 0,
-                  "seeds ask for stochastic rounding, which is for float16 and bfloat16 parameters, got ",
-                  dtype_of(parameter));
-  STD_TORCH_CHECK(!origins || static_cast<int64_t>(origins->size()) == 3 * count, "origins must be 3 per matrix, ",
-                  3 * count, ", got ", origins ? origins->size() : 0);
-  std::vector<Place> places;
+  STD_TORCH_CHECK(!seeds || is_half(dtype) || count == 0,
+                  "seeds ask for stochastic rounding, which is for float16 and bfloat16 parameters, got ", dtype);
   int64_t rows = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const Tensor& p = parameter[i];
+  for (const Tensor& p : parameter) {
     check_written("parameter", p);
-    STD_TORCH_CHECK(p.numel() == 0 || p.const_data_ptr() != update.const_data_ptr(), "parameter[", i,
-                    "] must not be the update");
-    places.push_back(check_place(origins, p, i, rows));
+    STD_TORCH_CHECK(p.numel() == 0 || p.const_data_ptr() != update.const_data_ptr(),
+                    "a parameter must not be the update, which is left untouched");
     rows += p.size(0);
   }
-  Descend call{{},
-               std::move(places),
-               {dtype_of(parameter), update.scalar_type()},
-               dtype_of(parameter) == ScalarType::Double || update.scalar_type() == ScalarType::Double,
-               numbers("lr", lr, count, update),
-               numbers("weight_decay", weight_decay, count, update),
-               numbers("multiplier", multiplier, count, update),
-               decay_mode,
-               check_row_scale(row_scale, rows, update),
-               values<int64_t>("seeds", seeds, ScalarType::Long, count, update),
-               gate(active, found_inf, count, update)};
-  for (int64_t i = 0; i < count; ++i) {
-    const View views[] = {view_of(parameter[i], true), part_of(update, false, offsets, parameter[i], i)};
-    Matrix<2> matrix{parameter[i].size(0), parameter[i].size(1), {views[0], views[1]}, i};
-    // A single row has one scale, and its elements one running index in the whole matrix.
-    if (is_one_run(matrix) && !call.row_scale && call.places[i].row_length == matrix.cols) {
-      collapse(matrix);
-    }
-    call.matrices.push_back(matrix);
-  }
-  return call;
+  const std::vector<Place> places = check_places(parameter, origins);
+  const Numbers rates[] = {numbers("lr", lr, count, update), numbers("weight_decay", weight_decay, count, update),
+                           numbers("multiplier", multiplier, count, update)};
+  const float* scale = check_row_scale(row_scale, rows, update);
+  const Values<int64_t> keys = values<int64_t>("seeds", seeds, ScalarType::Long, count, update);
+  const Gate open = gate(active, found_inf, count, update);
+  return {descend_matrices(parameter, update, offsets, places, scale != nullptr, seeds.has_value()),
+          places,
+          {dtype, update.scalar_type()},
+          rates[0], rates[1], rates[2], decay_mode, scale, keys, open,
+          dtype == ScalarType::Double || update.scalar_type() == ScalarType::Double};
 }
 
 }  // namespace optimizer

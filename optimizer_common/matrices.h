@@ -4,6 +4,7 @@
 #include "element.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace optimizer {
@@ -81,6 +82,21 @@ template <int N>
 void collapse(Matrix<N>& m) {
   m.cols *= m.rows;
   m.rows = 1;
+}
+
+// Where elements do not depend on their place: walked along the first tensor, which is read and written, so that
+// at most the others are transposed on the way, and as one run if they agree.
+template <int N>
+void simplify(Matrix<N>& m) {
+  if (m.views[0].row_stride == 1 && m.views[0].col_stride != 1) {
+    std::swap(m.rows, m.cols);
+    for (View& v : m.views) {
+      std::swap(v.row_stride, v.col_stride);
+    }
+  }
+  if (is_one_run(m)) {
+    collapse(m);
+  }
 }
 
 // Tiles of whole rows or long parts of one where all rows are runs of memory, else square ones.

@@ -10,17 +10,38 @@ enum MomentumPackView { kMomentum, kGradient, kPacked };
 struct MomentumPack {
   std::vector<Matrix<3>> matrices;
   ScalarType dtypes[3];
-  bool in_double;
   double weight;  // of the gradient in the average
   bool nesterov, maximize;
   Numbers grad_scale;
   Gate gate;
+  bool in_double;
 };
 
 // The divisor of the gradients.
 template <class T>
 OPTIMIZER_INLINE T gradient_divisor(double grad_scale, bool maximize) {
   return static_cast<T>(maximize ? -grad_scale : grad_scale);
+}
+
+inline void check_pair(const Tensor& momentum, const Tensor& gradient, int64_t i) {
+  STD_TORCH_CHECK(gradient.size(0) == momentum.size(0) && gradient.size(1) == momentum.size(1), "gradient[", i,
+                  "] must have the shape ", shape(momentum), " of its momentum, got ", shape(gradient));
+  check_written("momentum", momentum);
+  STD_TORCH_CHECK(momentum.numel() == 0 || momentum.const_data_ptr() != gradient.const_data_ptr(), "momentum[", i,
+                  "] must not be its gradient: gradients are left untouched");
+}
+
+inline std::vector<Matrix<3>> pack_matrices(const Tensors& momentum, const Tensors& gradient, const Tensor& packed,
+                                            const MaybeInts& offsets) {
+  std::vector<Matrix<3>> matrices;
+  for (int64_t i = 0; i < static_cast<int64_t>(momentum.size()); ++i) {
+    const Tensor& m = momentum[i];
+    const View views[] = {view_of(m, true), view_of(gradient[i], false), part_of(packed, true, offsets, m, i)};
+    Matrix<3> matrix{m.size(0), m.size(1), {views[0], views[1], views[2]}, i};
+    simplify(matrix);
+    matrices.push_back(matrix);
+  }
+  return matrices;
 }
 
 // As many arguments as the op has.
@@ -36,31 +57,15 @@ inline MomentumPack check_momentum_pack(const Tensors& momentum, const Tensors& 
   check_matrices("gradient", gradient, packed);
   check_buffer("packed", packed, momentum, offsets);
   check_written("packed", packed);
-  MomentumPack call{{},
+  for (int64_t i = 0; i < count; ++i) {
+    check_pair(momentum[i], gradient[i], i);
+  }
+  const Numbers scale = grad_scale ? numbers("grad_scale", *grad_scale, 1, packed) : Numbers{};
+  const Gate open = gate(active, found_inf, count, packed);
+  MomentumPack call{pack_matrices(momentum, gradient, packed, offsets),
                     {dtype_of(momentum), dtype_of(gradient), packed.scalar_type()},
-                    false,
-                    1 - beta,
-                    nesterov,
-                    maximize,
-                    grad_scale ? numbers("grad_scale", *grad_scale, 1, packed) : Numbers{},
-                    gate(active, found_inf, count, packed)};
+                    1 - beta, nesterov, maximize, scale, open};
   call.in_double = std::count(call.dtypes, call.dtypes + 3, ScalarType::Double) > 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const Tensor &m = momentum[i], &g = gradient[i];
-    STD_TORCH_CHECK(g.size(0) == m.size(0) && g.size(1) == m.size(1), "gradient[", i, "] must have the shape ",
-                    shape(m), " of its momentum, got ", shape(g));
-    check_written("momentum", m);
-    STD_TORCH_CHECK(m.numel() == 0 || m.const_data_ptr() != g.const_data_ptr(), "momentum[", i,
-                    "] must not be its gradient: gradients are left untouched");
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    const View views[] = {view_of(momentum[i], true), view_of(gradient[i], false),
-                          part_of(packed, true, offsets, momentum[i], i)};
-    call.matrices.push_back({momentum[i].size(0), momentum[i].size(1), {views[0], views[1], views[2]}, i});
-    if (is_one_run(call.matrices.back())) {
-      collapse(call.matrices.back());
-    }
-  }
   return call;
 }
 

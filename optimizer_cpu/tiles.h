@@ -17,13 +17,18 @@
 
 namespace optimizer {
 
-// Tiles per thread under which another thread is not worth waking.
-constexpr int64_t kGrainTiles = 8;
+// 32768 elements, under which torch does not wake another thread for its own operations.
+constexpr int64_t kGrainTiles = 32768 / kTileArea;
+
+template <class Stored>
+OPTIMIZER_INLINE Stored* start_of(const View& view, const Box& box) {
+  return reinterpret_cast<Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
+}
 
 // Runs of memory have a loop of their own, which is what compilers vectorise.
 template <class T, class Stored>
 OPTIMIZER_INLINE void load_rows(T* to, const View& view, const Box& box) {
-  const Stored* from = reinterpret_cast<const Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
+  const Stored* from = start_of<Stored>(view, box);
   for (int64_t r = 0; r < box.rows; ++r, from += view.row_stride, to += box.cols) {
     if (view.col_stride == 1) {
       for (int64_t c = 0; c < box.cols; ++c) {
@@ -39,7 +44,7 @@ OPTIMIZER_INLINE void load_rows(T* to, const View& view, const Box& box) {
 
 template <class T, class Stored>
 OPTIMIZER_INLINE void store_rows(const T* from, const View& view, const Box& box) {
-  Stored* to = reinterpret_cast<Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
+  Stored* to = start_of<Stored>(view, box);
   for (int64_t r = 0; r < box.rows; ++r, from += box.cols, to += view.row_stride) {
     if (view.col_stride == 1) {
       for (int64_t c = 0; c < box.cols; ++c) {
@@ -104,7 +109,7 @@ OPTIMIZER_INLINE void store(const T* from, ScalarType dtype, const View& view, c
   store_rows(columns, dtype, {view.data, view.col_stride, 1}, {box.col, box.row, box.cols, box.rows});
 }
 
-// Calls work(matrix, box) for each tile of the list, in any order.
+// Calls work(matrix, box) for each tile of the list, which it cuts, in any order.
 template <int N, class Work>
 void for_each_tile(std::vector<Matrix<N>>& list, const Work& work) {
   int64_t tiles = 0;

@@ -20,12 +20,12 @@ constexpr int kThreads = 256;
 constexpr int kChunk = 8;
 
 // A launch carries its matrices by value: no copy to the device that a captured graph would have to
-// replay, no buffer to keep alive. Parameters may take 32764 bytes, which is about twice of what
-// this many take; longer lists take several launches.
+// replay, no buffer to keep alive. Parameters may take 32764 bytes (CUDA 12.1 and later), of which
+// this many need up to two thirds; longer lists take several launches.
 constexpr int kMatrices = 128;
 constexpr int kMostParameterBytes = 32764;
 
-// Runs are moved in chunks, which must be aligned; a row that is not the last part of one ends between them.
+// Whether rows are runs of memory whose chunks, counted from the start of a row, are all aligned.
 template <int N>
 bool chunks_are_aligned(const Matrix<N>& m, const ScalarType* dtypes) {
   constexpr int64_t kBytes = 16;

@@ -91,6 +91,16 @@ def test_descent_is_the_formula_rounded_once(descend_, dtypes, decay_mode):
     assert ((parameter.double() - exact).abs() <= computing + oracles.rounding_error(exact, dtypes[0])).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_float64_is_rounded_to_half_precision_in_one_step(pack_, dtype):
+    """By way of float32 a number just off the middle of two would become the middle, and then go to the even one."""
+    half = torch.finfo(dtype).eps / 2
+    values = torch.tensor([[1 + half + 2.0**-40, 1 + 3 * half - 2.0**-40, -1 - half - 2.0**-40]], dtype=torch.float64)
+    packed = torch.zeros(1, 1, 3, dtype=dtype)
+    pack_([torch.zeros_like(values)], [values], packed, 0.0, False)
+    assert packed.flatten().tolist() == [1 + 2 * half, 1 + 2 * half, -1 - 2 * half]
+
+
 @pytest.mark.parametrize("shape", [SHAPE, LONG_ROWS, (1, 1), (5, 1), (1, 5)], ids=str)
 def test_strides_do_not_change_a_bit_of_momentum(pack_, shape):
     values = random(shape, torch.float32, 0), random(shape, torch.float32, 1), torch.zeros(shape, dtype=torch.float16)
@@ -221,27 +231,20 @@ def test_cautious_decay_sees_signs_whose_product_underflows(descend_):
     assert torch.equal(parameter, torch.tensor([[0.5e-30, 1e-30]]))
 
 
-@pytest.fixture
-def set_threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_neither_batch_nor_threads_change_a_bit(pack_, descend_, set_threads, dtype):
+def test_neither_batch_nor_threads_change_a_bit(pack_, descend_, dtype):
     shapes, seeds = [SHAPE, (300, 400), LONG_ROWS, (64, 64)], torch.arange(4)
     offsets = list(itertools.accumulate((m * n for m, n in shapes), initial=0))
     options = {} if dtype == torch.float32 else {"seeds": seeds}
     gradient, results = randoms(shapes, dtype, 9), []
-    for threads in 1, 2:
-        set_threads(threads)
+    for threads in 2, 1, torch.get_num_threads():
+        torch.set_num_threads(threads)
         momentum, packed = randoms(shapes, dtype, 0), torch.zeros(offsets[-1], dtype=torch.float16)
         pack_(momentum, gradient, packed, 0.95, True, offsets=offsets[:-1])
         descend(descend_, momentum, packed, offsets=offsets[:-1], **options)
         results.append([*momentum, packed])
-    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
     for i, shape in enumerate(shapes):
         momentum, packed = random(shape, dtype, i), torch.zeros(1, *shape, dtype=torch.float16)
         pack_([momentum], [gradient[i]], packed, 0.95, True)

@@ -2,6 +2,7 @@
 
     python -m examples.character_model [--output out/demo] [--quick]
 """
+
 from __future__ import annotations
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .delivery import CommandFailed, call, published_kernel
+from .delivery import CommandError, call, published_kernel
 
 
 def main() -> int:
@@ -25,7 +26,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder, published_kernel(console, Path(folder)) as environment:
             # A process of its own, as a user's would be: the Hub's clients read their environment on import.
             call(console, *experiment, *(["--quick"] if arguments.quick else []), environment=environment)
-    except CommandFailed as failure:
+    except CommandError as failure:
         console.print(f"[bold red]The demonstration failed:[/] {failure}", highlight=False, soft_wrap=True)
         return 1
     return 0

@@ -1,4 +1,5 @@
 """The comparison: short trials choose a learning rate for each optimizer, then both train from several seeds."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class Plan:
         return trials * self.trial_steps + len(self.learning_rates) * len(self.seeds) * self.final_steps
 
 
-FULL = Plan({"AdamW": (5e-3, 1e-2, 2e-2), "Muon": (1e-2, 2e-2, 4e-2)}, 200, 300, (0, 1, 2), 12, 512)
+FULL = Plan({"AdamW": (5e-3, 1e-2, 2e-2), "Muon": (1e-2, 2e-2, 4e-2)}, 200, 300, (0, 1, 2), 15, 400)
 QUICK = Plan({"AdamW": (1e-2,), "Muon": (2e-2,)}, 10, 20, (0,), 4, 64)
 
 

@@ -1,4 +1,5 @@
 """Text that is on every machine with Python: the source of its standard library, as symbols to predict."""
+
 from __future__ import annotations
 
 import hashlib

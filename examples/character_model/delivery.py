@@ -1,4 +1,5 @@
 """The way of a kernel to its user, by the command lines of tools/: build, verify, publish to a Hub on this machine."""
+
 from __future__ import annotations
 
 import os
@@ -14,27 +15,27 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class CommandFailed(Exception):
+class CommandError(Exception):
     """A command that ended with an error, which it has printed itself."""
 
 
 def call(console: Console, *command: str | Path, environment: dict[str, str] | None = None) -> None:
-    """Print a Python command and run it in the repository; raise `CommandFailed` unless it succeeds."""
+    """Print a Python command and run it in the repository; raise `CommandError` unless it succeeds."""
     words = [str(word) for word in command]
     console.print(f"[bold]$ python {shlex.join(words)}", highlight=False, soft_wrap=True)
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False)
     if done.returncode:
-        raise CommandFailed(f"python {shlex.join(words)} ended with status {done.returncode}")
+        raise CommandError(f"python {shlex.join(words)} ended with status {done.returncode}")
 
 
 @contextmanager
 def published_kernel(console: Console, folder: Path) -> Iterator[dict[str, str]]:
-    """Build and publish the working tree; give the environment of a user of that Hub, which runs with the block.
+    """Build and publish the working tree's variant for CPUs; give the environment of a user of that Hub.
 
-    Everything is written below `folder`: the variants, the Hub, and the cache of its clients.
+    The Hub runs while the block does. All is written below `folder`: the variant, the Hub, the cache of its clients.
     """
     build = folder / "build"
-    call(console, "tools/build.py", "--output", build)
+    call(console, "tools/build.py", "--backend", "cpu", "--output", build)
     call(console, "tools/verify.py", build)
     with running_hub(folder / "hub") as endpoint:
         environment = user_environment(endpoint, folder / "home")
@@ -51,7 +52,7 @@ def running_hub(folder: Path) -> Iterator[str]:
         try:
             announcement = hub.stdout.readline().strip()
             if not announcement.startswith("export HF_ENDPOINT="):
-                raise CommandFailed("tools/hub.py did not start")
+                raise CommandError("tools/hub.py did not start")
             yield announcement.partition("=")[2]
         finally:
             hub.terminate()

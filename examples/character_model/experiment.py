@@ -2,12 +2,14 @@
 
     python -m examples.character_model.experiment [--output out/demo] [--quick]
 """
+
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -27,9 +29,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
     arguments = parser.parse_args()
     console, plan = Console(), QUICK if arguments.quick else FULL
+    # So small a model gains little from a second thread and loses much where other programs want the core, too.
+    torch.set_num_threads(1)
     kernel, by_version, by_commit = load_by_version_and_commit(REPO_ID, VERSION)
     show_origin(console, f"version={VERSION}", by_version)
-    show_origin(console, f'revision="{by_commit.hub_commit}"', by_commit)
+    show_origin(console, f'revision="{by_version.hub_commit}"', by_commit)
 
     corpus = read_corpus(standard_library())
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -46,7 +50,7 @@ def main() -> int:
     report.write(comparison, content, arguments.output)
     drawn = figures.draw_all(comparison, kernel, arguments.output)
     console.print(report.table(content["results"]))
-    console.print(f"Figures {', '.join(drawn)}, summary.json and routing.txt are in {arguments.output}", soft_wrap=True)
+    console.print(f"In {arguments.output}: summary.json, runs.json, routing.txt; as .png and .svg {', '.join(drawn)}")
     console.print(report.verdict(comparison), style="bold")
     if arguments.quick:
         console.print("This was --quick: so few steps judge neither optimizer.")

@@ -1,4 +1,5 @@
 """The figures of the comparison, each as PNG and as SVG; widths are those of a printed page's text, in inches."""
+
 from __future__ import annotations
 
 import math
@@ -12,13 +13,12 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from .comparison import Comparison
 
 # From Okabe and Ito's palette: told apart with every kind of colour vision, and in grey.
 COLORS = {"AdamW": "#D55E00", "Muon": "#0072B2"}
-BRANCH_COLORS = {"adamw": COLORS["AdamW"], "muon": COLORS["Muon"]}
+BRANCHES = {"muon": "Muon", "adamw": "AdamW"}
 GREY = "#767676"
 STYLE = {
     "font.size": 9,
@@ -32,6 +32,7 @@ STYLE = {
     "ytick.major.width": 0.6,
     "lines.linewidth": 1.6,
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.1,
     "savefig.dpi": 200,
     "svg.hashsalt": "character_model",  # else the same figure is another file each time
 }
@@ -55,67 +56,62 @@ def draw_all(comparison: Comparison, kernel: ModuleType, folder: Path) -> list[s
 
 
 def loss_figure(comparison: Comparison) -> Figure:
-    """Validation loss against steps and against time, mean and range over the seeds."""
-    figure = Figure(figsize=(7.0, 2.9))
-    by_step, by_time = figure.subplots(1, 2, sharey=True)
+    """Validation loss against steps and against time: mean and range over the seeds."""
+    figure = Figure(figsize=(7.0, 2.8))
+    panels = figure.subplots(1, 2, sharey=True)
     for name, color in COLORS.items():
         steps, seconds, losses = comparison.curve(name)
-        for axes, x in ((by_step, steps), (by_time, seconds)):
+        for axes, x in zip(panels, (steps, seconds)):
             axes.plot(x, losses.mean(axis=0), color=color)
             axes.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=color, alpha=0.25, linewidth=0)
             end = x[-1], losses[:, -1].mean()
-            axes.annotate(f"{name} {end[1]:.2f}", end, (4, 0), "data", "offset points", color=color, va="center")
-    target, match = comparison.mean_loss("AdamW"), comparison.match()
-    lasts = [comparison.curve("AdamW")[axis][-1] for axis in (0, 1)]
-    for axes, x, last, unit in zip((by_step, by_time), match or (), lasts, ("steps", "time")):
-        axes.hlines(target, x, last, color=GREY, linewidth=0.8, linestyle=(0, (4, 2)))
-        axes.plot(x, target, "o", color=COLORS["Muon"], markersize=5, markeredgecolor="white")
-        text = f"AdamW's final loss in\n{100 * x / last:.0f} % of its {unit}"
-        axes.annotate(text, (x, target), (-6, -6), "data", "offset points", color=GREY, ha="right", va="top")
-    # The first evaluations, of a model that knows nothing, would press the rest together.
+            label(axes, f"{name}, {end[1]:.2f}", end, color, offset=(5, 0))
+    draw_match(panels, comparison)
+    # The first evaluation, of a model that knows nothing, would press the others together.
     top = max(comparison.curve(name)[2][:, 1].max() for name in COLORS)
-    bottom = min(comparison.mean_loss(name) for name in COLORS)
-    by_step.set_ylim(bottom - 0.15, top + 0.1)
-    by_step.set(title="a", xlabel="step", ylabel="validation loss\n(nats per character)")
-    by_time.set(title="b", xlabel="training time (s), evaluation excluded")
-    by_step.set_xlim(0)
-    by_time.set_xlim(0)
+    panels[0].set_ylim(min(map(comparison.mean_loss, COLORS)) - 0.25, top + 0.1)
+    panels[0].set(title="a", xlabel="step", ylabel="validation loss (nats/character)")
+    panels[1].set(title="b", xlabel="training time (s), without evaluation")
+    for axes in panels:
+        axes.set_xlim(0)
     return figure
+
+
+def draw_match(panels: Sequence[Axes], comparison: Comparison) -> None:
+    """Mark where Muon has AdamW's final loss, in steps and in seconds."""
+    target, steps_and_seconds = comparison.mean_loss("AdamW"), comparison.curve("AdamW")
+    for axes, x, axis, unit in zip(panels, comparison.match() or (), steps_and_seconds, ("steps", "time")):
+        axes.hlines(target, x, axis[-1], color=GREY, linewidth=0.8, linestyle=(0, (4, 2)))
+        axes.plot(x, target, "o", color=COLORS["Muon"], markersize=6, markeredgecolor="white")
+        text = f"Muon has AdamW's final loss\nafter {100 * x / axis[-1]:.0f} % of AdamW's {unit}"
+        axes.text(0.03, 0.05, text, transform=axes.transAxes, color=GREY)
 
 
 def tuning_and_time_figure(comparison: Comparison) -> Figure:
-    """Loss of the trials by learning rate, and where the time of a step goes."""
-    figure = Figure(figsize=(7.0, 2.5))
+    """The loss of the trials by learning rate, and where the time of a step goes."""
+    figure = Figure(figsize=(7.0, 2.4))
     tuning, time = figure.subplots(1, 2)
-    for name, color in COLORS.items():
-        trials = [record for record in comparison.trials if record.run.optimizer == name]
-        rates, losses = [r.run.lr for r in trials], [r.validation[-1] for r in trials]
-        tuning.plot(rates, losses, "-o", color=color, markersize=4)
-        best = losses.index(min(losses))
-        tuning.plot(rates[best], losses[best], "o", color="white", markeredgecolor=color, markersize=9, zorder=1)
-        tuning.annotate(name, (rates[0], losses[0]), (0, 7), "data", "offset points", color=color, ha="center")
-    tuning.set_xscale("log")
-    ticks = sorted({rate for rates in comparison.plan.learning_rates.values() for rate in rates})
-    plain_ticks(tuning, ticks)
-    tuning.set(title="a", xlabel="peak learning rate", ylabel="validation loss\n(nats per character)")
-    tuning.margins(y=0.2)
     for row, (name, color) in enumerate(COLORS.items()):
+        trials = [record for record in comparison.trials if record.run.optimizer == name]
+        points = [(record.run.lr, record.validation[-1]) for record in trials]
+        tuning.plot(*zip(*points), "-o", color=color, markersize=4)
+        tuning.plot(*min(points, key=lambda point: point[1]), "o", color="none", markeredgecolor=color, markersize=10)
+        label(tuning, name, points[0], color, offset=(0, 10))
         gradient, stepping = comparison.step_ms(name)
-        time.barh(row, gradient, 0.55, color=color, alpha=0.35)
-        time.barh(row, stepping, 0.55, left=gradient, color=color)
-        time.annotate(f"{stepping:.1f} ms", (gradient + stepping, row), (4, 0), "data", "offset points", va="center")
-        time.text(gradient / 2, row, f"forward and backward {gradient:.1f} ms", ha="center", va="center")
-    time.set_yticks(range(len(COLORS)), COLORS)
+        time.barh(row, gradient, 0.5, color=color, alpha=0.35)
+        time.barh(row, stepping, 0.5, left=gradient, color=color)
+        time.text(gradient / 2, row, f"gradient {gradient:.1f}", ha="center", va="center")
+        label(time, f"{name}\n{stepping:.1f}", (gradient + stepping, row), color, offset=(4, 0))
+    tuning.set_xscale("log")
+    rates = sorted({rate for rates in comparison.plan.learning_rates.values() for rate in rates})
+    tuning.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    tuning.minorticks_off()
+    tuning.margins(0.12, 0.2)
+    tuning.set(title="a", xlabel="peak learning rate", ylabel="validation loss\n(nats/character)")
+    time.set_yticks([])
     time.invert_yaxis()
-    time.margins(x=0.15)
-    time.set(title="b", xlabel="time per step (ms), median; solid: the optimizer")
+    time.set(title="b", xlabel="median time per step (ms)")
     return figure
-
-
-def plain_ticks(axes: Axes, ticks: list[float]) -> None:
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
 
 
 def singular_values_figure(G: torch.Tensor, kernel: ModuleType) -> Figure:
@@ -125,23 +121,23 @@ def singular_values_figure(G: torch.Tensor, kernel: ModuleType) -> Figure:
     orthogonalized = kernel.orthogonalize(G.float()).double()
     U, before, Vh = torch.linalg.svd(G / torch.linalg.matrix_norm(G), full_matrices=False)
     after = torch.linalg.svdvals(orthogonalized)
-    moved = torch.einsum("ik,ij,kj->k", U, orthogonalized, Vh)
-    figure = Figure(figsize=(7.0, 2.9))
+    figure = Figure(figsize=(7.0, 2.8))
     spectrum, mapping = figure.subplots(1, 2)
-    index = np.arange(1, len(before) + 1)
-    for values, color, text in ((before, GREY, "momentum G / |G|"), (after, COLORS["Muon"], "orthogonalized")):
+    index, quarter = np.arange(1, len(before) + 1), len(before) // 4
+    for values, color, text in ((before, GREY, r"before: $G/\Vert G\Vert_F$"), (after, COLORS["Muon"], "after")):
         spectrum.plot(index, values, color=color)
-        middle = index[len(index) // 2], values[len(index) // 2]
-        spectrum.annotate(text, middle, (0, 8), "data", "offset points", color=color, ha="center")
-    spectrum.set(yscale="log", title="a", xlabel="index", ylabel="singular value")
-    spectrum.set_ylim(top=3)
-    x = np.geomspace(before.min() / 2, 1, 500)
-    mapping.plot(x, compose(x, preset.coefficients[:5]), color=COLORS["Muon"])
-    mapping.plot(before, moved, "o", color="black", markersize=2.5, markeredgewidth=0)
-    mapping.set(xscale="log", title="b", xlabel="singular value of G / |G|", ylabel="of the orthogonalized matrix")
-    mapping.set_ylim(0)
+        label(spectrum, text, (index[quarter], values[quarter]), color, offset=(6, 9))
+    spectrum.set(yscale="log", title="a", xlabel="index, largest first", ylabel="singular value", ylim=(None, 3))
+    # Near 1 the polynomial, of degree 5 to the 5th, turns hundreds of times.
+    x = np.geomspace(1e-5, 1, 20_000)
+    mapping.plot(x, compose(x, preset.coefficients[:5]), color=COLORS["Muon"], linewidth=0.6)
+    mapping.plot(before, torch.einsum("ik,ij,kj->k", U, orthogonalized, Vh), "k.", markersize=3.5)
+    mapping.set(xscale="log", title="b", xlabel=r"singular value of $G/\Vert G\Vert_F$", ylabel="singular value after")
+    low, high = preset.band
+    text = f"line: the polynomial\ndots: this matrix\nshaded: {low:.2f} to {high:.2f}"
+    label(mapping, text, (4e-3, 0.4), GREY, offset=(0, 0))
     for axes in (spectrum, mapping):
-        axes.axhspan(*preset.band, color=COLORS["Muon"], alpha=0.15, linewidth=0)
+        axes.axhspan(low, high, color=COLORS["Muon"], alpha=0.15, linewidth=0)
     return figure
 
 
@@ -152,17 +148,25 @@ def compose(x: np.ndarray, schedule: Sequence[tuple[float, float, float]]) -> np
 
 
 def routing_figure(rows: Sequence[Any]) -> Figure:
-    """The routing table of `explain()` as a picture: which parameter is whose, how large, and why."""
-    figure = Figure(figsize=(7.0, 0.19 * len(rows) + 0.6))
+    """The rows of `explain()` as a picture: which parameter is whose, how large it is, and why."""
+    figure = Figure(figsize=(7.0, 0.18 * len(rows) + 0.6))
     axes = figure.subplots()
     sizes = [math.prod(row.shape) for row in rows]
-    axes.barh(range(len(rows)), sizes, 0.7, color=[BRANCH_COLORS[row.branch] for row in rows])
     for position, (row, size) in enumerate(zip(rows, sizes)):
+        axes.barh(position, size / 1e3, 0.7, color=COLORS[BRANCHES[row.branch]])
         shape = " × ".join(map(str, row.shape))
         scale = f", lr × {row.multiplier:.2f}" if row.multiplier else ""
-        axes.annotate(f"{shape}   {row.reason}{scale}", (size, position), (4, 0), "data", "offset points", va="center")
+        label(axes, f"{shape}, {row.reason}{scale}", (size / 1e3, position), "black", offset=(4, 0))
+    for height, (branch, name) in zip((0.24, 0.16), BRANCHES.items()):
+        total = sum(size for row, size in zip(rows, sizes) if row.branch == branch)
+        axes.text(0.98, height, f"{name}: {total:,} elements", transform=axes.transAxes, color=COLORS[name], ha="right")
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="elements")
     axes.margins(y=0.01)
+    axes.set(xlabel="elements (thousands)")
     return figure
+
+
+def label(axes: Axes, text: str, point: tuple[float, float], color: str, offset: tuple[float, float]) -> None:
+    """Write `text` beside a point of the data; `offset` in printer's points, to the text's left edge and middle."""
+    axes.annotate(text, point, offset, "data", "offset points", color=color, va="center")

@@ -1,4 +1,5 @@
 """Loading the kernel as its users do, and saying what was loaded."""
+
 from __future__ import annotations
 
 import base64
@@ -24,13 +25,15 @@ class Origin:
 
 
 def load_by_version_and_commit(repo_id: str, version: int) -> tuple[ModuleType, Origin, Origin]:
-    """Return the kernel and its origins: loaded by version, which may move, and by the commit that this named.
+    """Return the kernel for CPUs and its origins: loaded by version, which may move, and by the commit that this named.
 
     Raises RuntimeError if the two differ.
     """
-    kernel = kernels.get_kernel(repo_id, version=version, trust_remote_code=True)
+    # Asked for by name: a CUDA build of torch would not take the CPU variant by itself.
+    options = {"backend": "cpu", "trust_remote_code": True}
+    kernel = kernels.get_kernel(repo_id, version=version, **options)
     by_version = origin_of(kernel)
-    pinned = kernels.get_kernel(repo_id, revision=by_version.hub_commit, trust_remote_code=True)
+    pinned = kernels.get_kernel(repo_id, revision=by_version.hub_commit, **options)
     by_commit = origin_of(pinned)
     if by_commit != by_version:
         raise RuntimeError(f"version {version} and its commit are different kernels: {by_version} and {by_commit}")

@@ -3,6 +3,7 @@
 Its layers have the names that large models give them and torch's own initial weights: nothing in it is chosen for
 either optimizer.
 """
+
 from __future__ import annotations
 
 from torch import Tensor, nn

@@ -1,4 +1,5 @@
-"""The comparison in words and numbers: summary.json, the routing table, the table at the end and the verdict."""
+"""The comparison in words and numbers: summary.json, runs.json, the routing table, the last table, the verdict."""
+
 from __future__ import annotations
 
 import json
@@ -14,7 +15,7 @@ from rich.table import Table
 from .comparison import ADAMW_LR_IN_MUON, BETAS, TRIAL_SEED, WEIGHT_DECAY, Comparison
 from .corpus import Corpus
 from .loading import Origin
-from .training import BATCH, WARM_UP
+from .training import BATCH, WARM_UP, Record
 
 
 def summary(comparison: Comparison, corpus: Corpus, origin: Origin) -> dict[str, Any]:
@@ -46,8 +47,8 @@ def summary(comparison: Comparison, corpus: Corpus, origin: Origin) -> dict[str,
         "results": {name: result(comparison, name) for name in comparison.plan.learning_rates},
         "muon_matches_adamw_at": match and {"step": match[0], "seconds": match[1]},
         "muon_is_better": is_better(comparison),
-        "trials": [asdict(record) for record in comparison.trials],
-        "finals": [asdict(record) for record in comparison.finals],
+        "trials": [run_summary(record) for record in comparison.trials],
+        "finals": [run_summary(record) for record in comparison.finals],
     }
 
 
@@ -64,6 +65,10 @@ def result(comparison: Comparison, optimizer: str) -> dict[str, Any]:
     }
 
 
+def run_summary(record: Record) -> dict[str, Any]:
+    return {**asdict(record.run), "validation_loss": record.validation[-1], "seconds": record.seconds[-1]}
+
+
 def is_better(comparison: Comparison) -> bool:
     """Whether Muon's mean validation loss is below AdamW's; no for one that is not a number."""
     return comparison.mean_loss("Muon") < comparison.mean_loss("AdamW")
@@ -77,19 +82,13 @@ def cpu_name() -> str:
 
 def table(results: dict[str, Any]) -> Table:
     """Return the table that the demonstration ends with, of `summary(...)["results"]`."""
-    columns = Table("optimizer", title="Validation loss, nats per character")
-    for heading in ("learning rate", "mean", "range over seeds", "gradient, ms", "optimizer, ms"):
+    columns = Table("optimizer", caption="loss: nats per character of validation text, over the seeds; ms: medians")
+    for heading in ("best lr", "mean loss", "min", "max", "ms a step", "optimizer's"):
         columns.add_column(heading, justify="right")
     for name, of_name in results.items():
-        loss, ms = of_name["validation_loss"], of_name["median_ms_per_step"]
-        columns.add_row(
-            name,
-            f"{of_name['lr']:g}",
-            f"{loss['mean']:.3f}",
-            f"{loss['min']:.3f} to {loss['max']:.3f}",
-            f"{ms['forward_and_backward']:.1f}",
-            f"{ms['optimizer']:.2f}",
-        )
+        losses, (gradient, stepping) = of_name["validation_loss"], of_name["median_ms_per_step"].values()
+        numbers = (f"{losses[key]:.3f}" for key in ("mean", "min", "max"))
+        columns.add_row(name, f"{of_name['lr']:g}", *numbers, f"{gradient + stepping:.1f}", f"{stepping:.1f}")
     return columns
 
 
@@ -98,11 +97,13 @@ def verdict(comparison: Comparison) -> str:
     match = comparison.match()
     if not is_better(comparison):
         return f"Muon's validation loss, {muon:.3f}, is NOT below AdamW's, {adamw:.3f}."
-    at = f" It is there after {match[0]:.0f} of {comparison.plan.final_steps} steps." if match else ""
+    at = f" It has AdamW's final loss after {match[0]:.0f} of {comparison.plan.final_steps} steps." if match else ""
     return f"Muon ends {adamw - muon:.3f} nats per character below AdamW.{at}"
 
 
 def write(comparison: Comparison, content: dict[str, Any], folder: Path) -> None:
-    """Write summary.json and routing.txt."""
+    """Write summary.json, `content`; runs.json, every number measured; and routing.txt."""
     (folder / "summary.json").write_text(json.dumps(content, indent=1) + "\n")
+    runs = {"trials": comparison.trials, "finals": comparison.finals}
+    (folder / "runs.json").write_text(json.dumps(runs, default=asdict) + "\n")
     (folder / "routing.txt").write_text(f"{comparison.muon.explain()}\n")

@@ -1,4 +1,5 @@
 """One training run: a model, its data in the order of a seed, and what is measured on the way."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -75,7 +75,7 @@ def check_work_dtype(dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:
 def _polar_factor(G: Tensor, schedule: Schedule, work_dtype: torch.dtype, eps: float, gemms: Gemms) -> Tensor:
     """Return the polar factors of G (..., m, n) in `work_dtype`; the iteration sees wide, contiguous matrices."""
     tall = G.size(-2) > G.size(-1)
-    X = normalize(G.mT if tall else G, eps).to(work_dtype).contiguous()
+    X = normalize(G.mT if tall else G, work_dtype, eps)
     X = newton_schulz(X, schedule, gemms)
     return X.mT if tall else X
 
@@ -89,17 +89,15 @@ def newton_schulz(X: Tensor, schedule: Schedule, gemms: Gemms) -> Tensor:
     return X
 
 
-def normalize(G: Tensor, eps: float) -> Tensor:
-    """Return G / max(|G|_F, eps) for each matrix of G (..., m, n), in float64 for float64 and in float32 for the rest.
+def normalize(G: Tensor, work_dtype: torch.dtype, eps: float) -> Tensor:
+    """Return G / max(|G|_F, eps) for each matrix of G (..., m, n), contiguous, rounded once to `work_dtype`.
 
-    The division is by the norm's power of two, which is exact, and then by what is left of it: no intermediate value
-    overflows where the norm itself would, and a matrix times a power of two gives the same bits.
+    A matrix times a power of two gives the same bits, as long as its norm and the inverse of it are normal numbers.
     """
-    X = G.to(torch.promote_types(G.dtype, torch.float32))
+    exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     # Smaller norms than the smallest normal number have no digits left to scale up.
-    norm = frobenius_norm(X).clamp_min(max(eps, torch.finfo(X.dtype).tiny))
-    mantissa, exponent = torch.frexp(norm)
-    return torch.ldexp(X, -exponent) / mantissa.to(X.dtype)
+    inverse = 1 / frobenius_norm(G).clamp_min(max(eps, torch.finfo(exact).tiny))
+    return torch.mul(G, inverse.to(exact), out=torch.empty(G.shape, dtype=work_dtype, device=G.device))
 
 
 def frobenius_norm(X: Tensor) -> Tensor:
