@@ -15,7 +15,7 @@ from .learning_rate import step_multiplier
 from .param_groups import check_settings, split_group
 from .routing import Explanation, IsMuon, Route, decide
 from .rules.adamw import AdamWRule, AdamWState, adamw_
-from .rules.descent import DescentRule
+from .rules.descent import descent_rule
 from .rules.momentum import MomentumRule
 from .schedules import resolve_schedule
 
@@ -169,15 +169,19 @@ class Muon(Optimizer):
 
     def _step_muon(self, group: dict[str, Any], batches: tuple[Batch, ...]) -> None:
         params = group["params"]
-        momentum = MomentumRule(group["momentum"], group["nesterov"], group["maximize"])
-        recipe = Recipe(momentum, resolve_schedule(group["ns_coefficients"], group["ns_steps"]), group["eps"])
+        recipe = Recipe(
+            MomentumRule(group["momentum"], group["nesterov"], group["maximize"]),
+            resolve_schedule(group["ns_coefficients"], group["ns_steps"]),
+            group["eps"],
+            descent_rule(group["lr"], group["weight_decay"]),
+        )
         for batch in batches:
             members = [params[i] for i in batch.members if params[i].grad is not None]
             if not members:
                 continue
             buffers = [self.state[p]["momentum_buffer"] for p in members]
             multiplier = step_multiplier(group["adjust_lr_fn"], batch.rows, batch.cols)
-            update_batch_(batch, members, buffers, recipe, DescentRule(group["lr"], group["weight_decay"], multiplier))
+            update_batch_(batch, members, buffers, multiplier, recipe)
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         params = [p for p in group["params"] if p.grad is not None]

@@ -7,7 +7,7 @@ from typing import Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from .kernels.gemms import SINGLE, Gemms, select_gemms
+from .kernels.gemms import BATCHED, Gemms, select_gemms
 from .schedules import Schedule, resolve_schedule
 
 WORK_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -45,13 +45,17 @@ def orthogonalize(
     work_dtype = check_work_dtype(dtype) or default_work_dtype(G)
     if G.numel() == 0:
         return torch.zeros_like(G)
-    batch = G.reshape(-1, *G.shape[-2:])
-    gemms = select_gemms(G.device)
-    if gemms is SINGLE:
-        factors = torch.stack([_polar_factor(X, schedule, work_dtype, eps, gemms) for X in batch])
-    else:
-        factors = _polar_factor(batch, schedule, work_dtype, eps, gemms)
+    factors = polar_factors(G.reshape(-1, *G.shape[-2:]), schedule, work_dtype, eps)
     return factors.to(G.dtype).reshape(G.shape)
+
+
+def polar_factors(G: Tensor, schedule: Schedule, work_dtype: torch.dtype, eps: float) -> Tensor:
+    """Return what `orthogonalize` does for a batch G (B, m, n), in `work_dtype` and without checks; B is at least 1."""
+    gemms = select_gemms(G.device)
+    if gemms is BATCHED:
+        return _polar_factor(G, schedule, work_dtype, eps, gemms)
+    factors = [_polar_factor(X, schedule, work_dtype, eps, gemms) for X in G]
+    return torch.stack(factors) if len(factors) > 1 else factors[0].unsqueeze(0)
 
 
 def default_work_dtype(G: Tensor) -> torch.dtype:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from ..polar import orthogonalize
+from ..polar import polar_factors
 from ..rules.descent import DescentRule, descend_packed_
 from ..rules.momentum import MomentumRule, pack_momentum_
 from ..schedules import Schedule
@@ -15,19 +15,20 @@ from .plan import Batch
 
 
 class Recipe(NamedTuple):
-    """What a group's step does to each batch; `schedule` has one (a, b, c) a step."""
+    """What a group's step does to each of its matrices; `schedule` has one (a, b, c) a step."""
 
     momentum: MomentumRule
     schedule: Schedule
     eps: float
+    descent: DescentRule
 
 
 def update_batch_(
-    batch: Batch, parameters: Sequence[Tensor], buffers: Sequence[Tensor], recipe: Recipe, descent: DescentRule
+    batch: Batch, parameters: Sequence[Tensor], buffers: Sequence[Tensor], multiplier: float, recipe: Recipe
 ) -> None:
     """Update the matrices of one batch and their momentum buffers in place, from the gradients in `.grad`."""
     shape = (batch.cols, batch.rows) if batch.turned else (batch.rows, batch.cols)
     packed = torch.empty(len(parameters), *shape, dtype=batch.packed_dtype, device=parameters[0].device)
     pack_momentum_(buffers, [p.grad for p in parameters], packed.mT if batch.turned else packed, recipe.momentum)
-    factors = orthogonalize(packed, recipe.schedule, len(recipe.schedule), dtype=batch.work_dtype, eps=recipe.eps)
-    descend_packed_(parameters, factors.mT if batch.turned else factors, descent)
+    factors = polar_factors(packed, recipe.schedule, batch.work_dtype, recipe.eps)
+    descend_packed_(parameters, factors.mT if batch.turned else factors, multiplier, recipe.descent)

@@ -13,20 +13,24 @@ Number = Union[float, Tensor]
 
 
 class DescentRule(NamedTuple):
-    """parameter <- parameter * (1 - lr * weight_decay) - lr * multiplier * direction; lr is a number or 0-d tensor."""
+    """parameter <- parameter * (1 - lr * weight_decay) - lr * multiplier * direction; both are 0-d tensors."""
 
-    lr: Number
-    weight_decay: Number
-    multiplier: float
+    lr: Tensor
+    weight_decay: Tensor
 
 
-def descend_packed_(parameters: Sequence[Tensor], directions: Tensor, rule: DescentRule) -> None:
+def descent_rule(lr: Number, weight_decay: Number) -> DescentRule:
+    """Return the rule of a group's settings, once for all its batches; a tensor is read by the kernels where it is."""
+    return DescentRule(_as_tensor(lr), _as_tensor(weight_decay))
+
+
+def descend_packed_(parameters: Sequence[Tensor], directions: Tensor, multiplier: float, rule: DescentRule) -> None:
     """Update `parameters`, B matrices (m, n), in place by `directions` (B, m, n), rounding each element once.
 
     Weight decay is decoupled, of the group's learning rate and not of the matrix's multiplier.
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101.
     """
-    descend_(parameters, directions, *(_as_tensor(value) for value in rule))
+    descend_(parameters, directions, rule.lr, rule.weight_decay, _as_tensor(multiplier))
 
 
 def _as_tensor(value: Number) -> Tensor:
