@@ -57,17 +57,19 @@ __device__ Step<T> make_step(const DescendLaunch& call, const DescendEntry& entr
 }
 
 template <class T>
-__device__ void descend_chunks(const DescendLaunch& call, const Matrix<2>& m, const Box& box, const Step<T>& step) {
+__device__ void descend_chunks(const DescendLaunch& call, const DescendEntry& entry, const Box& box,
+                               const Step<T>& step) {
+  const Matrix<2>& m = entry.matrix;
   for_each_chunk(box, [&](int row, int col, int count) {
     const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], box.row + row, box.col + col); };
     T parameter[kChunk], update[kChunk];
-    load(parameter, call.dtypes[kParameter], at(kParameter), count);
-    load(update, call.dtypes[kUpdate], at(kUpdate), count);
+    load(parameter, call.dtypes[kParameter], at(kParameter), count, entry.aligned);
+    load(update, call.dtypes[kUpdate], at(kUpdate), count, entry.aligned);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       parameter[i] = step(parameter[i], update[i], box.row + row, box.col + col + i);
     }
-    store(parameter, call.dtypes[kParameter], at(kParameter), count);
+    store(parameter, call.dtypes[kParameter], at(kParameter), count, entry.aligned);
   });
 }
 
@@ -96,8 +98,8 @@ __global__ void __launch_bounds__(kThreads) descend_kernel(const __grid_constant
   }
   const Box box = tile_box(entry.matrix, blockIdx.x);
   const Step<T> step = make_step<T>(call, entry);
-  if (entry.by_chunks) {
-    descend_chunks(call, entry.matrix, box, step);
+  if (entry.by_runs) {
+    descend_chunks(call, entry, box, step);
   } else {
     descend_elements(call, entry.matrix, box, step);
   }

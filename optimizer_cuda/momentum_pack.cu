@@ -30,21 +30,22 @@ struct Averaging {
 };
 
 template <class T>
-__device__ void pack_chunks(const PackLaunch& call, const Matrix<3>& m, const Box& box, const Averaging<T>& average,
+__device__ void pack_chunks(const PackLaunch& call, const Entry<3>& entry, const Box& box, const Averaging<T>& average,
                             bool is_open) {
+  const Matrix<3>& m = entry.matrix;
   for_each_chunk(box, [&](int row, int col, int count) {
     const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], box.row + row, box.col + col); };
     T momentum[kChunk], update[kChunk] = {};
     if (is_open) {
-      load(momentum, call.dtypes[kMomentum], at(kMomentum), count);
-      load(update, call.dtypes[kGradient], at(kGradient), count);
+      load(momentum, call.dtypes[kMomentum], at(kMomentum), count, entry.aligned);
+      load(update, call.dtypes[kGradient], at(kGradient), count, entry.aligned);
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
         update[i] = average(momentum[i], update[i]);
       }
-      store(momentum, call.dtypes[kMomentum], at(kMomentum), count);
+      store(momentum, call.dtypes[kMomentum], at(kMomentum), count, entry.aligned);
     }
-    store(update, call.dtypes[kPacked], at(kPacked), count);
+    store(update, call.dtypes[kPacked], at(kPacked), count, entry.aligned);
   });
 }
 
@@ -76,8 +77,8 @@ __global__ void __launch_bounds__(kThreads) pack(const __grid_constant__ PackLau
   const bool is_open = entry.is_open && call.device_gate.is_open(entry.matrix.index);
   const double scale = call.device_grad_scale.get(0, call.grad_scale);
   const Averaging<T> average{static_cast<T>(call.weight), gradient_divisor<T>(scale, call.maximize), call.nesterov};
-  if (entry.by_chunks) {
-    pack_chunks(call, entry.matrix, box, average, is_open);
+  if (entry.by_runs) {
+    pack_chunks(call, entry, box, average, is_open);
   } else {
     pack_elements(call, entry.matrix, box, average, is_open);
   }

@@ -25,14 +25,14 @@ constexpr int kChunk = 8;
 constexpr int kMatrices = 128;
 constexpr int kMostParameterBytes = 32764;
 
-// Whether rows are runs of memory whose chunks, counted from the start of a row, are all aligned.
+// Whether every whole chunk of a row starts where one access can take it.
 template <int N>
 bool chunks_are_aligned(const Matrix<N>& m, const ScalarType* dtypes) {
   constexpr int64_t kBytes = 16;
   for (int k = 0; k < N; ++k) {
     const View& v = m.views[k];
     const bool rows_aligned = m.rows == 1 || v.row_stride * element_size(dtypes[k]) % kBytes == 0;
-    if (v.col_stride != 1 || !rows_aligned || reinterpret_cast<uintptr_t>(v.data) % kBytes != 0) {
+    if (!rows_aligned || reinterpret_cast<uintptr_t>(v.data) % kBytes != 0) {
       return false;
     }
   }
@@ -43,7 +43,8 @@ bool chunks_are_aligned(const Matrix<N>& m, const ScalarType* dtypes) {
 template <int N>
 struct Entry {
   Matrix<N> matrix;
-  bool by_chunks;
+  bool by_runs;  // all its rows are runs of memory, moved in chunks
+  bool aligned;  // and whole chunks in one access
   bool is_open;  // as far as the host knows
 };
 
@@ -63,8 +64,8 @@ __device__ const auto& find_entry(const Launch& call, int64_t tile) {
 }
 
 template <class T, class Stored>
-__device__ void load_as(T (&to)[kChunk], const char* from, int count) {
-  if (count == kChunk) {
+__device__ void load_as(T (&to)[kChunk], const char* from, int count, bool aligned) {
+  if (aligned && count == kChunk) {
     alignas(16) Stored chunk[kChunk];
 #pragma unroll
     for (int i = 0; i < sizeof(chunk) / 16; ++i) {
@@ -83,8 +84,8 @@ __device__ void load_as(T (&to)[kChunk], const char* from, int count) {
 }
 
 template <class T, class Stored>
-__device__ void store_as(const T (&from)[kChunk], char* to, int count) {
-  if (count == kChunk) {
+__device__ void store_as(const T (&from)[kChunk], char* to, int count, bool aligned) {
+  if (aligned && count == kChunk) {
     alignas(16) Stored chunk[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
@@ -104,24 +105,24 @@ __device__ void store_as(const T (&from)[kChunk], char* to, int count) {
   }
 }
 
-// Up to kChunk elements; a whole chunk is aligned.
+// Up to kChunk elements.
 template <class T>
-__device__ void load(T (&to)[kChunk], ScalarType dtype, const char* from, int count) {
+__device__ void load(T (&to)[kChunk], ScalarType dtype, const char* from, int count, bool aligned) {
   switch (dtype) {
-    case ScalarType::BFloat16: return load_as<T, c10::BFloat16>(to, from, count);
-    case ScalarType::Half: return load_as<T, c10::Half>(to, from, count);
-    case ScalarType::Double: return load_as<T, double>(to, from, count);
-    default: return load_as<T, float>(to, from, count);
+    case ScalarType::BFloat16: return load_as<T, c10::BFloat16>(to, from, count, aligned);
+    case ScalarType::Half: return load_as<T, c10::Half>(to, from, count, aligned);
+    case ScalarType::Double: return load_as<T, double>(to, from, count, aligned);
+    default: return load_as<T, float>(to, from, count, aligned);
   }
 }
 
 template <class T>
-__device__ void store(const T (&from)[kChunk], ScalarType dtype, char* to, int count) {
+__device__ void store(const T (&from)[kChunk], ScalarType dtype, char* to, int count, bool aligned) {
   switch (dtype) {
-    case ScalarType::BFloat16: return store_as<T, c10::BFloat16>(from, to, count);
-    case ScalarType::Half: return store_as<T, c10::Half>(from, to, count);
-    case ScalarType::Double: return store_as<T, double>(from, to, count);
-    default: return store_as<T, float>(from, to, count);
+    case ScalarType::BFloat16: return store_as<T, c10::BFloat16>(from, to, count, aligned);
+    case ScalarType::Half: return store_as<T, c10::Half>(from, to, count, aligned);
+    case ScalarType::Double: return store_as<T, double>(from, to, count, aligned);
+    default: return store_as<T, float>(from, to, count, aligned);
   }
 }
 
@@ -193,9 +194,10 @@ void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), in
       auto& entry = parameters.entries[i];
       entry.matrix = call.matrices[first + i];
       entry.is_open = gate.is_open(first + i);
-      entry.by_chunks = chunks_are_aligned(entry.matrix, call.dtypes);
+      entry.by_runs = rows_are_runs(entry.matrix);
+      entry.aligned = chunks_are_aligned(entry.matrix, call.dtypes);
       fill(entry);
-      cut(entry.matrix, entry.by_chunks);
+      cut(entry.matrix, entry.by_runs);
       entry.matrix.first_tile = tiles;
       tiles += tile_count(entry.matrix);
     }
