@@ -1,11 +1,12 @@
 """Time the passes before and after the orthogonalization against the `torch._foreach_*` sequences that do the same.
 
-    python benchmarks/sweep_bookkeeping.py [--tiny] [--threads N] [--json FILE]
+    python benchmarks/sweep_bookkeeping.py [--build DIR] [--tiny] [--threads N] [--json FILE]
 
 Bytes that must move, for n elements: `momentum_pack_` reads momentum and gradient, writes momentum and packed,
 n (2 momentum + gradient + packed); `descend_` reads and writes parameters and reads updates, n (2 parameter + update);
 each dtype stands for its bytes. The bound is the bandwidth of a copy of as many bytes, at most COPY_BYTES, in the
-same run. Copy, ours and foreach take turns, so that all see the same machine.
+same run. Copy, ours and foreach take turns, so that all see the same machine. On a CPU the share may exceed 100 %: what
+a copy overwrites is first read into the cache, what is updated in place is there already.
 
 Matrices of one shape are one call; tall ones join the batch of the wide ones that are their transposes.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import kernels
 import torch
+from machine import describe
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -191,29 +192,25 @@ def report(results: list[Result]) -> Table:
     return table
 
 
-def where(device: torch.device) -> dict:
-    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__, "cuda": torch.version.cuda}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time momentum_pack_ and descend_ against foreach.")
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools/build.py has made")
     parser.add_argument("--tiny", action="store_true", help="small matrices and few rounds, to see that it runs")
     parser.add_argument("--threads", type=int, help="of the CPU; use 1 where other work keeps a core busy")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results with versions and device")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    native = kernels.get_local_kernel(ROOT).kernels.native
+    kernel = kernels.get_local_kernel(arguments.build)
     cases, rounds = (TINY_CASES, 3) if arguments.tiny else (CASES, 15)
     results = []
     for case, shapes in cases.items():
         for dtypes in DTYPES:
-            results += measure(native, case, shapes, dtypes, device, rounds)
+            results += measure(kernel.kernels.native, case, shapes, dtypes, device, rounds)
     Console(width=None if Console().is_terminal else 140).print(report(results))
     if arguments.json:
         rows = [{**asdict(r), "share_of_copy": r.share_of_copy, "speed_up": r.speed_up} for r in results]
-        arguments.json.write_text(json.dumps({**where(device), "results": rows}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**describe(kernel, device), "results": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """From source to result in a few minutes: build, verify, publish, load back, train, compare, draw.
 
-    python -m examples.character_model [--output out/demo] [--quick]
+python -m examples.character_model [--output out/demo] [--quick]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The user's part: load the kernel from the Hub that the environment names, train with it, and draw what happened.
 
-    python -m examples.character_model.experiment [--output out/demo] [--quick]
+python -m examples.character_model.experiment [--output out/demo] [--quick]
 """
 
 from __future__ import annotations

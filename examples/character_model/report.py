@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from benchmarks.machine import cpu_name
+
 from .comparison import ADAMW_LR_IN_MUON, BETAS, TRIAL_SEED, WEIGHT_DECAY, Comparison
 from .corpus import Corpus
 from .loading import Origin
@@ -72,12 +74,6 @@ def run_summary(record: Record) -> dict[str, Any]:
 def is_better(comparison: Comparison) -> bool:
     """Whether Muon's mean validation loss is below AdamW's; no for one that is not a number."""
     return comparison.mean_loss("Muon") < comparison.mean_loss("AdamW")
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def table(results: dict[str, Any]) -> Table:
