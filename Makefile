@@ -19,6 +19,7 @@ test: setup lint
 
 lint: setup
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 
 demo: setup
 	$(PY) -m examples.character_model
