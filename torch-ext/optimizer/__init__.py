@@ -1,8 +1,10 @@
 """Muon for the Hub: orthogonalized momentum for matrices, AdamW for the rest."""
 
+from . import compat as compat
+from .kernels.gemms import matmul_transpose
 from .muon import Muon
 from .polar import orthogonalize
 from .routing import route
 from .schedules import polar_express
 
-__all__ = ["Muon", "orthogonalize", "polar_express", "route"]
+__all__ = ["Muon", "matmul_transpose", "orthogonalize", "polar_express", "route"]

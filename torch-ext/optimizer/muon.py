@@ -235,7 +235,8 @@ class Muon(Optimizer):
         if batch is None:
             return Route(name, tuple(p.shape), branch, reason, 0, None, None, "torch._fused_adamw_")
         multiplier = step_multiplier(group["adjust_lr_fn"], batch.rows, batch.cols)
-        kernel = f"{select_gemms(p.device).name} {batch.work_dtype}".replace("torch.", "")
+        gemms = select_gemms(p.device, batch.work_dtype, *sorted(p.shape))
+        kernel = f"{gemms.name} {batch.work_dtype}".replace("torch.", "")
         return Route(name, tuple(p.shape), branch, reason, 1, multiplier, None, kernel)
 
 

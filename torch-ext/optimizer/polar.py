@@ -7,7 +7,7 @@ from typing import Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from .kernels.gemms import BATCHED, Gemms, select_gemms
+from .kernels.gemms import SINGLE, Gemms, select_gemms
 from .schedules import Schedule, resolve_schedule
 
 WORK_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -51,8 +51,8 @@ def orthogonalize(
 
 def polar_factors(G: Tensor, schedule: Schedule, work_dtype: torch.dtype, eps: float) -> Tensor:
     """Return what `orthogonalize` does for a batch G (B, m, n), in `work_dtype` and without checks; B is at least 1."""
-    gemms = select_gemms(G.device)
-    if gemms is BATCHED:
+    gemms = select_gemms(G.device, work_dtype, *sorted(G.shape[-2:]))
+    if gemms is not SINGLE:
         return _polar_factor(G, schedule, work_dtype, eps, gemms)
     factors = [_polar_factor(X, schedule, work_dtype, eps, gemms) for X in G]
     return torch.stack(factors) if len(factors) > 1 else factors[0].unsqueeze(0)

@@ -1,0 +1,209 @@
+"""Symmetric product C = alpha A B + beta D, for results known to be symmetric: each pair of mirrored tiles once.
+
+    A  (b, m, k)  float16, bfloat16 or float32, any strides
+    B  (b, k, m)  like A: A.mT, or any operand with which the result is symmetric, such as two polynomials of one matrix
+    D  (b, m, m)  like A, symmetric (not checked, that would read it twice), or None
+    C  (b, m, m)  like A, of any strides, overlapping none of them; bit for bit symmetric
+
+With t = ceil(m / TILE) tiles a side, t (t + 1) / 2 of t² tiles are computed: half the FLOPs of a product for large t,
+none saved at t = 1. Sums run in float32 in one order, from k = 0 up, which depends on neither batch nor grid, so that a
+matrix gives the same bits alone and in a batch. The result is rounded once.
+
+Operands come by tensor descriptors (TMA) where the device has them and the layout allows it, else by pointers.
+Sources: grouped tile order, Triton's matmul tutorial; products of polynomials of a Gram matrix, Dao-AILab,
+https://github.com/Dao-AILab/gram-newton-schulz.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .native import add_op_namespace_prefix
+from .tiles import grouped_lower_triangle
+from .tuned import Config, Target, chosen_config
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@triton.jit
+def _load_panel(panel, matrix, row, start, K_INNER: tl.constexpr, TILE: tl.constexpr, TILE_K: tl.constexpr):
+    """Load (TILE, TILE_K) of a panel (b, m, k), described as it is or, where m is its inner dimension, transposed."""
+    if K_INNER:
+        return panel.load([matrix, row, start]).reshape(TILE, TILE_K)
+    return panel.load([matrix, start, row]).reshape(TILE_K, TILE).T
+
+
+@triton.jit
+def _symmetric_gemm_kernel(
+    A, B, D, C,  # pointers; A and B are descriptors with DESCRIPTORS
+    alpha, beta,  # numbers, or pointers to float32 with SCALARS_ON_DEVICE
+    m, k, side,  # rows, length of the sums, tiles a side
+    A_batch, A_row, A_k,
+    B_batch, B_row, B_k,
+    D_batch, D_row, D_col,
+    C_batch, C_row, C_col,  # strides in elements
+    HAS_D: tl.constexpr, SCALARS_ON_DEVICE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, A_K_INNER: tl.constexpr, B_K_INNER: tl.constexpr,
+    TILE: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One program computes tile (i, j), i >= j, of one matrix A Bᵀ, and stores it and its mirror image."""
+    triangle = side * (side + 1) // 2
+    matrix = tl.program_id(0) // triangle
+    i, j = grouped_lower_triangle(tl.program_id(0) % triangle, side, GROUP)
+    rows = i * TILE + tl.arange(0, TILE)
+    cols = j * TILE + tl.arange(0, TILE)
+    inner = tl.arange(0, TILE_K)
+    wide_rows, wide_cols, wide_matrix = rows.to(tl.int64), cols.to(tl.int64), matrix.to(tl.int64)
+    if not DESCRIPTORS:
+        a_places = A + wide_matrix * A_batch + wide_rows[:, None] * A_row + inner[None, :] * A_k
+        b_places = B + wide_matrix * B_batch + inner[:, None] * B_k + wide_cols[None, :] * B_row
+
+    sums = tl.zeros((TILE, TILE), dtype=tl.float32)
+    for start in range(0, k, TILE_K):
+        if DESCRIPTORS:
+            a = _load_panel(A, matrix, i * TILE, start, A_K_INNER, TILE, TILE_K)
+            b = _load_panel(B, matrix, j * TILE, start, B_K_INNER, TILE, TILE_K).T
+        else:
+            left = inner < k - start
+            a = tl.load(a_places, mask=(rows < m)[:, None] & left[None, :], other=0.0)
+            b = tl.load(b_places, mask=left[:, None] & (cols < m)[None, :], other=0.0)
+            a_places += TILE_K * A_k
+            b_places += TILE_K * B_k
+        sums = tl.dot(a, b, sums, input_precision="ieee")
+
+    if SCALARS_ON_DEVICE:
+        alpha = tl.load(alpha)
+        beta = tl.load(beta)
+    mask = (rows < m)[:, None] & (cols < m)[None, :]
+    result = alpha * sums
+    if HAS_D:
+        d_places = D + wide_matrix * D_batch + wide_rows[:, None] * D_row + wide_cols[None, :] * D_col
+        result += beta * tl.load(d_places, mask=mask, other=0.0).to(tl.float32)
+    result = result.to(C.dtype.element_ty)
+    C += wide_matrix * C_batch
+    if i == j:  # operands that only commute give two roundings of one value: take the lower one
+        result = tl.where(rows[:, None] >= cols[None, :], result, tl.trans(result))
+    else:  # by pointers on every device: a descriptor store of the mirror undoes how warps share the product
+        tl.store(C + wide_rows[:, None] * C_col + wide_cols[None, :] * C_row, result, mask=mask)
+    tl.store(C + wide_rows[:, None] * C_row + wide_cols[None, :] * C_col, result, mask=mask)
+
+
+def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, scalars: tuple, config: Config) -> None:
+    """Write alpha A B + beta D into C by one launch with an explicit configuration; `scalars` is (alpha, beta).
+
+    Both are numbers, or both 0-d float32 tensors on the device of C. The rest is as in `symmetric_gemm_`, unchecked.
+    """
+    batch, m, k = A.shape
+    if batch == 0 or m == 0:
+        return
+    panels = A, B.mT
+    side = triton.cdiv(m, config.tile)
+    descriptors = reads_descriptors(A.device) and all(map(fits_descriptor, panels))
+    operands = [_describe(panel, config) for panel in panels] if descriptors else panels
+    d = C if D is None else D
+    _symmetric_gemm_kernel[(batch * side * (side + 1) // 2,)](
+        *operands, d, C, *scalars, m, k, side,
+        *panels[0].stride(), *panels[1].stride(), *d.stride(), *C.stride(),
+        HAS_D=D is not None, SCALARS_ON_DEVICE=isinstance(scalars[0], Tensor),
+        DESCRIPTORS=descriptors, A_K_INNER=panels[0].stride(2) == 1, B_K_INNER=panels[1].stride(2) == 1,
+        TILE=config.tile, TILE_K=config.tile_k, GROUP=config.group,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+
+
+def reads_descriptors(device: torch.device) -> bool:
+    """Whether kernels on `device` read operands by tensor descriptors: NVIDIA's from compute capability 9.0 on."""
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def fits_descriptor(panel: Tensor) -> bool:
+    """Whether a panel (b, m, k), or its transpose, has an inner stride of 1 and everything else by 16 bytes."""
+    panel = panel if panel.stride(2) == 1 else panel.mT
+    outer = [stride * panel.element_size() for stride in panel.stride()[:2]]
+    return panel.stride(2) == 1 and panel.data_ptr() % 16 == 0 and all(n % 16 == 0 and n > 0 for n in outer)
+
+
+def is_aligned(*tensors: Tensor) -> bool:
+    """Whether addresses are multiples of 16 bytes, and sizes and strides other than 1 of 16 elements."""
+    return all(
+        x.data_ptr() % 16 == 0 and all(n == 1 or n % 16 == 0 for n in (*x.stride(), *x.shape[1:])) for x in tensors
+    )
+
+
+def symmetric_gemm(
+    A: Tensor, B: Tensor, D: Optional[Tensor] = None, alpha: float | Tensor = 1.0, beta: float | Tensor = 0.0
+) -> Tensor:
+    """Return alpha A B + beta D (b, m, m), symmetric bit for bit, of A (b, m, k), B (b, k, m) and symmetric D.
+
+    `alpha` and `beta` are numbers or 0-d tensors, which are read where they are: no value of theirs is compiled in.
+    """
+    C = A.new_empty(A.size(0), A.size(1), A.size(1))
+    symmetric_gemm_(A, B, D, C, _scalar(alpha), _scalar(beta))
+    return C
+
+
+@torch.library.custom_op(add_op_namespace_prefix("symmetric_gemm_"), mutates_args=("C",), device_types="cuda")
+def symmetric_gemm_(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
+    """Write alpha A B + beta D into C; `alpha` and `beta` are 0-d tensors, on the CPU or on the device."""
+    check_operands(A, B, D, C)
+    target = Target("hip", 0) if torch.version.hip else Target("cuda", _capability(A.device))
+    descriptors = reads_descriptors(A.device) and fits_descriptor(A) and fits_descriptor(B.mT)
+    config = chosen_config(
+        torch.cuda.get_device_name(A.device), target, A.dtype, A.shape[1:], descriptors, is_aligned(A, B, C)
+    )
+    scalars = (alpha.item(), beta.item()) if alpha.is_cpu and beta.is_cpu else _on_device(A.device, alpha, beta)
+    launch_symmetric_gemm(A, B, D, C, scalars, config)
+
+
+@symmetric_gemm_.register_fake
+def _symmetric_gemm_fake(A, B, D, C, alpha, beta) -> None:
+    check_operands(A, B, D, C)
+
+
+@symmetric_gemm_.register_kernel("cpu")
+def _symmetric_gemm_cpu(A, B, D, C, alpha, beta) -> None:
+    """What the kernel computes, by torch's product: the lower triangle and its mirror image."""
+    check_operands(A, B, D, C)
+    product = alpha * torch.bmm(A, B).float()
+    product = (product if D is None else product + beta * D).to(C.dtype)
+    C.copy_(product.tril() + product.tril(-1).mT)
+
+
+def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> None:
+    """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit, of one dtype of `DTYPES` and device."""
+    square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
+    wanted = {"B": (B, (*A.shape[:1], *A.shape[:0:-1])), "D": (D, square), "C": (C, square)}
+    if A.ndim != 3 or A.dtype not in DTYPES:
+        raise ValueError(f"A must be (b, m, k) in {', '.join(map(str, DTYPES))}, got {tuple(A.shape)} {A.dtype}")
+    for name, (x, shape) in wanted.items():
+        if x is not None and (tuple(x.shape) != shape or x.dtype != A.dtype or x.device != A.device):
+            raise ValueError(
+                f"{name} must be {shape} {A.dtype} on {A.device}, got {tuple(x.shape)} {x.dtype} on {x.device}"
+            )
+    if any(x is not None and torch._C._is_alias_of(x, C) for x in (A, B, D)):
+        raise ValueError("C must not share memory with A, B or D: programs still read what others have written")
+
+
+def _describe(panel: Tensor, config: Config) -> TensorDescriptor:
+    if panel.stride(2) == 1:
+        return TensorDescriptor(panel, list(panel.shape), list(panel.stride()), [1, config.tile, config.tile_k])
+    return TensorDescriptor(panel.mT, list(panel.mT.shape), list(panel.mT.stride()), [1, config.tile_k, config.tile])
+
+
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def _scalar(value: float | Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
+def _on_device(device: torch.device, *values: Tensor) -> tuple[Tensor, ...]:
+    return tuple(v.to(device=device, dtype=torch.float32) for v in values)

@@ -1,0 +1,35 @@
+"""Which tile of a lower triangle a program computes, for Triton kernels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def lower_triangle(index):
+    """Return the place (i, j), i >= j, of `index` in a walk through a lower triangle row by row.
+
+    The root is rounded to float32, which is off by less than one row below 2**23 rows; the two corrections are exact.
+    """
+    i = ((tl.sqrt(8.0 * index.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
+    i = tl.where((i + 1) * (i + 2) // 2 <= index, i + 1, i)
+    i = tl.where(i * (i + 1) // 2 > index, i - 1, i)
+    return i, index - i * (i + 1) // 2
+
+
+@triton.jit
+def grouped_lower_triangle(index, side, GROUP: tl.constexpr):
+    """Return the place (i, j), i >= j, of `index` in a triangle of `side` rows walked in groups of GROUP rows.
+
+    A group is walked column by column, so that programs that run at the same time share their operands' panels.
+    """
+    i, _ = lower_triangle(index)
+    first = i // GROUP * GROUP  # groups begin where the walk row by row begins a row
+    rows = tl.minimum(side - first, GROUP)
+    inside = index - first * (first + 1) // 2
+    corner = inside - first * rows  # negative in the rectangle left of the group's own triangle
+    p, q = lower_triangle(tl.maximum(corner, 0))
+    i = first + tl.where(corner < 0, inside % rows, p)
+    j = tl.where(corner < 0, inside // rows, first + q)
+    return i, j

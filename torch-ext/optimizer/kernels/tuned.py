@@ -1,0 +1,90 @@
+"""Launch configurations: measured ones by device and size, and safe ones where nothing was measured.
+
+`configs/<device>.json` is written by the tuner and holds, for each dtype, a list of entries
+
+    {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 4, "gain": 1.31}
+
+of which the one nearest in m and k, by their ratios, is taken; `gain` is torch's time over that of the kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+
+_CONFIGS = Path(__file__).parent / "configs"
+
+
+class Config(NamedTuple):
+    """How a symmetric product is launched: square tiles of `tile`, the sum in parts of `tile_k`."""
+
+    tile: int
+    tile_k: int
+    group: int
+    warps: int
+    stages: int
+
+
+class Target(NamedTuple):
+    """What a kernel is compiled for: `cuda` with its compute capability (90 is 9.0), or `hip` with 0."""
+
+    backend: str
+    capability: int
+
+
+# Side of the result up to which tiles of 64 keep more of a GPU busy than tiles of 128.
+SMALL_SIDE = 768
+
+
+def chosen_config(
+    device_name: str, target: Target, dtype: torch.dtype, shape: tuple[int, int], descriptors: bool, aligned: bool
+) -> Config:
+    """Return the configuration measured nearest to `shape`, (m, k), or the safe one where there is none.
+
+    What was measured was measured on aligned operands, and may spill on others.
+    """
+    entry = nearest(device_name, dtype, *shape) if aligned else None
+    if entry is None:
+        return safe_config(target, dtype, shape[0], descriptors, aligned)
+    return Config(*(entry[field] for field in Config._fields))
+
+
+def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, aligned: bool) -> Config:
+    """Return a configuration that compiles for `target` without spilling, whatever the size.
+
+    `descriptors`: operands come through tensor descriptors. `aligned`: addresses are multiples of 16 bytes, sizes and
+    strides of 16 elements; without that loads are narrow and take more registers. Every value that this can return is
+    compiled for its target by `tools/lint_kernels.py`.
+    """
+    if dtype == torch.float32:  # no matrix instruction multiplies it exactly
+        return Config(64, 32, 8, 8, 2)
+    if not aligned and not descriptors:
+        return Config(64, 32, 8, 4, 2)
+    small = m <= SMALL_SIDE
+    if target.backend == "hip":
+        return Config(64 if small else 128, 64, 8, 8, 2)
+    if target.capability < 90 or target.capability >= 120:  # registers hold the sums, and 12.0 has less shared memory
+        return Config(64, 64, 8, 4, 3) if small else Config(128, 32, 8, 8, 3)
+    return Config(64 if small else 128, 64, 8, 4 if small else 8, 4 if descriptors else 3)
+
+
+@functools.cache
+def measured(device_name: str) -> dict:
+    """Return what was measured on a device, empty if nothing was: dtype name -> entries."""
+    file = _CONFIGS / f"{device_name.replace(' ', '_')}.json"
+    return json.loads(file.read_text())["symmetric_gemm"] if file.exists() else {}
+
+
+def nearest(device_name: str, dtype: torch.dtype, m: int, k: int) -> Optional[dict]:
+    """Return the measured entry nearest to m x k, or None where the device or dtype was not measured."""
+    entries = measured(device_name).get(str(dtype).replace("torch.", ""), [])
+
+    def distance(entry):
+        return abs(math.log(entry["m"] / max(m, 1))) + abs(math.log(entry["k"] / max(k, 1)))
+
+    return min(entries, key=distance, default=None)
