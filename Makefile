@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: setup build test lint demo bench clean
+.PHONY: setup build test lint lint-kernels demo bench clean
 
 setup: .venv/ready
 
@@ -20,6 +20,9 @@ test: setup lint
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+
+lint-kernels: setup
+	$(PY) tools/lint_kernels.py
 
 demo: setup
 	$(PY) -m examples.character_model

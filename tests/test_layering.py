@@ -11,7 +11,7 @@ FLOORS = [
     {"schedules", "learning_rate"},
     {"kernels"},
     {"polar", "rules", "routing"},
-    {"distributed", "param_groups"},
+    {"distributed", "param_groups", "state"},
     {"muon"},
     {"compat"},
     {"__init__"},

@@ -101,6 +101,6 @@ def test_state_of_other_parameters_is_refused_before_anything_is_loaded(kernel):
         swapped.load_state_dict(saved)
     reordered = {name: params[name] for name in ("wte.weight", "down.weight", "up.bias", "up.weight", "norm.weight")}
     other = kernel.Muon(reordered.items())
-    with pytest.raises(ValueError, match=r"momentum_buffer has shape \(24, 12\), its parameter \(12, 24\)"):
+    with pytest.raises(ValueError, match="saved in another order"):
         other.load_state_dict(saved)
     assert not other.state[params["up.weight"]]["momentum_buffer"].any()

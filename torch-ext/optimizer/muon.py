@@ -9,15 +9,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .distributed.pipeline import Recipe, update_batch_
-from .distributed.plan import Batch, device_and_dtype, plan_batches, positions_by
+from .distributed.plan import Batch, plan_batches, positions_by
 from .kernels.gemms import select_gemms
 from .learning_rate import step_multiplier
-from .param_groups import check_settings, split_group
-from .routing import Explanation, IsMuon, Route, decide
+from .param_groups import check_parameter, check_same_group, dtype_name, plain_settings, split_group
+from .routing import Explanation, IsMuon, Route
 from .rules.adamw import AdamWRule, AdamWState, adamw_
 from .rules.descent import descent_rule
 from .rules.momentum import MomentumRule
 from .schedules import resolve_schedule
+from .state import check_loaded, ensure_state
 
 
 class Muon(Optimizer):
@@ -72,10 +73,10 @@ class Muon(Optimizer):
         adamw_eps: float = 1e-8,
     ):
         self._is_muon = is_muon
-        self._adamw_lr = adamw_lr
-        self._signature: list = []
+        self._reasons: dict[Tensor, str] = {}
+        self._planned_for: list[tuple] = []
         self._plans: list[tuple[Batch, ...]] = []
-        defaults = dict(
+        settings = dict(
             lr=lr,
             weight_decay=weight_decay,
             momentum=momentum,
@@ -89,8 +90,9 @@ class Muon(Optimizer):
             adamw_betas=adamw_betas,
             adamw_eps=adamw_eps,
         )
-        check_settings({**defaults, "adamw_lr": adamw_lr})
-        super().__init__(params, defaults)
+        plain = plain_settings({**settings, "adamw_lr": adamw_lr})
+        self._adamw_lr = plain.pop("adamw_lr")
+        super().__init__(params, plain)
         self._refresh()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -101,22 +103,24 @@ class Muon(Optimizer):
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
-        named = any("param_names" in group for group in self.param_groups)
-        whole = {**self.defaults, "adamw_lr": self._adamw_lr, **param_group}
+        count = sum(len(group["params"]) for group in self.param_groups)
+        defaults = {**self.defaults, "adamw_lr": self._adamw_lr}
+        groups, reasons = split_group(param_group, defaults, self._is_muon, count)
         before = len(self.param_groups)
         try:
-            for group in split_group(whole, self._is_muon, named):
+            for group in groups:
                 super().add_param_group(group)
         except Exception:
             del self.param_groups[before:]
             raise
+        self._reasons.update(reasons)
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """Update every parameter that has a gradient, and return what `closure`, called first if given, returns.
 
-        Parameters and state change in place; gradients do not. Raises ValueError for sparse gradients before anything
-        is changed.
+        Parameters and state change in place; gradients do not. Raises ValueError before anything is changed for
+        gradients that are sparse, and for parameters whose shape is no longer that of their state.
         """
         loss = None
         if closure is not None:
@@ -124,7 +128,7 @@ class Muon(Optimizer):
                 loss = closure()
         self._refresh()
         for group in self.param_groups:
-            _check_gradients(group["params"])
+            self._check_gradients(group)
         for group, batches in zip(self.param_groups, self._plans):
             if group["use_muon"]:
                 self._step_muon(group, batches)
@@ -138,8 +142,7 @@ class Muon(Optimizer):
         self._refresh()
         for group, batches in zip(self.param_groups, self._plans):
             batch_of = {i: batch for batch in batches for i in batch.members}
-            names = group.get("param_names") or [f"param_{len(rows) + i}" for i in range(len(group["params"]))]
-            for i, (name, p) in enumerate(zip(names, group["params"])):
+            for i, (name, p) in enumerate(zip(_names(group), group["params"])):
                 rows.append(self._route(name, p, group, batch_of.get(i)))
         return Explanation(rows)
 
@@ -149,23 +152,36 @@ class Muon(Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned for the same parameters in the same order.
+        """Load what `state_dict` returned for the same parameters in the same order; momentum keeps its saved dtype.
 
-        Raises ValueError, with nothing changed, where a group or a state tensor does not fit.
+        What a group does not have, as those of `torch.optim.Muon`, stays as it is here. Raises ValueError or TypeError,
+        with nothing changed, where a group or a state does not fit.
         """
-        for own, saved in zip(self.param_groups, state_dict["param_groups"]):
-            _check_loadable(own, saved, state_dict["state"])
-        super().load_state_dict(state_dict)
+        given: dict[str, Any] = {}
+        hook = self.register_load_state_dict_pre_hook(lambda _, final: given.update(final))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        params = [p for group in self.param_groups for p in group["params"]]
+        positions = [i for group in given["param_groups"] for i in group["params"]]
+        for position, p in zip(positions, params):
+            saved = given["state"].get(position, {})
+            if "momentum_buffer" in saved:  # torch has cast it to the parameter's dtype
+                self.state[p]["momentum_buffer"] = saved["momentum_buffer"].to(p.device, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_is_muon": self._is_muon, "_adamw_lr": self._adamw_lr}
+        kept = {key: getattr(self, key) for key in ("_is_muon", "_adamw_lr", "_reasons")}
+        return {**super().__getstate__(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # Loading comes here too, after every hook and before anything is changed.
+        if "param_groups" in self.__dict__:
+            loaded = zip(self.param_groups, state["param_groups"])
+            groups = [_loaded_group(own, saved, state["state"]) for own, saved in loaded]
+            state = {**state, "param_groups": groups}
         super().__setstate__(state)
-        self._signature, self._plans = [], []
-        for group in self.param_groups:
-            for key, default in self.defaults.items():
-                group.setdefault(key, default)
+        self._planned_for, self._plans = [], []
 
     def _step_muon(self, group: dict[str, Any], batches: tuple[Batch, ...]) -> None:
         params = group["params"]
@@ -188,72 +204,77 @@ class Muon(Optimizer):
         rule = AdamWRule(
             group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"]
         )
-        for members in positions_by(params, device_and_dtype):
+        for members in positions_by((p.device, p.dtype) for p in params):
             chosen = [params[i] for i in members]
             states = [self.state[p] for p in chosen]
             states = [AdamWState(s["exp_avg"], s["exp_avg_sq"], s["step"]) for s in states]
             adamw_(chosen, [p.grad for p in chosen], states, rule)
 
     def _refresh(self) -> None:
-        """Bring plans and state in line with the parameters, which wrappers and `module.to()` may have replaced."""
-        signature = [
-            (group["ns_dtype"], [(id(p), p.device, p.dtype, p.requires_grad) for p in group["params"]])
+        """Bring plans and state in line with the parameters.
+
+        Wrappers and `module.to()` replace or change them without a word, so that every step compares.
+        """
+        now = [
+            (p, p.device, p.dtype, p.shape, p.requires_grad, group["ns_dtype"])
             for group in self.param_groups
+            for p in group["params"]
         ]
-        if signature == self._signature:
+        before = self._planned_for
+        if len(now) == len(before) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, before)):
             return
-        self._plans = [
-            plan_batches(group["params"], group["ns_dtype"] and getattr(torch, group["ns_dtype"]))
-            if group["use_muon"]
-            else ()
-            for group in self.param_groups
-        ]
+        for group in self.param_groups:
+            for name, p in zip(_names(group), group["params"]):
+                check_parameter(name, p, group["use_muon"])
+                if not p.is_meta and (p.requires_grad or p in self.state):
+                    ensure_state(self.state[p], p, group["use_muon"])
         current = {p for group in self.param_groups for p in group["params"]}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]
-        for group in self.param_groups:
-            for p in group["params"]:
-                self._ensure_state(p, group["use_muon"])
-        self._signature = signature
+        self._plans = [self._plan(group) for group in self.param_groups]
+        self._planned_for = now
 
-    def _ensure_state(self, p: Tensor, use_muon: bool) -> None:
-        if p.is_meta or not (p.requires_grad or p in self.state):
-            return
-        state = self.state[p]
-        for key in ("momentum_buffer",) if use_muon else ("exp_avg", "exp_avg_sq"):
-            if key not in state:
-                state[key] = torch.zeros_like(p)
-            elif state[key].device != p.device or not use_muon:
-                state[key] = state[key].to(p.device, None if use_muon else p.dtype)
-        if not use_muon:
-            state["step"] = state.get("step", torch.zeros((), dtype=torch.float32)).to(p.device)
+    def _plan(self, group: dict[str, Any]) -> tuple[Batch, ...]:
+        if not group["use_muon"]:
+            return ()
+        # A frozen parameter has no buffer yet; one that it gets later is like the parameter.
+        buffers = [self.state[p]["momentum_buffer"] if p in self.state else p for p in group["params"]]
+        name = dtype_name(group["ns_dtype"])
+        return plan_batches(group["params"], buffers, name and getattr(torch, name))
+
+    def _check_gradients(self, group: dict[str, Any]) -> None:
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            if p.grad.layout != torch.strided or p.grad.shape != p.shape:
+                raise ValueError(
+                    f"gradients must be dense and of their parameter's shape {tuple(p.shape)}, "
+                    f"got {tuple(p.grad.shape)}, {p.grad.layout}"
+                )
+            if p not in self.state:  # frozen at construction, with a gradient all the same
+                ensure_state(self.state[p], p, group["use_muon"])
 
     def _route(self, name: str, p: Tensor, group: dict[str, Any], batch: Optional[Batch]) -> Route:
-        branch = "muon" if group["use_muon"] else "adamw"
-        natural, reason = decide([name], p)
-        reason = reason if natural == branch else "use_muon or is_muon"
+        # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
+        reason = self._reasons.get(p, "use_muon")
         if batch is None:
-            return Route(name, tuple(p.shape), branch, reason, 0, None, None, "torch._fused_adamw_")
+            return Route(name, tuple(p.shape), "adamw", reason, 0, None, None, "torch._fused_adamw_")
         multiplier = step_multiplier(group["adjust_lr_fn"], batch.rows, batch.cols)
         gemms = select_gemms(p.device, batch.work_dtype, *sorted(p.shape))
         kernel = f"{gemms.name} {batch.work_dtype}".replace("torch.", "")
-        return Route(name, tuple(p.shape), branch, reason, 1, multiplier, None, kernel)
+        return Route(name, tuple(p.shape), "muon", reason, 1, multiplier, None, kernel)
 
 
-def _check_gradients(params) -> None:
-    for p in params:
-        if p.grad is not None and p.grad.layout != torch.strided:
-            raise ValueError(f"gradients must be dense, got layout {p.grad.layout} for a parameter {tuple(p.shape)}")
+def _names(group: dict[str, Any]) -> list[str]:
+    """Return the names of a group's parameters; those that a wrapper has appended have none of their own."""
+    names = list(group["param_names"])
+    return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
 
 
-def _check_loadable(own: dict[str, Any], saved: dict[str, Any], state: dict[int, dict[str, Any]]) -> None:
-    if saved.get("use_muon", own["use_muon"]) != own["use_muon"]:
-        names = {True: "Muon", False: "AdamW"}
-        raise ValueError(
-            f"a group of {len(saved['params'])} parameters was saved for {names[saved['use_muon']]} "
-            f"and is {names[own['use_muon']]}'s here: the parameters or their order differ"
-        )
-    for position, p in zip(saved["params"], own["params"]):
-        for key, value in state.get(position, {}).items():
-            if isinstance(value, Tensor) and value.ndim and value.shape != p.shape:
-                raise ValueError(f"state {key} has shape {tuple(value.shape)}, its parameter {tuple(p.shape)}")
+def _loaded_group(own: dict[str, Any], saved: dict[str, Any], state: dict[Tensor, Any]) -> dict[str, Any]:
+    """Return the saved group with this optimizer's names, and with its settings where the saved one has none."""
+    check_same_group(own, saved)
+    for p in own["params"]:
+        check_loaded(state.get(p, {}), p, own["use_muon"])
+    kept = {key: own[key] for key in ("params", "param_names", "use_muon")}
+    return {**plain_settings({**own, **saved}), **kept}

@@ -1,87 +1,110 @@
-"""Parameter groups: settings checked, and a group of mixed parameters split so that each half has one live `lr`."""
+"""Parameter groups: settings checked and made plain, and mixed groups split so that each half has one live `lr`."""
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import Any, Optional
+from numbers import Integral, Real
+from typing import Any, Mapping, Optional
 
 import torch
 from torch import Tensor
 
 from .learning_rate import check_adjustment
-from .polar import check_work_dtype
-from .routing import IsMuon, check_matrix, decide, unique_parameters
+from .polar import WORK_DTYPES, check_work_dtype
+from .routing import IsMuon, bare_name, check_matrix, decide, unique_parameters
 from .schedules import resolve_schedule
 
 
-def split_group(group: dict[str, Any], is_muon: Optional[IsMuon], named: bool) -> list[dict[str, Any]]:
-    """Return `group` as one or two groups, each all Muon's or all AdamW's, with checked settings.
+def split_group(
+    group: Mapping[str, Any], defaults: Mapping[str, Any], is_muon: Optional[IsMuon], first: int
+) -> tuple[list[dict[str, Any]], dict[Tensor, str]]:
+    """Return `group` as one or two groups, each all Muon's or all AdamW's, and why each parameter is where it is.
 
-    `group` holds every setting, `params` (tensors or `(name, tensor)` pairs) and maybe `use_muon`, which overrides
-    routing, and `adamw_lr`, the `lr` of an AdamW half that the split makes. Names are kept, and made up where `named`
-    is true. Tied parameters come once. Raises ValueError or TypeError for what cannot be optimized.
+    `group` holds `params` (tensors or `(name, tensor)` pairs) and settings, of which `defaults` has the rest;
+    `use_muon` overrides routing. `lr` of an AdamW group is the group's `adamw_lr`, else its `lr`, else the default
+    `adamw_lr`, else the default `lr`. Unnamed parameters are called `param_<first>` and so on; tied ones come once.
+    Raises ValueError or TypeError for what cannot be optimized.
     """
-    settings = {key: value for key, value in group.items() if key not in ("params", "param_names", "adamw_lr")}
-    check_settings(settings)
     entries = _entries(group)
-    forced = _forced_branch(settings)
-    halves: dict[str, list[tuple[str, Tensor]]] = {"muon": [], "adamw": []}
-    for names, p in unique_parameters(entries):
-        check_parameter(names[0], p)
-        if forced == "muon":
-            check_matrix(names[0], p)
-        branch = forced or decide(names, p, is_muon)[0]
-        halves[branch].append((names[0], p))
-    if not halves["muon"] and not halves["adamw"]:
-        return [{**settings, "params": [], "use_muon": forced == "muon"}]
+    own = {key: value for key, value in group.items() if key not in ("params", "param_names", "adamw_lr")}
+    forced = _forced_branch(own)
+    settings = plain_settings({**defaults, **own})
+    learning_rates = {
+        "muon": settings["lr"],
+        "adamw": _first_given(group.get("adamw_lr"), own.get("lr"), defaults["adamw_lr"], settings["lr"]),
+    }
+    halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
+    reasons = {}
+    for names, p in unique_parameters(entries, first):
+        branch, reasons[p] = (forced, "use_muon") if forced else decide(names, p, is_muon)
+        check_parameter(names[0], p, branch == "muon")
+        if names[0] in halves["muon"] or names[0] in halves["adamw"]:
+            raise ValueError(f"two parameters are called {names[0]}")
+        halves[branch][names[0]] = p
+    kept = [branch for branch, members in halves.items() if members] or [forced or "adamw"]
     groups = []
-    for branch, members in halves.items():
-        if not members:
-            continue
-        half = {**settings, "use_muon": branch == "muon"}
-        if branch == "adamw" and forced is None and group.get("adamw_lr") is not None:
-            half["lr"] = group["adamw_lr"]
-        named_here = named or any(isinstance(entry, tuple) for entry in entries)
-        half["params"] = members if named_here else [p for _, p in members]
-        groups.append(half)
-    return groups
+    for branch in kept:
+        changes = {"use_muon": branch == "muon", "lr": learning_rates[branch], "params": list(halves[branch].items())}
+        groups.append({**settings, **changes, "param_names": []})
+    return groups, reasons
 
 
-def check_settings(settings: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError for settings that cannot work; make the rest plain values, in place.
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `settings` as plain values: numbers, strings, tuples and 0-d tensors, which weights_only loading reads.
 
-    Plain are numbers, strings, tuples and 0-d tensors: `torch.load(weights_only=True)` reads them back.
+    Raises ValueError or TypeError for settings that cannot work.
     """
+    if "betas" in settings:
+        raise ValueError("betas are called adamw_betas here")
+    plain = dict(settings)
     for key in ("lr", "adamw_lr"):
-        if settings.get(key) is not None:
-            _check_learning_rate(key, settings[key])
+        if not (key == "adamw_lr" and plain.get(key) is None):
+            plain[key] = _learning_rate(key, plain[key])
     for key in ("weight_decay", "eps", "adamw_eps"):
-        _check_number(key, settings[key], 0, float("inf"))
-    _check_number("momentum", settings["momentum"], 0, 1)
-    betas = settings["adamw_betas"]
+        plain[key] = _number(key, plain[key], float("inf"))
+    plain["momentum"] = _number("momentum", plain["momentum"], 1)
+    betas = plain["adamw_betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"adamw_betas must be two numbers, got {betas!r}")
-    for beta in betas:
-        _check_number("adamw_betas", beta, 0, 1)
-    settings["adamw_betas"] = tuple(betas)
-    resolve_schedule(settings["ns_coefficients"], settings["ns_steps"])
-    if not isinstance(settings["ns_coefficients"], str):
-        settings["ns_coefficients"] = _plain(settings["ns_coefficients"])
-    check_adjustment(settings["adjust_lr_fn"])
-    settings["ns_dtype"] = dtype_name(settings["ns_dtype"])
+    plain["adamw_betas"] = tuple(_number("adamw_betas", beta, 1) for beta in betas)
+    for key in ("nesterov", "maximize"):
+        if not isinstance(plain[key], bool):
+            raise TypeError(f"{key} must be True or False, got {plain[key]!r}")
+    if isinstance(plain["ns_steps"], Integral) and not isinstance(plain["ns_steps"], bool):
+        plain["ns_steps"] = int(plain["ns_steps"])
+    if not isinstance(plain["ns_coefficients"], str):
+        plain["ns_coefficients"] = _as_tuples(plain["ns_coefficients"])
+    resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
+    check_adjustment(plain["adjust_lr_fn"])
+    plain["ns_dtype"] = dtype_name(plain["ns_dtype"])
+    return plain
 
 
-def check_parameter(name: str, p: Tensor) -> None:
-    """Raise unless `p` can be optimized: a real floating-point leaf whose whole value is here."""
-    if p.is_complex() or not p.is_floating_point():
-        raise TypeError(f"parameters must be real floating-point tensors, {name} is {p.dtype}")
-    if hasattr(p, "device_mesh"):
+def check_parameter(name: str, p: Tensor, use_muon: bool) -> None:
+    """Raise unless `p` can be optimized: dense, of one of `WORK_DTYPES`, wholly on this process; a matrix for Muon."""
+    if p.dtype not in WORK_DTYPES:
+        raise TypeError(f"parameters must be {', '.join(map(str, WORK_DTYPES))}, {name} is {p.dtype}")
+    if hasattr(p, "device_mesh"):  # as DTensors have, without importing torch.distributed for those who have none
         raise ValueError(
             f"{name} is sharded (a DTensor), and orthogonalizing a shard is not orthogonalizing the matrix: "
             "sharded parameters are not supported"
         )
     if p.layout != torch.strided:
         raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
+    if use_muon:
+        check_matrix(name, p)
+
+
+def check_same_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise ValueError if `saved` is the group of another branch, or has the same parameters in another order."""
+    if saved.get("use_muon", own["use_muon"]) != own["use_muon"]:
+        names = {True: "Muon", False: "AdamW"}
+        raise ValueError(
+            f"a group of {len(saved['params'])} parameters was saved for {names[saved['use_muon']]} "
+            f"and is {names[own['use_muon']]}'s here: the parameters or their order differ"
+        )
+    ours, theirs = (list(map(bare_name, group.get("param_names", ()))) for group in (own, saved))
+    if ours != theirs and sorted(ours) == sorted(theirs):
+        raise ValueError(f"the same parameters were saved in another order: {theirs}, here {ours}")
 
 
 def dtype_name(dtype: torch.dtype | str | None) -> Optional[str]:
@@ -94,7 +117,7 @@ def dtype_name(dtype: torch.dtype | str | None) -> Optional[str]:
     return str(check_work_dtype(resolved)).replace("torch.", "")
 
 
-def _entries(group: dict[str, Any]) -> list:
+def _entries(group: Mapping[str, Any]) -> list:
     params = group["params"]
     if isinstance(params, set):
         raise TypeError("params must keep their order between runs: give a list, not a set")
@@ -106,27 +129,39 @@ def _entries(group: dict[str, Any]) -> list:
     return list(zip(group["param_names"], entries))
 
 
-def _forced_branch(settings: dict[str, Any]) -> Optional[str]:
-    fallback = settings.pop("use_fallback", None)
-    use_muon = settings.pop("use_muon", None if fallback is None else not fallback)
-    return None if use_muon is None else ("muon" if use_muon else "adamw")
+def _forced_branch(own: dict[str, Any]) -> Optional[str]:
+    """Take `use_muon` and `use_fallback`, its opposite, out of `own` and return the branch that they ask for."""
+    asked = [own.pop("use_muon", None), own.pop("use_fallback", None)]
+    if any(value not in (True, False, None) for value in asked):
+        raise TypeError(f"use_muon and use_fallback must be True, False or None, got {asked}")
+    branches = {asked[0], None if asked[1] is None else not asked[1]} - {None}
+    if len(branches) > 1:
+        raise ValueError(f"use_muon={asked[0]} and use_fallback={asked[1]} contradict each other")
+    return {True: "muon", False: "adamw"}[branches.pop()] if branches else None
 
 
-def _check_learning_rate(key: str, lr) -> None:
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError(f"{key} must be a number or a tensor of one element, got shape {tuple(lr.shape)}")
-    else:
-        _check_number(key, lr, 0, float("inf"))
+def _first_given(*values):
+    return next(value for value in values if value is not None)
 
 
-def _check_number(key: str, value, low: float, high: float) -> None:
-    """Require a number in [low, high)."""
-    if not isinstance(value, Real):
+def _learning_rate(key: str, lr):
+    if not isinstance(lr, Tensor):
+        return _number(key, lr, float("inf"))
+    if lr.numel() != 1 or lr.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{key} must be a number or a float32 or float64 tensor of one element, got {tuple(lr.shape)} {lr.dtype}"
+        )
+    return lr
+
+
+def _number(key: str, value, high: float) -> float:
+    """Return a number of [0, high) as a float."""
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{key} must be a number, got {value!r}")
-    if not low <= value < high:
-        raise ValueError(f"{key} must be at least {low} and below {high}, got {value}")
+    if not 0 <= value < high:
+        raise ValueError(f"{key} must be at least 0 and below {high}, got {value}")
+    return float(value)
 
 
-def _plain(values):
-    return tuple(_plain(v) if hasattr(v, "__len__") else float(v) for v in values)
+def _as_tuples(values):
+    return tuple(_as_tuples(v) if hasattr(v, "__iter__") and not isinstance(v, str) else v for v in values)

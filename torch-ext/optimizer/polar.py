@@ -94,14 +94,14 @@ def newton_schulz(X: Tensor, schedule: Schedule, gemms: Gemms) -> Tensor:
 
 
 def normalize(G: Tensor, work_dtype: torch.dtype, eps: float) -> Tensor:
-    """Return G / max(|G|_F, eps) for each matrix of G (..., m, n), contiguous, rounded once to `work_dtype`.
+    """Return G / max(|G|_F, eps) for each matrix of G (..., m, n), contiguous, in `work_dtype`.
 
     A matrix times a power of two gives the same bits, as long as its norm and the inverse of it are normal numbers.
     """
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     # Smaller norms than the smallest normal number have no digits left to scale up.
     inverse = 1 / frobenius_norm(G).clamp_min(max(eps, torch.finfo(exact).tiny))
-    return torch.mul(G, inverse.to(exact), out=torch.empty(G.shape, dtype=work_dtype, device=G.device))
+    return (G * inverse.to(exact)).to(work_dtype, memory_format=torch.contiguous_format)
 
 
 def frobenius_norm(X: Tensor) -> Tensor:

@@ -16,10 +16,13 @@ MAX_ASPECT = 128.0
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 # Containers around the whole network: what is directly inside is still the top.
 _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
-_EMBEDDING = re.compile(r"embed|(^|_)emb($|_)|^wte$|^wpe$|^shared$")
+_EMBEDDING = re.compile(r"embed|(^|_)emb($|_)|^wte$|^wpe$|^relative_attention_bias$")
 _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
-_HEADS = {"lm_head", "head", "classifier", "score", "logits", "unembed", "output_layer", "output_projection"}
-_TOP_HEADS = {"output", "fc", "fc_out"}
+# Names of an output head: of a layer anywhere, of a part of the whole network, and of a layer at its top.
+_HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
+_HEADS |= {"unembed", "decoder"}
+_TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads"}
+_TOP_LAYERS = {"output", "fc", "fc_out", "proj_out", "generator"}
 _ROUTERS = {"router", "gate", "gating", "wg"}
 
 IsMuon = Callable[[str, Tensor], Optional[bool]]
@@ -81,18 +84,20 @@ def route(
     return Explanation(rows)
 
 
-def unique_parameters(params: Iterable[Union[Tensor, tuple[str, Tensor]]]) -> list[tuple[list[str], Tensor]]:
-    """Return each parameter once, with all its names (generated where none is given).
+def unique_parameters(
+    params: Iterable[Union[Tensor, tuple[str, Tensor]]], first: int = 0
+) -> list[tuple[list[str], Tensor]]:
+    """Return each parameter once, with all its names; the unnamed are called `param_<first>` and so on.
 
     Raises TypeError for what is neither a tensor nor a pair of name and tensor.
     """
     names_of: dict[Tensor, list[str]] = {}
-    for i, entry in enumerate(params):
+    for i, entry in enumerate(params, first):
         named = isinstance(entry, (tuple, list)) and len(entry) == 2
         name, p = entry if named else (f"param_{i}", entry)
         if not isinstance(name, str) or not isinstance(p, Tensor):
             given = type(entry).__name__
-            raise TypeError(f"params must be tensors or (name, tensor) pairs, got {given} at position {i}")
+            raise TypeError(f"params must be tensors or (name, tensor) pairs, got {given} at position {i - first}")
         names_of.setdefault(p, []).append(name)
     return [(names, p) for p, names in names_of.items()]
 
@@ -150,22 +155,31 @@ def role_by_name(name: str, shape: tuple[int, ...]) -> Optional[str]:
     Embeddings and heads have one row a token, so that most rows of their gradient are zero or noise, and routers one
     row an expert: none of them is a map between hidden spaces, which is what a polar factor keeps balanced.
     """
-    parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    lowered = [part.lower() for part in parts]
-    owner = lowered[-2] if len(lowered) > 1 else lowered[-1]
-    top = [part for part in lowered if part not in _TRUNKS][0:1]
-    for part in lowered:
+    parts = bare_name(name).lower().split(".")
+    # The last two are a layer and its weight, or a module and a parameter of its own.
+    layer = parts[-2] if len(parts) > 1 else parts[-1]
+    top = next((part for part in parts if part not in _TRUNKS), layer)
+    for part in parts[-2:]:
         if _EMBEDDING.search(part):
             return f"embedding:{part}"
         if _NORM.search(part):
             return f"norm:{part}"
-    if owner in _HEADS or (top and top[0] in _HEADS) or (top == [owner] and owner in _TOP_HEADS):
-        return f"output_head:{owner}"
-    if "router" in lowered or (owner in _ROUTERS and shape[0] < shape[1]):
-        return f"router:{owner}"
-    if lowered[-1] == "bias" or lowered[-1].endswith("_bias"):
+    if top == layer == "shared" or "patch_embed" in parts:
+        return f"embedding:{top}"
+    if layer in _HEADS or top in _TOP_PARTS or (top == layer and layer in _TOP_LAYERS):
+        return f"output_head:{layer}"
+    if "router" in parts or (layer in _ROUTERS and shape[0] < shape[1]):
+        return f"router:{layer}"
+    if parts[-1] == "a_log":
+        return "state_space:a_log"
+    if parts[-1] == "bias" or parts[-1].endswith("_bias"):
         return "bias"
     return None
+
+
+def bare_name(name: str) -> str:
+    """Return a parameter's name as the model itself has it, without what wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _numel(row: Route) -> int:

@@ -19,44 +19,43 @@ class Batch:
     rows: int
     cols: int
     work_dtype: torch.dtype
+    packed_dtype: torch.dtype
     turned: bool  # packed as cols x rows
 
-    @property
-    def packed_dtype(self) -> torch.dtype:
-        """float16 works only on normalised matrices: a gradient of 1e5 does not fit into it."""
-        return torch.float32 if self.work_dtype == torch.float16 else self.work_dtype
 
+def plan_batches(
+    parameters: Sequence[Tensor], buffers: Sequence[Tensor], work_dtype: torch.dtype | None
+) -> tuple[Batch, ...]:
+    """Return the batches of `parameters`, matrices with momentum `buffers`.
 
-def plan_batches(parameters: Sequence[Tensor], work_dtype: torch.dtype | None) -> tuple[Batch, ...]:
-    """Return the batches of `parameters`, matrices; `work_dtype` None leaves it to `default_work_dtype`.
+    `work_dtype` None leaves it to `default_work_dtype`.
 
     On a CPU every matrix is a batch of its own: there is no launch to save, and its packed direction stays in the
     cache from the first pass to the last. There tall matrices are turned while they are packed, since products are
     faster, and give the same bits in every batch, over wide contiguous ones.
     """
     batches = []
-    for members in positions_by(parameters, _batch_key):
+    keys = [(p.device, p.dtype, p.shape, buffer.dtype) for p, buffer in zip(parameters, buffers)]
+    for members in positions_by(keys):
         first = parameters[members[0]]
         rows, cols = first.shape
         dtype = work_dtype or default_work_dtype(first)
         on_cpu = first.device.type == "cpu"
         for part in [(i,) for i in members] if on_cpu else [members]:
-            batches.append(Batch(part, rows, cols, dtype, turned=on_cpu and rows > cols))
+            batches.append(Batch(part, rows, cols, dtype, _packed_dtype(first.dtype, dtype), on_cpu and rows > cols))
     return tuple(batches)
 
 
-def positions_by(parameters: Iterable[Tensor], key) -> list[tuple[int, ...]]:
-    """Return the positions of the parameters that share a key, group by group, in the order of their first one."""
+def positions_by(keys: Iterable[Hashable]) -> list[tuple[int, ...]]:
+    """Return the positions of equal keys, group by group, in the order of their first one."""
     positions: dict[Hashable, list[int]] = {}
-    for i, p in enumerate(parameters):
-        positions.setdefault(key(p), []).append(i)
+    for i, key in enumerate(keys):
+        positions.setdefault(key, []).append(i)
     return [tuple(members) for members in positions.values()]
 
 
-def device_and_dtype(p: Tensor) -> tuple:
-    """The key of what one multi-tensor kernel can take together."""
-    return p.device, p.dtype
-
-
-def _batch_key(p: Tensor) -> tuple:
-    return p.device, p.dtype, p.shape
+def _packed_dtype(dtype: torch.dtype, work_dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype that holds what is not normalised yet: float16 has no room for 1e5, float32 none for 1e60."""
+    if dtype == torch.float64:
+        return torch.float64
+    return torch.float32 if work_dtype == torch.float16 else work_dtype

@@ -60,9 +60,10 @@ def _symmetric_gemm_kernel(
     cols = j * TILE + tl.arange(0, TILE)
     inner = tl.arange(0, TILE_K)
     wide_rows, wide_cols, wide_matrix = rows.to(tl.int64), cols.to(tl.int64), matrix.to(tl.int64)
+    wide_inner, wide_step = inner.to(tl.int64), tl.cast(TILE_K, tl.int64)
     if not DESCRIPTORS:
-        a_places = A + wide_matrix * A_batch + wide_rows[:, None] * A_row + inner[None, :] * A_k
-        b_places = B + wide_matrix * B_batch + inner[:, None] * B_k + wide_cols[None, :] * B_row
+        a_places = A + wide_matrix * A_batch + wide_rows[:, None] * A_row + wide_inner[None, :] * A_k
+        b_places = B + wide_matrix * B_batch + wide_inner[:, None] * B_k + wide_cols[None, :] * B_row
 
     sums = tl.zeros((TILE, TILE), dtype=tl.float32)
     for start in range(0, k, TILE_K):
@@ -73,8 +74,8 @@ def _symmetric_gemm_kernel(
             left = inner < k - start
             a = tl.load(a_places, mask=(rows < m)[:, None] & left[None, :], other=0.0)
             b = tl.load(b_places, mask=left[:, None] & (cols < m)[None, :], other=0.0)
-            a_places += TILE_K * A_k
-            b_places += TILE_K * B_k
+            a_places += wide_step * A_k
+            b_places += wide_step * B_k
         sums = tl.dot(a, b, sums, input_precision="ieee")
 
     if SCALARS_ON_DEVICE:
@@ -118,22 +119,36 @@ def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, 
 
 
 def reads_descriptors(device: torch.device) -> bool:
-    """Whether kernels on `device` read operands by tensor descriptors: NVIDIA's from compute capability 9.0 on."""
-    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device)[0] >= 9
+    """Whether kernels on `device` read operands by tensor descriptors: NVIDIA's of compute capability 9.0 to 11.x.
+
+    12.0 has them too, but what Triton 3.6 compiles for it then spills; its pointer loads are as wide.
+    """
+    return device.type == "cuda" and not torch.version.hip and 9 <= torch.cuda.get_device_capability(device)[0] < 12
 
 
 def fits_descriptor(panel: Tensor) -> bool:
-    """Whether a panel (b, m, k), or its transpose, has an inner stride of 1 and everything else by 16 bytes."""
+    """Whether a panel (b, m, k), not empty, or its transpose has an inner stride of 1 and all else by 16 bytes."""
     panel = panel if panel.stride(2) == 1 else panel.mT
     outer = [stride * panel.element_size() for stride in panel.stride()[:2]]
-    return panel.stride(2) == 1 and panel.data_ptr() % 16 == 0 and all(n % 16 == 0 and n > 0 for n in outer)
+    outer_fits = all(n % 16 == 0 and n > 0 for n in outer)
+    return panel.numel() > 0 and panel.stride(2) == 1 and panel.data_ptr() % 16 == 0 and outer_fits
 
 
 def is_aligned(*tensors: Tensor) -> bool:
-    """Whether addresses are multiples of 16 bytes, and sizes and strides other than 1 of 16 elements."""
+    """Whether addresses are multiples of 16 bytes, an inner stride is 1, other strides and sizes multiples of 16."""
     return all(
-        x.data_ptr() % 16 == 0 and all(n == 1 or n % 16 == 0 for n in (*x.stride(), *x.shape[1:])) for x in tensors
+        x.data_ptr() % 16 == 0
+        and 1 in x.stride()[1:]
+        and all(n == 1 or n % 16 == 0 for n in (*x.stride(), *x.shape[1:]))
+        for x in tensors
     )
+
+
+def config_for(device_name: str, target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
+    """Return the configuration with which `symmetric_gemm_` launches on these operands."""
+    descriptors = reads_descriptors(A.device) and fits_descriptor(A) and fits_descriptor(B.mT)
+    aligned = is_aligned(A, B, C) and (D is None or is_aligned(D))
+    return chosen_config(device_name, target, A.dtype, A.shape[1:], descriptors, aligned)
 
 
 def symmetric_gemm(
@@ -151,32 +166,33 @@ def symmetric_gemm(
 @torch.library.custom_op(add_op_namespace_prefix("symmetric_gemm_"), mutates_args=("C",), device_types="cuda")
 def symmetric_gemm_(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
     """Write alpha A B + beta D into C; `alpha` and `beta` are 0-d tensors, on the CPU or on the device."""
-    check_operands(A, B, D, C)
+    check_operands(A, B, D, C, alpha, beta)
     target = Target("hip", 0) if torch.version.hip else Target("cuda", _capability(A.device))
-    descriptors = reads_descriptors(A.device) and fits_descriptor(A) and fits_descriptor(B.mT)
-    config = chosen_config(
-        torch.cuda.get_device_name(A.device), target, A.dtype, A.shape[1:], descriptors, is_aligned(A, B, C)
-    )
-    scalars = (alpha.item(), beta.item()) if alpha.is_cpu and beta.is_cpu else _on_device(A.device, alpha, beta)
-    launch_symmetric_gemm(A, B, D, C, scalars, config)
+    config = config_for(torch.cuda.get_device_name(A.device), target, A, B, D, C)
+    scalars = (float(alpha), float(beta)) if alpha.is_cpu and beta.is_cpu else _on_device(A.device, alpha, beta)
+    with torch.cuda.device(A.device):  # Triton launches on the current device, wherever its arguments are
+        launch_symmetric_gemm(A, B, D, C, scalars, config)
 
 
 @symmetric_gemm_.register_fake
 def _symmetric_gemm_fake(A, B, D, C, alpha, beta) -> None:
-    check_operands(A, B, D, C)
+    check_operands(A, B, D, C, alpha, beta)
 
 
 @symmetric_gemm_.register_kernel("cpu")
 def _symmetric_gemm_cpu(A, B, D, C, alpha, beta) -> None:
     """What the kernel computes, by torch's product: the lower triangle and its mirror image."""
-    check_operands(A, B, D, C)
-    product = alpha * torch.bmm(A, B).float()
-    product = (product if D is None else product + beta * D).to(C.dtype)
+    check_operands(A, B, D, C, alpha, beta)
+    product = alpha * torch.bmm(A.float(), B.float())
+    product = (product if D is None else product + beta * D.float()).to(C.dtype)
     C.copy_(product.tril() + product.tril(-1).mT)
 
 
-def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> None:
-    """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit, of one dtype of `DTYPES` and device."""
+def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
+    """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit, of one dtype of `DTYPES` and device.
+
+    alpha and beta must be 0-d, and C must share no memory with A, B or D, nor have two entries in one place.
+    """
     square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
     wanted = {"B": (B, (*A.shape[:1], *A.shape[:0:-1])), "D": (D, square), "C": (C, square)}
     if A.ndim != 3 or A.dtype not in DTYPES:
@@ -186,6 +202,10 @@ def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> None
             raise ValueError(
                 f"{name} must be {shape} {A.dtype} on {A.device}, got {tuple(x.shape)} {x.dtype} on {x.device}"
             )
+    if alpha.ndim or beta.ndim:
+        raise ValueError(f"alpha and beta must be 0-d tensors, got {tuple(alpha.shape)} and {tuple(beta.shape)}")
+    if any(size > 1 and stride == 0 for size, stride in zip(C.shape, C.stride())):
+        raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
     if any(x is not None and torch._C._is_alias_of(x, C) for x in (A, B, D)):
         raise ValueError("C must not share memory with A, B or D: programs still read what others have written")
 

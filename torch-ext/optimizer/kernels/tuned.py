@@ -58,13 +58,13 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
     """Return a configuration that compiles for `target` without spilling, whatever the size.
 
     `descriptors`: operands come through tensor descriptors. `aligned`: addresses are multiples of 16 bytes, sizes and
-    strides of 16 elements; without that loads are narrow and take more registers. Every value that this can return is
-    compiled for its target by `tools/lint_kernels.py`.
+    strides of 16 elements; without that loads and stores are narrow and take more registers. Every value that this can
+    return is compiled for its target by `tools/lint_kernels.py`.
     """
     if dtype == torch.float32:  # no matrix instruction multiplies it exactly
-        return Config(64, 32, 8, 8, 2)
-    if not aligned and not descriptors:
-        return Config(64, 32, 8, 4, 2)
+        return Config(64, 16, 8, 8, 3) if aligned else Config(32, 32, 8, 4, 2)
+    if not aligned:
+        return Config(64, 64, 8, 8, 3) if descriptors else Config(64, 32, 8, 8, 2)
     small = m <= SMALL_SIDE
     if target.backend == "hip":
         return Config(64 if small else 128, 64, 8, 8, 2)

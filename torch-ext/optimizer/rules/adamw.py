@@ -38,6 +38,7 @@ def adamw_(
     used = [_laid_out_alike(*tensors) for tensors in given]
     parameters, gradients, averages, squares = ([row[k] for row in used] for k in range(4))
     steps = [s.step for s in states]
+    lr = rule.lr.to(parameters[0].device) if isinstance(rule.lr, Tensor) else rule.lr
     torch._foreach_add_(steps, 1)
     torch._fused_adamw_(
         parameters,
@@ -46,7 +47,7 @@ def adamw_(
         squares,
         [],
         steps,
-        lr=rule.lr,
+        lr=lr,
         beta1=rule.betas[0],
         beta2=rule.betas[1],
         weight_decay=rule.weight_decay,
@@ -54,6 +55,7 @@ def adamw_(
         amsgrad=False,
         maximize=rule.maximize,
     )
+    torch.autograd.graph.increment_version([*parameters, *averages, *squares])
     for (p, _, average, square), (p_used, _, average_used, square_used) in zip(given, used):
         for tensor, result in ((p, p_used), (average, average_used), (square, square_used)):
             if tensor is not result:

@@ -31,8 +31,10 @@ def descend_packed_(parameters: Sequence[Tensor], directions: Tensor, multiplier
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101.
     """
     descend_(parameters, directions, rule.lr, rule.weight_decay, _as_tensor(multiplier))
+    # So that autograd refuses a backward pass through the old values, as it does after torch's own updates.
+    torch.autograd.graph.increment_version(parameters)
 
 
 def _as_tensor(value: Number) -> Tensor:
     # float64 on the CPU: the value arrives exactly, and the kernels read it without a copy to the device.
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Sequence
 
+import torch
 from torch import Tensor
 
 from ..kernels.native import momentum_pack_
@@ -25,3 +26,4 @@ def pack_momentum_(buffers: Sequence[Tensor], gradients: Sequence[Tensor], packe
     Source: Sutskever et al., On the importance of initialization and momentum in deep learning (2013), as an average.
     """
     momentum_pack_(buffers, gradients, packed, rule.beta, rule.nesterov, rule.maximize)
+    torch.autograd.graph.increment_version([*buffers, packed])

@@ -1,0 +1,132 @@
+"""Launches: the configuration measured nearest, safe ones where nothing was measured, and how operands are read."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+FIELDS = {"tile": 128, "tile_k": 64, "group": 4, "warps": 8, "stages": 3, "gain": 1.2}
+
+
+@pytest.fixture(scope="module")
+def tuned(kernel):
+    return kernel.kernels.tuned
+
+
+@pytest.fixture(scope="module")
+def module(kernel):
+    return kernel.kernels.symmetric_gemm
+
+
+@pytest.fixture
+def entries(tuned, monkeypatch) -> list[dict]:
+    """What was measured on "a GPU" in bfloat16, each with a group of its own."""
+    sizes = [(256, 256), (1024, 1024), (1024, 8192)]
+    found = [{"m": m, "k": k, **FIELDS, "group": group} for group, (m, k) in enumerate(sizes)]
+    monkeypatch.setattr(tuned, "measured", lambda name: {"bfloat16": found} if name == "a GPU" else {})
+    return found
+
+
+@pytest.mark.parametrize(
+    "m, k, expected",
+    [(1, 1, 0), (500, 500, 0), (530, 530, 1), (1024, 2800, 1), (1024, 3000, 2), (10**6, 10**6, 2), (0, 0, 0)],
+)
+def test_the_nearest_entry_is_the_one_with_the_smallest_ratios(tuned, entries, m, k, expected):
+    """Half way between 256 and 1024 is 512, and between 1024 and 8192 it is 2896."""
+    assert tuned.nearest("a GPU", torch.bfloat16, m, k) is entries[expected]
+
+
+def test_what_was_not_measured_has_no_entry(tuned, entries):
+    assert tuned.nearest("another GPU", torch.bfloat16, 256, 256) is None
+    assert tuned.nearest("a GPU", torch.float16, 256, 256) is None
+
+
+def test_a_measured_configuration_is_chosen_for_aligned_operands_alone(tuned, entries):
+    target = tuned.Target("cuda", 90)
+    for name, dtype, aligned in itertools.product(
+        ("a GPU", "another GPU"), (torch.bfloat16, torch.float16), (True, False)
+    ):
+        chosen = tuned.chosen_config(name, target, dtype, (1024, 1024), True, aligned)
+        safe = tuned.safe_config(target, dtype, 1024, True, aligned)
+        was_measured = (name, dtype, aligned) == ("a GPU", torch.bfloat16, True)
+        assert chosen == (tuned.Config(128, 64, 1, 8, 3) if was_measured else safe)
+
+
+def test_measurements_are_read_from_the_file_of_the_device(tuned, monkeypatch, tmp_path):
+    table = {"bfloat16": [{"m": 1, "k": 1, **FIELDS}]}
+    (tmp_path / "NVIDIA_Some_GPU.json").write_text(json.dumps({"symmetric_gemm": table}))
+    monkeypatch.setattr(tuned, "_CONFIGS", tmp_path)
+    read = tuned.measured.__wrapped__
+    assert read("NVIDIA Some GPU") == table
+    assert read("NVIDIA Other GPU") == {}
+
+
+def test_safe_configurations_are_what_a_kernel_can_be_launched_with(tuned):
+    """Triton needs powers of two, and a dot product 16 or more on each side."""
+    targets = [tuned.Target("cuda", capability) for capability in (80, 86, 89, 90, 100, 103, 120)]
+    dtypes = torch.float16, torch.bfloat16, torch.float32
+    flags = False, True
+    for choice in itertools.product([*targets, tuned.Target("hip", 0)], dtypes, (1, 768, 769, 10**5), flags, flags):
+        config = tuned.safe_config(*choice)
+        powers = config.tile, config.tile_k, config.warps
+        assert all(number & (number - 1) == 0 for number in powers) and min(powers[:2]) >= 16
+        assert min(config.group, config.stages, config.warps) >= 1
+
+
+def test_every_shipped_file_holds_what_the_package_reads(tuned):
+    for file in tuned._CONFIGS.glob("*.json"):
+        table = json.loads(file.read_text())["symmetric_gemm"]
+        for dtype, rows in table.items():
+            assert isinstance(getattr(torch, dtype), torch.dtype)
+            assert all({"m", "k", "gain", *tuned.Config._fields} <= row.keys() for row in rows)
+
+
+@pytest.fixture
+def launches(module, monkeypatch) -> list:
+    """The launches that the operation asks for on "a GPU", each after the device that was current then."""
+    calls, current = [], [None]
+
+    @contextlib.contextmanager
+    def device(wanted):
+        current.append(wanted)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(module, "launch_symmetric_gemm", lambda *args: calls.append((current[-1], *args)))
+    return calls
+
+
+def test_a_launch_is_on_the_device_of_its_operands(module, launches):
+    A, C = torch.ones(1, 3, 2), torch.empty(1, 3, 3)
+    module.symmetric_gemm_._init_fn(A, A.mT, None, C, torch.tensor(2), torch.tensor(0.5))
+    ((device, *_, result, scalars, _),) = launches
+    assert device == A.device and result is C
+    assert scalars == (2.0, 0.5) and all(isinstance(number, float) for number in scalars)
+
+
+@pytest.mark.parametrize("name", [None, "A", "B", "C", "D"])
+def test_an_operand_that_is_not_aligned_takes_no_measured_configuration(module, launches, entries, name):
+    values = {operand: torch.zeros(1, 64, 64, dtype=torch.bfloat16) for operand in "ABDC"}
+    if name:
+        values[name] = torch.zeros(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(1, 64, 64)
+    module.symmetric_gemm_._init_fn(**values, alpha=torch.tensor(1.0), beta=torch.tensor(0.0))
+    was_measured = launches[0][-1] == tuple(entries[0][field] for field in module.Config._fields)
+    assert was_measured == (name is None)
+
+
+def test_descriptors_are_for_panels_that_their_hardware_can_address(module):
+    X = torch.zeros(2, 32, 16, dtype=torch.float16)
+    for panel in X, X.mT, X[:, 1:, 8:], X[:, :31]:
+        assert module.fits_descriptor(panel)
+    odd = torch.zeros(2, 32, 17, dtype=torch.float16)
+    for panel in odd, odd.mT, X[..., 1:], X[..., ::2], X[:1].expand(2, 32, 16), X[..., :0], X[:0], X[:, :0]:
+        assert not module.fits_descriptor(panel)

@@ -1,0 +1,176 @@
+"""Compile every launch of the Triton kernels for GPUs that are not here, and refuse what would run badly or not at all.
+
+    python tools/lint_kernels.py [--fast] [--json FILE] [--all-triton] [--package DIR]
+
+A launch passes if it compiles, fits into shared memory, spills no register, multiplies each part of a tile once, with
+the matrix instructions that its dtype may use, and loads by tensor descriptors where it is given them. That it is
+fast, or right, is not shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+import triton
+from kernel_binary import Facts, read_facts
+from kernel_cases import Case, all_cases, fast_cases, operands
+from kernel_compile import PACKAGE, compile_launch, takes_descriptors
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from triton_versions import VERSIONS, lint_under
+from wave_model import blocks_per_sm, wave_table
+
+
+class Limits(NamedTuple):
+    """Bytes of shared memory that a block and a multiprocessor have, and the matrix instructions for 16 bits."""
+
+    shared: int
+    shared_of_sm: int
+    matrix: str
+
+
+LIMITS = {
+    "sm_80": Limits(163 << 10, 164 << 10, "HMMA"),
+    "sm_90": Limits(227 << 10, 228 << 10, "HGMMA"),
+    "sm_100": Limits(227 << 10, 228 << 10, "UTCHMMA"),
+    "sm_120": Limits(99 << 10, 100 << 10, "HMMA"),
+    "gfx942": Limits(64 << 10, 64 << 10, "v_mfma_f32_"),
+}
+ANY_MATRIX = "HMMA|HGMMA|UTC.?.?MMA|v_mfma_"
+AMD_EXACT = r"v_mfma_f32_\w+_f32$"
+SPILLS = "LDL|STL|scratch_load|scratch_store"
+STORES = "STG|UTMASTG|global_store|buffer_store"
+
+
+class Row(NamedTuple):
+    """A compiled case, what it is, and what is wrong with it; without facts it did not compile."""
+
+    case: Case
+    facts: Optional[Facts]
+    problems: list[str]
+
+
+def examine(package: Path, case: Case) -> Row:
+    """Compile one case and judge it."""
+    scalars = (torch.zeros(()), torch.zeros(())) if case.scalars_on_device else (1.5, -0.5)
+    try:
+        facts = read_facts(compile_launch(case.gpu, package, operands(case), scalars, case.config))
+    except Exception as error:  # Triton's passes raise errors of any class
+        return Row(case, None, [f"does not compile: {type(error).__name__}: {str(error)[:200]}"])
+    A, B, _, _ = operands(case)
+    descriptors = takes_descriptors(case.gpu, package, (A, B.mT))
+    return Row(case, facts, list(problems(case, facts, descriptors)))
+
+
+def problems(case: Case, facts: Facts, descriptors: bool) -> Iterator[str]:
+    """Yield why a compiled case must not be shipped; `descriptors`: its operands come through tensor descriptors."""
+    tile, tile_k, *_ = case.config
+    limits = LIMITS[case.gpu]
+    if facts.shared > limits.shared:
+        yield f"needs {facts.shared} bytes of shared memory, a block has {limits.shared}"
+    if facts.spilled or facts.count(SPILLS):
+        yield f"spills {facts.spilled} bytes of registers by {facts.count(SPILLS)} instructions"
+    if not facts.count(STORES):
+        yield "stores nothing: the compiler gave up and left a stub"
+    if case.dtype != "float32" and not facts.count(limits.matrix):
+        yield f"has no matrix instruction {limits.matrix}"
+    if case.dtype == "float32" and (facts.count(ANY_MATRIX) != facts.count(AMD_EXACT)):
+        yield "multiplies float32 by matrix instructions that round it"
+    if descriptors and facts.count("UTMALDG") < 2:
+        yield f"loads two operands by {facts.count('UTMALDG')} descriptor loads"
+    if facts.specialized:
+        yield "gives warps different work, which no configuration asks for"
+    if facts.work != tile * tile * tile_k:
+        yield f"multiplies {facts.work / (tile * tile * tile_k):g} times what a tile needs"
+
+
+def examine_all(package: Path, cases: Sequence[Case], jobs: Optional[int] = None) -> list[Row]:
+    """Examine all cases in processes of their own, for which Triton is not an interpreter."""
+    pool = ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"))
+    interpret = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        with pool:
+            return list(pool.map(partial(examine, package), cases, chunksize=2))
+    finally:
+        if interpret is not None:
+            os.environ["TRITON_INTERPRET"] = interpret
+
+
+def blocks(row: Row) -> int:
+    """Return how many blocks of an NVIDIA kernel run on one multiprocessor at once."""
+    shared_of_sm = LIMITS[row.case.gpu].shared_of_sm
+    return blocks_per_sm(row.facts.shared, row.facts.registers, row.case.config[3], shared_of_sm)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return what was compiled, a line each."""
+    result = Table("GPU", "launch", title=f"{len(rows)} launches compiled by triton {triton.__version__}")
+    for heading in ("tile", "warps", "stages", "shared KiB", "regs", "spilled", "matrix", "TMA", "work"):
+        result.add_column(heading, justify="right")
+    result.add_column("verdict")
+    for case, facts, faults in rows:
+        tile, tile_k, _, warps, stages = case.config
+        shape = f"{tile}×{tile}×{tile_k}", str(warps), str(stages)
+        verdict = "[red]" + escape("; ".join(faults)) if faults else "passes"
+        result.add_row(case.gpu, case.name, *shape, *(_figures(case, facts) if facts else ["-"] * 6), verdict)
+    return result
+
+
+def _figures(case: Case, facts: Facts) -> tuple[str, ...]:
+    tile, tile_k, *_ = case.config
+    shared = f"{facts.shared / 1024:.0f}/{LIMITS[case.gpu].shared >> 10}"
+    counts = facts.registers, facts.spilled, facts.count(ANY_MATRIX), facts.count("UTMALDG")
+    return (shared, *map(str, counts), f"{facts.work / (tile * tile * tile_k):g}×")
+
+
+def wave_tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """Yield the model of waves for each size of tile, with the fewest blocks of its launches that sm_90 holds."""
+    sm_90 = [row for row in rows if row.facts and row.case.gpu == "sm_90" and row.case.dtype == "bfloat16"]
+    for tile in sorted({row.case.config[0] for row in sm_90}, reverse=True):
+        yield wave_table(tile, min(blocks(row) for row in sm_90 if row.case.config[0] == tile))
+
+
+def write_json(file: Path, rows: Sequence[Row]) -> None:
+    """Write the rows to `file`, with the counts that the table shows."""
+    content = [
+        row.case._asdict()
+        | {"problems": row.problems}
+        | ({"facts": row.facts._replace(opcodes={})._asdict()} if row.facts else {})
+        for row in rows
+    ]
+    file.write_text(json.dumps({"triton": triton.__version__, "launches": content}, indent=1) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile the Triton kernels for every GPU and judge the result.")
+    parser.add_argument("--fast", action="store_true", help="a few launches for sm_80, sm_90 and sm_100")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to FILE")
+    parser.add_argument("--all-triton", action="store_true", help=f"under triton {', '.join(VERSIONS)}, one by one")
+    parser.add_argument("--package", type=Path, default=PACKAGE, help="folder with kernels/; default: %(default)s")
+    arguments = parser.parse_args()
+    if arguments.all_triton:
+        passed = ["--package", arguments.package.resolve(), *(["--fast"] if arguments.fast else [])]
+        return max([lint_under(version, Path(__file__), passed) for version in VERSIONS])
+    rows = examine_all(arguments.package, (fast_cases if arguments.fast else all_cases)(arguments.package))
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    console.print(table(rows), *wave_tables(rows))
+    if arguments.json:
+        write_json(arguments.json, rows)
+    failed = sum(bool(row.problems) for row in rows)
+    console.print(f"triton {triton.__version__}: {len(rows)} launches, {failed} refused")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""How many waves of blocks a product takes on a GPU: exact counts, no times.
+
+A GPU of S multiprocessors that each hold c blocks runs S c tiles at once, a wave. The symmetric product has
+t (t + 1) / 2 tiles a matrix where the dense one has t², t = ceil(m / tile); time is saved only where waves are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple, Optional
+
+from rich.table import Table
+
+# Multiprocessors of an A100, of an H100 or H200, and of a B200.
+SMS = (108, 132, 148)
+SIDES = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+REGISTERS, THREADS, BLOCKS = 65536, 2048, 32  # a multiprocessor's; NVIDIA's consumer GPUs hold fewer threads
+RESERVED_SHARED = 1024  # bytes of shared memory that the system takes from each block
+
+
+class Waves(NamedTuple):
+    """Tiles of a launch, the waves that they run in, and which part of all waves and of the last one has work."""
+
+    tiles: int
+    count: int
+    use: Fraction
+    last_use: Fraction
+
+
+def tiles(m: int, tile: int, symmetric: bool, batch: int = 1) -> int:
+    """Return how many tiles are computed for `batch` results (m, m)."""
+    side = -(-m // tile)
+    return batch * (side * (side + 1) // 2 if symmetric else side * side)
+
+
+def waves(count: int, slots: int) -> Waves:
+    """Return the waves of `count` >= 1 tiles on a GPU that runs `slots` = S c at once."""
+    number = -(-count // slots)
+    return Waves(count, number, Fraction(count, number * slots), Fraction(count - (number - 1) * slots, slots))
+
+
+def saves_waves(m: int, tile: int, slots: int, batch: int = 1) -> int:
+    """Return how many waves fewer the symmetric product takes than the dense one with the same tiles."""
+    dense, symmetric = (waves(tiles(m, tile, half, batch), slots).count for half in (False, True))
+    return dense - symmetric
+
+
+def smallest_saving_batch(m: int, tile: int, slots: int, at_most: int = 256) -> Optional[int]:
+    """Return the smallest number of matrices whose product in one launch saves a wave, None beyond `at_most`."""
+    return next((n for n in range(1, at_most + 1) if saves_waves(m, tile, slots, n) > 0), None)
+
+
+def blocks_per_sm(shared: int, registers: int, warps: int, shared_of_sm: int) -> int:
+    """Return how many blocks of a kernel a multiprocessor holds: bytes a block, registers a thread, warps a block."""
+    by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
+    return min(shared_of_sm // (shared + RESERVED_SHARED), by_registers, THREADS // (32 * warps), BLOCKS)
+
+
+def wave_table(tile: int, blocks: int, sms: Sequence[int] = SMS) -> Table:
+    """Return a table of waves, symmetric and dense, by size and GPU; where none is saved, the batch that saves one."""
+    table = Table("m", title=f"waves, symmetric : dense, tiles of {tile}, {blocks} blocks on each multiprocessor")
+    table.caption = "in brackets the part of the last symmetric wave that has work"
+    for count in sms:
+        table.add_column(f"{count} multiprocessors")
+    for m in SIDES:
+        table.add_row(str(m), *(_cell(m, tile, count * blocks) for count in sms))
+    return table
+
+
+def _cell(m: int, tile: int, slots: int) -> str:
+    half, dense = (waves(tiles(m, tile, symmetric), slots) for symmetric in (True, False))
+    counts = f"{half.count} : {dense.count} ({float(half.last_use):.0%})"
+    if half.count < dense.count:
+        return counts
+    batch = smallest_saving_batch(m, tile, slots)
+    return f"{counts}, saves none: " + (f"batch {batch} matrices" if batch else "take smaller tiles")
