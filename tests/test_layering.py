@@ -8,10 +8,10 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "torch-ext" / "optimizer"
 FLOORS = [
-    {"schedules", "learning_rate"},
+    {"schedules", "learning_rate", "parameters", "state"},
     {"kernels"},
     {"polar", "rules", "routing"},
-    {"distributed", "param_groups", "state"},
+    {"distributed", "param_groups"},
     {"muon"},
     {"compat"},
     {"__init__"},

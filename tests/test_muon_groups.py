@@ -49,8 +49,8 @@ def test_groups_bring_their_own_settings_and_override_routing(kernel):
     assert found == [
         (True, 0.1, 3, ["wte.weight"]),
         (False, 0.5, 5, ["up.weight"]),
-        (True, 0.1, 5, ["param_0"]),
-        (False, 0.2, 5, ["param_1"]),
+        (True, 0.1, 5, ["param_2"]),
+        (False, 0.2, 5, ["param_3"]),
     ]
     assert [row.reason for row in optimizer.explain().rows] == ["use_muon", "use_muon", "matrix", "insufficient_dims"]
 

@@ -12,13 +12,14 @@ from .distributed.pipeline import Recipe, update_batch_
 from .distributed.plan import Batch, plan_batches, positions_by
 from .kernels.gemms import select_gemms
 from .learning_rate import step_multiplier
-from .param_groups import check_parameter, check_same_group, dtype_name, plain_settings, split_group
+from .param_groups import dtype_name, loaded_group, names_of, plain_settings, split_group
+from .parameters import check_gradient, check_parameter
 from .routing import Explanation, IsMuon, Route
 from .rules.adamw import AdamWRule, AdamWState, adamw_
 from .rules.descent import descent_rule
 from .rules.momentum import MomentumRule
 from .schedules import resolve_schedule
-from .state import check_loaded, ensure_state
+from .state import ensure_state
 
 
 class Muon(Optimizer):
@@ -128,7 +129,10 @@ class Muon(Optimizer):
                 loss = closure()
         self._refresh()
         for group in self.param_groups:
-            self._check_gradients(group)
+            for p in (p for p in group["params"] if p.grad is not None):
+                check_gradient(p)
+                if p not in self.state:  # frozen at construction, with a gradient all the same
+                    ensure_state(self.state[p], p, group["use_muon"])
         for group, batches in zip(self.param_groups, self._plans):
             if group["use_muon"]:
                 self._step_muon(group, batches)
@@ -142,7 +146,7 @@ class Muon(Optimizer):
         self._refresh()
         for group, batches in zip(self.param_groups, self._plans):
             batch_of = {i: batch for batch in batches for i in batch.members}
-            for i, (name, p) in enumerate(zip(_names(group), group["params"])):
+            for i, (name, p) in enumerate(zip(names_of(group), group["params"])):
                 rows.append(self._route(name, p, group, batch_of.get(i)))
         return Explanation(rows)
 
@@ -178,7 +182,7 @@ class Muon(Optimizer):
         # Loading comes here too, after every hook and before anything is changed.
         if "param_groups" in self.__dict__:
             loaded = zip(self.param_groups, state["param_groups"])
-            groups = [_loaded_group(own, saved, state["state"]) for own, saved in loaded]
+            groups = [loaded_group(own, saved, state["state"]) for own, saved in loaded]
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
         self._planned_for, self._plans = [], []
@@ -224,7 +228,7 @@ class Muon(Optimizer):
         if len(now) == len(before) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, before)):
             return
         for group in self.param_groups:
-            for name, p in zip(_names(group), group["params"]):
+            for name, p in zip(names_of(group), group["params"]):
                 check_parameter(name, p, group["use_muon"])
                 if not p.is_meta and (p.requires_grad or p in self.state):
                     ensure_state(self.state[p], p, group["use_muon"])
@@ -242,18 +246,6 @@ class Muon(Optimizer):
         name = dtype_name(group["ns_dtype"])
         return plan_batches(group["params"], buffers, name and getattr(torch, name))
 
-    def _check_gradients(self, group: dict[str, Any]) -> None:
-        for p in group["params"]:
-            if p.grad is None:
-                continue
-            if p.grad.layout != torch.strided or p.grad.shape != p.shape:
-                raise ValueError(
-                    f"gradients must be dense and of their parameter's shape {tuple(p.shape)}, "
-                    f"got {tuple(p.grad.shape)}, {p.grad.layout}"
-                )
-            if p not in self.state:  # frozen at construction, with a gradient all the same
-                ensure_state(self.state[p], p, group["use_muon"])
-
     def _route(self, name: str, p: Tensor, group: dict[str, Any], batch: Optional[Batch]) -> Route:
         # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
         reason = self._reasons.get(p, "use_muon")
@@ -263,18 +255,3 @@ class Muon(Optimizer):
         gemms = select_gemms(p.device, batch.work_dtype, *sorted(p.shape))
         kernel = f"{gemms.name} {batch.work_dtype}".replace("torch.", "")
         return Route(name, tuple(p.shape), "muon", reason, 1, multiplier, None, kernel)
-
-
-def _names(group: dict[str, Any]) -> list[str]:
-    """Return the names of a group's parameters; those that a wrapper has appended have none of their own."""
-    names = list(group["param_names"])
-    return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
-
-
-def _loaded_group(own: dict[str, Any], saved: dict[str, Any], state: dict[Tensor, Any]) -> dict[str, Any]:
-    """Return the saved group with this optimizer's names, and with its settings where the saved one has none."""
-    check_same_group(own, saved)
-    for p in own["params"]:
-        check_loaded(state.get(p, {}), p, own["use_muon"])
-    kept = {key: own[key] for key in ("params", "param_names", "use_muon")}
-    return {**plain_settings({**own, **saved}), **kept}

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from .learning_rate import check_adjustment
-from .polar import WORK_DTYPES, check_work_dtype
-from .routing import IsMuon, bare_name, check_matrix, decide, unique_parameters
+from .parameters import check_parameter
+from .polar import check_work_dtype
+from .routing import IsMuon, bare_name, decide, unique_parameters
 from .schedules import resolve_schedule
+from .state import check_loaded
 
 
 def split_group(
@@ -79,32 +81,22 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def check_parameter(name: str, p: Tensor, use_muon: bool) -> None:
-    """Raise unless `p` can be optimized: dense, of one of `WORK_DTYPES`, wholly on this process; a matrix for Muon."""
-    if p.dtype not in WORK_DTYPES:
-        raise TypeError(f"parameters must be {', '.join(map(str, WORK_DTYPES))}, {name} is {p.dtype}")
-    if hasattr(p, "device_mesh"):  # as DTensors have, without importing torch.distributed for those who have none
-        raise ValueError(
-            f"{name} is sharded (a DTensor), and orthogonalizing a shard is not orthogonalizing the matrix: "
-            "sharded parameters are not supported"
-        )
-    if p.layout != torch.strided:
-        raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
-    if use_muon:
-        check_matrix(name, p)
+def loaded_group(own: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:
+    """Return the saved group with the names of `own`, and with its settings where the saved one has none.
+
+    `state` is what was loaded, by parameter. Raises ValueError or TypeError where group or state do not fit.
+    """
+    _check_same_group(own, saved)
+    for p in own["params"]:
+        check_loaded(state.get(p, {}), p, own["use_muon"])
+    kept = {key: own[key] for key in ("params", "param_names", "use_muon")}
+    return {**plain_settings({**own, **saved}), **kept}
 
 
-def check_same_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise ValueError if `saved` is the group of another branch, or has the same parameters in another order."""
-    if saved.get("use_muon", own["use_muon"]) != own["use_muon"]:
-        names = {True: "Muon", False: "AdamW"}
-        raise ValueError(
-            f"a group of {len(saved['params'])} parameters was saved for {names[saved['use_muon']]} "
-            f"and is {names[own['use_muon']]}'s here: the parameters or their order differ"
-        )
-    ours, theirs = (list(map(bare_name, group.get("param_names", ()))) for group in (own, saved))
-    if ours != theirs and sorted(ours) == sorted(theirs):
-        raise ValueError(f"the same parameters were saved in another order: {theirs}, here {ours}")
+def names_of(group: Mapping[str, Any]) -> list[str]:
+    """Return the names of a group's parameters; those that a wrapper has appended have none of their own."""
+    names = list(group["param_names"])
+    return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
 
 
 def dtype_name(dtype: torch.dtype | str | None) -> Optional[str]:
@@ -115,6 +107,19 @@ def dtype_name(dtype: torch.dtype | str | None) -> Optional[str]:
     if not isinstance(resolved, torch.dtype):
         raise ValueError(f"ns_dtype must be a torch.dtype or its name, got {dtype!r}")
     return str(check_work_dtype(resolved)).replace("torch.", "")
+
+
+def _check_same_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise ValueError if `saved` is the group of another branch, or has the same parameters in another order."""
+    if saved.get("use_muon", own["use_muon"]) != own["use_muon"]:
+        names = {True: "Muon", False: "AdamW"}
+        raise ValueError(
+            f"a group of {len(saved['params'])} parameters was saved for {names[saved['use_muon']]} "
+            f"and is {names[own['use_muon']]}'s here: the parameters or their order differ"
+        )
+    ours, theirs = (list(map(bare_name, group.get("param_names", ()))) for group in (own, saved))
+    if ours != theirs and sorted(ours) == sorted(theirs):
+        raise ValueError(f"the same parameters were saved in another order: {theirs}, here {ours}")
 
 
 def _entries(group: Mapping[str, Any]) -> list:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from .kernels.gemms import SINGLE, Gemms, select_gemms
+from .parameters import DTYPES
 from .schedules import Schedule, resolve_schedule
-
-WORK_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Without native instructions bfloat16 products on a CPU are slower than float32's.
 _CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
@@ -71,8 +70,8 @@ def default_work_dtype(G: Tensor) -> torch.dtype:
 
 def check_work_dtype(dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:
     """Return `dtype`; ValueError if products cannot be worked in it."""
-    if dtype is not None and dtype not in WORK_DTYPES:
-        raise ValueError(f"the work dtype must be one of {', '.join(map(str, WORK_DTYPES))} or None, got {dtype}")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))} or None, got {dtype}")
     return dtype
 
 

@@ -8,6 +8,7 @@ from typing import Callable, Iterable, NamedTuple, Optional, Sequence, Union
 from torch import Tensor
 
 from .learning_rate import step_multiplier
+from .parameters import check_matrix
 
 MIN_SIDE = 4
 MAX_ASPECT = 128.0
@@ -119,12 +120,6 @@ def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None) ->
         if role is not None:
             return "adamw", role
     return "muon", "matrix"
-
-
-def check_matrix(name: str, p: Tensor) -> None:
-    """Raise ValueError unless `p`, asked for by the user, can be orthogonalized."""
-    if p.ndim != 2 or 0 in p.shape:
-        raise ValueError(f"Muon was asked for {name}, which is no matrix: its shape is {tuple(p.shape)}")
 
 
 def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT) -> tuple[bool, str]:

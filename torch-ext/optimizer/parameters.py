@@ -1,0 +1,38 @@
+"""What a parameter and its gradient must be, to be optimized at all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_parameter(name: str, p: Tensor, use_muon: bool) -> None:
+    """Raise unless `p` can be optimized: dense, of one of `DTYPES`, wholly on this process; a matrix for Muon."""
+    if p.dtype not in DTYPES:
+        raise TypeError(f"parameters must be {', '.join(map(str, DTYPES))}, {name} is {p.dtype}")
+    if hasattr(p, "device_mesh"):  # as DTensors have, without importing torch.distributed for those who have none
+        raise ValueError(
+            f"{name} is sharded (a DTensor), and orthogonalizing a shard is not orthogonalizing the matrix: "
+            "sharded parameters are not supported"
+        )
+    if p.layout != torch.strided:
+        raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
+    if use_muon:
+        check_matrix(name, p)
+
+
+def check_matrix(name: str, p: Tensor) -> None:
+    """Raise ValueError unless `p`, asked for by the user, can be orthogonalized."""
+    if p.ndim != 2 or 0 in p.shape:
+        raise ValueError(f"Muon was asked for {name}, which is no matrix: its shape is {tuple(p.shape)}")
+
+
+def check_gradient(p: Tensor) -> None:
+    """Raise ValueError unless the gradient of `p` is dense and has its shape, which `p` itself may have lost."""
+    if p.grad.layout != torch.strided or p.grad.shape != p.shape:
+        raise ValueError(
+            f"gradients must be dense and of their parameter's shape {tuple(p.shape)}, "
+            f"got {tuple(p.grad.shape)}, {p.grad.layout}"
+        )
