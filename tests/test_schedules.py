@@ -36,10 +36,11 @@ def remez_on_a_grid(low, high, points=20001):
         error = basis @ coefficients - 1
         turns = np.flatnonzero(np.diff(np.sign(np.diff(error)))) + 1
         extrema = np.concatenate([[0], turns, [points - 1]])
-        if len(extrema) != 4 or np.array_equal(extrema, chosen):
-            break
+        assert len(extrema) == 4
+        if np.array_equal(extrema, chosen):
+            return coefficients, np.max(np.abs(error))
         chosen = extrema
-    return coefficients, np.max(np.abs(error))
+    raise AssertionError("the exchange did not settle")
 
 
 def test_presets_are_the_published_tables(schedules, golden):
@@ -53,8 +54,10 @@ def test_presets_name_the_band_that_five_steps_reach(schedules):
     x = np.geomspace(1e-3, 1, 200_001)
     for name, preset in schedules.PRESETS.items():
         y = composed(schedules.resolve_schedule(name, 5), x)
-        # The grid misses an extremum by at most (5.8e-6 relative spacing)² of its curvature; the table has six digits.
-        np.testing.assert_allclose((y.min(), y.max()), preset.band, atol=2e-6, err_msg=name)
+        # The band is rounded to six digits, outwards. Beside an extremum the grid is off by half its spacing in log x;
+        # there the composed polynomial bends by at most the product of what each step does, under 1e3.
+        h = np.log(1e3) / 200_000
+        np.testing.assert_allclose((y.min(), y.max()), preset.band, atol=1e-6 + 1e3 * h**2 / 8, err_msg=name)
         assert preset.source
 
 
@@ -88,11 +91,13 @@ def test_solver_agrees_with_an_exchange_over_a_grid(schedules, low, high):
     coefficients, error = remez_on_a_grid(low, high)
     x = np.linspace(low, high, 20001)
     ours = composed([(a, b, c)], x)
-    # Both are best on the grid up to how far an extremum lies from a grid point: curvature times the spacing squared.
+    # Beside an extremum the grid is off by at most half its spacing: curvature times the spacing squared, over 8.
     spacing = (high - low) / 20000
-    slack = spacing**2 * np.max(np.abs(6 * b * x + 20 * c * x**3))
-    assert abs(np.max(np.abs(ours - 1)) - error) <= slack
-    assert np.max(np.abs(ours - composed([tuple(coefficients)], x))) <= 20 * slack + 1e-9
+    slack = spacing**2 * np.max(np.abs(6 * b * x + 20 * c * x**3)) / 8
+    assert abs(np.max(np.abs(ours - 1)) - error) <= slack + 1e-12
+    # Two quintics whose errors alternate at nearly the same four points with nearly the same height: their difference
+    # is at most twice the slack there, and interpolating an odd quintic from three of the points at most triples it.
+    assert np.max(np.abs(ours - composed([tuple(coefficients)], x))) <= 6 * slack + 1e-9
 
 
 def test_polar_express_presets_come_out_of_the_solver(schedules):

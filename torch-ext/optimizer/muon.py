@@ -34,7 +34,7 @@ class Muon(Optimizer):
     Args:
         params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. A group
             that holds both kinds becomes two neighbours, so that each has one live `lr`. Group keys: every argument
-            below except `is_muon` and `adamw_lr`, and `use_muon` (absent: decided by routing, see `explain()`).
+            below except `is_muon`, and `use_muon` or its opposite `use_fallback` (absent: decided by routing).
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: decoupled, of every parameter of the group.
         momentum: beta of the average of gradients.
@@ -47,7 +47,7 @@ class Muon(Optimizer):
         ns_dtype: dtype of the iteration, a torch.dtype or its name; None: `polar.default_work_dtype`.
         maximize: ascend.
         is_muon: `(name, parameter) -> True, False or None`, where None leaves the decision to routing.
-        adamw_lr: `lr` of the AdamW groups that the split makes; None: `lr`.
+        adamw_lr: `lr` of AdamW's groups that bring none of their own; None: `lr`.
         adamw_betas, adamw_eps: of AdamW.
 
     State: `momentum_buffer` for matrices; `step`, `exp_avg`, `exp_avg_sq` for the rest; made at construction.
@@ -156,10 +156,10 @@ class Muon(Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned for the same parameters in the same order; momentum keeps its saved dtype.
+        """Load a copy of what `state_dict` returned for the same parameters in the same order.
 
-        What a group does not have, as those of `torch.optim.Muon`, stays as it is here. Raises ValueError or TypeError,
-        with nothing changed, where a group or a state does not fit.
+        What a group does not have, as those of `torch.optim.Muon`, stays as it is here, and momentum keeps the dtype
+        that it was saved in. Raises ValueError or TypeError, with nothing changed, where a group or state does not fit.
         """
         given: dict[str, Any] = {}
         hook = self.register_load_state_dict_pre_hook(lambda _, final: given.update(final))
@@ -170,9 +170,10 @@ class Muon(Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         positions = [i for group in given["param_groups"] for i in group["params"]]
         for position, p in zip(positions, params):
-            saved = given["state"].get(position, {})
-            if "momentum_buffer" in saved:  # torch has cast it to the parameter's dtype
-                self.state[p]["momentum_buffer"] = saved["momentum_buffer"].to(p.device, copy=True)
+            for key, value in given["state"].get(position, {}).items():
+                # torch would share the saved tensors, and has cast momentum to the parameter's dtype.
+                dtype = value.dtype if key == "momentum_buffer" else self.state[p][key].dtype
+                self.state[p][key] = value.to(self.state[p][key].device, dtype, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: getattr(self, key) for key in ("_is_muon", "_adamw_lr", "_reasons")}
