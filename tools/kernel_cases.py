@@ -107,6 +107,7 @@ def _regimes(descriptors: bool) -> Iterator[tuple]:
         yield from (
             (layout, half, *size, False) for layout in ("repeated", "repeated_square") for size in (LARGE, SMALL)
         )
+        yield from ((layout, full, *LARGE, False) for layout in ("repeated", "repeated_square"))
     yield from (("square", half, *size, True) for size in (LARGE, ODD))
     yield from (("wide", half, *LARGE, True), ("shifted_addend", half, *LARGE, False), ("spread", half, *LARGE, False))
     yield from (("transposed_result", half, *size, False) for size in (LARGE, ODD))

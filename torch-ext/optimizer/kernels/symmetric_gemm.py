@@ -222,7 +222,7 @@ def _capability(device: torch.device) -> int:
 
 
 def _scalar(value: float | Tensor) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def _on_device(device: torch.device, *values: Tensor) -> tuple[Tensor, ...]:

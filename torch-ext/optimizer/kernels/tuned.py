@@ -61,8 +61,8 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
     strides of 16 elements; without that loads and stores are narrow and take more registers. Every value that this can
     return is compiled for its target by `tools/lint_kernels.py`.
     """
-    if dtype == torch.float32:  # no matrix instruction multiplies it exactly
-        return Config(64, 16, 8, 8, 3) if aligned else Config(32, 32, 8, 4, 2)
+    if dtype == torch.float32:  # no matrix instruction multiplies it exactly, and larger tiles spill here or there
+        return Config(32, 32, 8, 4, 2)
     if not aligned:
         return Config(64, 64, 8, 8, 3) if descriptors else Config(64, 32, 8, 8, 2)
     small = m <= SMALL_SIDE
