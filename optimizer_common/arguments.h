@@ -28,45 +28,102 @@ inline std::string place(const Tensor& t) {
   return t.is_cpu() ? "the CPU" : "device " + std::to_string(t.get_device_index());
 }
 
-inline bool is_half(ScalarType dtype) {
-  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
-}
-
-inline bool is_floating(ScalarType dtype) {
-  return is_half(dtype) || dtype == ScalarType::Float || dtype == ScalarType::Double;
-}
-
 // The dtype of a list; an empty one is taken to be float32.
 inline ScalarType dtype_of(const Tensors& list) {
   return list.empty() ? ScalarType::Float : list[0].scalar_type();
 }
 
-// Whether different elements certainly have different addresses.
-inline bool has_no_overlap(const Tensor& t) {
+// How elements lie from the first to the last in memory.
+struct Extent {
+  int64_t elements = 0;  // that fit there; 0 for an empty tensor
+  bool distinct = true;  // different elements certainly have different addresses
+  bool gapless = true;   // every place certainly holds an element
+};
+
+inline Extent extent(const Tensor& t) {
+  if (t.is_contiguous()) {
+    return {t.numel()};
+  }
+  const auto sizes = t.sizes(), strides = t.strides();
   std::vector<std::pair<int64_t, int64_t>> steps;
-  for (int64_t d = 0; d < t.dim(); ++d) {
-    if (t.size(d) == 0) {
-      return true;
-    }
-    if (t.size(d) > 1) {
-      steps.emplace_back(t.stride(d), t.size(d));
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] > 1) {
+      steps.emplace_back(strides[d], sizes[d]);
     }
   }
   std::sort(steps.begin(), steps.end());
-  int64_t reach = 0;
+  Extent result{1};
   for (const auto& [stride, size] : steps) {
-    if (stride <= reach) {
-      return false;
-    }
-    reach += stride * (size - 1);
+    result.distinct &= stride >= result.elements;
+    result.gapless &= stride <= result.elements;
+    result.elements += stride * (size - 1);
   }
-  return true;
+  return result;
 }
 
-inline void check_written(const char* name, const Tensor& t) {
-  STD_TORCH_CHECK(has_no_overlap(t), name, " is written, so its elements must not overlap; got shape ", shape(t),
-                  " with strides ", tuple(t.strides()));
-}
+// The memory of an argument.
+struct Span {
+  const char *begin = nullptr, *end = nullptr;
+  bool gapless = false, written = false;
+  const char* name = "";
+  int64_t index = -1;  // in its list
+
+  std::string text() const { return index < 0 ? name : name + ("[" + std::to_string(index) + "]"); }
+};
+
+// The memory of all arguments of a call: what is written must share none with another one.
+class Spans {
+ public:
+  explicit Spans(size_t most) { spans_.reserve(most); }
+
+  void read(const char* name, const MaybeTensor& t, int64_t index = -1) {
+    if (t) {
+      add(*t, extent(*t), {.name = name, .index = index});
+    }
+  }
+
+  void write(const char* name, const Tensor& t, int64_t index = -1) {
+    const Extent reach = extent(t);
+    STD_TORCH_CHECK(reach.distinct, name, " is written, so its elements must not overlap; got shape ", shape(t),
+                    " with strides ", tuple(t.strides()));
+    add(t, reach, {.written = true, .name = name, .index = index});
+  }
+
+  // Refuses spans that certainly share an element: one starts where the other does, or inside it and it has no gaps.
+  // Others may just interleave, as columns of one matrix do.
+  void check() {
+    std::sort(spans_.begin(), spans_.end(), [](const Span& a, const Span& b) {
+      return a.begin != b.begin ? a.begin < b.begin : a.written > b.written;
+    });
+    const Span none;
+    const Span *previous = &none, *reaching = &none, *writing = &none;  // the last two: gapless, and end last
+    for (const Span& s : spans_) {
+      refuse(previous->written && s.begin == previous->begin, *previous, s);
+      refuse(s.begin < writing->end, *writing, s);
+      refuse(s.written && s.begin < reaching->end, *reaching, s);
+      reaching = s.gapless && s.end > reaching->end ? &s : reaching;
+      writing = s.gapless && s.written && s.end > writing->end ? &s : writing;
+      previous = &s;
+    }
+  }
+
+ private:
+  void add(const Tensor& t, const Extent& reach, Span span) {
+    if (reach.elements > 0) {
+      span.begin = static_cast<const char*>(t.const_data_ptr());
+      span.end = span.begin + reach.elements * t.element_size();
+      span.gapless = reach.gapless;
+      spans_.push_back(span);
+    }
+  }
+
+  static void refuse(bool shared, const Span& a, const Span& b) {
+    STD_TORCH_CHECK(!shared, a.text(), " and ", b.text(), " must not share memory: ", (a.written ? a : b).text(),
+                    " is written");
+  }
+
+  std::vector<Span> spans_;
+};
 
 inline void check_like(const char* name, const Tensor& t, const Tensor& like) {
   STD_TORCH_CHECK(t.device() == like.device(), name, " must be on ", place(like), " like the other tensors, got ",
@@ -94,8 +151,8 @@ inline void check_offsets(const char* name, const Tensor& buffer, const Tensors&
   std::vector<std::pair<int64_t, int64_t>> parts;
   for (size_t i = 0; i < list.size(); ++i) {
     const int64_t size = list[i].numel();
-    STD_TORCH_CHECK(offsets[i] >= 0 && offsets[i] <= buffer.numel() - size, "offsets[", i, "] = ", offsets[i],
-                    " puts ", size, " elements outside of ", name, ", which has ", buffer.numel());
+    STD_TORCH_CHECK(offsets[i] >= 0 && offsets[i] <= buffer.numel() - size, "offsets[", i, "] = ", offsets[i], " puts ",
+                    size, " elements outside of ", name, ", which has ", buffer.numel());
     if (size > 0) {
       parts.emplace_back(offsets[i], offsets[i] + size);
     }
@@ -113,8 +170,8 @@ inline void check_buffer(const char* name, const Tensor& buffer, const Tensors& 
   if (offsets) {
     return check_offsets(name, buffer, list, *offsets);
   }
-  STD_TORCH_CHECK(buffer.dim() == 3 && buffer.size(0) == static_cast<int64_t>(list.size()), name,
-                  " must be (", list.size(), ", rows, cols), got ", shape(buffer));
+  STD_TORCH_CHECK(buffer.dim() == 3 && buffer.size(0) == static_cast<int64_t>(list.size()), name, " must be (",
+                  list.size(), ", rows, cols), got ", shape(buffer));
   for (size_t i = 0; i < list.size(); ++i) {
     STD_TORCH_CHECK(list[i].size(0) == buffer.size(1) && list[i].size(1) == buffer.size(2), name, " of shape ",
                     shape(buffer), " needs matrices of its last two sizes, got ", shape(list[i]), " at ", i);
@@ -190,9 +247,7 @@ struct Gate {
   Values<bool> active;
   Values<float> found_inf;
 
-  OPTIMIZER_INLINE bool is_open(int64_t i) const {
-    return active.get(i, true) && found_inf.get(i, 0) == 0;
-  }
+  OPTIMIZER_INLINE bool is_open(int64_t i) const { return active.get(i, true) && found_inf.get(i, 0) == 0; }
   Gate where(bool host) const { return {active.where(host), found_inf.where(host)}; }
 };
 

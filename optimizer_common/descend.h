@@ -61,9 +61,8 @@ inline std::vector<Place> check_places(const Tensors& parameter, const MaybeInts
   return places;
 }
 
-inline std::vector<Matrix<2>> descend_matrices(const Tensors& parameter, const Tensor& update,
-                                               const MaybeInts& offsets, const std::vector<Place>& places,
-                                               bool has_row_scale, bool has_seeds) {
+inline std::vector<Matrix<2>> descend_matrices(const Tensors& parameter, const Tensor& update, const MaybeInts& offsets,
+                                               const std::vector<Place>& places, bool has_row_scale, bool has_seeds) {
   std::vector<Matrix<2>> matrices;
   for (int64_t i = 0; i < static_cast<int64_t>(parameter.size()); ++i) {
     const Tensor& p = parameter[i];
@@ -92,12 +91,11 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
                   "decay_mode must be 0 (decoupled), 1 (independent) or 2 (cautious), got ", decay_mode);
   STD_TORCH_CHECK(!seeds || is_half(dtype) || count == 0,
                   "seeds ask for stochastic rounding, which is for float16 and bfloat16 parameters, got ", dtype);
+  Spans spans(parameter.size() + 8);
   int64_t rows = 0;
-  for (const Tensor& p : parameter) {
-    check_written("parameter", p);
-    STD_TORCH_CHECK(p.numel() == 0 || p.const_data_ptr() != update.const_data_ptr(),
-                    "a parameter must not be the update, which is left untouched");
-    rows += p.size(0);
+  for (int64_t i = 0; i < count; ++i) {
+    spans.write("parameter", parameter[i], i);
+    rows += parameter[i].size(0);
   }
   const std::vector<Place> places = check_places(parameter, origins);
   const Numbers rates[] = {numbers("lr", lr, count, update), numbers("weight_decay", weight_decay, count, update),
@@ -105,10 +103,23 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
   const float* scale = check_row_scale(row_scale, rows, update);
   const Values<int64_t> keys = values<int64_t>("seeds", seeds, ScalarType::Long, count, update);
   const Gate open = gate(active, found_inf, count, update);
+  const std::pair<const char*, MaybeTensor> inputs[] = {
+      {"update", update}, {"lr", lr},         {"weight_decay", weight_decay}, {"multiplier", multiplier},
+      {"seeds", seeds},   {"active", active}, {"row_scale", row_scale},       {"found_inf", found_inf}};
+  for (const auto& [name, input] : inputs) {
+    spans.read(name, input);
+  }
+  spans.check();
   return {descend_matrices(parameter, update, offsets, places, scale != nullptr, seeds.has_value()),
           places,
           {dtype, update.scalar_type()},
-          rates[0], rates[1], rates[2], decay_mode, scale, keys, open,
+          rates[0],
+          rates[1],
+          rates[2],
+          decay_mode,
+          scale,
+          keys,
+          open,
           dtype == ScalarType::Double || update.scalar_type() == ScalarType::Double};
 }
 

@@ -1,7 +1,7 @@
 // The arithmetic of one element, for the host and the device: every formula of both ops.
 //
-// A product that feeds a sum is an explicit fma, so that no compiler is left a choice and every
-// instruction set, the CPU and CUDA give the same bits. T is the type computed in, float or double.
+// A product that feeds a sum is an explicit fma, so that no compiler is left a choice: all levels of x86-64
+// give the same bits, as CUDA should by construction. T is the type computed in, float or double.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -97,10 +97,18 @@ OPTIMIZER_INLINE uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// Random bits of an element: a function of its matrix's seed (mixed once into `key`) and of its index
+// The odd increment of SplitMix64, 2^64 over the golden ratio.
+constexpr uint64_t kIncrement = 0x9E3779B97F4A7C15u;
+
+// Zero is a fixed point of mix: without the increment seed 0 would have key 0, and its first element no random bits.
+OPTIMIZER_INLINE uint64_t make_key(int64_t seed) {
+  return mix(static_cast<uint64_t>(seed) + kIncrement);
+}
+
+// Random bits of an element: a function of its matrix's seed, by way of its key, and of its index
 // in the whole matrix, so that neither order nor sharding matters.
 OPTIMIZER_INLINE uint64_t random_bits(uint64_t key, uint64_t index) {
-  return mix(key + index * 0x9E3779B97F4A7C15u);
+  return mix(key + index * kIncrement);
 }
 
 // How the numbers of a half-precision dtype lie among those of T.

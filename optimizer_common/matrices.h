@@ -54,6 +54,14 @@ OPTIMIZER_INLINE Box tile_box(const Matrix<N>& m, int64_t tile) {
   return {row, col, rows, cols};
 }
 
+inline bool is_half(ScalarType dtype) {
+  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+}
+
+inline bool is_floating(ScalarType dtype) {
+  return is_half(dtype) || dtype == ScalarType::Float || dtype == ScalarType::Double;
+}
+
 OPTIMIZER_INLINE int64_t element_size(ScalarType dtype) {
   return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2;
 }

@@ -23,12 +23,17 @@ OPTIMIZER_INLINE T gradient_divisor(double grad_scale, bool maximize) {
   return static_cast<T>(maximize ? -grad_scale : grad_scale);
 }
 
-inline void check_pair(const Tensor& momentum, const Tensor& gradient, int64_t i) {
-  STD_TORCH_CHECK(gradient.size(0) == momentum.size(0) && gradient.size(1) == momentum.size(1), "gradient[", i,
-                  "] must have the shape ", shape(momentum), " of its momentum, got ", shape(gradient));
-  check_written("momentum", momentum);
-  STD_TORCH_CHECK(momentum.numel() == 0 || momentum.const_data_ptr() != gradient.const_data_ptr(), "momentum[", i,
-                  "] must not be its gradient: gradients are left untouched");
+inline Spans pack_spans(const Tensors& momentum, const Tensors& gradient, const Tensor& packed) {
+  Spans spans(2 * momentum.size() + 4);
+  spans.write("packed", packed);
+  for (size_t i = 0; i < momentum.size(); ++i) {
+    const Tensor &m = momentum[i], &g = gradient[i];
+    STD_TORCH_CHECK(g.size(0) == m.size(0) && g.size(1) == m.size(1), "gradient[", i, "] must have the shape ",
+                    shape(m), " of its momentum, got ", shape(g));
+    spans.write("momentum", m, i);
+    spans.read("gradient", g, i);
+  }
+  return spans;
 }
 
 inline std::vector<Matrix<3>> pack_matrices(const Tensors& momentum, const Tensors& gradient, const Tensor& packed,
@@ -56,15 +61,20 @@ inline MomentumPack check_momentum_pack(const Tensors& momentum, const Tensors& 
   check_matrices("momentum", momentum, packed);
   check_matrices("gradient", gradient, packed);
   check_buffer("packed", packed, momentum, offsets);
-  check_written("packed", packed);
-  for (int64_t i = 0; i < count; ++i) {
-    check_pair(momentum[i], gradient[i], i);
-  }
+  Spans spans = pack_spans(momentum, gradient, packed);
+  spans.read("active", active);
+  spans.read("grad_scale", grad_scale);
+  spans.read("found_inf", found_inf);
+  spans.check();
   const Numbers scale = grad_scale ? numbers("grad_scale", *grad_scale, 1, packed) : Numbers{};
   const Gate open = gate(active, found_inf, count, packed);
   MomentumPack call{pack_matrices(momentum, gradient, packed, offsets),
                     {dtype_of(momentum), dtype_of(gradient), packed.scalar_type()},
-                    1 - beta, nesterov, maximize, scale, open};
+                    1 - beta,
+                    nesterov,
+                    maximize,
+                    scale,
+                    open};
   call.in_double = std::count(call.dtypes, call.dtypes + 3, ScalarType::Double) > 0;
   return call;
 }

@@ -8,7 +8,7 @@ template <class T>
 OPTIMIZER_INLINE void round_tile(T* values, const Descend& call, const Matrix<2>& m, const Box& box) {
   const Grid<T> grid = make_grid<T>(call.dtypes[kParameter]);
   const Place& place = call.places[m.index];
-  const uint64_t key = mix(call.seeds[m.index]);
+  const uint64_t key = make_key(call.seeds[m.index]);
   for (int64_t r = 0; r < box.rows; ++r) {
     const uint64_t first = place.origin + (box.row + r) * place.row_length + box.col;
     T* row = values + r * box.cols;
@@ -55,8 +55,8 @@ void descend_cpu(const Tensors& parameter, const Tensor& update, const Tensor& l
                  const Tensor& multiplier, int64_t decay_mode, const MaybeInts& offsets, const MaybeTensor& row_scale,
                  const MaybeTensor& seeds, const MaybeInts& origins, const MaybeTensor& active,
                  const MaybeTensor& found_inf) {
-  Descend call = check_descend(parameter, update, lr, weight_decay, multiplier, decay_mode,
-                                                     offsets, row_scale, seeds, origins, active, found_inf);
+  Descend call = check_descend(parameter, update, lr, weight_decay, multiplier, decay_mode, offsets, row_scale, seeds,
+                               origins, active, found_inf);
   const auto descend = call.in_double ? descend_in_double : descend_in_float;
   for_each_tile(call.matrices, [&](const auto& m, const Box& box) { descend(call, m, box); });
 }

@@ -38,8 +38,8 @@ OPTIMIZER_CLONES void pack_in_double(const MomentumPack& call, const Matrix<3>& 
 void momentum_pack_cpu(const Tensors& momentum, const Tensors& gradient, const Tensor& packed, double beta,
                        bool nesterov, bool maximize, const MaybeInts& offsets, const MaybeTensor& active,
                        const MaybeTensor& grad_scale, const MaybeTensor& found_inf) {
-  MomentumPack call = check_momentum_pack(
-      momentum, gradient, packed, beta, nesterov, maximize, offsets, active, grad_scale, found_inf);
+  MomentumPack call =
+      check_momentum_pack(momentum, gradient, packed, beta, nesterov, maximize, offsets, active, grad_scale, found_inf);
   const auto pack = call.in_double ? pack_in_double : pack_in_float;
   for_each_tile(call.matrices, [&](const auto& m, const Box& box) { pack(call, m, box); });
 }

@@ -8,11 +8,14 @@
 #include <algorithm>
 #include <vector>
 
-// The published binary runs everywhere, so what is fast here is chosen when it is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// The published binary runs everywhere, so what is fast here is chosen when it is loaded. Whoever builds
+// for one machine may define this as nothing. GCC knows how to choose between these levels since release 12.
+#ifndef OPTIMIZER_CLONES
+#if defined(__x86_64__) && !defined(__clang__) && __GNUC__ >= 12
 #define OPTIMIZER_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define OPTIMIZER_CLONES
+#endif
 #endif
 
 namespace optimizer {

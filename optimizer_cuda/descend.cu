@@ -46,13 +46,12 @@ struct Step {
 template <class T>
 __device__ Step<T> make_step(const DescendLaunch& call, const DescendEntry& entry) {
   const int64_t i = entry.matrix.index;
-  const uint64_t seed = call.device_seeds.get(i, entry.seed);
   return {make_descent<T>(call.device_lr.get(i, entry.lr), call.device_weight_decay.get(i, entry.weight_decay),
                           call.device_multiplier.get(i, entry.multiplier), call.decay_mode),
           entry.place,
           call.row_scale,
           call.rounds_stochastically,
-          mix(seed),
+          make_key(call.device_seeds.get(i, entry.seed)),
           make_grid<T>(call.dtypes[kParameter])};
 }
 

@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kThreads) pack(const __grid_constant__ PackLau
 void momentum_pack_cuda(const Tensors& momentum, const Tensors& gradient, const Tensor& packed, double beta,
                         bool nesterov, bool maximize, const MaybeInts& offsets, const MaybeTensor& active,
                         const MaybeTensor& grad_scale, const MaybeTensor& found_inf) {
-  const MomentumPack call = check_momentum_pack(momentum, gradient, packed, beta, nesterov, maximize, offsets, active,
-                                                grad_scale, found_inf);
+  const MomentumPack call =
+      check_momentum_pack(momentum, gradient, packed, beta, nesterov, maximize, offsets, active, grad_scale, found_inf);
   const torch::stable::accelerator::DeviceGuard guard(packed.get_device_index());
   PackLaunch parameters{};
   std::copy_n(call.dtypes, 3, parameters.dtypes);

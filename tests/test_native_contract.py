@@ -28,12 +28,6 @@ def descend_arguments() -> dict:
     return {"parameter": matrices(*[(ROWS, COLS)] * COUNT), "update": ones(COUNT, ROWS, COLS), **numbers}
 
 
-def shared() -> dict:
-    """The same memory as momentum and gradient."""
-    same = matrices((3, 4), (3, 4))
-    return {"momentum": same, "gradient": [ones(3, 4), same[1]]}
-
-
 BAD_PACKS = {
     "as many gradients": {"gradient": matrices((3, 4))},
     "must be a matrix": {"momentum": matrices((3, 4), (3, 4, 1))},
@@ -45,7 +39,6 @@ BAD_PACKS = {
     "must be .2, rows, cols.": {"packed": ones(3, 3, 4)},
     "packed is written": {"packed": ones(1, 3, 4).expand(2, 3, 4)},
     "momentum is written": {"momentum": [ones(3, 4), ones(3, 1).expand(3, 4)]},
-    "must not be its gradient": shared(),
     "outside of packed": {"packed": ones(24), "offsets": [0, 13]},
     "offsets.0. = -1": {"packed": ones(24), "offsets": [-1, 12]},
     "overlap": {"packed": ones(24), "offsets": [11, 0]},
@@ -77,6 +70,28 @@ BAD_DESCENTS = {
     "found_inf must have 1": {"found_inf": ones(2)},
 }
 
+# A matrix, a batch of two, three matrices that are columns of one, and 24 elements in a row.
+ONE, PAIR, FUSED, FLAT = ones(3, 4), ones(2, 4, 3).mT, ones(3, 12).split(4, 1), ones(24)
+SHARING_PACKS = {
+    "one momentum twice": {"momentum": [ONE, ONE]},
+    "one column slice twice": {"momentum": [FUSED[1], FUSED[1]]},
+    "momentum of overlapping rows": {"momentum": [FLAT[:12].view(3, 4), FLAT[8:20].view(3, 4)]},
+    "gradient of itself": {"momentum": [*PAIR], "gradient": [ONE, PAIR[1]]},
+    "gradient of another": {"momentum": [ones(3, 4), ONE], "gradient": [ONE, ones(3, 4)]},
+    "packed and momentum": {"packed": PAIR, "momentum": [ONE, PAIR[1]]},
+    "packed and gradient": {"packed": PAIR, "gradient": [ONE, PAIR[1]]},
+    "packed and columns": {"packed": FLAT.view(2, 3, 4), "gradient": [ONE, FLAT[6:].view(3, 6)[:, :4]]},
+    "packed at offsets": {"packed": FLAT, "offsets": [0, 12], "momentum": [ONE, FLAT[3:15].view(3, 4)]},
+    "momentum and grad_scale": {"momentum": [ONE, ones(3, 4)], "grad_scale": ONE[2, 3]},
+}
+SHARING_DESCENTS = {
+    "one parameter twice": {"parameter": [ONE, ONE]},
+    "update and parameter": {"update": PAIR, "parameter": [ONE, PAIR[1]]},
+    "update at offsets": {"update": FLAT, "offsets": [0, 12], "parameter": [ONE, FLAT[3:15].view(3, 4)]},
+    "parameter and row_scale": {"parameter": [ONE, ones(3, 4)], "row_scale": ONE.flatten()[5:11]},
+    "parameter and lr": {"parameter": [ONE, ones(3, 4)], "lr": ONE[1, 1]},
+}
+
 
 def snapshot(arguments: dict) -> list[Tensor]:
     values = [v for value in arguments.values() for v in (value if isinstance(value, list) else [value])]
@@ -105,6 +120,36 @@ def test_bad_arguments_of_momentum_pack_raise_and_nothing_is_written(native, mes
 @pytest.mark.parametrize("message", BAD_DESCENTS)
 def test_bad_arguments_of_descend_raise_and_nothing_is_written(native, message):
     assert_refuses(native.descend_, {**descend_arguments(), **BAD_DESCENTS[message]}, message)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("case", SHARING_PACKS)
+def test_momentum_and_packed_share_no_memory_and_nothing_is_written(native, case):
+    assert_refuses(native.momentum_pack_, {**pack_arguments(), **SHARING_PACKS[case]}, "must not share memory")
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("case", SHARING_DESCENTS)
+def test_parameters_share_no_memory_and_nothing_is_written(native, case):
+    assert_refuses(native.descend_, {**descend_arguments(), **SHARING_DESCENTS[case]}, "must not share memory")
+
+
+def test_the_refusal_names_what_shares_memory(native):
+    with pytest.raises(RuntimeError, match=r"momentum\[1\] and gradient\[0\] must not.*: momentum\[1\] is written"):
+        native.momentum_pack_(**pack_arguments() | SHARING_PACKS["gradient of another"])
+
+
+def test_parts_of_one_buffer_that_share_no_element_are_accepted(native):
+    """Columns of one matrix, as of q, k and v; rows that end where others start; nothing; inputs may share anything."""
+    weights, rows, (lr, decay) = torch.randn(6, 20), torch.randn(12, 5), torch.tensor([0.1, 0.2])
+    for parts in weights.split(5, 1), [x.clone() for x in weights.split(5, 1)]:
+        native.momentum_pack_([*parts[:2]], [parts[2], parts[2]], ones(2, 6, 5), 0.9, True)
+        twins = [x.clone() for x in parts]
+    assert torch.equal(weights, torch.cat(twins, 1))
+    native.descend_([*parts[:2]], torch.stack(parts[2:]), lr, decay, lr)
+    native.descend_([*weights.split(5, 1)[:2]], weights[:, 10:].unflatten(1, (2, 5)).transpose(0, 1), lr, decay, lr)
+    assert torch.equal(weights, torch.cat(parts, 1))
+    native.descend_([rows[:6], rows[6:], rows[:0]], ones(60), lr, decay, lr, offsets=[0, 30, 60])
 
 
 OPTIONS = {

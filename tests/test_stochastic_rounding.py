@@ -94,6 +94,29 @@ def test_draws_are_independent_across_places_and_seeds(descend_):
     assert torch.cat([between.flatten(), along.flatten()]).abs().max() <= 5 / COUNT**0.5
 
 
+def first_elements(descend_, value: Tensor, dtype: torch.dtype, seeds: int) -> Tensor:
+    """The first elements of matrices that hold `value`, rounded with the seeds 0, 1, ..."""
+    parameter, number = list(torch.zeros(seeds, 1, 1, dtype=dtype)), torch.ones(())
+    update = -value.expand(seeds, 1, 1).contiguous()
+    descend_(parameter, update, number, 0 * number, number, seeds=torch.arange(seeds))
+    return torch.cat(parameter).flatten()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("share", [1 / 3, 0.5, 0.9])
+def test_the_first_element_is_rounded_without_bias_over_seeds(descend_, dtype, share):
+    seeds, eps = 1 << 14, torch.finfo(dtype).eps
+    ups = (first_elements(descend_, torch.tensor(1 + share * eps), dtype, seeds).double() - 1) / eps
+    assert abs(ups.mean() - share) <= 5 * (share * (1 - share) / seeds) ** 0.5 + 2.0**-13
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_no_small_seed_leaves_the_first_element_without_random_bits(descend_, dtype):
+    """At 1 - 2^-13 of the spacing all random numbers but 2^-13 of them round up; zero cuts."""
+    value = torch.tensor(1 + (1 - 2.0**-13) * torch.finfo(dtype).eps)
+    assert (first_elements(descend_, value, dtype, seeds=16) > 1).all()
+
+
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_a_shard_rounds_as_the_whole_does(descend_, dtype):

@@ -18,7 +18,7 @@
 
 Lists hold B matrices of any strides. A list or buffer has one dtype, each its own: float32, float64, float16 or
 bfloat16. Arithmetic is in float64 if one of them is, else in float32, and each result is rounded once. A result
-depends on its own inputs alone: not on the rest of the list, strides, threads or instruction set.
+depends on its own inputs alone: not on the rest of the list, strides, threads or level of x86-64 (up to v4).
 
 - `packed` and `update` are (B, rows, cols) of any strides, such as the `.mT` of a contiguous buffer. With `offsets`,
   a place in elements for each matrix, they are contiguous and 1-D, and matrices may differ in shape.
@@ -31,7 +31,11 @@ depends on its own inputs alone: not on the rest of the list, strides, threads o
   and from an element's index in the whole matrix, for which `origins` tells (first_row, first_col, row_length) of
   each shard, 3 B numbers: a shard is rounded as the whole would be. Without `seeds` it is not used.
 
-Arguments that do not fit, and written tensors that overlap themselves, raise RuntimeError before anything is written.
+Arguments that do not fit, written tensors that overlap themselves, and those that certainly share memory with another
+argument raise RuntimeError before anything is written. Certain means: one starts at the other's first element, or
+within the other and that one has no gaps; `packed` and `update` count as a whole. Not detected is an overlap of two
+with gaps that start apart, or of one without gaps that starts in one with gaps: the columns of one matrix, which may
+be entries of a list, look like that. Then the result is undefined.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def _load_panel(panel, matrix, row, start, K_INNER: tl.constexpr, TILE: tl.const
     return panel.load([matrix, start, row]).reshape(TILE_K, TILE).T
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["side"])  # a number to count with: a kernel of its own for 1 or 16 would gain nothing
 def _symmetric_gemm_kernel(
     A, B, D, C,  # pointers; A and B are descriptors with DESCRIPTORS
     alpha, beta,  # numbers, or pointers to float32 with SCALARS_ON_DEVICE
