@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import kernels
 import torch
+from built_kernel import load_built
 from machine import describe
 from rich.console import Console
 from rich.table import Table
@@ -200,8 +200,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results with versions and device")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kernel = kernels.get_local_kernel(arguments.build)
+    kernel, device = load_built(arguments.build)
     cases, rounds = (TINY_CASES, 3) if arguments.tiny else (CASES, 15)
     results = []
     for case, shapes in cases.items():

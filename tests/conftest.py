@@ -1,4 +1,4 @@
-"""What tests share: the repository, its variant for CPUs, built once and loaded as users load it, and a toy kernel."""
+"""What tests share: the repository, its variant for this torch, built once and loaded as users load it, and a toy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ ROOT = Path(__file__).resolve().parent.parent
 REPO_ID = "org/optimizer"
 sys.path.insert(0, str(ROOT / "tools"))
 
+# The Hub's builder runs tests without the folder tools/.
+NEED_TOOLS = (
+    "abi_check", "benchmarks", "build", "client_environment", "cuda_variant", "demo", "hub", "hub_files",
+    "hub_requests", "hub_store", "instruction_sets", "lint_kernels", "native_backend", "publish",
+    "two_revisions", "verify",
+)  # fmt: skip
+collect_ignore = [f"test_{name}.py" for name in NEED_TOOLS] if not (ROOT / "tools").is_dir() else []
+
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
@@ -21,20 +29,36 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def variant(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Imported here: the Hub's builder runs tests without the folder tools/.
+def native_backend() -> str:
+    """The backend whose variant is tested; the loader is asked for it by name."""
+    # Imported here, as in `variant`: without tools/ there is a kernel all the same.
+    from native_backend import native_backend
+
+    return native_backend()
+
+
+@pytest.fixture(scope="session")
+def variant(repository: Path, native_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from build import build_variants
 
-    (built,) = build_variants(repository, ["cpu"], tmp_path_factory.mktemp("build"))
+    (built,) = build_variants(repository, [native_backend], tmp_path_factory.mktemp("build"))
     return built.path
 
 
 @pytest.fixture(scope="session")
 def kernel(request: pytest.FixtureRequest):
     """The package as `get_kernel` returns it; where a builder has set LOCAL_KERNELS, the build that it names."""
-    if f"{REPO_ID}=" not in os.environ.get("LOCAL_KERNELS", ""):
+    backend = None
+    if REPO_ID not in local_kernels():
+        backend = request.getfixturevalue("native_backend")
         os.environ["LOCAL_KERNELS"] = f"{REPO_ID}={request.getfixturevalue('variant').parent}"
-    return kernels.get_kernel(REPO_ID, version=1, trust_remote_code=True)
+    return kernels.get_kernel(REPO_ID, version=1, backend=backend, trust_remote_code=True)
+
+
+def local_kernels() -> set[str]:
+    """Repositories that LOCAL_KERNELS, `<repository>=<folder>:...`, names."""
+    entries = os.environ.get("LOCAL_KERNELS", "").split(":")
+    return {repository for repository, sign, _ in (entry.partition("=") for entry in entries) if sign}
 
 
 @pytest.fixture

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from client_environment import client_environment
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
@@ -39,11 +40,8 @@ def add_op_namespace_prefix(op_name: str):
 
 
 def environment(endpoint: str, home: Path, **more: str) -> dict[str, str]:
-    """Return this process's environment without what would lead a client elsewhere."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "KERNELS_"))}
-    kept.pop("LOCAL_KERNELS", None)
-    kept.update(HF_ENDPOINT=endpoint, HF_HOME=str(home), PYTHONPATH=str(TOOLS))
-    return {**kept, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", **more}
+    """Return the environment of a client that may import the tools, too."""
+    return {**client_environment(endpoint, home), "PYTHONPATH": str(TOOLS), **more}
 
 
 def run_client(code: str, arguments: list[object], variables: dict[str, str]) -> Any:

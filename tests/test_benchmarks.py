@@ -1,10 +1,16 @@
-"""The benchmarks run, and their result files say what was measured, where and of which commit."""
+"""The benchmarks run, their result files say what was measured, where and of which commit, and the README agrees."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from hub_clients import write_variant
+
+from benchmarks.built_kernel import load_built
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +37,41 @@ def test_results_name_the_machine_and_the_commit(bookkeeping, variant):
     assert bookkeeping["device"] and bookkeeping["threads"] >= 1 and bookkeeping["torch"]
 
 
-def test_committed_results_hold_what_the_readme_says(repository):
-    """The bookkeeping's range in the README is that of its results file."""
-    results = json.loads(next((repository / "benchmarks/results").glob("bookkeeping-cpu-*.json")).read_text())[
-        "results"
-    ]
-    readme = (repository / "README.md").read_text()
+def test_a_cuda_torch_measures_a_variant_for_cpus_on_the_cpu(tmp_path, monkeypatch):
+    """Such a torch takes no CPU variant that it is not asked to take by name."""
+    write_variant(tmp_path / "torch-cpu", "0000002", factor=2)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    kernel, device = load_built(tmp_path)
+    assert (Path(kernel.__file__).parent, device.type) == (tmp_path / "torch-cpu", "cpu")
+
+
+def test_a_build_without_a_variant_for_this_torch_is_named(tmp_path):
+    write_variant(tmp_path / "torch-metal", "0000003", factor=2)
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path))):
+        load_built(tmp_path)
+
+
+def linked_results(repository: Path, name: str) -> tuple[str, dict]:
+    """Return the README's text, and the results file that it links whose name begins with `name`."""
+    readme = " ".join((repository / "README.md").read_text().split())
+    (file,) = set(re.findall(rf"\((benchmarks/results/{name}-[^)]+\.json)\)", readme))
+    return readme, json.loads((repository / file).read_text())
+
+
+def test_the_readmes_range_of_the_bookkeeping_is_that_of_its_file(repository):
+    readme, content = linked_results(repository, "bookkeeping")
     for operation in ("momentum_pack_", "descend_"):
-        shares = [row["seconds"] / row["foreach_seconds"] for row in results if row["operation"] == operation]
-        assert f"{min(shares):.2f} to {max(shares):.2f}" in readme
+        rows = [row for row in content["results"] if row["operation"] == operation]
+        shares = [row["seconds"] / row["foreach_seconds"] for row in rows]
+        assert re.search(rf"`{operation}` (took )?{min(shares):.2f} to {max(shares):.2f}", readme)
+
+
+def test_the_readmes_comparison_with_adamw_is_that_of_its_file(repository):
+    readme, content = linked_results(repository, "character-model")
+    muon, adamw = (content["results"][name]["validation_loss"] for name in ("Muon", "AdamW"))
+    for losses in (muon, adamw):
+        assert f"{losses['mean']:.3f} ({losses['min']:.3f} to {losses['max']:.3f}" in readme
+    assert f"{adamw['mean'] - muon['mean']:.2f} nats per character" in readme
+    step, steps = content["muon_matches_adamw_at"]["step"], content["setting"]["final_steps"]
+    assert f"after {step:.0f} of {steps} steps" in readme

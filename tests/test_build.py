@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import compilers
 import pytest
-from toy_kernel import commit
+import source_tree
+import variant_metadata
+from commands import BuildError
+from toy_kernel import commit, git, write_toy_kernel
 
-# The Hub's builder runs tests without the folder tools/.
-build = pytest.importorskip("build")
-compilers = pytest.importorskip("compilers")
-variant_metadata = pytest.importorskip("variant_metadata")
-BuildError = pytest.importorskip("commands").BuildError
+import build
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 CPU = "torch-stable-abi211-cpu-x86_64-linux"
@@ -65,7 +66,7 @@ def test_metadata_says_what_was_built_from_what(toy, tmp_path):
     commit(toy)
     built = build_cpu(toy, tmp_path / "out")
     metadata = variant_metadata.read_metadata(built.path)
-    commit_id, tree = compilers.run(["git", "rev-parse", "HEAD", "HEAD^{tree}"], cwd=toy).split()
+    commit_id, tree = git(toy, "rev-parse", "HEAD", "HEAD^{tree}").split()
     assert (str(metadata.name), metadata.id, metadata.version) == ("toy", f"_toy_cpu_{tree[:7]}", 3)
     assert (metadata.license, metadata.python_depends) == ("Apache-2.0", [])
     assert (metadata.source, metadata.upstream) == ("https://example.org/toy", None)
@@ -108,6 +109,43 @@ def test_a_failed_compile_leaves_the_old_variant_and_says_why(toy, tmp_path):
     with pytest.raises(BuildError, match=r"toy_cpu/toy\.cpp:6.*error: .missing_name. was not declared"):
         build_cpu(toy, tmp_path / "out")
     assert contents(tmp_path / "out" / CPU) == before
+
+
+def test_a_build_of_which_one_variant_fails_changes_neither_the_other_nor_the_card(toy, tmp_path, monkeypatch):
+    """The second job is a CPU variant, too, so that this needs no nvcc."""
+    plan = build.plan
+
+    def plan_twice(root, tables, backend, work):
+        job = plan(root, tables, "cpu", work)
+        return replace(job, work=work / backend)
+
+    monkeypatch.setattr(build, "plan", plan_twice)
+    build_cpu(toy, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    edit(toy / "CARD.md", "{{ repo_id }}", "The {{ repo_id }}")
+    strip = build.strip
+    monkeypatch.setattr(build, "strip", lambda library: library.unlink() if "cuda" in str(library) else strip(library))
+    with pytest.raises(OSError, match=r"abi3\.so"):
+        build.build_variants(toy, ["cpu", "cuda"], tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
+def test_when_a_move_fails_all_that_were_made_are_undone(tmp_path):
+    output, made = tmp_path / "out", tmp_path / "made"
+    for folder, text in (output, "old"), (made, "new"):
+        (folder / "variant").mkdir(parents=True)
+        (folder / "variant/file").write_text(text)
+        (folder / "card").write_text(text)
+    before, new = contents(output), [made / "variant", made / "card"]
+    # A folder cannot be replaced by the file that is moved away from here.
+    (made / "card.replaced").mkdir()
+    with pytest.raises(OSError, match="card"):
+        build.put_in_place(new, output)
+    assert contents(output) == before
+
+    (made / "card.replaced").rmdir()
+    build.put_in_place(new, output)
+    assert set(contents(output).values()) == {b"new"}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +194,35 @@ def test_an_nvcc_of_another_cuda_is_not_taken(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(compilers.shutil, "which", lambda program: str(nvcc))
     with pytest.raises(BuildError, match=r"release 12\.6; install the CUDA 13 toolkit"):
         build.build_variants(toy, ["cuda"], tmp_path / "out")
+
+
+@needs_nvcc
+def test_cuda_is_built_in_a_folder_with_a_space(toy, tmp_path):
+    (built,) = build.build_variants(toy.rename(tmp_path / "a toy"), ["cuda"], tmp_path / "the output")
+    assert b"/a toy/" not in (built.path / f"{built.ops}.abi3.so").read_bytes()
+
+
+def test_a_path_that_nvcc_would_divide_is_refused_before_compiling(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "find_cuda", lambda: compilers.Cuda("nvcc", Path("/cuda"), "13.0"))
+    with pytest.raises(BuildError, match=r"nvcc cannot take a path with ',' in it: .*/one,two"):
+        build.build_variants(toy, ["cuda"], tmp_path / "one,two")
+    assert not (tmp_path / "one,two").exists()
+
+
+def test_a_hooks_variables_lead_git_to_no_other_repository(toy, tmp_path, monkeypatch):
+    """git sets them for the hooks that it runs, and tests are what a hook runs."""
+    another = write_toy_kernel(tmp_path / "another")
+    (another / "more.txt").touch()
+    commit(another)
+    before = git(another, "log", "--all", "--format=%H")
+    monkeypatch.setenv("GIT_DIR", str(another / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(another))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(another / ".git/index"))
+    third = write_toy_kernel(tmp_path / "third")
+    heads = [source_tree.read_revision(root, [Path("build.toml")]).commit for root in (toy, third)]
+    monkeypatch.undo()
+    assert heads == [git(root, "rev-parse", "HEAD").strip() for root in (toy, third)]
+    assert git(another, "log", "--all", "--format=%H") == before
 
 
 def test_a_second_build_into_one_folder_waits_for_the_first(tmp_path):

@@ -11,12 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("examples.character_model", reason="examples/ is not here")
-pytest.importorskip("matplotlib")
 from examples.character_model import experiment, figures, report
 from examples.character_model.comparison import Comparison, Plan, compare
 from examples.character_model.corpus import BLOCK, HOLD_OUT_EVERY, read_corpus, standard_library
-from examples.character_model.delivery import user_environment
 from examples.character_model.loading import origin_of
 
 RATES = {"AdamW": (5e-3, 1e-2), "Muon": (2e-2,)}
@@ -102,11 +99,3 @@ def test_a_kernel_whose_files_were_changed_is_refused(kernel, tmp_path):
         file.write("\n")
     with pytest.raises(RuntimeError, match=r"not what was built: muon\.py"):
         origin_of(SimpleNamespace(__file__=str(variant / "__init__.py")))
-
-
-def test_no_setting_of_the_caller_leads_the_clients_elsewhere(monkeypatch, tmp_path):
-    for name in ("LOCAL_KERNELS", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "KERNELS_CACHE"):
-        monkeypatch.setenv(name, "1")
-    environment = user_environment("http://127.0.0.1:1", tmp_path)
-    settings = {name: value for name, value in environment.items() if name.startswith(("HF_", "KERNELS_", "LOCAL_"))}
-    assert settings == {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path)}

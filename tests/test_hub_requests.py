@@ -7,8 +7,6 @@ import json
 import socket
 
 import pytest
-
-pytest.importorskip("hub", reason="tools/ is not here")
 from hub import Hub
 from hub_store import Repository
 
@@ -179,6 +177,7 @@ def test_a_malformed_request_is_refused(hub, path, content):
         ("POST", API, {}, 405),
         ("UNHEARD", API, {}, 405),
         ("GET", API, {"Host": "hub.example.com"}, 403),
+        ("POST", f"{COMMIT}?create_pr=1", {}, 400),
         ("POST", COMMIT, {"Origin": "https://example.com"}, 403),
         ("GET", "/kernels/org/tiny/resolve/main/there", {"Range": "bytes=10-"}, 416),
     ],

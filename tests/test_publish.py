@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx2
 import pytest
-from hub_clients import environment, run_client, run_tool, write_variant
-
-pytest.importorskip("publish", reason="tools/ is not here")
 from commands import BuildError
 from hub import Hub
-from publish import Published, read_release
+from hub_clients import environment, run_client, run_tool, write_variant
+from huggingface_hub.errors import HfHubHTTPError
+from publish import Published, is_trusted, read_release
 
 SESSION = """
 import json, sys
@@ -48,11 +49,6 @@ seen["again"] = publish(read_release(trees / "two variants")).commit
 published("one variant")
 seen["tag"] = [(ref.name, ref.target_commit) for ref in api.list_repo_refs("org/tiny", **kind).tags]
 seen["tag taken"] = refusal("one variant", tag="1.0")
-seen["no branch"] = refusal("next version", create_pr=True)
-seen["tag of a proposal"] = refusal("two variants", tag="2.0", create_pr=True)
-before = files("v1")
-published("proposal", create_pr=True)
-seen["proposal files"] = [files("v1") == before, files(seen["proposal"]["commit"])]
 published("next version")
 seen["main"] = files("main")
 seen["card"] = Path(api.hf_hub_download("org/tiny", "README.md", **kind)).read_text()
@@ -84,7 +80,6 @@ def seen(tmp_path_factory):
     (two / "build/torch-cpu/bytecode.pyc").touch()
     write_variant(two / "build/torch-cpu", "0000002", 2)
     write_tree(trees / "one variant", factor=3)
-    write_tree(trees / "proposal", factor=4)
     write_tree(trees / "next version", version=2, factor=5)
     with Hub(trees / "hub") as hub:
         yield run_client(SESSION, [trees], environment(hub.endpoint, trees / "home"))
@@ -119,18 +114,6 @@ def test_a_tag_names_the_commit_and_does_not_move(seen):
     assert seen["tag taken"] == ["org/tiny has a tag 1.0, and tags do not move: choose another", True]
 
 
-def test_a_proposal_leaves_the_branch_alone(seen):
-    untouched, files = seen["proposal files"]
-    assert untouched and seen["proposal"]["commit"] not in (seen["one variant"]["commit"], seen["again"])
-    assert files == seen["one variant"]["files"]
-    assert seen["proposal"]["pull_request"].endswith("/kernels/org/tiny/discussions/1")
-
-
-def test_a_proposal_needs_a_branch_and_takes_no_tag(seen):
-    assert seen["no branch"] == ["org/tiny has no branch v2 to propose changes to: publish it first", True]
-    assert seen["tag of a proposal"] == ["the commit of a pull request is not final: tag 2.0 after the merge", True]
-
-
 def test_the_card_goes_to_main(seen):
     assert seen["main"] == [".gitattributes", "README.md", "build/torch-cuda/stray.py", "stray"]
     assert seen["card"] == "# tiny 2\n"
@@ -147,9 +130,16 @@ def test_the_lines_to_load_ask_for_consent_where_it_is_needed(seen):
     assert trusted.load_lines()[0] == 'kernels.get_kernel("org/tiny", version=1)'
 
 
-def test_a_proposal_loads_by_its_commit_only(seen):
-    (line,) = seen["proposal"]["lines"]
-    assert f'revision="{seen["proposal"]["commit"]}"' in line
+NOT_FOUND = httpx2.Response(404, request=httpx2.Request("GET", "http://127.0.0.1"))
+FAILURES = [httpx2.ConnectError("gone"), httpx2.ReadTimeout("slow"), HfHubHTTPError("who?", response=NOT_FOUND)]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
+def test_a_hub_that_falls_silent_after_the_upload_is_no_failure(failure):
+    def overview(organization):
+        raise failure
+
+    assert not is_trusted(SimpleNamespace(get_organization_overview=overview), "org/tiny")
 
 
 def test_a_changed_file_is_refused(tmp_path):
@@ -166,10 +156,24 @@ def test_another_version_than_that_of_the_tree_is_refused(tmp_path):
         read_release(tree)
 
 
-PROVENANCE = {"kernel-builder": {"version": "0"}, "kernel": {"commit": "0" * 40, "dirty": True}}
+def provenance(commit: str, dirty: bool) -> dict:
+    return {"kernel-builder": {"version": "0"}, "kernel": {"commit": commit, "dirty": dirty}}
 
 
-@pytest.mark.parametrize("unique_id, metadata", [("0000002_dirty", {}), ("0000002", {"provenance": PROVENANCE})])
+def test_variants_of_different_commits_are_no_release(tmp_path):
+    tree = write_tree(tmp_path, variants=())
+    for name, digit in ("torch-cpu", "a"), ("torch-universal", "b"):
+        write_variant(tree / "build" / name, f"{digit}000000", 2, provenance=provenance(digit * 40, dirty=False))
+    with pytest.raises(ValueError, match="different commits") as refused:
+        read_release(tree)
+    named = str(refused.value).splitlines()[-2:]
+    assert named == [f"torch-cpu: from commit {'a' * 40}", f"torch-universal: from commit {'b' * 40}"]
+
+
+DIRTY = provenance("0" * 40, dirty=True)
+
+
+@pytest.mark.parametrize("unique_id, metadata", [("0000002_dirty", {}), ("0000002", {"provenance": DIRTY})])
 def test_a_dirty_build_needs_permission(tmp_path, unique_id, metadata):
     tree = write_tree(tmp_path)
     variant = write_variant(tree / "build/torch-cpu", unique_id, 2, **metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -81,5 +82,9 @@ def commit(root: Path) -> None:
     git(root, "-c", "user.name=toy", "-c", "user.email=toy@localhost", "commit", "--quiet", "--message", "Toy")
 
 
-def git(root: Path, *arguments: str) -> None:
-    subprocess.run(["git", *arguments], cwd=root, check=True)
+def git(root: Path, *arguments: str) -> str:
+    """Return what git prints in `root`, whatever a hook's variables name and the user has configured, as to sign."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment["GIT_CONFIG_GLOBAL"] = os.devnull
+    done = subprocess.run(["git", *arguments], cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout

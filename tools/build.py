@@ -2,8 +2,9 @@
 
     python tools/build.py [--backend cpu] [--backend cuda] [--output DIR]
 
-A variant is compiled, checked and described in a work folder and then takes the place of the old one, so that a
-failed build changes nothing. Two builds of one commit in one place give the same bytes.
+Variants are compiled, checked and described in a work folder; when all are done they take the places of the old ones,
+together with the card, so that a failed build changes nothing. Two builds of one commit in one place give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from abi_check import MANYLINUX, PYTHON_ABI, newest_version, violations
 from card import fill_card
 from commands import BuildError
-from compilers import HOST, Cuda, Job, check_headers, compile_library, find_cuda, strip
+from compilers import HOST, Cuda, Job, check_headers, check_paths, compile_library, find_cuda, strip
 from generated_sources import ops_py
 from recipe import read_build, read_recipe
 from rich.console import Console
@@ -56,7 +57,7 @@ def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> 
     """Build `backends` (None: all that can be built here) of the repository `root` into `output`, with its card.
 
     Raises `BuildError` before compiling if build.toml, the tree or the machine does not allow it, and with the
-    compiler's message if compiling fails; what was in `output` then stays.
+    compiler's message if compiling fails; what was in `output` then stays, and also if moving files there fails.
     """
     root, output = root.resolve(), output.resolve()
     tables = read_build(root)
@@ -66,10 +67,11 @@ def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> 
         raise BuildError("none of the backends in build.toml can be built here")
     jobs = [plan(root, tables, backend, output / WORK) for backend in dict.fromkeys(backends)]
     page = fill_card(root, tables, jobs[0].recipe.package)
-    with work_folder(output):
-        built = [build_variant(job, output) for job in jobs]
-        (output / "CARD.md").write_text(page)
-    return built
+    with work_folder(output) as work:
+        built = [build_variant(job) for job in jobs]
+        (work / "CARD.md").write_text(page)
+        put_in_place([*(variant.path for variant in built), work / "CARD.md"], output)
+    return [replace(variant, path=output / variant.path.name) for variant in built]
 
 
 def unavailable_backends(tables: dict) -> dict[str, str]:
@@ -98,11 +100,13 @@ def plan(root: Path, tables: dict, backend: str, work: Path) -> Job:
     cuda = toolkit(backend)
     recipe = read_recipe(root, tables, backend)
     check_headers(recipe)
-    return Job(root, recipe, read_revision(root, recipe.inputs), work / backend, cuda)
+    job = Job(root, recipe, read_revision(root, recipe.inputs), work / backend, cuda)
+    check_paths(job)
+    return job
 
 
-def build_variant(job: Job, output: Path) -> Built:
-    """Compile, check and describe one variant, then put it into `output` in place of the old one."""
+def build_variant(job: Job) -> Built:
+    """Compile, check and describe one variant in the work folder."""
     start = time.perf_counter()
     library = compile_library(job)
     problems = violations(library, job.recipe)
@@ -112,9 +116,8 @@ def build_variant(job: Job, output: Path) -> Built:
     variant = job.work / job.variant_name
     assemble(variant, job, library)
     write_metadata(variant, job.recipe, job.ops, job.revision)
-    replace_folder(variant, output / variant.name)
     versions = [newest_version(library, family) for family in ("GLIBC", "GLIBCXX")]
-    return Built(output / variant.name, job.ops, time.perf_counter() - start, *versions)
+    return Built(variant, job.ops, time.perf_counter() - start, *versions)
 
 
 def assemble(variant: Path, job: Job, library: Path) -> None:
@@ -126,11 +129,24 @@ def assemble(variant: Path, job: Job, library: Path) -> None:
     (variant / "_ops.py").write_text(ops_py(job.ops))
 
 
-def replace_folder(folder: Path, target: Path) -> None:
-    """Move `folder` to `target`; a process that has the old one open keeps its files."""
-    if target.exists():
-        target.rename(folder.with_name("replaced"))
-    folder.rename(target)
+def put_in_place(made: Sequence[Path], output: Path) -> None:
+    """Move files and folders into `output` in place of those of their names: all of them, or none and the error.
+
+    A process that has an old one open keeps its files.
+    """
+    moves = []
+    for new in made:
+        moves += [(output / new.name, new.with_name(f"{new.name}.replaced")), (new, output / new.name)]
+    moved = []
+    try:
+        for source, destination in moves:
+            if source.exists():
+                source.rename(destination)
+                moved.append((source, destination))
+    except BaseException:
+        for source, destination in reversed(moved):
+            destination.rename(source)
+        raise
 
 
 @contextmanager
@@ -172,7 +188,7 @@ def main() -> int:
             for backend, reason in unavailable_backends(read_build(ROOT)).items():
                 console.print(f"{backend} is skipped: {reason}", markup=False)
         built = build_variants(ROOT, arguments.backend, arguments.output)
-    except BuildError as error:
+    except (BuildError, OSError) as error:
         print(f"build.py: {error}", file=sys.stderr)
         return 1
     console.print(summary(built))

@@ -22,6 +22,9 @@ CUDA_MAJOR = 13
 TORCH = Path(find_spec("torch").submodule_search_locations[0])
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 
+# nvcc divides lists at commas, with or without quotes, and hands its commands to a shell.
+NOT_FOR_NVCC = set(",'\"`$\\\n")
+
 
 @dataclass(frozen=True)
 class Cuda:
@@ -79,6 +82,14 @@ def check_headers(recipe: Recipe) -> None:
         raise BuildError(f"torch {version('torch')} is older than the stable ABI {recipe.torch_abi} of build.toml")
 
 
+def check_paths(job: Job) -> None:
+    """Raise `BuildError` if nvcc would misread a path that it is given."""
+    for folder in [job.root, *include_folders(job)] if job.cuda else []:
+        found = sorted(NOT_FOR_NVCC & set(str(folder)))
+        if found:
+            raise BuildError(f"nvcc cannot take a path with {found[0]!r} in it: {folder}; use another folder")
+
+
 def compile_library(job: Job) -> Path:
     """Return the linked, unstripped library; `BuildError` carries the compiler's message."""
     job.work.mkdir(parents=True, exist_ok=True)
@@ -106,10 +117,11 @@ def compile_line(job: Job, source: Path, target: Path) -> list[str | Path]:
     host += [f"-ffile-prefix-map={TORCH}=torch", f"-ffile-prefix-map={job.work}=."]
     if source.suffix == ".cu":
         compiler = [job.cuda.nvcc, "--expt-relaxed-constexpr", *gencodes(job.recipe.archs)]
-        compiler += [f"-Xcompiler={','.join(host)}"]
+        compiler += [f'-Xcompiler="{flag}"' for flag in host]
     else:
         compiler = ["g++", *host]
-    return [*compiler, "-O3", "-std=c++20", *_definitions(job), *_include_flags(job), "-c", source, "-o", target]
+    folders = [f"-I{folder}" for folder in include_folders(job)]
+    return [*compiler, "-O3", "-std=c++20", *_definitions(job), *folders, "-c", source, "-o", target]
 
 
 def _definitions(job: Job) -> list[str]:
@@ -123,11 +135,10 @@ def _definitions(job: Job) -> list[str]:
     ]
 
 
-def _include_flags(job: Job) -> list[str]:
+def include_folders(job: Job) -> list[Path]:
+    """Return where headers are looked for besides the folder of the source."""
     folders = [job.work, TORCH / "include", TORCH / "include/torch/csrc/api/include", PYTHON_HEADERS]
-    if job.cuda:
-        folders.append(job.cuda.home / "include")
-    return [f"-I{folder}" for folder in folders]
+    return [*folders, job.cuda.home / "include"] if job.cuda else folders
 
 
 def gencodes(archs: tuple[str, ...]) -> list[str]:

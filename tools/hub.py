@@ -3,12 +3,11 @@
     python tools/hub.py --folder hub --trusted org
     HF_ENDPOINT=http://127.0.0.1:<port> python -c 'import kernels; kernels.get_kernel("org/optimizer", version=1)'
 
-The clients read HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE when they are imported, so set them before. Three things look
+The clients read HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE when they are imported, so set them before. Two things look
 like a fault of the server and are not (kernels 0.17.2, huggingface_hub 2.4.0):
 
-- HF_HUB_DISABLE_TELEMETRY=1 makes `kernels` send an illegal header: every load fails, most often with "could not
-  verify publisher trust status". Leave it unset.
-- LOCAL_KERNELS wins over the Hub, whatever version or revision is asked for.
+- Variables break or divert the clients: HF_HUB_DISABLE_TELEMETRY, DISABLE_TELEMETRY, DO_NOT_TRACK, LOCAL_KERNELS and
+  proxies; client_environment.py says how. Leave them unset.
 - Offline, `kernels` finds only what `snapshot_download(repo_id, repo_type="kernel", revision=...)` has fetched as a
   whole; what `get_kernel` or `kernels download` left in the cache is refused as incomplete.
 
@@ -31,6 +30,8 @@ from hub_api import ROUTES
 from hub_routes import Answer, Request, Site
 from hub_store import HubError, Store
 
+HOST = "127.0.0.1"
+
 
 class Hub:
     """Serve a folder while the block runs: `with Hub(folder, trusted=["org"]) as hub: hub.endpoint`.
@@ -39,12 +40,10 @@ class Hub:
     trust_remote_code, and only theirs can be locked with `kernels lock`.
     """
 
-    def __init__(self, folder: Path | str, trusted: Iterable[str] = (), *, host: str = "127.0.0.1", port: int = 0):
-        if not is_loopback(host):
-            raise ValueError(f"anyone who reaches this server may write to it: need 127.0.0.1, got {host!r}")
-        self._server = Server((host, port), Handler)
+    def __init__(self, folder: Path | str, trusted: Iterable[str] = (), *, port: int = 0):
+        self._server = Server((HOST, port), Handler)
         self._server.site = Site(Store(Path(folder)), frozenset(trusted))
-        self.endpoint = f"http://{host}:{self._server.server_port}"
+        self.endpoint = f"http://{HOST}:{self._server.server_port}"
 
     def __enter__(self) -> Hub:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -151,13 +150,12 @@ def is_loopback(host: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where repositories are kept")
-    parser.add_argument("--host", default="127.0.0.1", help="a loopback address")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--trusted", action="append", default=[], help="an organization to trust; may be repeated")
     arguments = parser.parse_args()
     try:
-        hub = Hub(arguments.folder, arguments.trusted, host=arguments.host, port=arguments.port)
-    except (OSError, ValueError) as error:
+        hub = Hub(arguments.folder, arguments.trusted, port=arguments.port)
+    except (OSError, OverflowError) as error:
         parser.error(str(error))
     print(f"export HF_ENDPOINT={hub.endpoint}", flush=True)
     try:

@@ -67,8 +67,7 @@ def list_refs(request: Request) -> Answer:
         return [{"name": name, "ref": ref, "targetCommit": refs[ref]} for ref, name in names.items()]
 
     refs = request.repository.refs()
-    kinds = {"branches": "heads", "tags": "tags", "pullRequests": "pr"}
-    return Answer({"converts": [], **{title: of_kind(kind) for title, kind in kinds.items()}})
+    return Answer({"converts": [], "branches": of_kind("heads"), "tags": of_kind("tags")})
 
 
 @ROUTES.post(REPOSITORY + "/branch/{branch}")
@@ -128,14 +127,11 @@ def preupload(request: Request) -> Answer:
 
 @ROUTES.post(REPOSITORY + "/commit/{revision}", COMMIT_BODY)
 def commit(request: Request) -> Answer:
-    proposal = parse_commit(request.body)
-    pull_request = request.flag("create_pr")
-    made, ref = request.repository.commit(request.path["revision"], proposal, pull_request)
-    url = f"{request.url}/kernels/{request.repo_id}"
-    content = {"success": True, "commitOid": made.sha, "commitUrl": f"{url}/commit/{made.sha}", "hookOutput": ""}
-    if pull_request:
-        content["pullRequestUrl"] = f"{url}/discussions/{ref.removeprefix('refs/pr/')}"
-    return Answer(content)
+    if request.flag("create_pr"):
+        raise HubError(400, "there are no pull requests here")
+    made = request.repository.commit(request.path["revision"], parse_commit(request.body))
+    url = f"{request.url}/kernels/{request.repo_id}/commit/{made.sha}"
+    return Answer({"success": True, "commitOid": made.sha, "commitUrl": url, "hookOutput": ""})
 
 
 @ROUTES.get("/kernels/{organization}/{name}/resolve/{revision}/{path...}")

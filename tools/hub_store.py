@@ -5,7 +5,7 @@
                                   /blobs/<oid>          bytes; oid is git's hash of a blob, as the clients compute it
 
 Objects never change, and refs.json is replaced as a whole after the objects that it names are written: a commit is
-there or it is not, whatever interrupts it, and readers need no lock. One process at a time may write to a folder.
+there or it is not, whatever stops the process, and readers need no lock. One process at a time may write to a folder.
 Paths of files are keys inside a commit, never paths on this disk.
 """
 
@@ -116,7 +116,7 @@ class Repository:
         return (self.folder / "refs.json").is_file()
 
     def refs(self) -> dict[str, str]:
-        """Commit of every ref: refs/heads/<branch>, refs/tags/<tag>, refs/pr/<number>."""
+        """Commit of every ref: refs/heads/<branch>, refs/tags/<tag>."""
         return json.loads((self.folder / "refs.json").read_bytes())
 
     def resolve(self, revision: str) -> Commit:
@@ -144,8 +144,8 @@ class Repository:
                 raise HubError(409, f"{taken} exists already")
             self.write_refs({**refs, f"refs/{kind}/{name}": self.resolve(revision).sha})
 
-    def commit(self, revision: str, proposal: Proposal, pull_request: bool = False) -> tuple[Commit, str]:
-        """Put a commit on top of a branch, or beside it as a pull request; return it and the ref that names it."""
+    def commit(self, revision: str, proposal: Proposal) -> Commit:
+        """Put a commit on top of a branch and return it."""
         with self._lock:
             refs = self.refs()
             ref = find_ref(revision, refs)
@@ -159,10 +159,8 @@ class Repository:
                 if change.content is not None:
                     self._write(f"blobs/{blob_of(change.content).oid}", change.content)
             commit = self.write_commit(head.sha, proposal, files)
-            if pull_request:
-                ref = f"refs/pr/{1 + sum(name.startswith('refs/pr/') for name in refs)}"
             self.write_refs({**refs, ref: commit.sha})
-        return commit, ref
+        return commit
 
     def write_commit(self, parent: str | None, proposal: Proposal, files: dict[str, Blob]) -> Commit:
         content = {"parent": parent, "title": proposal.title, "description": proposal.description, "files": files}

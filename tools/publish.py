@@ -14,7 +14,8 @@ What to know about loading (kernels 0.17.2, huggingface_hub 2.4.0):
   write kernels.lock yourself: [{"dependency": {"repo-id": ..., "version": 1}, "lock": {"commit": ...}}].
 - Offline, and with load_kernel, only a whole snapshot is found. Fetch it before:
   snapshot_download(repo_id, repo_type="kernel", revision="v1").
-- With HF_HUB_DISABLE_TELEMETRY set every load fails, as if the publisher could not be verified. Leave it unset.
+- With HF_HUB_DISABLE_TELEMETRY, DISABLE_TELEMETRY or DO_NOT_TRACK set every load fails, as if the publisher could not
+  be verified. Leave them unset.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ import httpx2
 import tomllib
 from commands import BuildError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import HfHubHTTPError
 from variant_metadata import read_metadata
 from verify import deviations, find_variants
 
@@ -67,7 +67,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Published:
-    """`commit` holds the variants; with `pull_request`, the address of one, it is not on the branch yet."""
+    """`commit` holds the variants and is on the branch."""
 
     repo_id: str
     version: int
@@ -75,13 +75,11 @@ class Published:
     commit: str
     variants: tuple[str, ...]
     trusted: bool
-    pull_request: str | None = None
 
     def load_lines(self) -> list[str]:
-        """Python that loads what was published: by version, once it is on the branch, and by commit."""
+        """Python that loads what was published: by version and by commit."""
         trust = "" if self.trusted else f', trust_remote_code=["{self.repo_id}"]'
-        revisions = [] if self.pull_request else [f"version={self.version}"]
-        revisions.append(f'revision="{self.commit}"')
+        revisions = [f"version={self.version}", f'revision="{self.commit}"']
         return [f'kernels.get_kernel("{self.repo_id}", {revision}{trust})' for revision in revisions]
 
 
@@ -91,7 +89,8 @@ def read_release(
     """Return the release of all variants in `build` (None: root/build), after checking each of them.
 
     Raises ValueError with all that is wrong: a file that is not what metadata.json says, a version other than
-    build.toml's, a build of uncommitted changes (unless `allow_dirty`); BuildError if there is nothing to check.
+    build.toml's, variants of different commits, a build of uncommitted changes (unless `allow_dirty`); BuildError if
+    there is nothing to check.
     """
     build = build or root / "build"
     general = tomllib.loads((root / "build.toml").read_text())["general"]
@@ -106,6 +105,10 @@ def read_release(
         for variant in variants
         for problem in variant_problems(variant, general["version"], allow_dirty)
     ]
+    commits = {variant.name: source_commit(variant) for variant in variants}
+    if len(set(commits.values())) > 1:
+        problems.append("variants of different commits, which would be one release: build all of them again")
+        problems += [f"{name}: from commit {commit}" for name, commit in commits.items()]
     if problems:
         raise ValueError("\n".join([f"{build} cannot be published:", *problems]))
     benchmarks = tuple(sorted((root / "benchmarks").glob("benchmark*.py")))
@@ -124,43 +127,41 @@ def variant_problems(variant: Path, version: int, allow_dirty: bool) -> list[str
     return problems
 
 
-def publish(
-    release: Release, *, endpoint: str | None = None, tag: str | None = None, create_pr: bool = False
-) -> Published:
-    """Upload a release; with `create_pr` propose it, in one pull request for the branch and one for the card.
+def source_commit(variant: Path) -> str | None:
+    """Return the commit that a variant says it was built from, None if it does not say."""
+    provenance = read_metadata(variant).provenance
+    return provenance.kernel.commit if provenance and provenance.kernel else None
 
-    The endpoint is HF_ENDPOINT's unless given, and the token the client's. Raises ValueError if the tag is taken or
-    there is no branch for a pull request, and the client's errors; the branch then has the whole commit or nothing of
-    it. Somebody else's commit in the meantime is an error, too.
+
+def publish(release: Release, *, endpoint: str | None = None, tag: str | None = None) -> Published:
+    """Upload a release: the variants, the tag, the card.
+
+    The endpoint is HF_ENDPOINT's unless given, and the token the client's. Raises ValueError if the tag is taken, and
+    the client's errors; the branch then has the whole commit or nothing of it. Somebody else's commit in the meantime
+    is an error, too.
     """
-    if tag and create_pr:
-        raise ValueError(f"the commit of a pull request is not final: tag {tag} after the merge")
     api = HfApi(endpoint=endpoint)
-    if not create_pr:
-        api.create_repo(release.repo_id, exist_ok=True, **KERNEL)
-    commit = commit_variants(api, release, tag, create_pr)
+    api.create_repo(release.repo_id, exist_ok=True, **KERNEL)
+    commit = commit_variants(api, release, tag)
     if tag:
         api.create_tag(release.repo_id, tag=tag, revision=commit.oid, **KERNEL)
     api.create_commit(
         release.repo_id,
         [CommitOperationAdd("README.md", release.card)],
         commit_message=f"Describe {release.branch}",
-        create_pr=create_pr,
         **KERNEL,
     )
     names = tuple(variant.name for variant in release.variants)
     trusted = is_trusted(api, release.repo_id)
-    return Published(release.repo_id, release.version, release.branch, commit.oid, names, trusted, commit.pr_url)
+    return Published(release.repo_id, release.version, release.branch, commit.oid, names, trusted)
 
 
-def commit_variants(api: HfApi, release: Release, tag: str | None, create_pr: bool):
+def commit_variants(api: HfApi, release: Release, tag: str | None):
     refs = api.list_repo_refs(release.repo_id, **KERNEL)
     if tag in {ref.name for ref in refs.tags}:
         raise ValueError(f"{release.repo_id} has a tag {tag}, and tags do not move: choose another")
     heads = {ref.name: ref.target_commit for ref in refs.branches}
     new = release.branch not in heads
-    if new and create_pr:
-        raise ValueError(f"{release.repo_id} has no branch {release.branch} to propose changes to: publish it first")
     head = heads["main"] if new else heads[release.branch]
     if new:
         api.create_branch(release.repo_id, branch=release.branch, revision=head, **KERNEL)
@@ -179,25 +180,27 @@ def commit_variants(api: HfApi, release: Release, tag: str | None, create_pr: bo
         commit_message=f"Publish {', '.join(variant.name for variant in release.variants)}",
         revision=release.branch,
         parent_commit=head,
-        create_pr=create_pr,
         **KERNEL,
     )
 
 
 def is_trusted(api: HfApi, repo_id: str) -> bool:
-    """Whether `get_kernel` loads the owner's kernels without trust_remote_code, by the rule that it uses."""
+    """Whether `get_kernel` loads the owner's kernels without trust_remote_code, by the rule that it uses.
+
+    False where the Hub does not answer, since what was published stands all the same: consent that is not needed does
+    no harm.
+    """
     try:
         owner = api.get_organization_overview(repo_id.split("/")[0])
-    except HfHubHTTPError:
+    except (httpx2.HTTPError, OSError):
         return False
     return getattr(owner, "trustedKernelPublisher", False)
 
 
 def report(published: Published) -> str:
-    where = published.pull_request or f"branch {published.branch}"
     return "\n".join(
         [
-            f"Published {published.repo_id}, {where}",
+            f"Published {published.repo_id}, branch {published.branch}",
             f"commit {published.commit}",
             *(f"  {name}" for name in published.variants),
             "Load it with",
@@ -212,12 +215,11 @@ def main() -> int:
     parser.add_argument("--repo-id", help="default: [general.hub] repo-id of build.toml")
     parser.add_argument("--endpoint", help="default: HF_ENDPOINT, else https://huggingface.co")
     parser.add_argument("--tag", help="a name for the commit that no other commit has")
-    parser.add_argument("--create-pr", action="store_true", help="propose the commit instead of making it")
     parser.add_argument("--allow-dirty", action="store_true", help="publish a build of uncommitted changes, too")
     arguments = parser.parse_args()
     try:
         release = read_release(ROOT, arguments.build, repo_id=arguments.repo_id, allow_dirty=arguments.allow_dirty)
-        published = publish(release, endpoint=arguments.endpoint, tag=arguments.tag, create_pr=arguments.create_pr)
+        published = publish(release, endpoint=arguments.endpoint, tag=arguments.tag)
     except (BuildError, ValueError, OSError, httpx2.HTTPError) as error:
         print(f"publish.py: {error}", file=sys.stderr)
         return 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commands import BuildError, run
+from commands import BuildError, git
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ def read_revision(root: Path, inputs: Sequence[Path]) -> Revision:
     which that builder would not see.
     """
     try:
-        commit, tree = run(["git", "rev-parse", "HEAD", "HEAD^{tree}"], cwd=root).split()
+        commit, tree = git(root, "rev-parse", "HEAD", "HEAD^{tree}").split()
     except BuildError as error:
         raise BuildError(f"{root} has to be a git repository with a commit, which names the ops; {error}") from None
-    changed = run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=root)
-    untracked = run(["git", "ls-files", "--others", "--", *inputs], cwd=root)
+    changed = git(root, "status", "--porcelain", "--untracked-files=no")
+    untracked = git(root, "ls-files", "--others", "--", *inputs)
     return Revision(commit, tree, dirty=bool(changed or untracked))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+
+from tools.client_environment import client_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +39,7 @@ def published_kernel(console: Console, folder: Path) -> Iterator[dict[str, str]]
     call(console, "tools/build.py", "--backend", "cpu", "--output", build)
     call(console, "tools/verify.py", build)
     with running_hub(folder / "hub") as endpoint:
-        environment = user_environment(endpoint, folder / "home")
+        environment = client_environment(endpoint, folder / "home")
         # A demonstration of work in progress, too: what is dirty is marked so wherever it is shown.
         call(console, "tools/publish.py", "--build", build, "--allow-dirty", environment=environment)
         yield environment
@@ -56,14 +57,3 @@ def running_hub(folder: Path) -> Iterator[str]:
             yield announcement.partition("=")[2]
         finally:
             hub.terminate()
-
-
-def user_environment(endpoint: str, home: Path) -> dict[str, str]:
-    """Return this process's environment for clients of `endpoint`, without settings that lead them elsewhere.
-
-    The clients read it when they are imported, hence they run in processes of their own. LOCAL_KERNELS would win over
-    any Hub; HF_HUB_DISABLE_TELEMETRY makes kernels 0.17 fail; a token is nobody else's business.
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "KERNELS_"))}
-    kept.pop("LOCAL_KERNELS", None)
-    return {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}

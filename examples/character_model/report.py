@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import platform
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import kernels
 import torch
 from rich.table import Table
 
@@ -26,7 +26,8 @@ def summary(comparison: Comparison, corpus: Corpus, origin: Origin) -> dict[str,
     return {
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "kernels")},
+            "torch": torch.__version__,
+            "kernels": kernels.__version__,
             "optimizer": asdict(origin),
         },
         "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads()},
