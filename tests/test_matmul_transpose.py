@@ -49,9 +49,9 @@ def test_what_does_not_fit_is_named_and_left_alone(kernel, X, out, words):
 def test_a_result_that_shares_the_operands_memory_is_refused(kernel):
     X = matrices(6, 6)
     before = X.clone()
-    with pytest.raises(ValueError, match="share memory"):
+    with pytest.raises(ValueError, match="share its storage"):
         kernel.matmul_transpose(X, X)
-    with pytest.raises(ValueError, match="share memory"):
+    with pytest.raises(ValueError, match="share its storage"):
         kernel.matmul_transpose(X[:3, :3], X[3:, 3:])
     assert torch.equal(X, before)
 
@@ -60,13 +60,49 @@ def test_the_symmetric_kernel_is_chosen_only_where_it_was_measured_to_be_faster(
     gemms, tuned = kernel.kernels.gemms, kernel.kernels.tuned
     entries = [{"m": 512, "k": 512, "gain": 0.9}, {"m": 4096, "k": 4096, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     device = torch.device("cuda", 0)
-    assert gemms.select_gemms(device, torch.float16, 4096, 4096) is gemms.BATCHED
+    assert gemms.select_gemms(device, torch.float16, 4096, 4096).name == "torch.bmm (symmetric_gemm unmeasured)"
     monkeypatch.setattr(tuned, "measured", lambda name: {"float16": entries} if name == "Imagined GPU" else {})
-    assert gemms.select_gemms(device, torch.float16, 4096, 8192) is gemms.SYMMETRIC
-    assert gemms.select_gemms(device, torch.float16, 600, 600) is gemms.BATCHED
-    assert gemms.select_gemms(device, torch.bfloat16, 4096, 8192) is gemms.BATCHED
+    names = {
+        (torch.float16, 4096, 8192): "symmetric_gemm + torch.bmm",
+        (torch.float16, 608, 608): "torch.bmm",
+        (torch.bfloat16, 4096, 8192): "torch.bmm (symmetric_gemm unmeasured)",
+        (torch.float16, 4095, 8192): "torch.bmm (symmetric_gemm unmeasured)",  # measured are multiples of 16
+    }
+    assert {key: gemms.select_gemms(device, *key).name for key in names} == names
+    # The product over n may be worth it where the one over m is not.
+    entries[0]["gain"], entries[1]["k"] = 0.5, 16384
+    mixed = gemms.select_gemms(device, torch.float16, 512, 16384)
+    assert (mixed.gram, mixed.gram_affine) == (gemms.SYMMETRIC.gram, gemms.BATCHED.gram_affine)
     assert gemms.select_gemms(torch.device("cpu"), torch.float16, 4096, 8192) is gemms.SINGLE
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (3, 5, 9), (2, 3, 4, 6), (0, 4, 6), (4, 0), (0, 4), (2, 3, 4, 0)], ids=str)
+def test_the_kernels_branch_gives_the_product_in_place_or_not(kernel, monkeypatch, shape):
+    """On a CPU the kernel's stand-in runs: shapes, results in place and gradients are what this shows."""
+    monkeypatch.setattr(kernel.kernels.gemms, "symmetric_gain", lambda *_: 2.0)
+    X = matrices(*shape)
+    expected = X @ X.mT
+    # Both sum k products in float32, in orders of their own.
+    close = dict(rtol=0, atol=max(shape[-1], 1) * torch.finfo(torch.float32).eps * max(1.0, X.square().sum().item()))
+    torch.testing.assert_close(kernel.matmul_transpose(X), expected, **close)
+    for out in (torch.full_like(expected, float("nan")), torch.full_like(expected, float("nan")).mT.contiguous().mT):
+        assert kernel.matmul_transpose(X, out) is out
+        torch.testing.assert_close(out, expected, **close)
+    assert kernel.matmul_transpose(X.clone().requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize("name", ["matmul_transpose", "orthogonalize"])
+def test_public_functions_trace_for_a_gpu_that_is_not_there(kernel, name):
+    function = getattr(kernel, name)
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        X = torch.empty(2, 32, 64, dtype=torch.float16, device="cuda")
+        result = function(X)
+        assert (result.device.type, result.dtype) == ("cuda", torch.float16)
+        graphs = []
+        compiled = torch.compile(function, backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)
+        assert compiled(X).shape == result.shape and len(graphs) == 1
 
 
 def test_the_iteration_over_the_symmetric_kernel_is_the_iteration(kernel):

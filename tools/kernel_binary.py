@@ -67,5 +67,6 @@ def _nvidia(cubin: bytes) -> tuple[int, int, dict[str, int]]:
 def _amd(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
     text = asm["amdgcn"]
     # The compiler's own count of vector registers includes those for the matrix unit.
-    registers, scratch = (int(re.search(name + r":\s+(\d+)", text)[1]) for name in (r"\.vgpr_count", "ScratchSize"))
-    return registers, scratch, dict(Counter(re.findall(r"^\s+([a-z]+_\w+)", text, re.MULTILINE)))
+    names = r"\.vgpr_count", "ScratchSize", r"\.vgpr_spill_count", r"\.sgpr_spill_count"
+    registers, *spilled = (int(re.search(name + r":\s+(\d+)", text)[1]) for name in names)
+    return registers, sum(spilled), dict(Counter(re.findall(r"^\s+([a-z]+_\w+)", text, re.MULTILINE)))

@@ -110,7 +110,7 @@ def _regimes(descriptors: bool) -> Iterator[tuple]:
         yield from ((layout, full, *LARGE, False) for layout in ("repeated", "repeated_square"))
     yield from (("square", half, *size, True) for size in (LARGE, ODD))
     yield from (("wide", half, *LARGE, True), ("shifted_addend", half, *LARGE, False), ("spread", half, *LARGE, False))
-    yield from (("transposed_result", half, *size, False) for size in (LARGE, ODD))
+    yield from (("transposed_result", half, *size, False) for size in (LARGE, SMALL, ODD))
     yield from (("square", "float16", *size, False) for size in (LARGE, SMALL, ODD))
     for size in (LARGE, ODD, *eights):
         yield from ((layout, full, *size, False) for layout in ("wide", "tall", "square"))
@@ -134,7 +134,7 @@ def _measured(package: Path) -> Iterator[Case]:
             raise ValueError(f"{file.name} must say its target, one of {', '.join(GPUS)}, got {content.get('target')}")
         for dtype, entries in content["symmetric_gemm"].items():
             configs = dict.fromkeys(tuple(entry[field] for field in module.Config._fields) for entry in entries)
-            for layout in ("wide", "tall", "square", "repeated", "repeated_square"):
+            for layout in ("wide", "tall", "square", "repeated", "repeated_square", "transposed_result"):
                 yield from (Case(content["target"], layout, dtype, *LARGE, False, config) for config in configs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Callable, NamedTuple, Optional
 
 import torch
@@ -11,7 +12,9 @@ from .tuned import nearest
 
 try:
     from . import symmetric_gemm
-except ImportError:  # builds of torch for CPUs bring no triton
+except ModuleNotFoundError as missing:
+    if missing.name != "triton":  # which builds of torch for CPUs do not bring
+        raise
     symmetric_gemm = None
 
 
@@ -47,36 +50,49 @@ def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Ge
     """Return the table for wide m x n matrices: `SINGLE` for one matrix (m, n) at a time, the others for (B, m, n).
 
     The libraries behind torch's products on CPUs split the sum over k by how many matrices there are, so that a
-    matrix would get other bits in a batch than alone; one at a time it cannot. The symmetric kernel is taken where it
-    was measured to be faster on this device; where nothing was measured, torch's product is.
+    matrix would get other bits in a batch than alone; one at a time it cannot. Each symmetric product is the symmetric
+    kernel's where that was measured to be faster; `name` says which are, and where nothing was measured.
     """
     if device.type == "cpu":
         return SINGLE
-    return SYMMETRIC if symmetric_is_faster(device, dtype, m, n) else BATCHED
+    gram, square = (symmetric_gain(device, dtype, m, k) for k in (n, m))
+    if gram is None or square is None:
+        return BATCHED._replace(name="torch.bmm (symmetric_gemm unmeasured)")
+    chosen = SYMMETRIC if gram >= 1 else BATCHED, SYMMETRIC if square >= 1 else BATCHED
+    names = dict.fromkeys(table.name for table in (*chosen, BATCHED))
+    return Gemms(chosen[0].gram, chosen[1].gram_affine, BATCHED.affine, " + ".join(names))
 
 
-def symmetric_is_faster(device: torch.device, dtype: torch.dtype, m: int, k: int) -> bool:
-    """Whether the measurement nearest to m x k on this device has the symmetric kernel ahead of torch's product."""
-    if symmetric_gemm is None or device.type != "cuda":
-        return False
+@torch.compiler.assume_constant_result
+def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:
+    """Return torch's time over the symmetric kernel's for (m, k) on this device, from the nearest measurement.
+
+    None where nothing was measured, or cannot apply: there are no measurements of sizes that divide by no 16.
+    """
+    if symmetric_gemm is None or device.type != "cuda" or not torch.cuda.is_available() or m % 16 or k % 16:
+        return None
     entry = nearest(torch.cuda.get_device_name(device), dtype, m, k)
-    return entry is not None and entry["gain"] >= 1
+    return None if entry is None else entry["gain"]
 
 
 def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
     """Return X Xᵀ (..., m, m) of X (..., m, k), of X's dtype, written to `out` where that is given.
 
-    Bit for bit symmetric where the symmetric kernel runs; elsewhere as symmetric as torch's product. Raises ValueError
-    for fewer than two dimensions, dtypes that are not floating point, or an `out` that does not fit or shares X's
-    memory.
+    Bit for bit symmetric where the symmetric kernel runs; elsewhere, and where a gradient is wanted, it is torch's
+    product and as symmetric as that. Raises ValueError for fewer than two dimensions, dtypes that are not floating
+    point, or an `out` that does not fit or shares X's storage.
     """
     if X.ndim < 2 or not X.is_floating_point():
         raise ValueError(f"matmul_transpose needs real floating-point X (..., m, k), got {tuple(X.shape)} {X.dtype}")
     if out is not None:
         _check_result(out, X)
-    if not symmetric_is_faster(X.device, X.dtype, *X.shape[-2:]):
+    wants_gradient = torch.is_grad_enabled() and X.requires_grad
+    if wants_gradient or (symmetric_gain(X.device, X.dtype, *X.shape[-2:]) or 0) < 1:
         return torch.matmul(X, X.mT, out=out)
-    batch = X.reshape(-1, *X.shape[-2:])
+    batch = X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])
+    if out is not None and out.is_contiguous():
+        symmetric_gemm.symmetric_gemm(batch, batch.mT, out=out.view(len(batch), X.size(-2), X.size(-2)))
+        return out
     product = symmetric_gemm.symmetric_gemm(batch, batch.mT).reshape(*X.shape[:-1], X.size(-2))
     return product if out is None else out.copy_(product)
 
@@ -88,4 +104,4 @@ def _check_result(out: Tensor, X: Tensor) -> None:
             f"out must be {shape} {X.dtype} on {X.device}, got {tuple(out.shape)} {out.dtype} on {out.device}"
         )
     if torch._C._is_alias_of(out, X):
-        raise ValueError("out must not share memory with X, which is still read while out is written")
+        raise ValueError("out must not share its storage with X, which is still read while out is written")

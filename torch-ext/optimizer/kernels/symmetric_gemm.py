@@ -152,13 +152,21 @@ def config_for(device_name: str, target: Target, A: Tensor, B: Tensor, D: Option
 
 
 def symmetric_gemm(
-    A: Tensor, B: Tensor, D: Optional[Tensor] = None, alpha: float | Tensor = 1.0, beta: float | Tensor = 0.0
+    A: Tensor,
+    B: Tensor,
+    D: Optional[Tensor] = None,
+    alpha: float | Tensor = 1.0,
+    beta: float | Tensor = 0.0,
+    out: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return alpha A B + beta D (b, m, m), symmetric bit for bit, of A (b, m, k), B (b, k, m) and symmetric D.
+    """Return alpha A B + beta D (b, m, m) of A (b, m, k), B (b, k, m), symmetric D; written to `out` if that is given.
 
-    `alpha` and `beta` are numbers or 0-d tensors, which are read where they are: no value of theirs is compiled in.
+    Bit for bit symmetric, without gradient; a NaN in D reaches it even where `beta` is 0. `alpha` and `beta`, numbers
+    or 0-d tensors, are read where they are: no kernel is compiled for their values. Errors: `check_operands`.
     """
-    C = A.new_empty(A.size(0), A.size(1), A.size(1))
+    if A.ndim != 3:
+        raise ValueError(f"A must be (b, m, k), got {tuple(A.shape)}")
+    C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
     symmetric_gemm_(A, B, D, C, _scalar(alpha), _scalar(beta))
     return C
 
@@ -191,7 +199,7 @@ def _symmetric_gemm_cpu(A, B, D, C, alpha, beta) -> None:
 def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
     """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit, of one dtype of `DTYPES` and device.
 
-    alpha and beta must be 0-d, and C must share no memory with A, B or D, nor have two entries in one place.
+    alpha and beta must be 0-d and real, and C must share no storage with A, B or D, nor have two entries in one place.
     """
     square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
     wanted = {"B": (B, (*A.shape[:1], *A.shape[:0:-1])), "D": (D, square), "C": (C, square)}
@@ -202,12 +210,24 @@ def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: 
             raise ValueError(
                 f"{name} must be {shape} {A.dtype} on {A.device}, got {tuple(x.shape)} {x.dtype} on {x.device}"
             )
-    if alpha.ndim or beta.ndim:
-        raise ValueError(f"alpha and beta must be 0-d tensors, got {tuple(alpha.shape)} and {tuple(beta.shape)}")
-    if any(size > 1 and stride == 0 for size, stride in zip(C.shape, C.stride())):
+    for name, x in (("alpha", alpha), ("beta", beta)):
+        if x.ndim or x.is_complex() or not (x.is_cpu or x.device == A.device):
+            given = f"{tuple(x.shape)} {x.dtype} on {x.device}"
+            raise ValueError(f"{name} must be a real 0-d tensor on the CPU or {A.device}, got {given}")
+    if not _has_a_place_for_each(C):
         raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
     if any(x is not None and torch._C._is_alias_of(x, C) for x in (A, B, D)):
-        raise ValueError("C must not share memory with A, B or D: programs still read what others have written")
+        raise ValueError("C must not share its storage with A, B or D, which are read while it is written")
+
+
+def _has_a_place_for_each(C: Tensor) -> bool:
+    """Whether each stride passes over all that smaller ones reach."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(C.stride(), C.shape) if size > 1):
+        if stride <= reach:
+            return C.numel() == 0
+        reach += stride * (size - 1)
+    return True
 
 
 def _describe(panel: Tensor, config: Config) -> TensorDescriptor:
@@ -226,4 +246,6 @@ def _scalar(value: float | Tensor) -> Tensor:
 
 
 def _on_device(device: torch.device, *values: Tensor) -> tuple[Tensor, ...]:
-    return tuple(v.to(device=device, dtype=torch.float32) for v in values)
+    # A number is written by a kernel: a copy from the CPU would wait, and cannot be captured in a graph.
+    written = dict(dtype=torch.float32, device=device)
+    return tuple(torch.full((), float(v), **written) if v.is_cpu else v.to(torch.float32) for v in values)

@@ -10,8 +10,8 @@ import triton.language as tl
 def lower_triangle(index):
     """Return the place (i, j), i >= j, of `index` in a walk through a lower triangle row by row.
 
-    The root is rounded to float32, which is off by less than one row; the two corrections are exact. An index has 31
-    bits, which end in row 46,340.
+    The root is rounded to float32, which is off by less than one row; the two corrections are exact as long as their
+    products fit into 31 bits, up to row 46,338.
     """
     i = ((tl.sqrt(8.0 * index.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
     i = tl.where((i + 1) * (i + 2) // 2 <= index, i + 1, i)
