@@ -22,11 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from built_kernel import load_built
-from machine import describe
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+
+from built_kernel import load_built
+from machine import describe
 
 ROOT = Path(__file__).resolve().parent.parent
 BETA, LR, WEIGHT_DECAY = 0.95, 0.02, 0.1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import kernels
 import pytest
+
 from toy_kernel import write_toy_kernel
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,9 +15,10 @@ from pathlib import Path
 import kernels
 import pytest
 import torch
+from torch import Tensor
+
 import triton_interpreter
 from spectra import SPECTRA, with_spectrum
-from torch import Tensor
 
 triton_interpreter.repair_bfloat16()
 PACKAGE = kernels.get_kernel("org/optimizer", version=1, trust_remote_code=True)

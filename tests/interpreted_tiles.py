@@ -11,8 +11,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-import triton_interpreter
 from triton.runtime import interpreter
+
+import triton_interpreter
 
 triton_interpreter.repair_bfloat16()
 PACKAGE = kernels.get_kernel("org/optimizer", version=1, trust_remote_code=True)

@@ -6,13 +6,13 @@ import re
 import shutil
 from pathlib import Path
 
-import abi_check
-import compilers
 import pytest
+
+import abi_check
+import build
+import compilers
 from commands import BuildError
 from variant_metadata import read_metadata
-
-import build
 
 OURS = compilers.link_line
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")

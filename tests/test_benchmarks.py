@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub_clients import write_variant
 
 from benchmarks.built_kernel import load_built
+from hub_clients import write_variant
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import compilers
 import pytest
+
+import build
+import compilers
 import source_tree
 import variant_metadata
 from commands import BuildError
 from toy_kernel import commit, git, write_toy_kernel
-
-import build
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 CPU = "torch-stable-abi211-cpu-x86_64-linux"

@@ -10,12 +10,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import compilers
 import pytest
-import verify
-from commands import BuildError
 
 import build
+import compilers
+import verify
+from commands import BuildError
 
 ARCHS = ["sm_100", "sm_80", "sm_90"]
 KERNELS = 4  # two operations, each in float and in double

@@ -8,6 +8,7 @@ import sys
 import urllib.request
 
 import pytest
+
 from hub import Hub
 from hub_clients import TOOLS, environment, run_client, write_variant
 

@@ -8,11 +8,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import card
 import kernels
 import pytest
-import recipe
 import torch
+
+import card
+import recipe
 
 NAMED_BY_STRING = {
     "custom_op", "triton_op", "define", "impl", "get_kernel", "register_kernel", "register_fake", "register_autograd",

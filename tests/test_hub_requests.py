@@ -7,6 +7,7 @@ import json
 import socket
 
 import pytest
+
 from hub import Hub
 from hub_store import Repository
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+
 from hub_store import Blob, Change, HubError, Proposal, Store, apply_changes
 
 

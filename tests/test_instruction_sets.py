@@ -9,12 +9,12 @@ import platform
 import subprocess
 from pathlib import Path
 
-import compilers
 import pytest
 import torch
 from torch import Tensor
 
 import build
+import compilers
 
 FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

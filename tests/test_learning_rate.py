@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from spectra import SPECTRA, with_spectrum
 
 SHAPES = [(32, 32), (48, 16), (16, 48)]

@@ -9,10 +9,11 @@ import shutil
 from fractions import Fraction
 from pathlib import Path
 
+import pytest
+
 import kernel_binary as binary
 import kernel_cases as cases
 import lint_kernels as lint
-import pytest
 import wave_model
 
 CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}

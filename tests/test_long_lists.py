@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import oracles
 import pytest
 import torch
 from torch import Tensor
+
+import oracles
 
 COUNT = 300  # a launch takes 128
 SHAPES = [(i % 3, 4) if i % 7 == 0 else (1 + i % 5, 1 + i % 9) for i in range(COUNT)]  # some without rows

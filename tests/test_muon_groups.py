@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from small_model import named_parameters
 from torch.nn import Parameter
+
+from small_model import named_parameters
 
 pytestmark = pytest.mark.kernels_ci
 

@@ -6,8 +6,9 @@ import pickle
 
 import pytest
 import torch
-from small_model import STATE, named_parameters, same_bits, take_steps
 from torch.nn import Parameter
+
+from small_model import STATE, named_parameters, same_bits, take_steps
 
 pytestmark = pytest.mark.kernels_ci
 

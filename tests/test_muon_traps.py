@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from small_model import STATE, named_parameters, same_bits, set_gradients, take_steps
 from torch.nn import Parameter
+
+from small_model import STATE, named_parameters, same_bits, set_gradients, take_steps
 
 pytestmark = pytest.mark.kernels_ci
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import native_backend
 import pytest
+
+import native_backend
 from commands import BuildError
 from compilers import Cuda
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import oracles
 import pytest
 import torch
 from torch import Tensor
+
+import oracles
 
 FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16
 SHAPE = 130, 70  # more than two square tiles, none of them whole at the edge

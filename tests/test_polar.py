@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from spectra import SPECTRA, composed, with_spectrum
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
+
 from commands import BuildError
 from hub import Hub
 from hub_clients import environment, run_client, run_tool, write_variant
-from huggingface_hub.errors import HfHubHTTPError
 from publish import Published, is_trusted, read_release
 
 SESSION = """

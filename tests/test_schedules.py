@@ -5,6 +5,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
+
 from spectra import composed
 
 pytestmark = pytest.mark.kernels_ci

@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from spectra import SPECTRA, with_spectrum
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from spectra import SPECTRA, with_spectrum
 
 pytest.importorskip("triton")
 

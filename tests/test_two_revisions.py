@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import commands
 import pytest
+
+import commands
 from hub import Hub
 from hub_clients import environment, run_client, run_tool
 from toy_kernel import commit, git

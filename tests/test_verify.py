@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import verify
-from toy_kernel import write_toy_kernel
 
 import build
+import verify
+from toy_kernel import write_toy_kernel
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from kernel_abi_check import ObjectFile
+
 from commands import BuildError, run
 from compilers import CUDA_MAJOR, TORCH
-from kernel_abi_check import ObjectFile
 from recipe import Recipe
 
 PYTHON_ABI = "3.9"

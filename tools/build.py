@@ -21,14 +21,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from abi_check import MANYLINUX, PYTHON_ABI, newest_version, violations
 from card import fill_card
 from commands import BuildError
 from compilers import HOST, Cuda, Job, check_headers, check_paths, compile_library, find_cuda, strip
 from generated_sources import ops_py
 from recipe import read_build, read_recipe
-from rich.console import Console
-from rich.table import Table
 from source_tree import read_revision
 from variant_metadata import write_metadata
 

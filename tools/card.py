@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import jinja2
+
 from commands import BuildError
 
 

@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Callable, NamedTuple
 
 import torch
-from kernel_compile import GPUS, absent_gpu, kernel_module, takes_descriptors
 from torch import Tensor
+
+from kernel_compile import GPUS, absent_gpu, kernel_module, takes_descriptors
 
 # (m, k): side above and below the package's limit for small tiles; a multiple of nothing; of 16 bytes, not 16 elements.
 LARGE, SMALL, ODD, EIGHTS = (2048, 4096), (512, 1024), (2047, 4095), (1000, 2000)

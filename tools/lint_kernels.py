@@ -22,12 +22,13 @@ from typing import NamedTuple, Optional
 
 import torch
 import triton
-from kernel_binary import Facts, read_facts
-from kernel_cases import Case, all_cases, fast_cases, operands
-from kernel_compile import PACKAGE, compile_launch, takes_descriptors
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from kernel_binary import Facts, read_facts
+from kernel_cases import Case, all_cases, fast_cases, operands
+from kernel_compile import PACKAGE, compile_launch, takes_descriptors
 from triton_versions import VERSIONS, lint_under
 from wave_model import blocks_per_sm, wave_table
 

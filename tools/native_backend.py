@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from commands import BuildError
 from compilers import find_cuda
 

@@ -27,8 +27,9 @@ from pathlib import Path
 
 import httpx2
 import tomllib
-from commands import BuildError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+from commands import BuildError
 from variant_metadata import read_metadata
 from verify import deviations, find_variants
 

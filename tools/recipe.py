@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomllib
-from commands import BuildError
 from kernels._rust import Build, KernelName
+
+from commands import BuildError
 
 GENERATED_HEADER = "registration.h"
 COMPILED = {".cpp", ".cu"}

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import kernels
-from commands import BuildError
 from kernels._rust import Digest, DigestAlgorithm, Metadata
+
+from commands import BuildError
 from recipe import Recipe
 from source_tree import Revision
 

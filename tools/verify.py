@@ -14,9 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from commands import BuildError
 from kernels._rust import DigestValidationError, Metadata
 from kernels.variants import get_variants_local
+
+from commands import BuildError
 from variant_metadata import digest_of, read_metadata
 
 
