@@ -70,7 +70,7 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
     if target.backend == "hip":
         return Config(64 if small else 128, 64, 8, 8, 2)
     if target.capability < 90 or target.capability >= 120:  # registers hold the sums, and 12.0 has less shared memory
-        return Config(64, 64, 8, 8, 3) if small else Config(128, 32, 8, 8, 3)
+        return Config(64 if small else 128, 32, 8, 8, 3)
     return Config(64 if small else 128, 64, 8, 4 if small else 8, 4 if descriptors else 3)
 
 
