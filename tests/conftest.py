@@ -8,6 +8,7 @@ from pathlib import Path
 
 import kernels
 import pytest
+import torch
 
 from toy_kernel import write_toy_kernel
 
@@ -60,6 +61,14 @@ def local_kernels() -> set[str]:
     """Repositories that LOCAL_KERNELS, `<repository>=<folder>:...`, names."""
     entries = os.environ.get("LOCAL_KERNELS", "").split(":")
     return {repository for repository, sign, _ in (entry.partition("=") for entry in entries) if sign}
+
+
+@pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+def device(request: pytest.FixtureRequest):
+    """Each device that is there, as the one on which tensors are made."""
+    torch.set_default_device(request.param)
+    yield request.param
+    torch.set_default_device(None)
 
 
 @pytest.fixture

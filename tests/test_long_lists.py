@@ -10,14 +10,8 @@ import oracles
 
 COUNT = 300  # a launch takes 128
 SHAPES = [(i % 3, 4) if i % 7 == 0 else (1 + i % 5, 1 + i % 9) for i in range(COUNT)]  # some without rows
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
-
-@pytest.fixture(autouse=True, params=DEVICES)
-def device(request):
-    torch.set_default_device(request.param)
-    yield request.param
-    torch.set_default_device(None)
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pytest.fixture(scope="session")

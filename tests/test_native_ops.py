@@ -23,8 +23,7 @@ LAYOUTS = {
     "every_other": lambda x: x.repeat_interleave(2, 1)[:, ::2],
 }
 
-
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def names(dtypes) -> str:
@@ -47,13 +46,6 @@ def scalar(value: float) -> Tensor:
 
 def descend(op, parameter, update, **options) -> None:
     op(parameter, update, scalar(0.02), scalar(0.1), scalar(1.5), **options)
-
-
-@pytest.fixture(autouse=True, params=DEVICES)
-def device(request):
-    torch.set_default_device(request.param)
-    yield request.param
-    torch.set_default_device(None)
 
 
 @pytest.fixture(scope="session")

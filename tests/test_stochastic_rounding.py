@@ -8,14 +8,8 @@ from torch import Tensor
 
 HALVES = torch.bfloat16, torch.float16
 COUNT = 1 << 16
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
-
-@pytest.fixture(autouse=True, params=DEVICES)
-def device(request):
-    torch.set_default_device(request.param)
-    yield request.param
-    torch.set_default_device(None)
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pytest.fixture(scope="session")
