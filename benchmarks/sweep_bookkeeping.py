@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +25,7 @@ from torch import Tensor
 
 from built_kernel import load_built
 from machine import describe
+from timing import take_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 BETA, LR, WEIGHT_DECAY = 0.95, 0.02, 0.1
@@ -141,26 +139,6 @@ def bytes_moved(batches: list[Batch]) -> dict[str, int]:
         pack += 3 * wide + narrow
         descend += 2 * wide + narrow
     return {"momentum_pack_": pack, "descend_": descend}
-
-
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cpu":
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
-def take_turns(works: list[Callable[[], object]], device: torch.device, rounds: int) -> list[tuple[float, float]]:
-    """Return median seconds and relative spread of each work; the first two rounds warm up."""
-    times = [[seconds_of(work, device) for work in works] for _ in range(rounds + 2)][2:]
-    quartiles = [statistics.quantiles(column, n=4) for column in zip(*times)]
-    return [(middle, (high - low) / 2 / middle) for low, middle, high in quartiles]
 
 
 def measure(native, case: str, shapes: list[Shape], dtypes: str, device: torch.device, rounds: int) -> list[Result]:

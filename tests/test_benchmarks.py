@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import sweep_symmetric_gemm
 from benchmarks.built_kernel import load_built
 from hub_clients import write_variant
 
@@ -75,3 +76,35 @@ def test_the_readmes_comparison_with_adamw_is_that_of_its_file(repository):
     assert f"{adamw['mean'] - muon['mean']:.2f} nats per character" in readme
     step, steps = content["muon_matches_adamw_at"]["step"], content["setting"]["final_steps"]
     assert f"after {step:.0f} of {steps} steps" in readme
+
+
+def test_the_sweep_of_the_symmetric_kernel_runs_and_finds_it_right(repository, variant, tmp_path):
+    file, sweep = tmp_path / "symmetric.json", repository / "benchmarks/sweep_symmetric_gemm.py"
+    arguments = [sys.executable, sweep, "--tiny", "--build", variant.parent, "--json", file]
+    subprocess.run(arguments, check=True, capture_output=True)
+    rows = json.loads(file.read_text())["results"]
+    assert rows and all(row["problems"] == [] and row["gain"] > 0 for row in rows)
+
+
+def product(A, B, out=None, *, spoil):
+    """A right symmetric product, spoiled."""
+    C = (A.float() @ B.float()).to(A.dtype)
+    C = spoil(C.tril() + C.tril(-1).mT)
+    return C if out is None else out.copy_(C)
+
+
+@pytest.mark.parametrize(
+    "spoil, problem",
+    [
+        (lambda C: C, None),
+        (lambda C: C * 1.01, "error"),
+        (lambda C: C + torch.ones_like(C).triu(1) * 1e-2, "not symmetric"),
+        (lambda C: C + len(C) * 1e-2 * torch.eye(C.size(1)), "other bits alone"),
+        (lambda C: torch.full_like(C, float("nan")), "error"),
+    ],
+    ids=["right", "wrong", "asymmetric", "by batch", "not a number"],
+)
+def test_the_sweep_proves_before_it_times(spoil, problem):
+    X = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0)).half()
+    problems = sweep_symmetric_gemm.prove(lambda *args, **options: product(*args, **options, spoil=spoil), X)
+    assert problems == [] if problem is None else any(problem in found for found in problems)

@@ -1,0 +1,143 @@
+"""Prove the symmetric kernel on this GPU against float64, and time it against torch's product.
+
+    python benchmarks/sweep_symmetric_gemm.py [--build DIR] [--tiny] [--json FILE]
+
+The product X Xᵀ of X (b, m, k) is 2 b m² k FLOP for torch and half of it for the kernel, which is the most that it can
+gain. Proof comes first, on fresh random operands and a poisoned result: the error is at most twice torch's, the result
+is bit for bit symmetric, and a matrix gets the same bits alone and in the batch. What fails says so, is not timed, and
+makes the status 1. Timed calls rotate through operands larger than the L2 cache. Without a GPU `--tiny` walks
+through it all on the kernel's stand-in, and proves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from built_kernel import load_built
+from machine import describe
+from timing import take_turns
+
+ROOT = Path(__file__).resolve().parent.parent
+SHAPES = [(1, m, m) for m in (128, 256, 512, 1024, 2048, 4096, 8192)]
+SHAPES += [(1, 2048, 8192), (1, 4096, 16384), (1, 768, 3072), (48, 768, 768), (64, 512, 1280), (16, 1024, 4096)]
+TINY_SHAPES = [(1, 32, 48), (3, 33, 20)]
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+# Operands that are rotated through take at least this much, several times the L2 cache of an H200.
+ROTATED_BYTES = 1 << 28
+
+
+@dataclass
+class Result:
+    """One shape; seconds are medians, spreads half the interquartile range over the median, problems empty if right."""
+
+    dtype: str
+    shape: tuple[int, int, int]
+    problems: list[str]
+    seconds: float | None = None
+    spread: float | None = None
+    torch_seconds: float | None = None
+    torch_spread: float | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """torch's time over the kernel's."""
+        return self.seconds and self.torch_seconds / self.seconds
+
+    @property
+    def tera_flops(self) -> float | None:
+        """What the kernel reaches if all of the product's FLOP are counted, in 1e12 a second."""
+        b, m, k = self.shape
+        return self.seconds and 2 * b * m * m * k / self.seconds / 1e12
+
+
+def prove(symmetric_gemm: Callable, X: Tensor) -> list[str]:
+    """Return what is wrong with the kernel's X Xᵀ."""
+    ours = X.new_full((len(X), X.size(1), X.size(1)), float("nan"))
+    symmetric_gemm(X, X.mT, out=ours)
+    errors = []
+    for x, c in zip(X, ours):  # one by one: float64 takes four times the memory
+        exact = x.double() @ x.double().mT
+        errors.append(torch.stack([(c - exact).abs().max(), (x @ x.mT - exact).abs().max()]) / exact.abs().max())
+    error, torchs = torch.stack(errors).amax(0).tolist()  # unlike max(), keeps what is not a number
+    problems = []
+    if not error <= 2 * torchs + torch.finfo(X.dtype).eps:
+        problems.append(f"error {error:.1e}, torch's {torchs:.1e}")
+    if not torch.equal(ours, ours.mT):
+        problems.append("not symmetric")
+    if not torch.equal(symmetric_gemm(X[-1:], X[-1:].mT), ours[-1:]):
+        problems.append("other bits alone")
+    return problems
+
+
+def measure(symmetric_gemm: Callable, shape: tuple[int, int, int], dtype: str, device: torch.device) -> Result:
+    generator = torch.Generator(device).manual_seed(0)
+    X = torch.randn(shape, generator=generator, dtype=DTYPES[dtype], device=device)
+    result = Result(dtype, shape, prove(symmetric_gemm, X))
+    if result.problems:
+        return result
+    copies = [X.clone() for _ in range(min(64, ROTATED_BYTES // (X.numel() * X.element_size()) + 2))]
+    out = X.new_empty(shape[0], shape[1], shape[1])
+    turns = itertools.cycle(copies), itertools.cycle(copies)
+
+    def ours():
+        x = next(turns[0])
+        symmetric_gemm(x, x.mT, out=out)
+
+    def torchs():
+        x = next(turns[1])
+        torch.bmm(x, x.mT, out=out)
+
+    (result.seconds, result.spread), (result.torch_seconds, result.torch_spread) = take_turns(
+        [ours, torchs], device, rounds=30 if device.type == "cuda" else 3
+    )
+    return result
+
+
+def report(results: list[Result]) -> Table:
+    table = Table("dtype", "batch x m x k", title="X Xᵀ by the symmetric kernel")
+    for heading in "us", "torch us", "TFLOP/s, dense", "torch / ours", "problems":
+        table.add_column(heading, justify="right")
+    for r in results:
+        shape = " x ".join(map(str, r.shape))
+        if r.problems:
+            table.add_row(r.dtype, shape, "", "", "", "", "; ".join(r.problems))
+            continue
+        times = f"{1e6 * r.seconds:.1f} ±{r.spread:.0%}", f"{1e6 * r.torch_seconds:.1f} ±{r.torch_spread:.0%}"
+        table.add_row(r.dtype, shape, *times, f"{r.tera_flops:.1f}", f"{r.gain:.2f}", "")
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Prove and time the symmetric kernel.")
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools/build.py has made")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, to see that it runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results with versions and device")
+    arguments = parser.parse_args()
+    kernel, device = load_built(arguments.build)
+    if device.type == "cpu" and not arguments.tiny:
+        print("there is no GPU to measure on; --tiny walks through it on the kernel's stand-in")
+        return 0
+    symmetric_gemm = kernel.kernels.symmetric_gemm.symmetric_gemm
+    shapes = TINY_SHAPES if arguments.tiny else SHAPES
+    results = [measure(symmetric_gemm, shape, dtype, device) for dtype in DTYPES for shape in shapes]
+    Console(width=None if Console().is_terminal else 140).print(report(results))
+    if arguments.json:
+        rows = [{**asdict(r), "gain": r.gain, "tera_flops": r.tera_flops} for r in results]
+        arguments.json.write_text(json.dumps({**describe(kernel, device), "results": rows}, indent=1) + "\n")
+    return int(any(r.problems for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
