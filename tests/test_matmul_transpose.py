@@ -116,3 +116,18 @@ def test_the_iteration_over_the_symmetric_kernel_is_the_iteration(kernel):
     # Both round to float32 after every product; errors grow by at most the product of the first coefficients.
     gain = torch.tensor([a for a, _, _ in schedule]).prod().item()
     torch.testing.assert_close(ours, torchs, rtol=0, atol=16 * gain * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("device, gain", [("cpu", None), ("cuda", None), ("cuda", 0.5)])
+@pytest.mark.parametrize("name", ["matmul_transpose", "orthogonalize"])
+def test_sizes_may_vary_from_call_to_call_of_a_compiled_function(kernel, monkeypatch, name, device, gain):
+    """The second size makes dynamo trace with symbols in place of numbers."""
+    gains = () if gain is None else ((32, 64, gain), (512, 512, gain))
+    monkeypatch.setattr(kernel.kernels.gemms, "_measured_gains", lambda *_: gains)
+    function = getattr(kernel, name)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        for shape in ((2, 32, 64), (2, 48, 80), (2, 96, 64), (2, 16, 112)):
+            X = torch.empty(shape, dtype=torch.float32, device=device)
+            assert compiled(X).shape == function(X).shape

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn import Parameter
 
 from small_model import STATE, named_parameters, same_bits, set_gradients, take_steps
@@ -139,8 +140,6 @@ def test_a_grad_scaler_skips_a_step_that_overflowed_and_takes_the_next(kernel):
 
 
 def test_distributed_checkpoints_state_dict_goes_there_and_back(kernel):
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
     twin = copy.deepcopy(model)
     optimizer = kernel.Muon(model.named_parameters(), lr=0.02)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 FLOORS = {"float32": 1e-5, "bfloat16": 5e-2}
-ADAMW_KINDS = {"wrapper", "motif"}
 
 
 class Trajectory:

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from .distributed.pipeline import Recipe, update_batch_
 from .distributed.plan import Batch, plan_batches, positions_by
-from .kernels.gemms import select_gemms
 from .learning_rate import step_multiplier
 from .param_groups import dtype_name, loaded_group, names_of, plain_settings, split_group
 from .parameters import check_gradient, check_parameter
@@ -253,6 +252,5 @@ class Muon(Optimizer):
         if batch is None:
             return Route(name, tuple(p.shape), "adamw", reason, 0, None, None, "torch._fused_adamw_")
         multiplier = step_multiplier(group["adjust_lr_fn"], batch.rows, batch.cols)
-        gemms = select_gemms(p.device, batch.work_dtype, *sorted(p.shape))
-        kernel = f"{gemms.name} {batch.work_dtype}".replace("torch.", "")
+        kernel = f"{batch.gemms.name} {batch.work_dtype}".replace("torch.", "")
         return Route(name, tuple(p.shape), "muon", reason, 1, multiplier, None, kernel)

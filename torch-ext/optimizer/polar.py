@@ -11,7 +11,7 @@ from .kernels.gemms import SINGLE, Gemms, select_gemms
 from .parameters import DTYPES
 from .schedules import Schedule, resolve_schedule
 
-# Without native instructions bfloat16 products on a CPU are slower than float32's.
+# bfloat16 only where the processor has instructions for its products: elsewhere each would be widened first.
 _CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
@@ -44,13 +44,13 @@ def orthogonalize(
     work_dtype = check_work_dtype(dtype) or default_work_dtype(G)
     if G.numel() == 0:
         return torch.zeros_like(G)
-    factors = polar_factors(G.reshape(-1, *G.shape[-2:]), schedule, work_dtype, eps)
+    gemms = select_gemms(G.device, work_dtype, min(G.shape[-2:]), max(G.shape[-2:]))
+    factors = polar_factors(G.reshape(-1, *G.shape[-2:]), schedule, work_dtype, eps, gemms)
     return factors.to(G.dtype).reshape(G.shape)
 
 
-def polar_factors(G: Tensor, schedule: Schedule, work_dtype: torch.dtype, eps: float) -> Tensor:
+def polar_factors(G: Tensor, schedule: Schedule, work_dtype: torch.dtype, eps: float, gemms: Gemms) -> Tensor:
     """Return what `orthogonalize` does for a batch G (B, m, n), in `work_dtype` and without checks; B is at least 1."""
-    gemms = select_gemms(G.device, work_dtype, *sorted(G.shape[-2:]))
     if gemms is not SINGLE:
         return _polar_factor(G, schedule, work_dtype, eps, gemms)
     factors = [_polar_factor(X, schedule, work_dtype, eps, gemms) for X in G]
@@ -60,8 +60,8 @@ def polar_factors(G: Tensor, schedule: Schedule, work_dtype: torch.dtype, eps: f
 def default_work_dtype(G: Tensor) -> torch.dtype:
     """Return the dtype of the products for matrices like G.
 
-    float64 matrices keep theirs; others work in float16 on CUDA devices (8 times finer than bfloat16 at the same
-    speed), in bfloat16 on CPUs that multiply it natively, in float32 elsewhere.
+    float64 matrices keep theirs; others work in float16 on CUDA devices (three more bits than bfloat16, whose range
+    normalised matrices do not need), in bfloat16 on CPUs that multiply it natively, in float32 elsewhere.
     """
     if G.dtype == torch.float64:
         return torch.float64

@@ -98,8 +98,8 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
 
     Singular values start in [lower, 1]. Step by step the quintic with the smallest maximal distance to 1 is taken on
     [max(lower, cushion * upper), upper]: without the cushion the first steps would spend themselves on the smallest
-    values. All but the last step are slowed by the factor 1 + `safety` in their argument. Plain Python, about a
-    millisecond a step. Raises ValueError outside 0 < lower < 1, steps >= 1, safety >= 0, 0 <= cushion < 1.
+    values. All but the last step are slowed by the factor 1 + `safety` in their argument. Raises ValueError outside
+    0 < lower < 1, steps >= 1, safety >= 0, 0 <= cushion < 1.
 
     Source: Amsel et al., The Polar Express, arXiv:2505.16932, algorithm 1 and its section on finite precision.
     """

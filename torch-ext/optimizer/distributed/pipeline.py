@@ -30,5 +30,5 @@ def update_batch_(
     shape = (batch.cols, batch.rows) if batch.turned else (batch.rows, batch.cols)
     packed = torch.empty(len(parameters), *shape, dtype=batch.packed_dtype, device=parameters[0].device)
     pack_momentum_(buffers, [p.grad for p in parameters], packed.mT if batch.turned else packed, recipe.momentum)
-    factors = polar_factors(packed, recipe.schedule, batch.work_dtype, recipe.eps)
+    factors = polar_factors(packed, recipe.schedule, batch.work_dtype, recipe.eps, batch.gemms)
     descend_packed_(parameters, factors.mT if batch.turned else factors, multiplier, recipe.descent)

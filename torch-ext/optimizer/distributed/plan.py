@@ -8,6 +8,7 @@ from typing import Hashable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.gemms import Gemms, select_gemms
 from ..polar import default_work_dtype
 
 
@@ -20,6 +21,7 @@ class Batch:
     cols: int
     work_dtype: torch.dtype
     packed_dtype: torch.dtype
+    gemms: Gemms
     turned: bool  # packed as cols x rows
 
 
@@ -30,9 +32,8 @@ def plan_batches(
 
     `work_dtype` None leaves it to `default_work_dtype`.
 
-    On a CPU every matrix is a batch of its own: there is no launch to save, and its packed direction stays in the
-    cache from the first pass to the last. There tall matrices are turned while they are packed, since products are
-    faster, and give the same bits in every batch, over wide contiguous ones.
+    On a CPU every matrix is a batch of its own: there is no launch to save, and one small buffer at a time to hold.
+    Tall ones are turned there while they are packed, since the iteration wants wide contiguous matrices.
     """
     batches = []
     keys = [(p.device, p.dtype, p.shape, buffer.dtype) for p, buffer in zip(parameters, buffers)]
@@ -41,8 +42,10 @@ def plan_batches(
         rows, cols = first.shape
         dtype = work_dtype or default_work_dtype(first)
         on_cpu = first.device.type == "cpu"
+        packed_dtype = _packed_dtype(first.dtype, dtype)
+        gemms = select_gemms(first.device, dtype, *sorted(first.shape))
         for part in [(i,) for i in members] if on_cpu else [members]:
-            batches.append(Batch(part, rows, cols, dtype, _packed_dtype(first.dtype, dtype), on_cpu and rows > cols))
+            batches.append(Batch(part, rows, cols, dtype, packed_dtype, gemms, turned=on_cpu and rows > cols))
     return tuple(batches)
 
 

@@ -8,7 +8,7 @@ from typing import Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .tuned import nearest
+from .tuned import distance, measured_entries
 
 try:
     from . import symmetric_gemm
@@ -55,7 +55,7 @@ def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Ge
     """
     if device.type == "cpu":
         return SINGLE
-    gram, square = (symmetric_gain(device, dtype, m, k) for k in (n, m))
+    gram, square = symmetric_gain(device, dtype, m, n), symmetric_gain(device, dtype, m, m)
     if gram is None or square is None:
         return BATCHED._replace(name="torch.bmm (symmetric_gemm unmeasured)")
     chosen = SYMMETRIC if gram >= 1 else BATCHED, SYMMETRIC if square >= 1 else BATCHED
@@ -63,16 +63,27 @@ def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Ge
     return Gemms(chosen[0].gram, chosen[1].gram_affine, BATCHED.affine, " + ".join(names))
 
 
-@torch.compiler.assume_constant_result
 def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:
     """Return torch's time over the symmetric kernel's for (m, k) on this device, from the nearest measurement.
 
     None where nothing was measured, or cannot apply: there are no measurements of sizes that divide by no 16.
     """
-    if symmetric_gemm is None or device.type != "cuda" or not torch.cuda.is_available() or m % 16 or k % 16:
+    gains = _measured_gains(device, dtype)
+    if not gains or m % 16 or k % 16:
         return None
-    entry = nearest(torch.cuda.get_device_name(device), dtype, m, k)
-    return None if entry is None else entry["gain"]
+    nearest = gains[0]
+    for entry in gains:  # a loop, which is traced with sizes that vary, as min() with a key is not
+        if distance(*entry[:2], m, k) < distance(*nearest[:2], m, k):
+            nearest = entry
+    return nearest[2]
+
+
+@torch.compiler.assume_constant_result
+def _measured_gains(device: torch.device, dtype: torch.dtype) -> tuple[tuple[int, int, float], ...]:
+    if symmetric_gemm is None or device.type != "cuda" or not torch.cuda.is_available():
+        return ()
+    entries = measured_entries(torch.cuda.get_device_name(device), dtype)
+    return tuple((entry["m"], entry["k"], entry["gain"]) for entry in entries)
 
 
 def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:

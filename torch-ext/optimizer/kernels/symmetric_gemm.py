@@ -90,7 +90,7 @@ def _symmetric_gemm_kernel(
     C += wide_matrix * C_batch
     if i == j:  # operands that only commute give two roundings of one value: take the lower one
         result = tl.where(rows[:, None] >= cols[None, :], result, tl.trans(result))
-    else:  # by pointers on every device: a descriptor store of the mirror undoes how warps share the product
+    else:  # by pointers on every device, as C may have strides that no descriptor describes
         tl.store(C + wide_rows[:, None] * C_col + wide_cols[None, :] * C_row, result, mask=mask)
     tl.store(C + wide_rows[:, None] * C_row + wide_cols[None, :] * C_col, result, mask=mask)
 

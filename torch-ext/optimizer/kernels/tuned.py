@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -81,11 +80,21 @@ def measured(device_name: str) -> dict:
     return json.loads(file.read_text())["symmetric_gemm"] if file.exists() else {}
 
 
+def measured_entries(device_name: str, dtype: torch.dtype) -> list[dict]:
+    """Return what was measured on a device in one dtype."""
+    return measured(device_name).get(str(dtype).replace("torch.", ""), [])
+
+
 def nearest(device_name: str, dtype: torch.dtype, m: int, k: int) -> Optional[dict]:
     """Return the measured entry nearest to m x k, or None where the device or dtype was not measured."""
-    entries = measured(device_name).get(str(dtype).replace("torch.", ""), [])
+    entries = measured_entries(device_name, dtype)
+    return min(entries, key=lambda entry: distance(entry["m"], entry["k"], m, k), default=None)
 
-    def distance(entry):
-        return abs(math.log(entry["m"] / max(m, 1))) + abs(math.log(entry["k"] / max(k, 1)))
 
-    return min(entries, key=distance, default=None)
+def distance(measured_m: int, measured_k: int, m: int, k: int) -> float:
+    """Return by which factor, in both sizes together, m x k is away from what was measured."""
+    return _ratio(measured_m, max(m, 1)) * _ratio(measured_k, max(k, 1))
+
+
+def _ratio(a: int, b: int) -> float:
+    return max(a / b, b / a)
