@@ -9,7 +9,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "torch-ext" / "optimizer"
 FLOORS = [
     {"schedules", "learning_rate", "parameters", "state"},
-    {"kernels"},
+    {"kernels", "stability"},
+    {"iteration"},
     {"polar", "rules", "routing"},
     {"distributed", "param_groups"},
     {"muon"},

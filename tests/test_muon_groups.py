@@ -59,7 +59,7 @@ def test_groups_bring_their_own_settings_and_override_routing(kernel):
 def test_explain_says_what_runs(kernel):
     params = named_parameters()
     rows = {row.name: row for row in kernel.Muon(params.items(), ns_dtype="float32").explain().rows}
-    assert rows["up.weight"].kernel == "mm float32" and rows["up.weight"].matrices == 1
+    assert rows["up.weight"].kernel == "standard torch.mm float32" and rows["up.weight"].matrices == 1
     assert rows["up.weight"].multiplier == pytest.approx(0.2 * 24**0.5)
     assert (rows["up.bias"].branch, rows["up.bias"].kernel, rows["up.bias"].multiplier) == (
         "adamw", "torch._fused_adamw_", None,

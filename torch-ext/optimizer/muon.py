@@ -20,6 +20,9 @@ from .rules.momentum import MomentumRule
 from .schedules import resolve_schedule
 from .state import ensure_state
 
+# The settings that the plan depends on.
+_PLANNED = ("ns_coefficients", "ns_steps", "ns_dtype", "ns_method")
+
 
 class Muon(Optimizer):
     """Muon for matrices and AdamW for every other parameter.
@@ -44,6 +47,7 @@ class Muon(Optimizer):
         adjust_lr_fn: `match_rms_adamw` (updates as large as AdamW's), `original` (spectral norm; also None) or
             `rms_to_rms`.
         ns_dtype: dtype of the iteration, a torch.dtype or its name; None: `polar.default_work_dtype`.
+        ns_method: `standard`, `gram`, `gram_float32`, or `auto`, the cheaper where both are safe (`orthogonalize`).
         maximize: ascend.
         is_muon: `(name, parameter) -> True, False or None`, where None leaves the decision to routing.
         adamw_lr: `lr` of AdamW's groups that bring none of their own; None: `lr`.
@@ -66,6 +70,7 @@ class Muon(Optimizer):
         adjust_lr_fn: Optional[str] = "match_rms_adamw",
         *,
         ns_dtype: torch.dtype | str | None = None,
+        ns_method: str = "auto",
         maximize: bool = False,
         is_muon: Optional[IsMuon] = None,
         adamw_lr: float | Tensor | None = None,
@@ -86,6 +91,7 @@ class Muon(Optimizer):
             ns_steps=ns_steps,
             adjust_lr_fn=adjust_lr_fn,
             ns_dtype=ns_dtype,
+            ns_method=ns_method,
             maximize=maximize,
             adamw_betas=adamw_betas,
             adamw_eps=adamw_eps,
@@ -191,7 +197,6 @@ class Muon(Optimizer):
         params = group["params"]
         recipe = Recipe(
             MomentumRule(group["momentum"], group["nesterov"], group["maximize"]),
-            resolve_schedule(group["ns_coefficients"], group["ns_steps"]),
             group["eps"],
             descent_rule(group["lr"], group["weight_decay"]),
         )
@@ -220,7 +225,7 @@ class Muon(Optimizer):
         Wrappers and `module.to()` replace or change them without a word, so that every step compares.
         """
         now = [
-            (p, p.device, p.dtype, p.shape, p.requires_grad, group["ns_dtype"])
+            (p, p.device, p.dtype, p.shape, p.requires_grad, *(group[key] for key in _PLANNED))
             for group in self.param_groups
             for p in group["params"]
         ]
@@ -244,7 +249,8 @@ class Muon(Optimizer):
         # A frozen parameter has no buffer yet; one that it gets later is like the parameter.
         buffers = [self.state[p]["momentum_buffer"] if p in self.state else p for p in group["params"]]
         name = dtype_name(group["ns_dtype"])
-        return plan_batches(group["params"], buffers, name and getattr(torch, name))
+        schedule = resolve_schedule(group["ns_coefficients"], group["ns_steps"])
+        return plan_batches(group["params"], buffers, schedule, group["ns_method"], name and getattr(torch, name))
 
     def _route(self, name: str, p: Tensor, group: dict[str, Any], batch: Optional[Batch]) -> Route:
         # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
@@ -252,5 +258,4 @@ class Muon(Optimizer):
         if batch is None:
             return Route(name, tuple(p.shape), "adamw", reason, 0, None, None, "torch._fused_adamw_")
         multiplier = step_multiplier(group["adjust_lr_fn"], batch.rows, batch.cols)
-        kernel = f"{batch.gemms.name} {batch.work_dtype}".replace("torch.", "")
-        return Route(name, tuple(p.shape), "muon", reason, 1, multiplier, None, kernel)
+        return Route(name, tuple(p.shape), "muon", reason, 1, multiplier, None, str(batch.iteration))

@@ -8,9 +8,9 @@ from typing import Any, Mapping, Optional
 import torch
 from torch import Tensor
 
+from .iteration import METHODS, check_work_dtype
 from .learning_rate import check_adjustment
 from .parameters import check_parameter
-from .polar import check_work_dtype
 from .routing import IsMuon, bare_name, decide, unique_parameters
 from .schedules import resolve_schedule
 from .state import check_loaded
@@ -78,6 +78,8 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
     check_adjustment(plain["adjust_lr_fn"])
     plain["ns_dtype"] = dtype_name(plain["ns_dtype"])
+    if plain["ns_method"] not in METHODS:
+        raise ValueError(f"ns_method must be one of {', '.join(METHODS)}, got {plain['ns_method']!r}")
     return plain
 
 

@@ -7,12 +7,9 @@ from typing import Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from .kernels.gemms import SINGLE, Gemms, select_gemms
-from .parameters import DTYPES
+from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
+from .kernels.gemms import SINGLE, Gemms, add_to_diagonal_
 from .schedules import Schedule, resolve_schedule
-
-# bfloat16 only where the processor has instructions for its products: elsewhere each would be widened first.
-_CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
 def orthogonalize(
@@ -22,65 +19,76 @@ def orthogonalize(
     *,
     dtype: Optional[torch.dtype] = None,
     eps: float = 1e-7,
+    method: str = "auto",
 ) -> Tensor:
     """Return p(G / max(|G|_F, eps)), the approximate polar factor U Vᵀ of each matrix G = U diag(sigma) Vᵀ.
 
-    G is (..., m, n), floating point, and left untouched; the result has its shape and dtype. p composes the steps of
-    the schedule (`resolve_schedule`) and acts on the singular values alone: those of G / |G|_F within the schedule's
-    interval end in its band, smaller ones below it, zero stays zero. Rounding in the work `dtype` is amplified by up
-    to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
+    G is (..., m, n), floating point, and left untouched; the result has its shape and dtype. p
+    composes the steps of the schedule (`resolve_schedule`) and acts on the singular values alone: those of G / |G|_F
+    within the schedule's interval end in its band, smaller ones below it, zero stays zero. Rounding in the work `dtype`
+    is amplified by up to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
+
+    `method` is `standard`; `gram`, which iterates on the small G Gᵀ; `gram_float32`, which keeps that in float32; or
+    `auto`, the cheaper of the first two where both are safe (`choose_iteration`).
 
     The norm never overflows, a zero matrix gives zeros even with `eps` 0, and a NaN stays in its own matrix. On a CPU
     a matrix gets the same bits alone and in any batch.
 
-    Raises ValueError for fewer than two dimensions, dtypes that are not floating point, negative eps or an invalid
-    schedule. Source: Jordan, Muon (2024); Amsel et al., The Polar Express, arXiv:2505.16932.
+    Raises ValueError for fewer than two dimensions, dtypes that are not floating point or that the device cannot
+    multiply, negative eps, an invalid schedule, and a method that is unknown or not safe in the dtype.
+    Source: Jordan, Muon (2024); Amsel et al., The Polar Express, arXiv:2505.16932.
     """
     if G.ndim < 2 or not G.is_floating_point():
         raise ValueError(f"orthogonalize needs real floating-point matrices (..., m, n), got {_shown(G)}")
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}")
     schedule = resolve_schedule(ns_coefficients, ns_steps)
-    work_dtype = check_work_dtype(dtype) or default_work_dtype(G)
+    work_dtype = check_work_dtype(dtype, G.device) or default_work_dtype(G)
+    m, n = min(G.shape[-2:]), max(G.shape[-2:])
+    iteration = choose_iteration(G.device, work_dtype, m, n, schedule, method)
     if G.numel() == 0:
         return torch.zeros_like(G)
-    gemms = select_gemms(G.device, work_dtype, min(G.shape[-2:]), max(G.shape[-2:]))
-    factors = polar_factors(G.reshape(-1, *G.shape[-2:]), schedule, work_dtype, eps, gemms)
+    factors = polar_factors(G.reshape(-1, *G.shape[-2:]), iteration, eps)
     return factors.to(G.dtype).reshape(G.shape)
 
 
-def polar_factors(G: Tensor, schedule: Schedule, work_dtype: torch.dtype, eps: float, gemms: Gemms) -> Tensor:
-    """Return what `orthogonalize` does for a batch G (B, m, n), in `work_dtype` and without checks; B is at least 1."""
-    if gemms is not SINGLE:
-        return _polar_factor(G, schedule, work_dtype, eps, gemms)
-    factors = [_polar_factor(X, schedule, work_dtype, eps, gemms) for X in G]
-    return torch.stack(factors) if len(factors) > 1 else factors[0].unsqueeze(0)
+def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
+    """Return what `orthogonalize` does for a batch G (B, m, n), in the work dtype and without checks; B is at least 1.
 
-
-def default_work_dtype(G: Tensor) -> torch.dtype:
-    """Return the dtype of the products for matrices like G.
-
-    float64 matrices keep theirs; others work in float16 on CUDA devices (three more bits than bfloat16, whose range
-    normalised matrices do not need), in bfloat16 on CPUs that multiply it natively, in float32 elsewhere.
+    Besides G and the result this holds, for as many matrices as `_chunk_length` says, one more copy in the work dtype
+    and two of their m x m matrices, in the Gram iteration four.
     """
-    if G.dtype == torch.float64:
-        return torch.float64
-    return {"cuda": torch.float16, "cpu": _CPU_WORK_DTYPE}.get(G.device.type, torch.float32)
-
-
-def check_work_dtype(dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:
-    """Return `dtype`; ValueError if products cannot be worked in it."""
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))} or None, got {dtype}")
-    return dtype
-
-
-def _polar_factor(G: Tensor, schedule: Schedule, work_dtype: torch.dtype, eps: float, gemms: Gemms) -> Tensor:
-    """Return the polar factors of G (..., m, n) in `work_dtype`; the iteration sees wide, contiguous matrices."""
     tall = G.size(-2) > G.size(-1)
-    X = normalize(G.mT if tall else G, work_dtype, eps)
-    X = newton_schulz(X, schedule, gemms)
-    return X.mT if tall else X
+    wide = G.mT if tall else G
+    if iteration.gemms.name == SINGLE.name:
+        # Libraries for CPUs sum a transposed operand in another order: what they see is contiguous.
+        factors = torch.stack([_polar_factor(X, iteration, eps) for X in wide.contiguous()])
+    else:
+        parts = [_polar_factor(X, iteration, eps) for X in wide.split(_chunk_length(wide, iteration))]
+        factors = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return factors.mT if tall else factors
+
+
+def _chunk_length(G: Tensor, iteration: Iteration) -> int:
+    """Return how many matrices are worked on together: on a GPU as many as have their Gram matrices in its L2 cache."""
+    cache = _cache_bytes(G.device)
+    side = min(G.shape[-2:])
+    return len(G) if cache is None else max(1, cache // (4 * side * side * iteration.work_dtype.itemsize))
+
+
+@torch.compiler.assume_constant_result
+def _cache_bytes(device: torch.device) -> Optional[int]:
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_properties(device).L2_cache_size
+
+
+def _polar_factor(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
+    """Return the polar factors of wide G (..., m, n)."""
+    X = normalize(G, iteration.work_dtype, eps, iteration.scale)
+    if iteration.method == "standard":
+        return newton_schulz(X, iteration.windows[0], iteration.gemms)
+    return gram_newton_schulz(X, iteration.windows, iteration.gemms, iteration.chain_dtype)
 
 
 def newton_schulz(X: Tensor, schedule: Schedule, gemms: Gemms) -> Tensor:
@@ -92,15 +100,34 @@ def newton_schulz(X: Tensor, schedule: Schedule, gemms: Gemms) -> Tensor:
     return X
 
 
-def normalize(G: Tensor, work_dtype: torch.dtype, eps: float) -> Tensor:
-    """Return G / max(|G|_F, eps) for each matrix of G (..., m, n), contiguous, in `work_dtype`.
+def gram_newton_schulz(X: Tensor, windows: Sequence[Schedule], gemms: Gemms, chain_dtype: torch.dtype) -> Tensor:
+    """Return what `newton_schulz` does, by following R = X Xᵀ (..., m, m), in `chain_dtype`, through each window.
+
+    A step h(R) = a I + b R + c R² takes X to h(R) X, and so R to h(R) R h(R); X gets the product Q of a window's steps.
+    All of them are polynomials of R, which commute.
+    Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
+    """
+    for window in windows:
+        R = gemms.gram(X.to(chain_dtype))
+        Q = None
+        for step, (a, b, c) in enumerate(window, 1):
+            H = add_to_diagonal_(gemms.gram_affine(R, b, c), a)  # a I + b R + c R²
+            Q = H if Q is None else gemms.commuting(Q, H)
+            if step < len(window):
+                R = gemms.commuting(H, gemms.commuting(R, H))
+        X = gemms.affine(Q.to(X.dtype), X, 0.0)  # Q X
+    return X
+
+
+def normalize(G: Tensor, work_dtype: torch.dtype, eps: float, scale: float = 1.0) -> Tensor:
+    """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`.
 
     A matrix times a power of two gives the same bits, as long as its norm and the inverse of it are normal numbers.
     """
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     # Smaller norms than the smallest normal number have no digits left to scale up.
-    inverse = 1 / frobenius_norm(G).clamp_min(max(eps, torch.finfo(exact).tiny))
-    return (G * inverse.to(exact)).to(work_dtype, memory_format=torch.contiguous_format)
+    inverse = scale / frobenius_norm(G).clamp_min(max(eps, torch.finfo(exact).tiny))
+    return (G * inverse.to(exact)).to(work_dtype)
 
 
 def frobenius_norm(X: Tensor) -> Tensor:

@@ -93,6 +93,16 @@ def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Sc
     return triples[:ns_steps] + triples[-1:] * (ns_steps - len(triples))
 
 
+def with_folded_scale(schedule: Schedule, scale: float) -> Schedule:
+    """Return the schedule that takes scale * X to what `schedule` takes X to.
+
+    Every step keeps the scale, as scale * p(x / scale) has the coefficients (a, b / scale², c / scale⁴); the last one
+    drops it.
+    """
+    kept = [(a, b / scale**2, c / scale**4) for a, b, c in schedule[:-1]]
+    return (*kept, _slowed(schedule[-1], scale))
+
+
 def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cushion: float = 0.02) -> Schedule:
     """Return the schedule whose every step is the best odd quintic for where the step before left the values.
 

@@ -10,15 +10,13 @@ from torch import Tensor
 from ..polar import polar_factors
 from ..rules.descent import DescentRule, descend_packed_
 from ..rules.momentum import MomentumRule, pack_momentum_
-from ..schedules import Schedule
 from .plan import Batch
 
 
 class Recipe(NamedTuple):
-    """What a group's step does to each of its matrices; `schedule` has one (a, b, c) a step."""
+    """What a group's step does to each of its matrices, before and after they are orthogonalized."""
 
     momentum: MomentumRule
-    schedule: Schedule
     eps: float
     descent: DescentRule
 
@@ -30,5 +28,5 @@ def update_batch_(
     shape = (batch.cols, batch.rows) if batch.turned else (batch.rows, batch.cols)
     packed = torch.empty(len(parameters), *shape, dtype=batch.packed_dtype, device=parameters[0].device)
     pack_momentum_(buffers, [p.grad for p in parameters], packed.mT if batch.turned else packed, recipe.momentum)
-    factors = polar_factors(packed, recipe.schedule, batch.work_dtype, recipe.eps, batch.gemms)
+    factors = polar_factors(packed, batch.iteration, recipe.eps)
     descend_packed_(parameters, factors.mT if batch.turned else factors, multiplier, recipe.descent)

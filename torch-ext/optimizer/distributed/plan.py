@@ -8,8 +8,8 @@ from typing import Hashable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.gemms import Gemms, select_gemms
-from ..polar import default_work_dtype
+from ..iteration import Iteration, choose_iteration, default_work_dtype
+from ..schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,21 @@ class Batch:
     members: tuple[int, ...]  # positions in the group's list of parameters
     rows: int
     cols: int
-    work_dtype: torch.dtype
     packed_dtype: torch.dtype
-    gemms: Gemms
+    iteration: Iteration
     turned: bool  # packed as cols x rows
 
 
 def plan_batches(
-    parameters: Sequence[Tensor], buffers: Sequence[Tensor], work_dtype: torch.dtype | None
+    parameters: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    schedule: Schedule,
+    method: str,
+    work_dtype: torch.dtype | None,
 ) -> tuple[Batch, ...]:
     """Return the batches of `parameters`, matrices with momentum `buffers`.
 
-    `work_dtype` None leaves it to `default_work_dtype`.
+    `work_dtype` None leaves it to `default_work_dtype`. Raises ValueError where `method` is not safe in it.
 
     On a CPU every matrix is a batch of its own: there is no launch to save, and one small buffer at a time to hold.
     Tall ones are turned there while they are packed, since the iteration wants wide contiguous matrices.
@@ -43,9 +46,9 @@ def plan_batches(
         dtype = work_dtype or default_work_dtype(first)
         on_cpu = first.device.type == "cpu"
         packed_dtype = _packed_dtype(first.dtype, dtype)
-        gemms = select_gemms(first.device, dtype, *sorted(first.shape))
+        iteration = choose_iteration(first.device, dtype, *sorted(first.shape), schedule, method)
         for part in [(i,) for i in members] if on_cpu else [members]:
-            batches.append(Batch(part, rows, cols, dtype, packed_dtype, gemms, turned=on_cpu and rows > cols))
+            batches.append(Batch(part, rows, cols, packed_dtype, iteration, turned=on_cpu and rows > cols))
     return tuple(batches)
 
 

@@ -19,31 +19,58 @@ except ModuleNotFoundError as missing:
 
 
 class Gemms(NamedTuple):
-    """Three products over wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor."""
+    """Products over wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
+
+    `affine` may overwrite B.
+    """
 
     gram: Callable[[Tensor], Tensor]  # X -> X Xᵀ
     gram_affine: Callable[[Tensor, float, float], Tensor]  # A, b, c -> b A + c A²
+    commuting: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B, of two polynomials of one matrix
     affine: Callable[[Tensor, Tensor, float], Tensor]  # B, X, a -> a X + B X
     name: str
+    # How many times faster than torch's product: X Xᵀ, and the products of two m x m matrices.
+    gram_gain: float = 1.0
+    square_gain: float = 1.0
+
+
+def _single_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
+    return torch.addmm(X, B, X, beta=a) if a else torch.mm(B, X)
+
+
+def _batched_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
+    # (a I + B) X, since torch's a X + B X copies X first.
+    if a:
+        add_to_diagonal_(B, a)
+    return torch.bmm(B, X)
 
 
 SINGLE = Gemms(
     gram=lambda X: torch.mm(X, X.mT),
     gram_affine=lambda A, b, c: torch.addmm(A, A, A, beta=b, alpha=c),
-    affine=lambda B, X, a: torch.addmm(X, B, X, beta=a),
+    commuting=torch.mm,
+    affine=_single_affine,
     name="torch.mm",
 )
 BATCHED = Gemms(
     gram=lambda X: torch.bmm(X, X.mT),
     gram_affine=lambda A, b, c: torch.baddbmm(A, A, A, beta=b, alpha=c),
-    affine=lambda B, X, a: torch.baddbmm(X, B, X, beta=a),
+    commuting=torch.bmm,
+    affine=_batched_affine,
     name="torch.bmm",
 )
 SYMMETRIC = BATCHED._replace(
     gram=lambda X: symmetric_gemm.symmetric_gemm(X, X.mT),
     gram_affine=lambda A, b, c: symmetric_gemm.symmetric_gemm(A, A, A, alpha=c, beta=b),
+    commuting=lambda A, B: symmetric_gemm.symmetric_gemm(A, B),
     name="symmetric_gemm",
 )
+
+
+def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
+    """Add `a` to each diagonal of A (..., m, m) in place, and return A."""
+    A.diagonal(dim1=-2, dim2=-1).add_(a)
+    return A
 
 
 def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Gemms:
@@ -58,9 +85,11 @@ def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Ge
     gram, square = symmetric_gain(device, dtype, m, n), symmetric_gain(device, dtype, m, m)
     if gram is None or square is None:
         return BATCHED._replace(name="torch.bmm (symmetric_gemm unmeasured)")
-    chosen = SYMMETRIC if gram >= 1 else BATCHED, SYMMETRIC if square >= 1 else BATCHED
-    names = dict.fromkeys(table.name for table in (*chosen, BATCHED))
-    return Gemms(chosen[0].gram, chosen[1].gram_affine, BATCHED.affine, " + ".join(names))
+    long = SYMMETRIC if gram >= 1 else BATCHED
+    short = SYMMETRIC if square >= 1 else BATCHED
+    name = " + ".join(dict.fromkeys(table.name for table in (long, short, BATCHED)))
+    gains = max(gram, 1.0), max(square, 1.0)
+    return Gemms(long.gram, short.gram_affine, short.commuting, BATCHED.affine, name, *gains)
 
 
 def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:

@@ -1,0 +1,121 @@
+"""Which iteration orthogonalizes matrices of one size on one device: its method, dtypes, schedule and products."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .kernels.gemms import Gemms, select_gemms
+from .parameters import DTYPES
+from .schedules import Schedule, with_folded_scale
+from .stability import MAX_WINDOWS, restart_positions, split
+
+METHODS = ("auto", "standard", "gram", "gram_float32")
+
+# bfloat16 only where the processor has instructions for its products: elsewhere each would be widened first.
+_CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+# 64 squared times the largest eigenvalue that a schedule passes through, about 4, is a quarter of float16's range.
+_LARGEST_SCALE = 64
+
+
+class Iteration(NamedTuple):
+    """How matrices of one size are orthogonalized: chosen once, by device, dtype and size, never by how many."""
+
+    method: str  # one of METHODS, not auto
+    windows: tuple[Schedule, ...]  # the steps; each window of the Gram iteration starts from a Gram matrix made anew
+    scale: float  # what normalised matrices are multiplied with; the windows are made for it
+    work_dtype: torch.dtype
+    chain_dtype: torch.dtype  # of the Gram iteration's m x m matrices
+    gemms: Gemms
+
+    def __str__(self) -> str:
+        windows = f"[{'+'.join(str(len(window)) for window in self.windows)}]" if len(self.windows) > 1 else ""
+        return f"{self.method}{windows} {self.gemms.name} {str(self.work_dtype).replace('torch.', '')}"
+
+
+def choose_iteration(
+    device: torch.device, work_dtype: torch.dtype, m: int, n: int, schedule: Schedule, method: str = "auto"
+) -> Iteration:
+    """Return how m x n matrices, m <= n, are orthogonalized on `device`.
+
+    `auto` takes the Gram iteration in float16 where it is cheaper by `iteration_costs`: in bfloat16 it diverges, and
+    float32 and float64 are asked for where digits count, of which it loses two or three.
+    Raises ValueError for an unknown method and for one that is not safe in this dtype with this schedule.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
+    gemms = select_gemms(device, chain_dtype, m, n)
+    scale = folded_scale(work_dtype, m)
+    folded = with_folded_scale(schedule, scale)
+    standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, gemms)
+    if method == "standard" or (method == "auto" and work_dtype != torch.float16):
+        return standard
+    restarts = _restarts(schedule, chain_dtype)
+    if restarts is None and method != "auto":
+        raise ValueError(
+            f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} "
+            f"with up to {MAX_WINDOWS} windows: use 'standard'"
+        )
+    if method == "auto":
+        costs = iteration_costs(m, n, len(schedule), len(restarts or ()) + 1, gemms)
+        if restarts is None or costs[0] <= costs[1]:
+            return standard
+    chosen = "gram" if method == "auto" else method
+    return standard._replace(method=chosen, windows=split(folded, restarts))
+
+
+def iteration_costs(m: int, n: int, steps: int, windows: int, gemms: Gemms) -> tuple[float, float]:
+    """Return what the standard and the Gram iteration cost, in FLOPs at the rate of torch's products.
+
+    With products that save half, both gains 2, these are steps (3 m² n + m³) and 4 steps m³ + 3 windows m² (n - m).
+    """
+    dense = 2 * m * m * n
+    gram, square = dense / gemms.gram_gain, 2 * m**3 / gemms.square_gain
+    squares = 4 * steps - 3 * windows  # a window of w steps has 4 w - 3
+    return steps * (gram + square + dense), windows * (gram + dense) + squares * square
+
+
+def default_work_dtype(G: Tensor) -> torch.dtype:
+    """Return the dtype of the products for matrices like G.
+
+    float64 matrices keep theirs; others work in float16 on CUDA devices (three more bits than bfloat16, whose range
+    normalised matrices do not need), in bfloat16 on CPUs that multiply it natively, in float32 elsewhere.
+    """
+    if G.dtype == torch.float64:
+        return torch.float64
+    return {"cuda": torch.float16, "cpu": _CPU_WORK_DTYPE}.get(G.device.type, torch.float32)
+
+
+def check_work_dtype(dtype: Optional[torch.dtype], device: Optional[torch.device] = None) -> Optional[torch.dtype]:
+    """Return `dtype`; ValueError if products cannot be worked in it, or not on `device`."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))} or None, got {dtype}")
+    if device is not None and device.type == "mps" and dtype == torch.float64:
+        raise ValueError(f"{device} has no products in {dtype}")
+    return dtype
+
+
+def folded_scale(work_dtype: torch.dtype, m: int) -> float:
+    """Return the power of two that X is multiplied with for the entries of X Xᵀ to be normal numbers of float16.
+
+    Those of a normalised m x n matrix are about 1 / (m sqrt(n)), where float16 has lost digits if m is large. About
+    sqrt(m) gives them back. It is capped so that the Gram matrix of a matrix of low rank, with entries of 1,
+    stays finite.
+    """
+    scale = 1
+    if work_dtype == torch.float16:
+        while scale < _LARGEST_SCALE and 2 * scale * scale <= m:
+            scale *= 2
+    return float(scale)
+
+
+@torch.compiler.assume_constant_result
+def _restarts(schedule: Schedule, chain_dtype: torch.dtype) -> Optional[tuple[int, ...]]:
+    """Return where the Gram iteration restarts, None where it is not safe: in bfloat16 it never is."""
+    if chain_dtype == torch.bfloat16:
+        return None
+    return restart_positions(schedule, torch.finfo(chain_dtype).eps / 2)
