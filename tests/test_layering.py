@@ -8,11 +8,12 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "torch-ext" / "optimizer"
 FLOORS = [
-    {"schedules", "learning_rate", "parameters", "state"},
+    {"schedules", "learning_rate", "parameters", "matrices", "attention", "state"},
     {"kernels", "stability"},
     {"iteration"},
     {"polar", "rules", "routing"},
-    {"distributed", "param_groups"},
+    {"distributed", "param_groups", "clipping", "telemetry"},
+    {"updates", "planned_optimizer"},
     {"muon"},
     {"compat"},
     {"__init__"},
@@ -20,7 +21,7 @@ FLOORS = [
 # Inside a folder a file imports only from those before it; rules import none of each other.
 ORDERS = {
     "kernels": [{"native", "tiles", "tuned"}, {"symmetric_gemm"}, {"gemms"}],
-    "rules": [{"momentum", "descent", "adamw"}],
+    "rules": [{"momentum", "descent", "adamw", "nadamw", "qk_clip"}],
     "distributed": [{"plan"}, {"pipeline"}],
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "_ops.py")

@@ -6,6 +6,10 @@ The polar factor of a rows x cols matrix has spectral norm 1 and a root mean squ
 from __future__ import annotations
 
 import math
+from typing import Callable, Union
+
+# A name of MULTIPLIERS, a function of rows and columns, or None, which is `original` as in torch.optim.Muon.
+Adjustment = Union[str, Callable[[int, int], float], None]
 
 MULTIPLIERS = {
     # Spectral norm max(1, rows / cols)**0.5 a step; Jordan (2024), https://kellerjordan.github.io/posts/muon/
@@ -17,14 +21,24 @@ MULTIPLIERS = {
 }
 
 
-def check_adjustment(adjust_lr_fn: str | None) -> str:
-    """Return the adjustment's name, `original` for None as in `torch.optim.Muon`; ValueError for an unknown one."""
+def check_adjustment(adjust_lr_fn: Adjustment) -> Callable[[int, int], float]:
+    """Return the function of rows and columns that `adjust_lr_fn` is or names; ValueError for an unknown name."""
+    if callable(adjust_lr_fn):
+        return adjust_lr_fn
     name = "original" if adjust_lr_fn is None else adjust_lr_fn
     if name not in MULTIPLIERS:
-        raise ValueError(f"adjust_lr_fn {adjust_lr_fn!r} is none of {', '.join(MULTIPLIERS)}")
-    return name
+        raise ValueError(
+            f"adjust_lr_fn {adjust_lr_fn!r} is none of {', '.join(MULTIPLIERS)}, and no function of rows and columns"
+        )
+    return MULTIPLIERS[name]
 
 
-def step_multiplier(adjust_lr_fn: str | None, rows: int, cols: int) -> float:
-    """Return what `lr` is multiplied with for a rows x cols matrix; ValueError for an unknown adjustment."""
-    return MULTIPLIERS[check_adjustment(adjust_lr_fn)](rows, cols)
+def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int) -> float:
+    """Return what `lr` is multiplied with for a rows x cols matrix.
+
+    Raises ValueError for an unknown adjustment, and for a function of one's own that gives no finite number above 0.
+    """
+    multiplier = float(check_adjustment(adjust_lr_fn)(rows, cols))
+    if not 0 < multiplier < math.inf:
+        raise ValueError(f"adjust_lr_fn must give a finite number above 0, got {multiplier} for {rows} x {cols}")
+    return multiplier

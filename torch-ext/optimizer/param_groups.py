@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral, Real
 from typing import Any, Mapping, Optional
 
@@ -10,10 +11,24 @@ from torch import Tensor
 
 from .iteration import METHODS, check_work_dtype
 from .learning_rate import check_adjustment
+from .matrices import CONV_MODES, MatrixView, is_expert, matrix_view, plain_split_rows
 from .parameters import check_parameter
 from .routing import IsMuon, bare_name, decide, unique_parameters
+from .rules.descent import DECAY_MODES
 from .schedules import resolve_schedule
 from .state import check_loaded
+
+# The settings that the plan depends on, and those that matrices of one batch share, whatever their values.
+PLANNED = (
+    "use_muon", "ns_coefficients", "ns_steps", "ns_dtype", "ns_method", "adjust_lr_fn", "conv_mode",
+    "normalize_spatial", "expert_keys", "split_rows",
+)  # fmt: skip
+RECIPE = ("momentum", "nesterov", "maximize", "eps", "decay_mode", "stochastic_rounding")
+FALLBACKS = ("adamw", "nadamw")
+
+_CHOICES = {"decay_mode": DECAY_MODES, "fallback": FALLBACKS, "ns_method": METHODS, "conv_mode": CONV_MODES}
+_FLAGS = ("nesterov", "maximize", "normalize_spatial", "stochastic_rounding", "capturable")
+_BELOW = {"momentum": 1.0, "eps": math.inf, "adamw_eps": math.inf}
 
 
 def split_group(
@@ -37,8 +52,11 @@ def split_group(
     halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
     reasons = {}
     for names, p in unique_parameters(entries, first):
-        branch, reasons[p] = (forced, "use_muon") if forced else decide(names, p, is_muon)
+        experts = is_expert(names[0], settings["expert_keys"])
+        branch, reasons[p] = (forced, "use_muon") if forced else decide(names, p, is_muon, experts)
         check_parameter(names[0], p, branch == "muon")
+        if branch == "muon":
+            view_in_group(names[0], p, settings)  # raises where it cannot be
         if names[0] in halves["muon"] or names[0] in halves["adamw"]:
             raise ValueError(f"two parameters are called {names[0]}")
         halves[branch][names[0]] = p
@@ -58,29 +76,46 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if "betas" in settings:
         raise ValueError("betas are called adamw_betas here")
     plain = dict(settings)
-    for key in ("lr", "adamw_lr"):
+    for key in ("lr", "weight_decay", "adamw_lr"):
         if not (key == "adamw_lr" and plain.get(key) is None):
-            plain[key] = _learning_rate(key, plain[key])
-    for key in ("weight_decay", "eps", "adamw_eps"):
-        plain[key] = _number(key, plain[key], float("inf"))
-    plain["momentum"] = _number("momentum", plain["momentum"], 1)
+            plain[key] = _live_number(key, plain[key])
+    for key, below in _BELOW.items():
+        plain[key] = _number(key, plain[key], below)
     betas = plain["adamw_betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"adamw_betas must be two numbers, got {betas!r}")
     plain["adamw_betas"] = tuple(_number("adamw_betas", beta, 1) for beta in betas)
-    for key in ("nesterov", "maximize"):
+    for key, choices in _CHOICES.items():
+        if plain[key] not in choices:
+            raise ValueError(f"{key} must be one of {', '.join(choices)}, got {plain[key]!r}")
+    for key in _FLAGS:
         if not isinstance(plain[key], bool):
             raise TypeError(f"{key} must be True or False, got {plain[key]!r}")
+    if plain["stochastic_rounding"] and plain["capturable"]:
+        raise ValueError("stochastic_rounding draws new seeds at every step, and a captured step would repeat them")
+    plain["split_rows"] = plain_split_rows(plain["split_rows"])
+    plain["expert_keys"] = _names("expert_keys", plain["expert_keys"])
     if isinstance(plain["ns_steps"], Integral) and not isinstance(plain["ns_steps"], bool):
         plain["ns_steps"] = int(plain["ns_steps"])
     if not isinstance(plain["ns_coefficients"], str):
         plain["ns_coefficients"] = _as_tuples(plain["ns_coefficients"])
     resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
     check_adjustment(plain["adjust_lr_fn"])
-    plain["ns_dtype"] = dtype_name(plain["ns_dtype"])
-    if plain["ns_method"] not in METHODS:
-        raise ValueError(f"ns_method must be one of {', '.join(METHODS)}, got {plain['ns_method']!r}")
+    for key in ("ns_dtype", "momentum_dtype"):
+        plain[key] = dtype_name(key, plain[key])
     return plain
+
+
+def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
+    """Return how `p` is seen as matrices by the settings of its group; ValueError where it cannot be."""
+    return matrix_view(
+        name,
+        p,
+        conv_mode=group["conv_mode"],
+        normalize_spatial=group["normalize_spatial"],
+        experts=is_expert(name, group["expert_keys"]),
+        split_rows=group["split_rows"],
+    )
 
 
 def loaded_group(own: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:
@@ -101,13 +136,19 @@ def names_of(group: Mapping[str, Any]) -> list[str]:
     return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
 
 
-def dtype_name(dtype: torch.dtype | str | None) -> Optional[str]:
-    """Return the name of a work dtype given as such or by name, None for None; ValueError for any other."""
+def work_dtype_of(group: Mapping[str, Any]) -> Optional[torch.dtype]:
+    """Return the work dtype that a group asks for, None where it leaves it to the device."""
+    name = dtype_name("ns_dtype", group["ns_dtype"])  # which a user may have set anew
+    return None if name is None else getattr(torch, name)
+
+
+def dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+    """Return the name of a dtype given as such or by name, None for None; ValueError for one that is no work dtype."""
     if dtype is None:
         return None
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(resolved, torch.dtype):
-        raise ValueError(f"ns_dtype must be a torch.dtype or its name, got {dtype!r}")
+        raise ValueError(f"{key} must be a torch.dtype or its name, got {dtype!r}")
     return str(check_work_dtype(resolved)).replace("torch.", "")
 
 
@@ -151,14 +192,19 @@ def _first_given(*values):
     return next(value for value in values if value is not None)
 
 
-def _learning_rate(key: str, lr):
-    if not isinstance(lr, Tensor):
-        return _number(key, lr, float("inf"))
-    if lr.numel() != 1 or lr.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"{key} must be a number or a float32 or float64 tensor of one element, got {tuple(lr.shape)} {lr.dtype}"
-        )
-    return lr
+def _live_number(key: str, value):
+    if not isinstance(value, Tensor):
+        return _number(key, value, math.inf)
+    if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64):
+        given = f"{tuple(value.shape)} {value.dtype}"
+        raise ValueError(f"{key} must be a number or a float32 or float64 tensor of one element, got {given}")
+    return value
+
+
+def _names(key: str, names) -> tuple[str, ...]:
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) and name for name in names):
+        raise TypeError(f"{key} must be names, got {names!r}")
+    return tuple(names)
 
 
 def _number(key: str, value, high: float) -> float:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Optional
+
 import torch
 from torch import Tensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class GradientScaling(NamedTuple):
+    """What `torch.amp.GradScaler` says of gradients: what they were multiplied with, and 1 if they overflowed.
+
+    Float32 tensors of one element on the device of the parameters, or None.
+    """
+
+    grad_scale: Optional[Tensor]
+    found_inf: Optional[Tensor]
+
+
+UNSCALED = GradientScaling(None, None)
 
 
 def check_parameter(name: str, p: Tensor, use_muon: bool) -> None:
@@ -24,8 +39,8 @@ def check_parameter(name: str, p: Tensor, use_muon: bool) -> None:
 
 
 def check_matrix(name: str, p: Tensor) -> None:
-    """Raise ValueError unless `p`, asked for by the user, can be orthogonalized."""
-    if p.ndim != 2 or 0 in p.shape:
+    """Raise ValueError unless `p`, asked for by the user, can be seen as matrices."""
+    if p.ndim < 2 or 0 in p.shape:
         raise ValueError(f"Muon was asked for {name}, which is no matrix: its shape is {tuple(p.shape)}")
 
 

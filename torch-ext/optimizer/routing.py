@@ -8,6 +8,7 @@ from typing import Callable, Iterable, NamedTuple, Optional, Sequence, Union
 from torch import Tensor
 
 from .learning_rate import step_multiplier
+from .matrices import MatrixView, is_expert, matrix_view
 from .parameters import check_matrix
 
 MIN_SIDE = 4
@@ -72,6 +73,9 @@ def route(
     *,
     adjust_lr_fn: Optional[str] = "match_rms_adamw",
     is_muon: Optional[IsMuon] = None,
+    conv_mode: str = "flatten",
+    normalize_spatial: bool = True,
+    expert_keys: Sequence[str] = (),
 ) -> Explanation:
     """Return where `Muon(params, ...)` would take each parameter, as `explain()` does, without an optimizer.
 
@@ -79,10 +83,23 @@ def route(
     """
     rows = []
     for names, p in unique_parameters(params):
-        branch, reason = decide(names, p, is_muon)
-        multiplier = step_multiplier(adjust_lr_fn, *p.shape) if branch == "muon" else None
-        rows.append(Route(names[0], tuple(p.shape), branch, reason, int(branch == "muon"), multiplier))
+        experts = is_expert(names[0], expert_keys)
+        branch, reason = decide(names, p, is_muon, experts)
+        if branch == "adamw":
+            rows.append(Route(names[0], tuple(p.shape), branch, reason, 0, None))
+            continue
+        settings = dict(conv_mode=conv_mode, normalize_spatial=normalize_spatial, experts=experts)
+        rows.append(muon_route(names[0], p, reason, matrix_view(names[0], p, **settings), adjust_lr_fn))
     return Explanation(rows)
+
+
+def muon_route(
+    name: str, p: Tensor, reason: str, view: MatrixView, adjust_lr_fn: Optional[str], kernel: Optional[str] = None
+) -> Route:
+    """Return the way of a parameter that Muon updates; its multiplier is that of the first of its matrices."""
+    reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
+    multiplier = step_multiplier(adjust_lr_fn, *view.shapes[0]) * view.scale
+    return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier, None, kernel)
 
 
 def unique_parameters(
@@ -103,18 +120,19 @@ def unique_parameters(
     return [(names, p) for p, names in names_of.items()]
 
 
-def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None) -> tuple[str, str]:
-    """Return the branch, `muon` or `adamw`, and the reason; `names` are all the names of a tied parameter."""
+def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None, experts: bool = False) -> tuple[str, str]:
+    """Return the branch, `muon` or `adamw`, and the reason; `names` are all the names of a tied parameter.
+
+    Of a stack of `experts` (E, rows, cols) the shape of one is judged.
+    """
     verdict = None if is_muon is None else is_muon(names[0], p)
     if verdict is not None:
         if verdict:
             check_matrix(names[0], p)
         return ("muon" if verdict else "adamw"), "is_muon"
-    suitable, reason = shape_verdict(tuple(p.shape))
+    suitable, reason = shape_verdict(tuple(p.shape)[1:] if experts and p.ndim > 2 else tuple(p.shape))
     if not suitable:
         return "adamw", reason
-    if p.ndim > 2:
-        return "adamw", f"not_two_dims:{p.ndim}"
     for name in names:
         role = role_by_name(name, tuple(p.shape))
         if role is not None:

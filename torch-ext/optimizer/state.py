@@ -12,20 +12,30 @@ MUON_KEYS = ("momentum_buffer",)
 ADAMW_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def ensure_state(state: dict[str, Tensor], p: Tensor, use_muon: bool) -> None:
-    """Make what is missing in `state`, in place, and move the rest to where `p` is.
+def ensure_state(state: dict[str, Tensor], p: Tensor, group: Mapping[str, Any]) -> None:
+    """Make what `state` of `p` lacks for the branch of its group, in place, and move the rest to where `p` is.
 
-    A momentum buffer keeps its dtype when the parameter is cast; AdamW's fused kernel needs one dtype. Raises
-    ValueError where a tensor no longer has the parameter's shape.
+    A momentum buffer is made in the group's `momentum_dtype`, None for the parameter's, and keeps its dtype when the
+    parameter is cast; AdamW's fused kernel needs one dtype. Raises ValueError where a tensor no longer has the
+    parameter's shape.
     """
     check_shapes(state, p)
+    use_muon, name = group["use_muon"], group["momentum_dtype"]
+    momentum_dtype = p.dtype if name is None else getattr(torch, name)
     for key in MUON_KEYS if use_muon else ADAMW_KEYS:
         if key == "step":
             state[key] = state.get(key, torch.zeros((), dtype=torch.float32, device=p.device)).to(p.device)
         elif key not in state:
-            state[key] = torch.zeros_like(p, requires_grad=False)
+            state[key] = torch.zeros_like(p, dtype=momentum_dtype if use_muon else p.dtype, requires_grad=False)
         else:
-            state[key] = state[key].to(p.device, state[key].dtype if use_muon else p.dtype)
+            state[key] = laid_out_like(p, state[key], state[key].dtype if use_muon else p.dtype)
+
+
+def laid_out_like(p: Tensor, value: Tensor, dtype: torch.dtype, copy: bool = False) -> Tensor:
+    """Return `value` in `dtype`, where `p` is and with its strides; itself where it is that, unless `copy`."""
+    if value.device == p.device and value.stride() == p.stride():
+        return value.to(dtype=dtype, copy=copy)
+    return torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(value)
 
 
 def check_shapes(state: Mapping[str, Any], p: Tensor) -> None:

@@ -1,24 +1,48 @@
-"""The plan: everything about a group's step that depends on shapes alone, computed once and frozen."""
+"""The plan: everything about a step that depends on shapes and settings alone, computed once and frozen."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Hashable, Iterable, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..iteration import Iteration, choose_iteration, default_work_dtype
+from ..kernels.gemms import SINGLE
+from ..learning_rate import Adjustment, step_multiplier
+from ..matrices import MatrixView
 from ..schedules import Schedule
+
+# What a batch may hold: on a GPU enough to fill it, on a CPU as much as stays in a core's cache between the products.
+CHUNK_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
+
+
+class Matrix(NamedTuple):
+    """One matrix: the position of its parameter in the list that was planned, and its own among the parameter's."""
+
+    parameter: int
+    index: int
+
+
+class Settings(NamedTuple):
+    """What the plan of a parameter depends on, besides the parameter; `kind` keeps apart what must not be stacked."""
+
+    schedule: Schedule
+    method: str
+    work_dtype: Optional[torch.dtype]  # None: `default_work_dtype`
+    adjust_lr_fn: Adjustment
+    kind: Hashable
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Matrices rows x cols of one dtype and device that are orthogonalized in one call."""
+    """Matrices rows x cols of one dtype, device and kind that are orthogonalized in one call."""
 
-    members: tuple[int, ...]  # positions in the group's list of parameters
+    members: tuple[Matrix, ...]
     rows: int
     cols: int
+    multiplier: float
     packed_dtype: torch.dtype
     iteration: Iteration
     turned: bool  # packed as cols x rows
@@ -27,28 +51,37 @@ class Batch:
 def plan_batches(
     parameters: Sequence[Tensor],
     buffers: Sequence[Tensor],
-    schedule: Schedule,
-    method: str,
-    work_dtype: torch.dtype | None,
+    views: Sequence[MatrixView],
+    settings: Sequence[Settings],
+    chunk_bytes: Optional[int] = None,
 ) -> tuple[Batch, ...]:
-    """Return the batches of `parameters`, matrices with momentum `buffers`.
+    """Return the batches of the matrices of `parameters`, with momentum `buffers`; all lists are alike in length.
 
-    `work_dtype` None leaves it to `default_work_dtype`. Raises ValueError where `method` is not safe in it.
-
-    On a CPU every matrix is a batch of its own: there is no launch to save, and one small buffer at a time to hold.
-    Tall ones are turned there while they are packed, since the iteration wants wide contiguous matrices.
+    A batch packs at most `chunk_bytes`, None: `CHUNK_BYTES` of the device, or is one matrix. Where products work on one
+    matrix at a time there is nothing to be saved by stacking. Tall matrices are turned on a CPU while they are packed,
+    since the iteration wants wide contiguous ones there.
+    Raises ValueError where a method is not safe in the dtype.
     """
+    matrices, keys = [], []
+    for i, (p, buffer, view, wanted) in enumerate(zip(parameters, buffers, views, settings)):
+        for k, shape in enumerate(view.shapes):
+            matrices.append(Matrix(i, k))
+            keys.append((p.device, p.dtype, buffer.dtype, shape, view.scale, wanted))
     batches = []
-    keys = [(p.device, p.dtype, p.shape, buffer.dtype) for p, buffer in zip(parameters, buffers)]
-    for members in positions_by(keys):
-        first = parameters[members[0]]
-        rows, cols = first.shape
-        dtype = work_dtype or default_work_dtype(first)
-        on_cpu = first.device.type == "cpu"
-        packed_dtype = _packed_dtype(first.dtype, dtype)
-        iteration = choose_iteration(first.device, dtype, *sorted(first.shape), schedule, method)
-        for part in [(i,) for i in members] if on_cpu else [members]:
-            batches.append(Batch(part, rows, cols, packed_dtype, iteration, turned=on_cpu and rows > cols))
+    for positions in positions_by(keys):
+        device, dtype, _, (rows, cols), scale, wanted = keys[positions[0]]
+        work_dtype = wanted.work_dtype or default_work_dtype(parameters[matrices[positions[0]].parameter])
+        short, long = sorted((rows, cols))
+        whole = Batch(
+            members=tuple(matrices[i] for i in positions),
+            rows=rows,
+            cols=cols,
+            multiplier=step_multiplier(wanted.adjust_lr_fn, rows, cols) * scale,
+            packed_dtype=_packed_dtype(dtype, work_dtype),
+            iteration=choose_iteration(device, work_dtype, short, long, wanted.schedule, wanted.method),
+            turned=device.type == "cpu" and rows > cols,
+        )
+        batches += _chunks(whole, chunk_bytes or CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]))
     return tuple(batches)
 
 
@@ -58,6 +91,14 @@ def positions_by(keys: Iterable[Hashable]) -> list[tuple[int, ...]]:
     for i, key in enumerate(keys):
         positions.setdefault(key, []).append(i)
     return [tuple(members) for members in positions.values()]
+
+
+def _chunks(batch: Batch, chunk_bytes: int) -> list[Batch]:
+    """Return `batch` cut into batches of equally many members, but for the last, of up to `chunk_bytes`."""
+    held = batch.rows * batch.cols * batch.packed_dtype.itemsize
+    length = 1 if batch.iteration.gemms.name == SINGLE.name else max(1, chunk_bytes // held)
+    starts = range(0, len(batch.members), length)
+    return [replace(batch, members=batch.members[start : start + length]) for start in starts]
 
 
 def _packed_dtype(dtype: torch.dtype, work_dtype: torch.dtype) -> torch.dtype:

@@ -7,14 +7,16 @@ from typing import NamedTuple, Sequence, Union
 import torch
 from torch import Tensor
 
+from ..parameters import UNSCALED, GradientScaling
+
 
 class AdamWRule(NamedTuple):
-    """The settings of one group; lr is a number or a 0-d tensor."""
+    """The settings of one group; lr and weight_decay are numbers or 0-d tensors."""
 
     lr: Union[float, Tensor]
     betas: tuple[float, float]
     eps: float
-    weight_decay: float
+    weight_decay: Union[float, Tensor]
     maximize: bool
 
 
@@ -27,22 +29,33 @@ class AdamWState(NamedTuple):
 
 
 def adamw_(
-    parameters: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[AdamWState], rule: AdamWRule
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[AdamWState],
+    rule: AdamWRule,
+    scaling: GradientScaling = UNSCALED,
 ) -> None:
     """Take one AdamW step with `parameters`, of one device and dtype, and their `states`, both in place.
 
-    Gradients are not changed; tensors may have any strides.
+    Gradients are not changed; tensors may have any strides. Gradients that overflowed change nothing.
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101, algorithm 2.
     """
     given = [(p, g, s.average, s.square) for p, g, s in zip(parameters, gradients, states)]
     used = [_laid_out_alike(*tensors) for tensors in given]
     parameters, gradients, averages, squares = ([row[k] for row in used] for k in range(4))
     steps = [s.step for s in states]
-    lr = rule.lr.to(parameters[0].device) if isinstance(rule.lr, Tensor) else rule.lr
+    lr, weight_decay = rule.lr, rule.weight_decay
+    if isinstance(lr, Tensor):
+        lr = lr.to(parameters[0].device)
+    if isinstance(weight_decay, Tensor):  # the fused kernel takes a number, for which the host would have to wait
+        kept = (1 - lr * weight_decay.to(parameters[0].device)).to(parameters[0].dtype)
+        torch._foreach_mul_(parameters, kept if scaling.found_inf is None else kept.where(scaling.found_inf == 0, 1))
+        weight_decay = 0.0
     torch._foreach_add_(steps, 1)
     torch._fused_adamw_(
         parameters,
-        gradients,
+        # With a scale the kernel writes the unscaled gradients back.
+        gradients if scaling.grad_scale is None else [g.clone() for g in gradients],
         averages,
         squares,
         [],
@@ -50,11 +63,15 @@ def adamw_(
         lr=lr,
         beta1=rule.betas[0],
         beta2=rule.betas[1],
-        weight_decay=rule.weight_decay,
+        weight_decay=weight_decay,
         eps=rule.eps,
         amsgrad=False,
         maximize=rule.maximize,
+        grad_scale=scaling.grad_scale,
+        found_inf=scaling.found_inf,
     )
+    if scaling.found_inf is not None:
+        torch._foreach_sub_(steps, [scaling.found_inf.to(step.device).reshape(()) for step in steps])
     torch.autograd.graph.increment_version([*parameters, *averages, *squares])
     for (p, _, average, square), (p_used, _, average_used, square_used) in zip(given, used):
         for tensor, result in ((p, p_used), (average, average_used), (square, square_used)):

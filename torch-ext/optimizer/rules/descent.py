@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence, Union
+from typing import NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -11,28 +11,73 @@ from ..kernels.native import descend_
 
 Number = Union[float, Tensor]
 
+# In the order in which the compiled op numbers them.
+DECAY_MODES = ("decoupled", "independent", "cautious")
+
 
 class DescentRule(NamedTuple):
-    """parameter <- parameter * (1 - lr * weight_decay) - lr * multiplier * direction; both are 0-d tensors."""
+    """parameter <- parameter * keep - lr * multiplier * direction, of one element for all matrices or one for each.
+
+    keep is 1 - lr * weight_decay, with `independent` decay 1 - weight_decay; with `cautious` decay it is
+    1 - lr * weight_decay only where parameter and direction have one sign, else 1.
+    """
 
     lr: Tensor
     weight_decay: Tensor
+    decay_mode: str = "decoupled"
 
 
-def descent_rule(lr: Number, weight_decay: Number) -> DescentRule:
-    """Return the rule of a group's settings, once for all its batches; a tensor is read by the kernels where it is."""
-    return DescentRule(_as_tensor(lr), _as_tensor(weight_decay))
+def descent_rule(lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str = "decoupled") -> DescentRule:
+    """Return the rule of one or B learning rates and decays; a tensor is read by the kernels where it is."""
+    return DescentRule(_together(lr), _together(weight_decay), decay_mode)
 
 
-def descend_packed_(parameters: Sequence[Tensor], directions: Tensor, multiplier: float, rule: DescentRule) -> None:
+def descend_packed_(
+    parameters: Sequence[Tensor],
+    directions: Tensor,
+    multiplier: float,
+    rule: DescentRule,
+    row_scale: Optional[Tensor] = None,
+    seeds: Optional[Tensor] = None,
+    found_inf: Optional[Tensor] = None,
+) -> None:
     """Update `parameters`, B matrices (m, n), in place by `directions` (B, m, n), rounding each element once.
 
-    Weight decay is decoupled, of the group's learning rate and not of the matrix's multiplier.
-    Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101.
+    Weight decay is of the group's learning rate and not of the matrix's multiplier. `row_scale`, float32 with an entry
+    for each row of all matrices, multiplies the result; `seeds`, B int64, round half-precision parameters
+    stochastically; where `found_inf` is not 0 nothing changes.
+    Sources: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101; cautious decay: Chen et al.,
+    arXiv:2510.12402.
     """
-    descend_(parameters, directions, rule.lr, rule.weight_decay, _as_tensor(multiplier))
+    descend_(
+        parameters,
+        directions,
+        rule.lr,
+        rule.weight_decay,
+        _as_tensor(multiplier),
+        DECAY_MODES.index(rule.decay_mode),
+        row_scale=row_scale,
+        seeds=seeds,
+        found_inf=found_inf,
+    )
     # So that autograd refuses a backward pass through the old values, as it does after torch's own updates.
     torch.autograd.graph.increment_version(parameters)
+
+
+def _together(values: Sequence[Number]) -> Tensor:
+    if len(values) == 1:
+        return _as_tensor(values[0])
+    if any(isinstance(value, Tensor) for value in values):
+        device = next(value.device for value in values if isinstance(value, Tensor))
+        return torch.stack([_on_device(value, device) for value in values])
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def _on_device(value: Number, device: torch.device) -> Tensor:
+    # A number is written by a kernel there: a copy from the CPU would wait, and cannot be captured in a graph.
+    if not isinstance(value, Tensor):
+        return torch.full((), value, dtype=torch.float64, device=device)
+    return value.reshape(()).to(device, torch.float64)
 
 
 def _as_tensor(value: Number) -> Tensor:

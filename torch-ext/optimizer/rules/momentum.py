@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.native import momentum_pack_
+from ..parameters import UNSCALED, GradientScaling
 
 
 class MomentumRule(NamedTuple):
@@ -18,12 +19,28 @@ class MomentumRule(NamedTuple):
     maximize: bool
 
 
-def pack_momentum_(buffers: Sequence[Tensor], gradients: Sequence[Tensor], packed: Tensor, rule: MomentumRule) -> None:
+def pack_momentum_(
+    buffers: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    packed: Tensor,
+    rule: MomentumRule,
+    scaling: GradientScaling = UNSCALED,
+) -> None:
     """Update `buffers` in place and write each matrix's direction into `packed`; gradients are not changed.
 
     `buffers` and `gradients` are B matrices (m, n), `packed` is (B, m, n), all of any strides; each list has one
-    dtype. With Nesterov the direction is beta * buffer + (1 - beta) * gradient of the new buffer.
+    dtype. With Nesterov the direction is beta * buffer + (1 - beta) * gradient of the new buffer. Gradients that
+    overflowed leave the buffers alone and give zeros.
     Source: Sutskever et al., On the importance of initialization and momentum in deep learning (2013), as an average.
     """
-    momentum_pack_(buffers, gradients, packed, rule.beta, rule.nesterov, rule.maximize)
+    momentum_pack_(
+        buffers,
+        gradients,
+        packed,
+        rule.beta,
+        rule.nesterov,
+        rule.maximize,
+        grad_scale=scaling.grad_scale,
+        found_inf=scaling.found_inf,
+    )
     torch.autograd.graph.increment_version([*buffers, packed])

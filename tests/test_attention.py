@@ -1,0 +1,128 @@
+"""Which rows belong to which head follows from names, shapes and a few settings, or is refused."""
+
+import importlib
+
+import pytest
+
+pytestmark = pytest.mark.kernels_ci
+
+LATENT = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
+
+
+@pytest.fixture(scope="module")
+def attention(kernel):
+    return importlib.import_module(".attention", kernel.__name__)
+
+
+@pytest.fixture
+def plan(attention):
+    return lambda settings, shapes: attention.plan_clip(attention.clip_settings(settings), shapes)
+
+
+def pair(heads, keys=None, layer="layers.0.self_attn"):
+    return {f"{layer}.q_proj.weight": (heads * 4, 8), f"{layer}.k_proj.weight": ((keys or heads) * 4, 8)}
+
+
+def test_query_heads_share_key_heads_in_order(plan):
+    of_q, of_k = plan({"head_dim": 4, "alpha": 0.25}, pair(4, 2)).layers[0].weights.values()
+    assert of_q == ((4, (0,), 0.25), (4, (1,), 0.25), (4, (2,), 0.25), (4, (3,), 0.25))
+    assert of_k == ((4, (0, 1), 0.75), (4, (2, 3), 0.75))
+
+
+def test_of_latent_attention_rotary_queries_take_the_whole_factor_and_values_none(plan):
+    shapes = {"model.layers.3.self_attn.q_b_proj.weight": (12, 8), "model.layers.3.self_attn.kv_b_proj.weight": (14, 8)}
+    of_q, of_kv = plan({**LATENT, "alpha": 0.25}, shapes).by_key[3].weights.values()
+    assert of_q == ((4, (0,), 0.25), (2, (0,), 1.0), (4, (1,), 0.25), (2, (1,), 1.0))
+    assert of_kv == ((4, (0,), 0.75), (3, (0,), 0.0), (4, (1,), 0.75), (3, (1,), 0.0))
+
+
+@pytest.mark.parametrize("name", ["blocks.0.attn.qkv.weight", "blocks.0.self_attn.in_proj_weight", "0.attn.qkv_proj"])
+@pytest.mark.parametrize("num_kv_heads, rows", [(0, 36), (3, 36), (1, 20)])
+def test_a_fused_weight_is_queries_then_keys_then_values(plan, name, num_kv_heads, rows):
+    keys = num_kv_heads or 3
+    (fused,) = plan({"head_dim": 4, "num_kv_heads": num_kv_heads}, {name: (rows, 8)}).by_key[0].weights.values()
+    of_q, of_k = plan({"head_dim": 4}, pair(3, keys)).by_key[0].weights.values()
+    assert fused == (*of_q, *of_k, (keys * 4, (), 0.0)) and sum(run.rows for run in fused) == rows
+
+
+def test_biases_go_with_their_weights_and_layers_follow_each_other(plan):
+    others = {"layers.1.mlp.up.weight": (8, 8), "layers.1.attn.o_proj.bias": (8,)}
+    biases = {"layers.1.attn.q_proj.bias": (12,), "layers.1.attn.k_proj.bias": (12,)}
+    made = plan({"head_dim": 4}, {**pair(2), **pair(3, layer="layers.1.attn"), **others, **biases})
+    first, second = made.layers
+    assert (first.heads, first.first, second.heads, second.first) == (2, 0, 3, 2)
+    assert set(second.weights) == {*pair(3, layer="layers.1.attn"), *biases}
+    assert all(second.weights[name] == second.weights[name.replace("bias", "weight")] for name in biases)
+
+
+@pytest.mark.parametrize("is_mla", [False, True])
+def test_indices_of_motif_name_the_head_that_each_logit_stands_for(plan, is_mla):
+    """A head that several logits stand for takes the smallest factor; one that none stands for stays."""
+    config = {"q_indices": [1, 0, 1], "k_indices": [0, 0, 0], "head_dim": 4, "threshold": 100, "is_mla": is_mla}
+    latent = LATENT if is_mla else dict.fromkeys(LATENT, 0)
+    shapes = {"wq_b": 18, "wkv_b": 7} if is_mla else {"wq": 12, "wk": 4}
+    made = plan({**config, **latent}, {f"layers.7.attention.{name}.weight": (rows, 8) for name, rows in shapes.items()})
+    of_q, of_k = made.by_key[7].weights.values()
+    assert [run.heads for run in of_q if run.exponent == 0.5] == [(1,), (0, 2), ()]
+    assert [run.heads for run in of_k if run.exponent == 0.5] == [(0, 1, 2)]
+
+
+def test_motifs_default_configuration_scales_nothing(plan):
+    made = plan({"q_indices": [], "k_indices": [], "head_dim": 4, "threshold": 100}, pair(2))
+    assert not any(run.heads for runs in made.layers[0].weights.values() for run in runs)
+
+
+@pytest.mark.parametrize(
+    "layers, keys", [({"cross": ("to_q", "to_k")}, ["cross"]), ([(2, 3)], [0]), ((("to_q", "to_k"),), [0])]
+)
+def test_layers_can_be_given_by_names_and_by_positions(plan, layers, keys):
+    shapes = {"a": (8, 8), "b": (3, 3), "to_q": (8, 8), "to_k": (8, 8)}
+    made = plan({"head_dim": 4, "layers": layers}, shapes)
+    assert list(made.by_key) == keys and list(made.layers[0].weights) == ["to_q", "to_k"]
+
+
+def test_layers_that_share_a_number_are_known_by_name_alone(plan):
+    shapes = {**pair(2, layer="encoder.0.attn"), **pair(2, layer="decoder.0.attn"), **pair(2, layer="decoder.1.attn")}
+    assert set(plan({"head_dim": 4}, shapes).by_key) == {"encoder.0.attn", "decoder.0.attn", "decoder.1.attn", 1}
+
+
+@pytest.mark.parametrize(
+    "settings, error, message",
+    [
+        ({"head_dims": 4}, ValueError, r"no \['head_dims'\], only alpha"),
+        ({"threshold": 0, "head_dim": 4}, ValueError, "threshold above 0"),
+        ({"threshold": float("nan"), "head_dim": 4}, ValueError, "threshold above 0"),
+        ({"alpha": 1.5, "head_dim": 4}, ValueError, r"alpha in \[0, 1\]"),
+        ({}, ValueError, "needs head_dim"),
+        ({"head_dim": 4.0}, ValueError, "whole number"),
+        ({"qk_nope_head_dim": 4}, ValueError, "needs qk_nope_head_dim, qk_rope_head_dim, v_head_dim"),
+        ({"head_dim": 4, "is_mla": True}, ValueError, "needs qk_nope_head_dim"),
+        ({"head_dim": 4, "layers": [("q", "k", "v")]}, ValueError, "fused weight, or query and key"),
+        ({"head_dim": 4, "layers": []}, ValueError, "fused weight, or query and key"),
+        ([("head_dim", 4)], TypeError, "must be a dict of settings, got list"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(attention, settings, error, message):
+    with pytest.raises(error, match=message):
+        attention.clip_settings(settings)
+
+
+@pytest.mark.parametrize(
+    "settings, shapes, message",
+    [
+        ({"head_dim": 4}, {"mlp.up.weight": (8, 8)}, "finds no query and key weights"),
+        ({"head_dim": 4}, {"a.q_proj.weight": (8, 8)}, "one fused weight, or query and key, in 'a'"),
+        ({"head_dim": 3}, pair(2), r"whole heads of 3 rows in layers\.0\.self_attn\.q_proj\.weight"),
+        ({"head_dim": 4}, pair(3, 2), "3 query heads .* cannot share 2 key heads"),
+        ({"head_dim": 4}, {"a.qkv.weight": (16, 8)}, r"needs num_kv_heads for a\.qkv\.weight, which has 4 heads"),
+        ({"head_dim": 4, "num_kv_heads": 3}, {"a.qkv.weight": (20, 8)}, "cannot share 3 key heads"),
+        (LATENT, {"a.qkv.weight": (42, 8)}, "knows latent attention by a query and a key weight"),
+        ({"head_dim": 4, "layers": [("q", "k")]}, {"q": (8, 8)}, r"no parameters: \['k'\]"),
+        ({"head_dim": 4, "layers": [("q", "q")]}, {"q": (8, 8)}, "q is in several"),
+        ({"head_dim": 4, "q_indices": [2]}, pair(2), r"heads below 2, got \(2,\)"),
+        ({"head_dim": 4, "q_indices": [0, 1, 1]}, pair(2), "at most 2 heads"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(plan, settings, shapes, message):
+    with pytest.raises(ValueError, match=message):
+        plan(settings, shapes)

@@ -1,0 +1,215 @@
+"""A parameter is seen as matrices that share its memory and hold each of its elements once."""
+
+import importlib
+import math
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def channels_last(p):
+    return p.contiguous(memory_format=torch.channels_last if p.ndim == 4 else torch.channels_last_3d)
+
+
+VIEWS = {
+    "matrix": ((6, 4), {}),
+    "turned": ((6, 4), {"layout": lambda p: p.mT.contiguous().mT}),
+    "split": ((12, 4), {"split_rows": (6, 2, 4)}),
+    "conv1d": ((6, 4, 3), {}),
+    "conv2d": ((6, 4, 3, 2), {}),
+    "conv3d": ((6, 4, 2, 3, 2), {}),
+    "one_by_one": ((6, 4, 1, 1), {}),
+    "channels_last": ((6, 4, 3, 2), {"layout": channels_last}),
+    "channels_last_3d": ((6, 4, 2, 3, 2), {"layout": channels_last}),
+    "conv_split": ((6, 4, 3), {"split_rows": [2, 4]}),
+    "batched": ((6, 4, 3, 2), {"conv_mode": "batched"}),
+    "batched_last": ((6, 4, 3, 2), {"conv_mode": "batched", "layout": channels_last}),
+    "batched_split": ((6, 4, 3), {"conv_mode": "batched", "split_rows": (3, 3)}),
+    "experts": ((5, 6, 4), {"experts": True}),
+    "experts_split": ((5, 6, 4), {"experts": True, "split_rows": (2, 4)}),
+}
+
+
+@pytest.fixture(scope="module")
+def matrices(kernel):
+    return importlib.import_module(".matrices", kernel.__name__)
+
+
+def view_and_parameter(matrices, case):
+    """The view of a parameter that holds 0, 1, 2 and so on, and the parameter."""
+    shape, settings = VIEWS[case]
+    settings = dict(settings)
+    layout = settings.pop("layout", lambda p: p)
+    p = torch.nn.Parameter(layout(torch.arange(float(math.prod(shape))).reshape(shape)))
+    return matrices.matrix_view("w", p, **settings), p
+
+
+@pytest.mark.parametrize("case", VIEWS)
+def test_each_element_is_in_one_matrix_of_the_shape_that_the_view_tells(matrices, case):
+    view, p = view_and_parameter(matrices, case)
+    found = view.matrices(p)
+    assert tuple(tuple(M.shape) for M in found) == view.shapes
+    elements = torch.cat([M.flatten() for M in found])
+    assert torch.equal(elements.sort().values, torch.arange(float(p.numel())))
+
+
+@pytest.mark.parametrize("case", VIEWS)
+def test_what_is_written_to_the_matrices_is_written_to_the_parameter(matrices, case):
+    view, p = view_and_parameter(matrices, case)
+    version = p._version
+    with torch.no_grad():
+        for i, M in enumerate(view.matrices(p)):
+            assert torch._C._is_alias_of(M, p)
+            M.fill_(i)
+    # Autograd must refuse a backward pass through the old values.
+    assert p._version == version + len(view.shapes)
+    assert [(p == i).sum() for i in range(len(view.shapes))] == [rows * cols for rows, cols in view.shapes]
+
+
+@pytest.mark.parametrize("shape", [(6, 4, 3), (6, 4, 3, 2), (6, 4, 2, 3, 2), (6, 4, 1, 1), (6, 4, 1, 3)], ids=str)
+def test_flatten_is_the_reshaped_parameter(matrices, shape):
+    p = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    (M,) = matrices.matrix_view("w", p).matrices(p)
+    assert torch.equal(M, p.reshape(6, -1))
+
+
+def test_flattened_channels_last_has_the_columns_of_the_contiguous_parameter_in_one_order_for_all_tensors(matrices):
+    generator = torch.Generator().manual_seed(0)
+    p, gradient = torch.randn(2, 6, 4, 3, 2, generator=generator).unbind(0)
+    last = channels_last(p)
+    view = matrices.matrix_view("w", last)
+    columns = torch.arange(24).reshape(4, 3, 2).permute(1, 2, 0).flatten()
+    assert torch.equal(view.matrices(last)[0], p.reshape(6, 24)[:, columns])
+    for g in (gradient, channels_last(gradient), gradient.mT.contiguous().mT):
+        assert torch.equal(view.matrices(g, read_only=True)[0], gradient.reshape(6, 24)[:, columns])
+
+
+def test_memory_format_changes_the_update_by_rounding_alone(kernel, matrices):
+    """Five steps amplify rounding by at most the product of their first coefficients, of which the largest is 8.3."""
+    p = torch.randn(8, 4, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    last = channels_last(p)
+    results = []
+    for tensor in (p, last):
+        result = torch.empty_like(tensor)
+        view = matrices.matrix_view("w", tensor)
+        view.matrices(result)[0].copy_(kernel.orthogonalize(view.matrices(tensor)[0]))
+        results.append(result)
+    assert (results[0] - results[1]).abs().max() <= 8.3**5 * torch.finfo(torch.float64).eps
+
+
+def test_batched_has_one_matrix_for_each_position_in_the_order_of_the_kernel(matrices):
+    view, p = view_and_parameter(matrices, "batched_last")
+    expected = [p[:, :, i, j] for i in range(3) for j in range(2)]
+    assert all(torch.equal(M, E) for M, E in zip(view.matrices(p), expected))
+
+
+def test_parts_are_the_rows_of_each_matrix_one_after_another(matrices):
+    view, p = view_and_parameter(matrices, "experts_split")
+    expected = [part for expert in p for part in (expert[:2], expert[2:])]
+    assert all(torch.equal(M, E) for M, E in zip(view.matrices(p), expected))
+
+
+@pytest.mark.parametrize("case", ["matrix", "split", "conv_split", "batched_split", "experts_split"])
+def test_values_of_rows_go_with_their_rows(matrices, case):
+    """Each row of each matrix is found in the rows of the parameter that its value names."""
+    view, p = view_and_parameter(matrices, case)
+    rows = p.movedim(1, 0) if case == "experts_split" else p
+    for M, values in zip(view.matrices(p), view.row_values(torch.arange(rows.size(0))), strict=True):
+        assert all(set(row.tolist()) <= set(rows[i].flatten().tolist()) for row, i in zip(M, values, strict=True))
+
+
+def test_normalize_spatial_divides_the_steps_of_batched_convolutions_alone(matrices):
+    p = torch.zeros(8, 4, 3, 3)
+    assert matrices.matrix_view("w", p, conv_mode="batched").scale == pytest.approx(1 / 3)
+    assert matrices.matrix_view("w", p, conv_mode="batched", normalize_spatial=False).scale == 1
+    assert matrices.matrix_view("w", p).scale == 1
+    assert matrices.matrix_view("w", p[0], conv_mode="batched", experts=True).scale == 1
+
+
+def test_an_expert_that_is_a_module_of_its_own_has_one_matrix(matrices):
+    p = torch.zeros(6, 4)
+    view = matrices.matrix_view("experts.0.w1.weight", p, experts=True)
+    assert view.shapes == ((6, 4),) and view.matrices(p)[0] is p
+
+
+@pytest.mark.parametrize(
+    "name, keys, expected",
+    [
+        ("layers.0.experts.w1", ("experts",), True),
+        ("experts", ("experts",), True),
+        ("layers.0.moe.mlp.w1", ("moe.mlp",), True),
+        ("layers.0.shared_experts.w1", ("experts",), False),
+        ("layers.0.experts_bias", ("experts",), False),
+        ("layers.0.moe.w1", (), False),
+    ],
+)
+def test_experts_are_found_by_whole_components_of_their_names(matrices, name, keys, expected):
+    assert matrices.is_expert(name, keys) is expected
+
+
+@pytest.mark.parametrize(
+    "case, text",
+    [
+        ("matrix", "6x4"),
+        ("conv2d", "flatten 6x24"),
+        ("batched", "6 matrices 6x4"),
+        ("experts", "5 matrices 6x4"),
+        ("split", "12x4 split 6+2+4"),
+        ("experts_split", "5 matrices 6x4 split 2+4"),
+    ],
+)
+def test_a_view_prints_what_it_does(matrices, case, text):
+    assert str(view_and_parameter(matrices, case)[0]) == text
+
+
+def test_many_equal_parts_are_counted(matrices):
+    assert str(matrices.matrix_view("w", torch.zeros(96, 4), split_rows=(8,) * 12)) == "96x4 split 12*8"
+
+
+@pytest.mark.parametrize(
+    "shape, settings, message",
+    [
+        ((12, 4), {"split_rows": (6, 4)}, r"attn\.qkv must sum to its 12 rows, 6\+4 gives 10"),
+        ((3, 12, 4), {"split_rows": (1, 2), "experts": True}, "must sum to its 12 rows"),
+        ((2, 3, 4, 5), {"experts": True}, r"must be \(experts, rows, cols\), attn\.qkv is \(2, 3, 4, 5\)"),
+        ((3, 4, 5), {"conv_mode": "flat"}, "conv_mode must be one of flatten, batched, got 'flat'"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(matrices, shape, settings, message):
+    with pytest.raises(ValueError, match=message):
+        matrices.matrix_view("attn.qkv", torch.zeros(shape), **settings)
+
+
+@pytest.mark.parametrize(
+    "value, error",
+    [
+        ((), ValueError),
+        ((0, 4), ValueError),
+        ((True,), ValueError),
+        ("ab", TypeError),
+        ((1.5,), TypeError),
+        (7, TypeError),
+    ],
+)
+def test_row_counts_are_whole_positive_numbers(matrices, value, error):
+    with pytest.raises(error, match="split_rows"):
+        matrices.plain_split_rows(value)
+
+
+def test_a_layout_that_no_view_flattens_is_refused_and_never_copied(matrices):
+    p = torch.zeros(4, 6, 3).transpose(0, 1)
+    with pytest.raises(ValueError, match="w must be contiguous or channels_last"):
+        matrices.matrix_view("w", p)
+    assert len(matrices.matrix_view("w", p, conv_mode="batched").matrices(p)) == 3
+    view = matrices.matrix_view("w", torch.zeros(6, 4, 3))
+    with pytest.raises(ValueError, match="cannot be seen as one matrix 6 x 12"):
+        view.matrices(p)
+
+
+def test_a_view_follows_from_shape_and_layout_and_is_frozen(matrices):
+    real = matrices.matrix_view("w", torch.zeros(6, 4, 3, 2))
+    assert real == matrices.matrix_view("other", torch.ones(6, 4, 3, 2, device="meta", dtype=torch.bfloat16))
+    with pytest.raises(AttributeError):
+        real.cols = 1

@@ -1,0 +1,52 @@
+"""QK-clip over an optimizer's parameters: what was observed since the last step, and which rows it scales."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from .attention import ClipPlan, Layer, clip_settings, plan_clip
+from .rules.qk_clip import ClipState, clip_counts, clip_state, observe_, reset_, row_scales
+
+
+class Clipping:
+    """QK-clip by `settings`, which are those of `attention.clip_settings` and `report`.
+
+    `report(clipped, not_finite)` is called with the counts of heads of a step when the next one begins, by when the
+    device has long had them.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]):
+        own = dict(settings)
+        self._report: Optional[Callable[[int, int], None]] = own.pop("report", None)
+        self._settings = clip_settings(own)
+        self._parameters: dict[str, Tensor] = {}
+        self._plan: Optional[ClipPlan] = None
+        self._state: Optional[ClipState] = None
+        self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
+
+    def follow(self, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
+        """Make the plan for these parameters; what was observed is kept where the heads are the same."""
+        self._parameters = dict(zip(names, parameters))
+        plan = plan_clip(self._settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
+        device = next(self._parameters[name] for layer in plan.layers for name in layer.weights).device
+        if plan != self._plan or self._state is None or self._state.largest.device != device:
+            self._plan, self._state = plan, clip_state(plan, device)
+
+    def observe_(self, layer: Layer, logits: Tensor) -> None:
+        """Raise the largest logits seen of one layer to `logits` (..., heads); ValueError as `rules.qk_clip`."""
+        observe_(self._plan, self._state, layer, logits)
+
+    def scales(self) -> dict[Tensor, Tensor]:
+        """Return the factor of each row of the parameters that QK-clip may scale, float32, and begin anew."""
+        self._tell()
+        self.counts = torch.stack(clip_counts(self._plan, self._state))
+        found = row_scales(self._plan, self._state)
+        reset_(self._state)
+        return {self._parameters[name]: scale for name, scale in found.items()}
+
+    def _tell(self) -> None:
+        if self._report is not None and self.counts is not None:
+            self._report(*map(int, self.counts))

@@ -1,0 +1,95 @@
+"""NAdamW for the parameters that are no matrices: AdamW that looks one step of momentum ahead.
+
+With t the count of a parameter's own steps and G its gradient:
+
+    P <- P * (1 - lr * weight_decay)
+    M <- beta1 * M + (1 - beta1) * G;  V <- beta2 * V + (1 - beta2) * G**2
+    N  = beta1 * M + (1 - beta1) * G
+    P <- P - lr / (1 - beta1**t) * N / (sqrt(V) / sqrt(1 - beta2**t) + eps)
+
+Source: Choi et al., On empirical comparisons of optimizers for deep learning, arXiv:1910.05446, table 1, with a
+constant beta1 and decoupled weight decay, as in timm. `torch.optim.NAdam` has another formula: it schedules beta1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence, Union
+
+import torch
+from torch import Tensor
+
+from ..parameters import UNSCALED, GradientScaling
+
+
+class NAdamWRule(NamedTuple):
+    """The settings of one group; lr and weight_decay are numbers or 0-d tensors."""
+
+    lr: Union[float, Tensor]
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: Union[float, Tensor]
+    maximize: bool
+
+
+class NAdamWState(NamedTuple):
+    """One parameter's averages of gradients and of their squares, and the float32 count of its steps, a 0-d tensor."""
+
+    average: Tensor
+    square: Tensor
+    step: Tensor
+
+
+def nadamw_(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[NAdamWState],
+    rule: NAdamWRule,
+    scaling: GradientScaling = UNSCALED,
+) -> None:
+    """Take one NAdamW step with `parameters`, of one device and dtype, and their `states`, both in place.
+
+    Gradients are not changed; tensors may have any strides; nothing is read on the host. Half precision is computed in
+    float32, and each element of parameters and averages is rounded once. Gradients that overflowed change nothing.
+    """
+    stored = [list(parameters), [s.average for s in states], [s.square for s in states]]
+    dtype = torch.promote_types(parameters[0].dtype, torch.float32)
+    overflow = scaling.found_inf
+    # `to` returns what has the dtype already, so that float32 and float64 are updated where they are.
+    used = [[t.to(dtype, copy=overflow is not None) for t in tensors] for tensors in stored]
+    gradients = [g.to(dtype) for g in gradients]
+    if scaling.grad_scale is not None:
+        gradients = torch._foreach_div(gradients, scaling.grad_scale.to(dtype))
+    if rule.maximize:
+        gradients = torch._foreach_neg(gradients)
+    steps = [s.step for s in states]
+    torch._foreach_add_(steps, 1)
+    _update_(used, gradients, steps, rule)
+    for own, results in zip(stored, used):
+        if overflow is not None:
+            results = [result.where(overflow == 0, t.to(dtype)) for t, result in zip(own, results)]
+        if own[0] is not results[0]:
+            torch._foreach_copy_(own, results)
+    if overflow is not None:
+        torch._foreach_sub_(steps, [overflow.to(step.device).reshape(()) for step in steps])
+
+
+def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[Tensor], rule: NAdamWRule) -> None:
+    parameters, averages, squares = used
+    beta1, beta2 = rule.betas
+    device, dtype = parameters[0].device, parameters[0].dtype
+    # In float64, since 1 - beta**t cancels: of 1 - 0.999 float32 keeps four digits.
+    count = torch.stack(steps).to(device, torch.float64)
+    lr = rule.lr.to(device, torch.float64) if isinstance(rule.lr, Tensor) else rule.lr
+    step_sizes = (-lr / (1 - beta1**count)).to(dtype).unbind()
+    corrections = (1 - beta2**count).sqrt().to(dtype).unbind()
+    kept = 1 - lr * rule.weight_decay
+    torch._foreach_mul_(parameters, kept.to(dtype) if isinstance(kept, Tensor) else kept)
+    torch._foreach_lerp_(averages, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    ahead = torch._foreach_lerp(averages, gradients, 1 - beta1)
+    torch._foreach_mul_(ahead, step_sizes)
+    denominators = torch._foreach_sqrt(squares)
+    torch._foreach_div_(denominators, corrections)
+    torch._foreach_add_(denominators, rule.eps)
+    torch._foreach_addcdiv_(parameters, ahead, denominators)
