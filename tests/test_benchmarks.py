@@ -49,6 +49,8 @@ def test_a_cuda_torch_measures_a_variant_for_cpus_on_the_cpu(tmp_path, monkeypat
 
 def test_a_build_without_a_variant_for_this_torch_is_named(tmp_path):
     write_variant(tmp_path / "torch-metal", "0000003", factor=2)
+    metadata = tmp_path / "torch-metal" / "metadata.json"
+    metadata.write_text(metadata.read_text().replace('"cpu"', '"metal"'))
     with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path))):
         load_built(tmp_path)
 

@@ -1,0 +1,107 @@
+"""The contestants of `sweep_orthogonalize.py`: each takes float32 matrices to factors in its own work dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim._muon import _zeropower_via_newtonschulz
+
+from peers import MissingError, load_peer
+
+EPS = 1e-7
+STEPS = 5
+JORDAN = ((3.4445, -4.7750, 2.0315),) * STEPS
+
+OURS = "optimizer"
+TORCH_PRODUCTS = "torch products"
+COMPILED = "torch.compile"
+TORCH_MUON = "torch.optim.Muon"
+PYTORCH_OPTIMIZER = "pytorch-optimizer"
+GRAM_NEWTON_SCHULZ = "gram-newton-schulz"
+GRAM_OVER_TORCH = "gram-newton-schulz over torch"
+
+
+class Contestant(NamedTuple):
+    """`run` takes G (B, rows, cols) to B factors; `schedule` is the polynomial that it stands for."""
+
+    run: Callable[[Tensor], Sequence[Tensor]]
+    schedule: Sequence[tuple[float, float, float]]
+
+
+class Task(NamedTuple):
+    """What all contestants are given: matrices of one size, and the iteration that the kernel has chosen for it."""
+
+    kernel: ModuleType
+    device: torch.device
+    iteration: tuple
+    schedule: tuple
+    compile_mode: str
+
+    @property
+    def over_torch(self):
+        """The same iteration, standard and over torch's own products."""
+        tables = self.kernel.kernels.gemms
+        gemms = tables.SINGLE if self.device.type == "cpu" else tables.BATCHED
+        scaled = self.kernel.schedules.with_folded_scale(self.schedule, self.iteration.scale)
+        return self.iteration._replace(method="standard", windows=(scaled,), gemms=gemms)
+
+
+def find_contestant(name: str, task: Task) -> Contestant:
+    """Return the contestant called `name`; `MissingError`, with its mark, if it cannot take part."""
+    return _FINDERS[name](task)
+
+
+def _ours(task: Task) -> Contestant:
+    return Contestant(lambda G: task.kernel.polar.polar_factors(G, task.iteration, EPS), task.schedule)
+
+
+def _torch_products(task: Task) -> Contestant:
+    iteration = task.over_torch
+    return Contestant(lambda G: task.kernel.polar.polar_factors(G, iteration, EPS), task.schedule)
+
+
+def _compiled(task: Task) -> Contestant:
+    iteration = task.over_torch
+    compiled = torch.compile(
+        lambda G: task.kernel.polar.polar_factors(G, iteration, EPS), dynamic=False, mode=task.compile_mode
+    )
+    if task.device.type == "cuda":
+        return Contestant(compiled, task.schedule)
+    # A CPU takes one matrix at a time: a batch would be unrolled into as many copies of the program.
+    return Contestant(lambda G: [compiled(g[None])[0] for g in G], task.schedule)
+
+
+def _torch_muon(task: Task) -> Contestant:
+    return Contestant(lambda G: [_zeropower_via_newtonschulz(g, JORDAN[0], STEPS, EPS) for g in G], JORDAN)
+
+
+def _pytorch_optimizer(task: Task) -> Contestant:
+    load_peer(PYTORCH_OPTIMIZER)
+    from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
+
+    return Contestant(lambda G: zero_power_via_newton_schulz_5(G, STEPS), JORDAN)
+
+
+def _gram_newton_schulz(task: Task, kernels: bool = True) -> Contestant:
+    peer = load_peer(GRAM_NEWTON_SCHULZ)
+    if task.device.type == "cpu":
+        raise MissingError("needs a GPU")
+    run = peer.GramNewtonSchulz(ns_use_kernels=kernels)
+    return Contestant(run, tuple(map(tuple, peer.POLAR_EXPRESS_COEFFICIENTS)))
+
+
+_FINDERS = {
+    OURS: _ours,
+    TORCH_PRODUCTS: _torch_products,
+    COMPILED: _compiled,
+    TORCH_MUON: _torch_muon,
+    PYTORCH_OPTIMIZER: _pytorch_optimizer,
+    GRAM_NEWTON_SCHULZ: _gram_newton_schulz,
+    GRAM_OVER_TORCH: partial(_gram_newton_schulz, kernels=False),  # without quack, which needs a recent GPU
+}
+NAMES = tuple(_FINDERS)

@@ -1,0 +1,94 @@
+"""Other implementations, where they are installed: `pip install --no-deps --target DIR -r requirements/benchmark.txt`.
+
+Nothing here is needed by the package or its tests. What is missing is marked in the results and does not stop a sweep.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from result_file import NOT_INSTALLED
+
+MODULES = {
+    "timm": "timm.optim.muon",
+    "pytorch-optimizer": "pytorch_optimizer",
+    "muon-optimizer": "muon",
+    "gram-newton-schulz": "gram_newton_schulz",
+}
+
+
+Made = TypeVar("Made")
+
+
+class MissingError(Exception):
+    """A contestant that cannot take part; the message is its mark in the results."""
+
+
+def add_folder(folder: Path | None) -> None:
+    """Make the packages in `folder` importable, after those that are installed; ValueError if it is no folder."""
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise ValueError(f"--peers needs a folder, got {folder}")
+    sys.path.append(str(folder.resolve()))
+
+
+def load_peer(name: str) -> ModuleType:
+    """Return the module of the package called `name`; `MissingError` if it is not installed or cannot be imported."""
+    module = MODULES[name]
+    package = module.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise MissingError(NOT_INSTALLED)
+    try:
+        if name == "timm":
+            _skip_package_files("timm", "timm.optim")
+        return importlib.import_module(module)
+    except Exception as error:
+        raise MissingError(f"cannot be imported: {error}") from error
+
+
+def admit(names: Iterable[str], ours: str, make: Callable[[str], Made]) -> tuple[dict[str, Made], dict[str, str]]:
+    """Return what `make` returns for each contestant, and the marks of those for which it fails; for `ours` it raises.
+
+    Others may fail in whatever way, out of memory for one: the rest is still compared.
+    """
+    made, marks = {}, {}
+    for name in names:
+        try:
+            made[name] = make(name)
+        except MissingError as missing:
+            marks[name] = str(missing)
+        except Exception as error:
+            if name == ours:
+                raise
+            marks[name] = f"failed: {type(error).__name__}: {str(error)[:200]}"
+    return made, marks
+
+
+def versions() -> dict[str, str]:
+    """Return the version of each peer, or that it is not installed."""
+    found = {}
+    for name in (*MODULES, "quack-kernels"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = NOT_INSTALLED
+    return found
+
+
+def _skip_package_files(*packages: str) -> None:
+    # timm's own __init__ files import torchvision, whose wheels fit few builds of torch, and all models.
+    for package in packages:
+        if package not in sys.modules:
+            spec = importlib.util.find_spec(package)
+            module = ModuleType(package)
+            module.__path__ = list(spec.submodule_search_locations)
+            module.__spec__ = spec
+            sys.modules[package] = module

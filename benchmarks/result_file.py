@@ -1,0 +1,73 @@
+"""A result file that is written row by row, so that what was measured stays when a run ends early."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from machine import describe, device_name
+
+RESULTS = Path(__file__).resolve().parent / "results"
+UNMEASURED = "unmeasured"
+NOT_INSTALLED = "not installed"
+
+
+def facts(kernel: ModuleType, device: torch.device, settings: dict) -> dict:
+    """Return what makes results comparable: machine, versions, commit, the built files and the sweep's `settings`."""
+    variant = Path(kernel.__file__).parent
+    built = sorted(file for file in variant.rglob("*") if file.suffix in (".py", ".so", ".json"))
+    files = hashlib.sha256(b"".join(file.read_bytes() for file in built)).hexdigest()
+    return {**describe(kernel, device), "files": files, **settings}
+
+
+def default_path(topic: str, device: torch.device) -> Path:
+    """Return `results/<topic>-<device>-<date>.json`; the device is `cpu` or the name of the GPU."""
+    name = "cpu" if device.type == "cpu" else device_name(device)
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return RESULTS / f"{topic}-{slug}-{datetime.date.today().isoformat()}.json"
+
+
+class ResultFile:
+    """Rows by key, each `unmeasured` until it is put; every change is written to `path`, if there is one.
+
+    What `path` holds already is taken over, so that a second run goes on where the first one ended. Raises ValueError
+    where that was measured by another commit, on another machine or with other settings.
+    """
+
+    def __init__(self, path: Path | None, facts: dict, keys: list[str]):
+        self._path, self._facts = path, facts
+        self.rows: dict[str, dict] = {key: {"case": key, "status": UNMEASURED} for key in keys}
+        if path is not None and path.exists():
+            self._take_over(json.loads(path.read_text()))
+        self._write()
+
+    def is_measured(self, key: str) -> bool:
+        return self.rows[key]["status"] != UNMEASURED
+
+    def put(self, key: str, row: dict) -> None:
+        self.rows[key] = {"case": key, "status": "measured", **row}
+        self._write()
+
+    def _take_over(self, content: dict) -> None:
+        before = {key: value for key, value in content.items() if key != "results"}
+        # As JSON has them: tuples are lists there.
+        now = json.loads(json.dumps(self._facts))
+        if before != now:
+            differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+            raise ValueError(f"{self._path} holds other results, which differ in {', '.join(differing)}")
+        self.rows.update({row["case"]: row for row in content["results"]})
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps({**self._facts, "results": list(self.rows.values())}, indent=1) + "\n")
+        os.replace(unfinished, self._path)

@@ -1,0 +1,178 @@
+"""What a step is made of: time by piece, the host's share, memory, launches."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from shapes import Parameter
+from step_rivals import build_ours, make_weights, step_of
+
+WARM_UP = 2
+
+# Matrices for the host's time have sides this many times shorter, so that moving them takes no time of its own.
+SHRINKING, SMALLEST_SIDE = 32, 4
+
+PRODUCTS = {"gram": "gram", "gram_affine": "square", "commuting": "square", "affine": "affine"}
+PIECES = ("momentum_pack", "normalise", "gram", "square", "affine", "descend", "adamw")
+EMPTY_PRODUCTS = {
+    "gram": lambda X: X.new_empty(*X.shape[:-1], X.size(-2)),
+    "gram_affine": lambda A, b, c: torch.empty_like(A),
+    "commuting": lambda A, B: torch.empty_like(A),
+    "affine": lambda B, X, a: torch.empty_like(X),
+}
+
+
+@contextlib.contextmanager
+def replaced(kernel: ModuleType, functions: dict[Any, Any]) -> Iterator[None]:
+    """Put other functions in the place of the kernel's own, in every module of it that has imported them."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(f"{kernel.__name__}.")]
+    changed = []
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            other = next((new for old, new in functions.items() if old is value), None)
+            if other is not None:
+                changed.append((module, name, value))
+                setattr(module, name, other)
+    try:
+        yield
+    finally:
+        for module, name, value in changed:
+            setattr(module, name, value)
+
+
+class Stopwatch:
+    """Seconds by piece, of what runs on `device` between the start and the end of each wrapped call."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._marks: list[tuple[str, Any, Any]] = []
+
+    def wrap(self, piece: str, function: Callable) -> Callable:
+        def timed(*args, **options):
+            start = self._mark()
+            result = function(*args, **options)
+            self._marks.append((piece, start, self._mark()))
+            return result
+
+        return timed
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds of each piece since the last call, and forget them."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        seconds: dict[str, float] = defaultdict(float)
+        for piece, start, end in self._marks:
+            seconds[piece] += start.elapsed_time(end) / 1e3 if self._device.type == "cuda" else end - start
+        self._marks = []
+        return seconds
+
+    def _mark(self) -> Any:
+        if self._device.type == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def breakdown(
+    kernel: ModuleType, parameters: Sequence[Parameter], device: torch.device, steps: int
+) -> dict[str, float]:
+    """Return our optimizer's milliseconds of a step by piece; `rest` is what no piece has, such as the host's.
+
+    `square` are the products of two m x m matrices, `normalise` is the pass that divides by the norm.
+    """
+    watch = Stopwatch(device)
+    select = kernel.kernels.gemms.select_gemms
+
+    def timed_products(*args, **options):
+        table = select(*args, **options)
+        return table._replace(**{field: watch.wrap(PRODUCTS[field], f) for field, f in _products(table).items()})
+
+    pieces = {
+        kernel.kernels.native.momentum_pack_: "momentum_pack",
+        kernel.polar.normalize: "normalise",
+        kernel.kernels.native.descend_: "descend",
+    }
+    functions = {function: watch.wrap(piece, function) for function, piece in pieces.items()}
+    adamw = patch.object(torch, "_fused_adamw_", watch.wrap("adamw", torch._fused_adamw_))
+    with adamw, replaced(kernel, {**functions, select: timed_products}):
+        step = step_of(build_ours(kernel, make_weights(parameters, device)))
+        for _ in range(WARM_UP):
+            step()
+        watch.totals()
+        whole = watch.wrap("whole", step)
+        for _ in range(steps):
+            whole()
+        seconds = watch.totals()
+    found = {piece: 1e3 * seconds[piece] / steps for piece in (*PIECES, "whole")}
+    return {**found, "rest": found["whole"] - sum(found[piece] for piece in PIECES)}
+
+
+def host_milliseconds(kernel: ModuleType, parameters: Sequence[Parameter], device: torch.device, steps: int) -> float:
+    """Return the shortest time that the host needs for a step of our optimizer, per 100 matrices.
+
+    Products return empty tensors, and the matrices are small ones of as many different shapes.
+    """
+    select = kernel.kernels.gemms.select_gemms
+
+    def empty_products(*args, **options):
+        table = select(*args, **options)
+        return table._replace(**{field: EMPTY_PRODUCTS[field] for field in _products(table)})
+
+    small = [
+        p._replace(shape=tuple(max(SMALLEST_SIDE, side // SHRINKING) for side in p.rows_and_columns))
+        for p in parameters
+        if p.matrix
+    ]
+    with replaced(kernel, {select: empty_products}):
+        step = step_of(build_ours(kernel, make_weights(small, device)))
+        seconds = []
+        for _ in range(WARM_UP + steps):
+            start = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - start)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    return 1e3 * min(seconds[WARM_UP:]) * 100 / len(small)
+
+
+def peak_bytes(step: Callable[[], None], device: torch.device) -> int:
+    """Return the most bytes that torch held during a step beyond what it held before it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def launched_kernels(step: Callable[[], None]) -> int:
+    """Return how many kernels a step launches on the GPU, without copies and fills."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    on_gpu = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(not e.is_user_annotation and not e.name.startswith(("Memcpy", "Memset")) for e in on_gpu)
+
+
+def _products(table) -> dict[str, Callable]:
+    return {field: value for field, value in table._asdict().items() if callable(value)}

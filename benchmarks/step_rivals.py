@@ -1,0 +1,162 @@
+"""The contestants of `sweep_step.py`: optimizers over the same matrices and the same other parameters.
+
+All take the same momentum, Nesterov, learning rate and weight decay, and what is no matrix goes to AdamW. Each has its
+own coefficients, as its users do. Convolutions come flattened, since `torch.optim.Muon` takes two dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from orthogonalizers import JORDAN, STEPS
+from peers import MissingError, load_peer
+from shapes import Parameter
+
+LR, WEIGHT_DECAY, MOMENTUM, BETAS = 1e-3, 0.1, 0.95, (0.9, 0.95)
+SCALARS = {"lr": LR, "weight_decay": WEIGHT_DECAY}
+SETTINGS = {**SCALARS, "momentum": MOMENTUM, "nesterov": True, "betas": BETAS, "dtype": "float32"}
+
+OURS = "optimizer"
+ADAMW = "AdamW"
+
+
+class Weights(NamedTuple):
+    """One contestant's own parameters, with gradients."""
+
+    matrices: list[Tensor]
+    rest: list[Tensor]
+
+
+class Rival(NamedTuple):
+    """`build` makes the optimizers over some weights; an update is lr * multiplier(rows, cols) * polynomial.
+
+    `schedule` None: matrices are not orthogonalized.
+    """
+
+    build: Callable[[Weights], list[Optimizer]]
+    multiplier: Callable[[int, int], float] | None = None
+    schedule: Sequence[tuple[float, float, float]] | None = None
+
+
+def match_rms(rows: int, cols: int) -> float:
+    return 0.2 * math.sqrt(max(rows, cols))
+
+
+def spectral(rows: int, cols: int) -> float:
+    return math.sqrt(max(1.0, rows / cols))
+
+
+def make_weights(parameters: Sequence[Parameter], device: torch.device) -> Weights:
+    """Return fresh float32 parameters with gradients, the same for everybody; matrices are (rows, cols)."""
+    generator = torch.Generator(device).manual_seed(0)
+    weights = Weights([], [])
+    for parameter in parameters:
+        shape = parameter.rows_and_columns if parameter.matrix else parameter.shape
+        p = torch.zeros(shape, device=device, requires_grad=True)
+        p.grad = torch.randn(shape, generator=generator, device=device)
+        (weights.matrices if parameter.matrix else weights.rest).append(p)
+    return weights
+
+
+def step_of(optimizers: Sequence[Optimizer]) -> Callable[[], None]:
+    """Return one call that steps all of `optimizers`."""
+
+    def step() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return step
+
+
+def find_rival(name: str, kernel: ModuleType, device: torch.device) -> Rival:
+    """Return the contestant called `name`; `MissingError`, with its mark, if it cannot take part."""
+    return _FINDERS[name](kernel, device)
+
+
+def build_ours(kernel: ModuleType, weights: Weights) -> list[Optimizer]:
+    """Return our optimizer over `weights`, of which either kind may be missing."""
+    groups = [{"params": weights.matrices, "use_muon": True}, {"params": weights.rest, "use_muon": False}]
+    return [kernel.Muon([group for group in groups if group["params"]], momentum=MOMENTUM, **SCALARS)]
+
+
+def _ours(kernel: ModuleType, _: torch.device) -> Rival:
+    schedule = kernel.schedules.resolve_schedule("polar_express", STEPS)
+    return Rival(lambda weights: build_ours(kernel, weights), match_rms, schedule)
+
+
+def _torch_muon(kernel: ModuleType, _: torch.device) -> Rival:
+    def build(weights: Weights) -> list[Optimizer]:
+        muon = torch.optim.Muon(weights.matrices, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw", **SCALARS)
+        return [muon, AdamW(weights.rest, betas=BETAS, fused=True, **SCALARS)]
+
+    return Rival(build, match_rms, JORDAN)
+
+
+def _timm(kernel: ModuleType, _: torch.device) -> Rival:
+    peer = load_peer("timm")
+
+    def build(weights: Weights) -> list[Optimizer]:
+        # With nesterov its fallback would be NAdamW.
+        rest = {"params": weights.rest, "use_fallback": True, "nesterov": False}
+        return [peer.Muon([{"params": weights.matrices}, rest], momentum=MOMENTUM, nesterov=True, **SCALARS)]
+
+    return Rival(build, match_rms, kernel.schedules.resolve_schedule("quintic", STEPS))
+
+
+def _pytorch_optimizer(kernel: ModuleType, _: torch.device) -> Rival:
+    peer = load_peer("pytorch-optimizer")
+
+    def build(weights: Weights) -> list[Optimizer]:
+        matrices = {"params": weights.matrices, "use_muon": True, **SCALARS}
+        rest = {"params": weights.rest, "use_muon": False, "betas": BETAS, **SCALARS}
+        return [peer.Muon([matrices, rest], momentum=MOMENTUM, use_adjusted_lr=True)]
+
+    return Rival(build, match_rms, JORDAN)
+
+
+def _muon_optimizer(kernel: ModuleType, _: torch.device) -> Rival:
+    peer = load_peer("muon-optimizer")
+
+    def build(weights: Weights) -> list[Optimizer]:
+        matrices = {"params": weights.matrices, "use_muon": True, "momentum": MOMENTUM, **SCALARS}
+        rest = {"params": weights.rest, "use_muon": False, "betas": BETAS, "eps": 1e-8, **SCALARS}
+        return [peer.SingleDeviceMuonWithAuxAdam([matrices, rest])]
+
+    return Rival(build, spectral, JORDAN)
+
+
+def _gram_newton_schulz(kernel: ModuleType, device: torch.device) -> Rival:
+    peer = load_peer("gram-newton-schulz")
+    if device.type == "cpu":
+        raise MissingError("needs a GPU")
+
+    def build(weights: Weights) -> list[Optimizer]:
+        # Its own default, without the search and its report.
+        restarts = [2]
+        muon = peer.Muon(weights.matrices, momentum=MOMENTUM, gram_newton_schulz_restart_iterations=restarts, **SCALARS)
+        return [muon, AdamW(weights.rest, betas=BETAS, fused=True, **SCALARS)]
+
+    return Rival(build, match_rms, tuple(map(tuple, peer.POLAR_EXPRESS_COEFFICIENTS)))
+
+
+def _adamw(kernel: ModuleType, _: torch.device) -> Rival:
+    return Rival(lambda weights: [AdamW([*weights.matrices, *weights.rest], betas=BETAS, fused=True, **SCALARS)])
+
+
+_FINDERS = {
+    OURS: _ours,
+    "torch.optim.Muon": _torch_muon,
+    "timm": _timm,
+    "pytorch-optimizer": _pytorch_optimizer,
+    "muon-optimizer": _muon_optimizer,
+    "gram-newton-schulz": _gram_newton_schulz,
+    ADAMW: _adamw,
+}
+NAMES = tuple(_FINDERS)

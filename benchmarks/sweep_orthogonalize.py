@@ -1,0 +1,162 @@
+"""Time the orthogonalization of named models' matrices, and of squares, against every other way to it that is there.
+
+    python benchmarks/sweep_orthogonalize.py [--build DIR] [--device cpu] [--shapes gpt2-124m,squares,64x1280x512]
+        [--contestants NAME,...] [--peers DIR] [--minutes N] [--output FILE] [--tiny]
+
+All contestants take turns on the same float32 matrices; a ratio is the quotient of two that ran in the same round,
+given as quartiles over the rounds: their time over ours. Ideal is the FLOP of our method with symmetric products
+(`work.method_flop`) at the rate that a large dense product of the work dtype reaches in the same rounds. Errors are
+against each contestant's own polynomial in float64, of the first matrix: relative in the Frobenius norm, and the
+largest of an entry. Compiled means the standard iteration over torch's products under `torch.compile`.
+
+Results are written after every shape, and a second run with the same `--output` goes on where the first one ended.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import peers
+from exact_polynomial import errors, exact_factor
+from orthogonalize_cases import CPU_SIZE, Case, default_cases, find_cases
+from orthogonalizers import COMPILED, NAMES, OURS, STEPS, Contestant, Task, find_contestant
+from result_file import UNMEASURED
+from rounds import Deadline, quartiles, ratios, run_rounds
+from shapes import MODELS
+from sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
+from work import dense_flop, factor_bytes, ideal_seconds, method_flop
+
+SCHEDULE = "polar_express"
+ROUNDS = {"cuda": 30, "cpu": 10}
+
+
+class Bench(NamedTuple):
+    """What stays the same for all cases of a run."""
+
+    kernel: ModuleType
+    device: torch.device
+    contestants: tuple[str, ...]
+    compile_mode: str
+    rounds: int
+    dense_side: int
+
+
+def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
+    """Return the row of one case."""
+    kernel, device = bench.kernel, bench.device
+    # Else the sizes of all cases would count against the limit of recompilations.
+    torch.compiler.reset()
+    generator = torch.Generator(device).manual_seed(0)
+    G = torch.randn(case.batch, case.rows, case.cols, generator=generator, device=device)
+    schedule = kernel.schedules.resolve_schedule(SCHEDULE, STEPS)
+    work_dtype = kernel.iteration.default_work_dtype(G)
+    iteration = kernel.iteration.choose_iteration(device, work_dtype, case.sides, schedule)
+    task = Task(kernel, device, iteration, schedule, bench.compile_mode)
+    found, marks = peers.admit(bench.contestants, OURS, lambda name: _warm(name, task, G))
+    outcomes = _compare(found, G, device.type == "cuda" or case.size <= CPU_SIZE)
+    A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(work_dtype)
+    works = {name: lambda run=contestant.run: run(G) for name, contestant in found.items()}
+    times = run_rounds({**works, "dense": lambda: A @ A}, device, bench.rounds, deadline)
+    for name, outcome in outcomes.items():
+        outcome["milliseconds"] = [1e3 * t for t in quartiles(times[name])]
+        outcome["ratio"] = list(ratios(times[name], times[OURS]))
+    rate = 2 * bench.dense_side**3 / quartiles(times["dense"]).middle
+    return {
+        "models": case.models,
+        "matrices": case.count,
+        "shape": [case.batch, case.rows, case.cols],
+        "method": str(iteration),
+        **_bound(case, iteration, rate, quartiles(times[OURS]).middle),
+        "rounds": len(times[OURS]),
+        "contestants": {name: outcomes.get(name, marks.get(name, UNMEASURED)) for name in NAMES},
+    }
+
+
+def _bound(case: Case, iteration, rate: float, seconds: float) -> dict:
+    """Return the work of the case and how near to its limit it was done in `seconds`."""
+    flop = case.batch * method_flop(iteration, *case.sides)
+    ideal = ideal_seconds(flop, rate)
+    return {
+        "flop": flop,
+        "dense_flop": case.batch * dense_flop(*case.sides, STEPS),
+        "bytes": case.batch * factor_bytes(*case.sides, 4, iteration.work_dtype.itemsize),
+        "dense_rate": rate,
+        "milliseconds": 1e3 * seconds,
+        "ideal_milliseconds": 1e3 * ideal,
+        "share_of_ideal": ideal / seconds,
+    }
+
+
+def _warm(name: str, task: Task, G: Tensor) -> Contestant:
+    """Return a contestant after a first run."""
+    contestant = find_contestant(name, task)
+    contestant.run(G)[0].sum().item()
+    return contestant
+
+
+def _compare(found: dict[str, Contestant], G: Tensor, exactly: bool) -> dict[str, dict]:
+    """Return each contestant's errors on the first matrix, `unmeasured` where that would take too long."""
+    outcomes, exact = {}, {}
+    for name, contestant in found.items():
+        outcomes[name] = {"error": UNMEASURED, "largest_error": UNMEASURED}
+        if exactly:
+            schedule = tuple(contestant.schedule)
+            if schedule not in exact:
+                exact[schedule] = exact_factor(G[0], schedule)
+            relative, largest = errors(contestant.run(G[:1])[0], exact[schedule])
+            outcomes[name] = {"error": relative, "largest_error": largest}
+    return outcomes
+
+
+def report(rows: list[dict]) -> Table:
+    table = Table("matrices", "method", title="Orthogonalization: ms, and others' time over ours (quartiles), error")
+    for heading in "ms", "ideal ms", "of ideal", "error", *NAMES[1:]:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if row["status"] == UNMEASURED:
+            table.add_row(row["case"], UNMEASURED)
+            continue
+        times = f"{row['milliseconds']:.3f}", f"{row['ideal_milliseconds']:.3f}", f"{row['share_of_ideal']:.0%}"
+        contestants = row["contestants"]
+        cells = [_cell(contestants[name]) for name in NAMES[1:]]
+        table.add_row(row["case"], row["method"], *times, _shown_error(contestants[OURS]), *cells)
+    return table
+
+
+def _cell(outcome: dict | str) -> str:
+    if isinstance(outcome, str):
+        return outcome
+    low, middle, high = outcome["ratio"]
+    return f"{middle:.2f} ({low:.2f}-{high:.2f}), {_shown_error(outcome)}"
+
+
+def _shown_error(outcome: dict) -> str:
+    return outcome["error"] if isinstance(outcome["error"], str) else f"{outcome['error']:.1e}"
+
+
+def main() -> None:
+    parser = make_parser("Time the orthogonalization against every peer that is installed.", NAMES)
+    parser.add_argument("--shapes", help=f"of {', '.join(MODELS)}, squares, and shapes like 64x1280x512")
+    parser.add_argument("--compile-mode", default="default", help="of torch.compile")
+    arguments = parser.parse_args()
+    kernel, device = prepare(arguments)
+    # Compiling takes seconds for every shape.
+    default = [name for name in NAMES if not (arguments.tiny and name == COMPILED)]
+    contestants = chosen_contestants(arguments.contestants, NAMES, default)
+    rounds, side = sizes(arguments, device, ROUNDS)
+    bench = Bench(kernel, device, contestants, arguments.compile_mode, rounds, side)
+    names = arguments.shapes.split(",") if arguments.shapes else ["tiny"] if arguments.tiny else []
+    cases = find_cases(names, device) if names else default_cases(device)
+    works = {case.key: lambda deadline, case=case: measure(case, bench, deadline) for case in cases}
+    rows = run_cases("orthogonalize", bench, arguments, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
+    Console(width=None if Console().is_terminal else 200).print(report(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Time whole optimizer steps over the parameters of named models against every other Muon that is installed.
+
+    python benchmarks/sweep_step.py [--build DIR] [--device cpu] [--models gpt2-124m,vit-s] [--contestants NAME,...]
+        [--peers DIR] [--minutes N] [--output FILE] [--tiny]
+
+All contestants take turns, each on float32 parameters and gradients of its own; a ratio is the quotient of two that ran
+in the same round, given as quartiles over the rounds: their time over ours. The error is that of a first update,
+without its step size, from each contestant's own polynomial in float64: relative in the Frobenius norm, over one matrix
+of each shape. Ideal is the FLOP of our methods with symmetric products at the rate of a large dense product in the same
+rounds; `breakdown` says where the rest of our step goes. Peak memory is what a step takes beyond what was held before
+it, and on a CPU what torch knows of it. Kernels are counted on GPUs only.
+
+Results are written after every model, and a second run with the same `--output` goes on where the first one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import peers
+from exact_polynomial import exact_factor
+from orthogonalizers import STEPS
+from result_file import UNMEASURED
+from rounds import Deadline, quartiles, ratios, run_rounds
+from shapes import MODELS, TINY_MODEL, Parameter, matrix_counts
+from step_costs import PIECES, breakdown, host_milliseconds, launched_kernels, peak_bytes
+from step_rivals import LR, NAMES, OURS, SETTINGS, Rival, find_rival, make_weights, step_of
+from sweep_options import chosen, chosen_contestants, make_parser, prepare, run_cases, sizes
+from work import dense_flop, ideal_seconds, method_flop, pass_bytes
+
+CPU_MODELS = ("gpt2-124m", "vit-s", "resnet-50")
+GPU_MODELS = (*CPU_MODELS, "llama-1b", "moe-64")
+
+ROUNDS = {"cuda": 20, "cpu": 7}
+HOST_STEPS = 20
+
+
+class Bench(NamedTuple):
+    """What stays the same for all models of a run."""
+
+    kernel: ModuleType
+    device: torch.device
+    contestants: tuple[str, ...]
+    rounds: int
+    dense_side: int
+
+
+def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline) -> dict:
+    """Return the row of one model."""
+    kernel, device = bench.kernel, bench.device
+    host = host_milliseconds(kernel, parameters, device, HOST_STEPS)
+    pieces = breakdown(kernel, parameters, device, max(1, bench.rounds // 2))
+    errors, marks = find_errors(parameters, bench)
+    steps, failed = peers.admit(errors, OURS, lambda name: _first_step(name, parameters, bench))
+    marks |= failed
+    iterations = _iterations(parameters, bench)
+    work_dtype = next(iter(iterations.values())).work_dtype
+    A = torch.randn(bench.dense_side, bench.dense_side, device=device).to(work_dtype)
+    times = run_rounds({**steps, "dense": lambda: A @ A}, device, bench.rounds, deadline)
+    outcomes = {}
+    for name, step in steps.items():
+        outcomes[name] = {
+            "milliseconds": [1e3 * t for t in quartiles(times[name])],
+            "ratio": list(ratios(times[name], times[OURS])),
+            "error": errors[name],
+            "peak_bytes": peak_bytes(step, device),
+            "kernels": launched_kernels(step) if device.type == "cuda" else UNMEASURED,
+        }
+    rate = 2 * bench.dense_side**3 / quartiles(times["dense"]).middle
+    return {
+        **_work(parameters, iterations, rate),
+        "milliseconds": outcomes[OURS]["milliseconds"][1],
+        "host_milliseconds_per_100_matrices": host,
+        "breakdown": pieces,
+        "rounds": len(times[OURS]),
+        "contestants": {name: outcomes.get(name, marks.get(name, UNMEASURED)) for name in NAMES},
+    }
+
+
+def _iterations(parameters: Sequence[Parameter], bench: Bench) -> dict:
+    """Return how our optimizer orthogonalizes each (rows, columns)."""
+    kernel, device = bench.kernel, bench.device
+    schedule = kernel.schedules.resolve_schedule("polar_express", STEPS)
+    work_dtype = kernel.iteration.default_work_dtype(torch.empty(0, device=device))
+    choose = kernel.iteration.choose_iteration
+    return {
+        shape: choose(device, work_dtype, (min(shape), max(shape)), schedule) for shape in matrix_counts(parameters)
+    }
+
+
+def _work(parameters: Sequence[Parameter], iterations: dict, rate: float) -> dict:
+    """Return the size of the model and the least work of its matrices."""
+    counts = matrix_counts(parameters)
+    sides = {shape: (min(shape), max(shape)) for shape in counts}
+    flop = sum(count * method_flop(iterations[shape], *sides[shape]) for shape, count in counts.items())
+    dense = sum(count * dense_flop(*sides[shape], STEPS) for shape, count in counts.items())
+    elements = sum(p.elements for p in parameters if p.matrix)
+    packed = next(iter(iterations.values())).work_dtype.itemsize
+    return {
+        "parameters": sum(p.elements for p in parameters),
+        "matrices": sum(counts.values()),
+        "methods": sorted({str(iteration) for iteration in iterations.values()}),
+        "flop": flop,
+        "dense_flop": dense,
+        "pass_bytes": pass_bytes(elements, 4, packed),
+        "dense_rate": rate,
+        "ideal_milliseconds": 1e3 * ideal_seconds(flop, rate),
+    }
+
+
+def find_errors(parameters: Sequence[Parameter], bench: Bench) -> tuple[dict[str, float | str], dict[str, str]]:
+    """Return the error of each contestant that steps, `-` if it does not orthogonalize, and the others' marks."""
+    few = [Parameter("matrix", shape, True) for shape in matrix_counts(parameters)]
+    few.append(Parameter("vector", (8,)))
+    exact: dict[tuple, list[Tensor]] = {}
+
+    def error_of(name: str) -> float | str:
+        rival = find_rival(name, bench.kernel, bench.device)
+        return "-" if rival.schedule is None else _error(rival, few, bench.device, exact)
+
+    return peers.admit(bench.contestants, OURS, error_of)
+
+
+def _error(rival: Rival, parameters: Sequence[Parameter], device: torch.device, exact: dict) -> float:
+    """Return the relative error of a first update; `exact` keeps the matrices of each schedule from call to call."""
+    weights = make_weights(parameters, device)
+    schedule = tuple(rival.schedule)
+    if schedule not in exact:
+        exact[schedule] = [exact_factor(p.grad, schedule) for p in weights.matrices]
+    step_of(rival.build(weights))()
+    wrong = total = 0.0
+    for p, factor in zip(weights.matrices, exact[schedule]):
+        update = _direction(p, rival)
+        wrong += (update - factor).square().sum().item()
+        total += factor.square().sum().item()
+    return (wrong / total) ** 0.5
+
+
+def _direction(p: Tensor, rival: Rival) -> Tensor:
+    # Parameters begin at zero, so that weight decay does nothing and the update is rounded as it is.
+    return p.detach().double() / (-LR * rival.multiplier(*p.shape))
+
+
+def _first_step(name: str, parameters: Sequence[Parameter], bench: Bench) -> Callable[[], None]:
+    """Return the step of a contestant over parameters of its own, after a first one."""
+    step = step_of(find_rival(name, bench.kernel, bench.device).build(make_weights(parameters, bench.device)))
+    step()
+    return step
+
+
+def report(rows: list[dict]) -> Table:
+    table = Table("model", "contestant", title="A step: ms, and others' time over ours (quartiles)")
+    for heading in "ms", "over ours", "error", "peak MB", "kernels":
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if row["status"] == UNMEASURED:
+            table.add_row(row["case"], UNMEASURED)
+            continue
+        for name, outcome in row["contestants"].items():
+            table.add_row(row["case"], name, *_cells(outcome))
+        table.add_section()
+    return table
+
+
+def _cells(outcome: dict | str) -> list[str]:
+    if isinstance(outcome, str):
+        return [outcome]
+    low, middle, high = outcome["ratio"]
+    error = outcome["error"] if isinstance(outcome["error"], str) else f"{outcome['error']:.1e}"
+    times = f"{outcome['milliseconds'][1]:.2f}", f"{middle:.2f} ({low:.2f}-{high:.2f})"
+    return [*times, error, f"{outcome['peak_bytes'] / 1e6:.1f}", str(outcome["kernels"])]
+
+
+def report_pieces(rows: list[dict]) -> Table:
+    table = Table("model", title="Where our step's milliseconds go")
+    for heading in "ms", "ideal ms", *PIECES, "rest", "host, per 100 matrices":
+        table.add_column(heading, justify="right")
+    for row in (row for row in rows if row["status"] != UNMEASURED):
+        pieces = row["breakdown"]
+        shown = [pieces["whole"], row["ideal_milliseconds"], *(pieces[piece] for piece in (*PIECES, "rest"))]
+        table.add_row(row["case"], *(f"{t:.2f}" for t in (*shown, row["host_milliseconds_per_100_matrices"])))
+    return table
+
+
+def main() -> None:
+    parser = make_parser("Time whole steps against every other Muon that is installed.", NAMES)
+    parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
+    arguments = parser.parse_args()
+    kernel, device = prepare(arguments)
+    contestants = chosen_contestants(arguments.contestants, NAMES, NAMES)
+    rounds, side = sizes(arguments, device, ROUNDS)
+    bench = Bench(kernel, device, contestants, rounds, side)
+    default = CPU_MODELS if device.type == "cpu" else GPU_MODELS
+    names = chosen(arguments.models, list(MODELS), default, "models")
+    models = {"tiny": TINY_MODEL} if arguments.tiny else {name: MODELS[name] for name in names}
+    works = {name: lambda deadline, model=model: measure(model, bench, deadline) for name, model in models.items()}
+    rows = run_cases("step", bench, arguments, {"settings": SETTINGS}, works)
+    console = Console(width=None if Console().is_terminal else 160)
+    console.print(report(rows))
+    console.print(report_pieces(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The work of an orthogonalization and of a step as formulas: FLOP, bytes, and how long they take at best.
+
+m is a matrix's short side, n its long one. A dense product of (m, k) with (k, n) is 2 m k n FLOP; one whose result is
+symmetric needs half of them. Iterations are the kernel's `Iteration`: its `method`, `windows` and `work_dtype`.
+"""
+
+from __future__ import annotations
+
+
+def dense_flop(m: int, n: int, steps: int) -> int:
+    """Return the FLOP of the standard iteration over dense products: X Xᵀ, A², B X in each step."""
+    return steps * (4 * m * m * n + 2 * m**3)
+
+
+def standard_flop(m: int, n: int, steps: int) -> int:
+    """Return the FLOP of the standard iteration where X Xᵀ and A² cost half of a dense product."""
+    return steps * (3 * m * m * n + m**3)
+
+
+def gram_flop(m: int, n: int, steps: int, windows: int) -> int:
+    """Return the FLOP of the Gram iteration where every product but Q X costs half of a dense one.
+
+    A window of w steps has X Xᵀ, Q X and 4 w - 3 products of m x m matrices, all commuting.
+    """
+    return 4 * steps * m**3 + 3 * windows * m * m * (n - m)
+
+
+def method_flop(iteration, m: int, n: int) -> int:
+    """Return the least FLOP of the method of `iteration` for one matrix, whatever products it runs on."""
+    steps = sum(map(len, iteration.windows))
+    if iteration.method == "standard":
+        return standard_flop(m, n, steps)
+    return gram_flop(m, n, steps, len(iteration.windows))
+
+
+def factor_bytes(m: int, n: int, read: int, written: int) -> int:
+    """Return the bytes that must move for one matrix, of `read` bytes an element, and its factor, of `written`."""
+    return m * n * (read + written)
+
+
+def pass_bytes(elements: int, parameter: int, packed: int) -> int:
+    """Return the bytes that momentum and descent move, with `parameter` bytes for gradient and momentum elements too.
+
+    Momentum reads itself and the gradient and writes itself and the packed matrix; descent reads parameter and packed
+    matrix and writes the parameter.
+    """
+    return elements * (5 * parameter + 2 * packed)
+
+
+def ideal_seconds(flop: float, dense_rate: float) -> float:
+    """Return the seconds of `flop` at `dense_rate`, what a large dense product reaches in FLOP a second."""
+    return flop / dense_rate
