@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace optimizer {
@@ -30,5 +31,14 @@ void descend_cuda(const Tensors& parameter, const Tensor& update, const Tensor& 
                   const Tensor& multiplier, int64_t decay_mode, const MaybeInts& offsets, const MaybeTensor& row_scale,
                   const MaybeTensor& seeds, const MaybeInts& origins, const MaybeTensor& active,
                   const MaybeTensor& found_inf);
+
+// A string argument as it comes out of the dispatcher, owned by whom it is handed to: torch 2.13's own
+// conversion to std::string leaks.
+using String = StringHandle;
+
+void gemm_cpu(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha, double beta,
+              double shift, bool symmetric, String instructions);
+
+std::string gemm_instructions();
 
 }  // namespace optimizer

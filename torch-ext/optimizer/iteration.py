@@ -37,9 +37,14 @@ class Iteration(NamedTuple):
 
 
 def choose_iteration(
-    device: torch.device, work_dtype: torch.dtype, m: int, n: int, schedule: Schedule, method: str = "auto"
+    device: torch.device,
+    work_dtype: torch.dtype,
+    size: tuple[int, int],
+    schedule: Schedule,
+    method: str = "auto",
+    differentiable: bool = False,
 ) -> Iteration:
-    """Return how m x n matrices, m <= n, are orthogonalized on `device`.
+    """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
     `auto` takes the Gram iteration in float16 where it is cheaper by `iteration_costs`: in bfloat16 it diverges, and
     float32 and float64 are asked for where digits count, of which it loses two or three.
@@ -48,7 +53,8 @@ def choose_iteration(
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
-    gemms = select_gemms(device, chain_dtype, m, n)
+    m, n = size
+    gemms = select_gemms(device, chain_dtype, m, n, differentiable)
     scale = folded_scale(work_dtype, m)
     folded = with_folded_scale(schedule, scale)
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, gemms)

@@ -44,8 +44,9 @@ def orthogonalize(
         raise ValueError(f"eps must be at least 0, got {eps}")
     schedule = resolve_schedule(ns_coefficients, ns_steps)
     work_dtype = check_work_dtype(dtype, G.device) or default_work_dtype(G)
-    m, n = min(G.shape[-2:]), max(G.shape[-2:])
-    iteration = choose_iteration(G.device, work_dtype, m, n, schedule, method)
+    size = (min(G.shape[-2:]), max(G.shape[-2:]))
+    wants_gradient = torch.is_grad_enabled() and G.requires_grad
+    iteration = choose_iteration(G.device, work_dtype, size, schedule, method, wants_gradient)
     if G.numel() == 0:
         return torch.zeros_like(G)
     factors = polar_factors(G.reshape(-1, *G.shape[-2:]), iteration, eps)
@@ -60,27 +61,28 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
+    if G.device.type == "cpu":  # whose products would sum a transposed operand in another order
+        wide = wide.contiguous()
     if iteration.gemms.name == SINGLE.name:
-        # Libraries for CPUs sum a transposed operand in another order: what they see is contiguous.
-        factors = torch.stack([_polar_factor(X, iteration, eps) for X in wide.contiguous()])
+        parts = [_polar_factor(X, iteration, eps).unsqueeze(0) for X in wide]
     else:
         parts = [_polar_factor(X, iteration, eps) for X in wide.split(_chunk_length(wide, iteration))]
-        factors = torch.cat(parts) if len(parts) > 1 else parts[0]
+    factors = torch.cat(parts) if len(parts) > 1 else parts[0]
     return factors.mT if tall else factors
 
 
 def _chunk_length(G: Tensor, iteration: Iteration) -> int:
-    """Return how many matrices are worked on together: on a GPU as many as have their Gram matrices in its L2 cache."""
-    cache = _cache_bytes(G.device)
+    """Return how many matrices are worked on together: as many as have their m x m matrices in the cache."""
     side = min(G.shape[-2:])
-    return len(G) if cache is None else max(1, cache // (4 * side * side * iteration.work_dtype.itemsize))
+    return max(1, _cache_bytes(G.device) // (4 * side * side * iteration.chain_dtype.itemsize))
 
 
 @torch.compiler.assume_constant_result
-def _cache_bytes(device: torch.device) -> Optional[int]:
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return None
-    return torch.cuda.get_device_properties(device).L2_cache_size
+def _cache_bytes(device: torch.device) -> int:
+    """Return the size of the cache between the products: a GPU's second level, or what a core of a CPU usually has."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    return 2**21
 
 
 def _polar_factor(G: Tensor, iteration: Iteration, eps: float) -> Tensor:

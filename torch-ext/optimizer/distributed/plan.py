@@ -71,14 +71,14 @@ def plan_batches(
     for positions in positions_by(keys):
         device, dtype, _, (rows, cols), scale, wanted = keys[positions[0]]
         work_dtype = wanted.work_dtype or default_work_dtype(parameters[matrices[positions[0]].parameter])
-        short, long = sorted((rows, cols))
+        size = (min(rows, cols), max(rows, cols))
         whole = Batch(
             members=tuple(matrices[i] for i in positions),
             rows=rows,
             cols=cols,
             multiplier=step_multiplier(wanted.adjust_lr_fn, rows, cols) * scale,
             packed_dtype=_packed_dtype(dtype, work_dtype),
-            iteration=choose_iteration(device, work_dtype, short, long, wanted.schedule, wanted.method),
+            iteration=choose_iteration(device, work_dtype, size, wanted.schedule, wanted.method),
             turned=device.type == "cpu" and rows > cols,
         )
         batches += _chunks(whole, chunk_bytes or CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]))

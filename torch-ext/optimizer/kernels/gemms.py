@@ -8,6 +8,7 @@ from typing import Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .native import gemm_, gemm_instructions
 from .tuned import distance, measured_entries
 
 try:
@@ -34,6 +35,18 @@ class Gemms(NamedTuple):
     square_gain: float = 1.0
 
 
+# What `gemm_` multiplies bfloat16 with on this processor; without instructions for it torch's products are faster.
+_INSTRUCTIONS = gemm_instructions()
+
+
+def _native(
+    A: Tensor, B: Tensor, D: Optional[Tensor] = None, alpha: float = 1.0, beta: float = 0.0, symmetric: bool = False
+) -> Tensor:
+    C = A.new_empty(A.size(0), A.size(1), B.size(2))
+    gemm_(C, A, B, D, alpha, beta, 0.0, symmetric, _INSTRUCTIONS)
+    return C
+
+
 def _single_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
     return torch.addmm(X, B, X, beta=a) if a else torch.mm(B, X)
 
@@ -51,6 +64,13 @@ SINGLE = Gemms(
     commuting=torch.mm,
     affine=_single_affine,
     name="torch.mm",
+)
+NATIVE = Gemms(
+    gram=lambda X: _native(X, X.mT, symmetric=True),
+    gram_affine=lambda A, b, c: _native(A, A, A, alpha=c, beta=b, symmetric=True),
+    commuting=lambda A, B: _native(A, B, symmetric=True),
+    affine=lambda B, X, a: _native(B, X, X, beta=a),
+    name=f"gemm_ ({_INSTRUCTIONS})",
 )
 BATCHED = Gemms(
     gram=lambda X: torch.bmm(X, X.mT),
@@ -73,15 +93,19 @@ def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
     return A
 
 
-def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Gemms:
+def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int, differentiable: bool = False) -> Gemms:
     """Return the table for wide m x n matrices: `SINGLE` for one matrix (m, n) at a time, the others for (B, m, n).
 
-    The libraries behind torch's products on CPUs split the sum over k by how many matrices there are, so that a
-    matrix would get other bits in a batch than alone; one at a time it cannot. Each symmetric product is the symmetric
-    kernel's where that was measured to be faster; `name` says which are, and where nothing was measured.
+    On a CPU bfloat16 is multiplied by the compiled product where the processor has instructions for it. The libraries
+    behind torch's products on CPUs split the sum over k by how many matrices there are, so that a matrix would get
+    other bits in a batch than alone; one at a time it cannot. On a GPU each symmetric product is the symmetric kernel's
+    where that was measured to be faster; `name` says which are, and where nothing was measured. Only torch's products
+    are `differentiable`.
     """
     if device.type == "cpu":
-        return SINGLE
+        return NATIVE if dtype == torch.bfloat16 and _INSTRUCTIONS != "portable" and not differentiable else SINGLE
+    if differentiable:
+        return BATCHED
     gram, square = symmetric_gain(device, dtype, m, n), symmetric_gain(device, dtype, m, m)
     if gram is None or square is None:
         return BATCHED._replace(name="torch.bmm (symmetric_gemm unmeasured)")

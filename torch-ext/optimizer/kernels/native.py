@@ -1,4 +1,4 @@
-"""The compiled multi-tensor operations: one pass over memory before the orthogonalization, one after it.
+"""The compiled operations: one pass over memory before the orthogonalization, one after it, and products on a CPU.
 
     momentum_pack_(momentum, gradient, packed, beta, nesterov, maximize=False, *,
                    offsets=None, active=None, grad_scale=None, found_inf=None)
@@ -15,6 +15,10 @@
         keep = 1 - lr weight_decay        decay_mode 0, decoupled
                1 - weight_decay           1, independent
                1 - lr weight_decay        2, cautious: where p and u have one sign, else 1
+
+    gemm_(C, A, B, D, alpha, beta, shift, symmetric, instructions)
+
+        C = alpha A B + beta D + shift I  without beta D where `D` is None
 
 Lists hold B matrices of any strides. A list or buffer has one dtype, each its own: float32, float64, float16 or
 bfloat16. Arithmetic is in float64 if one of them is, else in float32, and each result is rounded once. A result
@@ -36,6 +40,18 @@ argument raise RuntimeError before anything is written. Certain means: one start
 within the other and that one has no gaps; `packed` and `update` count as a whole. Not detected is an overlap of two
 with gaps that start apart, or of one without gaps that starts in one with gaps: the columns of one matrix, which may
 be entries of a list, look like that. Then the result is undefined.
+
+`gemm_` takes batches A (b, m, k), B (b, k, n), D and C (b, m, n), all bfloat16 on the CPU, C and D with rows as runs of
+memory, A and B with rows or columns. C shares no memory with another one; A, B and D may share theirs.
+
+- Sums are in float32, in an order that follows from k alone, with one rounding at the end: a matrix gets the same bits
+  alone and in any batch, from any number of threads. Other `instructions` may round otherwise, and those of the
+  processor take numbers below 2^-126 in A and B, and sums below it, for zero.
+- `symmetric` says that the results are symmetric (m = n; D too): only blocks on and below the diagonal are computed
+  and stored mirrored as well, so that C is symmetric to the bit.
+- `instructions` are "amx", "avx512_bf16" or "portable"; `gemm_instructions()` says which are best here. Those that this
+  processor or system lacks, and arguments that do not fit, raise RuntimeError before anything is written. Each
+  thread's configuration of AMX is left as it was found.
 """
 
 from __future__ import annotations
@@ -46,6 +62,13 @@ from .._ops import add_op_namespace_prefix, ops
 
 momentum_pack_ = ops.momentum_pack_
 descend_ = ops.descend_
+gemm_ = ops.gemm_
+
+
+@torch.compiler.assume_constant_result
+def gemm_instructions() -> str:
+    """Return the best `instructions` of this processor and system: "amx", "avx512_bf16" or "portable"."""
+    return ops.gemm_instructions()
 
 
 @torch.library.register_fake(add_op_namespace_prefix("momentum_pack_"))
@@ -55,4 +78,9 @@ def _momentum_pack_fake(*arguments, **options) -> None:
 
 @torch.library.register_fake(add_op_namespace_prefix("descend_"))
 def _descend_fake(*arguments, **options) -> None:
+    """Nothing is returned, so that tracing needs no shapes."""
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gemm_"))
+def _gemm_fake(*arguments, **options) -> None:
     """Nothing is returned, so that tracing needs no shapes."""

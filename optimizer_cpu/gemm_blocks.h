@@ -1,0 +1,126 @@
+// What a product is made of: blocks of C, the packed order of the operands, and what an instruction set must bring.
+//
+// A block of C is 32 x 32. For a panel, 32 rows of A or 32 columns of B, the sum over k goes in steps of 32: each step
+// is one block of the operand, packed into 2 KiB in the order in which it is multiplied, zeros where the operand ends.
+//
+//     A   32 rows of 32 k each
+//     B   two tiles of 16 columns: 16 pairs of k, each with 16 columns of (k, k + 1)
+//     C   four tiles of 16 x 16 float32, row by row
+#pragma once
+
+#include "../optimizer_common/gemm.h"
+
+#include <cstring>
+
+namespace optimizer {
+
+constexpr int64_t kBlock = 32;
+constexpr int64_t kTile = 16;
+constexpr int64_t kBlockArea = kBlock * kBlock;
+
+// What becomes of the sums of a block.
+struct Epilogue {
+  float alpha, beta, shift;
+  bool symmetric;
+  BFloat16* c;
+  const BFloat16* d;  // null where there is none
+  int64_t c_stride, d_stride;
+};
+
+// The tile configuration of the thread before the product, in the form that the processor stores it.
+struct alignas(64) TileState {
+  uint8_t bytes[64];
+};
+
+// Packs a block of an operand; `stride` elements from run to run.
+using Arrange = void (*)(BFloat16* to, const BFloat16* from, int64_t stride);
+
+struct Instructions {
+  const char* name;
+  bool (*available)();
+  void (*enter)(TileState& before);  // called on each thread before its first product, and leave after its last
+  void (*leave)(const TileState& before);
+  Arrange arrange_a[2], arrange_b[2];  // [whether runs are along k]
+  // sums += A B over so many steps; from zero where `first`.
+  void (*accumulate)(float* sums, const BFloat16* a, const BFloat16* b, int64_t steps, bool first);
+  void (*finish)(float* sums, const Epilogue& epilogue, const Box& box);  // which changes the sums
+};
+
+inline void enter_nothing(TileState&) {}
+inline void leave_nothing(const TileState&) {}
+
+// Where the number in this row and column of a block is among its sums.
+OPTIMIZER_INLINE int64_t place_of_sum(int64_t row, int64_t col) {
+  return (row / kTile * 2 + col / kTile) * kTile * kTile + row % kTile * kTile + col % kTile;
+}
+
+OPTIMIZER_INLINE void copy_block(BFloat16* to, int64_t to_stride, const BFloat16* from, int64_t from_stride,
+                                 const Box& box) {
+  for (int64_t row = 0; row < box.rows; ++row, to += to_stride, from += from_stride) {
+    if (box.cols == kBlock) {
+      std::memcpy(to, from, kBlock * sizeof(BFloat16));
+    } else {
+      std::memcpy(to, from, box.cols * sizeof(BFloat16));
+    }
+  }
+}
+
+// sums = alpha sums + beta D + shift on the diagonal.
+OPTIMIZER_INLINE void scale(float* sums, const Epilogue& by, const Box& box) {
+  if (by.alpha != 1) {
+    for (int64_t i = 0; i < kBlockArea; ++i) {
+      sums[i] *= by.alpha;
+    }
+  }
+  if (by.d) {
+    alignas(64) BFloat16 padded[kBlockArea];
+    const BFloat16* d = by.d + box.row * by.d_stride + box.col;
+    int64_t stride = by.d_stride;
+    if (box.rows < kBlock || box.cols < kBlock) {
+      std::memset(static_cast<void*>(padded), 0, sizeof(padded));
+      copy_block(padded, kBlock, d, stride, box);
+      d = padded;
+      stride = kBlock;
+    }
+    for (int64_t i = 0; i < 2 * kBlock; ++i) {
+      const int64_t row = i / 2, col = i % 2 * kTile;
+      for (int64_t lane = 0; lane < kTile; ++lane) {
+        float& sum = sums[place_of_sum(row, col) + lane];
+        sum = std::fma(by.beta, widen<float>(d[row * stride + col + lane]), sum);
+      }
+    }
+  }
+  if (box.row == box.col && by.shift != 0) {
+    for (int64_t i = 0; i < kBlock; ++i) {
+      sums[place_of_sum(i, i)] += by.shift;
+    }
+  }
+}
+
+// Writes a block from its sums, and its mirror if the result is symmetric; on the diagonal the lower half is mirrored
+// in place. round(to, sums) rounds them to rows of 32, transpose(to, from, stride) is of 32 x 32.
+template <class Round, class Transpose>
+OPTIMIZER_INLINE void finish_block(float* sums, const Epilogue& by, const Box& box, Round round, Transpose transpose) {
+  alignas(64) BFloat16 block[kBlockArea], mirror[kBlockArea];
+  scale(sums, by, box);
+  round(block, sums);
+  BFloat16* const c = by.c + box.row * by.c_stride + box.col;
+  if (!by.symmetric) {
+    return copy_block(c, by.c_stride, block, kBlock, box);
+  }
+  transpose(mirror, block, kBlock);
+  if (box.row == box.col) {
+    for (uint16_t row = 0; row < kBlock; ++row) {
+      BFloat16 *upper = mirror + row * kBlock, *lower = block + row * kBlock;
+      for (uint16_t col = 0; col < kBlock; ++col) {
+        lower[col].x = col > row ? upper[col].x : lower[col].x;
+      }
+    }
+  } else {
+    const Box mirrored{box.col, box.row, box.cols, box.rows};
+    copy_block(by.c + box.col * by.c_stride + box.row, by.c_stride, mirror, kBlock, mirrored);
+  }
+  copy_block(c, by.c_stride, block, kBlock, box);
+}
+
+}  // namespace optimizer

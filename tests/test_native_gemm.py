@@ -1,0 +1,224 @@
+"""Products on a CPU: right within a derived error, and the same bits however they are shared out among threads."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+
+import pytest
+import torch
+from torch import Tensor
+
+SETS = "amx", "avx512_bf16", "portable"
+PLAIN = 1.0, 0.0, 0.0  # alpha, beta, shift
+# Parts of a block, whole ones, more than one go along k, more than one part of a result.
+SHAPES = (1, 1, 1), (7, 17, 1), (17, 7, 33), (33, 65, 100), (64, 32, 320), (100, 33, 768), (300, 600, 700)
+LAYOUTS = {
+    "contiguous": lambda x: x.clone(),
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "sliced": lambda x: torch.cat([x, x, x], 2)[:, :, x.size(2) : 2 * x.size(2)],
+    "expanded": lambda x: x[:1].expand_as(x),
+}
+
+
+def random(*shape, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture(scope="session")
+def native(kernel):
+    return kernel.kernels.native
+
+
+@pytest.fixture(params=SETS)
+def instructions(request, native) -> str:
+    """Each instruction set that is here: the best one says which are."""
+    if SETS.index(request.param) < SETS.index(native.gemm_instructions()):
+        pytest.skip(f"this processor has no {request.param}")
+    return request.param
+
+
+@pytest.fixture
+def gemm(native, instructions):
+    """The operation with a result of its own, filled with NaN before."""
+
+    def product(A, B, D=None, numbers=PLAIN, symmetric=False):
+        C = torch.full((len(A), A.size(1), B.size(2)), torch.nan, dtype=torch.bfloat16)
+        native.gemm_(C, A, B, D, *numbers, symmetric, instructions)
+        return C
+
+    return product
+
+
+@pytest.fixture
+def threads():
+    """`torch.set_num_threads`, undone at the end."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def within_error(C: Tensor, A: Tensor, B: Tensor, D=None, numbers=PLAIN) -> bool:
+    """Whether C is the product up to k + 3 roundings to float32, none above the sum of sizes, and one to bfloat16.
+
+    Products of two bfloat16 are exact in float32. The processor's sums cut what is below 2^-126.
+    """
+    (alpha, beta, shift), A, B = numbers, A.double(), B.double()
+    D = torch.zeros(C.shape, dtype=torch.float64) if D is None else D.double()
+    eye = torch.eye(*C.shape[1:], dtype=torch.float64)
+    exact = alpha * (A @ B) + beta * D + shift * eye
+    sizes = abs(alpha) * (A.abs() @ B.abs()) + abs(beta) * D.abs() + abs(shift) * eye
+    # Two units in the last place of float32 per sum: tdpbf16ps and vdpbf16ps also add the two products of a pair.
+    summing = (2 * A.size(2) + 3) * 2.0**-24 * sizes
+    return bool(((C.double() - exact).abs() <= summing + 2.0**-8 * (exact.abs() + summing) + 2.0**-126).all())
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_err_by_their_roundings(gemm, shape):
+    m, n, k = shape
+    A, B, D = random(2, m, k), random(2, k, n, seed=1), random(2, m, n, seed=2)
+    assert within_error(gemm(A, B), A, B)
+    numbers = -0.7, 1.3, 0.25
+    assert within_error(gemm(A, B, D, numbers), A, B, D, numbers)
+
+
+def test_a_large_product_errs_by_its_roundings(native):
+    A, B = random(1, 768, 768), random(1, 768, 768, seed=1)
+    C = torch.empty_like(A)
+    native.gemm_(C, A, B, None, *PLAIN, False, native.gemm_instructions())
+    assert within_error(C, A, B)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, repeat=2)), ids="-".join)
+@pytest.mark.parametrize("shape", [(17, 7, 33), (64, 96, 352)], ids=str)
+def test_strides_change_no_bit(gemm, shape, layouts):
+    m, n, k = shape
+    A, B, D = random(1, m, k).expand(3, m, k), random(1, k, n, seed=1).expand(3, k, n), random(3, m, n, seed=2)
+    expected = gemm(A.contiguous(), B.contiguous(), D, (1.0, 0.5, 0.0))
+    wide = torch.cat([D, D], 2)[:, :, :n]
+    assert torch.equal(gemm(LAYOUTS[layouts[0]](A), LAYOUTS[layouts[1]](B), wide, (1.0, 0.5, 0.0)), expected)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("shape", [(1, 1), (33, 100), (64, 352), (300, 40)], ids=str)
+def test_symmetric_products_are_the_lower_halves_mirrored(gemm, shape):
+    X, D = random(2, *shape), random(2, shape[0], shape[0], seed=1)
+    D = D + D.mT
+    whole, half = (gemm(X, X.mT, D, (0.5, -2.0, 0.125), symmetric) for symmetric in (False, True))
+    assert torch.equal(half, whole.tril() + whole.tril(-1).mT)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("shape", [(8, 8, 8), (70, 40, 340), (400, 300, 200)], ids=str)
+def test_neither_batch_nor_threads_change_a_bit(gemm, threads, shape):
+    m, n, k = shape
+    A, B, S = random(9, m, k), random(9, k, n, seed=1), random(9, m, m, seed=2)
+    results = []
+    for count in 1, 2, 3, 16:
+        threads(count)
+        results.append((gemm(A, B), gemm(S, S.mT, symmetric=True)))
+        alone = [(gemm(a, b), gemm(s, s.mT, symmetric=True)) for a, b, s in zip(A.split(1), B.split(1), S.split(1))]
+        results.append(tuple(torch.cat(part) for part in zip(*alone)))
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
+
+
+def test_sums_depend_on_k_alone(gemm):
+    """The corner of a large product is the product of the corners' rows and columns."""
+    A, B = random(1, 600, 700), random(1, 700, 650, seed=1)
+    assert torch.equal(gemm(A, B)[:, 40:73, 550:], gemm(A[:, 40:73], B[:, :, 550:]))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("shape", [(0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0)], ids=str)
+def test_sizes_may_be_zero(gemm, shape):
+    b, m, n, k = shape
+    C = gemm(
+        torch.ones(b, m, k).bfloat16(), torch.ones(b, k, n).bfloat16(), torch.ones(b, m, n).bfloat16(), (1.0, 2.0, 0.0)
+    )
+    assert torch.equal(C, torch.full((b, m, n), 2.0 + k, dtype=torch.bfloat16))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nan_and_infinity_stay_in_their_row_and_matrix(gemm, value):
+    """Also where a block is filled up with zeros: zero times infinity must reach no result."""
+    A, B = random(3, 40, 50), random(3, 50, 45, seed=1)
+    expected = gemm(A, B)
+    A[1, 33, 49] = value
+    C = gemm(A, B)
+    assert not C[1, 33].isfinite().any()
+    C[1, 33] = expected[1, 33]
+    assert torch.equal(C, expected)
+
+
+@pytest.mark.parametrize("beyond", [torch.nan, torch.inf])
+def test_nothing_beyond_the_operands_is_multiplied(gemm, beyond):
+    A, B = torch.full((1, 64, 64), beyond).bfloat16(), torch.full((1, 64, 64), beyond).bfloat16()
+    A[:, :33, :35], B[:, :35, :40] = random(1, 33, 35), random(1, 35, 40, seed=1)
+    transposed = A.mT.contiguous().mT, B.mT.contiguous().mT
+    for left, right in (A, B), transposed:
+        given = left[:, :33, :35], right[:, :35, :40]
+        assert torch.equal(gemm(*given), gemm(*(x.contiguous() for x in given)))
+        assert gemm(*given).isfinite().all()
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_nothing_is_written_outside_of_the_result(native, instructions, symmetric):
+    around = torch.full((4, 60, 61), 7.0).bfloat16()
+    C, A = around[1:3, 5:50, 9:54], random(2, 45, 70)
+    native.gemm_(C, A, A.mT, None, *PLAIN, symmetric, instructions)
+    assert within_error(C.contiguous(), A, A.mT)
+    C.fill_(7)
+    assert (around == 7).all()
+
+
+def test_d_may_be_an_operand(gemm):
+    A, X, numbers = random(2, 50, 50), random(2, 50, 70, seed=1), (2.0, 3.0, 0.0)
+    assert torch.equal(gemm(A, X, X, numbers), gemm(A, X, X.clone(), numbers))
+    assert torch.equal(gemm(A, A, A, numbers), gemm(A, A.clone(), A.clone(), numbers))
+
+
+@pytest.mark.kernels_ci
+def test_torchs_products_before_and_after_ours_keep_their_bits(gemm, threads):
+    """Both configure the AMX of a thread, and a library may rely on finding its configuration again."""
+    threads(2)
+    shapes = (64, 64, 64), (100, 70, 40), (256, 256, 256), (16, 500, 33)
+    pairs = [(random(m, k), random(k, n, seed=1)) for m, n, k in shapes]
+    alone = [torch.mm(a, b) for a, b in pairs]
+    ours = [gemm(a[None], b[None]) for a, b in pairs]
+    large = random(2, 300, 300)
+    for _ in range(3):
+        for (a, b), expected, own in zip(pairs, alone, ours):
+            gemm(large, large)
+            assert torch.equal(torch.mm(a, b), expected)
+            assert torch.equal(gemm(a[None], b[None]), own)
+            assert torch.equal(torch.mm(a, b), expected)
+
+
+@pytest.fixture
+def tile_configuration():
+    """Functions that load and store this thread's configuration of AMX, 64 bytes: ldtilecfg and sttilecfg [rdi]."""
+    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(bytes.fromhex("c4e2784907c3" + "c4e2794907c3"))
+    start = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    load, store = (ctypes.CFUNCTYPE(None, ctypes.c_char_p)(start + 6 * i) for i in range(2))
+    yield load, store
+    load(bytes(64))
+
+
+@pytest.mark.parametrize("palette", [0, 1])
+def test_the_tiles_of_a_thread_stay_as_they_were_configured(native, tile_configuration, palette):
+    if native.gemm_instructions() != "amx":
+        pytest.skip("this processor has no amx")
+    load, store = tile_configuration
+    given, found = bytearray(64), ctypes.create_string_buffer(64)
+    given[0], given[16], given[48] = palette, 48 * palette, 5 * palette  # one tile of 5 rows of 48 bytes, or none
+    X = random(3, 100, 100)
+    load(bytes(given))
+    native.gemm_(torch.empty_like(X), X, X, None, *PLAIN, False, "amx")
+    store(ctypes.cast(found, ctypes.c_char_p))
+    assert found.raw == given

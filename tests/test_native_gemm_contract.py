@@ -1,0 +1,89 @@
+"""The product on a CPU refuses what does not fit before it writes, and is seen through by torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+SETS = "amx", "avx512_bf16", "portable"
+PLAIN = 1.0, 0.0, 0.0  # alpha, beta, shift
+
+
+@pytest.fixture(scope="session")
+def native(kernel):
+    return kernel.kernels.native
+
+
+@pytest.mark.kernels_ci
+def test_instructions_are_asked_for_by_name(native):
+    best, X = native.gemm_instructions(), torch.ones(1, 4, 4).bfloat16()
+    assert best in SETS
+    for name in ("mmx", "", *SETS[: SETS.index(best)]):
+        with pytest.raises(RuntimeError, match=rf"must be one of .*{best}.*portable; got {name}"):
+            native.gemm_(torch.empty_like(X), X, X, None, *PLAIN, False, name)
+
+
+def arguments(**changes) -> dict:
+    given = {"C": torch.ones(2, 3, 4), "A": torch.ones(2, 3, 5), "B": torch.ones(2, 5, 4), "D": None}
+    given = {name: x if x is None else x.bfloat16() for name, x in given.items()}
+    numbers = {"alpha": 1.0, "beta": 0.0, "shift": 0.0, "symmetric": False, "instructions": "portable"}
+    return given | numbers | changes
+
+
+ONES = torch.ones(400).bfloat16()
+BAD = {
+    "A and B must be .batch": {"A": ONES[:15].view(3, 5)},
+    r"B must be \(2, 5, 4\)": {"B": ONES[:32].view(2, 4, 4)},
+    r"B must be \(2, 5, 4\), got \(1": {"B": ONES[:20].view(1, 5, 4)},
+    r"C must be \(2, 3, 4\)": {"C": ONES[:30].view(2, 3, 5)},
+    r"D must be \(2, 3, 4\)": {"D": ONES[:12].view(3, 4)},
+    "A must be bfloat16": {"A": torch.ones(2, 3, 5)},
+    "B must be bfloat16": {"B": torch.ones(2, 5, 4).half()},
+    "C must be bfloat16": {"C": torch.ones(2, 3, 4)},
+    "D must be bfloat16": {"D": torch.ones(2, 3, 4)},
+    "A must have a stride of 1": {"A": ONES.as_strided((2, 3, 5), (100, 30, 2))},
+    "C must have a stride of 1": {"C": ONES[:24].view(2, 4, 3).mT},
+    "D must have a stride of 1": {"D": ONES[:24].view(2, 4, 3).mT},
+    "symmetric result must be square": {"symmetric": True},
+    "C is written": {"C": ONES[:12].view(1, 3, 4).expand(2, 3, 4)},
+}
+SHARED = ONES.clone()
+SHARING = {
+    "A": {"C": SHARED[:24].view(2, 3, 4), "A": SHARED[20:50].view(2, 3, 5)},
+    "B": {"C": SHARED[:24].view(2, 3, 4), "B": SHARED[:40].view(2, 5, 4)},
+    "D": {"C": SHARED[:24].view(2, 3, 4), "D": SHARED[:24].view(2, 3, 4)},
+}
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments_raise_and_nothing_is_written(native, message):
+    given = arguments(**BAD[message])
+    before = given["C"].clone()
+    with pytest.raises(RuntimeError, match=message):
+        native.gemm_(**given)
+    assert torch.equal(given["C"], before)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("name", SHARING)
+def test_the_result_shares_no_memory(native, name):
+    with pytest.raises(RuntimeError, match="must not share memory: C is written"):
+        native.gemm_(**arguments(**SHARING[name]))
+    assert (SHARED == 1).all()
+
+
+def test_the_operation_keeps_torchs_rules_for_operators(native):
+    utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"
+    torch.library.opcheck(native.gemm_.default, (), arguments(), test_utils=utilities)
+
+
+@pytest.mark.kernels_ci
+def test_a_compiled_product_is_the_eager_one(native):
+    def square(X):
+        C = torch.empty_like(X)
+        native.gemm_(C, X, X.mT, None, *PLAIN, True, native.gemm_instructions())
+        return C * 2
+
+    X = torch.randn(2, 40, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal(torch.compile(square, fullgraph=True, backend="aot_eager")(X), square(X))
