@@ -5,19 +5,31 @@ import torch
 SPECTRA = {
     "flat": lambda k: torch.ones(k, dtype=torch.float64),
     "power_law": lambda k: torch.arange(1, k + 1, dtype=torch.float64).pow(-1.0),
-    "geometric": lambda k: torch.logspace(0, -6, k, dtype=torch.float64),
+    "log_spaced": lambda k: torch.logspace(0, -3, k, dtype=torch.float64),
+    "condition_1e6": lambda k: torch.logspace(0, -6, k, dtype=torch.float64),
     "clustered": lambda k: torch.where(torch.arange(k) % 2 == 0, 1.0, 1e-2).double(),
     "rank_deficient": lambda k: (torch.arange(k) < (k + 1) // 2).double(),
-    "one_huge": lambda k: torch.where(torch.arange(k) == 0, 1e3, 1.0).double(),
+    "one_huge": lambda k: one_large(k, 1e-3),
+    "gaussian": lambda k: torch.linalg.svdvals(_normal(k, k, torch.Generator().manual_seed(0))),
 }
+
+
+def one_large(k, rest):
+    """Return one singular value of 1 and k - 1 of `rest`."""
+    return torch.where(torch.arange(k) == 0, 1.0, rest).double()
+
+
+def singular_vectors(m, n, seed):
+    """Return orthonormal float64 U (m, k) and V (n, k), k = min(m, n)."""
+    generator = torch.Generator().manual_seed(seed)
+    k = min(m, n)
+    left = torch.linalg.qr(_normal(m, k, generator)).Q
+    return left, torch.linalg.qr(_normal(n, k, generator)).Q
 
 
 def with_spectrum(sigma, m, n, seed):
     """Return a float64 matrix (m, n) with the singular values `sigma`, min(m, n) of them."""
-    generator = torch.Generator().manual_seed(seed)
-    k = min(m, n)
-    left = torch.linalg.qr(torch.randn(m, k, dtype=torch.float64, generator=generator)).Q
-    right = torch.linalg.qr(torch.randn(n, k, dtype=torch.float64, generator=generator)).Q
+    left, right = singular_vectors(m, n, seed)
     return left @ torch.diag(sigma) @ right.mT
 
 
@@ -26,3 +38,7 @@ def composed(schedule, x):
     for a, b, c in schedule:
         x = x * (a + x * x * (b + x * x * c))
     return x
+
+
+def _normal(rows, cols, generator):
+    return torch.randn(rows, cols, dtype=torch.float64, generator=generator)

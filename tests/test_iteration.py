@@ -1,0 +1,185 @@
+"""Which iteration is chosen for which size and dtype, what it costs, and what it holds in memory."""
+
+import itertools
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+pytestmark = pytest.mark.kernels_ci
+
+CPU = torch.device("cpu")
+METHODS = ("standard", "gram", "gram_float32")
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def schedule(kernel):
+    return kernel.schedules.resolve_schedule("polar_express", 5)
+
+
+@pytest.fixture(scope="module")
+def halving(kernel):
+    """Products that save half of each symmetric result."""
+    return kernel.kernels.gemms.SINGLE._replace(name="halving", gram_gain=2.0, square_gain=2.0)
+
+
+@pytest.fixture
+def choose(kernel, schedule):
+    def chosen(dtype, m, n, method="auto", schedule=schedule):
+        return kernel.iteration.choose_iteration(CPU, dtype, (m, n), schedule, method)
+
+    return chosen
+
+
+@pytest.mark.parametrize("m, n", [(1, 1), (64, 64), (512, 2048), (4096, 16384)])
+@pytest.mark.parametrize("steps, windows", [(1, 1), (5, 1), (5, 2), (5, 3), (5, 5), (8, 3)])
+def test_costs_are_the_formulas_of_symmetric_products(kernel, halving, m, n, steps, windows):
+    standard, gram = kernel.iteration.iteration_costs(m, n, steps, windows, halving)
+    assert standard == steps * (3 * m**2 * n + m**3)
+    assert gram == 4 * steps * m**3 + 3 * windows * m**2 * (n - m)
+
+
+@pytest.mark.parametrize("m, n", [(64, 64), (512, 2048)])
+def test_costs_of_full_products_count_every_flop(kernel, m, n):
+    """Standard: 4 m² n + 2 m³ a step. A window of w steps: 2 m² n twice, and w + (w - 1) + 2 (w - 1) squares."""
+    products = kernel.kernels.gemms.SINGLE
+    standard, gram = kernel.iteration.iteration_costs(m, n, 5, 2, products)
+    assert standard == 5 * (4 * m**2 * n + 2 * m**3)
+    squares = sum(w + (w - 1) + 2 * (w - 1) for w in (2, 3))
+    assert gram == 2 * 2 * (2 * m**2 * n) + squares * 2 * m**3
+
+
+def test_auto_takes_gram_in_float16_exactly_where_it_is_cheaper(choose):
+    """With full products, 20 m² n + 10 m³ against 8 m² n + 28 m³: where n is more than 1.5 m."""
+    for m in (2, 64, 1000):
+        assert choose(torch.float16, m, 3 * m // 2).method == "standard"
+        assert choose(torch.float16, m, 3 * m // 2 + 1).method == "gram"
+
+
+def test_auto_takes_gram_for_all_but_squares_where_products_save_half(kernel, halving, choose, monkeypatch):
+    """15 m² n + 5 m³ against 20 m³ + 6 m² (n - m)."""
+    monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_gemms", lambda *size: halving)
+    assert choose(torch.float16, 64, 64).method == "standard"
+    assert choose(torch.float16, 64, 65).method == "gram"
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float16], ids=str)
+def test_auto_takes_gram_in_no_other_dtype(choose, dtype):
+    for m, n in ((1, 100), (64, 64), (64, 6400)):
+        assert choose(dtype, m, n).method == "standard"
+
+
+def test_auto_stays_with_standard_where_gram_is_not_safe(kernel, choose):
+    many = kernel.schedules.resolve_schedule("original", 12)
+    assert choose(torch.float16, 64, 6400, schedule=many).method == "standard"
+
+
+@pytest.mark.parametrize(
+    "dtype, m, n, method, text",
+    [
+        (torch.float32, 64, 640, "auto", "standard torch.mm float32"),
+        (torch.bfloat16, 64, 640, "auto", "standard torch.mm bfloat16"),
+        (torch.float16, 64, 640, "auto", "gram[2+3] torch.mm float16"),
+        (torch.float16, 64, 64, "gram", "gram[2+3] torch.mm float16"),
+        (torch.float32, 64, 64, "gram", "gram torch.mm float32"),
+        (torch.bfloat16, 64, 64, "gram_float32", "gram_float32 torch.mm bfloat16"),
+    ],
+    ids=str,
+)
+def test_an_iteration_prints_its_method_windows_products_and_dtype(choose, dtype, m, n, method, text):
+    # Behind the products' name may stand what else of them was chosen.
+    first, *_, last = str(choose(dtype, m, n, method)).split()
+    assert (first, last) == (text.split()[0], text.split()[-1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gram_float32_keeps_its_chain_in_float32_or_more(choose, dtype):
+    iteration = choose(dtype, 64, 640, "gram_float32")
+    assert iteration.chain_dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert (iteration.work_dtype, len(iteration.windows)) == (dtype, 1)
+
+
+@pytest.mark.parametrize("dtype, method", [*itertools.product(DTYPES, METHODS[::2]), (torch.float16, "gram")], ids=str)
+def test_windows_are_the_whole_schedule_for_the_scale(kernel, choose, schedule, dtype, method):
+    iteration = choose(dtype, 64, 160, method)
+    steps = tuple(step for window in iteration.windows for step in window)
+    assert steps == kernel.schedules.with_folded_scale(schedule, iteration.scale)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(method="fast"), r"one of auto, standard, gram, gram_float32, got 'fast'"),
+        (dict(method="gram", dtype=torch.bfloat16), r"method 'gram' is not safe .* 5 steps in torch\.bfloat16"),
+        (dict(method="gram", dtype=torch.float16, ns_steps=12, ns_coefficients="original"), r"12 steps .* 'standard'"),
+        (dict(method="gram_float32", ns_coefficients=[(8.2, -22.5, 15.9)]), r"'gram_float32' is not safe"),
+        (dict(ns_coefficients=[(1.0, 2.0)]), r"got \[\(1\.0, 2\.0\)\]"),
+        (dict(ns_steps=0), r"got 0"),
+        (dict(dtype=torch.complex64), r"torch\.complex64"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused_before_any_work(kernel, options, words):
+    G = torch.ones(4, 9)
+    with pytest.raises(ValueError, match=words), Untouched():
+        kernel.orthogonalize(G, **options)
+
+
+class Untouched(TorchDispatchMode):
+    """Fails at the first operation that takes or makes a tensor."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        assert not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs, result))), operation
+        return result
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of tensors that operations made and somebody still holds, views and `known` ones left out."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.known, self.holders, self.peak = known.untyped_storage().data_ptr(), {}, 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() != self.known:
+                held = self.holders.setdefault((storage.data_ptr(), storage.nbytes()), [])
+                held.append(weakref.ref(tensor))
+        self.holders = {key: held for key, held in self.holders.items() if any(ref() is not None for ref in held)}
+        self.peak = max(self.peak, sum(size for _, size in self.holders))
+        return result
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("shape", [(128, 128), (128, 640)], ids=str)
+@pytest.mark.parametrize(
+    "dtype, method",
+    [
+        (torch.float32, "standard"),
+        (torch.bfloat16, "standard"),
+        (torch.float16, "gram"),
+        (torch.bfloat16, "gram_float32"),
+    ],
+    ids=str,
+)
+def test_the_peak_of_memory_is_a_formula(kernel, choose, dtype, method, shape, batch):
+    """Beside G: the results; for the matrices worked on two copies and their squares, or in the end all parts."""
+    m, n = shape
+    iteration = choose(dtype, m, n, method)
+    G = torch.randn(batch, m, n, generator=torch.Generator().manual_seed(0))
+    with Held(G) as held:
+        kernel.polar.polar_factors(G, iteration, eps=1e-7)
+    copy = m * n * dtype.itemsize
+    squares = (2 if method == "standard" else 4) * m * m * iteration.chain_dtype.itemsize
+    together = 1 if iteration.gemms is kernel.kernels.gemms.SINGLE else batch
+    formula = batch * copy + max(together * (2 * copy + squares), batch * copy if together < batch else 0)
+    # Norms and their intermediate results are a few numbers a row.
+    assert held.peak <= formula + 64 * m * batch
+    if method == "standard":
+        assert held.peak >= formula

@@ -1,0 +1,127 @@
+"""The tables of docs/numerics.md, written between its markers from a results file; nothing of them is typed by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+MARKED = re.compile(r"(<!-- numerics: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(page: str, results: dict, file: str) -> str:
+    """Return `page` with what stands between each pair of markers made anew from `results`, which are in `file`.
+
+    Raises ValueError for a marker that names no table, and for a table without its marker.
+    """
+    made = {name: make(results) for name, make in TABLES.items()} | {"source": source(results, file)}
+    names = [name for _, name, _ in MARKED.findall(page)]
+    if sorted(names) != sorted(made):
+        raise ValueError(f"the page needs the markers {', '.join(made)}, once each, got {', '.join(names) or 'none'}")
+    return MARKED.sub(lambda found: f"{found[1]}\n{made[found[2]]}\n\n{found[3]}", page)
+
+
+def source(results: dict, file: str) -> str:
+    m, n = results["size"]
+    changed = ", with changes that are not in it" if results["dirty"] else ""
+    return (
+        f"[The file]({file}): {results['device']}, torch {results['torch']}, "
+        f"commit `{results['commit'][:12]}`{changed};\n"
+        f"matrices of {m} x {n}, errors in the root mean square of {len(results['seeds'])} seeds."
+    )
+
+
+def errors(results: dict) -> str:
+    rows = [row for row in results["errors"] if row["schedule"] == "polar_express"]
+    return by_case(rows, "spectrum", "singular values", lambda found: found[0]["error"])
+
+
+def schedules(results: dict) -> str:
+    return by_case(results["errors"], "schedule", "schedule", lambda found: worst(row["error"] for row in found))
+
+
+def by_case(rows: Sequence[dict], key: str, heading: str, value: Callable[[list[dict]], float | None]) -> str:
+    """Return a table with a row for each `key` and a column for each dtype and method."""
+    cases = unique((row["dtype"], row["method"]) for row in rows)
+    lines = []
+    for name in unique(row[key] for row in rows):
+        found = [[r for r in rows if r[key] == name and (r["dtype"], r["method"]) == case] for case in cases]
+        lines.append([words(name), *(power(value(group)) for group in found)])
+    return table([heading, *(f"{dtype} `{method}`" for dtype, method in cases)], lines)
+
+
+def bands(results: dict) -> str:
+    steps = unique(row["steps"] for row in results["bands"])
+    found = {(row["schedule"], row["steps"]): row for row in results["bands"]}
+    names = unique(row["schedule"] for row in results["bands"])
+    cells = [[found[name, count] for count in steps] for name in names]
+    lines = [
+        [words(name), *(f"{row['low']:.3f} to {row['high']:.3f}" for row in line)] for name, line in zip(names, cells)
+    ]
+    return table(["schedule", *(f"{count} steps" for count in steps)], lines)
+
+
+def restarts(results: dict) -> str:
+    rows = [row for row in results["restarts"] if row["schedule"] == "polar_express"]
+    dtypes = unique(row["dtype"] for row in rows)
+    lines = []
+    for chosen in unique(named(row["restarts"]) for row in rows):
+        found = {row["dtype"]: row for row in rows if named(row["restarts"]) == chosen}
+        cells = [(found[dtype]["bound"], found[dtype]["error"]) for dtype in dtypes]
+        bare = chosen == "standard"
+        lines.append(
+            [chosen, *(text for bound, error in cells for text in ("" if bare else power(bound), power(error)))]
+        )
+    return table(["windows", *(text for dtype in dtypes for text in (f"{dtype}: bound", "error"))], lines)
+
+
+def named(chosen: Sequence[int] | None, steps: int = 5) -> str:
+    """Return the lengths of the windows, as `str(Iteration)` writes them."""
+    if chosen is None:
+        return "standard"
+    bounds = [0, *chosen, steps]
+    return "gram[" + "+".join(str(stop - start) for start, stop in zip(bounds, bounds[1:])) + "]"
+
+
+def scales(results: dict) -> str:
+    parts = {"product": "X Xᵀ", "standard": "`standard`", "gram": "`gram[2+3]`"}
+    columns = [(f"{part}_{label}", f"{text}, {label}") for part, text in parts.items() for label in ("without", "with")]
+    lines = [
+        [str(row["m"]), f"{row['scale']:g}", *(power(row[key], missing="") for key, _ in columns)]
+        for row in results["scales"]
+    ]
+    return table(["m", "scale", *(heading for _, heading in columns)], lines)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def words(name: str) -> str:
+    return name if "_" not in name else f"`{name}`"
+
+
+def power(number: float | None, missing: str = "not finite") -> str:
+    """Return two digits, which is as many as repeat on another processor."""
+    if number is None:
+        return missing
+    mantissa, exponent = f"{number:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def worst(numbers: Iterable[float | None]) -> float | None:
+    found = list(numbers)
+    return None if None in found else max(found)
+
+
+def unique(values: Iterable) -> list:
+    return list(dict.fromkeys(values))
+
+
+TABLES = {
+    "errors": errors,
+    "schedules": schedules,
+    "bands": bands,
+    "restarts": restarts,
+    "scales": scales,
+}
