@@ -169,17 +169,45 @@ class Held(TorchDispatchMode):
     ids=str,
 )
 def test_the_peak_of_memory_is_a_formula(kernel, choose, dtype, method, shape, batch):
-    """Beside G: the results; for the matrices worked on two copies and their squares, or in the end all parts."""
+    """For the matrices worked on together two copies and their squares, and the results where there are more."""
     m, n = shape
     iteration = choose(dtype, m, n, method)
     G = torch.randn(batch, m, n, generator=torch.Generator().manual_seed(0))
     with Held(G) as held:
         kernel.polar.polar_factors(G, iteration, eps=1e-7)
     copy = m * n * dtype.itemsize
-    squares = (2 if method == "standard" else 4) * m * m * iteration.chain_dtype.itemsize
+    squares = (2 if method == "standard" else 5) * m * m * iteration.chain_dtype.itemsize
     together = 1 if iteration.gemms is kernel.kernels.gemms.SINGLE else batch
-    formula = batch * copy + max(together * (2 * copy + squares), batch * copy if together < batch else 0)
+    alone = 1 if iteration.gemms is kernel.kernels.gemms.SINGLE else 0
+    normalizing = copy + 4 * m * n if dtype.itemsize < 4 else copy  # and so is the chain's own copy
+    formula = together * max(2 * copy + squares, normalizing) + (batch * copy if alone or together < batch else 0)
     # Norms and their intermediate results are a few numbers a row.
     assert held.peak <= formula + 64 * m * batch
     if method == "standard":
         assert held.peak >= formula
+
+
+@pytest.mark.parametrize("gain, expected", [((), False), ((64, 256, 0.9), False), ((64, 256, 1.1), True)])
+def test_small_matrices_run_in_one_launch_where_that_was_measured_to_be_faster(kernel, monkeypatch, gain, expected):
+    measured = lambda device, dtype, name: (gain,) if gain and name == "small_polar" else ()  # noqa: E731
+    monkeypatch.setattr(kernel.kernels.gemms, "_measured_gains", measured)
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    choose = kernel.iteration.choose_iteration
+    small = choose(torch.device("cuda", 0), torch.float16, (64, 256), schedule)
+    assert small.in_one_launch == expected and ("small_polar" in str(small)) == expected
+    large = choose(torch.device("cuda", 0), torch.float16, (129, 256), schedule)
+    assert (
+        not large.in_one_launch
+        and not choose(torch.device("cuda", 0), torch.float16, (64, 256), schedule, "gram_float32").in_one_launch
+    )
+
+
+@pytest.mark.parametrize("method", ["standard", "gram"])
+@pytest.mark.parametrize("shape", [(3, 40, 96), (3, 96, 40)])
+def test_one_launch_does_what_the_products_do(kernel, choose, method, shape):
+    """Both within what float16 makes of the polynomial: each errs as the accuracy tests allow, so twice that apart."""
+    G = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    iteration = choose(torch.float16, 40, 96, method)
+    products = kernel.polar.polar_factors(G, iteration, eps=1e-7).double()
+    together = kernel.polar.polar_factors(G, iteration._replace(in_one_launch=True), eps=1e-7).double()
+    assert (products - together).norm() <= 1e-2 * products.norm()

@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import torch
 
 import kernel_binary as binary
 import kernel_cases as cases
@@ -61,13 +62,26 @@ def test_every_configuration_that_can_be_chosen_is_linted(kernel, variant):
         assert any((gpu, name, config) in linted for name in names), (gpu, dtype, m, flags, config)
 
 
+def test_every_configuration_for_small_matrices_is_linted(kernel, variant):
+    tuned = kernel.kernels.tuned
+    linted = {(case.gpu, case.dtype, case.config) for case in cases.all_cases(variant) if case.kernel == "small_polar"}
+    for gpu, dtype, m in itertools.product(cases.GPUS, ("float16", "bfloat16", "float32"), range(1, 129)):
+        target = tuned.Target("cuda", CAPABILITIES[gpu]) if gpu in CAPABILITIES else tuned.Target("hip", 0)
+        config = tuple(tuned.safe_small_config(target, getattr(torch, dtype), m))
+        assert (gpu, dtype.replace("bfloat16", "float16"), config) in linted, (gpu, dtype, m, config)
+
+
 def test_measured_configurations_are_linted_with_every_layout(package):
     entry = {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 4, "warps": 8, "stages": 3, "gain": 1.3}
     (package / "kernels/configs").mkdir(exist_ok=True)
     file = package / "kernels/configs/NVIDIA_H200.json"
-    file.write_text(json.dumps({"target": "sm_90", "symmetric_gemm": {"bfloat16": [entry]}}))
+    small = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 2, "gain": 1.3}
+    tables = {"symmetric_gemm": {"bfloat16": [entry]}, "small_polar": {"float16": [small, small]}}
+    file.write_text(json.dumps({"target": "sm_90", **tables}))
     found = [case for case in cases.all_cases(package) if case.config == (128, 64, 4, 8, 3)]
     assert {case.layout for case in found} >= {"wide", "tall", "square", "repeated"}
+    found = [case for case in cases.all_cases(package) if case.config == (64, 32, 64, 8, 2)]
+    assert [(case.kernel, case.aligned) for case in found] == [("small_polar", True), ("small_polar", False)]
     edit(file, "sm_90", "Hopper")
     with pytest.raises(ValueError, match=r"NVIDIA_H200\.json must say its target, one of sm_80.*got Hopper"):
         cases.all_cases(package)
@@ -83,6 +97,24 @@ def test_configurations_that_do_not_fit_are_refused(variant):
     rows = lint.examine_all(variant, [WIDE._replace(gpu=gpu, config=config) for gpu, config in planted], jobs=2)
     for row, complaint in zip(rows, planted.values()):
         assert re.search(complaint, "; ".join(row.problems)), row.case
+
+
+def test_small_matrices_configurations_that_do_not_fit_are_refused(variant):
+    planted = {
+        ("float16", (128, 128, 64, 4, 2)): "spills [1-9]",
+        ("float16", (128, 64, 64, 8, 10)): "needs .* bytes of shared memory, a block has 166912",
+        ("float16", (128, 48, 64, 8, 2)): "does not compile",
+    }
+    small = [cases.SmallPolarCase("sm_80", True, dtype, 128, config) for dtype, config in planted]
+    for row, complaint in zip(lint.examine_all(variant, small, jobs=2), planted.values()):
+        assert re.search(complaint, "; ".join(row.problems)), row.case
+
+
+def test_a_step_that_multiplies_more_often_than_it_must_is_refused(package):
+    sums = "sums = panel(A, B, first, SIDE, SIDE, WIDTH, DEPTH)"
+    edit(package / "kernels/panels.py", sums, "\n    ".join([sums, *7 * [sums.replace("sums =", "sums +=", 1)]]))
+    case = cases.SmallPolarCase("sm_80", True, "float16", 64, (64, 64, 64, 4, 2))
+    assert "multiplies" in refusal(package, case)
 
 
 @pytest.mark.parametrize(

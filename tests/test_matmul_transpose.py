@@ -63,7 +63,8 @@ def test_the_symmetric_kernel_is_chosen_only_where_it_was_measured_to_be_faster(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     device = torch.device("cuda", 0)
     assert gemms.select_gemms(device, torch.float16, 4096, 4096).name == "torch.bmm (symmetric_gemm unmeasured)"
-    monkeypatch.setattr(tuned, "measured", lambda name: {"float16": entries} if name == "Imagined GPU" else {})
+    table = {"symmetric_gemm": {"float16": entries}}
+    monkeypatch.setattr(tuned, "measured", lambda name: table if name == "Imagined GPU" else {})
     names = {
         (torch.float16, 4096, 8192): "symmetric_gemm + torch.bmm",
         (torch.float16, 608, 608): "torch.bmm",

@@ -29,7 +29,8 @@ def entries(tuned, monkeypatch) -> list[dict]:
     """What was measured on "a GPU" in bfloat16, each with a group of its own."""
     sizes = [(256, 256), (1024, 1024), (1024, 8192)]
     found = [{"m": m, "k": k, **FIELDS, "group": group} for group, (m, k) in enumerate(sizes)]
-    monkeypatch.setattr(tuned, "measured", lambda name: {"bfloat16": found} if name == "a GPU" else {})
+    table = {"symmetric_gemm": {"bfloat16": found}}
+    monkeypatch.setattr(tuned, "measured", lambda name: table if name == "a GPU" else {})
     return found
 
 
@@ -63,7 +64,7 @@ def test_measurements_are_read_from_the_file_of_the_device(tuned, monkeypatch, t
     (tmp_path / "NVIDIA_Some_GPU.json").write_text(json.dumps({"symmetric_gemm": table}))
     monkeypatch.setattr(tuned, "_CONFIGS", tmp_path)
     read = tuned.measured.__wrapped__
-    assert read("NVIDIA Some GPU") == table
+    assert read("NVIDIA Some GPU") == {"symmetric_gemm": table}
     assert read("NVIDIA Other GPU") == {}
 
 
@@ -77,6 +78,16 @@ def test_safe_configurations_are_what_a_kernel_can_be_launched_with(tuned):
         powers = config.tile, config.tile_k, config.warps
         assert all(number & (number - 1) == 0 for number in powers) and min(powers[:2]) >= 16
         assert min(config.group, config.stages, config.warps) >= 1
+
+
+def test_small_matrices_are_padded_to_whole_panels(tuned):
+    """Triton needs powers of two, and a dot product 16 or more on each side; panels and sums must end with a square."""
+    targets = [tuned.Target("cuda", capability) for capability in (80, 90, 100, 120)] + [tuned.Target("hip", 0)]
+    for target, dtype, m in itertools.product(targets, (torch.float16, torch.bfloat16, torch.float32), range(1, 129)):
+        config = tuned.safe_small_config(target, dtype, m)
+        assert config.side in tuned.SMALL_SIDES and m <= config.side < max(2 * m, 17)
+        assert all(number & (number - 1) == 0 for number in config[:4]) and min(config[:3]) >= 16
+        assert config.side % config.width == 0 == config.side % config.depth and config.stages >= 1
 
 
 def test_every_shipped_file_holds_what_the_package_reads(tuned):
@@ -130,3 +141,15 @@ def test_descriptors_are_for_panels_that_their_hardware_can_address(module):
     odd = torch.zeros(2, 32, 17, dtype=torch.float16)
     for panel in odd, odd.mT, X[..., 1:], X[..., ::2], X[:1].expand(2, 32, 16), X[..., :0], X[:0], X[:, :0]:
         assert not module.fits_descriptor(panel)
+
+
+def test_small_matrices_take_what_was_measured_for_their_padded_rows(tuned, monkeypatch):
+    target = tuned.Target("cuda", 90)
+    entry = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 3, "gain": 1.5}
+    monkeypatch.setattr(
+        tuned, "measured", lambda name: {"small_polar": {"float16": [entry]}} if name == "a GPU" else {}
+    )
+    for name, m, measured in (("a GPU", 64, True), ("a GPU", 33, True), ("a GPU", 128, False), ("another", 64, False)):
+        chosen = tuned.chosen_small_config(name, target, torch.float16, (m, 256))
+        safe = tuned.safe_small_config(target, torch.float16, m)
+        assert chosen == (tuned.SmallConfig(64, 32, 64, 8, 3) if measured else safe), (name, m)

@@ -68,6 +68,7 @@ def _nvidia(cubin: bytes) -> tuple[int, int, dict[str, int]]:
 def _amd(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
     text = asm["amdgcn"]
     # The compiler's own count of vector registers includes those for the matrix unit.
-    names = r"\.vgpr_count", "ScratchSize", r"\.vgpr_spill_count", r"\.sgpr_spill_count"
+    # Scalars that find no register go into lanes of a vector register, and show in ScratchSize where none is left.
+    names = r"\.vgpr_count", "ScratchSize", r"\.vgpr_spill_count"
     registers, *spilled = (int(re.search(name + r":\s+(\d+)", text)[1]) for name in names)
     return registers, sum(spilled), dict(Counter(re.findall(r"^\s+([a-z]+_\w+)", text, re.MULTILINE)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -86,8 +86,9 @@ def kernel_module(package: Path, name: str) -> ModuleType:
 
 
 @contextmanager
-def absent_gpu(gpu: str, module: ModuleType) -> Iterator[None]:
-    """Let `symmetric_gemm` take CPU tensors for tensors on `gpu`, and Triton compile for it."""
+def absent_gpu(gpu: str, package: Path) -> Iterator[None]:
+    """Let a package's launchers take CPU tensors for tensors on `gpu`, and Triton compile for it."""
+    module = kernel_module(package, "symmetric_gemm")
     target, on_gpu = GPUS[gpu], module.reads_descriptors
     is_hip = target.backend == "hip"
     driver.set_active(AbsentGPU(gpu))
@@ -102,15 +103,18 @@ def absent_gpu(gpu: str, module: ModuleType) -> Iterator[None]:
 def takes_descriptors(gpu: str, package: Path, panels: Sequence[torch.Tensor] = ()) -> bool:
     """Whether the package reads by tensor descriptors on a GPU, and these operands too."""
     module = kernel_module(package, "symmetric_gemm")
-    with absent_gpu(gpu, module):
+    with absent_gpu(gpu, package):
         return module.reads_descriptors(torch.device("cuda")) and all(map(module.fits_descriptor, panels))
 
 
-def compile_launch(gpu: str, package: Path, operands: tuple, scalars: tuple, config: tuple) -> Any:
-    """Return Triton's compiled kernel of the one launch of `launch_symmetric_gemm(*operands, scalars, config)`."""
-    module = kernel_module(package, "symmetric_gemm")
-    instead = CompiledInstead(module._symmetric_gemm_kernel)
-    with absent_gpu(gpu, module), mock.patch.object(module, "_symmetric_gemm_kernel", instead):
-        module.launch_symmetric_gemm(*operands, scalars, module.Config(*config))
+def compile_launch(gpu: str, package: Path, name: str, arguments: Callable[[ModuleType], tuple]) -> Any:
+    """Return Triton's compiled kernel of the one launch that `launch_<name>` of kernels/<name>.py makes.
+
+    `arguments` returns what it is given, with the module's own classes.
+    """
+    module = kernel_module(package, name)
+    instead = CompiledInstead(getattr(module, f"_{name}_kernel"))
+    with absent_gpu(gpu, package), mock.patch.object(module, f"_{name}_kernel", instead):
+        getattr(module, f"launch_{name}")(*arguments(module))
     (compiled,) = instead.compiled
     return compiled

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -20,15 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-import torch
 import triton
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from kernel_binary import Facts, read_facts
-from kernel_cases import Case, all_cases, fast_cases, operands
-from kernel_compile import PACKAGE, compile_launch, takes_descriptors
+from kernel_cases import AnyCase, all_cases, fast_cases
+from kernel_compile import PACKAGE
 from triton_versions import VERSIONS, lint_under
 from wave_model import blocks_per_sm, wave_table
 
@@ -57,26 +57,22 @@ STORES = "STG|UTMASTG|global_store|buffer_store"
 class Row(NamedTuple):
     """A compiled case, what it is, and what is wrong with it; without facts it did not compile."""
 
-    case: Case
+    case: AnyCase
     facts: Optional[Facts]
     problems: list[str]
 
 
-def examine(package: Path, case: Case) -> Row:
+def examine(package: Path, case: AnyCase) -> Row:
     """Compile one case and judge it."""
-    scalars = (torch.zeros(()), torch.zeros(())) if case.scalars_on_device else (1.5, -0.5)
     try:
-        facts = read_facts(compile_launch(case.gpu, package, operands(case), scalars, case.config))
+        facts = read_facts(case.compile(package))
     except Exception as error:  # Triton's passes raise errors of any class
         return Row(case, None, [f"does not compile: {type(error).__name__}: {str(error)[:200]}"])
-    A, B, _, _ = operands(case)
-    descriptors = takes_descriptors(case.gpu, package, (A, B.mT))
-    return Row(case, facts, list(problems(case, facts, descriptors)))
+    return Row(case, facts, list(problems(case, facts, case.takes_descriptors(package))))
 
 
-def problems(case: Case, facts: Facts, descriptors: bool) -> Iterator[str]:
+def problems(case: AnyCase, facts: Facts, descriptors: bool) -> Iterator[str]:
     """Yield why a compiled case must not be shipped; `descriptors`: its operands come through tensor descriptors."""
-    tile, tile_k, *_ = case.config
     limits = LIMITS[case.gpu]
     if facts.shared > limits.shared:
         yield f"needs {facts.shared} bytes of shared memory, a block has {limits.shared}"
@@ -84,19 +80,26 @@ def problems(case: Case, facts: Facts, descriptors: bool) -> Iterator[str]:
         yield f"spills {facts.spilled} bytes of registers by {facts.count(SPILLS)} instructions"
     if not facts.count(STORES):
         yield "stores nothing: the compiler gave up and left a stub"
-    if case.dtype != "float32" and not facts.count(limits.matrix):
-        yield f"has no matrix instruction {limits.matrix}"
+    # The instructions of whole groups of warps multiply 64 rows or more.
+    matrix = limits.matrix if case.parts[0] >= 64 else ANY_MATRIX
+    if case.dtype != "float32" and not facts.count(matrix):
+        yield f"has no matrix instruction {matrix}"
     if case.dtype == "float32" and (facts.count(ANY_MATRIX) != facts.count(AMD_EXACT)):
         yield "multiplies float32 by matrix instructions that round it"
     if descriptors and facts.count("UTMALDG") < 2:
         yield f"loads two operands by {facts.count('UTMALDG')} descriptor loads"
     if facts.specialized:
         yield "gives warps different work, which no configuration asks for"
-    if facts.work != tile * tile * tile_k:
-        yield f"multiplies {facts.work / (tile * tile * tile_k):g} times what a tile needs"
+    if not case.products[0] <= products(case, facts) <= case.products[1]:
+        yield f"multiplies {products(case, facts) / case.products[0]:g} times what a tile needs"
 
 
-def examine_all(package: Path, cases: Sequence[Case], jobs: Optional[int] = None) -> list[Row]:
+def products(case: AnyCase, facts: Facts) -> float:
+    """Return how many products of tiles stand in loops."""
+    return facts.work / math.prod(case.parts)
+
+
+def examine_all(package: Path, cases: Sequence[AnyCase], jobs: Optional[int] = None) -> list[Row]:
     """Examine all cases in processes of their own, for which Triton is not an interpreter."""
     pool = ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"))
     interpret = os.environ.pop("TRITON_INTERPRET", None)
@@ -121,23 +124,22 @@ def table(rows: Sequence[Row]) -> Table:
         result.add_column(heading, justify="right")
     result.add_column("verdict")
     for case, facts, faults in rows:
-        tile, tile_k, _, warps, stages = case.config
-        shape = f"{tile}×{tile}×{tile_k}", str(warps), str(stages)
+        shape = "×".join(map(str, case.parts)), *map(str, case.config[3:])
         verdict = "[red]" + escape("; ".join(faults)) if faults else "passes"
         result.add_row(case.gpu, case.name, *shape, *(_figures(case, facts) if facts else ["-"] * 6), verdict)
     return result
 
 
-def _figures(case: Case, facts: Facts) -> tuple[str, ...]:
-    tile, tile_k, *_ = case.config
+def _figures(case: AnyCase, facts: Facts) -> tuple[str, ...]:
     shared = f"{facts.shared / 1024:.0f}/{LIMITS[case.gpu].shared >> 10}"
     counts = facts.registers, facts.spilled, facts.count(ANY_MATRIX), facts.count("UTMALDG")
-    return (shared, *map(str, counts), f"{facts.work / (tile * tile * tile_k):g}×")
+    return (shared, *map(str, counts), f"{products(case, facts):g}×")
 
 
 def wave_tables(rows: Sequence[Row]) -> Iterator[Table]:
     """Yield the model of waves for each size of tile, with the fewest blocks of its launches that sm_90 holds."""
-    sm_90 = [row for row in rows if row.facts and row.case.gpu == "sm_90" and row.case.dtype == "bfloat16"]
+    wanted = "symmetric_gemm", "sm_90", "bfloat16"
+    sm_90 = [row for row in rows if row.facts and (row.case.kernel, row.case.gpu, row.case.dtype) == wanted]
     for tile in sorted({row.case.config[0] for row in sm_90}, reverse=True):
         yield wave_table(tile, min(blocks(row) for row in sm_90 if row.case.config[0] == tile))
 
@@ -145,8 +147,7 @@ def wave_tables(rows: Sequence[Row]) -> Iterator[Table]:
 def write_json(file: Path, rows: Sequence[Row]) -> None:
     """Write the rows to `file`, with the counts that the table shows."""
     content = [
-        row.case._asdict()
-        | {"problems": row.problems}
+        {"kernel": row.case.kernel, **row.case._asdict(), "problems": row.problems}
         | ({"facts": row.facts._replace(opcodes={})._asdict()} if row.facts else {})
         for row in rows
     ]

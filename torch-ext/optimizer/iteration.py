@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .kernels.gemms import Gemms, select_gemms
+from .kernels.gemms import Gemms, select_gemms, small_gain
 from .parameters import DTYPES
 from .schedules import Schedule, with_folded_scale
 from .stability import MAX_WINDOWS, restart_positions, split
@@ -30,10 +30,12 @@ class Iteration(NamedTuple):
     work_dtype: torch.dtype
     chain_dtype: torch.dtype  # of the Gram iteration's m x m matrices
     gemms: Gemms
+    in_one_launch: bool = False  # by `kernels.small_polar`
 
     def __str__(self) -> str:
         windows = f"[{'+'.join(str(len(window)) for window in self.windows)}]" if len(self.windows) > 1 else ""
-        return f"{self.method}{windows} {self.gemms.name} {str(self.work_dtype).replace('torch.', '')}"
+        products = "small_polar" if self.in_one_launch else self.gemms.name
+        return f"{self.method}{windows} {products} {str(self.work_dtype).replace('torch.', '')}"
 
 
 def choose_iteration(
@@ -47,9 +49,25 @@ def choose_iteration(
     """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
     `auto` takes the Gram iteration in float16 where it is cheaper by `iteration_costs`: in bfloat16 it diverges, and
-    float32 and float64 are asked for where digits count, of which it loses two or three.
+    float32 and float64 are asked for where digits count, of which it loses two or three. Small matrices run in one
+    launch where that was measured to be faster.
     Raises ValueError for an unknown method and for one that is not safe in this dtype with this schedule.
     """
+    chosen = _choose_method(device, work_dtype, size, schedule, method, differentiable)
+    small = (
+        chosen.chain_dtype == work_dtype and not differentiable and (small_gain(device, work_dtype, *size) or 0) >= 1
+    )
+    return chosen._replace(in_one_launch=small)
+
+
+def _choose_method(
+    device: torch.device,
+    work_dtype: torch.dtype,
+    size: tuple[int, int],
+    schedule: Schedule,
+    method: str,
+    differentiable: bool,
+) -> Iteration:
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
-from .kernels.gemms import SINGLE, Gemms, add_to_diagonal_
+from .kernels.gemms import SINGLE, Gemms, add_to_diagonal_, small_polar
 from .schedules import Schedule, resolve_schedule
 
 
@@ -56,18 +56,22 @@ def orthogonalize(
 def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
     """Return what `orthogonalize` does for a batch G (B, m, n), in the work dtype and without checks; B is at least 1.
 
-    Besides G and the result this holds, for as many matrices as `_chunk_length` says, one more copy in the work dtype
-    and two of their m x m matrices, in the Gram iteration four.
+    For as many matrices as `_chunk_length` says this holds two copies in the work dtype and two m x m matrices, in the
+    Gram iteration five; or, while they are normalised, one copy in the work dtype and one in float32. The results come
+    on top where there are more matrices than that.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
     if G.device.type == "cpu":  # whose products would sum a transposed operand in another order
         wide = wide.contiguous()
-    if iteration.gemms.name == SINGLE.name:
-        parts = [_polar_factor(X, iteration, eps).unsqueeze(0) for X in wide]
+    single = iteration.gemms.name == SINGLE.name and not iteration.in_one_launch
+    length = 1 if single else _chunk_length(wide, iteration)
+    if len(wide) <= length and not single:
+        factors = _polar_factor(wide, iteration, eps)
     else:
-        parts = [_polar_factor(X, iteration, eps) for X in wide.split(_chunk_length(wide, iteration))]
-    factors = torch.cat(parts) if len(parts) > 1 else parts[0]
+        factors = torch.empty_like(wide, dtype=iteration.work_dtype)
+        for X, out in zip(wide.unbind() if single else wide.split(length), factors.split(length)):
+            out.copy_(_polar_factor(X, iteration, eps))
     return factors.mT if tall else factors
 
 
@@ -87,10 +91,16 @@ def _cache_bytes(device: torch.device) -> int:
 
 def _polar_factor(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
     """Return the polar factors of wide G (..., m, n)."""
-    X = normalize(G, iteration.work_dtype, eps, iteration.scale)
+    if iteration.in_one_launch:
+        windows = iteration.windows
+        if iteration.method == "standard":  # which makes a new Gram matrix at every step
+            windows = [(step,) for step in windows[0]]
+        return small_polar.small_polar(G, windows, iteration.scale, eps, iteration.work_dtype)
+    normalized = (G, iteration.work_dtype, eps, iteration.scale)
+    # Handed over and not kept: the first step's X makes room for the second's.
     if iteration.method == "standard":
-        return newton_schulz(X, iteration.windows[0], iteration.gemms)
-    return gram_newton_schulz(X, iteration.windows, iteration.gemms, iteration.chain_dtype)
+        return newton_schulz(normalize(*normalized), iteration.windows[0], iteration.gemms)
+    return gram_newton_schulz(normalize(*normalized), iteration.windows, iteration.gemms, iteration.chain_dtype)
 
 
 def newton_schulz(X: Tensor, schedule: Schedule, gemms: Gemms) -> Tensor:
@@ -116,7 +126,7 @@ def gram_newton_schulz(X: Tensor, windows: Sequence[Schedule], gemms: Gemms, cha
             H = add_to_diagonal_(gemms.gram_affine(R, b, c), a)  # a I + b R + c R²
             Q = H if Q is None else gemms.commuting(Q, H)
             if step < len(window):
-                R = gemms.commuting(H, gemms.commuting(R, H))
+                R = gemms.conjugated(H, R)
         X = gemms.affine(Q.to(X.dtype), X, 0.0)  # Q X
     return X
 

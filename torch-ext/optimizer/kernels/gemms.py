@@ -12,22 +12,24 @@ from .native import gemm_, gemm_instructions
 from .tuned import distance, measured_entries
 
 try:
-    from . import symmetric_gemm
+    from . import small_polar, symmetric_gemm
 except ModuleNotFoundError as missing:
     if missing.name != "triton":  # which builds of torch for CPUs do not bring
         raise
-    symmetric_gemm = None
+    small_polar = symmetric_gemm = None
 
 
 class Gemms(NamedTuple):
     """Products over wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
 
-    `affine` may overwrite B.
+    `affine` may overwrite B. Products of polynomials of one matrix commute, but for rounding: full ones err least where
+    all factors come from one side, symmetric ones, which drop what the upper triangle knows, from both.
     """
 
     gram: Callable[[Tensor], Tensor]  # X -> X Xᵀ
     gram_affine: Callable[[Tensor, float, float], Tensor]  # A, b, c -> b A + c A²
     commuting: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B, of two polynomials of one matrix
+    conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, of the same
     affine: Callable[[Tensor, Tensor, float], Tensor]  # B, X, a -> a X + B X
     name: str
     # How many times faster than torch's product: X Xᵀ, and the products of two m x m matrices.
@@ -51,6 +53,11 @@ def _single_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
     return torch.addmm(X, B, X, beta=a) if a else torch.mm(B, X)
 
 
+def _one_by_one_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
+    products = [_single_affine(*matrices, a) for matrices in zip(B, X)]
+    return torch.stack(products) if len(products) > 1 else products[0].unsqueeze(0)
+
+
 def _batched_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
     # (a I + B) X, since torch's a X + B X copies X first.
     if a:
@@ -62,6 +69,7 @@ SINGLE = Gemms(
     gram=lambda X: torch.mm(X, X.mT),
     gram_affine=lambda A, b, c: torch.addmm(A, A, A, beta=b, alpha=c),
     commuting=torch.mm,
+    conjugated=lambda A, B: torch.mm(torch.mm(B, A), A),
     affine=_single_affine,
     name="torch.mm",
 )
@@ -69,13 +77,17 @@ NATIVE = Gemms(
     gram=lambda X: _native(X, X.mT, symmetric=True),
     gram_affine=lambda A, b, c: _native(A, A, A, alpha=c, beta=b, symmetric=True),
     commuting=lambda A, B: _native(A, B, symmetric=True),
+    conjugated=lambda A, B: _native(A, _native(B, A, symmetric=True), symmetric=True),
     affine=lambda B, X, a: _native(B, X, X, beta=a),
     name=f"gemm_ ({_INSTRUCTIONS})",
 )
+# Of long and of large matrices the product that is not symmetric is the larger part, and torch's is faster with AMX.
+NATIVE_SYMMETRIC = NATIVE._replace(affine=_one_by_one_affine, name=f"{NATIVE.name} + torch.mm")
 BATCHED = Gemms(
     gram=lambda X: torch.bmm(X, X.mT),
     gram_affine=lambda A, b, c: torch.baddbmm(A, A, A, beta=b, alpha=c),
     commuting=torch.bmm,
+    conjugated=lambda A, B: torch.bmm(torch.bmm(B, A), A),
     affine=_batched_affine,
     name="torch.bmm",
 )
@@ -83,6 +95,7 @@ SYMMETRIC = BATCHED._replace(
     gram=lambda X: symmetric_gemm.symmetric_gemm(X, X.mT),
     gram_affine=lambda A, b, c: symmetric_gemm.symmetric_gemm(A, A, A, alpha=c, beta=b),
     commuting=lambda A, B: symmetric_gemm.symmetric_gemm(A, B),
+    conjugated=lambda A, B: symmetric_gemm.symmetric_gemm(A, symmetric_gemm.symmetric_gemm(B, A)),
     name="symmetric_gemm",
 )
 
@@ -103,7 +116,9 @@ def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int, diffe
     are `differentiable`.
     """
     if device.type == "cpu":
-        return NATIVE if dtype == torch.bfloat16 and _INSTRUCTIONS != "portable" and not differentiable else SINGLE
+        if dtype != torch.bfloat16 or _INSTRUCTIONS == "portable" or differentiable:
+            return SINGLE
+        return NATIVE_SYMMETRIC if _INSTRUCTIONS == "amx" and _is_long_or_large(m, n) else NATIVE
     if differentiable:
         return BATCHED
     gram, square = symmetric_gain(device, dtype, m, n), symmetric_gain(device, dtype, m, m)
@@ -113,7 +128,12 @@ def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int, diffe
     short = SYMMETRIC if square >= 1 else BATCHED
     name = " + ".join(dict.fromkeys(table.name for table in (long, short, BATCHED)))
     gains = max(gram, 1.0), max(square, 1.0)
-    return Gemms(long.gram, short.gram_affine, short.commuting, BATCHED.affine, name, *gains)
+    return Gemms(long.gram, short.gram_affine, short.commuting, short.conjugated, BATCHED.affine, name, *gains)
+
+
+def _is_long_or_large(m: int, n: int) -> bool:
+    """Whether `sweep_orthogonalize.py` shows torch's product that is not symmetric ahead on two cores with AMX."""
+    return m >= 1536 or (m >= 256 and n >= 3 * m)
 
 
 def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:
@@ -121,8 +141,22 @@ def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> 
 
     None where nothing was measured, or cannot apply: there are no measurements of sizes that divide by no 16.
     """
-    gains = _measured_gains(device, dtype)
-    if not gains or m % 16 or k % 16:
+    return None if m % 16 or k % 16 else _nearest_gain(device, dtype, "symmetric_gemm", m, k)
+
+
+def small_gain(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Optional[float]:
+    """Return the time of the iteration over products over that of the kernel which does all of it, for small m x n.
+
+    None where nothing was measured, or where the kernel takes no matrices of this size.
+    """
+    if symmetric_gemm is None or not small_polar.fits(m, n, dtype):
+        return None
+    return _nearest_gain(device, dtype, "small_polar", m, n)
+
+
+def _nearest_gain(device: torch.device, dtype: torch.dtype, kernel: str, m: int, k: int) -> Optional[float]:
+    gains = _measured_gains(device, dtype, kernel)
+    if not gains:
         return None
     nearest = gains[0]
     for entry in gains:  # a loop, which is traced with sizes that vary, as min() with a key is not
@@ -132,10 +166,10 @@ def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> 
 
 
 @torch.compiler.assume_constant_result
-def _measured_gains(device: torch.device, dtype: torch.dtype) -> tuple[tuple[int, int, float], ...]:
+def _measured_gains(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[tuple[int, int, float], ...]:
     if symmetric_gemm is None or device.type != "cuda" or not torch.cuda.is_available():
         return ()
-    entries = measured_entries(torch.cuda.get_device_name(device), dtype)
+    entries = measured_entries(torch.cuda.get_device_name(device), dtype, kernel)
     return tuple((entry["m"], entry["k"], entry["gain"]) for entry in entries)
 
 

@@ -175,7 +175,7 @@ def symmetric_gemm(
 def symmetric_gemm_(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
     """Write alpha A B + beta D into C; `alpha` and `beta` are 0-d tensors, on the CPU or on the device."""
     check_operands(A, B, D, C, alpha, beta)
-    target = Target("hip", 0) if torch.version.hip else Target("cuda", _capability(A.device))
+    target = Target("hip", 0) if torch.version.hip else Target("cuda", capability(A.device))
     config = config_for(torch.cuda.get_device_name(A.device), target, A, B, D, C)
     scalars = (float(alpha), float(beta)) if alpha.is_cpu and beta.is_cpu else _on_device(A.device, alpha, beta)
     with torch.cuda.device(A.device):  # Triton launches on the current device, wherever its arguments are
@@ -214,13 +214,13 @@ def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: 
         if x.ndim or x.is_complex() or not (x.is_cpu or x.device == A.device):
             given = f"{tuple(x.shape)} {x.dtype} on {x.device}"
             raise ValueError(f"{name} must be a real 0-d tensor on the CPU or {A.device}, got {given}")
-    if not _has_a_place_for_each(C):
+    if not has_a_place_for_each(C):
         raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
     if any(x is not None and torch._C._is_alias_of(x, C) for x in (A, B, D)):
         raise ValueError("C must not share its storage with A, B or D, which are read while it is written")
 
 
-def _has_a_place_for_each(C: Tensor) -> bool:
+def has_a_place_for_each(C: Tensor) -> bool:
     """Whether each stride passes over all that smaller ones reach."""
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(C.stride(), C.shape) if size > 1):
@@ -236,7 +236,8 @@ def _describe(panel: Tensor, config: Config) -> TensorDescriptor:
     return TensorDescriptor(panel.mT, list(panel.mT.shape), list(panel.mT.stride()), [1, config.tile_k, config.tile])
 
 
-def _capability(device: torch.device) -> int:
+def capability(device: torch.device) -> int:
+    """Return a GPU's compute capability as one number: 90 is 9.0."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 

@@ -29,6 +29,16 @@ class Config(NamedTuple):
     stages: int
 
 
+class SmallConfig(NamedTuple):
+    """How `small_polar` is launched: matrices padded to `side` rows, `width` columns of a product, sums by `depth`."""
+
+    side: int
+    width: int
+    depth: int
+    warps: int
+    stages: int
+
+
 class Target(NamedTuple):
     """What a kernel is compiled for: `cuda` with its compute capability (90 is 9.0), or `hip` with 0."""
 
@@ -39,6 +49,9 @@ class Target(NamedTuple):
 # Side of the result up to which tiles of 64 are taken: with tiles of 128 a matrix of 768 has 21, for 108 to 148
 # multiprocessors. A guess until it is measured.
 SMALL_SIDE = 768
+
+# What the rows of small matrices are padded to.
+SMALL_SIDES = (16, 32, 64, 128)
 
 
 def chosen_config(
@@ -73,21 +86,50 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
     return Config(64 if small else 128, 64, 8, 4 if small else 8, 4 if descriptors else 3)
 
 
+def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, shape: tuple[int, int]) -> SmallConfig:
+    """Return the configuration of `small_polar` measured nearest to `shape`, (m, n), or the safe one.
+
+    One that was measured for other padded rows does not fit, and is not taken.
+    """
+    entry = nearest(device_name, dtype, *shape, kernel="small_polar")
+    if entry is None or entry["side"] != padded_side(shape[0]):
+        return safe_small_config(target, dtype, shape[0])
+    return SmallConfig(*(entry[field] for field in SmallConfig._fields))
+
+
+def safe_small_config(target: Target, dtype: torch.dtype, m: int) -> SmallConfig:
+    """Return a configuration of `small_polar` for m rows that compiles for `target` without spilling.
+
+    `dtype` is that of the products. As `safe_config`, checked by `tools/lint_kernels.py`.
+    """
+    side = padded_side(m)
+    if dtype != torch.float32:
+        return SmallConfig(side, min(side, 64), min(side, 64), max(1, side // 16), 2)
+    if target.backend == "hip":  # where scalars, too, have registers of their own, and fewer
+        return SmallConfig(side, 16 if side == 128 else min(side, 32), 16, 4, 2)
+    return SmallConfig(side, min(side, 32), 16, 8 if side > 32 else 4, 2)
+
+
+def padded_side(m: int) -> int:
+    """Return the first of `SMALL_SIDES` that is at least m, which is at most their last."""
+    return next(side for side in SMALL_SIDES if side >= m)
+
+
 @functools.cache
 def measured(device_name: str) -> dict:
-    """Return what was measured on a device, empty if nothing was: dtype name -> entries."""
+    """Return what was measured on a device, empty if nothing was: kernel -> dtype name -> entries."""
     file = _CONFIGS / f"{device_name.replace(' ', '_')}.json"
-    return json.loads(file.read_text())["symmetric_gemm"] if file.exists() else {}
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
-def measured_entries(device_name: str, dtype: torch.dtype) -> list[dict]:
-    """Return what was measured on a device in one dtype."""
-    return measured(device_name).get(str(dtype).replace("torch.", ""), [])
+def measured_entries(device_name: str, dtype: torch.dtype, kernel: str = "symmetric_gemm") -> list[dict]:
+    """Return what was measured of a kernel on a device in one dtype."""
+    return measured(device_name).get(kernel, {}).get(str(dtype).replace("torch.", ""), [])
 
 
-def nearest(device_name: str, dtype: torch.dtype, m: int, k: int) -> Optional[dict]:
+def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = "symmetric_gemm") -> Optional[dict]:
     """Return the measured entry nearest to m x k, or None where the device or dtype was not measured."""
-    entries = measured_entries(device_name, dtype)
+    entries = measured_entries(device_name, dtype, kernel)
     return min(entries, key=lambda entry: distance(entry["m"], entry["k"], m, k), default=None)
 
 

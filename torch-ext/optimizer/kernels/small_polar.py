@@ -1,0 +1,239 @@
+"""The whole orthogonalization of matrices with a short side of at most 128: one launch, a program for each matrix.
+
+    G  (b, m, n)  float16, bfloat16 or float32, m <= 128, any strides: a tall matrix comes as its transposed view
+    C  (b, m, n)  of the work dtype or float32, any strides, sharing no storage with G
+
+From X = scale G / max(|G|_F, eps) every step (a, b, c) makes H = a I + b R + c R R of the R = X Xᵀ of its window, and
+
+    Q = H at the window's first step, H Q at the others;  R = H (H R), or X = Q X where the window ends
+
+until C is the last Q X. A window of one step is X = a X + (b R + c R R) X: Newton-Schulz where all windows are such,
+Gram Newton-Schulz where they are longer. `scale` must be folded into the coefficients (`with_folded_scale`).
+
+X and the square matrices are rounded to the work dtype, once a product; sums run in float32, from k = 0 up, and
+float32 is multiplied as it is. C has one rounding. The bits of a matrix depend on neither batch nor grid, as long as
+its address is a multiple of 16 bytes or not, as it was.
+
+Each program has a part of a scratch buffer to itself, where X and the squares are padded by zeros: no product needs a
+mask, and all loads are wide. H multiplies from the left, in place, as a panel of columns of the result depends on no
+others.
+
+Sources: Jordan, Muon (2024); Dao-AILab, https://github.com/Dao-AILab/gram-newton-schulz.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .native import add_op_namespace_prefix
+from .panels import TINY, applied, gram, multiply, normalize, pointers, polynomial
+from .symmetric_gemm import DTYPES, capability, has_a_place_for_each
+from .tuned import SMALL_SIDES, SmallConfig, Target, chosen_small_config, padded_side
+
+MAX_STEPS = 31  # the ends of windows are the bits of an int32
+
+
+@triton.jit
+def _abc(coefficients, step):
+    """Return the three coefficients of a step that is known when the kernel runs."""
+    a, b, c = coefficients[0], coefficients[1], coefficients[2]
+    for other in tl.static_range(1, len(coefficients) // 3):
+        a = tl.where(step == other, coefficients[3 * other], a)
+        b = tl.where(step == other, coefficients[3 * other + 1], b)
+        c = tl.where(step == other, coefficients[3 * other + 2], c)
+    return a, b, c
+
+
+@triton.jit(do_not_specialize=["ends"])  # a set, of which no property helps to compile
+def _small_polar_kernel(
+    G, C, scratch,  # scratch (b, SIDE (3 SIDE + width)) of the work dtype
+    coefficients, ends,  # numbers a, b, c of each step; bit i of `ends`: a window ends with step i
+    scale, eps,
+    m, n, width,  # n, rounded up to a multiple of WIDTH and DEPTH
+    G_batch, G_row, G_col,
+    C_batch, C_row, C_col,  # strides in elements
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """One program orthogonalizes one matrix."""
+    matrix = tl.program_id(0).to(tl.int64)
+    G_row, G_col = tl.cast(G_row, tl.int64), tl.cast(G_col, tl.int64)
+    C_row, C_col = tl.cast(C_row, tl.int64), tl.cast(C_col, tl.int64)
+    SQUARE: tl.constexpr = SIDE * SIDE
+    STEPS: tl.constexpr = len(coefficients) // 3
+    scratch += matrix * (3 * SQUARE + SIDE * width)
+    R = scratch, SIDE, 1
+    Q = scratch + SQUARE, SIDE, 1
+    X = scratch + 3 * SQUARE, width, 1
+    normalize((G + matrix * G_batch, G_row, G_col), X, m, n, width, scale, eps, SIDE, WIDTH)
+
+    opens, beta = 1, 0.0
+    for step in range(STEPS):
+        a, b, c = _abc(coefficients, step)
+        closes = (ends >> step) & 1
+        alone = opens * closes  # a window of one step, whose a X is not rounded on the way
+        H = scratch + SQUARE * (2 - opens), SIDE, 1  # the first H of a window is its Q
+        if opens == 1:
+            gram(X, R, width, SIDE, WIDTH, DEPTH)
+        polynomial(R, H, (tl.where(alone == 1, 0.0, a), b, c), m, SIDE, WIDTH, DEPTH)
+        if opens == 0:
+            multiply(H, Q, None, SIDE, SIDE, WIDTH, DEPTH)
+        beta = tl.where(alone == 1, a, 0.0)
+        if closes == 0:
+            for _ in range(2):
+                multiply(H, R, None, SIDE, SIDE, WIDTH, DEPTH)
+        elif step + 1 < STEPS:
+            multiply(Q, X, beta, width, SIDE, WIDTH, DEPTH)
+        opens = closes
+
+    rows = tl.arange(0, SIDE)
+    C += matrix * C_batch
+    for first in range(0, width, WIDTH):
+        columns = first + tl.arange(0, WIDTH)
+        result = applied(Q, X, beta, first, SIDE, WIDTH, DEPTH).to(C.dtype.element_ty)
+        tl.store(pointers((C, C_row, C_col), rows, columns), result, mask=(rows < m)[:, None] & (columns < n)[None, :])
+
+
+def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tuple, config: SmallConfig) -> None:
+    """Write the polar factors of G into C by one launch with an explicit configuration.
+
+    `scaling` is (scale, eps, work dtype); the rest is as in `small_polar_`, unchecked. Besides G and C this takes, for
+    each matrix, X in the work dtype and three squares.
+    """
+    batch, m, n = G.shape
+    if not G.numel():
+        return
+    scale, eps, work_dtype = scaling
+    side, panel = config.side, max(config.width, config.depth)
+    width = triton.cdiv(n, panel) * panel
+    scratch = torch.empty(batch * side * (3 * side + width), dtype=work_dtype, device=G.device)
+    coefficients = tuple(x for i, x in enumerate(steps) if i % 4 < 3)
+    ends = sum(1 << i for i, end in enumerate(steps[3::4]) if end)
+    # Left to itself NVIDIA's assembler spills a few registers, for the sake of more blocks on a multiprocessor.
+    registers = {} if torch.version.hip else {"maxnreg": 255}
+    _small_polar_kernel[(batch,)](
+        G, C, scratch, coefficients, ends, scale, eps, m, n, width, *G.stride(), *C.stride(),
+        SIDE=side, WIDTH=config.width, DEPTH=config.depth,
+        num_warps=config.warps, num_stages=config.stages, **registers,
+    )  # fmt: skip
+
+
+def fits(m: int, n: int, dtype: torch.dtype) -> bool:
+    """Whether m x n matrices, or their transposes, can be given to `small_polar` with this work dtype."""
+    short, long = min(m, n), max(m, n)
+    return short <= SMALL_SIDES[-1] and dtype in DTYPES and long <= _longest(short)
+
+
+def small_polar(
+    G: Tensor,
+    windows: Sequence[Sequence[tuple[float, float, float]]],
+    scale: float,
+    eps: float,
+    work_dtype: torch.dtype,
+    out_dtype: Optional[torch.dtype] = None,
+) -> Tensor:
+    """Return the polynomial of each matrix of G (b, m, n), m <= 128, over max(|G|_F, eps), in `out_dtype`.
+
+    `windows` holds the steps (a, b, c), of which each window starts from a Gram matrix made anew, with `scale` folded
+    into them. `out_dtype` is the work dtype, which None means, or float32. Without gradient. Errors: `check_operands`.
+    """
+    steps = [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
+    C = torch.empty_like(G, dtype=out_dtype or work_dtype)
+    small_polar_(G, C, steps, scale, eps, work_dtype)
+    return C
+
+
+@torch.library.custom_op(add_op_namespace_prefix("small_polar_"), mutates_args=("C",), device_types="cuda")
+def small_polar_(
+    G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype
+) -> None:
+    """Write the polar factors of G into C; `steps` are a, b, c and whether a window ends, 1 or 0, of each step."""
+    check_operands(G, C, steps, scale, eps, work_dtype)
+    target = Target("hip", 0) if torch.version.hip else Target("cuda", capability(G.device))
+    config = chosen_small_config(torch.cuda.get_device_name(G.device), target, work_dtype, G.shape[1:])
+    with torch.cuda.device(G.device):  # Triton launches on the current device, wherever its arguments are
+        launch_small_polar(G, C, steps, (scale, eps, work_dtype), config)
+
+
+@small_polar_.register_fake
+def _small_polar_fake(G, C, steps, scale, eps, work_dtype) -> None:
+    check_operands(G, C, steps, scale, eps, work_dtype)
+
+
+@small_polar_.register_kernel("cpu")
+def _small_polar_cpu(G, C, steps, scale, eps, work_dtype) -> None:
+    """What the kernel computes, by torch's products, a matrix at a time: rounded where the kernel rounds."""
+    check_operands(G, C, steps, scale, eps, work_dtype)
+    for g, result in zip(G.float(), C):
+        if g.numel():
+            result.copy_(_polar_factor(_normalized(g, scale, eps), steps, work_dtype))
+
+
+def _normalized(g: Tensor, scale: float, eps: float) -> Tensor:
+    exponent = g.abs().nan_to_num(0.0, torch.inf).max().view(torch.int32) & (255 << 23)
+    unit = ((254 << 23) - exponent.clamp(1 << 23, 253 << 23)).view(torch.float32)
+    # The kernel adds in a tree; torch adds in a row, which takes more digits to be as exact.
+    norm = torch.linalg.vector_norm(unit * g, dtype=torch.float64).float()
+    least = unit * max(eps, TINY.value)
+    return unit * g * (scale / torch.where(norm < least, least, norm))
+
+
+def _polar_factor(X: Tensor, steps: Sequence[float], work_dtype: torch.dtype) -> Tensor:
+    """Return the result before its rounding; `rounded` values are float32."""
+
+    def rounded(x: Tensor) -> Tensor:
+        return x.to(work_dtype).float()
+
+    opens, Q = True, X
+    for i in range(0, len(steps), 4):
+        a, b, c, closes = steps[i : i + 4]
+        X = rounded(X)
+        if opens:
+            R = rounded(X @ X.mT)
+        alone = opens and closes
+        H = c * (R @ R) + b * R
+        H = rounded(H if alone else H + a * torch.eye(len(R), device=R.device))
+        Q = H if opens else rounded(H @ Q)
+        if closes:
+            X = Q @ X + a * X if alone else Q @ X
+        else:
+            R = rounded(H @ rounded(H @ R))
+        opens = closes
+    return X
+
+
+def check_operands(
+    G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype
+) -> None:
+    """Raise ValueError unless G (b, m, n), m <= 128, and C fit, of `DTYPES`, and the other arguments make sense.
+
+    C must be of the work dtype or float32, share no storage with G and have no two entries in one place.
+    """
+    if G.ndim != 3 or G.dtype not in DTYPES or G.size(1) > SMALL_SIDES[-1]:
+        wanted = f"(b, m, n) with m <= {SMALL_SIDES[-1]} in {', '.join(map(str, DTYPES))}"
+        raise ValueError(f"G must be {wanted}, got {tuple(G.shape)} {G.dtype}")
+    if work_dtype not in DTYPES:
+        raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))}, got {work_dtype}")
+    if G.size(2) > _longest(G.size(1)):
+        raise ValueError(f"G must have at most {_longest(G.size(1))} columns, got {tuple(G.shape)}")
+    if C.shape != G.shape or C.device != G.device or C.dtype not in (work_dtype, torch.float32):
+        wanted = f"{tuple(G.shape)} {work_dtype} or torch.float32 on {G.device}"
+        raise ValueError(f"C must be {wanted}, got {tuple(C.shape)} {C.dtype} on {C.device}")
+    if not 4 <= len(steps) <= 4 * MAX_STEPS or len(steps) % 4 or not steps[-1] or {*steps[3::4]} - {0.0, 1.0}:
+        wanted = f"1 to {MAX_STEPS} steps (a, b, c, 1 where a window ends, else 0), of which the last ends one"
+        raise ValueError(f"steps must be {wanted}, got {list(steps)}")
+    if not 0 < scale < float("inf") or not eps >= 0:
+        raise ValueError(f"scale must be positive and finite and eps at least 0, got {scale} and {eps}")
+    if not has_a_place_for_each(C):
+        raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
+    if torch._C._is_alias_of(G, C):
+        raise ValueError("C must not share its storage with G")
+
+
+def _longest(m: int) -> int:
+    """Return the most columns with which offsets into X fit into 31 bits."""
+    return 2**31 // padded_side(m) - SMALL_SIDES[-1]
