@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: setup build test lint lint-kernels demo bench clean
+.PHONY: setup build test lint lint-kernels demo bench gpu-lab report numerics clean
 
 setup: .venv/ready
 
@@ -31,6 +31,23 @@ demo: setup
 
 bench: setup build
 	$(PY) benchmarks/sweep_bookkeeping.py
+	$(PY) benchmarks/sweep_symmetric_gemm.py
+	$(PY) benchmarks/sweep_orthogonalize.py
+	$(PY) benchmarks/sweep_step.py
+
+# Proves, tunes and measures on the GPU that is here: `make gpu-lab LAB="--only tune --minutes 5"`. A machine with a GPU
+# may have no network: then a python that has torch will do.
+gpu-lab:
+	@test -x $(PY) || $(PYTHON) -c 'import torch' 2>/dev/null || $(MAKE) setup
+	@$$(test -x $(PY) && echo $(PY) || echo $(PYTHON)) tools/gpu_lab.py $(LAB)
+
+# docs/performance.md, from benchmarks/results.
+report: setup
+	$(PY) tools/report.py
+
+# docs/numerics.md, its figures and its results, measured here.
+numerics: setup build
+	$(PY) tools/numerics.py
 
 clean:
 	rm -rf build out

@@ -1,24 +1,59 @@
-"""The kernel that a sweep measures, and where."""
+"""The kernel that a sweep measures, and where; loaded from its folder, without the Hub's package."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
-import kernels
 import torch
 
 
 def load_built(build: Path) -> tuple[ModuleType, torch.device]:
     """Return the kernel in `build` and the device to measure it on: the GPU, where there is one and it was built for.
 
-    FileNotFoundError, with the reasons, if there is no variant that this torch can load.
+    FileNotFoundError, with what is there, if there is no variant that this torch can load.
     """
-    try:
-        kernel = kernels.get_local_kernel(build)
-    except FileNotFoundError:
-        # A CUDA build of torch takes a CPU variant only if it is asked for by name.
-        kernel = kernels.get_local_kernel(build, backend="cpu")
-    backend = json.loads((Path(kernel.__file__).parent / "metadata.json").read_text())["backend"]["type"]
+    variant = find_variant(build)
+    backend = read_metadata(variant)["backend"]["type"]
+    kernel = load_variant(variant)
     return kernel, torch.device("cuda" if backend == "cuda" and torch.cuda.is_available() else "cpu")
+
+
+def find_variant(build: Path) -> Path:
+    """Return the folder of the variant in `build` for this torch: for a CUDA build of it CUDA's, else the CPU's."""
+    folders = {file.parent for file in build.glob("*/metadata.json")}
+    backends = {folder: read_metadata(folder)["backend"]["type"] for folder in sorted(folders)}
+    wanted = ("cuda", "cpu") if torch.version.cuda else ("cpu",)
+    for backend in wanted:
+        for folder, of in backends.items():
+            if of == backend:
+                return folder
+    found = ", ".join(f"{folder.name} for {of}" for folder, of in backends.items()) or "no variant"
+    raise FileNotFoundError(f"need a variant for {' or '.join(wanted)} in {build}, which has {found}")
+
+
+def load_variant(folder: Path) -> ModuleType:
+    """Return the package in a variant's folder, imported once, under a name of its own."""
+    name = f"variant_{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def read_metadata(folder: Path) -> dict:
+    """Return what `metadata.json` says of a variant."""
+    return json.loads((folder / "metadata.json").read_text())

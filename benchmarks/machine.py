@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 
 import torch
+
+from built_kernel import read_metadata
 
 
 def cpu_name() -> str:
@@ -17,17 +19,28 @@ def cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def triton_version() -> str | None:
+    """Return the version of the triton that is installed, None without one."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
+
+
 def describe(kernel: ModuleType, device: torch.device) -> dict:
     """Return the device, the versions and the commit that the loaded kernel was built from."""
-    metadata = json.loads((Path(kernel.__file__).parent / "metadata.json").read_text())
-    built = metadata["provenance"]["kernel"]
-    on_gpu = device.type == "cuda"
+    built = read_metadata(Path(kernel.__file__).parent)["provenance"]["kernel"]
     return {
-        "device": torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "triton": triton_version(),
         "commit": built["commit"],
         "dirty": built["dirty"],
     }

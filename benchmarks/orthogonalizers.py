@@ -48,7 +48,7 @@ class Task(NamedTuple):
         tables = self.kernel.kernels.gemms
         gemms = tables.SINGLE if self.device.type == "cpu" else tables.BATCHED
         scaled = self.kernel.schedules.with_folded_scale(self.schedule, self.iteration.scale)
-        return self.iteration._replace(method="standard", windows=(scaled,), gemms=gemms)
+        return self.iteration._replace(method="standard", windows=(scaled,), gemms=gemms, in_one_launch=False)
 
 
 def find_contestant(name: str, task: Task) -> Contestant:

@@ -22,12 +22,15 @@ WARM_UP = 2
 # Matrices for the host's time have sides this many times shorter, so that moving them takes no time of its own.
 SHRINKING, SMALLEST_SIDE = 32, 4
 
-PRODUCTS = {"gram": "gram", "gram_affine": "square", "commuting": "square", "affine": "affine"}
-PIECES = ("momentum_pack", "normalise", "gram", "square", "affine", "descend", "adamw")
+PRODUCTS = {
+    "gram": "gram", "gram_affine": "square", "commuting": "square", "conjugated": "square", "affine": "affine",
+}  # fmt: skip
+PIECES = ("momentum_pack", "normalise", "gram", "square", "affine", "small_polar", "descend", "adamw")
 EMPTY_PRODUCTS = {
     "gram": lambda X: X.new_empty(*X.shape[:-1], X.size(-2)),
     "gram_affine": lambda A, b, c: torch.empty_like(A),
     "commuting": lambda A, B: torch.empty_like(A),
+    "conjugated": lambda A, B: torch.empty_like(A),
     "affine": lambda B, X, a: torch.empty_like(X),
 }
 
@@ -89,7 +92,8 @@ def breakdown(
 ) -> dict[str, float]:
     """Return our optimizer's milliseconds of a step by piece; `rest` is what no piece has, such as the host's.
 
-    `square` are the products of two m x m matrices, `normalise` is the pass that divides by the norm.
+    `square` are the products of two m x m matrices, `normalise` is the pass that divides by the norm, `small_polar` the
+    launches that do all of it.
     """
     watch = Stopwatch(device)
     select = kernel.kernels.gemms.select_gemms
@@ -103,6 +107,8 @@ def breakdown(
         kernel.polar.normalize: "normalise",
         kernel.kernels.native.descend_: "descend",
     }
+    if kernel.kernels.gemms.small_polar is not None:
+        pieces[kernel.kernels.gemms.small_polar.small_polar] = "small_polar"
     functions = {function: watch.wrap(piece, function) for function, piece in pieces.items()}
     adamw = patch.object(torch, "_fused_adamw_", watch.wrap("adamw", torch._fused_adamw_))
     with adamw, replaced(kernel, {**functions, select: timed_products}):

@@ -5,18 +5,19 @@
 The product X Xᵀ of X (b, m, k) is 2 b m² k FLOP for torch and half of it for the kernel, which is the most that it can
 gain. Proof comes first, on fresh random operands and a poisoned result: the error is at most twice torch's, the result
 is bit for bit symmetric, and a matrix gets the same bits alone and in the batch. What fails says so, is not timed, and
-makes the status 1. Timed calls rotate through operands larger than the L2 cache. Without a GPU `--tiny` walks
-through it all on the kernel's stand-in, and proves nothing.
+makes the status 1. Timed calls rotate through operands larger than the L2 cache and are replayed as a graph, so that
+starting them takes none of their time. Without a GPU `--tiny` walks through it all on the kernel's stand-in, and
+proves nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,16 +27,13 @@ from torch import Tensor
 
 from built_kernel import load_built
 from machine import describe
-from timing import take_turns
+from timing import replayed, rotated, take_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(1, m, m) for m in (128, 256, 512, 1024, 2048, 4096, 8192)]
 SHAPES += [(1, 2048, 8192), (1, 4096, 16384), (1, 768, 3072), (48, 768, 768), (64, 512, 1280), (16, 1024, 4096)]
 TINY_SHAPES = [(1, 32, 48), (3, 33, 20)]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
-# Operands that are rotated through take at least this much, several times the L2 cache of an H200.
-ROTATED_BYTES = 1 << 28
 
 
 @dataclass
@@ -87,22 +85,17 @@ def measure(symmetric_gemm: Callable, shape: tuple[int, int, int], dtype: str, d
     result = Result(dtype, shape, prove(symmetric_gemm, X))
     if result.problems:
         return result
-    copies = [X.clone() for _ in range(min(64, ROTATED_BYTES // (X.numel() * X.element_size()) + 2))]
-    out = X.new_empty(shape[0], shape[1], shape[1])
-    turns = itertools.cycle(copies), itertools.cycle(copies)
-
-    def ours():
-        x = next(turns[0])
-        symmetric_gemm(x, x.mT, out=out)
-
-    def torchs():
-        x = next(turns[1])
-        torch.bmm(x, x.mT, out=out)
-
-    (result.seconds, result.spread), (result.torch_seconds, result.torch_spread) = take_turns(
-        [ours, torchs], device, rounds=30 if device.type == "cuda" else 3
-    )
+    (result.seconds, result.spread), (result.torch_seconds, result.torch_spread) = compare(symmetric_gemm, X)
     return result
+
+
+def compare(symmetric_gemm: Callable, X: Tensor) -> list[tuple[float, float]]:
+    """Return seconds of a product and their relative spread, of the kernel and of torch."""
+    copies, out = rotated(X), X.new_empty(len(X), X.size(1), X.size(1))
+    ours = replayed([partial(symmetric_gemm, x, x.mT, out=out) for x in copies], X.device)
+    torchs = replayed([partial(torch.bmm, x, x.mT, out=out) for x in copies], X.device)
+    times = take_turns([ours, torchs], X.device, rounds=30 if X.is_cuda else 3)
+    return [(seconds / len(copies), spread) for seconds, spread in times]
 
 
 def report(results: list[Result]) -> Table:

@@ -1,0 +1,112 @@
+"""Launch configurations of the Triton kernels that are proven and timed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from itertools import product
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from lab.items import Lab
+
+PRODUCT, SMALL = "symmetric_gemm", "small_polar"
+HALVES = (torch.float16, torch.bfloat16)
+
+# Of the product: (tile, tile_k, warps, stages); the static check refuses those that do not fit into a GPU.
+SHAPES = (
+    *((32, tile_k, 4, stages) for tile_k, stages in product((64, 128), (3, 5))),
+    *((64, tile_k, 4, stages) for tile_k, stages in product((32, 64, 128), (3, 4, 5))),
+    *((128, tile_k, warps, stages) for tile_k, warps, stages in product((32, 64, 128), (4, 8), (3, 4, 5))),
+)
+GROUP = 8
+
+# Other orders of the tiles, for those that are most likely to win.
+GROUPS = (4, 16)
+REGROUPED = ((64, 64, 4, 4), (128, 64, 8, 3), (128, 64, 8, 4))
+
+TINY_SHAPES = ((32, 32, 4, 2), (32, 64, 4, 2))
+
+# Of small matrices: (width, depth) and warps by the side that rows are padded to.
+PANELS = {
+    16: (((16, 16),), (1, 2, 4)),
+    32: (((32, 32), (16, 32)), (1, 2, 4)),
+    64: (((64, 64), (32, 64), (32, 32)), (4, 8)),
+    128: (((64, 64), (64, 32), (128, 32), (32, 64)), (8, 16)),
+}
+SMALL_STAGES = 2
+
+
+class Launch(NamedTuple):
+    """A configuration of one kernel in one work dtype."""
+
+    kernel: str
+    dtype: torch.dtype
+    config: tuple
+
+    @property
+    def key(self) -> str:
+        """The key of its proof, by which it is found again."""
+        return f"{self.kernel} {short(self.dtype)} {'-'.join(map(str, self.config))}"
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def module(lab: Lab, kernel: str) -> ModuleType:
+    """Return the kernel's module in the package."""
+    return importlib.import_module(f"{lab.kernel.__name__}.kernels.{kernel}")
+
+
+def capability(lab: Lab) -> tuple[int, int]:
+    """Return the GPU's compute capability, in a dry run that of a GPU which is not there."""
+    return torch.cuda.get_device_capability(lab.device) if lab.device.type == "cuda" else (9, 0)
+
+
+def target(lab: Lab) -> tuple:
+    """Return what kernels are compiled for, as the package knows it."""
+    major, minor = capability(lab)
+    return lab.kernel.kernels.tuned.Target("cuda", 10 * major + minor)
+
+
+def product_launches(lab: Lab, dtype: torch.dtype) -> list[Launch]:
+    """Return the symmetric product's configurations to try in one dtype, the safe ones first."""
+    tuned = lab.kernel.kernels.tuned
+    if lab.tiny:
+        configs = [tuned.Config(tile, tile_k, GROUP, *rest) for tile, tile_k, *rest in TINY_SHAPES]
+    else:
+        configs = [tuned.safe_config(target(lab), dtype, m, True, True) for m in (1, 10**6)]
+        configs += [tuned.Config(tile, tile_k, GROUP, *rest) for tile, tile_k, *rest in SHAPES]
+        configs += [tuned.Config(s[0], s[1], group, *s[2:]) for s in REGROUPED for group in GROUPS]
+    return [Launch(PRODUCT, dtype, config) for config in dict.fromkeys(configs)]
+
+
+def small_launches(lab: Lab, dtype: torch.dtype, side: int) -> list[Launch]:
+    """Return the configurations to try for small matrices padded to `side` rows, the safe one first.
+
+    They are tuned in float16, in which Muon works on GPUs; other dtypes have the safe one.
+    """
+    tuned = lab.kernel.kernels.tuned
+    configs = [tuned.safe_small_config(target(lab), dtype, side)]
+    if not lab.tiny and dtype == torch.float16:
+        choices = product(*PANELS[side])
+        configs += [tuned.SmallConfig(side, *panel, warps, SMALL_STAGES) for panel, warps in choices]
+    return [Launch(SMALL, dtype, config) for config in dict.fromkeys(configs)]
+
+
+def small_sides(lab: Lab) -> tuple[int, ...]:
+    """Return what the rows of small matrices are padded to."""
+    return lab.kernel.kernels.tuned.SMALL_SIDES[: 1 if lab.tiny else None]
+
+
+def all_launches(lab: Lab) -> Iterator[Launch]:
+    """Yield every configuration that may be chosen, and the safe ones of float32."""
+    tuned = lab.kernel.kernels.tuned
+    for dtype in HALVES:
+        yield from product_launches(lab, dtype)
+    yield Launch(PRODUCT, torch.float32, tuned.safe_config(target(lab), torch.float32, 1, True, True))
+    for side, dtype in product(small_sides(lab), (*HALVES, torch.float32)[: 1 if lab.tiny else None]):
+        yield from small_launches(lab, dtype, side)

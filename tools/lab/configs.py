@@ -1,0 +1,34 @@
+"""The files of tuned configurations, which `kernels/tuned.py` of the package reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def file_of(folder: Path, device_name: str) -> Path:
+    """Return where a device's configurations are."""
+    return folder / f"{device_name.replace(' ', '_')}.json"
+
+
+def read_entries(folder: Path, device_name: str, kernel: str, dtype: str) -> list[dict]:
+    """Return what a file has for a kernel and dtype, nothing where there is no file."""
+    file = file_of(folder, device_name)
+    return json.loads(file.read_text()).get(kernel, {}).get(dtype, []) if file.exists() else []
+
+
+def write_entry(folders: Sequence[Path], header: dict, kernel: str, dtype: str, entry: dict) -> None:
+    """Put an entry in the place of that of its sizes into the device's file in each folder.
+
+    `header` is what the file says of itself, with the device's name under "device".
+    """
+    for folder in folders:
+        file = file_of(folder, header["device"])
+        content = json.loads(file.read_text()) if file.exists() else {}
+        table = content.get(kernel, {})
+        others = [old for old in table.get(dtype, []) if (old["m"], old["k"]) != (entry["m"], entry["k"])]
+        entries = sorted([*others, entry], key=lambda e: (e["m"], e["k"]))
+        content = {**content, **header, kernel: {**table, dtype: entries}}
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content, indent=1) + "\n")

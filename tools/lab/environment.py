@@ -1,0 +1,72 @@
+"""Stage 1: what machine this is, and the two ceilings that everything is held against, measured on random data."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from commands import run
+from lab.items import Item, Lab, NotApplicableError
+from machine import describe
+from timing import take_turns
+
+# A square product of this side is far past what launching costs, and what most libraries are tuned for.
+SIDE = 8192
+
+# Read and written by the copy: several times the largest cache.
+COPIED_BYTES = 1 << 31
+
+QUERY = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
+
+
+def items(lab: Lab) -> Iterator[Item]:
+    """Yield the items of this stage."""
+    yield Item("device", partial(device, lab))
+    for dtype in (torch.float16, torch.bfloat16):
+        yield Item(f"dense {str(dtype).removeprefix('torch.')}", partial(dense, lab, dtype))
+    yield Item("copy", partial(copy, lab))
+    yield Item("nvidia-smi", nvidia_smi)
+
+
+def device(lab: Lab) -> dict:
+    """Return names and versions, and what torch tells about the GPU."""
+    facts = describe(lab.kernel, lab.device)
+    if lab.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(lab.device)
+        facts |= {
+            "capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "memory_bytes": properties.total_memory,
+        }
+    return facts
+
+
+def dense(lab: Lab, dtype: torch.dtype) -> dict:
+    """Time torch's product of two square matrices."""
+    n = 64 if lab.tiny else SIDE
+    generator = torch.Generator(lab.device).manual_seed(0)
+    A, B = (torch.randn(n, n, generator=generator, device=lab.device).to(dtype) for _ in range(2))
+    out = torch.empty_like(A)
+    ((seconds, spread),) = take_turns([lambda: torch.mm(A, B, out=out)], lab.device, 3 if lab.tiny else 20)
+    return {"side": n, "seconds": seconds, "spread": spread, "tera_flops": 2 * n**3 / seconds / 1e12}
+
+
+def copy(lab: Lab) -> dict:
+    """Time a copy inside the device's memory; bytes read and written count both."""
+    half = (1 << 20 if lab.tiny else COPIED_BYTES) // 2
+    source = torch.randint(256, (half,), dtype=torch.uint8, device=lab.device)
+    target = torch.empty_like(source)
+    ((seconds, spread),) = take_turns([lambda: target.copy_(source)], lab.device, 3 if lab.tiny else 20)
+    return {"bytes": 2 * half, "seconds": seconds, "spread": spread, "giga_bytes": 2 * half / seconds / 1e9}
+
+
+def nvidia_smi() -> dict:
+    """Return the driver's version and the clocks as they are just after the products."""
+    if shutil.which("nvidia-smi") is None:
+        raise NotApplicableError("there is no nvidia-smi")
+    words = run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]).splitlines()[0]
+    return dict(zip(QUERY.split(","), (word.strip() for word in words.split(","))))

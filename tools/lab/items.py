@@ -1,0 +1,52 @@
+"""What a stage is made of: items, each of which runs by itself and leaves one record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+STAGES = ("environment", "prove", "tune", "measure")
+
+
+class NotApplicableError(Exception):
+    """An item that does not apply here; the message says why."""
+
+
+class WrongResultError(Exception):
+    """An item that ran and found something wrong; the message says what, `value` is kept all the same."""
+
+    def __init__(self, message: str, value: object = None):
+        super().__init__(message)
+        self.value = value
+
+
+def loses_gpu(error: Exception) -> bool:
+    """Whether a process cannot use the GPU any more after an error: torch's and Triton's errors of a kernel."""
+    return any(words in str(error) for words in ("CUDA error", "Triton Error [CUDA]"))
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What the items of a stage work with; `tiny` walks through all of it on a CPU and proves nothing."""
+
+    kernel: ModuleType
+    device: torch.device
+    variants: Path  # the folder that holds the variant, which the sweeps load
+    out: Path  # where records are, and what the items write
+    configs: tuple[Path, ...]  # folders that get the tuned configurations
+    tiny: bool
+    until: float = math.inf  # on the monotonic clock: when the stage is over
+
+
+@dataclass(frozen=True)
+class Item:
+    """A piece of a stage: `run` returns what goes into its record, and is stopped after `limit` seconds."""
+
+    key: str
+    run: Callable[[], object] = field(repr=False)
+    limit: float = 60.0

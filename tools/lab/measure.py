@@ -1,0 +1,108 @@
+"""Stage 4: the sweeps in benchmarks/, each a program that writes a file of results, and the ways to start a step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from lab.items import Item, Lab, WrongResultError
+from lab.step_ways import compare_ways
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Sweep(NamedTuple):
+    """A program in benchmarks/, what is asked of it, its share of the stage's time, and the seconds it may take."""
+
+    program: str
+    share: int
+    limit: float
+    # Of one that writes row by row and ends by itself; another one writes at its end.
+    options: tuple[str, ...] | None = None
+
+
+# For stopping a sweep and reading what it has written.
+END_SECONDS = 5.0
+# Of its time that a sweep against peers is told to take: it loads the kernel before, and ends a case after.
+TOLD = 0.7
+
+MODELS = ("gpt2-124m", "llama-1b", "moe-64")
+
+# Short ones first: what they leave is the others'.
+SWEEPS = (
+    Sweep("sweep_bookkeeping.py", 2, 60.0),
+    Sweep("sweep_symmetric_gemm.py", 2, 90.0),
+    Sweep(
+        "sweep_step.py", 4, 180.0,
+        ("--models", ",".join(MODELS), "--contestants", "torch.optim.Muon,AdamW,gram-newton-schulz"),
+    ),
+    Sweep(
+        "sweep_orthogonalize.py", 4, 180.0,
+        # Not torch.compile, which takes seconds for every shape.
+        (
+            "--shapes", "gpt2-124m,squares,moe-64",
+            "--contestants", "torch products,torch.optim.Muon,gram-newton-schulz",
+        ),
+    ),
+)  # fmt: skip
+
+
+def items(lab: Lab) -> Iterator[Item]:
+    """Yield the items of this stage."""
+    for sweep in SWEEPS:
+        if sweep.options is None:
+            yield item_of(lab, sweep)
+    first, *others = MODELS
+    yield ways_of(lab, first)
+    for sweep in SWEEPS:
+        if sweep.options is not None:
+            yield item_of(lab, sweep)
+    for model in others[: 0 if lab.tiny else None]:
+        yield ways_of(lab, model)
+
+
+def item_of(lab: Lab, sweep: Sweep) -> Item:
+    name = sweep.program.removeprefix("sweep_").removesuffix(".py")
+    return Item(name, partial(measure, lab, sweep), sweep.limit)
+
+
+def ways_of(lab: Lab, model: str) -> Item:
+    return Item(f"ways of a step, {model}", partial(compare_ways, lab, model), 90.0)
+
+
+def measure(lab: Lab, sweep: Sweep) -> dict:
+    """Return what a sweep has written."""
+    program, file = ROOT / "benchmarks" / sweep.program, lab.out / f"{sweep.program}.json"
+    seconds = seconds_for(sweep, lab.until - time.monotonic())
+    if seconds <= 0:
+        raise WrongResultError("there was no time left for it")
+    file.unlink(missing_ok=True)
+    command = [sys.executable, program, "--build", lab.variants, *(["--tiny"] if lab.tiny else sweep.options or ())]
+    if sweep.options is None:
+        command += ["--json", file]
+    else:
+        command += ["--output", file, "--minutes", str(TOLD * seconds / 60)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        status, said = "out of time", ["it was stopped at the end of its time"]
+    else:
+        print(done.stdout, done.stderr, sep="\n")
+        status, said = f"status {done.returncode}", (done.stderr or done.stdout).strip().splitlines()
+    if not file.exists():
+        raise WrongResultError(f"{status}, no results; {said[-1][:300] if said else 'it said nothing'}")
+    content = json.loads(file.read_text())
+    file.unlink()
+    return {"ended": status, **content}
+
+
+def seconds_for(sweep: Sweep, left: float) -> float:
+    """Return how long a sweep may run where the stage has `left` seconds for it and those after it."""
+    later = SWEEPS[SWEEPS.index(sweep) :]
+    return min(sweep.limit, left * sweep.share / sum(other.share for other in later)) - END_SECONDS

@@ -1,0 +1,69 @@
+"""Timing of configurations against each other: all a few times, the best many times, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lab.candidates import Launch
+from lab.items import WrongResultError, loses_gpu
+from timing import replayed, take_turns
+
+FINALISTS = 4
+FIRST_ROUNDS, FINAL_ROUNDS, TINY_ROUNDS = 7, 31, 2
+
+# Calls of a launch, each on operands of its own, which together do not fit into the cache.
+Calls = Callable[[Launch], Sequence[Callable[[], object]]]
+
+
+@dataclass
+class Timed:
+    """A launch and what one call of it takes."""
+
+    launch: Launch
+    seconds: float
+    spread: float
+
+
+def find_fastest(launches: list[Launch], before: Launch, calls: Calls, tiny: bool) -> tuple[Timed, Timed, int]:
+    """Return the winner, the best of the others, and how many could be launched; `before` was chosen until now."""
+    first = race(list(dict.fromkeys([before, *launches])), calls, TINY_ROUNDS if tiny else FIRST_ROUNDS)
+    if len(first) == 1:
+        return first[0], first[0], 1
+    best = [timed.launch for timed in sorted(first, key=lambda timed: timed.seconds)[:FINALISTS]]
+    final = race(list(dict.fromkeys([before, *best])), calls, TINY_ROUNDS if tiny else FINAL_ROUNDS)
+    return *decide(final, before), len(first)
+
+
+def race(launches: list[Launch], calls: Calls, rounds: int) -> list[Timed]:
+    """Time each launch, in turns; those that cannot be started are left out."""
+    works, started = [], []
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for launch in launches:
+        made = calls(launch)
+        try:
+            works.append(replayed(made, device))
+            started.append((launch, len(made)))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # Triton raises errors of any class, as for too much shared memory
+            if loses_gpu(error):
+                raise
+            print(f"{launch.key} is left out: {type(error).__name__}: {str(error)[:200]}")
+    if not started:
+        raise WrongResultError("no candidate can be launched")
+    times = take_turns(works, device, rounds)
+    return [Timed(launch, seconds / count, spread) for (launch, count), (seconds, spread) in zip(started, times)]
+
+
+def decide(final: list[Timed], before: Launch) -> tuple[Timed, Timed]:
+    """Return the winner and the best of the others; what was chosen `before` wins unless it is slower beyond noise."""
+    ranked = sorted(final, key=lambda timed: timed.seconds)
+    winner = ranked[0]
+    for timed in ranked:
+        if timed.launch == before and timed.seconds <= winner.seconds * (1 + timed.spread + winner.spread):
+            winner = timed
+    others = [timed for timed in ranked if timed is not winner]
+    return winner, (others or [winner])[0]

@@ -1,0 +1,73 @@
+"""What the lab has found out: a line of JSON for each item, written as it comes, so that a run can be resumed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE = "records.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """How an item ended: `ok`, `failed` with its `problem`, or `skipped` with the reason."""
+
+    stage: str
+    key: str
+    status: str
+    seconds: float
+    problem: str = ""
+    value: object = None
+
+
+class Records:
+    """The records in a folder that were made for one `identity`: a device, a commit, versions.
+
+    Those of another identity are put aside, into `records.old.jsonl`.
+    """
+
+    def __init__(self, folder: Path, identity: dict):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file, self.identity = folder / FILE, identity
+        before = read(self.file)
+        self.put_aside = before is not None and before[0] != identity
+        if self.put_aside:
+            self.file.replace(folder / "records.old.jsonl")
+        self.all: list[Record] = before[1] if before and not self.put_aside else []
+        # Written whole, because a run that was killed may have left half a line.
+        self.file.write_text("".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, self.all)]))
+
+    def add(self, record: Record) -> None:
+        """Keep a record, in place of an older one of the same item."""
+        self.drop(record.stage, record.key)
+        self.all.append(record)
+        with self.file.open("a") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+
+    def drop(self, stage: str, key: str) -> None:
+        """Forget a record."""
+        self.all = [r for r in self.all if (r.stage, r.key) != (stage, key)]
+
+    def of(self, stage: str) -> dict[str, Record]:
+        """Return the records of a stage by the keys of their items."""
+        return {record.key: record for record in self.all if record.stage == stage}
+
+    def done(self, stage: str) -> list[str]:
+        """Return the keys of a stage's items that need not run again; what failed may be tried once more."""
+        return [key for key, record in self.of(stage).items() if record.status != "failed"]
+
+
+def read(file: Path) -> tuple[dict, list[Record]] | None:
+    """Return the identity and the newest record of each item in a file, None if there is none that can be read."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:  # cut off by the end of a run
+            continue
+    if not found:
+        return None
+    newest = {(fields["stage"], fields["key"]): Record(**fields) for fields in found[1:]}
+    return found[0], list(newest.values())

@@ -1,0 +1,61 @@
+"""Stage 5: the report as a file, on the terminal and as figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+from lab.items import STAGES
+from lab.records import Records
+from lab.tables import Table, lab_tables
+
+
+def write_report(records: Records, folder: Path, date: str, say=print) -> int:
+    """Write `<device>-<date>.json` and figures into `folder`, print the tables; return how many items failed."""
+    content = report(records, date)
+    file = folder / f"{slug(records.identity['device'])}-{date}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=1) + "\n")
+    show(list(lab_tables(content)), say)
+    try:
+        # Here, because it needs matplotlib, without which there is a report all the same.
+        from lab.figures import draw
+    except ModuleNotFoundError as missing:
+        say(f"no figures are drawn: {missing.name} is not installed")
+    else:
+        for figure in draw(content, file.with_suffix("")):
+            say(f"drawn: {figure}")
+    say(f"written: {file}")
+    return sum(record.status == "failed" for record in records.all)
+
+
+def slug(name: str) -> str:
+    """Return a device's name as it stands in the names of files of results."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def report(records: Records, date: str) -> dict:
+    """Return all that was found: who and when, then the records of each stage."""
+    stages = {name: [asdict(record) for record in records.of(name).values()] for name in STAGES}
+    return {"lab": records.identity, "date": date, "stages": {name: found for name, found in stages.items() if found}}
+
+
+def show(tables: list[Table], say) -> None:
+    """Print tables, by rich where it is installed."""
+    try:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table as Drawn
+    except ModuleNotFoundError:
+        say("tables are plain: rich is not installed")
+        for table in tables:
+            say("\n".join([table.title, *(" | ".join(row) for row in [table.headings, *table.rows])]))
+        return
+    console = Console(width=None if Console().is_terminal else 160)
+    for table in tables:
+        drawn = Drawn(*table.headings, title=table.title)
+        for row in table.rows:
+            drawn.add_row(*map(escape, row))
+        console.print(drawn)

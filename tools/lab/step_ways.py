@@ -1,0 +1,60 @@
+"""The same step, started in different ways: one kernel after the other, as a CUDA graph, and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from unittest import mock
+
+import torch
+from torch.optim import _muon
+
+from lab.items import Lab
+from lab.racing import TINY_ROUNDS
+from shapes import MODELS, TINY_MODEL, Parameter
+from step_rivals import MOMENTUM, SCALARS, find_rival, make_weights, step_of
+from timing import replayed, take_turns
+
+ROUNDS = 20
+TORCH_MUON, ADAMW = "torch.optim.Muon", "AdamW"
+
+
+def compare_ways(lab: Lab, model: str) -> dict:
+    """Return a row for each way to take a step over a model's parameters: milliseconds and their spread."""
+    works = ways(lab, TINY_MODEL if lab.tiny else MODELS[model])
+    for work in works.values():
+        work()  # makes state and compiles
+    times = take_turns(list(works.values()), lab.device, TINY_ROUNDS if lab.tiny else ROUNDS)
+    rows = [
+        {"step of": name, "milliseconds": 1e3 * seconds, "spread": spread}
+        for name, (seconds, spread) in zip(works, times)
+    ]
+    return {"results": rows}
+
+
+def ways(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, Callable[[], object]]:
+    """Return the steps by name, each over parameters of its own; without a GPU none is replayed."""
+    compiled = torch.compile(_muon._zeropower_via_newtonschulz, backend="eager" if lab.tiny else "inductor")
+    torchs = rival_step(lab, TORCH_MUON, parameters)
+
+    def compiled_torchs() -> None:
+        with mock.patch.object(_muon, "_zeropower_via_newtonschulz", compiled):
+            torchs()
+
+    return {
+        "optimizer": our_step(lab, parameters),
+        "optimizer, replayed": replayed([our_step(lab, parameters)], lab.device),
+        TORCH_MUON: torchs,
+        f"{TORCH_MUON}, its iteration compiled": compiled_torchs,
+        f"{ADAMW}, fused": rival_step(lab, ADAMW, parameters),
+    }
+
+
+def our_step(lab: Lab, parameters: Sequence[Parameter]) -> Callable[[], None]:
+    """Return a step of our optimizer that may be captured."""
+    weights = make_weights(parameters, lab.device)
+    groups = [{"params": weights.matrices, "use_muon": True}, {"params": weights.rest, "use_muon": False}]
+    return lab.kernel.Muon(groups, momentum=MOMENTUM, capturable=True, **SCALARS).step
+
+
+def rival_step(lab: Lab, name: str, parameters: Sequence[Parameter]) -> Callable[[], None]:
+    return step_of(find_rival(name, lab.kernel, lab.device).build(make_weights(parameters, lab.device)))

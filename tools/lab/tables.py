@@ -1,0 +1,198 @@
+"""What result files show, as tables of words: the terminal's and those of docs/performance.md are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """A title, headings, and rows of as many words."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+class Column(NamedTuple):
+    """A heading and what a row has under it."""
+
+    heading: str
+    show: Callable[[dict], str]
+
+
+def words(value: object) -> str:
+    """Return a value of a result file as it is read."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return " x ".join(map(words, value))
+    return "" if value is None else str(value)
+
+
+def micro(row: dict, name: str) -> str:
+    """Return seconds of a row in microseconds, with their spread where it is known."""
+    seconds = row.get(f"{name}seconds")
+    spread = row.get(f"{name}spread")
+    if seconds is None:
+        return ""
+    return f"{1e6 * seconds:.1f}" + (f" ±{spread:.0%}" if spread is not None else "")
+
+
+# How the rows of each kind of results are shown, by the keys that they have.
+KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
+    ("operation", "foreach_seconds", "copied_bytes"): (
+        "Bookkeeping of a step",
+        (
+            Column("operation", lambda r: r["operation"]),
+            Column("matrices", lambda r: r["case"]),
+            Column("dtypes", lambda r: r["dtypes"]),
+            Column("ms", lambda r: f"{1e3 * r['seconds']:.3f} ±{r['spread']:.0%}"),
+            Column("GB/s", lambda r: f"{r['bytes'] / r['seconds'] / 1e9:.1f}"),
+            Column("of copy", lambda r: f"{r['share_of_copy']:.0%}"),
+            Column("foreach / ours", lambda r: f"{r['speed_up']:.2f}"),
+        ),
+    ),
+    ("tera_flops", "gain", "torch_seconds", "problems"): (
+        "X Xᵀ by the symmetric kernel",
+        (
+            Column("dtype", lambda r: r["dtype"]),
+            Column("batch x m x k", lambda r: words(r["shape"])),
+            Column("us", lambda r: micro(r, "")),
+            Column("torch us", lambda r: micro(r, "torch_")),
+            Column("TFLOP/s, dense", lambda r: words(r["tera_flops"])),
+            Column("torch / ours", lambda r: words(r["gain"])),
+            Column("problems", lambda r: "; ".join(r["problems"])),
+        ),
+    ),
+}
+
+
+def sweep_tables(content: dict, name: str = "Results") -> Iterator[Table]:
+    """Yield the table of a sweep's results; a kind that has no columns of its own shows its plain values."""
+    rows = content.get("results")
+    if isinstance(rows, dict):
+        yield from training_tables(rows)
+        return
+    if not rows:
+        return
+    if any("contestants" in row for row in rows):
+        yield contest_table(rows, name)
+        return
+    for keys, (title, columns) in KINDS.items():
+        if all(key in rows[0] for key in keys):
+            shown = [tuple(column.show(row) for column in columns) for row in rows]
+            yield Table(title, tuple(column.heading for column in columns), shown)
+            return
+    plain = [key for key, value in rows[0].items() if not isinstance(value, dict)]
+    yield Table(name, tuple(plain), [tuple(words(row.get(key)) for key in plain) for row in rows])
+
+
+def training_tables(results: dict[str, dict]) -> Iterator[Table]:
+    """Yield the table of optimizers that trained one model, each at the best of the learning rates that were tried."""
+    shown = []
+    for name, found in results.items():
+        loss, step = found["validation_loss"], found["median_ms_per_step"]
+        losses = f"{loss['mean']:.3f} ({loss['min']:.3f} to {loss['max']:.3f})"
+        shown.append((name, words(found["lr"]), losses, *(f"{step[part]:.2f}" for part in step)))
+    parts = next(iter(results.values()))["median_ms_per_step"]
+    headings = ("optimizer", "learning rate", "validation loss", *(f"{part.replace('_', ' ')}, ms" for part in parts))
+    yield Table("Training", headings, shown)
+
+
+def contest_table(rows: list[dict], name: str) -> Table:
+    """Return the table of a sweep against peers: ours first, then each one's time over ours, with its quartiles."""
+    measured = next(row for row in rows if "contestants" in row)
+    ours, *peers = measured["contestants"]
+    columns = [
+        Column("ms", lambda r: f"{r['milliseconds']:.3f}"),
+        Column("ideal ms", lambda r: f"{r['ideal_milliseconds']:.3f}"),
+        Column("of ideal", lambda r: f"{r['ideal_milliseconds'] / r['milliseconds']:.0%}"),
+        Column("error", lambda r: words(r["contestants"][ours].get("error"))),
+    ]
+    if "host_milliseconds_per_100_matrices" in measured:
+        columns += [
+            Column("host ms / 100 matrices", lambda r: f"{r['host_milliseconds_per_100_matrices']:.2f}"),
+            Column("peak MB", lambda r: f"{r['contestants'][ours]['peak_bytes'] / 1e6:.1f}"),
+            Column("kernels", lambda r: words(r["contestants"][ours]["kernels"])),
+        ]
+    columns += [Column(f"{peer} / ours", lambda r, peer=peer: ratio(r["contestants"][peer])) for peer in peers]
+    shown = []
+    for row in rows:
+        cells = (c.show(row) for c in columns) if "contestants" in row else [row["status"]] + [""] * (len(columns) - 1)
+        shown.append((row["case"], *cells))
+    return Table(f"{name}: {ours} and its peers", ("case", *(column.heading for column in columns)), shown)
+
+
+def ratio(outcome: dict | str) -> str:
+    """Return the median of a peer's time over ours, with its quartiles, or why there is none."""
+    if isinstance(outcome, str):
+        return outcome
+    low, middle, high = outcome["ratio"]
+    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+
+
+def lab_tables(content: dict) -> Iterator[Table]:
+    """Yield the tables of a report of the lab."""
+    stages = content["stages"]
+    yield from environment_tables(stages.get("environment", []))
+    yield from verdict_tables(stages)
+    yield from tuned_tables(stages.get("tune", []))
+    for record in stages.get("measure", []):
+        if record["value"]:
+            yield from sweep_tables(record["value"], record["key"])
+
+
+def environment_tables(records: Sequence[dict]) -> Iterator[Table]:
+    rows = []
+    for record in records:
+        for key, value in (record["value"] or {}).items():
+            rows.append((record["key"], key, words(value)))
+    if rows:
+        yield Table("Environment and ceilings", ("what", "", "value"), rows)
+
+
+def verdict_tables(stages: dict[str, list[dict]]) -> Iterator[Table]:
+    counts = []
+    for stage, records in stages.items():
+        statuses = [record["status"] for record in records]
+        counts.append((stage, *(str(statuses.count(status)) for status in ("ok", "failed", "skipped"))))
+    yield Table("Verdicts", ("stage", "ok", "failed", "skipped"), counts)
+    troubled = [record for records in stages.values() for record in records if record["problem"]]
+    if troubled:
+        rows = [(r["stage"], r["key"], r["status"], r["problem"].replace("\n", " ")[:200]) for r in troubled]
+        yield Table("What failed or was skipped", ("stage", "item", "verdict", "reason"), rows)
+
+
+def tuned_tables(records: Sequence[dict]) -> Iterator[Table]:
+    launches, methods = [], []
+    for record in (r for r in records if r["value"] and r["status"] == "ok"):
+        if record["key"].startswith("methods"):
+            methods.append(method_row(record["value"]))
+        elif "gain" in record["value"]:
+            launches.append(launch_row(record["key"], record["value"]))
+    if launches:
+        headings = ("kernel", "dtype", "batch x m x k", "configuration", "us", "others' us", "others / ours", "margin")
+        yield Table("Tuned configurations", headings, launches)
+    if methods:
+        headings = ("batch x m x n", "standard us", "Gram us", "standard / Gram", "auto takes")
+        yield Table("Standard or Gram iteration", headings, methods)
+
+
+def launch_row(key: str, entry: dict) -> tuple[str, ...]:
+    """Return the row of a tuned entry; its configuration is the fields that one of the kernels has."""
+    fields = ("tile", "tile_k", "group", "side", "width", "depth", "warps", "stages")
+    config = " ".join(f"{field} {entry[field]}" for field in fields if field in entry)
+    kernel, dtype, _ = key.split()
+    sizes = words([entry["batch"], entry["m"], entry["k"]])
+    ratio = f"{entry['gain']:.2f}"
+    if "gains" in entry:
+        ratio = ", ".join(f"{gain:.2f} of {batch}" for batch, gain in entry["gains"].items())
+    times = micro(entry, ""), micro(entry, "other_")
+    return kernel, dtype, sizes, config, *times, ratio, f"{entry['margin']:.1%}"
+
+
+def method_row(found: dict) -> tuple[str, ...]:
+    speed = found["standard_seconds"] / found["gram_seconds"]
+    times = micro(found, "standard_"), micro(found, "gram_")
+    return words([found["batch"], found["m"], found["n"]]), *times, f"{speed:.2f}", found["auto"]

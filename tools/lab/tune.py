@@ -1,0 +1,175 @@
+"""Stage 3: the fastest configuration for each size, and where one way of computing overtakes another.
+
+Candidates passed the static check and did not fail their proof. They are timed as graphs that rotate through operands
+larger than the cache. What wins is proven at its own size. What was chosen before stays unless it is slower by more
+than both spreads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lab.candidates import HALVES, PRODUCT, SMALL, Launch, module, product_launches, short, small_launches, target
+from lab.configs import read_entries, write_entry
+from lab.fitness import fit, lint_target, refused, static_check
+from lab.items import Item, Lab, WrongResultError
+from lab.product_checks import Draw, compare, poisoned
+from lab.racing import FINAL_ROUNDS, TINY_ROUNDS, Timed, find_fastest
+from lab.small_checks import EPS, check_small, steps_of
+from machine import describe
+from timing import replayed, rotated, take_turns
+
+# (m, k) of the product, those of common layers first: the time may be over before the end.
+SIZES = (
+    (1024, 1024), (2048, 2048), (4096, 4096), (768, 768), (512, 512), (768, 3072), (1024, 4096), (2048, 8192),
+    (4096, 16384), (256, 256), (512, 2048), (3072, 3072), (128, 128), (8192, 8192), (1536, 1536), (1280, 5120),
+)  # fmt: skip
+TINY_SIZES = ((32, 48),)
+
+# (m, n) of small matrices; how many of them are timed at once, and by which number the entry's gain is.
+SMALL_SIZES = ((64, 64), (128, 128), (128, 512), (64, 256), (32, 32), (16, 16), (128, 2048))
+TINY_SMALL_SIZES = ((16, 24),)
+SMALL_BATCHES, USUAL_BATCH = (1, 16, 64, 512), 64
+
+# (m, n) at which the standard and the Gram iteration are compared.
+ITERATED = tuple((m, ratio * m) for m in (512, 1024, 2048, 4096) for ratio in (1, 2, 4, 8) if ratio * m <= 16384)
+TINY_ITERATED = ((16, 48),)
+
+# A batch of products has about as many entries as one result of this side.
+BATCH_SIDE = 2048
+
+
+def items(lab: Lab) -> Iterator[Item]:
+    """Yield the items of this stage."""
+    if refused(lab) is None:
+        yield static_check(lab)
+    for m, k in TINY_SIZES if lab.tiny else SIZES:
+        for dtype in HALVES[: 1 if lab.tiny else None]:
+            yield Item(f"{PRODUCT} {short(dtype)} {m}x{k}", partial(tune_product, lab, dtype, m, k), 90.0)
+    for m, n in TINY_SMALL_SIZES if lab.tiny else SMALL_SIZES:
+        yield Item(f"{SMALL} float16 {m}x{n}", partial(tune_small, lab, m, n), 90.0)
+    for m, n in TINY_ITERATED if lab.tiny else ITERATED:
+        yield Item(f"methods float16 {m}x{n}", partial(compare_methods, lab, m, n))
+
+
+def tune_product(lab: Lab, dtype: torch.dtype, m: int, k: int) -> dict:
+    """Return the entry for X Xᵀ of X (b, m, k), having written it to the files of configurations."""
+    X = Draw(lab.device).normal(batch_of(lab, m), m, k, dtype=dtype)
+    copies, out, launch = rotated(X), poisoned(X), module(lab, PRODUCT).launch_symmetric_gemm
+
+    def calls(of: Launch) -> list[Callable]:
+        return [partial(launch, x, x.mT, None, out, (1.0, 0.0), of.config) for x in copies]
+
+    before = incumbent(lab, PRODUCT, dtype, m, k)
+    winner, second, count = find_fastest(fit(lab, product_launches(lab, dtype)), before, calls, lab.tiny)
+    calls(winner.launch)[0]()
+    for x, c in zip(copies[0], out):  # one by one: float64 takes four times the memory
+        problems = compare(c[None], x[None], x[None].mT, None, (1.0, 0.0))
+        if problems:
+            raise WrongResultError(f"{winner.launch.key}: {problems[0]}")
+    torchs = seconds_of(lab, [partial(torch.bmm, x, x.mT, out=out) for x in copies])
+    entry = {"m": m, "k": k, **figures(winner, second, torchs), "batch": len(X), "candidates": count}
+    write_entry(lab.configs, header(lab), PRODUCT, short(dtype), entry)
+    return entry
+
+
+def tune_small(lab: Lab, m: int, n: int) -> dict:
+    """Return the entry for factors of G (b, m, n) in float16, with the batched iteration's time over the kernel's."""
+    dtype = torch.float16
+    schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
+    iteration = lab.kernel.iteration.choose_iteration(lab.device, dtype, (m, n), schedule)._replace(in_one_launch=False)
+    launch, steps = module(lab, SMALL).launch_small_polar, steps_of(iteration)
+    draw, scaling = Draw(lab.device), (iteration.scale, EPS, dtype)
+
+    def calls(of: Launch, copies: list[Tensor]) -> list[Callable]:
+        return [partial(launch, G, torch.empty_like(G, dtype=dtype), steps, scaling, of.config) for G in copies]
+
+    side = lab.kernel.kernels.tuned.padded_side(m)
+    usual, batches = (1, (1,)) if lab.tiny else (USUAL_BATCH, SMALL_BATCHES)
+    copies = rotated(draw.normal(usual, m, n))
+    candidates = fit(lab, small_launches(lab, dtype, side))
+    before = incumbent(lab, SMALL, dtype, m, n)
+    winner, second, count = find_fastest(candidates, before, partial(calls, copies=copies), lab.tiny)
+    problems = check_small(lab, dtype, winner.launch.config)
+    if problems:
+        raise WrongResultError(f"{winner.launch.key}: {problems[0]}")
+    times: dict[str, tuple[float, float]] = {}
+    for batch in batches:
+        copies = rotated(draw.normal(batch, m, n))
+        others = [partial(lab.kernel.polar.polar_factors, G, iteration, EPS) for G in copies]
+        times[str(batch)] = seconds_of(lab, calls(winner.launch, copies)), seconds_of(lab, others)
+    batched = times[str(usual)][1]
+    gains = {batch: round(theirs / ours, 4) for batch, (ours, theirs) in times.items()}
+    entry = {"m": m, "k": n, **figures(winner, second, batched), "gains": gains}
+    entry |= {"batch": usual, "candidates": count}
+    write_entry(lab.configs, header(lab), SMALL, short(dtype), entry)
+    return entry
+
+
+def compare_methods(lab: Lab, m: int, n: int) -> dict:
+    """Return the seconds of the standard and the Gram iteration in float16, and what `auto` takes."""
+    lab.kernel.kernels.tuned.measured.cache_clear()  # gains were written since the kernel was loaded
+    X = Draw(lab.device).normal(batch_of(lab, m), m, n)
+    schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
+    chosen = lab.kernel.iteration.choose_iteration(lab.device, torch.float16, (m, n), schedule)
+    methods = ("standard", "gram")
+    orthogonalize = partial(lab.kernel.orthogonalize, X, dtype=torch.float16)
+    works = [replayed([partial(orthogonalize, method=method)], X.device) for method in methods]
+    times = take_turns(works, X.device, TINY_ROUNDS if lab.tiny else FINAL_ROUNDS)
+    timed = {f"{method}_seconds": seconds for method, (seconds, _) in zip(methods, times)}
+    spreads = {f"{method}_spread": spread for method, (_, spread) in zip(methods, times)}
+    return {"m": m, "n": n, "batch": len(X), **timed, **spreads, "auto": str(chosen)}
+
+
+def batch_of(lab: Lab, m: int) -> int:
+    return 2 if lab.tiny else max(1, min(32, BATCH_SIDE**2 // m**2))
+
+
+def seconds_of(lab: Lab, calls: list[Callable]) -> float:
+    """Return what one of the calls takes, in a graph of all of them."""
+    work = replayed(calls, lab.device)
+    return take_turns([work], lab.device, TINY_ROUNDS if lab.tiny else FINAL_ROUNDS)[0][0] / len(calls)
+
+
+def figures(winner: Timed, second: Timed, others: float) -> dict:
+    """Return the fields that an entry has for every kernel; `gain` is the time of the `others` over the winner's."""
+    return {
+        **winner.launch.config._asdict(),
+        "gain": round(others / winner.seconds, 4),
+        "seconds": winner.seconds,
+        "spread": round(winner.spread, 4),
+        "other_seconds": others,
+        "margin": round(second.seconds / winner.seconds - 1, 4),
+    }
+
+
+def incumbent(lab: Lab, kernel: str, dtype: torch.dtype, m: int, k: int) -> Launch:
+    """Return the launch that is chosen for this size today: that of the entry of this size, or the safe one."""
+    tuned = lab.kernel.kernels.tuned
+    kind = tuned.Config if kernel == PRODUCT else tuned.SmallConfig
+    for entry in read_entries(lab.configs[0], describe(lab.kernel, lab.device)["device"], kernel, short(dtype)):
+        if (entry["m"], entry["k"]) == (m, k):
+            return Launch(kernel, dtype, kind(*(entry[field] for field in kind._fields)))
+    if kernel == SMALL:
+        return Launch(kernel, dtype, tuned.safe_small_config(target(lab), dtype, m))
+    if lab.tiny:
+        return product_launches(lab, dtype)[0]
+    descriptors = module(lab, PRODUCT).reads_descriptors(lab.device)
+    return Launch(kernel, dtype, tuned.safe_config(target(lab), dtype, m, descriptors, True))
+
+
+def header(lab: Lab) -> dict:
+    """Return what a file of configurations says of itself."""
+    facts = describe(lab.kernel, lab.device)
+    versions = {name: facts[name] for name in ("torch", "cuda", "triton", "commit", "dirty")}
+    return {
+        "device": facts["device"],
+        "target": lint_target(lab),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": versions,
+    }

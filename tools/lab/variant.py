@@ -1,0 +1,105 @@
+"""The variant that the lab works with: the library of a build, or one made here, with the Python files of the tree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from built_kernel import find_variant, read_metadata
+from commands import BuildError, git, run
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = ROOT / "torch-ext/optimizer"
+COMPILED = ("optimizer_common", "optimizer_cpu", "optimizer_cuda", "torch-ext/torch_binding.cpp", "build.toml")
+PYTHON = (".py", ".json")
+
+
+def prepare(build: Path, work: Path, backend: str, say=print) -> Path:
+    """Return a new folder in `work` that holds one variant for `backend`, and leave `build` as it is.
+
+    Its library is that of `build`, where there is one of the tree's commit or where git cannot tell, else it is built.
+    Raises `BuildError` where it cannot be.
+    """
+    source = usable(build, backend)
+    if source is None:
+        say(f"{build} has no {backend} variant of these sources: building one")
+        source = build_here(work / "build", backend)
+    target = work / "variants" / source.name
+    shutil.rmtree(target.parent, ignore_errors=True)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    if overlay(target):
+        metadata = read_metadata(target)
+        metadata["provenance"]["kernel"]["dirty"] = True
+        (target / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+    return target.parent
+
+
+def usable(build: Path, backend: str) -> Path | None:
+    """Return the variant in `build` for `backend`, None if there is none or its compiled sources have changed."""
+    try:
+        variant = find_variant(build)
+    except FileNotFoundError:
+        return None
+    metadata = read_metadata(variant)
+    if metadata["backend"]["type"] != backend:
+        return None
+    built = metadata["provenance"]["kernel"]
+    try:
+        changed = git(ROOT, "diff", "--name-only", built["commit"], "--", *COMPILED).split()
+    except BuildError:  # a copy of the files, without git or without that commit
+        return variant
+    if built["dirty"]:  # of files that were changed then already
+        made = (variant / "metadata.json").stat().st_mtime
+        changed = [file for file in changed if not (ROOT / file).exists() or (ROOT / file).stat().st_mtime > made]
+    return None if changed else variant
+
+
+def build_here(output: Path, backend: str) -> Path:
+    """Return a variant built into `output`, by the repository's builder where what it needs is there."""
+    shutil.rmtree(output, ignore_errors=True)
+    complete = all(find_spec(name) for name in ("kernels", "kernel_abi_check")) and (ROOT / ".git").exists()
+    tool = ROOT / "tools" / ("build.py" if complete else "lab/bare_build.py")
+    capability = [] if complete or backend == "cpu" else ["--capability", "{}.{}".format(*capability_here())]
+    run([sys.executable, tool, "--backend", backend, "--output", output, *capability])
+    return find_variant(output)
+
+
+def capability_here() -> tuple[int, int]:
+    return torch.cuda.get_device_capability()
+
+
+def overlay(variant: Path) -> bool:
+    """Give a variant the tree's Python files and configurations; return whether that changed its Python files."""
+    ours = {file.relative_to(PACKAGE): file for file in PACKAGE.rglob("*") if belongs(file)}
+    theirs = {file.relative_to(variant): file for file in variant.rglob("*") if belongs(file)}
+    changed = False
+    for gone in theirs.keys() - ours.keys():
+        theirs[gone].unlink()
+        changed = changed or gone.suffix == ".py"
+    for name, file in ours.items():
+        target = variant / name
+        if not target.exists() or target.read_bytes() != file.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+            changed = changed or file.suffix == ".py"
+    return changed
+
+
+def belongs(file: Path) -> bool:
+    own = file.suffix in PYTHON and file.name not in ("_ops.py", "metadata.json")
+    return own and "__pycache__" not in file.parts
+
+
+def digest(variants: Path) -> str:
+    """Return a digest of the one variant in a folder, but for its configurations, which the lab itself writes."""
+    total = hashlib.sha256()
+    for file in sorted(variants.rglob("*")):
+        if file.is_file() and "configs" not in file.parts and "__pycache__" not in file.parts:
+            total.update(f"{file.relative_to(variants)} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()[:16]
