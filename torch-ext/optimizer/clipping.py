@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .attention import ClipPlan, Layer, clip_settings, plan_clip
+from .distributed.placement import group_of, layout_of
 from .rules.qk_clip import ClipState, clip_counts, clip_state, observe_, reset_, row_scales
 
 
@@ -24,13 +26,26 @@ class Clipping:
         self._settings = clip_settings(own)
         self._parameters: dict[str, Tensor] = {}
         self._plan: Optional[ClipPlan] = None
+        self._ranks: Optional[tuple[int, ...]] = None
         self._state: Optional[ClipState] = None
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
 
-    def follow(self, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
-        """Make the plan for these parameters; what was observed is kept where the heads are the same."""
+    @property
+    def reports(self) -> bool:
+        """Whether there is somebody to tell."""
+        return self._report is not None
+
+    def follow(
+        self, names: Sequence[str], parameters: Sequence[Tensor], shared: Optional[tuple[int, ...]] = None
+    ) -> None:
+        """Make the plan for these parameters; what was observed is kept where the heads are the same.
+
+        `shared` are the ranks that each have a copy of every plain parameter. What any rank has observed counts.
+        """
         self._parameters = dict(zip(names, parameters))
         plan = plan_clip(self._settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
+        layouts = [layout_of(name, self._parameters[name], shared) for layer in plan.layers for name in layer.weights]
+        self._ranks = next((own.mesh.members for own in layouts if own is not None), None)
         device = next(self._parameters[name] for layer in plan.layers for name in layer.weights).device
         if plan != self._plan or self._state is None or self._state.largest.device != device:
             self._plan, self._state = plan, clip_state(plan, device)
@@ -42,6 +57,10 @@ class Clipping:
     def scales(self) -> dict[Tensor, Tensor]:
         """Return the factor of each row of the parameters that QK-clip may scale, float32, and begin anew."""
         self._tell()
+        if self._ranks is not None:
+            # An infinity is not finite wherever it was a NaN, of which a maximum over ranks may know nothing.
+            self._state.largest.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+            dist.all_reduce(self._state.largest, dist.ReduceOp.MAX, group=group_of(self._ranks))
         self.counts = torch.stack(clip_counts(self._plan, self._state))
         found = row_scales(self._plan, self._state)
         reset_(self._state)

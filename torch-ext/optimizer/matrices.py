@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Optional, Sequence
 
+import torch
 from torch import Tensor
 
 CONV_MODES = ("flatten", "batched")
@@ -108,7 +109,8 @@ def matrix_view(
     order = _memory_order(p) if kind == "flatten" else ()
     view = MatrixView(kind, stack, _parts(name, rows, split_rows), cols, scale, order)
     try:
-        view.matrices(p.detach())
+        # Of its strides alone: a sharded parameter is cut where its local tensor is.
+        view.matrices(torch.empty_strided(p.shape, p.stride(), device="meta"))
     except ValueError as error:
         raise ValueError(f"{name} must be contiguous or channels_last for conv_mode='flatten': {error}") from None
     return view

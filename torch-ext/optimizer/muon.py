@@ -6,17 +6,20 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from .clipping import Clipping
-from .distributed.pipeline import Part, update_batch_
+from .distributed.exchange_plan import Sharing
+from .distributed.pipeline import update_batch_, zero_part
+from .distributed.placement import local_part, ranks_of
+from .distributed.plan import Matrix
 from .learning_rate import Adjustment
 from .param_groups import names_of, plain_settings
 from .parameters import UNSCALED, GradientScaling, check_gradient
 from .planned_optimizer import PlannedOptimizer
 from .routing import Explanation, IsMuon, Route, muon_route
-from .state import ensure_state
-from .telemetry import Seen, gradient_norms, update_metrics
-from .updates import recipe_of, scale_rows_, update_fallback_, update_matrices_
+from .telemetry import NOTHING, Seen, as_it_is, fallback_update_norm, gradient_norms, update_metrics
+from .updates import Given, recipe_of, scale_rows_, update_fallback_, update_matrices_
 
 
 class Muon(PlannedOptimizer):
@@ -31,7 +34,7 @@ class Muon(PlannedOptimizer):
     Args:
         params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. A group
             that holds both kinds becomes two neighbours, so that each has one live `lr`. Group keys: every argument
-            up to `momentum_dtype` except `is_muon`; `use_muon` or its opposite `use_fallback` (absent: decided by
+            up to `offload` except `is_muon`; `use_muon` or its opposite `use_fallback` (absent: decided by
             routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values.
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
@@ -56,15 +59,23 @@ class Muon(PlannedOptimizer):
         adamw_betas, adamw_eps: of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias.
         momentum_dtype: of momentum buffers that are made; None: the parameter's.
+        offload: keep momentum buffers in host memory, pinned for a GPU, which has those of two batches at a time; read
+            them through `state_dict()`, which waits for them. Not with `capturable`, nor for matrices of several ranks.
         qk_clip: settings of QK-clip (`attention.clip_settings`; also `report`, called with the counts of clipped and of
             not finite heads one step later), for which `observe_qk_logits` is to be called in the forward pass.
-        capturable: the step may be captured in a CUDA graph; numbers in groups are captured as they are, tensors read.
+        process_group: ranks that each hold a copy of every plain parameter, as under DDP: they share the work.
+        chunk_bytes: of directions that a rank holds in flight for each chunk of exchanged matrices; None: 256 MiB.
+        chunks_in_flight: how many such chunks.
+        release_grads: set `.grad` of a matrix to None as soon as it has been read.
+        capturable: the step may be captured in a CUDA graph; numbers in groups are captured as they are, and tensors
+            on the GPU read.
 
     State: `momentum_buffer` for matrices; `step`, `exp_avg`, `exp_avg_sq` for the rest; made at construction.
     Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
     _kept = (*PlannedOptimizer._kept, "_clipping")
+    _seen = NOTHING
     # GradScaler then passes `grad_scale` and `found_inf` on, for which nobody waits.
     _step_supports_amp_scaling = True
 
@@ -94,30 +105,37 @@ class Muon(PlannedOptimizer):
         adamw_eps: float = 1e-8,
         stochastic_rounding: bool = False,
         momentum_dtype: torch.dtype | str | None = None,
+        offload: bool = False,
         qk_clip: Optional[Mapping[str, Any]] = None,
         capturable: bool = False,
+        process_group: Optional[ProcessGroup] = None,
+        chunk_bytes: Optional[int] = None,
+        chunks_in_flight: int = 2,
+        release_grads: bool = False,
     ):
         settings = dict(
             lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, ns_coefficients=ns_coefficients,
             eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn, ns_dtype=ns_dtype, ns_method=ns_method,
             decay_mode=decay_mode, maximize=maximize, conv_mode=conv_mode, normalize_spatial=normalize_spatial,
             expert_keys=expert_keys, split_rows=None, fallback=fallback, adamw_betas=adamw_betas, adamw_eps=adamw_eps,
-            stochastic_rounding=stochastic_rounding, momentum_dtype=momentum_dtype, capturable=capturable,
-            rounding_step=0,
+            stochastic_rounding=stochastic_rounding, momentum_dtype=momentum_dtype, offload=offload,
+            capturable=capturable, rounding_step=0,
         )  # fmt: skip
         plain = plain_settings({**settings, "adamw_lr": adamw_lr})
         self._clipping = None if qk_clip is None else Clipping(qk_clip)
-        self._seen: list[Seen] = []
         adamw_lr = plain.pop("adamw_lr")
-        super().__init__(params, plain, is_muon, adamw_lr)
+        sharing = Sharing(ranks_of(process_group), chunk_bytes, chunks_in_flight, release_grads)
+        super().__init__(params, plain, is_muon, adamw_lr, sharing)
 
+    # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
+    @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """Update every parameter that has a gradient, and return what `closure`, called first if given, returns.
 
         Parameters and state change in place; gradients do not. Raises ValueError before anything is changed for
         gradients that are sparse, and for parameters whose shape is no longer that of their state; RuntimeError while
-        a CUDA graph is captured, unless every group is `capturable`.
+        a CUDA graph is captured, for what it would not repeat.
         """
         self._check_capture()
         loss = None
@@ -128,17 +146,22 @@ class Muon(PlannedOptimizer):
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
                 check_gradient(p)
-                if p not in self.state:  # frozen at construction, with a gradient all the same
-                    ensure_state(self.state[p], p, group)
-        scaling = GradientScaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        found_inf = getattr(self, "found_inf", None)  # GradScaler's, an int where nothing had a gradient
+        found_inf = found_inf if isinstance(found_inf, Tensor) else None
+        if not self._agreed:
+            self._plan.check_agreement()
+            self._agreed = True
+        scaling = GradientScaling(getattr(self, "grad_scale", None), found_inf)
         scales = {} if self._clipping is None else self._clipping.scales()
-        matrices = [(p, group, view) for (p, group), view in zip(self._matrices, self._views)]
-        self._seen = update_matrices_(self._batches, matrices, self.state, scales, scaling)
-        done = {p for p, _ in self._matrices if p.grad is not None}
+        given = Given(self.state, scales, scaling, self._sharing.release_grads)
+        exchanged = {p for p, _, sheet in self._plan.matrices if sheet.shards is not None and p in self.state}
+        done = {p for p, _, _ in self._plan.matrices if p.grad is not None} | exchanged
+        batches = update_matrices_(self._plan, given, self._sharing.chunks_in_flight)
+        rest = [group for group in self.param_groups if not group["use_muon"]]
+        groups = [update_fallback_(group, self.state, scaling) for group in rest]
+        self._seen = Seen(batches, groups, GradientScaling(*map(as_it_is, scaling)))
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]
-            if not group["use_muon"]:
-                update_fallback_(group, self.state, scaling)
         for p in scales.keys() - done:  # such as biases, and weights that had no gradient
             scale_rows_(p, scales[p], scaling)
         return loss
@@ -157,9 +180,11 @@ class Muon(PlannedOptimizer):
         """Return what the last step saw, as 0-d tensors: reading one is what waits for the device.
 
         `matrices`, `matrices_not_finite`, norm and root mean square of their updates, and of `qk_clip` the heads
-        clipped and not finite. Gradient norms of both branches are taken now, of the gradients that are still there.
+        clipped and not finite. The norm of the fallback's updates follows from its state, and the gradient norms of
+        both branches from the gradients that are still there, at this call.
         """
-        found = {**update_metrics(self._seen), **gradient_norms(self.param_groups)}
+        found = {**update_metrics(self._seen.batches), **fallback_update_norm(self._seen, self.state)}
+        found.update(gradient_norms(self.param_groups, self._seen.scaling.grad_scale))
         if self._clipping is not None and self._clipping.counts is not None:
             found["heads_clipped"], found["heads_not_finite"] = self._clipping.counts.unbind()
         return found
@@ -167,20 +192,23 @@ class Muon(PlannedOptimizer):
     def explain(self) -> Explanation:
         """Return each parameter's branch, the reason, its multiplier and the products it runs on; print it."""
         self._refresh()
-        iterations = {member.parameter: str(batch.iteration) for batch in self._batches for member in batch.members}
-        muons = iter(zip(self._views, map(iterations.get, range(len(self._views)))))
+        muons, owners = iter(enumerate(self._plan.planned)), self._plan.owners()
         rows = []
         for group in self.param_groups:
             for name, p in zip(names_of(group), group["params"]):
                 # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
                 reason = self._reasons.get(p, "use_muon")
                 if group["use_muon"]:
-                    view, iteration = next(muons)
-                    rows.append(muon_route(name, p, reason, view, group["adjust_lr_fn"], iteration))
+                    number, planned = next(muons)
+                    view = self._plan.matrices[number][2].whole
+                    route = muon_route(name, p, reason, view, group["adjust_lr_fn"])
+                    own = {owners.get(Matrix(number, i)) for i in range(route.matrices)}
+                    kernel = str(planned.iteration(view.shapes[0]))
+                    rows.append(route._replace(kernel=kernel, owner=own.pop() if len(own) == 1 else "several"))
                 else:
                     kernel = "torch._fused_adamw_" if group["fallback"] == "adamw" else "torch._foreach_*"
                     rows.append(Route(name, tuple(p.shape), group["fallback"], reason, 0, None, None, kernel))
-        return Explanation(rows)
+        return Explanation(rows, map(str, self._plan.exchanges))
 
     def warmup(self, progress: Optional[Callable[[int, int, str], None]] = None) -> None:
         """Compile every kernel that the parameters need, on matrices of zeros; nothing of the optimizer changes.
@@ -188,11 +216,10 @@ class Muon(PlannedOptimizer):
         `progress(done, total, what)` is called after each; None prints a line.
         """
         self._refresh()
-        kinds = {(b.rows, b.cols, b.packed_dtype, b.iteration): b for b in self._batches}
+        kinds = {(b.rows, b.cols, b.packed_dtype, b.iteration): b for b in self._plan.all_batches()}
         for done, batch in enumerate(kinds.values(), 1):
-            p, group = self._matrices[batch.members[0].parameter]
-            zeros = torch.zeros(3, len(batch.members), batch.rows, batch.cols, dtype=p.dtype, device=p.device)
-            parts = [Part(*matrix) for matrix in zeros.unbind(1)]
+            p, group, _ = self._plan.matrices[batch.members[0].parameter]
+            parts = [zero_part(batch.rows, batch.cols, local_part(p)) for _ in batch.members]
             update_batch_(batch, parts, recipe_of([group], UNSCALED))
             what = f"{len(batch.members)} x {batch.rows} x {batch.cols} {batch.iteration}"
             (progress or _print_progress)(done, len(kinds), what)
@@ -201,7 +228,7 @@ class Muon(PlannedOptimizer):
         changed = super()._refresh()
         if changed and self._clipping is not None:
             named = [(name, p) for group in self.param_groups for name, p in zip(names_of(group), group["params"])]
-            self._clipping.follow(*zip(*named))
+            self._clipping.follow(*zip(*named), self._sharing.ranks)
         return changed
 
     def _check_capture(self) -> None:
@@ -209,6 +236,11 @@ class Muon(PlannedOptimizer):
             return
         if not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError("a step can be captured in a CUDA graph only with Muon(..., capturable=True)")
+        live = [group[key] for group in self.param_groups for key in ("lr", "weight_decay")]
+        if any(isinstance(value, Tensor) and value.device.type == "cpu" for value in live):
+            raise RuntimeError("lr and weight_decay on the CPU cannot be read by a captured step: put them on the GPU")
+        if self._clipping is not None and self._clipping.reports:
+            raise RuntimeError("a captured step calls no report of qk_clip: read metrics() instead")
 
 
 def _print_progress(done: int, total: int, what: str) -> None:

@@ -4,31 +4,55 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .distributed.plan import Batch, Settings, plan_batches
-from .matrices import MatrixView
-from .param_groups import PLANNED, RECIPE, loaded_group, names_of, split_group, view_in_group, work_dtype_of
+from .distributed.exchange_plan import Sharing, plan_exchanges, split_matrices
+from .distributed.placement import layout_of, local_part, this_rank
+from .distributed.plan import Planned, Settings, plan_batches
+from .distributed.shards import sheet_of
+from .param_groups import (
+    PLANNED,
+    RECIPE,
+    claim_of,
+    loaded_group,
+    names_of,
+    saved_group,
+    split_group,
+    view_in_group,
+    work_dtype_of,
+)
 from .parameters import check_parameter
 from .routing import IsMuon
 from .schedules import resolve_schedule
 from .state import ensure_state, laid_out_like
+from .updates import Plan, plan_hosted
 
 
 class PlannedOptimizer(Optimizer):
     """Groups that are all Muon's or all of the fallback, and one plan for the matrices of all of them.
 
-    `adamw_lr` is the learning rate of groups split off for the fallback, None for that of the group they come from.
+    `adamw_lr` is the learning rate of groups split off for the fallback, None for that of the group they come from;
+    `sharing` is how matrices of several ranks are exchanged.
     State is made at construction, and again for parameters that come later.
     """
 
     # What a copy or a pickle keeps besides groups and state.
-    _kept: tuple[str, ...] = ("_is_muon", "_adamw_lr", "_reasons")
+    _kept: tuple[str, ...] = ("_is_muon", "_adamw_lr", "_reasons", "_sharing")
+    _plan = Plan()
 
-    def __init__(self, params, defaults: dict[str, Any], is_muon: Optional[IsMuon], adamw_lr: float | Tensor | None):
+    def __init__(
+        self,
+        params,
+        defaults: dict[str, Any],
+        is_muon: Optional[IsMuon],
+        adamw_lr: float | Tensor | None,
+        sharing: Sharing,
+    ):
         self._is_muon = is_muon
         self._adamw_lr = adamw_lr
+        self._sharing = sharing
         self._reasons: dict[Tensor, str] = {}
         self._forget_plan()
         super().__init__(params, defaults)
@@ -49,38 +73,55 @@ class PlannedOptimizer(Optimizer):
         try:
             for group in groups:
                 super().add_param_group(group)
+            if self._planned_for:  # not while the first groups are added
+                self._refresh()
         except Exception:
             del self.param_groups[before:]
+            self._forget_plan()
             raise
         self._reasons.update(reasons)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state and groups, of the parameters as they are now."""
+        """Return the state and groups, of the parameters as they are now; of functions only that there was one."""
         self._refresh()
-        return super().state_dict()
+        self._plan.synchronize()
+        saved = super().state_dict()
+        return {**saved, "param_groups": [saved_group(group) for group in saved["param_groups"]]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a copy of what `state_dict` returned for the same parameters in the same order.
 
-        What a group does not have, as those of `torch.optim.Muon`, stays as it is here, and momentum keeps the dtype
-        that it was saved in. Raises ValueError or TypeError, with nothing changed, where a group or state does not fit.
+        What a group does not have, as those of `torch.optim.Muon`, and functions stay as they are here, and momentum
+        keeps the dtype that it was saved in. Raises ValueError or TypeError, with nothing changed, where a group or
+        state does not fit.
         """
         given: dict[str, Any] = {}
-        hook = self.register_load_state_dict_pre_hook(lambda _, final: given.update(final))
+        # What others' hooks make of the dict counts, and theirs that come after loading see what was loaded.
+        hooks = [
+            self.register_load_state_dict_pre_hook(lambda _, final: given.update(final)),
+            self.register_load_state_dict_post_hook(lambda _: self._copy_state(given), prepend=True),
+        ]
         try:
             super().load_state_dict(state_dict)
         finally:
-            hook.remove()
-        params = [p for group in self.param_groups for p in group["params"]]
+            for hook in hooks:
+                hook.remove()
+
+    def _copy_state(self, given: dict[str, Any]) -> None:
+        """Copy the tensors of a state dict that was loaded: torch shares them, and casts momentum."""
+        params = [(p, group["offload"]) for group in self.param_groups for p in group["params"]]
         positions = [i for group in given["param_groups"] for i in group["params"]]
-        for position, p in zip(positions, params):
+        for position, (p, offload) in zip(positions, params):
             for key, value in given["state"].get(position, {}).items():
-                # torch would share the saved tensors, and has cast momentum to the parameter's dtype.
-                own = self.state[p][key]
-                dtype = value.dtype if key == "momentum_buffer" else own.dtype
-                self.state[p][key] = laid_out_like(own, value, dtype, copy=True)
+                if key == "step":  # a number in files of torch before 1.12
+                    self.state[p][key] = torch.as_tensor(value, dtype=torch.float32).to(p.device, copy=True)
+                else:
+                    momentum = key == "momentum_buffer"
+                    dtype = value.dtype if momentum else self.state[p][key].dtype
+                    self.state[p][key] = laid_out_like(p, value, dtype, momentum and offload, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._plan.synchronize()
         return {**super().__getstate__(), **{key: getattr(self, key) for key in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -93,10 +134,10 @@ class PlannedOptimizer(Optimizer):
         self._forget_plan()
 
     def _forget_plan(self) -> None:
+        self._plan.synchronize()
         self._planned_for: list[tuple] = []
-        self._matrices: list[tuple[Tensor, dict[str, Any]]] = []  # Muon's parameters and their groups
-        self._views: list[MatrixView] = []
-        self._batches: tuple[Batch, ...] = ()
+        self._plan = Plan()
+        self._agreed = True
 
     def _refresh(self) -> bool:
         """Bring plan and state in line with parameters and settings; return whether there was something to do.
@@ -109,17 +150,20 @@ class PlannedOptimizer(Optimizer):
             (kinds.index(kind), *(group[key] for key in PLANNED)) for kind, group in zip(kinds, self.param_groups)
         ]
         now = [
-            (p, p.device, p.dtype, p.shape, p.stride(), p.requires_grad, own)
+            (p, p.device, p.dtype, p.shape, p.stride(), _is_trained(p), own)
             for group, own in zip(self.param_groups, settings)
             for p in group["params"]
         ]
         before = self._planned_for
         if len(now) == len(before) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, before)):
             return False
+        self._forget_plan()
         for group in self.param_groups:
             for name, p in zip(names_of(group), group["params"]):
                 check_parameter(name, p, group["use_muon"])
-                if not p.is_meta and (p.requires_grad or p in self.state):
+                if group["use_muon"] and group["offload"] and layout_of(name, p, self._sharing.ranks) is not None:
+                    raise ValueError(f"offload is not supported for matrices of several ranks, as {name} is one")
+                if not p.is_meta and (_is_trained(p) or p in self.state):
                     ensure_state(self.state[p], p, group)
         current = {p for group in self.param_groups for p in group["params"]}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
@@ -129,17 +173,38 @@ class PlannedOptimizer(Optimizer):
         return True
 
     def _make_plan(self, kinds: list[int]) -> None:
-        self._matrices, self._views, settings = [], [], []
+        matrices, planned, local, exchanged, shards, claims = [], [], [], [], {}, {}
         for group, kind in zip(self.param_groups, kinds):
             if not group["use_muon"]:
                 continue
             schedule = resolve_schedule(group["ns_coefficients"], group["ns_steps"])
-            own = Settings(schedule, group["ns_method"], work_dtype_of(group), group["adjust_lr_fn"], kind)
+            kept_apart = (kind, group["offload"])
+            settings = Settings(schedule, group["ns_method"], work_dtype_of(group), group["adjust_lr_fn"], kept_apart)
             for name, p in zip(names_of(group), group["params"]):
-                self._matrices.append((p, group))
-                self._views.append(view_in_group(name, p, group))
-                settings.append(own)
-        parameters = [p for p, _ in self._matrices]
-        # A frozen parameter has no buffer yet; one that it gets later is like the parameter.
-        buffers = [self.state[p]["momentum_buffer"] if p in self.state else p for p in parameters]
-        self._batches = plan_batches(parameters, buffers, self._views, settings)
+                number = len(matrices)
+                layout = layout_of(name, p, self._sharing.ranks)
+                sheet = sheet_of(name, view_in_group(name, p, group), layout, this_rank())
+                matrices.append((p, group, sheet))
+                # A frozen parameter has no buffer yet; one that it gets later is like the parameter.
+                buffer = self.state[p]["momentum_buffer"] if p in self.state else p
+                own = Planned(name, local_part(p), local_part(buffer), {}, sheet.whole.scale, settings)
+                planned.append(own)
+                frozen = not p.is_meta and p not in self.state
+                if layout is not None:
+                    claim = claim_of(name, p, layout, group) + (", frozen" if frozen else "")
+                    claims.setdefault(layout.mesh.members, [str(self._sharing)]).append(claim)
+                here, sent = split_matrices(number, sheet)
+                local.append(own._replace(matrices=here))
+                if sent and not frozen:
+                    exchanged.append(own._replace(matrices=sent))
+                    shards[number] = sheet.shards
+        exchanges = plan_exchanges(exchanged, shards, this_rank(), self._sharing.chunk_bytes)
+        batches = plan_batches(local)
+        hosted = plan_hosted(batches, matrices, self.state)
+        self._plan = Plan(matrices, planned, batches, exchanges, claims, hosted)
+        self._agreed = not claims
+
+
+def _is_trained(p: Tensor) -> bool:
+    # A frozen parameter whose gradient somebody has set is updated all the same.
+    return p.requires_grad or p.grad is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Callable, Iterable, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor
@@ -27,6 +28,8 @@ _TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads"}
 _TOP_LAYERS = {"output", "fc", "fc_out", "proj_out", "generator"}
 _ROUTERS = {"router", "gate", "gating", "wg"}
 
+_FALLBACKS = {"adamw": "AdamW", "nadamw": "NAdamW"}
+
 IsMuon = Callable[[str, Tensor], Optional[bool]]
 
 
@@ -39,15 +42,16 @@ class Route(NamedTuple):
     reason: str
     matrices: int
     multiplier: Optional[float]
-    owner: Optional[int] = None
+    owner: Union[int, str, None] = None  # a rank, `several` for matrices of several; None: this process
     kernel: Optional[str] = None
 
 
 class Explanation:
-    """The routes of all parameters, in `rows`; printed as a table."""
+    """The routes of all parameters, in `rows`, and what is to be said of all, in `notes`; printed as a table."""
 
-    def __init__(self, rows: Iterable[Route]):
+    def __init__(self, rows: Iterable[Route], notes: Iterable[str] = ()):
         self.rows = list(rows)
+        self.notes = list(notes)
 
     def __str__(self) -> str:
         header = [field for field in Route._fields]
@@ -55,16 +59,17 @@ class Explanation:
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
         lines.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join([*lines, self._summary()])
+        return "\n".join([*lines, self._summary(), *self.notes])
 
     __repr__ = __str__
 
     def _summary(self) -> str:
         muon = [row for row in self.rows if row.branch == "muon"]
         rest = [row for row in self.rows if row.branch != "muon"]
+        fallback = " and ".join(_FALLBACKS[branch] for branch in _FALLBACKS if branch in {row.branch for row in rest})
         return (
             f"{len(muon)} parameters ({sum(map(_numel, muon)):,} elements) by Muon, "
-            f"{len(rest)} ({sum(map(_numel, rest)):,} elements) by AdamW"
+            f"{len(rest)} ({sum(map(_numel, rest)):,} elements) by {fallback or 'AdamW'}"
         )
 
 
@@ -93,13 +98,11 @@ def route(
     return Explanation(rows)
 
 
-def muon_route(
-    name: str, p: Tensor, reason: str, view: MatrixView, adjust_lr_fn: Optional[str], kernel: Optional[str] = None
-) -> Route:
+def muon_route(name: str, p: Tensor, reason: str, view: MatrixView, adjust_lr_fn: Optional[str]) -> Route:
     """Return the way of a parameter that Muon updates; its multiplier is that of the first of its matrices."""
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
     multiplier = step_multiplier(adjust_lr_fn, *view.shapes[0]) * view.scale
-    return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier, None, kernel)
+    return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
 
 
 def unique_parameters(
@@ -107,16 +110,21 @@ def unique_parameters(
 ) -> list[tuple[list[str], Tensor]]:
     """Return each parameter once, with all its names; the unnamed are called `param_<first>` and so on.
 
-    Raises TypeError for what is neither a tensor nor a pair of name and tensor.
+    Warns of an unnamed one that comes twice. Raises TypeError for what is neither a tensor nor a pair of name and
+    tensor.
     """
     names_of: dict[Tensor, list[str]] = {}
+    unnamed = []
     for i, entry in enumerate(params, first):
         named = isinstance(entry, (tuple, list)) and len(entry) == 2
         name, p = entry if named else (f"param_{i}", entry)
         if not isinstance(name, str) or not isinstance(p, Tensor):
             given = type(entry).__name__
             raise TypeError(f"params must be tensors or (name, tensor) pairs, got {given} at position {i - first}")
+        unnamed += [] if named else [p]
         names_of.setdefault(p, []).append(name)
+    if len(set(unnamed)) < len(unnamed):
+        warnings.warn("got a parameter group with duplicate parameters: each is optimized once", stacklevel=2)
     return [(names, p) for p, names in names_of.items()]
 
 

@@ -2,91 +2,208 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from contextlib import nullcontext
+from types import MappingProxyType
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
-from .distributed.pipeline import Part, Recipe, update_batch_
-from .distributed.plan import Batch, positions_by
-from .matrices import MatrixView
-from .parameters import GradientScaling
+from .distributed.agreement import check_agreement
+from .distributed.exchange_plan import Exchange, ShardedChunk
+from .distributed.pipeline import Gradients, Part, Recipe, update_batch_
+from .distributed.placement import group_of, layout_of, local_part, this_rank
+from .distributed.plan import Batch, Matrix, Planned, positions_by
+from .distributed.sharded import run_pipeline, update_chunk
+from .distributed.shards import Sheet, local_rows
+from .offload import HostChunks
+from .parameters import HALVES, GradientScaling
 from .rules.adamw import AdamWRule, AdamWState, adamw_
 from .rules.descent import descent_rule
 from .rules.momentum import MomentumRule
 from .rules.nadamw import NAdamWRule, NAdamWState, nadamw_
-from .telemetry import Seen
+from .telemetry import SeenBatch, SeenGroup, as_it_is
 
 Group = Mapping[str, Any]
 State = Mapping[Tensor, Mapping[str, Tensor]]
 
+
+class Hosted(NamedTuple):
+    """Where the momentum of a batch lives, if in host memory: the chunk of its buffers, and whose they are."""
+
+    host: HostChunks
+    chunk: int
+    members: Sequence[Matrix]
+
+
+class Plan(NamedTuple):
+    """Muon's parameters with their groups and sheets, the batches of this process, and what is exchanged."""
+
+    matrices: Sequence[tuple[Tensor, Group, Sheet]] = ()
+    planned: Sequence[Planned] = ()  # for each of them
+    batches: Sequence[Batch] = ()
+    exchanges: Sequence[Exchange] = ()
+    claims: Mapping[tuple[int, ...], Sequence[str]] = MappingProxyType({})  # what each group of ranks must agree about
+    hosted: Mapping[Batch, Hosted] = MappingProxyType({})  # of those of `batches` whose momentum is in host memory
+
+    def synchronize(self) -> None:
+        """Wait until host memory has all momentum that lives there."""
+        for host in {id(own.host): own.host for own in self.hosted.values()}.values():
+            host.synchronize()
+
+    def check_agreement(self) -> None:
+        """Raise ValueError unless all ranks that share parameters have the same plan for them; all must call it."""
+        for ranks, lines in sorted(self.claims.items()):
+            device = next(local_part(p).device for p, _, sheet in self.matrices if sheet.shards is not None)
+            check_agreement(ranks, lines, device)
+
+    def owners(self) -> dict[Matrix, int]:
+        """Return the rank that orthogonalizes each exchanged matrix."""
+        chunks = (chunk.messages for exchange in self.exchanges for chunk in exchange.chunks)
+        return dict(owner for messages in chunks for owner in messages.owners)
+
+    def all_batches(self) -> list[Batch]:
+        """Return every batch that this process orthogonalizes."""
+        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
+        return [*self.batches, *(batch for chunk in chunks for batch in chunk.batches)]
+
+
+def plan_hosted(
+    batches: Iterable[Batch], matrices: Sequence[tuple[Tensor, Group, Sheet]], state: State
+) -> dict[Batch, Hosted]:
+    """Return the batches whose momentum `state` has in host memory, in chunks that each device fetches in turn.
+
+    Parameters without state, frozen ones, are left out.
+    """
+    hosted = [batch for batch in batches if matrices[batch.members[0].parameter][1]["offload"]]
+    members = [[matrix for matrix in batch.members if matrices[matrix.parameter][0] in state] for batch in hosted]
+    cut: dict[int, list[Tensor]] = {}
+    for number in {matrix.parameter for own in members for matrix in own}:
+        p, _, sheet = matrices[number]
+        cut[number] = sheet.local.matrices(state[p]["momentum_buffer"])
+    found = {}
+    devices = [matrices[batch.members[0].parameter][0].device for batch in hosted]
+    for positions in positions_by(devices):
+        chunks = [[cut[matrix.parameter][matrix.index] for matrix in members[i]] for i in positions]
+        host = HostChunks(chunks, devices[positions[0]])
+        found.update({hosted[i]: Hosted(host, chunk, members[i]) for chunk, i in enumerate(positions)})
+    return found
+
+
 _FALLBACKS = {"adamw": (AdamWRule, AdamWState, adamw_), "nadamw": (NAdamWRule, NAdamWState, nadamw_)}
 
 
-def update_matrices_(
-    batches: Iterable[Batch],
-    matrices: Sequence[tuple[Tensor, Group, MatrixView]],
-    state: State,
-    row_scales: Mapping[Tensor, Tensor],
-    scaling: GradientScaling,
-) -> list[Seen]:
-    """Update the planned `matrices`, parameters with their groups and views, that have a gradient, and their momentum.
+class Given(NamedTuple):
+    """What a step is given besides parameters and gradients."""
 
-    `row_scales` has a factor for each row of some of the parameters.
+    state: Mapping[Tensor, Mapping[str, Tensor]]
+    row_scales: Mapping[Tensor, Tensor]  # a factor for each row of the whole, of some parameters
+    scaling: GradientScaling
+    release_grads: bool = False
+
+
+def update_matrices_(plan: Plan, given: Given, depth: int) -> list[SeenBatch]:
+    """Update the matrices of `plan` and their momentum, up to `depth` exchanged chunks at a time.
+
+    Those of this process are updated where they have a gradient, exchanged ones where any rank has one. Returns what
+    was seen of those worked on here.
     """
-    cut = {
-        number: _parts(number, p, group, view, state[p]["momentum_buffer"], row_scales.get(p))
-        for number, (p, group, view) in enumerate(matrices)
-        if p.grad is not None
-    }
-    seen = []
-    for batch in batches:
-        members = [member for member in batch.members if member.parameter in cut]
-        if not members:
-            continue
-        recipe = recipe_of([matrices[member.parameter][1] for member in members], scaling)
-        norms = update_batch_(batch, [cut[member.parameter][member.index] for member in members], recipe)
-        seen.append(Seen(norms, len(members) * batch.rows * batch.cols, batch.multiplier, recipe.descent))
+    parts: dict[Matrix, Part] = {}
+    for number, (p, group, sheet) in enumerate(plan.matrices):
+        parts.update(_parts(number, p, group, sheet, given))
+    seen: list[SeenBatch] = []
+    work = [_exchanged(plan, exchange, chunk, parts, given) for exchange in plan.exchanges for chunk in exchange.chunks]
+    # Behind the first chunk, whose exchange flies meanwhile.
+    work.insert(1, _local(plan, parts, given, seen))
+    run_pipeline(work, depth)
     return seen
+
+
+def _local(plan: Plan, parts: Mapping[Matrix, Part], given: Given, seen: list[SeenBatch]) -> Iterator[None]:
+    for batch in plan.batches:
+        present = [matrix for matrix in batch.members if matrix in parts and parts[matrix].gradients is not None]
+        if not present:
+            continue
+        groups = [plan.matrices[matrix.parameter][1] for matrix in present]
+        recipe = recipe_of(groups, given.scaling)
+        own, hosted = [parts[matrix] for matrix in present], plan.hosted.get(batch)
+        with nullcontext() if hosted is None else hosted.host.borrowed(hosted.chunk) as buffers:
+            if hosted is not None:
+                fetched = dict(zip(hosted.members, buffers))
+                own = [part._replace(buffer=fetched[matrix]) for part, matrix in zip(own, present)]
+            norms = update_batch_(batch, own, recipe)
+        rule = recipe.descent._replace(multiplier=batch.multiplier)
+        if rule.lr is groups[0]["lr"]:
+            rule = rule._replace(lr=as_it_is(rule.lr))
+        seen.append(SeenBatch(norms, len(present) * batch.rows * batch.cols, rule))
+    return
+    yield  # a generator that waits for nothing
+
+
+def _exchanged(
+    plan: Plan, exchange: Exchange, chunk: ShardedChunk, parts: Mapping[Matrix, Part], given: Given
+) -> Iterator[None]:
+    members = chunk.messages.held or chunk.messages.owned or (Matrix(0, 0),)  # who only forwards needs any recipe
+    recipe = recipe_of([plan.matrices[matrix.parameter][1] for matrix in members], given.scaling)
+    device = local_part(plan.matrices[members[0].parameter][0]).device
+    return update_chunk(chunk, parts, recipe, device, group_of(exchange.ranks))
 
 
 def recipe_of(groups: Sequence[Group], scaling: GradientScaling) -> Recipe:
     """Return the recipe of a batch whose members are of `groups`, which may differ in lr and weight decay alone."""
     first = groups[0]
     own = groups[:1] if all(group is first for group in groups) else groups
+    rates, decays = [g["lr"] for g in own], [g["weight_decay"] for g in own]
     return Recipe(
         MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),
         first["eps"],
-        descent_rule([g["lr"] for g in own], [g["weight_decay"] for g in own], first["decay_mode"]),
+        descent_rule(rates, decays, first["decay_mode"]),
         scaling,
     )
 
 
-def update_fallback_(group: Group, state: State, scaling: GradientScaling) -> None:
+def update_fallback_(group: Group, state: State, scaling: GradientScaling) -> SeenGroup:
     """Update the parameters of a group that is not Muon's and that have a gradient, and their state."""
     params = [p for p in group["params"] if p.grad is not None]
     make_rule, make_state, rule_ = _FALLBACKS[group["fallback"]]
     rule = make_rule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
-    for members in positions_by((p.device, p.dtype) for p in params):
-        chosen = [params[i] for i in members]
-        states = [make_state(*(state[p][key] for key in ("exp_avg", "exp_avg_sq", "step"))) for p in chosen]
-        rule_(chosen, [p.grad for p in chosen], states, rule, scaling)
+    local = [local_part(p) for p in params]
+    for members in positions_by((p.device, p.dtype) for p in local):
+        states = [state[params[i]] for i in members]
+        states = [make_state(*(local_part(own[key]) for key in ("exp_avg", "exp_avg_sq", "step"))) for own in states]
+        rule_([local[i] for i in members], [local_part(params[i].grad) for i in members], states, rule, scaling)
+    return SeenGroup(group, params, as_it_is(group["lr"]))
 
 
 def scale_rows_(p: Tensor, row_scale: Tensor, scaling: GradientScaling) -> None:
     """Multiply each row of `p`, in place, with its factor; a bias has one element a row."""
+    row_scale, p = local_rows(row_scale, layout_of("", p), this_rank()), local_part(p)
     kept = row_scale if scaling.found_inf is None else row_scale.where(scaling.found_inf == 0, 1)
-    p.mul_(kept.to(p.dtype).reshape(-1, *[1] * (p.ndim - 1)))
+    p.copy_(p * kept.reshape(-1, *[1] * (p.ndim - 1)))  # in float32 at least, rounded once
 
 
-def _parts(
-    number: int, p: Tensor, group: Group, view: MatrixView, buffer: Tensor, row_scale: Optional[Tensor]
-) -> list[Part]:
-    """Return the matrices of a parameter, cut alike from itself, its momentum buffer and its gradient."""
-    parts = [Part(*cut) for cut in zip(view.matrices(p), view.matrices(buffer), view.matrices(p.grad, read_only=True))]
-    if row_scale is not None:
-        parts = [part._replace(row_scale=own) for part, own in zip(parts, view.row_values(row_scale))]
-    if group["stochastic_rounding"]:
-        # A seed for each matrix and step: 2**20 matrices a parameter, 2**20 parameters, and 2**23 steps.
-        first = (group["rounding_step"] << 40) + (number << 20)
-        parts = [part._replace(seed=first + index) for index, part in enumerate(parts)]
-    return parts
+def _parts(number: int, p: Tensor, group: Group, sheet: Sheet, given: Given) -> Iterator[tuple[Matrix, Part]]:
+    """Yield this rank's parts of a parameter's matrices, cut alike from it and from its momentum buffer."""
+    if p not in given.state:  # frozen, and without a gradient
+        return
+    view, buffer = sheet.local, local_part(given.state[p]["momentum_buffer"])
+    gradients = None if p.grad is None else Gradients(p, view, given.release_grads)
+    row_scale = given.row_scales.get(p)
+    if row_scale is not None and sheet.shards is not None:
+        row_scale = local_rows(row_scale, sheet.shards.layout, this_rank())
+    pieces = zip(view.matrices(local_part(p)), view.matrices(buffer))
+    scales = [None] * len(sheet.indices) if row_scale is None else view.row_values(row_scale)
+    rounds = group["stochastic_rounding"] and p.dtype in HALVES
+    # A seed for each matrix and step: 2**20 matrices a parameter, 2**20 parameters, and 2**23 steps.
+    first = (group["rounding_step"] << 40) + (number << 20)
+    for position, (index, (own, average), scale) in enumerate(zip(sheet.indices, pieces, scales)):
+        if own.numel():
+            part = Part(own, average, gradients, position, scale)
+            if rounds:
+                part = part._replace(seed=first + index, origin=_origin(sheet, index))
+            yield Matrix(number, index), part
+
+
+def _origin(sheet: Sheet, index: int) -> tuple[int, int, int]:
+    """Return the first row and column of this rank's part of a matrix, and how many columns the whole has."""
+    part = (0, 0) if sheet.shards is None else sheet.shards.part(index, this_rank()).origin()
+    return (*part, sheet.whole.cols)

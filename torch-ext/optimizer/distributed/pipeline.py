@@ -7,25 +7,54 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..matrices import MatrixView
 from ..parameters import GradientScaling
 from ..polar import polar_factors
-from ..rules.descent import DescentRule, descend_packed_
+from ..rules.descent import DescentRule, Destination, descend_packed_
 from ..rules.momentum import MomentumRule, pack_momentum_
+from .placement import local_part
 from .plan import Batch
 
 
+class Gradients:
+    """The matrices of one parameter's gradient: cut when the first is taken, and let go with the last if `release`."""
+
+    def __init__(self, p: Tensor, view: MatrixView, release: bool = False):
+        self._p, self._view, self._release = p, view, release
+        self._left: Optional[dict[int, Tensor]] = None
+
+    def take(self, position: int) -> Tensor:
+        """Return the matrix at this position of the view, once."""
+        if self._left is None:
+            cut = self._view.matrices(local_part(self._p.grad), read_only=True)
+            self._left = {i: matrix for i, matrix in enumerate(cut) if matrix.numel()}
+        matrix = self._left.pop(position)
+        if self._release and not self._left:
+            self._p.grad = None
+        return matrix
+
+
 class Part(NamedTuple):
-    """One matrix of a batch: views of its parameter, momentum buffer and gradient, rows x cols."""
+    """What this process has of a matrix: views of its parameter and momentum buffer, rows x cols, and its gradient."""
 
     parameter: Tensor
     buffer: Tensor
-    gradient: Tensor
+    gradients: Optional[Gradients]  # None: there is none
+    position: int = 0  # among the gradients
     row_scale: Optional[Tensor] = None  # float32, an entry per row
     seed: Optional[int] = None  # with which the parameter is rounded stochastically
+    origin: tuple[int, int, int] = (0, 0, 0)  # first row and column in the whole, and the columns of that
+
+
+def zero_part(rows: int, cols: int, like: Tensor) -> Part:
+    """Return a matrix of zeros with all that belongs to it, of the dtype and device of `like`."""
+    p = torch.zeros(rows, cols, dtype=like.dtype, device=like.device)
+    p.grad = torch.zeros_like(p)
+    return Part(p, torch.zeros_like(p), Gradients(p, MatrixView("matrix", 1, (rows,), cols, 1.0, ())))
 
 
 class Recipe(NamedTuple):
-    """What a step does to the matrices of a batch, before and after they are orthogonalized."""
+    """What a step does to the matrices of one batch, before and after they are orthogonalized."""
 
     momentum: MomentumRule
     eps: float
@@ -41,31 +70,27 @@ def update_batch_(batch: Batch, parts: Sequence[Part], recipe: Recipe) -> Tensor
     parameters = [part.parameter for part in parts]
     shape = (batch.cols, batch.rows) if batch.turned else (batch.rows, batch.cols)
     packed = torch.empty(len(parts), *shape, dtype=batch.packed_dtype, device=parameters[0].device)
-    buffers, gradients = [part.buffer for part in parts], [part.gradient for part in parts]
+    buffers, gradients = [part.buffer for part in parts], [part.gradients.take(part.position) for part in parts]
     pack_momentum_(buffers, gradients, packed.mT if batch.turned else packed, recipe.momentum, recipe.scaling)
+    del gradients  # which may be the last to hold their memory
     factors = polar_factors(packed, batch.iteration, recipe.eps)
-    descend_packed_(
-        parameters,
-        factors.mT if batch.turned else factors,
-        batch.multiplier,
-        recipe.descent,
-        row_scale=_row_scales(batch, parts),
-        seeds=_seeds(parts),
-        found_inf=recipe.scaling.found_inf,
-    )
+    rule = recipe.descent._replace(multiplier=batch.multiplier)
+    destination = Destination(row_scales(parts), seeds(parts), recipe.scaling.found_inf)
+    descend_packed_(parameters, factors.mT if batch.turned else factors, rule, destination)
     return torch.linalg.vector_norm(factors, dim=(-2, -1), dtype=torch.promote_types(factors.dtype, torch.float32))
 
 
-def _row_scales(batch: Batch, parts: Sequence[Part]) -> Optional[Tensor]:
+def row_scales(parts: Sequence[Part]) -> Optional[Tensor]:
     """Return an entry for each row of all parts, 1 for those that are not scaled; None where none is."""
     given = [part.row_scale for part in parts if part.row_scale is not None]
     if not given:
         return None
-    ones = given[0].new_ones(batch.rows)
-    return torch.cat([ones if part.row_scale is None else part.row_scale for part in parts])
+    ones = given[0].new_ones(1)
+    return torch.cat([ones.expand(len(part.parameter)) if part.row_scale is None else part.row_scale for part in parts])
 
 
-def _seeds(parts: Sequence[Part]) -> Optional[Tensor]:
+def seeds(parts: Sequence[Part]) -> Optional[Tensor]:
+    """Return the seed of each part, None where nothing is rounded stochastically."""
     if parts[0].seed is None:
         return None
     return torch.tensor([part.seed for part in parts], dtype=torch.int64, device="cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Hashable, Iterable, NamedTuple, Optional, Sequence
+from typing import Hashable, Iterable, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from ..iteration import Iteration, choose_iteration, default_work_dtype
 from ..kernels.gemms import SINGLE
 from ..learning_rate import Adjustment, step_multiplier
-from ..matrices import MatrixView
 from ..schedules import Schedule
 
 # What a batch may hold: on a GPU enough to fill it, on a CPU as much as stays in a core's cache between the products.
@@ -48,37 +47,67 @@ class Batch:
     turned: bool  # packed as cols x rows
 
 
-def plan_batches(
-    parameters: Sequence[Tensor],
-    buffers: Sequence[Tensor],
-    views: Sequence[MatrixView],
-    settings: Sequence[Settings],
-    chunk_bytes: Optional[int] = None,
-) -> tuple[Batch, ...]:
-    """Return the batches of the matrices of `parameters`, with momentum `buffers`; all lists are alike in length.
+class Planned(NamedTuple):
+    """A parameter to plan for: name, local tensor and momentum buffer, places and sizes of its matrices, settings."""
+
+    name: str
+    parameter: Tensor
+    buffer: Tensor
+    matrices: Mapping[Matrix, tuple[int, int]]
+    scale: float  # of the step multiplier
+    settings: Settings
+
+    @property
+    def work_dtype(self) -> torch.dtype:
+        """The dtype of the products."""
+        return self.settings.work_dtype or default_work_dtype(self.parameter)
+
+    @property
+    def packed_dtype(self) -> torch.dtype:
+        """The dtype of what is not normalised yet."""
+        return _packed_dtype(self.parameter.dtype, self.work_dtype)
+
+    def iteration(self, size: tuple[int, int]) -> Iteration:
+        """Return how matrices of `size`, rows and columns, are orthogonalized; ValueError where that is not safe."""
+        sides = (min(size), max(size))
+        return choose_iteration(
+            self.parameter.device, self.work_dtype, sides, self.settings.schedule, self.settings.method
+        )
+
+    def multiplier(self, matrix: Matrix) -> float:
+        """Return the step multiplier of one of the matrices."""
+        return step_multiplier(self.settings.adjust_lr_fn, *self.matrices[matrix]) * self.scale
+
+    def only(self, matrix: Matrix) -> Planned:
+        """Return the plan for one of the matrices alone."""
+        return self._replace(matrices={matrix: self.matrices[matrix]})
+
+    @property
+    def kind(self) -> Hashable:
+        """What all matrices of a batch have in common, besides their size."""
+        return self.parameter.device, self.parameter.dtype, self.buffer.dtype, self.scale, self.settings
+
+
+def plan_batches(planned: Iterable[Planned], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
+    """Return the batches of all matrices.
 
     A batch packs at most `chunk_bytes`, None: `CHUNK_BYTES` of the device, or is one matrix. Where products work on one
     matrix at a time there is nothing to be saved by stacking. Tall matrices are turned on a CPU while they are packed,
     since the iteration wants wide contiguous ones there.
     Raises ValueError where a method is not safe in the dtype.
     """
-    matrices, keys = [], []
-    for i, (p, buffer, view, wanted) in enumerate(zip(parameters, buffers, views, settings)):
-        for k, shape in enumerate(view.shapes):
-            matrices.append(Matrix(i, k))
-            keys.append((p.device, p.dtype, buffer.dtype, shape, view.scale, wanted))
+    every = [(own, matrix, size) for own in planned for matrix, size in own.matrices.items()]
     batches = []
-    for positions in positions_by(keys):
-        device, dtype, _, (rows, cols), scale, wanted = keys[positions[0]]
-        work_dtype = wanted.work_dtype or default_work_dtype(parameters[matrices[positions[0]].parameter])
-        size = (min(rows, cols), max(rows, cols))
+    for positions in positions_by((own.kind, size) for own, _, size in every):
+        own, matrix, (rows, cols) = every[positions[0]]
+        device = own.parameter.device
         whole = Batch(
-            members=tuple(matrices[i] for i in positions),
+            members=tuple(every[i][1] for i in positions),
             rows=rows,
             cols=cols,
-            multiplier=step_multiplier(wanted.adjust_lr_fn, rows, cols) * scale,
-            packed_dtype=_packed_dtype(dtype, work_dtype),
-            iteration=choose_iteration(device, work_dtype, size, wanted.schedule, wanted.method),
+            multiplier=own.multiplier(matrix),
+            packed_dtype=own.packed_dtype,
+            iteration=own.iteration((rows, cols)),
             turned=device.type == "cpu" and rows > cols,
         )
         batches += _chunks(whole, chunk_bytes or CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]))

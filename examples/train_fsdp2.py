@@ -1,0 +1,220 @@
+"""Train the character model on several processes, save it, and go on under another layout.
+
+torchrun --nproc-per-node 4 -m examples.train_fsdp2 --layout fsdp --steps 40 --stop-after 20 --checkpoint out/fsdp2
+torchrun --nproc-per-node 4 -m examples.train_fsdp2 --layout tp --steps 40 --checkpoint out/fsdp2 --resume
+python -m examples.train_fsdp2 --layout single --steps 40
+
+`fsdp` shards every parameter over all processes, `hsdp` over half of them, twice; `tp` splits the MLPs in two by
+tensor parallelism, and shards over the rest. All see the same windows in the same order, and end at the same loss but
+for rounding: gradients are summed in another order. It runs on CPUs, over gloo; `--build` is where `make build` has put
+the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import kernels
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from .character_model.corpus import Corpus, read_corpus, standard_library
+from .character_model.model import CONTEXT, CharacterModel, loss_of
+from .character_model.training import learning_rate_factor
+
+REPO_ID = "org/optimizer"
+LAYOUTS = ("single", "fsdp", "hsdp", "tp")
+BATCH = 16  # windows, of all processes together
+HELD_OUT = 64  # windows of the validation text
+LR = 1e-2
+# Functions of a chunk's way through the step, and the names of their ranges in a trace.
+STAGES = {
+    "pack_momentum_": "muon.pack",
+    "start": "muon.send",
+    "_received": "muon.wait",
+    "_orthogonalized": "muon.orthogonalize",
+    "descend_packed_": "muon.descend",
+}
+
+
+def main() -> int:
+    given = parsed()
+    torch.set_num_threads(1)
+    os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={given.build.resolve()}")
+    if given.layout != "single":
+        dist.init_process_group("gloo")
+    try:
+        run(given)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layout", choices=LAYOUTS, default="fsdp")
+    parser.add_argument("--steps", type=int, default=40, help="of the whole run: %(default)s")
+    parser.add_argument("--stop-after", type=int, help="end, and save, after this step")
+    parser.add_argument("--checkpoint", type=Path, help="folder into which the end is saved")
+    parser.add_argument("--resume", action="store_true", help="begin with what is in --checkpoint")
+    parser.add_argument("--result", type=Path, help="JSON file for the losses")
+    parser.add_argument("--trace", type=Path, help="trace of each process, TRACE.<rank>.json")
+    parser.add_argument("--text-bytes", type=int, default=1_000_000, help="of the training text: %(default)s")
+    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of the variants: %(default)s")
+    given = parser.parse_args()
+    if given.resume and given.checkpoint is None:
+        parser.error("--resume needs --checkpoint")
+    return given
+
+
+def run(given: argparse.Namespace) -> None:
+    kernel = kernels.get_kernel(REPO_ID, version=1, backend="cpu", trust_remote_code=True)
+    corpus = read_corpus(standard_library()[: given.text_bytes])
+    torch.manual_seed(0)
+    model = CharacterModel(corpus.symbols)
+    data_mesh = shard(model, given.layout)
+    # Small chunks, so that a model as small as this has several, and one is exchanged while another is worked on.
+    optimizer = kernel.Muon(model.named_parameters(), lr=LR, chunk_bytes=2**15)
+    first = load(model, optimizer, given.checkpoint) if given.resume else 0
+    last = given.stop_after or given.steps
+    losses = []
+    with progress(last - first, given.layout) as advance, traced(kernel, given.trace):
+        for step in range(first, last):
+            set_learning_rate(optimizer, step, given.steps)
+            losses.append(train_step(model, optimizer, batch_of(corpus, step), data_mesh))
+            advance(losses[-1])
+    held_out = mean_over(data_mesh, loss_on(model, corpus.validation_windows(HELD_OUT, CONTEXT + 1), data_mesh))
+    if given.checkpoint is not None:
+        save(model, optimizer, last, given.checkpoint)
+    if rank() == 0:
+        print(f"{given.layout}: steps {first} to {last}, validation loss {held_out:.4f} nats per character")
+        if given.result is not None:
+            content = {"layout": given.layout, "first": first, "train": losses, "validation": held_out}
+            given.result.write_text(json.dumps(content) + "\n")
+
+
+def shard(model: CharacterModel, layout: str) -> DeviceMesh | None:
+    """Shard the model in place, and return the mesh of the processes that work on different data."""
+    if layout == "single":
+        return None
+    ranks = dist.get_world_size()
+    if layout == "fsdp":
+        mesh = data_mesh = init_device_mesh("cpu", (ranks,))
+    elif layout == "hsdp":
+        mesh = data_mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
+    else:
+        both = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("data", "tensor"))
+        mesh = data_mesh = both["data"]
+        for layer in model.layers:
+            parallelize_module(layer.mlp, both["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return data_mesh
+
+
+def train_step(model: nn.Module, optimizer, windows: Tensor, mesh: DeviceMesh | None) -> float:
+    """Take one step on this process's share of the windows, and return the loss over all of them."""
+    loss = loss_of(model, share_of(windows, mesh))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return mean_over(mesh, loss.detach())
+
+
+@torch.no_grad()
+def loss_on(model: nn.Module, windows: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Return the mean loss over this process's share of the windows."""
+    return loss_of(model, share_of(windows, mesh))
+
+
+def batch_of(corpus: Corpus, step: int) -> Tensor:
+    """Return the windows of a step, which depend on nothing else: a resumed run sees the same ones."""
+    return corpus.batch(BATCH, CONTEXT + 1, torch.Generator().manual_seed(step))
+
+
+def share_of(windows: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Return the windows of this process; those of one tensor parallel group have the same ones."""
+    if mesh is None:
+        return windows
+    shares = windows.chunk(mesh.size())
+    place = mesh.mesh.flatten().tolist().index(dist.get_rank())
+    return shares[place]
+
+
+def mean_over(mesh: DeviceMesh | None, value: Tensor) -> float:
+    """Return the mean of all processes' values; each share of the data has as many processes as any other."""
+    if mesh is not None:
+        dist.all_reduce(value)
+        value = value / dist.get_world_size()
+    return value.item()
+
+
+def set_learning_rate(optimizer, step: int, steps: int) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = LR * learning_rate_factor(step, steps)
+
+
+def save(model: nn.Module, optimizer, step: int, folder: Path) -> None:
+    """Save what has been reached after `step` steps; all processes write their parts."""
+    parameters, state = get_state_dict(model, optimizer)
+    dcp.save({"model": parameters, "optimizer": state, "step": step}, checkpoint_id=folder)
+
+
+def load(model: nn.Module, optimizer, folder: Path) -> int:
+    """Load a checkpoint of any layout, and return how many steps it has behind it."""
+    parameters, state = get_state_dict(model, optimizer)
+    found = {"model": parameters, "optimizer": state, "step": 0}
+    dcp.load(found, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    return found["step"]
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+@contextlib.contextmanager
+def progress(steps: int, layout: str) -> Iterator:
+    """Yield a function that takes the loss of each step and shows how far training is, on the first process."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, disable=rank() != 0) as bars:
+        bar = bars.add_task(layout, total=steps)
+        yield lambda loss: bars.update(bar, advance=1, description=f"{layout}  loss {loss:.3f}")
+
+
+@contextlib.contextmanager
+def traced(kernel, path: Path | None) -> Iterator:
+    """Write a trace of what is done meanwhile, if asked for, which names the stages of the optimizer's chunks."""
+    if path is None:
+        yield
+        return
+    sharded = kernel.distributed.sharded
+    plain = {name: getattr(sharded, name) for name in STAGES}
+    for name, function in plain.items():
+        setattr(sharded, name, torch.profiler.record_function(STAGES[name])(function))
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            yield
+    finally:
+        for name, function in plain.items():
+            setattr(sharded, name, function)
+    profile.export_chrome_trace(f"{path}.{rank()}.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

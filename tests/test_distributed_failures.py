@@ -1,0 +1,158 @@
+"""Ranks that disagree, die or are late: an error in bounded time, which says who and what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_alone, part_of
+
+ODD = 2  # the rank that differs
+SPECS = tuple(Spec(f"layers.{i}.up.weight", (8 + 4 * i, 12), LAYOUTS["rows"]) for i in range(3))
+# What the odd rank has, and what the message must show of it and of the others'.
+DIFFERENT = {
+    "a shape": ({"specs": (*SPECS[:2], SPECS[2]._replace(shape=(16, 20)))}, ["layers.2.up.weight", "16, 20", "16, 12"]),
+    "a name": ({"specs": (*SPECS[:2], SPECS[2]._replace(name="other.weight"))}, ["layers.2.up.weight", "other.weight"]),
+    "one more": ({"specs": (*SPECS, Spec("more.weight", (8, 8), LAYOUTS["rows"]))}, ["more.weight"]),
+    "one less": ({"specs": SPECS[:2]}, ["layers.2.up.weight"]),
+    "the order": ({"specs": SPECS[::-1]}, ["layers.0.up.weight", "layers.2.up.weight"]),
+    "a placement": ({"specs": (SPECS[0]._replace(layout=LAYOUTS["columns"]), *SPECS[1:])}, ["layers.0.up.weight"]),
+    "the dtype": ({"dtype": torch.bfloat16}, ["layers.0.up.weight", "bfloat16", "float32"]),
+    "the work dtype": ({"settings": {"ns_dtype": "bfloat16"}}, ["layers.0.up.weight", "bfloat16", "float32"]),
+    "momentum": ({"settings": {"momentum": 0.5}}, ["layers.0.up.weight", "0.5", "0.95"]),
+    "nesterov": ({"settings": {"nesterov": False}}, ["layers.0.up.weight", "nesterov"]),
+    "ns_steps": ({"settings": {"ns_steps": 3}}, ["layers.0.up.weight", "3", "5"]),
+    "lr": ({"settings": {"lr": 0.5}}, ["layers.0.up.weight", "0.5"]),
+    "weight_decay": ({"settings": {"weight_decay": 0.5}}, ["layers.0.up.weight", "0.5"]),
+    "chunk_bytes": ({"settings": {"chunk_bytes": 777}}, ["777"]),
+    "chunks_in_flight": ({"settings": {"chunks_in_flight": 7}}, ["7"]),
+}
+SECONDS = 5.0  # that the group gives a collective
+
+
+@pytest.fixture
+def doomed(pools):
+    """A pool whose group does not outlive the test."""
+    pool = pools(4, SECONDS)
+    yield pool
+    pool.close()
+
+
+def errors_of_steps(kernel, case: Case, odd: Case):
+    """Return the error that steps end with, None without one, and how long they took."""
+    own = odd if dist.get_rank() == ODD else case
+    started, optimizer, params = time.monotonic(), *built(kernel, own)
+    before = [p.detach().clone() for p in params]
+    try:
+        take_steps(own, optimizer, params, range(1, 3))
+    except (ValueError, RuntimeError) as error:
+        same = all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
+        return type(error).__name__, str(error), time.monotonic() - started, same
+    return None
+
+
+def built(kernel, case: Case):
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    settings = {"ns_dtype": "float32", **case.settings}
+    return kernel.Muon([(spec.name, p) for spec, p in zip(case.specs, params)], **settings), params
+
+
+def take_steps(case: Case, optimizer, params, steps) -> None:
+    for step in steps:
+        for i, p in enumerate(params):
+            p.grad = part_of(case._replace(seed=step), i).data
+        optimizer.step()
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_ranks_that_disagree_all_say_who_does_and_about_what(pools, what):
+    changes, words = DIFFERENT[what]
+    case = Case(SPECS)
+    for kind, text, seconds, unchanged in pools(4, SECONDS).run(errors_of_steps, case, case._replace(**changes)):
+        assert kind == "ValueError", text
+        assert f"rank {ODD}" in text
+        assert all(word in text for word in words), text
+        assert unchanged
+        assert seconds < SECONDS
+
+
+def change_later(kernel, case: Case, key: str, value):
+    """As before, but the odd rank changes a setting after some steps."""
+    optimizer, params = built(kernel, case)
+    take_steps(case, optimizer, params, range(1, 4))
+    if dist.get_rank() == ODD:
+        optimizer.param_groups[0][key] = value
+    started = time.monotonic()
+    try:
+        take_steps(case, optimizer, params, range(4, 6))
+    except (ValueError, RuntimeError) as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key, value", [("ns_steps", 2), ("ns_dtype", "bfloat16")])
+def test_a_rank_that_changes_a_setting_of_its_own_ends_all_in_bounded_time(doomed, key, value):
+    for found in doomed.run(change_later, Case(SPECS), key, value):
+        assert found is not None
+        assert found[2] < 2 * SECONDS
+
+
+def die_or_sleep(kernel, case: Case, at_step: int, seconds: float):
+    """The odd rank dies before a step, or sleeps; returns the error of the others, and after how long."""
+    optimizer, params = built(kernel, case)
+    take_steps(case, optimizer, params, range(1, at_step))
+    if dist.get_rank() == ODD:
+        if not seconds:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(seconds)
+    started = time.monotonic()
+    try:
+        take_steps(case, optimizer, params, range(at_step, at_step + 2))
+    except RuntimeError as error:
+        return str(error), time.monotonic() - started
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_step", [1, 3])
+@pytest.mark.parametrize("name", ["rows", "hsdp"])
+def test_a_rank_that_is_killed_ends_all_others_within_the_timeout(doomed, name, at_step):
+    case = Case(tuple(spec._replace(layout=LAYOUTS[name]) for spec in SPECS), {"chunk_bytes": 200})
+    results = doomed.run(die_or_sleep, case, at_step, 0.0, may_die=(ODD,))
+    assert results.pop(ODD) is None
+    for text, seconds in results:
+        assert "up.weight" in text or at_step == 1  # before the first step plans are compared, of all parameters
+        assert seconds < 2 * SECONDS
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_late_beyond_the_timeout_ends_all_others(doomed):
+    results = doomed.run(die_or_sleep, Case(SPECS), 3, 3 * SECONDS)
+    for rank, found in enumerate(results):
+        assert found is not None
+        assert found[1] < 2 * SECONDS, rank
+        assert "up.weight" in found[0]
+        assert f"rank {rank}" in found[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_late_within_the_timeout_is_waited_for(doomed):
+    assert doomed.run(die_or_sleep, Case(SPECS), 3, SECONDS / 4) == [None] * 4
+
+
+def test_a_pool_of_which_a_rank_died_is_replaced(kernel, pools):
+    pool = pools(2)
+    assert pool.run(die, may_die=(1,)) == [None, None]
+    case = Case((Spec("up.weight", (5, 7), Layout((2,), ("0",))),), steps=2)
+    assert_as_alone(kernel, pools, case, ranks=2)
+
+
+def die(kernel):
+    if dist.get_rank() == 1:
+        os._exit(1)

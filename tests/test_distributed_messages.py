@@ -1,0 +1,139 @@
+"""What is really sent: the collectives of a step, counted, and what a rank holds while they fly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sharded_models import LAYOUTS, Case, Layout, Spec, part_of, train
+
+SIZE = 32, 64
+COUNT = 16
+
+
+class Counted:
+    """Counts the collectives that are called while it is entered: (name, elements to other ranks, bytes of one)."""
+
+    NAMES = (
+        "all_to_all_single", "all_to_all", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce",
+        "barrier", "broadcast", "isend", "irecv", "send", "recv", "reduce_scatter_tensor", "gather", "scatter",
+    )  # fmt: skip
+
+    def __init__(self):
+        self.calls: list[tuple[str, int, int]] = []
+
+    def __enter__(self):
+        self._real = {name: getattr(dist, name) for name in self.NAMES}
+        for name in self.NAMES:
+            setattr(dist, name, self._counting(name))
+        return self
+
+    def __exit__(self, *_):
+        for name, function in self._real.items():
+            setattr(dist, name, function)
+
+    def _counting(self, name):
+        def call(*arguments, **options):
+            to_others = itemsize = 0
+            if name == "all_to_all_single":
+                _, sent, _, sizes = arguments
+                to_others, itemsize = sum(sizes) - sizes[dist.get_rank()], sent.element_size()
+                assert sum(sizes) == sent.numel()
+            self.calls.append((name, to_others, itemsize))
+            return self._real[name](*arguments, **options)
+
+        return call
+
+
+def count_steps(kernel, case: Case):
+    """Return the collectives of the last of the steps, and how many chunks the plan has."""
+    counted = None
+    step = kernel.Muon.step
+
+    def counting(optimizer):
+        nonlocal counted
+        with Counted() as counted:
+            step(optimizer)
+        counted.chunks = sum(len(exchange.chunks) for exchange in optimizer._plan.exchanges)
+
+    kernel.Muon.step = counting
+    try:
+        train(kernel, case)
+    finally:
+        kernel.Muon.step = step
+    return counted.calls, counted.chunks
+
+
+def case_on(layout: Layout, **settings) -> Case:
+    specs = tuple(Spec(f"layers.{i}.up.weight", SIZE, layout) for i in range(COUNT))
+    return Case(specs, {"ns_dtype": "float32", **settings}, steps=2)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 20_000, None])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "replicated"])
+def test_a_step_has_two_messages_a_chunk_of_the_bytes_of_the_formula(pools, name, chunk_bytes):
+    """(S/R)(1 + 1/D - 2/(RD)) times the bytes of an element, for S elements on R parts in D copies, and flags."""
+    layout = LAYOUTS[name]
+    copies = math.prod(size for size, split in zip(layout.mesh, layout.splits) if split == "r")
+    parts = 4 // copies
+    results = pools(4).run(count_steps, case_on(layout, chunk_bytes=chunk_bytes))
+    for calls, chunks in results:
+        assert [called for called, *_ in calls] == ["all_to_all_single"] * (2 * chunks)
+    # As many matrices as parts are in a chunk at least; 20,000 bytes are 2.4 of them on each rank, of `parts` parts.
+    counts = {1: COUNT // parts, 20_000: -(-COUNT // max(20_000 * parts // (4 * 32 * 64), parts)), None: 1}
+    assert {chunks for _, chunks in results} == {counts[chunk_bytes]}
+    # A flag for each part, to the owner and back, of parts that do not stay where they are.
+    elements = COUNT * math.prod(SIZE) / parts * (1 + 1 / copies - 2 / (parts * copies))
+    flags = 2 * COUNT * (4 - 1) / 4
+    sent = sum(amount * itemsize for calls, _ in results for _, amount, itemsize in calls)
+    assert sent == 4 * 4 * (elements + flags)
+
+
+def test_whole_experts_and_small_copies_are_not_sent(pools):
+    specs = (
+        Spec("layers.0.experts.w1", (8, 6, 5), Layout((4,), ("0",))),
+        Spec("up.weight", SIZE, LAYOUTS["replicated"]),
+    )
+    for calls, chunks in pools(4).run(count_steps, Case(specs, {"expert_keys": ("experts",)}, steps=2)):
+        assert (calls, chunks) == ([], 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_messages_are_of_the_dtype_of_the_products(pools, dtype):
+    for calls, _ in pools(4).run(count_steps, case_on(LAYOUTS["rows"], ns_dtype=dtype)):
+        assert {itemsize for _, _, itemsize in calls} == {getattr(torch, dtype).itemsize}
+
+
+def elements_in_flight(kernel, case: Case):
+    """Return, for each chunk, elements of directions, of what comes for them, of what goes back, and of updates."""
+    params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
+    optimizer = kernel.Muon(params, **case.settings)
+    chunks = [chunk.messages for exchange in optimizer._plan.exchanges for chunk in exchange.chunks]
+    return [
+        (
+            sum(chunk.gather.sent) + chunk.scratch,
+            sum(chunk.gather.received),
+            sum(chunk.scatter.sent),
+            sum(chunk.scatter.received),
+        )
+        for chunk in chunks
+    ]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 40_000])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "replicated"])
+def test_a_chunk_holds_no_more_than_chunk_bytes_or_one_matrix_of_each_kind(pools, name, chunk_bytes):
+    layout, matrix = LAYOUTS[name], math.prod(SIZE)
+    copies = math.prod(size for size, split in zip(layout.mesh, layout.splits) if split == "r")
+    # And a flag for each matrix, each way, at most.
+    limit = max(chunk_bytes / 4, matrix) + COUNT
+    for chunks in pools(4).run(elements_in_flight, case_on(layout, chunk_bytes=chunk_bytes)):
+        for directions, gathered, returned, updates in chunks:
+            assert directions <= limit
+            assert updates <= limit
+            # An owner has whole matrices: up to one more than its share. It sends them to all copies.
+            assert gathered <= limit / copies + matrix
+            assert returned <= limit + copies * matrix

@@ -1,0 +1,53 @@
+"""`release_grads`: a matrix's gradient is let go as soon as it has been read, and the update is the same."""
+
+import pytest
+import torch
+
+
+def parameters(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"a.weight": (16, 8), "experts.w": (3, 8, 12), "conv.weight": (8, 6, 3, 3), "a.bias": (16,)}
+    params = {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+    for p in params.values():
+        p.grad = torch.randn(p.shape, generator=generator)
+    return params
+
+
+def optimizer(kernel, params, **options):
+    return kernel.Muon(params.items(), expert_keys=("experts",), **options)
+
+
+def test_the_update_is_the_same(kernel):
+    kept, released = parameters(), parameters()
+    for params, release in ((kept, False), (released, True)):
+        optimizer(kernel, params, release_grads=release).step()
+    for name, p in kept.items():
+        assert torch.equal(p, released[name]), name
+    assert all(p.grad is not None for p in kept.values())
+
+
+def test_gradients_of_matrices_are_gone_and_the_fallbacks_stay(kernel):
+    params = parameters()
+    optimizer(kernel, params, release_grads=True).step()
+    assert [name for name, p in params.items() if p.grad is not None] == ["a.bias"]
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_the_memory_is_free_before_the_matrix_is_orthogonalized(kernel, monkeypatch, release):
+    """When a parameter's last matrix is worked on, nobody holds its gradient any more."""
+    params = parameters()
+    muon = optimizer(kernel, params, release_grads=release)
+    gradients = {name for name in params if name != "a.bias"}
+    pipeline = kernel.distributed.pipeline
+    polar_factors, alive = pipeline.polar_factors, []
+
+    def observed(packed, iteration, eps):
+        alive.append({name for name, p in params.items() if name in gradients and p.grad is not None})
+        return polar_factors(packed, iteration, eps)
+
+    monkeypatch.setattr(pipeline, "polar_factors", observed)
+    muon.step()
+    # One gradient fewer at each parameter's last batch.
+    assert alive[-1] == (set() if release else gradients)
+    assert [len(names) for names in alive] == sorted((len(names) for names in alive), reverse=True)
+    assert (len(alive[0]) < len(gradients)) == release

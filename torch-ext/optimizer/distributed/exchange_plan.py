@@ -1,0 +1,124 @@
+"""Which matrices are exchanged, and in which chunks: the plan of what is sharded or has copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, NamedTuple, Optional, Sequence
+
+import torch
+
+from .messages import Chunk, Unit, plan_chunks
+from .placement import this_rank
+from .plan import Batch, Matrix, Planned, plan_batches, positions_by
+from .shards import Shards, Sheet
+
+# Copies of a matrix are orthogonalized once, and sent, where that costs more FLOPs than this; a guess, not measured.
+WORTH_SENDING = 2**28
+
+# FLOPs in whose time an element goes over the wire: 4e14 FLOPs and 2e11 elements a second. It keeps long thin matrices,
+# which cost few FLOPs, from meeting on one rank.
+FLOPS_OF_AN_ELEMENT = 2**11
+
+CHUNK_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class ShardedChunk:
+    """The messages of a chunk, the batches of the matrices that this rank owns, and the multipliers of those it holds.
+
+    All have one dtype and device, one work dtype and one recipe.
+    """
+
+    messages: Chunk
+    batches: tuple[Batch, ...]
+    multipliers: tuple[float, ...]  # of the held parts
+    names: tuple[str, ...]  # of the parameters
+    packed_dtype: torch.dtype
+    work_dtype: torch.dtype
+
+    def sent_bytes(self, own: int) -> int:
+        """Return what goes to other ranks in both exchanges; `own` is this rank's position among them."""
+        gather, scatter = (sum(side.sent) - side.sent[own] for side in (self.messages.gather, self.messages.scatter))
+        return gather * self.packed_dtype.itemsize + scatter * self.work_dtype.itemsize
+
+
+class Sharing(NamedTuple):
+    """How matrices of several ranks are exchanged: see `Muon`."""
+
+    ranks: Optional[tuple[int, ...]] = None  # that each have a copy of every plain parameter
+    chunk_bytes: Optional[int] = None
+    chunks_in_flight: int = 2
+    release_grads: bool = False
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Chunks that are exchanged among `ranks`, in rising order."""
+
+    ranks: tuple[int, ...]
+    chunks: tuple[ShardedChunk, ...]
+    loads: tuple[int, ...]  # FLOPs of each rank
+
+    def __str__(self) -> str:
+        sent = sum(chunk.sent_bytes(self.ranks.index(this_rank())) for chunk in self.chunks)
+        imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)
+        return (
+            f"{len(self.chunks)} chunks among {len(self.ranks)} ranks, {2 * len(self.chunks)} messages; this rank "
+            f"sends {sent / 2**20:.1f} MiB a step; the largest load is {imbalance:.2f} of the mean"
+        )
+
+
+def is_exchanged(shards: Shards, index: int) -> bool:
+    """Whether a matrix goes to an owner: it lies in parts, or in copies that are worth sending."""
+    if not shards.is_whole(index):
+        return True
+    return shards.layout.copies > 1 and flops(*shards.view.shapes[index]) > WORTH_SENDING
+
+
+def split_matrices(number: int, sheet: Sheet) -> tuple[dict[Matrix, tuple[int, int]], dict[Matrix, tuple[int, int]]]:
+    """Return the matrices of the parameter of this number with their sizes: those worked on here, those exchanged."""
+    sizes = {Matrix(number, i): size for i, size in enumerate(sheet.whole.shapes)}
+    if sheet.shards is None:
+        return sizes, {}
+    sent = {matrix: size for matrix, size in sizes.items() if is_exchanged(sheet.shards, matrix.index)}
+    return {m: sizes[m] for m in (Matrix(number, i) for i in sheet.indices) if m not in sent}, sent
+
+
+def flops(rows: int, cols: int) -> int:
+    """Return the FLOPs of one step of the standard iteration, 4 m² n + 2 m³."""
+    m, n = sorted((rows, cols))
+    return 4 * m * m * n + 2 * m**3
+
+
+def plan_exchanges(
+    planned: Sequence[Planned], shards: Mapping[int, Shards], rank: int, chunk_bytes: Optional[int]
+) -> tuple[Exchange, ...]:
+    """Return what `rank` exchanges of `planned`, whose parameters lie as `shards` says, by their number.
+
+    A chunk holds matrices of at most `chunk_bytes`, None: CHUNK_BYTES, on each rank, or one for each part of a matrix.
+    """
+    every = [(own, matrix, size) for own in planned for matrix, size in own.matrices.items()]
+    owners = {matrix: own for own, matrix, _ in every}
+    keys = [(shards[matrix.parameter].layout.mesh.members, *own.kind[:3], own.settings) for own, matrix, _ in every]
+    exchanges = []
+    for positions in positions_by(keys):
+        ranks, first = keys[positions[0]][0], every[positions[0]][0]
+        units = [
+            Unit(matrix, shards[matrix.parameter], flops(*size) + FLOPS_OF_AN_ELEMENT * size[0] * size[1])
+            for _, matrix, size in map(every.__getitem__, positions)
+        ]
+        limit = (chunk_bytes or CHUNK_BYTES) // first.packed_dtype.itemsize
+        sides, loads = plan_chunks(units, ranks, rank, limit)
+        chunks = tuple(_sharded_chunk(side, owners, first, chunk_bytes) for side in sides)
+        exchanges.append(Exchange(ranks, chunks, loads))
+    return tuple(exchanges)
+
+
+def _sharded_chunk(
+    chunk: Chunk, planned: Mapping[Matrix, Planned], first: Planned, chunk_bytes: Optional[int]
+) -> ShardedChunk:
+    owned = [planned[matrix].only(matrix) for matrix in chunk.owned]
+    multipliers = tuple(planned[matrix].multiplier(matrix) for matrix in chunk.held)
+    names = tuple(dict.fromkeys(planned[matrix].name for matrix, _ in chunk.owners))
+    batches = plan_batches(owned, chunk_bytes)
+    return ShardedChunk(chunk, batches, multipliers, names, first.packed_dtype, first.work_dtype)
