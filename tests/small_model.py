@@ -1,5 +1,7 @@
 """A handful of named parameters of every kind, and gradients for them."""
 
+import zlib
+
 import torch
 from torch.nn import Parameter
 
@@ -15,11 +17,14 @@ def named_parameters(dtype=torch.float32, seed=0):
     return {name: Parameter(torch.randn(shape, generator=generator).to(dtype)) for name, shape in shapes.items()}
 
 
+def gradient_of(name, p, seed):
+    generator = torch.Generator().manual_seed(1000 * seed + zlib.crc32(name.encode()) % 1000)
+    return torch.randn(p.shape, generator=generator).to(p.dtype)
+
+
 def set_gradients(params, seed, without=()):
-    generator = torch.Generator().manual_seed(seed)
     for name, p in params.items():
-        gradient = torch.randn(p.shape, generator=generator).to(p.dtype)
-        p.grad = None if name in without else gradient
+        p.grad = None if name in without else gradient_of(name, p, seed)
 
 
 def take_steps(optimizer, params, seeds):
@@ -29,4 +34,9 @@ def take_steps(optimizer, params, seeds):
 
 
 def same_bits(params, others):
-    return all(torch.equal(params[name], others[name]) for name in params)
+    return params.keys() == others.keys() and all(torch.equal(params[name], others[name]) for name in params)
+
+
+def state_of(optimizer, params):
+    """Every tensor of the state of named parameters."""
+    return {f"{name}/{key}": value for name, p in params.items() for key, value in optimizer.state[p].items()}

@@ -8,21 +8,29 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "torch-ext" / "optimizer"
 FLOORS = [
-    {"schedules", "learning_rate", "parameters", "matrices", "attention", "state"},
-    {"kernels", "stability"},
+    {"schedules", "learning_rate", "parameters", "matrices", "attention", "partition", "offload"},
+    {"kernels", "stability", "state", "state_sources"},
     {"iteration"},
     {"polar", "rules", "routing"},
-    {"distributed", "param_groups", "clipping", "telemetry"},
-    {"updates", "planned_optimizer"},
+    {"distributed", "param_groups", "telemetry"},
+    {"updates", "clipping"},
+    {"planned_optimizer"},
     {"muon"},
-    {"compat"},
+    {"compat", "state_import", "trainer"},
     {"__init__"},
 ]
 # Inside a folder a file imports only from those before it; rules import none of each other.
 ORDERS = {
-    "kernels": [{"native", "tiles", "tuned"}, {"symmetric_gemm"}, {"gemms"}],
+    "kernels": [{"native", "tiles", "tuned", "panels"}, {"symmetric_gemm"}, {"small_polar"}, {"gemms"}],
     "rules": [{"momentum", "descent", "adamw", "nadamw", "qk_clip"}],
-    "distributed": [{"plan"}, {"pipeline"}],
+    "distributed": [
+        {"placement", "plan"},
+        {"shards", "agreement"},
+        {"messages"},
+        {"exchange", "exchange_plan"},
+        {"pipeline"},
+        {"sharded"},
+    ],
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "_ops.py")
 

@@ -5,7 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import Parameter
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from small_model import named_parameters, same_bits, set_gradients, take_steps
 
@@ -160,19 +164,23 @@ def test_wrong_group_settings_are_named(kernel, group, error, words):
     "make, error, words",
     [
         (lambda: Parameter(torch.ones(4, 4)).to(torch.float8_e4m3fn), TypeError, "float8"),
-        (lambda: sharded(Parameter(torch.ones(4, 4))), ValueError, "sharded"),
         (lambda: torch.ones(4, 4).to_sparse().requires_grad_(), ValueError, "dense"),
     ],
-    ids=["float8", "sharded", "sparse"],
+    ids=["float8", "sparse"],
 )
 def test_parameters_that_cannot_be_optimized_are_refused(kernel, make, error, words):
     with pytest.raises(error, match=words):
         kernel.Muon([make().detach().requires_grad_() if words == "float8" else make()])
 
 
-def sharded(p):
-    p.device_mesh = object()  # as a DTensor has
-    return p
+def test_parameters_whose_parts_are_yet_to_be_summed_are_refused(kernel):
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        part = DTensor.from_local(torch.ones(4, 4), init_device_mesh("cpu", (2,)), [Partial()], run_check=False)
+        with pytest.raises(ValueError, match=r"w has placements .* must be reduced before a step"):
+            kernel.Muon([("w", Parameter(part))])
+    finally:
+        dist.destroy_process_group()
 
 
 def test_settings_survive_a_copy_of_the_defaults(kernel):

@@ -105,3 +105,14 @@ def test_state_of_other_parameters_is_refused_before_anything_is_loaded(kernel):
     with pytest.raises(ValueError, match="saved in another order"):
         other.load_state_dict(saved)
     assert not other.state[params["up.weight"]]["momentum_buffer"].any()
+
+
+@pytest.mark.parametrize("saved, words", [(2, "saved in format 2, known here are 1 to 1"), ("1", "format 1, known")])
+def test_state_of_a_format_that_is_not_known_is_refused(kernel, saved, words):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    assert all(group["state_format"] == 1 for group in optimizer.state_dict()["param_groups"])
+    later = copy.deepcopy(optimizer.state_dict())
+    later["param_groups"][0]["state_format"] = saved
+    with pytest.raises(ValueError, match=words):
+        optimizer.load_state_dict(later)

@@ -72,7 +72,7 @@ def test_a_gradient_that_is_not_finite_stays_in_its_parameter(kernel):
             tensors["up.weight"].grad[0, 0] = float("nan")
         optimizer.step()
     assert params["up.weight"].isnan().any()
-    del params["up.weight"]
+    del params["up.weight"], clean["up.weight"]
     assert same_bits(params, clean)
 
 
@@ -122,3 +122,18 @@ def test_sparse_gradients_are_refused_before_anything_moves(kernel):
     with pytest.raises(ValueError, match="sparse"):
         optimizer.step()
     assert same_bits(params, before)
+
+
+def test_a_closure_is_called_once_with_gradients_before_anything_else(kernel):
+    params, twin = named_parameters(), named_parameters()
+    optimizer, reference = kernel.Muon(params.items()), kernel.Muon(twin.items())
+    calls = []
+
+    def closure():
+        calls.append(torch.is_grad_enabled())
+        set_gradients(params, 0)
+        return torch.tensor(7.0)
+
+    assert optimizer.step(closure) == 7 and calls == [True]
+    take_steps(reference, twin, [0])
+    assert same_bits(params, twin)

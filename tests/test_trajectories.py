@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-FLOORS = {"float32": 1e-5, "bfloat16": 5e-2}
+FLOORS = {"float32": 1e-5, "bfloat16": 5e-2, "float16": 5e-3}
 
 
 class Trajectory:
@@ -167,7 +167,7 @@ def test_float64_state_is_the_published_state(kernel, trajectories):
     assert compared > 100
 
 
-@pytest.mark.parametrize("work_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("work_dtype", ["float32", "bfloat16", "float16"])
 def test_other_work_dtypes_err_no_more_than_the_references(kernel, trajectories, work_dtype):
     compared = 0
     for trajectory in trajectories:
@@ -179,7 +179,7 @@ def test_other_work_dtypes_err_no_more_than_the_references(kernel, trajectories,
             if step not in (1, 2, 5, 12):
                 continue
             for name, _, error in errors(trajectory, optimizer, params, step):
-                reference = largest if work_dtype == "bfloat16" else reference_errors[name]
+                reference = reference_errors[name] if work_dtype == "float32" else largest
                 assert error <= max(FLOORS[work_dtype], 4 * reference), (trajectory.case["id"], step, name)
                 compared += 1
-    assert compared > 100
+    assert compared > (10 if work_dtype == "float16" else 100)  # one case was recorded in float16

@@ -6,5 +6,7 @@ from .muon import Muon
 from .polar import orthogonalize
 from .routing import route
 from .schedules import polar_express
+from .state_import import import_state
+from .trainer import MuonFactory
 
-__all__ = ["Muon", "matmul_transpose", "orthogonalize", "polar_express", "route"]
+__all__ = ["Muon", "MuonFactory", "import_state", "matmul_transpose", "orthogonalize", "polar_express", "route"]

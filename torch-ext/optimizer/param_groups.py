@@ -16,18 +16,20 @@ from .parameters import check_parameter
 from .routing import IsMuon, bare_name, decide, unique_parameters
 from .rules.descent import DECAY_MODES
 from .schedules import resolve_schedule
-from .state import check_loaded
+from .state import STATE_FORMAT, check_loaded
 
 # The settings that the plan depends on, and those that matrices of one batch share, whatever their values.
 PLANNED = (
     "use_muon", "ns_coefficients", "ns_steps", "ns_dtype", "ns_method", "adjust_lr_fn", "conv_mode",
-    "normalize_spatial", "expert_keys", "split_rows",
+    "normalize_spatial", "expert_keys", "split_rows", "offload",
 )  # fmt: skip
 RECIPE = ("momentum", "nesterov", "maximize", "eps", "decay_mode", "stochastic_rounding")
 FALLBACKS = ("adamw", "nadamw")
+# What a saved group has in the place of a function, which is to be given again.
+FUNCTION = "function"
 
 _CHOICES = {"decay_mode": DECAY_MODES, "fallback": FALLBACKS, "ns_method": METHODS, "conv_mode": CONV_MODES}
-_FLAGS = ("nesterov", "maximize", "normalize_spatial", "stochastic_rounding", "capturable")
+_FLAGS = ("nesterov", "maximize", "normalize_spatial", "stochastic_rounding", "offload", "capturable")
 _BELOW = {"momentum": 1.0, "eps": math.inf, "adamw_eps": math.inf}
 
 
@@ -64,7 +66,7 @@ def split_group(
     groups = []
     for branch in kept:
         changes = {"use_muon": branch == "muon", "lr": learning_rates[branch], "params": list(halves[branch].items())}
-        groups.append({**settings, **changes, "param_names": []})
+        groups.append({**settings, **changes, "param_names": [], "state_format": STATE_FORMAT})
     return groups, reasons
 
 
@@ -93,6 +95,8 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError(f"{key} must be True or False, got {plain[key]!r}")
     if plain["stochastic_rounding"] and plain["capturable"]:
         raise ValueError("stochastic_rounding draws new seeds at every step, and a captured step would repeat them")
+    if plain["offload"] and plain["capturable"]:
+        raise ValueError("offload brings momentum at every step anew, which a captured step cannot do")
     plain["split_rows"] = plain_split_rows(plain["split_rows"])
     plain["expert_keys"] = _names("expert_keys", plain["expert_keys"])
     if isinstance(plain["ns_steps"], Integral) and not isinstance(plain["ns_steps"], bool):
@@ -118,16 +122,34 @@ def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
     )
 
 
+def saved_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a group goes into a file, which cannot hold functions."""
+    return {**group, "adjust_lr_fn": FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]}
+
+
+def claim_of(name: str, p: Tensor, layout: Any, group: Mapping[str, Any]) -> str:
+    """Return all that ranks must agree about to update a parameter together, as one line."""
+    numbers = {key: group[key] for key in ("lr", "weight_decay") if not isinstance(group[key], Tensor)}
+    settings = {**numbers, **{key: group[key] for key in (*PLANNED, *RECIPE) if not callable(group[key])}}
+    return f"{name} {tuple(p.shape)} {p.dtype} on a mesh {layout.mesh.shape} split {layout.splits} with {settings}"
+
+
 def loaded_group(own: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:
     """Return the saved group with the names of `own`, and with its settings where the saved one has none.
+
+    Where momentum lives is a matter of the machine: `offload` stays as it is here.
 
     `state` is what was loaded, by parameter. Raises ValueError or TypeError where group or state do not fit.
     """
     _check_same_group(own, saved)
     for p in own["params"]:
         check_loaded(state.get(p, {}), p, own["use_muon"])
-    kept = {key: own[key] for key in ("params", "param_names", "use_muon")}
-    return {**plain_settings({**own, **saved}), **kept}
+    kept = {key: own[key] for key in ("params", "param_names", "use_muon", "state_format", "offload")}
+    if saved.get("adjust_lr_fn") == FUNCTION:
+        if not callable(own["adjust_lr_fn"]):
+            raise ValueError(f"adjust_lr_fn was a function when the state was saved, and is {own['adjust_lr_fn']} here")
+        kept["adjust_lr_fn"] = own["adjust_lr_fn"]
+    return {**plain_settings({**own, **saved, **kept}), **kept}
 
 
 def names_of(group: Mapping[str, Any]) -> list[str]:
@@ -153,7 +175,9 @@ def dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
 
 
 def _check_same_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise ValueError if `saved` is the group of another branch, or has the same parameters in another order."""
+    """Raise ValueError if `saved` is of another branch or a later format, or has its parameters in another order."""
+    if saved.get("state_format", STATE_FORMAT) not in range(1, STATE_FORMAT + 1):
+        raise ValueError(f"the state was saved in format {saved['state_format']}, known here are 1 to {STATE_FORMAT}")
     if saved.get("use_muon", own["use_muon"]) != own["use_muon"]:
         names = {True: "Muon", False: "AdamW"}
         raise ValueError(

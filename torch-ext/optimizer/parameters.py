@@ -7,7 +7,14 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+HALVES = (torch.float16, torch.bfloat16)
+DTYPES = (*HALVES, torch.float32, torch.float64)
+
+# What wrappers that make one flat vector of many parameters put on the vector, or on the parameters.
+_FLATTENED = {
+    **dict.fromkeys(("_is_flat_param", "_fsdp_flattened"), "FSDP1 (FullyShardedDataParallel)"),
+    **dict.fromkeys(("ds_id", "ds_shape"), "DeepSpeed's ZeRO"),
+}
 
 
 class GradientScaling(NamedTuple):
@@ -24,13 +31,15 @@ UNSCALED = GradientScaling(None, None)
 
 
 def check_parameter(name: str, p: Tensor, use_muon: bool) -> None:
-    """Raise unless `p` can be optimized: dense, of one of `DTYPES`, wholly on this process; a matrix for Muon."""
+    """Raise unless `p` can be optimized: dense, of one of `DTYPES`, of its own; a matrix for Muon."""
     if p.dtype not in DTYPES:
         raise TypeError(f"parameters must be {', '.join(map(str, DTYPES))}, {name} is {p.dtype}")
-    if hasattr(p, "device_mesh"):  # as DTensors have, without importing torch.distributed for those who have none
+    wrapper = next((wrapper for attribute, wrapper in _FLATTENED.items() if hasattr(p, attribute)), None)
+    if wrapper is not None:
         raise ValueError(
-            f"{name} is sharded (a DTensor), and orthogonalizing a shard is not orthogonalizing the matrix: "
-            "sharded parameters are not supported"
+            f"{name} belongs to {wrapper}, which cuts a flat vector of many parameters: what it leaves, of shape "
+            f"{tuple(p.shape)}, is no matrix, and AdamW in its place would be another optimizer. Muon needs whole "
+            "parameters, as those of DistributedDataParallel are, or shards of them, as those of FSDP2"
         )
     if p.layout != torch.strided:
         raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
@@ -41,7 +50,10 @@ def check_parameter(name: str, p: Tensor, use_muon: bool) -> None:
 def check_matrix(name: str, p: Tensor) -> None:
     """Raise ValueError unless `p`, asked for by the user, can be seen as matrices."""
     if p.ndim < 2 or 0 in p.shape:
-        raise ValueError(f"Muon was asked for {name}, which is no matrix: its shape is {tuple(p.shape)}")
+        raise ValueError(
+            f"Muon was asked for {name}, which is no matrix: its shape is {tuple(p.shape)} "
+            "(wrappers that flatten parameters, such as FSDP1 and DeepSpeed's ZeRO, leave no matrices)"
+        )
 
 
 def check_gradient(p: Tensor) -> None:

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Mapping
 
 import torch
 from torch import Tensor
 
+from .offload import host_zeros_like
+
+# In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
+STATE_FORMAT = 1
 # The keys of torch.optim.Muon and torch.optim.AdamW.
 MUON_KEYS = ("momentum_buffer",)
 ADAMW_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def ensure_state(state: dict[str, Tensor], p: Tensor, group: Mapping[str, Any]) -> None:
-    """Make what `state` of `p` lacks for the branch of its group, in place, and move the rest to where `p` is.
+    """Make what `state` of `p` lacks for the branch of its group, in place, and move the rest to where it belongs.
 
-    A momentum buffer is made in the group's `momentum_dtype`, None for the parameter's, and keeps its dtype when the
-    parameter is cast; AdamW's fused kernel needs one dtype. Raises ValueError where a tensor no longer has the
-    parameter's shape.
+    That is where `p` is, and host memory for momentum buffers of groups with `offload`. They are made in the group's
+    `momentum_dtype`, None for the parameter's, and keep their dtype when the parameter is cast; AdamW's fused kernel
+    needs one dtype. Raises ValueError where a tensor no longer has the parameter's shape.
     """
     check_shapes(state, p)
     use_muon, name = group["use_muon"], group["momentum_dtype"]
     momentum_dtype = p.dtype if name is None else getattr(torch, name)
+    host = group["offload"] and use_muon
     for key in MUON_KEYS if use_muon else ADAMW_KEYS:
         if key == "step":
             state[key] = state.get(key, torch.zeros((), dtype=torch.float32, device=p.device)).to(p.device)
         elif key not in state:
-            state[key] = torch.zeros_like(p, dtype=momentum_dtype if use_muon else p.dtype, requires_grad=False)
+            dtype = momentum_dtype if use_muon else p.dtype
+            make = host_zeros_like if host else torch.zeros_like
+            state[key] = make(p, dtype=dtype).requires_grad_(False)
         else:
-            state[key] = laid_out_like(p, state[key], state[key].dtype if use_muon else p.dtype)
+            state[key] = laid_out_like(p, state[key], state[key].dtype if use_muon else p.dtype, host)
 
 
-def laid_out_like(p: Tensor, value: Tensor, dtype: torch.dtype, copy: bool = False) -> Tensor:
-    """Return `value` in `dtype`, where `p` is and with its strides; itself where it is that, unless `copy`."""
-    if value.device == p.device and value.stride() == p.stride():
+def laid_out_like(p: Tensor, value: Tensor, dtype: torch.dtype, host: bool = False, copy: bool = False) -> Tensor:
+    """Return `value` in `dtype`, with the strides of `p` and where it is; itself where it is that, unless `copy`.
+
+    With `host` it is in host memory, pinned where `p` is on a GPU.
+    """
+    alike = value.stride() == p.stride()
+    if host:
+        there = alike and value.device.type == "cpu" and value.is_pinned() == p.is_cuda and value.dtype == dtype
+        return value if there and not copy else host_zeros_like(p, dtype).copy_(value)
+    if alike and value.device == p.device:
         return value.to(dtype=dtype, copy=copy)
     return torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(value)
 
@@ -53,4 +68,7 @@ def check_loaded(state: Mapping[str, Any], p: Tensor, use_muon: bool) -> None:
             f"a parameter {tuple(p.shape)} of {'Muon' if use_muon else 'AdamW'} needs the state {', '.join(wanted)}, "
             f"got {', '.join(map(str, state))}"
         )
+    for key, value in state.items():
+        if not isinstance(value, (Tensor, Real) if key == "step" else Tensor):
+            raise ValueError(f"state {key} of a parameter {tuple(p.shape)} must be a tensor, got {value!r}")
     check_shapes(state, p)

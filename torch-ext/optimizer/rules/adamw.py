@@ -37,14 +37,18 @@ def adamw_(
 ) -> None:
     """Take one AdamW step with `parameters`, of one device and dtype, and their `states`, both in place.
 
-    Gradients are not changed; tensors may have any strides. Gradients that overflowed change nothing.
+    Gradients are not changed; tensors may have any strides. Gradients that overflowed change nothing. Each element of
+    parameters and averages is rounded once, but for parameters of float32 or float64 whose weight decay is a tensor.
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101, algorithm 2.
     """
     given = [(p, g, s.average, s.square) for p, g, s in zip(parameters, gradients, states)]
-    used = [_laid_out_alike(*tensors) for tensors in given]
+    lr, weight_decay = rule.lr, rule.weight_decay
+    used = given
+    if isinstance(weight_decay, Tensor):  # decays in a pass of its own, in which half precision would lose it
+        used = [tuple(t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors) for tensors in given]
+    used = [_laid_out_alike(*tensors) for tensors in used]
     parameters, gradients, averages, squares = ([row[k] for row in used] for k in range(4))
     steps = [s.step for s in states]
-    lr, weight_decay = rule.lr, rule.weight_decay
     if isinstance(lr, Tensor):
         lr = lr.to(parameters[0].device)
     if isinstance(weight_decay, Tensor):  # the fused kernel takes a number, for which the host would have to wait

@@ -15,51 +15,60 @@ Number = Union[float, Tensor]
 DECAY_MODES = ("decoupled", "independent", "cautious")
 
 
-class DescentRule(NamedTuple):
-    """parameter <- parameter * keep - lr * multiplier * direction, of one element for all matrices or one for each.
+class Destination(NamedTuple):
+    """Which matrices of a list change, and by how much more than by the rule; None where nothing is to be said.
 
-    keep is 1 - lr * weight_decay, with `independent` decay 1 - weight_decay; with `cautious` decay it is
+    `row_scale`, float32 with an entry for each row of all matrices, multiplies the result; `seeds`, B int64, round
+    half-precision parameters stochastically; where `found_inf` is not 0, or `active`, B bool, is not set, nothing
+    changes; `offsets` are the places of the directions in a buffer of one dimension; `origins` tell for each matrix, as
+    a part of a larger one, its first row and column there and that one's columns, so that seeds round it as the whole.
+    """
+
+    row_scale: Optional[Tensor] = None
+    seeds: Optional[Tensor] = None
+    found_inf: Optional[Tensor] = None
+    active: Optional[Tensor] = None
+    offsets: Optional[Sequence[int]] = None
+    origins: Optional[Sequence[int]] = None
+
+
+ALL = Destination()
+
+
+class DescentRule(NamedTuple):
+    """parameter <- parameter * keep - lr * multiplier * direction; lr and weight_decay of all matrices, or of each.
+
+    keep is 1 - lr * weight_decay; with `independent` decay 1 - weight_decay, 1 where lr is 0; with `cautious` decay
     1 - lr * weight_decay only where parameter and direction have one sign, else 1.
     """
 
     lr: Tensor
     weight_decay: Tensor
     decay_mode: str = "decoupled"
+    multiplier: Number = 1.0
 
 
-def descent_rule(lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str = "decoupled") -> DescentRule:
+def descent_rule(
+    lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str = "decoupled", multiplier: Number = 1.0
+) -> DescentRule:
     """Return the rule of one or B learning rates and decays; a tensor is read by the kernels where it is."""
-    return DescentRule(_together(lr), _together(weight_decay), decay_mode)
+    if decay_mode == "independent":
+        # A step with lr 0, by which checkpoint tools have state made, is to leave parameters as they are.
+        weight_decay = [decay * (rate != 0) for rate, decay in zip(lr, weight_decay)]
+    return DescentRule(_together(lr), _together(weight_decay), decay_mode, multiplier)
 
 
 def descend_packed_(
-    parameters: Sequence[Tensor],
-    directions: Tensor,
-    multiplier: float,
-    rule: DescentRule,
-    row_scale: Optional[Tensor] = None,
-    seeds: Optional[Tensor] = None,
-    found_inf: Optional[Tensor] = None,
+    parameters: Sequence[Tensor], directions: Tensor, rule: DescentRule, destination: Destination = ALL
 ) -> None:
     """Update `parameters`, B matrices (m, n), in place by `directions` (B, m, n), rounding each element once.
 
-    Weight decay is of the group's learning rate and not of the matrix's multiplier. `row_scale`, float32 with an entry
-    for each row of all matrices, multiplies the result; `seeds`, B int64, round half-precision parameters
-    stochastically; where `found_inf` is not 0 nothing changes.
+    Weight decay is of the group's learning rate and not of the matrix's multiplier.
     Sources: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101; cautious decay: Chen et al.,
     arXiv:2510.12402.
     """
-    descend_(
-        parameters,
-        directions,
-        rule.lr,
-        rule.weight_decay,
-        _as_tensor(multiplier),
-        DECAY_MODES.index(rule.decay_mode),
-        row_scale=row_scale,
-        seeds=seeds,
-        found_inf=found_inf,
-    )
+    mode, multiplier = DECAY_MODES.index(rule.decay_mode), _as_tensor(rule.multiplier)
+    descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **destination._asdict())
     # So that autograd refuses a backward pass through the old values, as it does after torch's own updates.
     torch.autograd.graph.increment_version(parameters)
 

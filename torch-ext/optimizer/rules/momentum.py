@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -25,12 +25,14 @@ def pack_momentum_(
     packed: Tensor,
     rule: MomentumRule,
     scaling: GradientScaling = UNSCALED,
+    offsets: Optional[Sequence[int]] = None,
 ) -> None:
     """Update `buffers` in place and write each matrix's direction into `packed`; gradients are not changed.
 
     `buffers` and `gradients` are B matrices (m, n), `packed` is (B, m, n), all of any strides; each list has one
-    dtype. With Nesterov the direction is beta * buffer + (1 - beta) * gradient of the new buffer. Gradients that
-    overflowed leave the buffers alone and give zeros.
+    dtype. With `offsets`, a place for each, `packed` has one dimension and matrices may differ in shape. With Nesterov
+    the direction is beta * buffer + (1 - beta) * gradient of the new buffer. Gradients that overflowed leave the
+    buffers alone and give zeros.
     Source: Sutskever et al., On the importance of initialization and momentum in deep learning (2013), as an average.
     """
     momentum_pack_(
@@ -42,5 +44,6 @@ def pack_momentum_(
         rule.maximize,
         grad_scale=scaling.grad_scale,
         found_inf=scaling.found_inf,
+        offsets=offsets,
     )
     torch.autograd.graph.increment_version([*buffers, packed])
