@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: setup build test lint lint-kernels demo bench gpu-lab report numerics clean
+.PHONY: setup build test test-slow lint lint-kernels demo bench gpu-lab report numerics clean
 
 setup: .venv/ready
 
@@ -17,7 +17,11 @@ build: setup
 
 # LOCAL_KERNELS names the build to test where the Hub's builder has made one; here the tests make it.
 test: setup lint
-	env -u LOCAL_KERNELS $(PY) -m pytest
+	env -u LOCAL_KERNELS $(PY) -m pytest -m "not slow"
+
+# What takes more than ten seconds: killed ranks, long runs, other variants and processors.
+test-slow: setup
+	env -u LOCAL_KERNELS $(PY) -m pytest -m slow
 
 lint: setup
 	$(PY) -m ruff check .

@@ -70,8 +70,9 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
         factors = _polar_factor(wide, iteration, eps)
     else:
         factors = torch.empty_like(wide, dtype=iteration.work_dtype)
-        for X, out in zip(wide.unbind() if single else wide.split(length), factors.split(length)):
-            out.copy_(_polar_factor(X, iteration, eps))
+        for start in range(0, len(wide), length):
+            X = wide[start] if single else wide[start : start + length]
+            factors[start : start + length].copy_(_polar_factor(X, iteration, eps))
     return factors.mT if tall else factors
 
 

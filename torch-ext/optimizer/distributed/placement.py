@@ -15,8 +15,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 # Neighbouring indices of one dimension, as (start, stop), in rising order.
 Runs = tuple[tuple[int, int], ...]
 
-# Groups by their ranks. Each is made once in a process: making one is a collective of its members.
-_GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
+# Groups by their ranks, with the world that they are of, as another one may follow it. Each is made once in a process:
+# making one is a collective of its members.
+_GROUPS: dict[tuple[int, ...], tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
 
 
 class Mesh:
@@ -91,14 +92,14 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
     Only its members take part in making it: another pipeline stage, which has other ranks, is not waited for.
     """
-    if ranks not in _GROUPS:
-        world = dist.group.WORLD
-        if len(ranks) == world.size():
-            _GROUPS[ranks] = world
-        else:
+    world = dist.group.WORLD
+    if ranks not in _GROUPS or _GROUPS[ranks][0] is not world:
+        group = world
+        if len(ranks) < world.size():
             timeout = world._get_backend(world._device_types[0]).options._timeout  # what the user gave
-            _GROUPS[ranks] = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-    return _GROUPS[ranks]
+            group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+        _GROUPS[ranks] = world, group
+    return _GROUPS[ranks][1]
 
 
 def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[tuple[int, ...]]:
@@ -106,7 +107,7 @@ def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[tuple[int, ...]]:
     if group is None:
         return None
     ranks = tuple(sorted(dist.get_process_group_ranks(group)))
-    _GROUPS.setdefault(ranks, group)
+    _GROUPS[ranks] = dist.group.WORLD, group
     return ranks
 
 
