@@ -48,10 +48,10 @@ def test_gram_in_bfloat16_is_refused_by_name(kernel, name):
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
 def test_gram_in_bfloat16_diverges(kernel, name):
-    """An error as large as the result; float16 with its restart stays below a tenth."""
+    """An error as large as half of the result, or all of it; float16 with its restart stays below a tenth."""
     schedule = kernel.schedules.resolve_schedule(name, 5)
     for spectrum in ("condition_1e6", "log_spaced", "rank_deficient", "one_huge"):
-        assert gram_error(kernel, schedule, (), torch.bfloat16, spectrum) > 1, spectrum
+        assert gram_error(kernel, schedule, (), torch.bfloat16, spectrum) > 0.5, spectrum
         assert gram_error(kernel, schedule, (2,), torch.float16, spectrum) < 0.1, spectrum
 
 

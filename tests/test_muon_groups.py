@@ -128,3 +128,14 @@ def test_a_refused_group_leaves_the_optimizer_as_it_was(kernel):
     with pytest.raises(ValueError, match="more than one parameter group"):
         optimizer.add_param_group({"params": fresh})
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
+
+
+def test_a_group_whose_plan_cannot_be_made_is_refused_and_leaves_no_state(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    before = copy.deepcopy(optimizer.state_dict())
+    fresh = [("a.weight", Parameter(torch.ones(8, 64))), ("a.bias", Parameter(torch.ones(8)))]
+    with pytest.raises(ValueError, match="gram"):
+        optimizer.add_param_group({"params": fresh, "ns_method": "gram", "ns_dtype": "bfloat16"})
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"] and after["state"].keys() == before["state"].keys()

@@ -103,6 +103,15 @@ def test_gradients_that_were_unscaled_before_are_not_scaled_again(kernel):
     assert same_bits(scaled, plain)
 
 
+@any_options
+def test_scaled_gradients_stay_scaled(kernel, options):
+    """torch's fused AdamW would write the unscaled ones back."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), **options)
+    scaled_step(optimizer, torch.amp.GradScaler("cpu", init_scale=4.0), params, 0)
+    assert all(torch.equal(p.grad, 4 * gradient_of(name, p, 0)) for name, p in params.items())
+
+
 def test_a_step_without_any_gradient_is_fine(kernel):
     params = named_parameters()
     before = copy.deepcopy(params)

@@ -169,7 +169,7 @@ def test_hooks_around_steps_and_state_dicts_are_called_and_heard(kernel):
     saved = optimizer.state_dict()
     assert called == ["before", "after", "saving"] and saved["note"] == 5
     other = kernel.Muon(named_parameters().items())
-    other.register_load_state_dict_pre_hook(lambda _, given: {**given, "param_groups": with_lr(given, 0.5)})
+    other.register_load_state_dict_pre_hook(changed)
 
     def halve(loaded):
         for state in loaded.state.values():
@@ -181,11 +181,13 @@ def test_hooks_around_steps_and_state_dicts_are_called_and_heard(kernel):
     assert [group["lr"] for group in other.param_groups] == [0.5, 0.5]
     loaded = other.state_dict()["state"]
     for i, state in saved["state"].items():
-        assert all(torch.equal(loaded[i][key], 0.5 * value) for key, value in state.items())
+        assert all(torch.equal(loaded[i][key], 4 * value) for key, value in state.items())
 
 
-def with_lr(state_dict, lr):
-    return [{**group, "lr": lr} for group in state_dict["param_groups"]]
+def changed(_, given):
+    """What a hook may make of a state dict: another lr, and state eight times as large."""
+    state = {i: {key: 8 * value for key, value in own.items()} for i, own in given["state"].items()}
+    return {"state": state, "param_groups": [{**group, "lr": 0.5} for group in given["param_groups"]]}
 
 
 def test_a_group_may_be_added_at_any_time_and_has_its_state_at_once(kernel):
