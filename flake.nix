@@ -15,6 +15,8 @@
         pkgs: with pkgs; [
           kernels
           numpy
+          hypothesis
+          expecttest
         ];
     };
 }

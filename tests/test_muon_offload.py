@@ -178,3 +178,13 @@ def test_matrices_of_several_ranks_raise(kernel, tmp_path):
             kernel.Muon([("w", Parameter(torch.ones(4, 4)))], offload=True, process_group=distributed.group.WORLD)
     finally:
         distributed.destroy_process_group()
+
+
+def test_momentum_that_somebody_has_put_there_is_the_momentum(kernel):
+    """Chunks are of tensors: another one in the place of a buffer has to be noticed."""
+    both, optimizers = pair(kernel)
+    for params, optimizer in zip(both, optimizers):
+        take_steps(optimizer, params, [0])
+        optimizer.state[params["up.weight"]]["momentum_buffer"] = torch.ones(24, 12)
+        take_steps(optimizer, params, [1])
+    assert same_bits(*both)

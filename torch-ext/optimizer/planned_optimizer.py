@@ -149,12 +149,7 @@ class PlannedOptimizer(Optimizer):
         settings = [
             (kinds.index(kind), *(group[key] for key in PLANNED)) for kind, group in zip(kinds, self.param_groups)
         ]
-        now = [
-            (p, p.device, p.dtype, p.shape, p.stride(), _is_trained(p), own)
-            for group, own in zip(self.param_groups, settings)
-            for p in group["params"]
-        ]
-        before = self._planned_for
+        now, before = self._planned_now(settings), self._planned_for
         if len(now) == len(before) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, before)):
             return False
         self._forget_plan()
@@ -169,8 +164,23 @@ class PlannedOptimizer(Optimizer):
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]
         self._make_plan([own[0] for own in settings])
-        self._planned_for = now
+        self._planned_for = self._planned_now(settings)
         return True
+
+    def _planned_now(self, settings: list[tuple]) -> list[tuple]:
+        """Return what the plan depends on, of every parameter; `settings` are those of the groups."""
+        return [
+            (p, p.device, p.dtype, p.shape, p.stride(), _is_trained(p), own, self._host_address(p, group))
+            for group, own in zip(self.param_groups, settings)
+            for p in group["params"]
+        ]
+
+    def _host_address(self, p: Tensor, group: dict[str, Any]) -> Optional[int]:
+        # What is fetched from host memory is the very tensor that was there when the plan was made.
+        if not (group["offload"] and group["use_muon"] and p in self.state):
+            return None
+        momentum = self.state[p].get("momentum_buffer")
+        return None if momentum is None else momentum.data_ptr()
 
     def _make_plan(self, kinds: list[int]) -> None:
         matrices, planned, local, exchanged, shards, claims = [], [], [], [], {}, {}

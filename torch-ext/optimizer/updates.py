@@ -119,12 +119,16 @@ def update_matrices_(plan: Plan, given: Given, depth: int) -> list[SeenBatch]:
 
 
 def _local(plan: Plan, parts: Mapping[Matrix, Part], given: Given, seen: list[SeenBatch]) -> Iterator[None]:
+    recipes: dict[tuple[int, ...], Recipe] = {}  # of batches whose members are of the same groups
     for batch in plan.batches:
         present = [matrix for matrix in batch.members if matrix in parts and parts[matrix].gradients is not None]
         if not present:
             continue
         groups = [plan.matrices[matrix.parameter][1] for matrix in present]
-        recipe = recipe_of(groups, given.scaling)
+        key = tuple(map(id, groups))
+        if key not in recipes:
+            recipes[key] = recipe_of(groups, given.scaling)
+        recipe = recipes[key]
         own, hosted = [parts[matrix] for matrix in present], plan.hosted.get(batch)
         with nullcontext() if hosted is None else hosted.host.borrowed(hosted.chunk) as buffers:
             if hosted is not None:
@@ -132,8 +136,6 @@ def _local(plan: Plan, parts: Mapping[Matrix, Part], given: Given, seen: list[Se
                 own = [part._replace(buffer=fetched[matrix]) for part, matrix in zip(own, present)]
             norms = update_batch_(batch, own, recipe)
         rule = recipe.descent._replace(multiplier=batch.multiplier)
-        if rule.lr is groups[0]["lr"]:
-            rule = rule._replace(lr=as_it_is(rule.lr))
         seen.append(SeenBatch(norms, len(present) * batch.rows * batch.cols, rule))
     return
     yield  # a generator that waits for nothing
@@ -152,7 +154,8 @@ def recipe_of(groups: Sequence[Group], scaling: GradientScaling) -> Recipe:
     """Return the recipe of a batch whose members are of `groups`, which may differ in lr and weight decay alone."""
     first = groups[0]
     own = groups[:1] if all(group is first for group in groups) else groups
-    rates, decays = [g["lr"] for g in own], [g["weight_decay"] for g in own]
+    # A tensor of a group's own is changed by schedulers where it is, and metrics are of the step that they saw.
+    rates, decays = [as_it_is(g["lr"]) for g in own], [g["weight_decay"] for g in own]
     return Recipe(
         MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),
         first["eps"],
