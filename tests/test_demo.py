@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,3 +102,9 @@ def test_a_kernel_whose_files_were_changed_is_refused(kernel, tmp_path):
         file.write("\n")
     with pytest.raises(RuntimeError, match=r"not what was built: muon\.py"):
         origin_of(SimpleNamespace(__file__=str(variant / "__init__.py")))
+
+
+def test_it_starts_from_the_top_of_the_repository_alone(repository):
+    """As `make demo` runs it, with none of the folders that the tests have on their path."""
+    command = [sys.executable, "-c", "import examples.character_model.experiment, examples.train_fsdp2"]
+    subprocess.run(command, cwd=repository, env={**os.environ, "PYTHONPATH": ""}, check=True, timeout=120)

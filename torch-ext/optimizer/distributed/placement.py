@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from typing import NamedTuple, Optional
 
 import torch.distributed as dist
@@ -15,9 +16,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 # Neighbouring indices of one dimension, as (start, stop), in rising order.
 Runs = tuple[tuple[int, int], ...]
 
-# Groups by their ranks, with the world that they are of, as another one may follow it. Each is made once in a process:
-# making one is a collective of its members.
-_GROUPS: dict[tuple[int, ...], tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
+# Groups by their ranks, and the world that they are of, as another one may follow it. Each is made once in a process,
+# since making one is a collective of its members. Weak: a group that outlives `destroy_process_group` aborts the exit.
+_GROUPS: dict[tuple[int, ...], tuple[weakref.ref, weakref.ref]] = {}
 
 
 class Mesh:
@@ -93,13 +94,15 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     Only its members take part in making it: another pipeline stage, which has other ranks, is not waited for.
     """
     world = dist.group.WORLD
-    if ranks not in _GROUPS or _GROUPS[ranks][0] is not world:
-        group = world
-        if len(ranks) < world.size():
-            timeout = world._get_backend(world._device_types[0]).options._timeout  # what the user gave
-            group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-        _GROUPS[ranks] = world, group
-    return _GROUPS[ranks][1]
+    known_world, known = _GROUPS.get(ranks, (None, None))
+    if known_world is not None and known_world() is world and known() is not None:
+        return known()
+    group = world
+    if len(ranks) < world.size():
+        timeout = world._get_backend(world._device_types[0]).options._timeout  # what the user gave
+        group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+    _GROUPS[ranks] = weakref.ref(world), weakref.ref(group)
+    return group
 
 
 def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[tuple[int, ...]]:
@@ -107,7 +110,7 @@ def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[tuple[int, ...]]:
     if group is None:
         return None
     ranks = tuple(sorted(dist.get_process_group_ranks(group)))
-    _GROUPS[ranks] = dist.group.WORLD, group
+    _GROUPS[ranks] = weakref.ref(dist.group.WORLD), weakref.ref(group)
     return ranks
 
 
