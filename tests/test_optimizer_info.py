@@ -16,7 +16,7 @@ from torch.testing._internal.common_optimizers import (
     get_error_inputs_for_all_optims,
 )
 
-from optimizer_inputs import TAKEN, optim_error_inputs, optim_inputs
+from muon_inputs import TAKEN, optim_error_inputs, optim_inputs
 from small_model import named_parameters, same_bits, take_steps
 
 pytestmark = pytest.mark.kernels_ci

@@ -154,15 +154,13 @@ class Muon(PlannedOptimizer):
         scaling = GradientScaling(getattr(self, "grad_scale", None), found_inf)
         scales = {} if self._clipping is None else self._clipping.scales()
         given = Given(self.state, scales, scaling, self._sharing.release_grads)
-        exchanged = {p for p, _, sheet in self._plan.matrices if sheet.shards is not None and p in self.state}
-        done = {p for p, _, _ in self._plan.matrices if p.grad is not None} | exchanged
         batches = update_matrices_(self._plan, given, self._sharing.chunks_in_flight)
         rest = [group for group in self.param_groups if not group["use_muon"]]
         groups = [update_fallback_(group, self.state, scaling) for group in rest]
         self._seen = Seen(batches, groups, GradientScaling(*map(as_it_is, scaling)))
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]
-        for p in scales.keys() - done:  # such as biases, and weights that had no gradient
+        for p in scales.keys() - {p for p, *_ in self._plan.matrices if p in self.state}:  # biases and frozen weights
             scale_rows_(p, scales[p], scaling)
         return loss
 

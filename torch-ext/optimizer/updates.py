@@ -21,6 +21,7 @@ from .rules.adamw import AdamWRule, AdamWState, adamw_
 from .rules.descent import descent_rule
 from .rules.momentum import MomentumRule
 from .rules.nadamw import NAdamWRule, NAdamWState, nadamw_
+from .rules.qk_clip import scaled_rows
 from .telemetry import SeenBatch, SeenGroup, as_it_is
 
 Group = Mapping[str, Any]
@@ -121,7 +122,11 @@ def update_matrices_(plan: Plan, given: Given, depth: int) -> list[SeenBatch]:
 def _local(plan: Plan, parts: Mapping[Matrix, Part], given: Given, seen: list[SeenBatch]) -> Iterator[None]:
     recipes: dict[tuple[int, ...], Recipe] = {}  # of batches whose members are of the same groups
     for batch in plan.batches:
-        present = [matrix for matrix in batch.members if matrix in parts and parts[matrix].gradients is not None]
+        here = [matrix for matrix in batch.members if matrix in parts]
+        present = [matrix for matrix in here if parts[matrix].gradients is not None]
+        for part in (parts[matrix] for matrix in here if parts[matrix].gradients is None):
+            if part.row_scale is not None:  # QK-clip holds for what nobody updates, too
+                part.parameter.copy_(scaled_rows(part.parameter, part.row_scale, given.scaling.found_inf))
         if not present:
             continue
         groups = [plan.matrices[matrix.parameter][1] for matrix in present]
@@ -179,9 +184,8 @@ def update_fallback_(group: Group, state: State, scaling: GradientScaling) -> Se
 
 def scale_rows_(p: Tensor, row_scale: Tensor, scaling: GradientScaling) -> None:
     """Multiply each row of `p`, in place, with its factor; a bias has one element a row."""
-    row_scale, p = local_rows(row_scale, layout_of("", p), this_rank()), local_part(p)
-    kept = row_scale if scaling.found_inf is None else row_scale.where(scaling.found_inf == 0, 1)
-    p.copy_(p * kept.reshape(-1, *[1] * (p.ndim - 1)))  # in float32 at least, rounded once
+    own = local_part(p)
+    own.copy_(scaled_rows(own, local_rows(row_scale, layout_of("", p), this_rank()), scaling.found_inf))
 
 
 def _parts(number: int, p: Tensor, group: Group, sheet: Sheet, given: Given) -> Iterator[tuple[Matrix, Part]]:

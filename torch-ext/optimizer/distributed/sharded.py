@@ -12,6 +12,7 @@ from torch import Tensor
 from ..polar import polar_factors
 from ..rules.descent import Destination, descend_packed_
 from ..rules.momentum import pack_momentum_
+from ..rules.qk_clip import scaled_rows
 from .exchange import Transfer, activity, assemble_, disassemble_, send_activity_, start
 from .exchange_plan import ShardedChunk
 from .pipeline import Part, Recipe, row_scales, seeds
@@ -61,7 +62,8 @@ def update_chunk(
         part = held[i]
         part.buffer.copy_(torch.where(alive[i], buffers[i], part.buffer))
         if part.row_scale is not None:  # of a matrix that nobody updates
-            part.parameter.copy_(torch.where(alive[i], part.parameter, part.parameter * part.row_scale[:, None]))
+            scaled = scaled_rows(part.parameter, part.row_scale, recipe.scaling.found_inf)
+            part.parameter.copy_(torch.where(alive[i], part.parameter, scaled))
 
 
 def run_pipeline(chunks: Iterable[Iterator[None]], depth: int) -> None:

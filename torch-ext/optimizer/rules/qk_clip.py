@@ -8,7 +8,7 @@ Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -88,6 +88,15 @@ def row_scales(plan: ClipPlan, state: ClipState) -> dict[str, Tensor]:
     of_runs = gamma[state.heads].amin(1).pow(state.exponents).float()
     rows = {name: sum(run.rows for run in own) for layer in plan.layers for name, own in layer.weights.items()}
     return dict(zip(rows, of_runs[state.run_of_row].split(list(rows.values()))))
+
+
+def scaled_rows(p: Tensor, row_scale: Tensor, found_inf: Optional[Tensor] = None) -> Tensor:
+    """Return `p` with each row times its factor, in float32 at least; as it is where `found_inf` is not 0.
+
+    A bias has one element a row.
+    """
+    kept = row_scale if found_inf is None else row_scale.where(found_inf == 0, 1)
+    return p * kept.reshape(-1, *[1] * (p.ndim - 1))
 
 
 def clip_counts(plan: ClipPlan, state: ClipState) -> ClipCounts:
