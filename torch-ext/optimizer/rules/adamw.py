@@ -9,6 +9,10 @@ from torch import Tensor
 
 from ..parameters import UNSCALED, GradientScaling
 
+# Elements of the longest vector that torch's fused kernel works on, 64 bytes of half precision. On a CPU it rounds what
+# is left behind the last whole one in another way, so that bits would depend on where a parameter is cut into shards.
+_VECTOR = 32
+
 
 class AdamWRule(NamedTuple):
     """The settings of one group; lr and weight_decay are numbers or 0-d tensors."""
@@ -39,6 +43,7 @@ def adamw_(
 
     Gradients are not changed; tensors may have any strides. Gradients that overflowed change nothing. Each element of
     parameters and averages is rounded once, but for parameters of float32 or float64 whose weight decay is a tensor.
+    An element gets the same bits in a whole parameter and in any part of it.
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101, algorithm 2.
     """
     given = [(p, g, s.average, s.square) for p, g, s in zip(parameters, gradients, states)]
@@ -46,7 +51,7 @@ def adamw_(
     used = given
     if isinstance(weight_decay, Tensor):  # decays in a pass of its own, in which half precision would lose it
         used = [tuple(t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors) for tensors in given]
-    used = [_laid_out_alike(*tensors) for tensors in used]
+    used = [_as_vectors(*tensors) for tensors in used]
     parameters, gradients, averages, squares = ([row[k] for row in used] for k in range(4))
     steps = [s.step for s in states]
     if isinstance(lr, Tensor):
@@ -80,17 +85,19 @@ def adamw_(
     for (p, _, average, square), (p_used, _, average_used, square_used) in zip(given, used):
         for tensor, result in ((p, p_used), (average, average_used), (square, square_used)):
             if tensor is not result:
-                tensor.copy_(result)
+                tensor.copy_(result if tensor.shape == result.shape else result[: tensor.numel()].view_as(tensor))
 
 
-def _laid_out_alike(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return `tensors`, or contiguous copies of those that need one.
+def _as_vectors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return `tensors`, or where torch's kernel cannot work on them flat copies, with zeros behind them on a CPU.
 
-    torch's fused kernel for CPUs walks all four through memory in the same order and looks at no strides: with a
-    transposed gradient it would silently pair the wrong elements.
+    The kernel for CPUs walks all four through memory in the same order and looks at no strides: with a transposed
+    gradient it would silently pair the wrong elements.
     """
     first = tensors[0]
     alike = all(t.stride() == first.stride() for t in tensors)
-    if alike and (first.is_contiguous() or torch.empty_like(first).stride() == first.stride()):
+    dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
+    rest = -first.numel() % _VECTOR if first.device.type == "cpu" else 0
+    if alike and dense and not rest:
         return tensors
-    return tuple(t.contiguous() for t in tensors)
+    return tuple(torch.nn.functional.pad(t.reshape(-1), (0, rest)) for t in tensors)
