@@ -40,14 +40,6 @@ LAYOUTS = ("single", "fsdp", "hsdp", "tp")
 BATCH = 16  # windows, of all processes together
 HELD_OUT = 64  # windows of the validation text
 LR = 1e-2
-# Functions of a chunk's way through the step, and the names of their ranges in a trace.
-STAGES = {
-    "pack_momentum_": "muon.pack",
-    "start": "muon.send",
-    "_received": "muon.wait",
-    "_orthogonalized": "muon.orthogonalize",
-    "descend_packed_": "muon.descend",
-}
 
 
 def main() -> int:
@@ -94,7 +86,7 @@ def run(given: argparse.Namespace) -> None:
     first = load(model, optimizer, given.checkpoint) if given.resume else 0
     last = given.stop_after or given.steps
     losses = []
-    with progress(last - first, given.layout) as advance, traced(kernel, given.trace):
+    with progress(last - first, given.layout) as advance, traced(given.trace):
         for step in range(first, last):
             set_learning_rate(optimizer, step, given.steps)
             losses.append(train_step(model, optimizer, batch_of(corpus, step), data_mesh))
@@ -200,21 +192,13 @@ def progress(steps: int, layout: str) -> Iterator:
 
 
 @contextlib.contextmanager
-def traced(kernel, path: Path | None) -> Iterator:
-    """Write a trace of what is done meanwhile, if asked for, which names the stages of the optimizer's chunks."""
+def traced(path: Path | None) -> Iterator:
+    """Write a trace of what is done meanwhile, if asked for."""
     if path is None:
         yield
         return
-    sharded = kernel.distributed.sharded
-    plain = {name: getattr(sharded, name) for name in STAGES}
-    for name, function in plain.items():
-        setattr(sharded, name, torch.profiler.record_function(STAGES[name])(function))
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            yield
-    finally:
-        for name, function in plain.items():
-            setattr(sharded, name, function)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        yield
     profile.export_chrome_trace(f"{path}.{rank()}.json")
 
 

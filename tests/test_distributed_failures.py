@@ -81,6 +81,38 @@ def test_ranks_that_disagree_all_say_who_does_and_about_what(pools, what):
         assert seconds < SECONDS
 
 
+MOVED = {"lr": 0.5, "weight_decay": 0.0, "momentum": 0.5, "adamw_betas": (0.5, 0.5)}
+
+
+def steps_apart(kernel, case: Case, key: str):
+    """One rank moves a setting after a step; return the errors of later ones, and whether anything moved with them."""
+    optimizer, params = built(kernel, case)
+    take_steps(case, optimizer, params, range(1, 3))
+    before = [p.detach().clone() for p in params]
+    if dist.get_rank() == ODD:
+        optimizer.param_groups[0][key] = MOVED[key]
+    take_steps(case, optimizer, params, range(3, 4))
+    errors = []
+    for later in (lambda: take_steps(case, optimizer, params, range(4, 5)), optimizer.state_dict):
+        with pytest.raises(RuntimeError) as caught:
+            later()
+        errors.append(str(caught.value))
+    return errors, all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
+
+
+@pytest.mark.parametrize("key", MOVED)
+@pytest.mark.parametrize("name", ["rows", "hsdp", "columns and rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_rank_moves_alone_moves_no_parameter_and_is_told_by_the_next_step(kernel, pools, name, key, dtype):
+    specs = tuple(spec._replace(layout=LAYOUTS[name]) for spec in SPECS)
+    found = pools(4).run(steps_apart, Case(specs, {"chunk_bytes": 500}, dtype=dtype), key)
+    for rank, (errors, unmoved) in enumerate(found):
+        assert unmoved
+        for error in errors:
+            assert f"rank {rank} had" in error and "layers.0.up.weight" in error
+            assert (f"'{key}': {MOVED[key]}" in error) == (rank == ODD)
+
+
 def change_later(kernel, case: Case, key: str, value):
     """As before, but the odd rank changes a setting after some steps."""
     optimizer, params = built(kernel, case)

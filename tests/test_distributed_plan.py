@@ -102,11 +102,11 @@ def test_flags_of_all_holders_reach_the_owner_and_its_answer_all_holders(kernel,
                 holders = [1 + rank for rank, other in enumerate(chunk) if matrix in other.held]
                 assert who == holders
             answer = np.zeros(sum(side.scatter.sent), dtype=np.int64)
-            for which, place in side.activity_out:
+            for which, place in side.verdicts_out:
                 answer[place] = model.numbers[side.owned[which]][0, 0]
             answers.append(answer)
         for side, received in zip(chunk, all_to_all([side.scatter for side in chunk], answers)):
-            for matrix, place in zip(side.held, side.activity, strict=True):
+            for matrix, place in zip(side.held, side.verdicts, strict=True):
                 assert received[place] == model.numbers[matrix][0, 0]
 
 

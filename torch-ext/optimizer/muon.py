@@ -135,9 +135,10 @@ class Muon(PlannedOptimizer):
 
         Parameters and state change in place; gradients do not. Raises ValueError before anything is changed for
         gradients that are sparse, and for parameters whose shape is no longer that of their state; RuntimeError while
-        a CUDA graph is captured, for what it would not repeat.
+        a CUDA graph is captured, for what it would not repeat, and if ranks had different settings in the last step.
         """
         self._check_capture()
+        self._check_accords()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -154,7 +155,7 @@ class Muon(PlannedOptimizer):
         scaling = GradientScaling(getattr(self, "grad_scale", None), found_inf)
         scales = {} if self._clipping is None else self._clipping.scales()
         given = Given(self.state, scales, scaling, self._sharing.release_grads)
-        batches = update_matrices_(self._plan, given, self._sharing.chunks_in_flight)
+        batches, self._accords = update_matrices_(self._plan, given, self._sharing.chunks_in_flight)
         rest = [group for group in self.param_groups if not group["use_muon"]]
         groups = [update_fallback_(group, self.state, scaling) for group in rest]
         self._seen = Seen(batches, groups, GradientScaling(*map(as_it_is, scaling)))

@@ -24,6 +24,8 @@ PLANNED = (
     "normalize_spatial", "expert_keys", "split_rows", "offload",
 )  # fmt: skip
 RECIPE = ("momentum", "nesterov", "maximize", "eps", "decay_mode", "stochastic_rounding")
+# Those that schedulers and users may move between steps, of both branches.
+LIVE = ("lr", "weight_decay", "rounding_step", *RECIPE, "fallback", "adamw_betas", "adamw_eps")
 FALLBACKS = ("adamw", "nadamw")
 # What a saved group has in the place of a function, which is to be given again.
 FUNCTION = "function"
@@ -129,9 +131,20 @@ def saved_group(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def claim_of(name: str, p: Tensor, layout: Any, group: Mapping[str, Any]) -> str:
     """Return all that ranks must agree about to update a parameter together, as one line."""
-    numbers = {key: group[key] for key in ("lr", "weight_decay") if not isinstance(group[key], Tensor)}
-    settings = {**numbers, **{key: group[key] for key in (*PLANNED, *RECIPE) if not callable(group[key])}}
+    settings = {**live_settings(group), **{key: group[key] for key in PLANNED if not callable(group[key])}}
     return f"{name} {tuple(p.shape)} {p.dtype} on a mesh {layout.mesh.shape} split {layout.splits} with {settings}"
+
+
+def live_settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a step reads of a group anew; a number that is on a GPU, and would be waited for, is left out."""
+    found = {}
+    for key in LIVE:
+        value = group[key]
+        if not isinstance(value, Tensor):
+            found[key] = value
+        elif value.device.type == "cpu":
+            found[key] = value.item()
+    return found
 
 
 def loaded_group(own: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:

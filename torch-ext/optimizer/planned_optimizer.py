@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .distributed.agreement import Accord
 from .distributed.exchange_plan import Sharing, plan_exchanges, split_matrices
 from .distributed.placement import layout_of, local_part, this_rank
 from .distributed.plan import Planned, Settings, plan_batches
@@ -27,7 +28,7 @@ from .parameters import check_parameter
 from .routing import IsMuon
 from .schedules import resolve_schedule
 from .state import ensure_state, laid_out_like
-from .updates import Plan, plan_hosted
+from .updates import Claims, Plan, plan_hosted
 
 
 class PlannedOptimizer(Optimizer):
@@ -41,6 +42,7 @@ class PlannedOptimizer(Optimizer):
     # What a copy or a pickle keeps besides groups and state.
     _kept: tuple[str, ...] = ("_is_muon", "_adamw_lr", "_reasons", "_sharing")
     _plan = Plan()
+    _accords: Sequence[Accord] = ()  # of the last step, one for each exchange
 
     def __init__(
         self,
@@ -82,7 +84,11 @@ class PlannedOptimizer(Optimizer):
         self._reasons.update(reasons)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state and groups, of the parameters as they are now; of functions only that there was one."""
+        """Return the state and groups, of the parameters as they are now; of functions only that there was one.
+
+        Raises RuntimeError if ranks had different settings in the last step.
+        """
+        self._check_accords()
         self._refresh()
         self._plan.synchronize()
         saved = super().state_dict()
@@ -133,8 +139,14 @@ class PlannedOptimizer(Optimizer):
         super().__setstate__(state)
         self._forget_plan()
 
+    def _check_accords(self) -> None:
+        """Raise RuntimeError if ranks had different settings in the last step."""
+        for accord in self._accords:
+            accord.check()
+
     def _forget_plan(self) -> None:
         self._plan.synchronize()
+        self._accords = ()
         self._planned_for: list[tuple] = []
         self._plan = Plan()
         self._agreed = True
@@ -183,7 +195,7 @@ class PlannedOptimizer(Optimizer):
         return None if momentum is None else momentum.data_ptr()
 
     def _make_plan(self, kinds: list[int]) -> None:
-        matrices, planned, local, exchanged, shards, claims = [], [], [], [], {}, {}
+        matrices, planned, local, exchanged, shards = [], [], [], [], {}
         for group, kind in zip(self.param_groups, kinds):
             if not group["use_muon"]:
                 continue
@@ -200,9 +212,6 @@ class PlannedOptimizer(Optimizer):
                 own = Planned(name, local_part(p), local_part(buffer), {}, sheet.whole.scale, settings)
                 planned.append(own)
                 frozen = not p.is_meta and p not in self.state
-                if layout is not None:
-                    claim = claim_of(name, p, layout, group) + (", frozen" if frozen else "")
-                    claims.setdefault(layout.mesh.members, [str(self._sharing)]).append(claim)
                 here, sent = split_matrices(number, sheet)
                 local.append(own._replace(matrices=here))
                 if sent and not frozen:
@@ -211,8 +220,24 @@ class PlannedOptimizer(Optimizer):
         exchanges = plan_exchanges(exchanged, shards, this_rank(), self._sharing.chunk_bytes)
         batches = plan_batches(local)
         hosted = plan_hosted(batches, matrices, self.state)
+        claims = self._claims()
         self._plan = Plan(matrices, planned, batches, exchanges, claims, hosted)
         self._agreed = not claims
+
+    def _claims(self) -> dict[tuple[int, ...], Claims]:
+        """Return what ranks must agree about, of all groups of ranks that share parameters with this one."""
+        found: dict[tuple[int, ...], Claims] = {}
+        for group in self.param_groups:
+            for name, p in zip(names_of(group), group["params"]):
+                layout = layout_of(name, p, self._sharing.ranks)
+                if layout is None:
+                    continue
+                claims = found.setdefault(layout.mesh.members, Claims([str(self._sharing)], []))
+                frozen = not p.is_meta and p not in self.state
+                claims.lines.append(claim_of(name, p, layout, group) + (", frozen" if frozen else ""))
+                if all(group is not other for other in claims.groups):
+                    claims.groups.append(group)
+        return found
 
 
 def _is_trained(p: Tensor) -> bool:

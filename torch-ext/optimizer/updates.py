@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from .distributed.agreement import check_agreement
+from .distributed.agreement import Accord, check_agreement
 from .distributed.exchange_plan import Exchange, ShardedChunk
 from .distributed.pipeline import Gradients, Part, Recipe, update_batch_
 from .distributed.placement import group_of, layout_of, local_part, this_rank
@@ -16,6 +17,7 @@ from .distributed.plan import Batch, Matrix, Planned, positions_by
 from .distributed.sharded import run_pipeline, update_chunk
 from .distributed.shards import Sheet, local_rows
 from .offload import HostChunks
+from .param_groups import live_settings
 from .parameters import HALVES, GradientScaling
 from .rules.adamw import AdamWRule, AdamWState, adamw_
 from .rules.descent import descent_rule
@@ -36,6 +38,17 @@ class Hosted(NamedTuple):
     members: Sequence[Matrix]
 
 
+class Claims(NamedTuple):
+    """What ranks that share parameters must agree about: a line for each parameter, and the groups of those."""
+
+    lines: list[str]
+    groups: list[Group]
+
+    def settings(self) -> str:
+        """Return what schedulers and users may have moved, as one line."""
+        return "; ".join(str(live_settings(group)) for group in self.groups)
+
+
 class Plan(NamedTuple):
     """Muon's parameters with their groups and sheets, the batches of this process, and what is exchanged."""
 
@@ -43,7 +56,7 @@ class Plan(NamedTuple):
     planned: Sequence[Planned] = ()  # for each of them
     batches: Sequence[Batch] = ()
     exchanges: Sequence[Exchange] = ()
-    claims: Mapping[tuple[int, ...], Sequence[str]] = MappingProxyType({})  # what each group of ranks must agree about
+    claims: Mapping[tuple[int, ...], Claims] = MappingProxyType({})  # of ranks that share parameters
     hosted: Mapping[Batch, Hosted] = MappingProxyType({})  # of those of `batches` whose momentum is in host memory
 
     def synchronize(self) -> None:
@@ -53,9 +66,8 @@ class Plan(NamedTuple):
 
     def check_agreement(self) -> None:
         """Raise ValueError unless all ranks that share parameters have the same plan for them; all must call it."""
-        for ranks, lines in sorted(self.claims.items()):
-            device = next(local_part(p).device for p, _, sheet in self.matrices if sheet.shards is not None)
-            check_agreement(ranks, lines, device)
+        for ranks, claims in sorted(self.claims.items()):
+            check_agreement(ranks, claims.lines, local_part(claims.groups[0]["params"][0]).device)
 
     def owners(self) -> dict[Matrix, int]:
         """Return the rank that orthogonalizes each exchanged matrix."""
@@ -102,21 +114,28 @@ class Given(NamedTuple):
     release_grads: bool = False
 
 
-def update_matrices_(plan: Plan, given: Given, depth: int) -> list[SeenBatch]:
+def update_matrices_(plan: Plan, given: Given, depth: int) -> tuple[list[SeenBatch], list[Accord]]:
     """Update the matrices of `plan` and their momentum, up to `depth` exchanged chunks at a time.
 
     Those of this process are updated where they have a gradient, exchanged ones where any rank has one. Returns what
-    was seen of those worked on here.
+    was seen of those worked on here, and for each exchange whether its ranks had the same settings.
     """
     parts: dict[Matrix, Part] = {}
     for number, (p, group, sheet) in enumerate(plan.matrices):
         parts.update(_parts(number, p, group, sheet, given))
     seen: list[SeenBatch] = []
-    work = [_exchanged(plan, exchange, chunk, parts, given) for exchange in plan.exchanges for chunk in exchange.chunks]
+    accords = [Accord(plan.claims[exchange.ranks].settings()) for exchange in plan.exchanges]
+    work = [
+        _exchanged(plan, chunk, parts, given, accord, group_of(exchange.ranks))
+        for exchange, accord in zip(plan.exchanges, accords)
+        for chunk in exchange.chunks
+    ]
     # Behind the first chunk, whose exchange flies meanwhile.
     work.insert(1, _local(plan, parts, given, seen))
     run_pipeline(work, depth)
-    return seen
+    for accord in accords:
+        accord.close()
+    return seen, accords
 
 
 def _local(plan: Plan, parts: Mapping[Matrix, Part], given: Given, seen: list[SeenBatch]) -> Iterator[None]:
@@ -147,12 +166,17 @@ def _local(plan: Plan, parts: Mapping[Matrix, Part], given: Given, seen: list[Se
 
 
 def _exchanged(
-    plan: Plan, exchange: Exchange, chunk: ShardedChunk, parts: Mapping[Matrix, Part], given: Given
+    plan: Plan,
+    chunk: ShardedChunk,
+    parts: Mapping[Matrix, Part],
+    given: Given,
+    accord: Accord,
+    process_group: ProcessGroup,
 ) -> Iterator[None]:
     members = chunk.messages.held or chunk.messages.owned or (Matrix(0, 0),)  # who only forwards needs any recipe
     recipe = recipe_of([plan.matrices[matrix.parameter][1] for matrix in members], given.scaling)
     device = local_part(plan.matrices[members[0].parameter][0]).device
-    return update_chunk(chunk, parts, recipe, device, group_of(exchange.ranks))
+    return update_chunk(chunk, parts, recipe, accord, device, process_group)
 
 
 def recipe_of(groups: Sequence[Group], scaling: GradientScaling) -> Recipe:

@@ -1,14 +1,19 @@
-"""Whether all ranks have made the same plan: a comparison of digests, and of the plans where those differ."""
+"""Whether ranks that share parameters agree: about the plan before the first step, about settings at every step."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Sequence
+import zlib
+from typing import Optional, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from .placement import group_of
+from .placement import group_of, this_rank
+
+# How many codes there are for settings: with a sign, they are integers that bfloat16 holds.
+_CODES = 255
 
 
 def check_agreement(ranks: tuple[int, ...], lines: Sequence[str], device: torch.device) -> None:
@@ -29,6 +34,54 @@ def check_agreement(ranks: tuple[int, ...], lines: Sequence[str], device: torch.
     rank, theirs = next((rank, plan) for rank, plan in zip(ranks, plans) if plan != first)
     here, there = _first_difference(first, theirs)
     raise ValueError(f"ranks disagree about what they update: rank {ranks[0]} has {here}, rank {rank} has {there}")
+
+
+class Accord:
+    """Whether all ranks of an exchange take a step with the same settings, which schedulers move: they send a code.
+
+    `settings` are this rank's. What they differ about is left alone; nobody waits for the device to hear of it, so
+    that it is told when the next step begins. Different settings have the same code in one of 255 cases.
+    """
+
+    def __init__(self, settings: str):
+        self._settings = settings
+        self.code = zlib.crc32(settings.encode()) % _CODES + 1
+        self._names: list[Sequence[str]] = []
+        self._verdicts: list[Tensor] = []
+        self._disputed: Optional[Tensor] = None
+        self._copied: Optional[torch.Event] = None
+
+    def note(self, names: Sequence[str], verdicts: Tensor) -> None:
+        """Note what owners say of a chunk's parameters, of these names: below zero where settings differ."""
+        self._names.append(names)
+        self._verdicts.append((verdicts < 0).any())
+
+    def close(self) -> None:
+        """Send all that was noted on its way to the host."""
+        if self._verdicts:
+            disputed = torch.stack(self._verdicts)
+            self._disputed = disputed.to("cpu", non_blocking=True)
+            if disputed.device.type != "cpu":
+                self._copied = torch.Event(disputed.device)
+                self._copied.record()
+
+    def check(self) -> None:
+        """Raise RuntimeError if settings differed."""
+        if self._disputed is None:
+            return
+        if self._copied is not None:
+            self._copied.synchronize()
+        names = [name for own, disputed in zip(self._names, self._disputed.tolist()) if disputed for name in own]
+        if names:
+            raise RuntimeError(
+                f"in the last step not all ranks had the same settings for {shortened(names)}, of which some were left "
+                f"alone: rank {this_rank()} had {self._settings}"
+            )
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first three names."""
+    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
 
 
 def _first_difference(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:

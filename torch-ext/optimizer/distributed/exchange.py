@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Collection, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
 from .messages import Block, Chunk, Side
 from .placement import length
@@ -25,6 +26,7 @@ class Transfer(NamedTuple):
         return self.received
 
 
+@record_function("muon.send")
 def start(side: Side, buffer: Tensor, group: dist.ProcessGroup) -> Transfer:
     """Send the front of `buffer` as `side` says, and begin to receive."""
     sent = buffer[: sum(side.sent)]
@@ -47,18 +49,26 @@ def disassemble_(buffer: Tensor, blocks: Sequence[Block], matrices: Sequence[Ten
         torch._foreach_copy_([piece for _, piece in pairs], [place for place, _ in pairs])
 
 
-def activity(chunk: Chunk, received: Tensor) -> Tensor:
-    """Return for each owned matrix whether any rank had a gradient, bool."""
+def send_presence_(buffer: Tensor, chunk: Chunk, absent: Collection[int], code: int) -> None:
+    """Write the flag of each held part into `buffer`; `absent` are the positions of those without a gradient."""
+    flags = [-code if i in absent else code for i in range(len(chunk.presence))]
+    buffer.index_copy_(0, _index(chunk.presence, buffer), torch.tensor(flags, dtype=buffer.dtype, device=buffer.device))
+
+
+def verdicts(chunk: Chunk, received: Tensor, code: int) -> Tensor:
+    """Return, float32, for each owned matrix the flag that goes back: 1, 0 where nobody had a gradient, or -1."""
     owned, places = zip(*chunk.presence_in) if chunk.presence_in else ((), ())
     flags = received.index_select(0, _index(places, received)).float()
-    counts = flags.new_zeros(len(chunk.owned)).index_add_(0, _index(owned, received), flags)
-    return counts > 0
+    counts = flags.new_zeros(2, len(chunk.owned))
+    counts.index_add_(1, _index(owned, received), torch.stack([flags > 0, flags.abs() != code]).float())
+    present, strange = counts > 0
+    return present.float().masked_fill(strange, -1.0)
 
 
-def send_activity_(buffer: Tensor, chunk: Chunk, active: Tensor) -> None:
+def send_verdicts_(buffer: Tensor, chunk: Chunk, found: Tensor) -> None:
     """Write the flag of each block that is sent back into `buffer`."""
-    owned, places = zip(*chunk.activity_out) if chunk.activity_out else ((), ())
-    flags = active.index_select(0, _index(owned, buffer)).to(buffer.dtype)
+    owned, places = zip(*chunk.verdicts_out) if chunk.verdicts_out else ((), ())
+    flags = found.index_select(0, _index(owned, buffer)).to(buffer.dtype)
     buffer.index_copy_(0, _index(places, buffer), flags)
 
 

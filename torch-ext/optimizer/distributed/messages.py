@@ -1,8 +1,9 @@
 """Who orthogonalizes which sharded matrix, and what each rank sends to whom for it: integers only.
 
 A message has the sender's parts of the receiver's matrices, in the order of the chunk, and then a flag for each of
-them: on the way to an owner whether the sender had a gradient, on the way back whether anybody had. Its length follows
-from the plan alone. Each rank makes its own side of the plan, from what all of them know.
+them: on the way to an owner a code of the sender's settings, below zero if it had no gradient; on the way back 1 if
+anybody had one, 0 if nobody had, and -1 if not all have the same settings. Its length follows from the plan alone. Each
+rank makes its own side of the plan, from what all of them know.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ class Chunk:
     held: tuple[Matrix, ...]
     gathered: tuple[int, ...]
     scattered: tuple[int, ...]
-    presence: tuple[int, ...]  # of the flag that a held part had a gradient
-    activity: tuple[int, ...]  # of the flag that its matrix had one anywhere
+    presence: tuple[int, ...]  # of the flag of each held part
+    verdicts: tuple[int, ...]  # of the one that comes back
     blocks_in: tuple[Block, ...]
     blocks_out: tuple[Block, ...]
     presence_in: tuple[tuple[int, int], ...]  # owned matrix and place, of each flag that comes
-    activity_out: tuple[tuple[int, int], ...]
+    verdicts_out: tuple[tuple[int, int], ...]
     scratch: int  # elements behind what is sent
     owners: tuple[tuple[Matrix, int], ...]  # of all matrices of the chunk, by rank
 
@@ -120,7 +121,7 @@ def _as_holder(units: Sequence[Unit], owners: Sequence[int], ranks: Sequence[int
     sources = [_same_copy(unit, rank, owner) for unit, owner in zip(units, owners)]
     there = [(owner, size if source else 0, size > 0) for owner, size, source in zip(owners, sizes, sources)]
     sent, gathered, presence = _lay_out(ranks, there)
-    received, scattered, activity = _lay_out(ranks, [(owner, size, size > 0) for owner, size in zip(owners, sizes)])
+    received, scattered, verdicts = _lay_out(ranks, [(owner, size, size > 0) for owner, size in zip(owners, sizes)])
     held = [i for i, size in enumerate(sizes) if size]
     scratch, places = 0, []
     for i in held:
@@ -134,7 +135,7 @@ def _as_holder(units: Sequence[Unit], owners: Sequence[int], ranks: Sequence[int
             gathered=tuple(places),
             scattered=tuple(scattered[i] for i in held),
             presence=tuple(presence[i] for i in held),
-            activity=tuple(activity[i] for i in held),
+            verdicts=tuple(verdicts[i] for i in held),
             scratch=scratch,
         ),
     )
@@ -156,7 +157,7 @@ def _as_owner(mine: Sequence[Unit], ranks: Sequence[int], rank: int) -> tuple:
             blocks_in=tuple(Block(*theirs[k][1:], places_in[k]) for k in some if sources[k]),
             blocks_out=tuple(Block(*theirs[k][1:], places_out[k]) for k in some),
             presence_in=tuple((theirs[k][1], flags_in[k]) for k in some),
-            activity_out=tuple((theirs[k][1], flags_out[k]) for k in some),
+            verdicts_out=tuple((theirs[k][1], flags_out[k]) for k in some),
         ),
     )
 

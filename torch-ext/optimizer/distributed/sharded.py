@@ -8,12 +8,15 @@ from typing import Iterable, Iterator, Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
+from ..parameters import GradientScaling
 from ..polar import polar_factors
 from ..rules.descent import Destination, descend_packed_
 from ..rules.momentum import pack_momentum_
 from ..rules.qk_clip import scaled_rows
-from .exchange import Transfer, activity, assemble_, disassemble_, send_activity_, start
+from .agreement import Accord, shortened
+from .exchange import Transfer, assemble_, disassemble_, send_presence_, send_verdicts_, start, verdicts
 from .exchange_plan import ShardedChunk
 from .pipeline import Part, Recipe, row_scales, seeds
 from .placement import this_rank
@@ -23,12 +26,18 @@ _DONE = object()
 
 
 def update_chunk(
-    chunk: ShardedChunk, parts: Mapping[Matrix, Part], recipe: Recipe, device: torch.device, group: dist.ProcessGroup
+    chunk: ShardedChunk,
+    parts: Mapping[Matrix, Part],
+    recipe: Recipe,
+    accord: Accord,
+    device: torch.device,
+    group: dist.ProcessGroup,
 ) -> Iterator[None]:
     """Update the held `parts` of a chunk and their momentum; yields twice, once after each started exchange.
 
     A part whose rank has no gradient counts as zero if another one has one. Then its momentum, too, follows; else all
-    is left alone. What is not known before the second exchange is kept beside the buffer until then.
+    is left alone, as where ranks differ about settings, of which `accord` is told. What is not known before the second
+    exchange is kept beside the buffer until then.
     """
     messages = chunk.messages
     held = [parts[matrix] for matrix in messages.held]
@@ -36,33 +45,45 @@ def update_chunk(
     buffers = [part.buffer.clone() if part.gradients is None else part.buffer for part in held]
     gradients = [_gradient(part) for part in held]
     outgoing = _buffer(messages.gather.sent, messages.scratch, chunk.packed_dtype, device)
-    if held:
-        pack_momentum_(buffers, gradients, outgoing, recipe.momentum, recipe.scaling, messages.gathered)
-        _write_presence_(outgoing, messages.presence, late)
+    with record_function("muon.pack"):
+        if held:
+            pack_momentum_(buffers, gradients, outgoing, recipe.momentum, recipe.scaling, messages.gathered)
+            send_presence_(outgoing, messages, late, accord.code)
     del gradients  # which may be the last to hold their memory
     transfer = start(messages.gather, outgoing, group)
     yield
     received = _received(transfer, chunk)
-    active = activity(messages, received)
-    returned = _orthogonalized(chunk, received, active, recipe.eps)
+    returned = _orthogonalized(chunk, received, recipe.eps, accord.code)
     transfer = start(messages.scatter, returned, group)
     yield
     updates = _received(transfer, chunk)
-    if not held:
-        return
-    alive = updates.index_select(0, torch.tensor(messages.activity, device=device)) > 0
+    if held:
+        with record_function("muon.descend"):
+            found = updates.index_select(0, torch.tensor(messages.verdicts, device=device))
+            accord.note(chunk.names, found)
+            _descend_(chunk, held, updates, recipe, found > 0)
+            _follow_(held, late, buffers, recipe.scaling, found > 0)
+
+
+def _descend_(chunk: ShardedChunk, held: Sequence[Part], updates: Tensor, recipe: Recipe, alive: Tensor) -> None:
+    """Update the parameters of those parts that are `alive`."""
     multipliers = torch.tensor(chunk.multipliers, dtype=torch.float64, device="cpu")
     rule = recipe.descent._replace(multiplier=multipliers)
     origins = [number for part in held for number in part.origin] if held[0].seed is not None else None
-    destination = Destination(
-        row_scales(held), seeds(held), recipe.scaling.found_inf, alive, messages.scattered, origins
-    )
+    places, overflow = chunk.messages.scattered, recipe.scaling.found_inf
+    destination = Destination(row_scales(held), seeds(held), overflow, alive, places, origins)
     descend_packed_([part.parameter for part in held], updates, rule, destination)
+
+
+def _follow_(
+    held: Sequence[Part], late: Sequence[int], buffers: Sequence[Tensor], scaling: GradientScaling, alive: Tensor
+) -> None:
+    """Give those `late` parts that are `alive` the momentum in `buffers`, and the others QK-clip's rows alone."""
     for i in late:
         part = held[i]
         part.buffer.copy_(torch.where(alive[i], buffers[i], part.buffer))
-        if part.row_scale is not None:  # of a matrix that nobody updates
-            scaled = scaled_rows(part.parameter, part.row_scale, recipe.scaling.found_inf)
+        if part.row_scale is not None:
+            scaled = scaled_rows(part.parameter, part.row_scale, scaling.found_inf)
             part.parameter.copy_(torch.where(alive[i], part.parameter, scaled))
 
 
@@ -75,7 +96,8 @@ def run_pipeline(chunks: Iterable[Iterator[None]], depth: int) -> None:
         running = [chunk for chunk in running if next(chunk, _DONE) is not _DONE]
 
 
-def _orthogonalized(chunk: ShardedChunk, received: Tensor, active: Tensor, eps: float) -> Tensor:
+@record_function("muon.orthogonalize")
+def _orthogonalized(chunk: ShardedChunk, received: Tensor, eps: float, code: int) -> Tensor:
     """Return the buffer that is sent back: the blocks of the owned matrices' polar factors, and their flags."""
     messages = chunk.messages
     packed: dict[int, Tensor] = {}
@@ -92,30 +114,23 @@ def _orthogonalized(chunk: ShardedChunk, received: Tensor, active: Tensor, eps: 
         packed.update(zip((position[m] for m in batch.members), factors.mT if batch.turned else factors))
     returned = _buffer(messages.scatter.sent, 0, chunk.work_dtype, received.device)
     disassemble_(returned, messages.blocks_out, [packed[k] for k in range(len(packed))])
-    send_activity_(returned, messages, active)
+    send_verdicts_(returned, messages, verdicts(messages, received, code))
     return returned
 
 
+@record_function("muon.wait")
 def _received(transfer: Transfer, chunk: ShardedChunk) -> Tensor:
     try:
         return transfer.wait()
     except RuntimeError as error:
-        names = ", ".join(chunk.names[:3]) + (" and others" if len(chunk.names) > 3 else "")
         raise RuntimeError(
-            f"rank {this_rank()} waits in vain for the other ranks' parts of {names}: one has died, is late, or has "
-            f"gone another way ({error})"
+            f"rank {this_rank()} waits in vain for the other ranks' parts of {shortened(chunk.names)}: one has died, "
+            f"is late, or has gone another way ({error})"
         ) from error
 
 
 def _gradient(part: Part) -> Tensor:
     return torch.zeros_like(part.buffer) if part.gradients is None else part.gradients.take(part.position)
-
-
-def _write_presence_(buffer: Tensor, places: Sequence[int], late: Sequence[int]) -> None:
-    flags = torch.ones(len(places), dtype=buffer.dtype, device=buffer.device)
-    for i in late:
-        flags[i] = 0
-    buffer.index_copy_(0, torch.tensor(places, device=buffer.device), flags)
 
 
 def _buffer(lengths: Sequence[int], scratch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
