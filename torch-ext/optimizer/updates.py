@@ -124,7 +124,7 @@ def update_matrices_(plan: Plan, given: Given, depth: int) -> tuple[list[SeenBat
     for number, (p, group, sheet) in enumerate(plan.matrices):
         parts.update(_parts(number, p, group, sheet, given))
     seen: list[SeenBatch] = []
-    accords = [Accord(plan.claims[exchange.ranks].settings()) for exchange in plan.exchanges]
+    accords = [Accord(plan.claims[exchange.holders].settings()) for exchange in plan.exchanges]
     work = [
         _exchanged(plan, chunk, parts, given, accord, group_of(exchange.ranks))
         for exchange, accord in zip(plan.exchanges, accords)

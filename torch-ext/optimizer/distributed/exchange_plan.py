@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Mapping, NamedTuple, Optional, Sequence
 
 import torch
 
 from .messages import Chunk, Unit, plan_chunks
-from .placement import this_rank
+from .placement import some_copies, this_rank
 from .plan import Batch, Matrix, Planned, plan_batches, positions_by
 from .shards import Shards, Sheet
 
@@ -53,8 +54,9 @@ class Sharing(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange:
-    """Chunks that are exchanged among `ranks`, in rising order."""
+    """Chunks that are exchanged among `ranks`, in rising order, of the `holders` of the parameters."""
 
+    holders: tuple[int, ...]
     ranks: tuple[int, ...]
     chunks: tuple[ShardedChunk, ...]
     loads: tuple[int, ...]  # FLOPs of each rank
@@ -102,16 +104,34 @@ def plan_exchanges(
     keys = [(shards[matrix.parameter].layout.mesh.members, *own.kind[:3], own.settings) for own, matrix, _ in every]
     exchanges = []
     for positions in positions_by(keys):
-        ranks, first = keys[positions[0]][0], every[positions[0]][0]
+        holders, first = keys[positions[0]][0], every[positions[0]][0]
         units = [
             Unit(matrix, shards[matrix.parameter], flops(*size) + FLOPS_OF_AN_ELEMENT * size[0] * size[1])
             for _, matrix, size in map(every.__getitem__, positions)
         ]
         limit = (chunk_bytes or CHUNK_BYTES) // first.packed_dtype.itemsize
-        sides, loads = plan_chunks(units, ranks, rank, limit)
-        chunks = tuple(_sharded_chunk(side, owners, first, chunk_bytes) for side in sides)
-        exchanges.append(Exchange(ranks, chunks, loads))
+        for ranks, own in among_useful_copies(units, rank).items():
+            sides, loads = plan_chunks(own, ranks, rank, limit)
+            chunks = tuple(_sharded_chunk(side, owners, first, chunk_bytes) for side in sides)
+            exchanges.append(Exchange(holders, ranks, chunks, loads))
     return tuple(exchanges)
+
+
+def among_useful_copies(units: Sequence[Unit], rank: int) -> dict[tuple[int, ...], list[Unit]]:
+    """Return the ranks that work together with `rank`, each with what they work on: so many copies as save time.
+
+    No step is shorter than its largest matrix takes on one rank. Where fewer copies can do all the work in that time,
+    they do, and others do the same, each group for itself: more owners would only send each result to more ranks.
+    """
+    useful = max(2, math.ceil(sum(unit.cost for unit in units) / max(unit.cost for unit in units)))
+    found: dict[tuple[int, ...], list[Unit]] = {}
+    for unit in units:
+        layout = unit.shards.layout
+        counts = (count for count in range(1, layout.copies) if layout.copies % count == 0)
+        count = next((count for count in counts if count * unit.parts >= useful), layout.copies)
+        own = unit.shards._replace(layout=some_copies(layout, count, rank))
+        found.setdefault(own.layout.mesh.members, []).append(unit._replace(shards=own))
+    return found
 
 
 def _sharded_chunk(

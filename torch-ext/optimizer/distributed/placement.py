@@ -83,6 +83,19 @@ def layout_of(name: str, tensor: Tensor, ranks: Optional[tuple[int, ...]] = None
     return Layout(tuple(tensor.shape), _numbers_of(tensor.device_mesh), splits)
 
 
+@functools.lru_cache(maxsize=2**16)
+def some_copies(layout: Layout, count: int, rank: int) -> Layout:
+    """Return how `count` of a tensor's copies lie, side by side, those that `rank` is among; `count` divides all."""
+    copies: dict[tuple[int, ...], list[int]] = {}
+    for member in layout.mesh.ranks:
+        copies.setdefault(layout.copy_of(member), []).append(member)
+    place = list(copies).index(layout.copy_of(rank))
+    chosen = list(copies.values())[place - place % count :][:count]
+    sharded = [(size, split) for size, split in zip(layout.mesh.shape, layout.splits) if split is not None]
+    mesh = mesh_of((count, *(size for size, _ in sharded)), tuple(member for copy in chosen for member in copy))
+    return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
+
+
 def this_rank() -> int:
     """Return this process's rank, 0 where there is no other."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
