@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from sharded_models import (
     LAYOUTS,
@@ -21,9 +22,14 @@ from sharded_models import (
     bits_equal,
     mesh_of,
     model,
+    muon,
+    one_thread,
     part_of,
+    sharded,
     train,
     train_alone,
+    whole,
+    whole_gradient,
     whole_parameter,
 )
 
@@ -131,6 +137,113 @@ def test_a_convolution_sharded_along_its_kernel_raises(pools, conv_mode):
     for text in pools(2).run(raised_for, "a.weight", (8, 8, 2, 3), [Shard(2)], {"conv_mode": conv_mode}):
         assert "a.weight" in text
         assert "[2]" in text
+
+
+def step_with_gradient(kernel, placements):
+    """Return the error of a step whose gradient has these placements, and whether the parameter moved."""
+    p = nn.Parameter(DTensor.from_local(torch.ones(4, 6), mesh_of((2,)), [Shard(0)], run_check=False))
+    before = p.to_local().clone()
+    optimizer = kernel.Muon([("up.weight", p)])
+    local = torch.ones(4, 6) if placements == [Shard(0)] else torch.ones(8, 6 if placements != [Shard(1)] else 3)
+    gradient = DTensor.from_local(local, mesh_of((2,)), placements, run_check=False)
+    object.__setattr__(p, "grad", None)
+    p.grad = gradient
+    try:
+        optimizer.step()
+    except ValueError as error:
+        return str(error), torch.equal(p.to_local(), before)
+
+
+@pytest.mark.parametrize("placements", [[Partial()], [Shard(1)], [Replicate()]], ids=str)
+def test_a_gradient_that_lies_otherwise_than_its_parameter_raises_before_anything_moves(pools, placements):
+    for text, unmoved in pools(2).run(step_with_gradient, placements):
+        assert str(placements[0]).split("(")[0] in text and "redistribute" in text
+        assert unmoved
+
+
+def train_with_one_overflow(kernel, case: Case):
+    """One rank's gradients overflow at the second step; returns wholes after each."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    found = []
+    for step in range(1, 4):
+        for i, (spec, p) in enumerate(zip(case.specs, params)):
+            p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+        optimizer.grad_scale, optimizer.found_inf = None, torch.tensor(float(step == 2 and dist.get_rank() == 1))
+        optimizer.step()
+        found.append([whole(p) for p in params])
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_gradients_that_overflow_on_one_rank_move_nothing_on_any(kernel, pools, layout):
+    specs = (*model(layout, seed=7), Spec("tok_embeddings.weight", (30, 14), layout))
+    results = pools(4).run(train_with_one_overflow, Case(specs))
+    for first, second, third in results:
+        assert all(map(bits_equal, first, second))
+        assert not any(map(bits_equal, second, third))
+    for result in results[1:]:
+        assert all(bits_equal(p, q) for own, other in zip(result, results[0]) for p, q in zip(own, other))
+
+
+def metrics_of_step(kernel, case: Case):
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    for i, (spec, p) in enumerate(zip(case.specs, params)):
+        p.grad = sharded(whole_gradient(case, 1, i), spec.layout).data
+    optimizer.step()
+    return {name: value.item() for name, value in optimizer.metrics().items()}
+
+
+@pytest.mark.parametrize("name", ["rows", "columns", "rows and columns", "strided rows"])
+def test_what_ranks_have_seen_adds_up_to_what_one_process_sees(kernel, pools, name):
+    layout = LAYOUTS[name]
+    sizes = [(13, 7), (9, 30), (22, 22)]
+    specs = tuple(Spec(f"layers.{i}.up.weight", size, layout) for i, size in enumerate(sizes))
+    case = Case((*specs, Spec("tok_embeddings.weight", (30, 14), layout)), {"chunk_bytes": 400}, spoiled=1)
+    found = pools(4).run(metrics_of_step, case)
+    with one_thread():
+        alone = metrics_of_step(kernel, Case(tuple(spec._replace(layout=None) for spec in case.specs), spoiled=1))
+    for key in ("matrices", "matrices_not_finite"):
+        assert sum(own[key] for own in found) == alone[key]
+    # In two orders of summation, of float32 norms.
+    together = sum(own["fallback_update_norm"] ** 2 for own in found) ** 0.5
+    assert together == pytest.approx(alone["fallback_update_norm"], rel=1e-6)
+    sound = [own["muon_update_norm"] for own in found if not own["matrices_not_finite"]]
+    assert all(map(math.isfinite, sound)) and any(sound)
+
+
+@pytest.mark.parametrize("key", ["chunk_bytes", "chunks_in_flight"])
+@pytest.mark.parametrize("value, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_numbers_of_the_exchange_that_cannot_be_raise(kernel, key, value, error):
+    with pytest.raises(error, match=f"{key} must be .*{value}"):
+        kernel.Muon([nn.Parameter(torch.ones(4, 4))], **{key: value})
+
+
+def error_of_unsorted_group(kernel):
+    group = dist.new_group([1, 0], sort_ranks=False)
+    with pytest.raises(ValueError, match="rising order"):
+        kernel.Muon([nn.Parameter(torch.ones(4, 4))], process_group=group)
+
+
+def test_a_process_group_in_another_order_raises(pools):
+    pools(2).run(error_of_unsorted_group)
+
+
+def steps_on_two_meshes(kernel, seed: int):
+    """Some parameters lie on all ranks, some on two of them; ranks have them in one order or the other."""
+    pairs, every = mesh_of((2, 2))["y"], mesh_of((4,))
+    params = [nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])) for mesh in (pairs, every)]
+    named = [("a.weight", params[0]), ("b.weight", params[1])]
+    optimizer = kernel.Muon(named if dist.get_rank() < 2 else named[::-1], lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return all(not bits_equal(whole(p), torch.ones(8, 8)) for p in params)
+
+
+def test_ranks_that_meet_in_two_exchanges_come_to_them_in_one_order(pools):
+    assert pools(4).run(steps_on_two_meshes, 0) == [True] * 4
 
 
 def _lies_as(value, p) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -14,6 +15,8 @@ from sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_alone, part_of
 
 ODD = 2  # the rank that differs
 SPECS = tuple(Spec(f"layers.{i}.up.weight", (8 + 4 * i, 12), LAYOUTS["rows"]) for i in range(3))
+BIASED = (*SPECS, Spec("layers.0.up.bias", (8,), LAYOUTS["rows"]))
+CLIP = {"layers": [["layers.2.up.weight", "layers.0.up.weight"]], "head_dim": 4}
 # What the odd rank has, and what the message must show of it and of the others'.
 DIFFERENT = {
     "a shape": ({"specs": (*SPECS[:2], SPECS[2]._replace(shape=(16, 20)))}, ["layers.2.up.weight", "16, 20", "16, 12"]),
@@ -29,6 +32,10 @@ DIFFERENT = {
     "ns_steps": ({"settings": {"ns_steps": 3}}, ["layers.0.up.weight", "3", "5"]),
     "lr": ({"settings": {"lr": 0.5}}, ["layers.0.up.weight", "0.5"]),
     "weight_decay": ({"settings": {"weight_decay": 0.5}}, ["layers.0.up.weight", "0.5"]),
+    "the lr of AdamW": ({"specs": BIASED, "settings": {"adamw_lr": 0.5}}, ["layers.0.up.bias", "0.5"]),
+    "momentum_dtype": ({"settings": {"momentum_dtype": "bfloat16"}}, ["layers.0.up.weight", "bfloat16"]),
+    "a function": ({"settings": {"adjust_lr_fn": math.hypot}}, ["layers.0.up.weight", "hypot", "match_rms_adamw"]),
+    "qk_clip": ({"settings": {"qk_clip": CLIP}}, ["no qk_clip", "layers.2.up.weight"]),
     "chunk_bytes": ({"settings": {"chunk_bytes": 777}}, ["777"]),
     "chunks_in_flight": ({"settings": {"chunks_in_flight": 7}}, ["7"]),
 }
@@ -109,8 +116,24 @@ def test_what_a_rank_moves_alone_moves_no_parameter_and_is_told_by_the_next_step
     for rank, (errors, unmoved) in enumerate(found):
         assert unmoved
         for error in errors:
-            assert f"rank {rank} had" in error and "layers.0.up.weight" in error
+            assert f"Rank {rank} had" in error and "layers.0.up.weight" in error
             assert (f"'{key}': {MOVED[key]}" in error) == (rank == ODD)
+
+
+def steps_with_a_gradient_on_one_copy(kernel, case: Case):
+    optimizer, params = built(kernel, case)
+    before = [p.detach().clone() for p in params]
+    for i, p in enumerate(params):
+        p.grad = None if dist.get_rank() < 2 else part_of(case._replace(seed=1), i).data
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="of two copies only one had a gradient"):
+        optimizer.step()
+    return all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
+
+
+def test_a_gradient_that_only_one_of_two_copies_has_moves_nothing_and_is_told_by_the_next_step(pools):
+    case = Case(tuple(spec._replace(layout=LAYOUTS["hsdp"]) for spec in SPECS))
+    assert all(pools(4).run(steps_with_a_gradient_on_one_copy, case))
 
 
 def change_later(kernel, case: Case, key: str, value):

@@ -95,7 +95,7 @@ def test_flags_of_all_holders_reach_the_owner_and_its_answer_all_holders(kernel,
         answers = []
         for side, received in zip(chunk, all_to_all([side.gather for side in chunk], outgoing)):
             heard = [
-                sorted(received[place] for which, place in side.presence_in if which == k)
+                sorted(received[place] for which, place, _ in side.presence_in if which == k)
                 for k in range(len(side.owned))
             ]
             for matrix, who in zip(side.owned, heard):
@@ -132,61 +132,6 @@ def test_at_many_ranks_the_blocks_of_an_owner_cover_each_of_its_matrices_once(ke
         for block in side.blocks_in:
             counts[block.matrix][np.ix_(indices(block.part.rows), indices(block.part.cols))] += 1
         assert all((count == 1).all() for count in counts)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 64, 4096])
-@pytest.mark.parametrize("seed", range(3))
-def test_no_rank_has_more_than_the_largest_first_bound(kernel, ranks, seed):
-    draw = random.Random(seed)
-    costs = [draw.choice([1, 5, 40, 41, 300, 7000]) * draw.randint(1, 9) for _ in range(draw.randint(1, 3 * ranks))]
-    owners = kernel.partition.Owners(ranks)
-    taken = {}
-    for cost in sorted(costs, reverse=True):
-        taken.setdefault(owners.take(cost), []).append(cost)
-    assert sorted(itertools.chain(*taken.values())) == sorted(costs)
-    for own in taken.values():
-        # When the last of a rank was given to it, no other had less: the least is at most the mean of the others'.
-        assert sum(own) - own[-1] <= (sum(costs) - own[-1]) / ranks
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_largest_first_is_within_a_third_of_the_best(kernel, seed):
-    draw = random.Random(seed)
-    ranks, costs = draw.randint(2, 3), sorted((draw.randint(1, 30) for _ in range(7)), reverse=True)
-    owners = kernel.partition.Owners(ranks)
-    for cost in costs:
-        owners.take(cost)
-    loads = (
-        max(sum(c for c, r in zip(costs, choice) if r == rank) for rank in range(ranks))
-        for choice in itertools.product(range(ranks), repeat=len(costs))
-    )
-    # Graham 1969, theorem 3: 4/3 - 1/(3 ranks).
-    assert max(owners.loads) <= (4 / 3 - 1 / (3 * ranks)) * min(loads)
-
-
-@pytest.mark.parametrize("ranks, matrices, per_chunk", [(4, 10, 3), (8, 100, 12), (64, 1000, 100), (5, 3, 1)])
-def test_equal_matrices_differ_by_at_most_one_in_each_chunk_and_in_total(kernel, ranks, matrices, per_chunk):
-    owners = kernel.partition.Owners(ranks)
-    for positions in kernel.partition.chunks_by_size([7] * matrices, [1] * matrices, per_chunk, 1):
-        owners.next_chunk()
-        taken = [owners.take(7) for _ in positions]
-        counts = [taken.count(rank) for rank in range(ranks)]
-        assert max(counts) - min(counts) <= 1
-        assert max(owners.loads) - min(owners.loads) <= 7
-
-
-@pytest.mark.parametrize("limit, least", [(1, 1), (1, 5), (30, 1), (30, 5), (10**6, 3)])
-def test_chunks_hold_all_within_the_limit_or_the_least_number(kernel, limit, least):
-    draw = random.Random(limit + least)
-    costs, sizes = [draw.randint(1, 50) for _ in range(40)], [draw.randint(1, 20) for _ in range(40)]
-    chunks = list(kernel.partition.chunks_by_size(costs, sizes, limit, least))
-    assert sorted(itertools.chain(*chunks)) == list(range(40))
-    in_order = [costs[i] for i in itertools.chain(*chunks)]
-    assert in_order == sorted(costs, reverse=True)
-    for chunk, following in itertools.zip_longest(chunks, chunks[1:]):
-        held = sum(sizes[i] for i in chunk)
-        assert held <= limit or len(chunk) <= least
-        assert not following or (len(chunk) >= least and held + sizes[following[0]] > limit)
 
 
 EVEN = [
@@ -230,6 +175,24 @@ def test_bytes_are_those_of_the_formula_without_padding(kernel, layout):
     assert sum(sent) - ranks * flags == pytest.approx(ranks * formula, rel=1e-12)
     if copies == 1:
         assert sent == [pytest.approx(formula + flags, rel=1e-12)] * ranks
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 9, 16, 40])
+def test_as_many_copies_work_together_as_can_work_in_the_time_of_the_largest_matrix(kernel, count):
+    """8 copies of 4 parts: of equal matrices, so many as have an owner for each."""
+    model, _ = even_plan(kernel, Layout((8, 4), ("r", "0")), count)
+    expected = next(copies for copies in (1, 2, 4, 8) if 4 * copies >= min(count, 32))
+    groups = {}
+    for rank in model.ranks:
+        ((ranks, units),) = kernel.distributed.exchange_plan.among_useful_copies(model.units, rank).items()
+        assert rank in ranks
+        assert [unit.matrix for unit in units] == [unit.matrix for unit in model.units]
+        groups[rank] = ranks
+        for unit, whole in zip(units, model.units):  # everybody has what it had
+            assert unit.shards.part(0, rank) == whole.shards.part(0, rank)
+            assert unit.shards.layout.copies == expected
+    assert sorted(itertools.chain(*set(groups.values()))) == list(model.ranks)
+    assert all(groups[other] == ranks for ranks in groups.values() for other in ranks)
 
 
 @pytest.mark.slow

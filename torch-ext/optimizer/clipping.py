@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .attention import ClipPlan, Layer, clip_settings, plan_clip
-from .distributed.placement import group_of, layout_of
+from .distributed.agreement import take_largest_
+from .distributed.placement import layout_of
 from .rules.qk_clip import ClipState, clip_counts, clip_state, observe_, reset_, row_scales
 
 
@@ -30,6 +30,9 @@ class Clipping:
         self._state: Optional[ClipState] = None
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
 
+    def __str__(self) -> str:
+        return f"qk_clip {self._settings}"
+
     @property
     def reports(self) -> bool:
         """Whether there is somebody to tell."""
@@ -45,7 +48,11 @@ class Clipping:
         self._parameters = dict(zip(names, parameters))
         plan = plan_clip(self._settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
         layouts = [layout_of(name, self._parameters[name], shared) for layer in plan.layers for name in layer.weights]
-        self._ranks = next((own.mesh.members for own in layouts if own is not None), None)
+        meshes = {own.mesh.members for own in layouts if own is not None}
+        if len(meshes) > 1:
+            given = f"queries and keys lie on {len(meshes)} groups of ranks, {sorted(meshes)}"
+            raise ValueError(f"QK-clip needs all its layers on the same ranks: {given}")
+        self._ranks = next(iter(meshes), None)
         device = next(self._parameters[name] for layer in plan.layers for name in layer.weights).device
         if plan != self._plan or self._state is None or self._state.largest.device != device:
             self._plan, self._state = plan, clip_state(plan, device)
@@ -60,7 +67,7 @@ class Clipping:
         if self._ranks is not None:
             # An infinity is not finite wherever it was a NaN, of which a maximum over ranks may know nothing.
             self._state.largest.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-            dist.all_reduce(self._state.largest, dist.ReduceOp.MAX, group=group_of(self._ranks))
+            take_largest_(self._state.largest, self._ranks, "attention logits")
         self.counts = torch.stack(clip_counts(self._plan, self._state))
         found = row_scales(self._plan, self._state)
         reset_(self._state)

@@ -11,14 +11,14 @@ from torch.distributed import ProcessGroup
 from .clipping import Clipping
 from .distributed.exchange_plan import Sharing
 from .distributed.pipeline import update_batch_, zero_part
-from .distributed.placement import local_part, ranks_of
+from .distributed.placement import check_gradient_layout, local_part, ranks_of
 from .distributed.plan import Matrix
 from .learning_rate import Adjustment
 from .param_groups import names_of, plain_settings
 from .parameters import UNSCALED, GradientScaling, check_gradient
 from .planned_optimizer import PlannedOptimizer
 from .routing import Explanation, IsMuon, Route, muon_route
-from .telemetry import NOTHING, Seen, as_it_is, fallback_update_norm, gradient_norms, update_metrics
+from .telemetry import NOTHING, Seen, fallback_update_norm, gradient_norms, seen_scaling, update_metrics
 from .updates import Given, recipe_of, scale_rows_, update_fallback_, update_matrices_
 
 
@@ -64,8 +64,8 @@ class Muon(PlannedOptimizer):
         qk_clip: settings of QK-clip (`attention.clip_settings`; also `report`, called with the counts of clipped and of
             not finite heads one step later), for which `observe_qk_logits` is to be called in the forward pass.
         process_group: ranks that each hold a copy of every plain parameter, as under DDP: they share the work.
-        chunk_bytes: of directions that a rank holds in flight for each chunk of exchanged matrices; None: 256 MiB.
-        chunks_in_flight: how many such chunks.
+        chunk_bytes: of directions that a rank holds for each chunk of exchanged matrices; None: 256 MiB.
+        chunks_in_flight: how many chunks may be on their way while one is worked on; more than two are of no use.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
         capturable: the step may be captured in a CUDA graph; numbers in groups are captured as they are, and tensors
             on the GPU read.
@@ -124,7 +124,7 @@ class Muon(PlannedOptimizer):
         plain = plain_settings({**settings, "adamw_lr": adamw_lr})
         self._clipping = None if qk_clip is None else Clipping(qk_clip)
         adamw_lr = plain.pop("adamw_lr")
-        sharing = Sharing(ranks_of(process_group), chunk_bytes, chunks_in_flight, release_grads)
+        sharing = Sharing(ranks_of(process_group), chunk_bytes, chunks_in_flight, release_grads).checked()
         super().__init__(params, plain, is_muon, adamw_lr, sharing)
 
     # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
@@ -147,22 +147,20 @@ class Muon(PlannedOptimizer):
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
                 check_gradient(p)
-        found_inf = getattr(self, "found_inf", None)  # GradScaler's, an int where nothing had a gradient
-        found_inf = found_inf if isinstance(found_inf, Tensor) else None
-        if not self._agreed:
-            self._plan.check_agreement()
-            self._agreed = True
-        scaling = GradientScaling(getattr(self, "grad_scale", None), found_inf)
+                check_gradient_layout(p)
+        self._agree()
+        scalings = self._plan.scalings(self._scaling())
         scales = {} if self._clipping is None else self._clipping.scales()
-        given = Given(self.state, scales, scaling, self._sharing.release_grads)
+        given = Given(self.state, scales, scalings, self._turn, self._sharing.release_grads)
         batches, self._accords = update_matrices_(self._plan, given, self._sharing.chunks_in_flight)
         rest = [group for group in self.param_groups if not group["use_muon"]]
-        groups = [update_fallback_(group, self.state, scaling) for group in rest]
-        self._seen = Seen(batches, groups, GradientScaling(*map(as_it_is, scaling)))
+        groups = [update_fallback_(group, self._plan, given) for group in rest]
+        self._seen = Seen(batches, groups, seen_scaling(scalings.values()))
+        self._turn += 1
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]
         for p in scales.keys() - {p for p, *_ in self._plan.matrices if p in self.state}:  # biases and frozen weights
-            scale_rows_(p, scales[p], scaling)
+            scale_rows_(p, self._plan, given)
         return loss
 
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
@@ -180,7 +178,8 @@ class Muon(PlannedOptimizer):
 
         `matrices`, `matrices_not_finite`, norm and root mean square of their updates, and of `qk_clip` the heads
         clipped and not finite. The norm of the fallback's updates follows from its state, and the gradient norms of
-        both branches from the gradients that are still there, at this call.
+        both branches from the gradients that are still there, at this call. Where several ranks share parameters, it is
+        of what this rank has worked on and holds, and no other rank is asked.
         """
         found = {**update_metrics(self._seen.batches), **fallback_update_norm(self._seen, self.state)}
         found.update(gradient_norms(self.param_groups, self._seen.scaling.grad_scale))
@@ -222,6 +221,16 @@ class Muon(PlannedOptimizer):
             update_batch_(batch, parts, recipe_of([group], UNSCALED))
             what = f"{len(batch.members)} x {batch.rows} x {batch.cols} {batch.iteration}"
             (progress or _print_progress)(done, len(kinds), what)
+
+    def _scaling(self) -> GradientScaling:
+        """Return what GradScaler says."""
+        found_inf = getattr(self, "found_inf", None)
+        if isinstance(found_inf, int):  # where nothing had a gradient on this rank
+            found_inf = torch.tensor(float(found_inf)) if self._plan.claims else None
+        return GradientScaling(getattr(self, "grad_scale", None), found_inf)
+
+    def _claim_of_all(self) -> str:
+        return f"{super()._claim_of_all()}, {self._clipping or 'no qk_clip'}"
 
     def _refresh(self) -> bool:
         changed = super()._refresh()

@@ -24,8 +24,6 @@ PLANNED = (
     "normalize_spatial", "expert_keys", "split_rows", "offload",
 )  # fmt: skip
 RECIPE = ("momentum", "nesterov", "maximize", "eps", "decay_mode", "stochastic_rounding")
-# Those that schedulers and users may move between steps, of both branches.
-LIVE = ("lr", "weight_decay", "rounding_step", *RECIPE, "fallback", "adamw_betas", "adamw_eps")
 FALLBACKS = ("adamw", "nadamw")
 # What a saved group has in the place of a function, which is to be given again.
 FUNCTION = "function"
@@ -127,24 +125,6 @@ def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
 def saved_group(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a group goes into a file, which cannot hold functions."""
     return {**group, "adjust_lr_fn": FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]}
-
-
-def claim_of(name: str, p: Tensor, layout: Any, group: Mapping[str, Any]) -> str:
-    """Return all that ranks must agree about to update a parameter together, as one line."""
-    settings = {**live_settings(group), **{key: group[key] for key in PLANNED if not callable(group[key])}}
-    return f"{name} {tuple(p.shape)} {p.dtype} on a mesh {layout.mesh.shape} split {layout.splits} with {settings}"
-
-
-def live_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a step reads of a group anew; a number that is on a GPU, and would be waited for, is left out."""
-    found = {}
-    for key in LIVE:
-        value = group[key]
-        if not isinstance(value, Tensor):
-            found[key] = value
-        elif value.device.type == "cpu":
-            found[key] = value.item()
-    return found
 
 
 def loaded_group(own: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:

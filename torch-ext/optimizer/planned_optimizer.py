@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from types import MappingProxyType
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .claims import claims_of
 from .distributed.agreement import Accord
 from .distributed.exchange_plan import Sharing, plan_exchanges, split_matrices
 from .distributed.placement import layout_of, local_part, this_rank
@@ -16,7 +18,6 @@ from .distributed.shards import sheet_of
 from .param_groups import (
     PLANNED,
     RECIPE,
-    claim_of,
     loaded_group,
     names_of,
     saved_group,
@@ -28,7 +29,7 @@ from .parameters import check_parameter
 from .routing import IsMuon
 from .schedules import resolve_schedule
 from .state import ensure_state, laid_out_like
-from .updates import Claims, Plan, plan_hosted
+from .updates import Plan, plan_hosted
 
 
 class PlannedOptimizer(Optimizer):
@@ -43,6 +44,8 @@ class PlannedOptimizer(Optimizer):
     _kept: tuple[str, ...] = ("_is_muon", "_adamw_lr", "_reasons", "_sharing")
     _plan = Plan()
     _accords: Sequence[Accord] = ()  # of the last step, one for each exchange
+    _agreed: Mapping[tuple[int, ...], Sequence[str]] = MappingProxyType({})  # claims that ranks have compared
+    _turn = 0  # how many steps this process has made
 
     def __init__(
         self,
@@ -138,6 +141,8 @@ class PlannedOptimizer(Optimizer):
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
         self._forget_plan()
+        self._agreed = {}
+        self._agreed = {}
 
     def _check_accords(self) -> None:
         """Raise RuntimeError if ranks had different settings in the last step."""
@@ -146,10 +151,9 @@ class PlannedOptimizer(Optimizer):
 
     def _forget_plan(self) -> None:
         self._plan.synchronize()
-        self._accords = ()
+        self._accords, self._compared = (), False
         self._planned_for: list[tuple] = []
         self._plan = Plan()
-        self._agreed = True
 
     def _refresh(self) -> bool:
         """Bring plan and state in line with parameters and settings; return whether there was something to do.
@@ -200,8 +204,7 @@ class PlannedOptimizer(Optimizer):
             if not group["use_muon"]:
                 continue
             schedule = resolve_schedule(group["ns_coefficients"], group["ns_steps"])
-            kept_apart = (kind, group["offload"])
-            settings = Settings(schedule, group["ns_method"], work_dtype_of(group), group["adjust_lr_fn"], kept_apart)
+            settings = schedule, group["ns_method"], work_dtype_of(group), group["adjust_lr_fn"]
             for name, p in zip(names_of(group), group["params"]):
                 number = len(matrices)
                 layout = layout_of(name, p, self._sharing.ranks)
@@ -209,7 +212,9 @@ class PlannedOptimizer(Optimizer):
                 matrices.append((p, group, sheet))
                 # A frozen parameter has no buffer yet; one that it gets later is like the parameter.
                 buffer = self.state[p]["momentum_buffer"] if p in self.state else p
-                own = Planned(name, local_part(p), local_part(buffer), {}, sheet.whole.scale, settings)
+                kept_apart = (kind, group["offload"], None if layout is None else layout.mesh.members)
+                of_matrices = Settings(*settings, kept_apart)
+                own = Planned(name, local_part(p), local_part(buffer), {}, sheet.whole.scale, of_matrices)
                 planned.append(own)
                 frozen = not p.is_meta and p not in self.state
                 here, sent = split_matrices(number, sheet)
@@ -220,24 +225,26 @@ class PlannedOptimizer(Optimizer):
         exchanges = plan_exchanges(exchanged, shards, this_rank(), self._sharing.chunk_bytes)
         batches = plan_batches(local)
         hosted = plan_hosted(batches, matrices, self.state)
-        claims = self._claims()
-        self._plan = Plan(matrices, planned, batches, exchanges, claims, hosted)
-        self._agreed = not claims
+        claims = claims_of(self.param_groups, self._claim_of_all(), self._sharing.ranks, self.state)
+        holders = {p: ranks for ranks, own in claims.items() for p in own.parameters}
+        self._plan = Plan(matrices, planned, batches, exchanges, claims, holders, hosted)
 
-    def _claims(self) -> dict[tuple[int, ...], Claims]:
-        """Return what ranks must agree about, of all groups of ranks that share parameters with this one."""
-        found: dict[tuple[int, ...], Claims] = {}
-        for group in self.param_groups:
-            for name, p in zip(names_of(group), group["params"]):
-                layout = layout_of(name, p, self._sharing.ranks)
-                if layout is None:
-                    continue
-                claims = found.setdefault(layout.mesh.members, Claims([str(self._sharing)], []))
-                frozen = not p.is_meta and p not in self.state
-                claims.lines.append(claim_of(name, p, layout, group) + (", frozen" if frozen else ""))
-                if all(group is not other for other in claims.groups):
-                    claims.groups.append(group)
-        return found
+    def _claim_of_all(self) -> str:
+        """Return what ranks must agree about besides parameters and groups, as one line."""
+        return str(self._sharing)
+
+    def _agree(self) -> None:
+        """Raise ValueError unless all ranks that share parameters have made the same plan since they last agreed."""
+        if self._compared:
+            return
+        if self._compared:
+            return
+        claims = {ranks: tuple(own.lines) for ranks, own in self._plan.claims.items()}
+        if claims != self._agreed:
+            self._plan.check_agreement()
+            self._agreed = claims
+        self._compared = True
+        self._compared = True
 
 
 def _is_trained(p: Tensor) -> bool:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from .distributed.agreement import Accord, check_agreement
+from .claims import Claims, Group, Ranks
+from .distributed.agreement import Accord, check_agreement, take_largest_
 from .distributed.exchange_plan import Exchange, ShardedChunk
-from .distributed.pipeline import Gradients, Part, Recipe, update_batch_
+from .distributed.pipeline import Gradients, LocalMatrix, Recipe, run_pipeline, update_batch_
 from .distributed.placement import group_of, layout_of, local_part, this_rank
 from .distributed.plan import Batch, Matrix, Planned, positions_by
-from .distributed.sharded import run_pipeline, update_chunk
+from .distributed.sharded import update_chunk
 from .distributed.shards import Sheet, local_rows
 from .offload import HostChunks
-from .param_groups import live_settings
-from .parameters import HALVES, GradientScaling
+from .parameters import HALVES, UNSCALED, GradientScaling
 from .rules.adamw import AdamWRule, AdamWState, adamw_
 from .rules.descent import descent_rule
 from .rules.momentum import MomentumRule
@@ -26,7 +25,6 @@ from .rules.nadamw import NAdamWRule, NAdamWState, nadamw_
 from .rules.qk_clip import scaled_rows
 from .telemetry import SeenBatch, SeenGroup, as_it_is
 
-Group = Mapping[str, Any]
 State = Mapping[Tensor, Mapping[str, Tensor]]
 
 
@@ -38,17 +36,6 @@ class Hosted(NamedTuple):
     members: Sequence[Matrix]
 
 
-class Claims(NamedTuple):
-    """What ranks that share parameters must agree about: a line for each parameter, and the groups of those."""
-
-    lines: list[str]
-    groups: list[Group]
-
-    def settings(self) -> str:
-        """Return what schedulers and users may have moved, as one line."""
-        return "; ".join(str(live_settings(group)) for group in self.groups)
-
-
 class Plan(NamedTuple):
     """Muon's parameters with their groups and sheets, the batches of this process, and what is exchanged."""
 
@@ -56,7 +43,8 @@ class Plan(NamedTuple):
     planned: Sequence[Planned] = ()  # for each of them
     batches: Sequence[Batch] = ()
     exchanges: Sequence[Exchange] = ()
-    claims: Mapping[tuple[int, ...], Claims] = MappingProxyType({})  # of ranks that share parameters
+    claims: Mapping[Ranks, Claims] = MappingProxyType({})  # of ranks that share parameters
+    holders: Mapping[Tensor, Ranks] = MappingProxyType({})  # of the parameters that several ranks share
     hosted: Mapping[Batch, Hosted] = MappingProxyType({})  # of those of `batches` whose momentum is in host memory
 
     def synchronize(self) -> None:
@@ -67,7 +55,21 @@ class Plan(NamedTuple):
     def check_agreement(self) -> None:
         """Raise ValueError unless all ranks that share parameters have the same plan for them; all must call it."""
         for ranks, claims in sorted(self.claims.items()):
-            check_agreement(ranks, claims.lines, local_part(claims.groups[0]["params"][0]).device)
+            check_agreement(ranks, claims.lines, local_part(claims.parameters[0]).device)
+
+    def scalings(self, scaling: GradientScaling) -> dict[Optional[Ranks], GradientScaling]:
+        """Return `scaling` as the ranks that share parameters agree about it: gradients overflow for all or for none.
+
+        None is for this process alone.
+        """
+        found: dict[Optional[Ranks], GradientScaling] = {None: scaling}
+        for ranks in sorted(self.claims):
+            overflow = scaling.found_inf
+            if overflow is not None:
+                overflow = overflow.clone()
+                take_largest_(overflow, ranks, "found_inf")
+            found[ranks] = scaling._replace(found_inf=overflow)
+        return found
 
     def owners(self) -> dict[Matrix, int]:
         """Return the rank that orthogonalizes each exchanged matrix."""
@@ -77,7 +79,7 @@ class Plan(NamedTuple):
     def all_batches(self) -> list[Batch]:
         """Return every batch that this process orthogonalizes."""
         chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
-        return [*self.batches, *(batch for chunk in chunks for batch in chunk.batches)]
+        return [*self.batches, *(owned.batch for chunk in chunks for owned in chunk.batches)]
 
 
 def plan_hosted(
@@ -110,73 +112,73 @@ class Given(NamedTuple):
 
     state: Mapping[Tensor, Mapping[str, Tensor]]
     row_scales: Mapping[Tensor, Tensor]  # a factor for each row of the whole, of some parameters
-    scaling: GradientScaling
+    scalings: Mapping[Optional[Ranks], GradientScaling]  # by the ranks that share a parameter
+    turn: int  # of this step among all
     release_grads: bool = False
 
 
-def update_matrices_(plan: Plan, given: Given, depth: int) -> tuple[list[SeenBatch], list[Accord]]:
-    """Update the matrices of `plan` and their momentum, up to `depth` exchanged chunks at a time.
+def update_matrices_(plan: Plan, given: Given, in_flight: int) -> tuple[list[SeenBatch], list[Accord]]:
+    """Update the matrices of `plan` and their momentum, with up to `in_flight` chunks of them on their way at a time.
 
     Those of this process are updated where they have a gradient, exchanged ones where any rank has one. Returns what
     was seen of those worked on here, and for each exchange whether its ranks had the same settings.
     """
-    parts: dict[Matrix, Part] = {}
+    parts: dict[Matrix, LocalMatrix] = {}
     for number, (p, group, sheet) in enumerate(plan.matrices):
         parts.update(_parts(number, p, group, sheet, given))
     seen: list[SeenBatch] = []
-    accords = [Accord(plan.claims[exchange.holders].settings()) for exchange in plan.exchanges]
+    accords = [Accord(plan.claims[exchange.holders].settings(), given.turn) for exchange in plan.exchanges]
+    owned: list[tuple[Batch, Tensor]] = []
     work = [
-        _exchanged(plan, chunk, parts, given, accord, group_of(exchange.ranks))
+        update_chunk(chunk, parts, _recipe_of_chunk(plan, exchange, chunk, given), accord, group, owned)
         for exchange, accord in zip(plan.exchanges, accords)
+        for group in [group_of(exchange.ranks)]
         for chunk in exchange.chunks
     ]
-    # Behind the first chunk, whose exchange flies meanwhile.
-    work.insert(1, _local(plan, parts, given, seen))
-    run_pipeline(work, depth)
+    run_pipeline(work, in_flight, meanwhile=lambda: _update_local_(plan, parts, given, seen))
+    for batch, norms in owned:
+        groups = [plan.matrices[matrix.parameter][1] for matrix in batch.members]
+        seen.append(_seen(batch, norms, recipe_of(groups, UNSCALED)))
     for accord in accords:
         accord.close()
     return seen, accords
 
 
-def _local(plan: Plan, parts: Mapping[Matrix, Part], given: Given, seen: list[SeenBatch]) -> Iterator[None]:
+def _update_local_(plan: Plan, parts: Mapping[Matrix, LocalMatrix], given: Given, seen: list[SeenBatch]) -> None:
     recipes: dict[tuple[int, ...], Recipe] = {}  # of batches whose members are of the same groups
     for batch in plan.batches:
         here = [matrix for matrix in batch.members if matrix in parts]
+        if not here:
+            continue
+        scaling = given.scalings[plan.holders.get(plan.matrices[here[0].parameter][0])]
         present = [matrix for matrix in here if parts[matrix].gradients is not None]
         for part in (parts[matrix] for matrix in here if parts[matrix].gradients is None):
             if part.row_scale is not None:  # QK-clip holds for what nobody updates, too
-                part.parameter.copy_(scaled_rows(part.parameter, part.row_scale, given.scaling.found_inf))
+                part.parameter.copy_(scaled_rows(part.parameter, part.row_scale, scaling.found_inf))
         if not present:
             continue
         groups = [plan.matrices[matrix.parameter][1] for matrix in present]
-        key = tuple(map(id, groups))
+        key = (id(scaling), *map(id, groups))
         if key not in recipes:
-            recipes[key] = recipe_of(groups, given.scaling)
-        recipe = recipes[key]
+            recipes[key] = recipe_of(groups, scaling)
         own, hosted = [parts[matrix] for matrix in present], plan.hosted.get(batch)
         with nullcontext() if hosted is None else hosted.host.borrowed(hosted.chunk) as buffers:
             if hosted is not None:
                 fetched = dict(zip(hosted.members, buffers))
                 own = [part._replace(buffer=fetched[matrix]) for part, matrix in zip(own, present)]
-            norms = update_batch_(batch, own, recipe)
-        rule = recipe.descent._replace(multiplier=batch.multiplier)
-        seen.append(SeenBatch(norms, len(present) * batch.rows * batch.cols, rule))
-    return
-    yield  # a generator that waits for nothing
+            norms = update_batch_(batch, own, recipes[key])
+        seen.append(_seen(batch, norms, recipes[key]))
 
 
-def _exchanged(
-    plan: Plan,
-    chunk: ShardedChunk,
-    parts: Mapping[Matrix, Part],
-    given: Given,
-    accord: Accord,
-    process_group: ProcessGroup,
-) -> Iterator[None]:
-    members = chunk.messages.held or chunk.messages.owned or (Matrix(0, 0),)  # who only forwards needs any recipe
-    recipe = recipe_of([plan.matrices[matrix.parameter][1] for matrix in members], given.scaling)
-    device = local_part(plan.matrices[members[0].parameter][0]).device
-    return update_chunk(chunk, parts, recipe, accord, device, process_group)
+def _seen(batch: Batch, norms: Tensor, recipe: Recipe) -> SeenBatch:
+    rule = recipe.descent._replace(multiplier=batch.multiplier)
+    return SeenBatch(norms, len(norms) * batch.rows * batch.cols, rule)
+
+
+def _recipe_of_chunk(plan: Plan, exchange: Exchange, chunk: ShardedChunk, given: Given) -> Recipe:
+    # Who neither holds nor owns any of a chunk forwards nothing, and needs no more than a recipe of the same kind.
+    members = chunk.messages.held or [chunk.messages.owners[0][0]]
+    return recipe_of([plan.matrices[matrix.parameter][1] for matrix in members], given.scalings[exchange.holders])
 
 
 def recipe_of(groups: Sequence[Group], scaling: GradientScaling) -> Recipe:
@@ -193,26 +195,29 @@ def recipe_of(groups: Sequence[Group], scaling: GradientScaling) -> Recipe:
     )
 
 
-def update_fallback_(group: Group, state: State, scaling: GradientScaling) -> SeenGroup:
+def update_fallback_(group: Group, plan: Plan, given: Given) -> SeenGroup:
     """Update the parameters of a group that is not Muon's and that have a gradient, and their state."""
     params = [p for p in group["params"] if p.grad is not None]
     make_rule, make_state, rule_ = _FALLBACKS[group["fallback"]]
     rule = make_rule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
     local = [local_part(p) for p in params]
-    for members in positions_by((p.device, p.dtype) for p in local):
-        states = [state[params[i]] for i in members]
+    keys = [(own.device, own.dtype, plan.holders.get(p)) for p, own in zip(params, local)]
+    for members in positions_by(keys):
+        states = [given.state[params[i]] for i in members]
         states = [make_state(*(local_part(own[key]) for key in ("exp_avg", "exp_avg_sq", "step"))) for own in states]
-        rule_([local[i] for i in members], [local_part(params[i].grad) for i in members], states, rule, scaling)
+        gradients = [local_part(params[i].grad) for i in members]
+        rule_([local[i] for i in members], gradients, states, rule, given.scalings[keys[members[0]][2]])
     return SeenGroup(group, params, as_it_is(group["lr"]))
 
 
-def scale_rows_(p: Tensor, row_scale: Tensor, scaling: GradientScaling) -> None:
+def scale_rows_(p: Tensor, plan: Plan, given: Given) -> None:
     """Multiply each row of `p`, in place, with its factor; a bias has one element a row."""
-    own = local_part(p)
-    own.copy_(scaled_rows(own, local_rows(row_scale, layout_of("", p), this_rank()), scaling.found_inf))
+    ranks = plan.holders.get(p)
+    own, layout = local_part(p), layout_of("", p, ranks)
+    own.copy_(scaled_rows(own, local_rows(given.row_scales[p], layout, this_rank()), given.scalings[ranks].found_inf))
 
 
-def _parts(number: int, p: Tensor, group: Group, sheet: Sheet, given: Given) -> Iterator[tuple[Matrix, Part]]:
+def _parts(number: int, p: Tensor, group: Group, sheet: Sheet, given: Given) -> Iterator[tuple[Matrix, LocalMatrix]]:
     """Yield this rank's parts of a parameter's matrices, cut alike from it and from its momentum buffer."""
     if p not in given.state:  # frozen, and without a gradient
         return
@@ -228,7 +233,7 @@ def _parts(number: int, p: Tensor, group: Group, sheet: Sheet, given: Given) -> 
     first = (group["rounding_step"] << 40) + (number << 20)
     for position, (index, (own, average), scale) in enumerate(zip(sheet.indices, pieces, scales)):
         if own.numel():
-            part = Part(own, average, gradients, position, scale)
+            part = LocalMatrix(own, average, gradients, position, scale)
             if rounds:
                 part = part._replace(seed=first + index, origin=_origin(sheet, index))
             yield Matrix(number, index), part

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import Optional, Sequence
+from contextlib import contextmanager
+from typing import Iterator, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,27 +26,47 @@ def check_agreement(ranks: tuple[int, ...], lines: Sequence[str], device: torch.
     digest = torch.frombuffer(bytearray(hashlib.sha256("\n".join(lines).encode()).digest()), dtype=torch.uint8)
     own = digest.to(device)
     found = [torch.empty_like(own) for _ in ranks]
-    dist.all_gather(found, own, group=group)
-    if len({bytes(each.tolist()) for each in found}) == 1:
-        return
-    plans: list[list[str]] = [[] for _ in ranks]
-    dist.all_gather_object(plans, list(lines), group=group)
-    first = plans[0]
-    rank, theirs = next((rank, plan) for rank, plan in zip(ranks, plans) if plan != first)
-    here, there = _first_difference(first, theirs)
-    raise ValueError(f"ranks disagree about what they update: rank {ranks[0]} has {here}, rank {rank} has {there}")
+    with waiting("plans"):
+        dist.all_gather(found, own, group=group)
+        digests = torch.stack(found).cpu()
+        others = (digests != digests[0]).any(1).nonzero().flatten().tolist()
+        if not others:
+            return
+        odd = ranks[others[0]]
+        plans = [_broadcast(lines, rank, group, device) for rank in (ranks[0], odd)]
+    here, there = _first_difference(*plans)
+    raise ValueError(f"ranks disagree about what they update: rank {ranks[0]} has {here}, rank {odd} has {there}")
+
+
+def take_largest_(values: Tensor, ranks: tuple[int, ...], what: str) -> None:
+    """Make each of `values`, which `what` names, the largest that one of `ranks` has; all of them must call it."""
+    with waiting(what):
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=group_of(ranks))
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say in the error of a collective that failed who waited, and for what of the other ranks."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"rank {this_rank()} waits in vain for the other ranks' {what}: one has died, is late, or has gone another "
+            f"way ({error})"
+        ) from error
 
 
 class Accord:
     """Whether all ranks of an exchange take a step with the same settings, which schedulers move: they send a code.
 
     `settings` are this rank's. What they differ about is left alone; nobody waits for the device to hear of it, so
-    that it is told when the next step begins. Different settings have the same code in one of 255 cases.
+    that it is told when the next step begins. Different settings have the same code in one of 255 steps, counted by
+    `turn`.
     """
 
-    def __init__(self, settings: str):
+    def __init__(self, settings: str, turn: int):
         self._settings = settings
-        self.code = zlib.crc32(settings.encode()) % _CODES + 1
+        self.code = zlib.crc32(f"{turn} {settings}".encode()) % _CODES + 1
         self._names: list[Sequence[str]] = []
         self._verdicts: list[Tensor] = []
         self._disputed: Optional[Tensor] = None
@@ -74,14 +95,21 @@ class Accord:
         names = [name for own, disputed in zip(self._names, self._disputed.tolist()) if disputed for name in own]
         if names:
             raise RuntimeError(
-                f"in the last step not all ranks had the same settings for {shortened(names)}, of which some were left "
-                f"alone: rank {this_rank()} had {self._settings}"
+                f"in the last step not all ranks had the same settings for {shortened(names)}, or of two copies only "
+                f"one had a gradient; what that holds for was left alone. Rank {this_rank()} had {self._settings}"
             )
 
 
 def shortened(names: Sequence[str]) -> str:
     """Return the first three names."""
     return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+
+
+def _broadcast(lines: Sequence[str], rank: int, group: dist.ProcessGroup, device: torch.device) -> list[str]:
+    """Return the lines that `rank` has."""
+    found: list[Optional[list[str]]] = [list(lines)]
+    dist.broadcast_object_list(found, src=rank, group=group, device=device)
+    return found[0]
 
 
 def _first_difference(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:

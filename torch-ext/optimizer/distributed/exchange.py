@@ -35,45 +35,66 @@ def start(side: Side, buffer: Tensor, group: dist.ProcessGroup) -> Transfer:
     return Transfer(work, buffer, received)
 
 
-def assemble_(matrices: Sequence[Tensor], blocks: Sequence[Block], received: Tensor) -> None:
-    """Fill `matrices`, the owned ones of a chunk, from the blocks that have come."""
+def assemble_(matrices: Tensor, blocks: Sequence[Block], received: Tensor) -> None:
+    """Fill `matrices` (B, rows, cols) from the blocks that have come."""
     pairs = [pair for block in blocks for pair in _views(matrices[block.matrix], block, received)]
     if pairs:
         torch._foreach_copy_([place for place, _ in pairs], [piece for _, piece in pairs])
 
 
-def disassemble_(buffer: Tensor, blocks: Sequence[Block], matrices: Sequence[Tensor]) -> None:
-    """Fill `buffer` with the blocks of `matrices`."""
+def disassemble_(buffer: Tensor, blocks: Sequence[Block], matrices: Tensor) -> None:
+    """Fill `buffer` with the blocks of `matrices` (B, rows, cols)."""
     pairs = [pair for block in blocks for pair in _views(matrices[block.matrix], block, buffer)]
     if pairs:
         torch._foreach_copy_([piece for _, piece in pairs], [place for place, _ in pairs])
 
 
-def send_presence_(buffer: Tensor, chunk: Chunk, absent: Collection[int], code: int) -> None:
+class Flags(NamedTuple):
+    """Where the flags of a chunk are in the buffers, int64 on the device: of held parts, and of those that owners see.
+
+    `matrices_in` and `matrices_out` are the owned matrices that the flags beside them belong to.
+    """
+
+    presence: Tensor
+    verdicts: Tensor
+    matrices_in: Tensor
+    presence_in: Tensor
+    twins_in: Tensor
+    matrices_out: Tensor
+    verdicts_out: Tensor
+
+
+def flags_of(chunk: Chunk, device: torch.device) -> Flags:
+    """Return the places of a chunk's flags on `device`."""
+    incoming = zip(*chunk.presence_in) if chunk.presence_in else ((), (), ())
+    outgoing = zip(*chunk.verdicts_out) if chunk.verdicts_out else ((), ())
+    places = chunk.presence, chunk.verdicts, *incoming, *outgoing
+    return Flags(*(torch.tensor(own, dtype=torch.int64, device=device) for own in places))
+
+
+def send_presence_(buffer: Tensor, flags: Flags, absent: Collection[int], code: int) -> None:
     """Write the flag of each held part into `buffer`; `absent` are the positions of those without a gradient."""
-    flags = [-code if i in absent else code for i in range(len(chunk.presence))]
-    buffer.index_copy_(0, _index(chunk.presence, buffer), torch.tensor(flags, dtype=buffer.dtype, device=buffer.device))
+    values = torch.tensor([-code if i in absent else code for i in range(len(flags.presence))], dtype=buffer.dtype)
+    # The device is not waited for.
+    buffer.index_copy_(0, flags.presence, values.to(buffer.device, non_blocking=True))
 
 
-def verdicts(chunk: Chunk, received: Tensor, code: int) -> Tensor:
-    """Return, float32, for each owned matrix the flag that goes back: 1, 0 where nobody had a gradient, or -1."""
-    owned, places = zip(*chunk.presence_in) if chunk.presence_in else ((), ())
-    flags = received.index_select(0, _index(places, received)).float()
-    counts = flags.new_zeros(2, len(chunk.owned))
-    counts.index_add_(1, _index(owned, received), torch.stack([flags > 0, flags.abs() != code]).float())
-    present, strange = counts > 0
-    return present.float().masked_fill(strange, -1.0)
+def verdicts(flags: Flags, owned: int, received: Tensor, code: int) -> Tensor:
+    """Return, float32, for each of the `owned` matrices the flag that goes back: 1, 0 where nobody had a gradient, -1.
+
+    The last is for those of which a holder has other settings, or of two copies of a part only one has a gradient.
+    """
+    found, twins = received.index_select(0, flags.presence_in), received.index_select(0, flags.twins_in)
+    strange = (found.abs() != code) | (found != twins)
+    counts = torch.zeros(2, owned, device=received.device)
+    counts.index_add_(1, flags.matrices_in, torch.stack([found > 0, strange]).float())
+    present, disputed = counts > 0
+    return present.float().masked_fill(disputed, -1.0)
 
 
-def send_verdicts_(buffer: Tensor, chunk: Chunk, found: Tensor) -> None:
+def send_verdicts_(buffer: Tensor, flags: Flags, found: Tensor) -> None:
     """Write the flag of each block that is sent back into `buffer`."""
-    owned, places = zip(*chunk.verdicts_out) if chunk.verdicts_out else ((), ())
-    flags = found.index_select(0, _index(owned, buffer)).to(buffer.dtype)
-    buffer.index_copy_(0, _index(places, buffer), flags)
-
-
-def _index(places: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(places, dtype=torch.int64, device=like.device)
+    buffer.index_copy_(0, flags.verdicts_out, found.index_select(0, flags.matrices_out).to(buffer.dtype))
 
 
 def _views(matrix: Tensor, block: Block, buffer: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -7,20 +7,34 @@ from dataclasses import dataclass
 from typing import Mapping, NamedTuple, Optional, Sequence
 
 import torch
+from torch import Tensor
 
-from .messages import Chunk, Unit, plan_chunks
+from .exchange import Flags, flags_of
+from .messages import Block, Chunk, Unit, plan_chunks
 from .placement import some_copies, this_rank
 from .plan import Batch, Matrix, Planned, plan_batches, positions_by
 from .shards import Shards, Sheet
 
-# Copies of a matrix are orthogonalized once, and sent, where that costs more FLOPs than this; a guess, not measured.
+# Copies of a matrix are orthogonalized once, and sent, where a step costs more FLOPs; a guess, not measured.
 WORTH_SENDING = 2**28
 
-# FLOPs in whose time an element goes over the wire: 4e14 FLOPs and 2e11 elements a second. It keeps long thin matrices,
-# which cost few FLOPs, from meeting on one rank.
-FLOPS_OF_AN_ELEMENT = 2**11
+# FLOPs in whose time an element goes over the wire: 4e14 FLOPs and 5e10 bytes a second, of two bytes each. It keeps
+# long thin matrices, which cost few FLOPs, from meeting on one rank.
+FLOPS_OF_AN_ELEMENT = 2**14
 
 CHUNK_BYTES = 256 * 2**20
+
+
+class OwnedBatch(NamedTuple):
+    """A batch of matrices that a rank owns, and the blocks of them that come and go: `matrix` counts the batch's.
+
+    `positions` are those of its members among all that are owned of the chunk, int64 on the device.
+    """
+
+    batch: Batch
+    positions: Tensor
+    blocks_in: tuple[Block, ...]
+    blocks_out: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,8 @@ class ShardedChunk:
     """
 
     messages: Chunk
-    batches: tuple[Batch, ...]
+    flags: Flags
+    batches: tuple[OwnedBatch, ...]
     multipliers: tuple[float, ...]  # of the held parts
     names: tuple[str, ...]  # of the parameters
     packed_dtype: torch.dtype
@@ -42,6 +57,18 @@ class ShardedChunk:
         gather, scatter = (sum(side.sent) - side.sent[own] for side in (self.messages.gather, self.messages.scatter))
         return gather * self.packed_dtype.itemsize + scatter * self.work_dtype.itemsize
 
+    @property
+    def buffer_bytes(self) -> int:
+        """What its messages take at most: while they are gathered, while owners work, or while results come back."""
+        gather, scatter = self.messages.gather, self.messages.scatter
+        received, returned = sum(gather.received), sum(scatter.sent)
+        packed, work = self.packed_dtype.itemsize, self.work_dtype.itemsize
+        return max(
+            (sum(gather.sent) + self.messages.scratch + received) * packed,
+            received * packed + returned * work,
+            (returned + sum(scatter.received)) * work,
+        )
+
 
 class Sharing(NamedTuple):
     """How matrices of several ranks are exchanged: see `Muon`."""
@@ -51,6 +78,20 @@ class Sharing(NamedTuple):
     chunks_in_flight: int = 2
     release_grads: bool = False
 
+    def checked(self) -> Sharing:
+        """Return it; ValueError or TypeError for what cannot work."""
+        for key in ("chunk_bytes", "chunks_in_flight"):
+            value = getattr(self, key)
+            if value is None and key == "chunk_bytes":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{key} must be a whole number, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{key} must be at least 1, got {value}")
+        if not isinstance(self.release_grads, bool):
+            raise TypeError(f"release_grads must be True or False, got {self.release_grads!r}")
+        return self
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -59,14 +100,16 @@ class Exchange:
     holders: tuple[int, ...]
     ranks: tuple[int, ...]
     chunks: tuple[ShardedChunk, ...]
-    loads: tuple[int, ...]  # FLOPs of each rank
+    loads: tuple[int, ...]  # cost of each rank's matrices
 
     def __str__(self) -> str:
         sent = sum(chunk.sent_bytes(self.ranks.index(this_rank())) for chunk in self.chunks)
         imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)
+        buffers = max(chunk.buffer_bytes for chunk in self.chunks)
         return (
             f"{len(self.chunks)} chunks among {len(self.ranks)} ranks, {2 * len(self.chunks)} messages; this rank "
-            f"sends {sent / 2**20:.1f} MiB a step; the largest load is {imbalance:.2f} of the mean"
+            f"sends {sent / 2**20:.1f} MiB a step, and has buffers of up to {buffers / 2**20:.1f} MiB for a chunk; the "
+            f"largest load is {imbalance:.2f} of the mean"
         )
 
 
@@ -103,18 +146,23 @@ def plan_exchanges(
     owners = {matrix: own for own, matrix, _ in every}
     keys = [(shards[matrix.parameter].layout.mesh.members, *own.kind[:3], own.settings) for own, matrix, _ in every]
     exchanges = []
-    for positions in positions_by(keys):
+    # By ranks, so that two ranks that meet in several exchanges come to them in one order.
+    for positions in sorted(positions_by(keys), key=lambda own: keys[own[0]][0]):
         holders, first = keys[positions[0]][0], every[positions[0]][0]
-        units = [
-            Unit(matrix, shards[matrix.parameter], flops(*size) + FLOPS_OF_AN_ELEMENT * size[0] * size[1])
-            for _, matrix, size in map(every.__getitem__, positions)
-        ]
+        steps = len(first.settings.schedule)
+        units = [unit_of(every[i][1], shards[every[i][1].parameter], steps) for i in positions]
         limit = (chunk_bytes or CHUNK_BYTES) // first.packed_dtype.itemsize
         for ranks, own in among_useful_copies(units, rank).items():
             sides, loads = plan_chunks(own, ranks, rank, limit)
             chunks = tuple(_sharded_chunk(side, owners, first, chunk_bytes) for side in sides)
             exchanges.append(Exchange(holders, ranks, chunks, loads))
     return tuple(exchanges)
+
+
+def unit_of(matrix: Matrix, shards: Shards, steps: int) -> Unit:
+    """Return a matrix with its cost: so many steps and the way to its owner, in FLOPs, the same on all devices."""
+    rows, cols = shards.view.shapes[matrix.index]
+    return Unit(matrix, shards, steps * flops(rows, cols) + FLOPS_OF_AN_ELEMENT * rows * cols)
 
 
 def among_useful_copies(units: Sequence[Unit], rank: int) -> dict[tuple[int, ...], list[Unit]]:
@@ -140,5 +188,17 @@ def _sharded_chunk(
     owned = [planned[matrix].only(matrix) for matrix in chunk.owned]
     multipliers = tuple(planned[matrix].multiplier(matrix) for matrix in chunk.held)
     names = tuple(dict.fromkeys(planned[matrix].name for matrix, _ in chunk.owners))
-    batches = plan_batches(owned, chunk_bytes)
-    return ShardedChunk(chunk, batches, multipliers, names, first.packed_dtype, first.work_dtype)
+    device = first.parameter.device
+    batches = tuple(_owned_batch(batch, chunk, device) for batch in plan_batches(owned, chunk_bytes))
+    flags = flags_of(chunk, device)
+    return ShardedChunk(chunk, flags, batches, multipliers, names, first.packed_dtype, first.work_dtype)
+
+
+def _owned_batch(batch: Batch, chunk: Chunk, device: torch.device) -> OwnedBatch:
+    positions = [chunk.owned.index(matrix) for matrix in batch.members]
+    place = {position: i for i, position in enumerate(positions)}
+
+    def own(blocks: Sequence[Block]) -> tuple[Block, ...]:
+        return tuple(block._replace(matrix=place[block.matrix]) for block in blocks if block.matrix in place)
+
+    return OwnedBatch(batch, torch.tensor(positions, device=device), own(chunk.blocks_in), own(chunk.blocks_out))

@@ -2,8 +2,8 @@
 
 A message has the sender's parts of the receiver's matrices, in the order of the chunk, and then a flag for each of
 them: on the way to an owner a code of the sender's settings, below zero if it had no gradient; on the way back 1 if
-anybody had one, 0 if nobody had, and -1 if not all have the same settings. Its length follows from the plan alone. Each
-rank makes its own side of the plan, from what all of them know.
+anybody had one, 0 if nobody had, and -1 if not all have the same settings, or of two copies only one had a gradient.
+Its length follows from the plan alone. Each rank makes its own side of the plan, from what all of them know.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Optional, Sequence
 
-from ..partition import Owners, chunks_by_size
+from ..partition import Item, Owners, chunks_by_size
 from .plan import Matrix
 from .shards import Part, Shards
 
 
 class Unit(NamedTuple):
-    """One sharded matrix, and what it costs its owner, in FLOPs."""
+    """One sharded matrix, and what it costs its owner."""
 
     matrix: Matrix
     shards: Shards
@@ -32,7 +32,12 @@ class Unit(NamedTuple):
     @property
     def parts(self) -> int:
         """In how many parts each copy of the matrix lies."""
-        return len(self.shards.layout.mesh.ranks) // self.shards.layout.copies
+        return len(self.holders) // self.shards.layout.copies
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The ranks that have something of the matrix."""
+        return self.shards.holders(self.matrix.index)
 
 
 class Block(NamedTuple):
@@ -68,7 +73,7 @@ class Chunk:
     verdicts: tuple[int, ...]  # of the one that comes back
     blocks_in: tuple[Block, ...]
     blocks_out: tuple[Block, ...]
-    presence_in: tuple[tuple[int, int], ...]  # owned matrix and place, of each flag that comes
+    presence_in: tuple[tuple[int, int, int], ...]  # owned matrix, place, another copy's place, of each flag that comes
     verdicts_out: tuple[tuple[int, int], ...]
     scratch: int  # elements behind what is sent
     owners: tuple[tuple[Matrix, int], ...]  # of all matrices of the chunk, by rank
@@ -80,14 +85,13 @@ def plan_chunks(
     """Return this `rank`'s side of the chunks in which `units` are exchanged among `ranks`, and the load of each rank.
 
     `ranks` are in rising order. A chunk has units of which a rank holds at most `limit` elements, or as many as there
-    are parts of one, so that no owner idles. Owners are all ranks that hold a copy or a part; loads are FLOPs, of all
+    are parts of one, so that no owner idles. Owners are all ranks that hold a copy or a part; loads are costs, of all
     chunks together.
     """
     owners = Owners(len(ranks))
     where = {r: i for i, r in enumerate(ranks)}
     chunks = []
-    costs, sizes = [unit.cost for unit in units], [unit.size for unit in units]
-    for positions in chunks_by_size(costs, sizes, limit, least=max(unit.parts for unit in units)):
+    for positions in chunks_by_size([_item(unit, len(ranks)) for unit in units], limit):
         owners.next_chunk()
         own = [units[i] for i in positions]
         taken = [ranks[owners.take(unit.cost, _candidates(unit, where))] for unit in own]
@@ -95,10 +99,14 @@ def plan_chunks(
     return tuple(chunks), tuple(owners.loads)
 
 
+def _item(unit: Unit, ranks: int) -> Item:
+    holders = unit.holders
+    return Item(unit.cost, unit.size, unit.parts, None if len(holders) == ranks else holders)
+
+
 def _candidates(unit: Unit, where: dict[int, int]) -> Optional[list[int]]:
     """Return the positions of those who may own a unit; None for all, as where only some experts are on a rank."""
-    holders = unit.shards.holders(unit.matrix.index)
-    return None if len(holders) == len(where) else [where[rank] for rank in holders]
+    return None if len(unit.holders) == len(where) else [where[rank] for rank in unit.holders]
 
 
 def _side(units: Sequence[Unit], owners: Sequence[int], ranks: Sequence[int], rank: int) -> Chunk:
@@ -149,6 +157,8 @@ def _as_owner(mine: Sequence[Unit], ranks: Sequence[int], rank: int) -> tuple:
     received, places_in, flags_in = _lay_out(ranks, here)
     sent, places_out, flags_out = _lay_out(ranks, [(r, part.size, part.size > 0) for r, _, part in theirs])
     some = [k for k, (_, _, part) in enumerate(theirs) if part.size]
+    first: dict[tuple[int, Part], int] = {}  # of the copies of a part
+    twins = [first.setdefault(theirs[k][1:], k) for k in some]
     return (
         received,
         sent,
@@ -156,7 +166,7 @@ def _as_owner(mine: Sequence[Unit], ranks: Sequence[int], rank: int) -> tuple:
             owned=tuple(unit.matrix for unit in mine),
             blocks_in=tuple(Block(*theirs[k][1:], places_in[k]) for k in some if sources[k]),
             blocks_out=tuple(Block(*theirs[k][1:], places_out[k]) for k in some),
-            presence_in=tuple((theirs[k][1], flags_in[k]) for k in some),
+            presence_in=tuple((theirs[k][1], flags_in[k], flags_in[twin]) for k, twin in zip(some, twins)),
             verdicts_out=tuple((theirs[k][1], flags_out[k]) for k in some),
         ),
     )

@@ -1,8 +1,9 @@
-"""One batch's way through the step: momentum and packing, orthogonalization, descent."""
+"""One batch's way through the step: momentum and packing, orthogonalization, descent; and how chunks take turns."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence
+from collections import deque
+from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from ..rules.descent import DescentRule, Destination, descend_packed_
 from ..rules.momentum import MomentumRule, pack_momentum_
 from .placement import local_part
 from .plan import Batch
+
+_DONE = object()
 
 
 class Gradients:
@@ -34,7 +37,7 @@ class Gradients:
         return matrix
 
 
-class Part(NamedTuple):
+class LocalMatrix(NamedTuple):
     """What this process has of a matrix: views of its parameter and momentum buffer, rows x cols, and its gradient."""
 
     parameter: Tensor
@@ -46,11 +49,11 @@ class Part(NamedTuple):
     origin: tuple[int, int, int] = (0, 0, 0)  # first row and column in the whole, and the columns of that
 
 
-def zero_part(rows: int, cols: int, like: Tensor) -> Part:
+def zero_part(rows: int, cols: int, like: Tensor) -> LocalMatrix:
     """Return a matrix of zeros with all that belongs to it, of the dtype and device of `like`."""
     p = torch.zeros(rows, cols, dtype=like.dtype, device=like.device)
     p.grad = torch.zeros_like(p)
-    return Part(p, torch.zeros_like(p), Gradients(p, MatrixView("matrix", 1, (rows,), cols, 1.0, ())))
+    return LocalMatrix(p, torch.zeros_like(p), Gradients(p, MatrixView("matrix", 1, (rows,), cols, 1.0, ())))
 
 
 class Recipe(NamedTuple):
@@ -62,25 +65,47 @@ class Recipe(NamedTuple):
     scaling: GradientScaling
 
 
-def update_batch_(batch: Batch, parts: Sequence[Part], recipe: Recipe) -> Tensor:
+def update_batch_(batch: Batch, parts: Sequence[LocalMatrix], recipe: Recipe) -> Tensor:
     """Update the parameters and momentum buffers of one batch in place, from its gradients.
 
     Returns the Frobenius norms (B,) of the polar factors, float32: those of matrices that are not finite are NaN.
     """
     parameters = [part.parameter for part in parts]
-    shape = (batch.cols, batch.rows) if batch.turned else (batch.rows, batch.cols)
-    packed = torch.empty(len(parts), *shape, dtype=batch.packed_dtype, device=parameters[0].device)
+    packed, directions = batch.empty(len(parts), parameters[0].device)
     buffers, gradients = [part.buffer for part in parts], [part.gradients.take(part.position) for part in parts]
-    pack_momentum_(buffers, gradients, packed.mT if batch.turned else packed, recipe.momentum, recipe.scaling)
+    pack_momentum_(buffers, gradients, directions, recipe.momentum, recipe.scaling)
     del gradients  # which may be the last to hold their memory
     factors = polar_factors(packed, batch.iteration, recipe.eps)
     rule = recipe.descent._replace(multiplier=batch.multiplier)
-    destination = Destination(row_scales(parts), seeds(parts), recipe.scaling.found_inf)
-    descend_packed_(parameters, factors.mT if batch.turned else factors, rule, destination)
+    destination = Destination(packed_row_scales(parts), seeds(parts), recipe.scaling.found_inf)
+    descend_packed_(parameters, batch.unturned(factors), rule, destination)
+    return norms_of(factors)
+
+
+def norms_of(factors: Tensor) -> Tensor:
+    """Return the Frobenius norms (B,) of polar factors (B, m, n), at least float32."""
     return torch.linalg.vector_norm(factors, dim=(-2, -1), dtype=torch.promote_types(factors.dtype, torch.float32))
 
 
-def row_scales(parts: Sequence[Part]) -> Optional[Tensor]:
+def run_pipeline(chunks: Iterable[Iterator[None]], in_flight: int, meanwhile: Callable[[], None]) -> None:
+    """Advance chunks, generators that yield while an exchange flies, until all are done.
+
+    While one computes, up to `in_flight` others have an exchange on its way: the newest goes first, so that its gather
+    and an older one's scatter are hidden. `meanwhile` is work of this process alone, behind the first chunk's gather.
+    """
+    waiting, running = deque(chunks), []
+    if waiting:
+        next(waiting[0])
+    meanwhile()
+    if waiting:
+        running.append(waiting.popleft())
+    while running:
+        if waiting and len(running) <= in_flight:
+            running.insert(0, waiting.popleft())
+        running = [chunk for chunk in running if next(chunk, _DONE) is not _DONE]
+
+
+def packed_row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
     """Return an entry for each row of all parts, 1 for those that are not scaled; None where none is."""
     given = [part.row_scale for part in parts if part.row_scale is not None]
     if not given:
@@ -89,7 +114,7 @@ def row_scales(parts: Sequence[Part]) -> Optional[Tensor]:
     return torch.cat([ones.expand(len(part.parameter)) if part.row_scale is None else part.row_scale for part in parts])
 
 
-def seeds(parts: Sequence[Part]) -> Optional[Tensor]:
+def seeds(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
     """Return the seed of each part, None where nothing is rounded stochastically."""
     if parts[0].seed is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
+import zlib
 from typing import NamedTuple, Optional
 
 import torch.distributed as dist
@@ -22,13 +23,17 @@ _GROUPS: dict[tuple[int, ...], tuple[weakref.ref, weakref.ref]] = {}
 
 
 class Mesh:
-    """The ranks of a mesh of `shape`, in the order of their coordinates; equal ones are one object (`mesh_of`)."""
+    """The ranks of a mesh of `shape`, in the order of their coordinates; equal ones are one object (`mesh_of`).
+
+    `digest` is of the ranks.
+    """
 
     def __init__(self, shape: tuple[int, ...], ranks: tuple[int, ...]):
         self.shape = shape
         self.ranks = ranks
         self.members = tuple(sorted(ranks))
         self._position = {rank: i for i, rank in enumerate(ranks)}
+        self.digest = f"{zlib.crc32(repr(ranks).encode()):08x}"
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return where `rank` is in each dimension."""
@@ -122,9 +127,26 @@ def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[tuple[int, ...]]:
     """Return the ranks of `group` in rising order, for which `group_of` returns it from now on; None for None."""
     if group is None:
         return None
-    ranks = tuple(sorted(dist.get_process_group_ranks(group)))
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if list(ranks) != sorted(ranks):
+        raise ValueError(f"process_group must have its ranks in rising order, as those of DDP have, got {ranks}")
     _GROUPS[ranks] = weakref.ref(dist.group.WORLD), weakref.ref(group)
     return ranks
+
+
+def check_gradient_layout(p: Tensor) -> None:
+    """Raise ValueError unless the gradient of `p` lies on ranks as `p` does."""
+    if isinstance(p, DTensor) == isinstance(p.grad, DTensor):
+        if not isinstance(p, DTensor) or (p.placements, p.device_mesh) == (p.grad.placements, p.grad.device_mesh):
+            return
+    raise ValueError(
+        f"a parameter {tuple(p.shape)} with placements {_placements(p)} has a gradient with {_placements(p.grad)}; "
+        "bring it in line before the step: p.grad = p.grad.redistribute(placements=p.placements)"
+    )
+
+
+def _placements(tensor: Tensor) -> str:
+    return str(tensor.placements) if isinstance(tensor, DTensor) else "none"
 
 
 def local_part(tensor: Tensor) -> Tensor:

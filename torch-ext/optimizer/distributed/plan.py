@@ -14,7 +14,7 @@ from ..learning_rate import Adjustment, step_multiplier
 from ..schedules import Schedule
 
 # What a batch may hold: on a GPU enough to fill it, on a CPU as much as stays in a core's cache between the products.
-CHUNK_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
+BATCH_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
 
 
 class Matrix(NamedTuple):
@@ -45,6 +45,16 @@ class Batch:
     packed_dtype: torch.dtype
     iteration: Iteration
     turned: bool  # packed as cols x rows
+
+    def empty(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return memory for `count` of the members (B, m, n) as they are packed, and its view (B, rows, cols)."""
+        shape = (self.cols, self.rows) if self.turned else (self.rows, self.cols)
+        packed = torch.empty(count, *shape, dtype=self.packed_dtype, device=device)
+        return packed, self.unturned(packed)
+
+    def unturned(self, packed: Tensor) -> Tensor:
+        """Return the view (B, rows, cols) of what is packed."""
+        return packed.mT if self.turned else packed
 
 
 class Planned(NamedTuple):
@@ -91,7 +101,7 @@ class Planned(NamedTuple):
 def plan_batches(planned: Iterable[Planned], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
     """Return the batches of all matrices.
 
-    A batch packs at most `chunk_bytes`, None: `CHUNK_BYTES` of the device, or is one matrix. Where products work on one
+    A batch packs at most `chunk_bytes`, None: `BATCH_BYTES` of the device, or is one matrix. Where products work on one
     matrix at a time there is nothing to be saved by stacking. Tall matrices are turned on a CPU while they are packed,
     since the iteration wants wide contiguous ones there.
     Raises ValueError where a method is not safe in the dtype.
@@ -110,7 +120,7 @@ def plan_batches(planned: Iterable[Planned], chunk_bytes: Optional[int] = None) 
             iteration=own.iteration((rows, cols)),
             turned=device.type == "cpu" and rows > cols,
         )
-        batches += _chunks(whole, chunk_bytes or CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]))
+        batches += _chunks(whole, chunk_bytes or BATCH_BYTES.get(device.type, BATCH_BYTES["cuda"]))
     return tuple(batches)
 
 

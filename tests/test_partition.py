@@ -1,0 +1,84 @@
+"""Work to owners: balanced within the bounds of largest-first scheduling, in chunks of bounded size."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 64, 4096])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rank_has_more_than_the_largest_first_bound(kernel, ranks, seed):
+    draw = random.Random(seed)
+    costs = [draw.choice([1, 5, 40, 41, 300, 7000]) * draw.randint(1, 9) for _ in range(draw.randint(1, 3 * ranks))]
+    owners = kernel.partition.Owners(ranks)
+    taken = {}
+    for cost in sorted(costs, reverse=True):
+        taken.setdefault(owners.take(cost), []).append(cost)
+    assert sorted(itertools.chain(*taken.values())) == sorted(costs)
+    for own in taken.values():
+        # When the last of a rank was given to it, no other had less: the least is at most the mean of the others'.
+        assert sum(own) - own[-1] <= (sum(costs) - own[-1]) / ranks
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_largest_first_is_within_a_third_of_the_best(kernel, seed):
+    draw = random.Random(seed)
+    ranks, costs = draw.randint(2, 3), sorted((draw.randint(1, 30) for _ in range(7)), reverse=True)
+    owners = kernel.partition.Owners(ranks)
+    for cost in costs:
+        owners.take(cost)
+    loads = (
+        max(sum(c for c, r in zip(costs, choice) if r == rank) for rank in range(ranks))
+        for choice in itertools.product(range(ranks), repeat=len(costs))
+    )
+    # Graham 1969, theorem 3: 4/3 - 1/(3 ranks).
+    assert max(owners.loads) <= (4 / 3 - 1 / (3 * ranks)) * min(loads)
+
+
+@pytest.mark.parametrize("ranks, matrices, per_chunk", [(4, 10, 3), (8, 100, 12), (64, 1000, 100), (5, 3, 1)])
+def test_equal_matrices_differ_by_at_most_one_in_each_chunk_and_in_total(kernel, ranks, matrices, per_chunk):
+    owners = kernel.partition.Owners(ranks)
+    items = [kernel.partition.Item(7, 1, 1)] * matrices
+    for positions in kernel.partition.chunks_by_size(items, per_chunk):
+        owners.next_chunk()
+        taken = [owners.take(7) for _ in positions]
+        counts = [taken.count(rank) for rank in range(ranks)]
+        assert max(counts) - min(counts) <= 1
+        assert max(owners.loads) - min(owners.loads) <= 7
+
+
+@pytest.mark.parametrize("limit, least", [(1, 1), (1, 5), (30, 1), (30, 5), (10**6, 3)])
+def test_chunks_hold_all_within_the_limit_or_the_least_number(kernel, limit, least):
+    draw = random.Random(limit + least)
+    costs, sizes = [draw.randint(1, 50) for _ in range(40)], [draw.randint(1, 20) for _ in range(40)]
+    items = [kernel.partition.Item(cost, size, least) for cost, size in zip(costs, sizes)]
+    chunks = list(kernel.partition.chunks_by_size(items, limit))
+    assert sorted(itertools.chain(*chunks)) == list(range(40))
+    in_order = [costs[i] for i in itertools.chain(*chunks)]
+    assert in_order == sorted(costs, reverse=True)
+    for chunk, following in itertools.zip_longest(chunks, chunks[1:]):
+        held = sum(sizes[i] for i in chunk)
+        assert held <= limit or len(chunk) <= least
+        assert not following or (len(chunk) >= least and held + sizes[following[0]] > limit)
+
+
+@pytest.mark.parametrize("limit", [1, 30, 200])
+def test_of_work_at_several_places_a_chunk_has_as_much_at_each_as_the_limit_lets(kernel, limit):
+    draw = random.Random(limit)
+    places, parts = 5, 3
+    # Neighbours lie at the same place, as experts do.
+    items = [kernel.partition.Item(9, draw.randint(1, 20), parts, place) for place in range(places) for _ in range(12)]
+    items += [kernel.partition.Item(8, draw.randint(1, 20), parts) for _ in range(12)]
+    chunks = list(kernel.partition.chunks_by_size(items, limit))
+    assert sorted(itertools.chain(*chunks)) == list(range(len(items)))
+    for chunk in chunks:
+        own = [items[i] for i in chunk]
+        for place in range(places):
+            here = [item for item in own if item.place in (place, None)]
+            kinds = len({item.place for item in here})
+            assert sum(item.size for item in here) <= limit or len(here) <= kinds * parts
+    # Of the first chunk, nobody is idle.
+    assert {items[i].place for i in chunks[0]} >= set(range(places))
