@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import kernels
 import torch
@@ -202,5 +203,17 @@ def traced(path: Path | None) -> Iterator:
     profile.export_chrome_trace(f"{path}.{rank()}.json")
 
 
+def leave(status: int) -> NoReturn:
+    """End the process without finalizing Python.
+
+    A thread of gloo needs Python's lock to let go of a tensor that it has sent, and aborts the process if finalization
+    has begun (pytorch issue 190489). Destroying a group ends its threads only if nothing else holds it, but DTensor's
+    caches hold meshes, and those their groups.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
