@@ -10,6 +10,7 @@ import pytest
 import scale_models
 import scale_plans
 import scale_report
+import scale_schemes
 from scale_models import Weights
 from scale_plans import Machine
 
@@ -26,7 +27,7 @@ def tiny(monkeypatch):
 
 
 def test_bytes_and_flops_of_one_copy_are_those_of_the_formulas(kernel, tiny):
-    row = scale_plans.plan(kernel, tiny, 10, MACHINE, chunk_bytes=2**20)
+    row = scale_schemes.plan(kernel, tiny, 10, MACHINE, chunk_bytes=2**20)
     assert (row.matrices, row.chunks, row.messages) == (10 + 2 * 64, 1, 2)
     # Ten ranks own one matrix each, 4 m² n + 2 m³ a step; a matrix 64 x 128 is of 7 rows on each but the last.
     assert row.flop >= 5 * (4 * 64 * 64 * 128 + 2 * 64**3)
@@ -35,7 +36,7 @@ def test_bytes_and_flops_of_one_copy_are_those_of_the_formulas(kernel, tiny):
 
 def test_whole_experts_are_worked_on_where_they_are(kernel, tiny, monkeypatch):
     monkeypatch.setitem(scale_models.MODELS, "tiny", [Weights("experts.up", (64, 32, 64), 2)])
-    row = scale_plans.plan(kernel, tiny, 64, MACHINE, chunk_bytes=2**20)
+    row = scale_schemes.plan(kernel, tiny, 64, MACHINE, chunk_bytes=2**20)
     assert (row.chunks, row.sent_bytes, row.bytes_in_flight, row.imbalance) == (0, 0, 0, 1.0)
     assert row.flop == 2 * 5 * (4 * 32 * 32 * 64 + 2 * 32**3)
     assert row.seconds["planned"] == pytest.approx(row.flop / 0.5e12)
@@ -43,7 +44,7 @@ def test_whole_experts_are_worked_on_where_they_are(kernel, tiny, monkeypatch):
 
 def test_owners_by_cost_are_no_slower_than_owners_in_turn_nor_a_step_faster_than_its_products(kernel, tiny):
     for gpus in (16, 64, 128):
-        row = scale_plans.plan(kernel, tiny, gpus, MACHINE, chunk_bytes=4096)
+        row = scale_schemes.plan(kernel, tiny, gpus, MACHINE, chunk_bytes=4096)
         assert row.seconds["planned"] <= row.seconds["round robin"] * (1 + 1e-9)
         assert row.seconds["planned, in chunks"] >= MACHINE.products(row.flop / scale_plans.STEPS)
 

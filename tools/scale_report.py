@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from built_kernel import find_variant, load_variant  # noqa: E402
 from scale_models import MODELS  # noqa: E402
-from scale_plans import DEPTH, STEPS, Machine, Row, plan  # noqa: E402
+from scale_plans import IN_FLIGHT, STEPS, Machine  # noqa: E402
+from scale_schemes import Row, plan  # noqa: E402
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -95,10 +96,11 @@ def table(results: dict) -> str:
     return (
         f"{text}\n\n"
         f"Bytes, FLOPs ({STEPS} steps, symmetric products in full) and memory are of the busiest rank.\n"
+        'An element has two bytes each way, as with `ns_dtype="bfloat16"`; float16 has four on its first way.\n'
         "Milliseconds are predicted, not measured: a GPU sends "
         f"{machine['link_gb_per_s']:g} GB/s, a collective takes {machine['microseconds_per_peer']:g} µs a peer,\n"
         f"products run at {machine['tflop_per_s']:g} TFLOP/s, and exchanges overlap with them; chunks of "
-        f"{results['chunk_bytes'] / 2**20:g} MiB, {DEPTH} in flight."
+        f"{results['chunk_bytes'] / 2**20:g} MiB, of which {IN_FLIGHT} fly while one is worked on."
     )
 
 
