@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from gloo_pool import Pools
+from rank_pool import DEVICES, REPO_ID, Pools, load_kernel
 from toy_kernel import write_toy_kernel
 
 try:
@@ -19,8 +20,7 @@ except ModuleNotFoundError:  # a machine with a GPU and without a network: LOCAL
     kernels = None
 
 ROOT = Path(__file__).resolve().parent.parent
-REPO_ID = "org/optimizer"
-LEFT_OUT = pytest.StashKey[int]()
+LEFT_OUT = pytest.StashKey[Counter[int]]()
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
 # These build or publish, which takes the Hub's own package.
@@ -36,17 +36,25 @@ collect_ignore = [f"test_{name}.py" for name in _missing]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none; `pytest_terminal_summary` says so."""
-    if not torch.cuda.is_available():
-        left_out = [item for item in items if item.get_closest_marker("gpu")]
+    """Leave out what needs more GPUs than there are; `pytest_terminal_summary` says so."""
+    here = torch.cuda.device_count()
+    left_out = [item for item in items if gpus_needed(item) > here]
+    if left_out:
         config.hook.pytest_deselected(items=left_out)
-        config.stash[LEFT_OUT] = len(left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.stash[LEFT_OUT] = Counter(map(gpus_needed, left_out))
+        items[:] = [item for item in items if gpus_needed(item) <= here]
+
+
+def gpus_needed(item: pytest.Item) -> int:
+    """Return how many GPUs a test needs by its markers."""
+    several = item.get_closest_marker("multi_gpu")
+    return several.args[0] if several else int(item.get_closest_marker("gpu") is not None)
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    if config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"{config.stash[LEFT_OUT]} tests need a GPU, which is not here: `make gpu-lab`")
+    for gpus, count in sorted(config.stash.get(LEFT_OUT, {}).items()):
+        needed = "a GPU, which is not here" if gpus == 1 else f"{gpus} GPUs; here are {torch.cuda.device_count()}"
+        terminalreporter.write_line(f"{count} tests need {needed}: `make gpu-lab`")
 
 
 @pytest.fixture(scope="session")
@@ -75,21 +83,25 @@ def variant(repository: Path, native_backend: str, tmp_path_factory: pytest.Temp
 def kernel(request: pytest.FixtureRequest):
     """The package as `get_kernel` returns it; where a builder has set LOCAL_KERNELS, the build that it names."""
     backend = None
-    if kernels is None:
-        from built_kernel import find_variant, load_variant
-
-        return load_variant(find_variant(Path(local_kernels()[REPO_ID])))
-    if REPO_ID not in local_kernels():
+    if kernels is not None and REPO_ID not in local_kernels():
         backend = request.getfixturevalue("native_backend")
         os.environ["LOCAL_KERNELS"] = f"{REPO_ID}={request.getfixturevalue('variant').parent}"
-    return kernels.get_kernel(REPO_ID, version=1, backend=backend, trust_remote_code=True)
+    return load_kernel(Path(local_kernels()[REPO_ID]), backend)
 
 
 @pytest.fixture(scope="session")
-def pools(kernel):
-    """Pools of processes that load the same build, by world size, `pools(4)`; started when first asked for."""
-    with contextlib.closing(Pools(kernel)) as found:
-        yield found
+def pools_by_backend(kernel):
+    with contextlib.ExitStack() as stack:
+        yield {backend: stack.enter_context(contextlib.closing(Pools(kernel, backend))) for backend in DEVICES}
+
+
+@pytest.fixture(scope="session")
+def pools(request: pytest.FixtureRequest, pools_by_backend) -> Pools:
+    """Pools of processes that load the same build, by world size, `pools(4)`; started when first asked for.
+
+    They talk over gloo; `on_every_backend` makes that a parameter of a test.
+    """
+    return pools_by_backend[getattr(request, "param", "gloo")]
 
 
 def local_kernels() -> dict[str, str]:

@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from rank_pool import device_of_ranks, one_by_one
+
 
 class Layout(NamedTuple):
     """A mesh, and what each of its dimensions does: `r` replicates, `1` shards dimension 1, `0/2` cuts it in 2 first"""
@@ -51,7 +53,7 @@ class Case(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """Whole parameters and their state, key by key, and which holder has each element of a parameter."""
+    """Whole parameters and their state, key by key, and which holder has each element of a parameter; on the CPU."""
 
     parameters: list[Tensor]
     state: list[dict[str, Tensor]]
@@ -91,15 +93,13 @@ def train(kernel, case: Case) -> Trained:
             if not is_missing(case, step, i, holder_of(spec.layout)):
                 p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
         optimizer.step()
-    holders = [_holders(spec) for spec in case.specs]
-    state = [{key: whole(value) for key, value in optimizer.state[p].items()} for p in params]
-    return Trained([whole(p) for p in params], state, holders)
+    return _trained(params, optimizer, [_holders(spec) for spec in case.specs])
 
 
-def train_alone(kernel, case: Case, holders: Sequence[Tensor]) -> Trained:
+def train_alone(kernel, case: Case, holders: Sequence[Tensor], device: str = "cpu") -> Trained:
     """Train wholes in this process, with zeros for what holders have no gradient of while others have."""
-    with one_thread():
-        return _train_alone(kernel, case, holders)
+    with one_thread(), one_by_one(kernel):
+        return _train_alone(kernel, case, holders, device)
 
 
 @contextlib.contextmanager
@@ -113,8 +113,8 @@ def one_thread():
         torch.set_num_threads(threads)
 
 
-def _train_alone(kernel, case: Case, holders: Sequence[Tensor]) -> Trained:
-    params = [torch.nn.Parameter(whole_parameter(case, i)) for i in range(len(case.specs))]
+def _train_alone(kernel, case: Case, holders: Sequence[Tensor], device: str) -> Trained:
+    params = [torch.nn.Parameter(whole_parameter(case, i).to(device)) for i in range(len(case.specs))]
     optimizer = muon(kernel, case, params)
     for step in range(1, case.steps + 1):
         for i, p in enumerate(params):
@@ -122,15 +122,19 @@ def _train_alone(kernel, case: Case, holders: Sequence[Tensor]) -> Trained:
             for holder in holders[i].unique().tolist():
                 absent |= (holders[i] == holder) & is_missing(case, step, i, holder)
             gradient = whole_gradient(case, step, i)
-            p.grad = None if absent.all() else gradient.masked_fill(absent, 0.0)
+            p.grad = None if absent.all() else gradient.masked_fill(absent, 0.0).to(device)
         optimizer.step()
-    return Trained([p.data for p in params], [dict(optimizer.state[p]) for p in params], list(holders))
+    return _trained(params, optimizer, list(holders))
+
+
+def _trained(params: Sequence[Tensor], optimizer, holders: list[Tensor]) -> Trained:
+    return Trained([whole(p) for p in params], [wholes(optimizer.state[p]) for p in params], holders)
 
 
 def assert_as_alone(kernel, pools, case: Case, ranks: int = 4) -> None:
     """Parameters and state have, on each of the ranks, the bits that they have in one process."""
     results = pools(ranks).run(train, case)
-    alone = train_alone(kernel, case, results[0].holders)
+    alone = train_alone(kernel, case, results[0].holders, pools.device)
     for result in results:
         assert_same(case, result, alone)
 
@@ -207,9 +211,14 @@ def holder_of(layout: Layout | None) -> int:
 
 
 def whole(value: Tensor) -> Tensor:
-    """Return a tensor with all of its parts, on every rank, in memory of its own."""
-    value = value.detach()
-    return (value.full_tensor() if isinstance(value, DTensor) else value).clone(memory_format=torch.contiguous_format)
+    """Return a tensor with all of its parts, on every rank, in memory of its own on the CPU."""
+    value = value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
+    return value.clone(memory_format=torch.contiguous_format).cpu()
+
+
+def wholes(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return each of the tensors as a whole."""
+    return {key: whole(value) for key, value in values.items()}
 
 
 def _is_matrix(name: str, p: Tensor) -> bool | None:
@@ -232,11 +241,12 @@ def _holders(spec: Spec) -> Tensor:
 def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
     """Return the mesh of this shape over all ranks, or over the first of them; made once, as groups are."""
     assert math.prod(shape) == dist.get_world_size()
-    return init_device_mesh("cpu", shape, mesh_dim_names=tuple("xyz")[: len(shape)])
+    return init_device_mesh(device_of_ranks(), shape, mesh_dim_names=tuple("xyz")[: len(shape)])
 
 
 def sharded(value: Tensor, layout: Layout | None) -> torch.nn.Parameter:
-    """Return this rank's part of `value`, which every rank has; nothing is sent."""
+    """Return this rank's part of `value`, which every rank has, where its tensors are; nothing is sent."""
+    value = value.to(device_of_ranks())
     if layout is not None:
         value = distribute_tensor(value, mesh_of(layout.mesh), layout.placements(), src_data_rank=None)
     return torch.nn.Parameter(value)

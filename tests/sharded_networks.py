@@ -41,9 +41,9 @@ class Network(nn.Module):
         return self.blocks(x)
 
 
-def network_on(name: str, seed: int = 0) -> Network:
-    """Return the network that each rank has under a layout of NETWORK_LAYOUTS."""
-    network = Network(seed)
+def network_on(name: str, device: str, seed: int = 0) -> Network:
+    """Return the network that each rank has under a layout of NETWORK_LAYOUTS; its weights are drawn on the CPU."""
+    network = Network(seed).to(device)
     if NETWORK_LAYOUTS[name] is None:
         return network
     shape, tensor_parallel = NETWORK_LAYOUTS[name]
@@ -61,7 +61,7 @@ def network_on(name: str, seed: int = 0) -> Network:
 def set_gradients(network: nn.Module, step: int) -> None:
     """Give each parameter the gradient of this step, the same whole one whatever its layout."""
     for number, p in enumerate(network.parameters()):
-        gradient = torch.randn(p.shape, generator=torch.Generator().manual_seed(1000 * step + number))
+        gradient = torch.randn(p.shape, generator=torch.Generator().manual_seed(1000 * step + number)).to(p.device)
         if isinstance(p, DTensor):
             gradient = distribute_tensor(gradient, p.device_mesh, p.placements, src_data_rank=None)
         p.grad = gradient

@@ -8,16 +8,20 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from sharded_models import one_thread, whole
+from backends import on_every_backend
+from rank_pool import one_by_one
+from sharded_models import one_thread, wholes
 from sharded_networks import NETWORK_LAYOUTS, assert_same_network, network_on, set_gradients
 
 BEFORE, AFTER = 5, 4
 LR = 0.02
 
+pytestmark = on_every_backend()
 
-def trained(kernel, name: str, steps, seed: int = 0):
+
+def trained(kernel, name: str, device: str, steps, seed: int = 0):
     """Return a network and its optimizer after these steps."""
-    network = network_on(name, seed)
+    network = network_on(name, device, seed)
     optimizer = kernel.Muon(network.named_parameters(), lr=LR, chunk_bytes=1000)
     take_steps(network, optimizer, steps)
     return network, optimizer
@@ -30,8 +34,8 @@ def take_steps(network, optimizer, steps) -> None:
     optimizer.zero_grad()
 
 
-def wholes(network) -> dict[str, torch.Tensor]:
-    return {name: whole(p) for name, p in network.named_parameters()}
+def parameters_of(network) -> dict[str, torch.Tensor]:
+    return wholes(dict(network.named_parameters()))
 
 
 def state_of(network, optimizer):
@@ -39,41 +43,41 @@ def state_of(network, optimizer):
     return {"model": model, "optim": optim}
 
 
-def save(kernel, name: str, folder: str):
-    dcp.save(state_of(*trained(kernel, name, range(1, BEFORE + 1))), checkpoint_id=folder)
+def save(kernel, name: str, device: str, folder: str):
+    dcp.save(state_of(*trained(kernel, name, device, range(1, BEFORE + 1))), checkpoint_id=folder)
 
 
-def save_while_training_goes_on(kernel, name: str, folder: str):
-    network, optimizer = trained(kernel, name, range(1, BEFORE + 1))
-    # On CPUs a step and a checkpoint that is being written would mix their messages in one group.
-    own = dist.new_group()
+def save_while_training_goes_on(kernel, name: str, device: str, folder: str):
+    network, optimizer = trained(kernel, name, device, range(1, BEFORE + 1))
+    # In one group of CPUs a step and a checkpoint that is being written would mix their messages; NCCL's have no CPUs.
+    own = dist.new_group(backend="gloo")
     saved = dcp.async_save(state_of(network, optimizer), checkpoint_id=folder, process_group=own)
     take_steps(network, optimizer, range(100, 103))
     saved.result()
 
 
-def resume(kernel, name: str, folder: str, steps=range(BEFORE + 1, BEFORE + AFTER + 1)):
+def resume(kernel, name: str, device: str, folder: str, steps=range(BEFORE + 1, BEFORE + AFTER + 1)):
     """Load into a network of other weights, and go on; returns whole parameters."""
-    network, optimizer = trained(kernel, name, (), seed=1)
+    network, optimizer = trained(kernel, name, device, (), seed=1)
     found = state_of(network, optimizer)
     dcp.load(found, checkpoint_id=folder)
     set_state_dict(network, optimizer, model_state_dict=found["model"], optim_state_dict=found["optim"])
     take_steps(network, optimizer, steps)
-    return wholes(network)
+    return parameters_of(network)
 
 
 def run(kernel, pools, name: str, job, folder):
     """Run a job where the layout wants it: on four ranks, or in this process alone."""
     if NETWORK_LAYOUTS[name] is not None:
-        return pools(4).run(job, name, str(folder))
-    with one_thread():
-        return [job(kernel, name, str(folder))]
+        return pools(4).run(job, name, pools.device, str(folder))
+    with one_thread(), one_by_one(kernel):
+        return [job(kernel, name, pools.device, str(folder))]
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(kernel):
-    with one_thread():
-        return wholes(trained(kernel, "one process", range(1, BEFORE + AFTER + 1))[0])
+def uninterrupted(kernel, pools):
+    with one_thread(), one_by_one(kernel):
+        return parameters_of(trained(kernel, "one process", pools.device, range(1, BEFORE + AFTER + 1))[0])
 
 
 @pytest.fixture(scope="module", params=NETWORK_LAYOUTS)

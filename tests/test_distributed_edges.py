@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from backends import on_every_backend
+from rank_pool import device_of_ranks
 from sharded_models import (
     LAYOUTS,
     Case,
@@ -34,6 +36,7 @@ from sharded_models import (
 )
 
 
+@on_every_backend()
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_gradients_that_are_none_everywhere_leave_everything_alone(pools, layout):
     case = Case(model(layout, seed=5), missing="always", steps=2)
@@ -43,6 +46,7 @@ def test_gradients_that_are_none_everywhere_leave_everything_alone(pools, layout
             assert not state["momentum_buffer"].any()
 
 
+@on_every_backend()
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_gradients_of_zero_are_only_decay(kernel, pools, layout):
     case = Case(model(layout, seed=6), {"lr": 0.1, "weight_decay": 0.5}, zero=(0, 2, 3), steps=1)
@@ -52,11 +56,12 @@ def test_gradients_of_zero_are_only_decay(kernel, pools, layout):
         torch.testing.assert_close(result.parameters[2], 0.95 * whole_parameter(case, 2), rtol=2**-22, atol=0)
 
 
+@on_every_backend()
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_nan_in_one_shard_reaches_its_own_matrix_on_all_ranks_and_no_other(kernel, pools, layout):
     specs = tuple(Spec(f"layers.{i}.up.weight", (12, 8 + i % 2), layout) for i in range(6))
     sound = Case(specs, {"chunk_bytes": 600}, steps=2)
-    expected = train_alone(kernel, sound, [torch.zeros(spec.shape) for spec in specs])
+    expected = train_alone(kernel, sound, [torch.zeros(spec.shape) for spec in specs], pools.device)
     for result in pools(4).run(train, sound._replace(spoiled=3)):
         assert result.parameters[3].isnan().all()
         for i in (0, 1, 2, 4, 5):
@@ -67,10 +72,12 @@ def train_amid_churn(kernel, case: Case):
     """Train while another thread takes memory, fills it with NaN and gives it back, and ranks are late at random."""
     done = threading.Event()
     draw = random.Random(dist.get_rank())
+    # A thread has a current device of its own.
+    device = torch.empty(0, device=device_of_ranks()).device
 
     def churn():
         while not done.is_set():
-            [torch.empty(draw.randint(1, 5000)).fill_(float("nan")) for _ in range(20)]
+            [torch.empty(draw.randint(1, 5000), device=device).fill_(float("nan")) for _ in range(20)]
             time.sleep(draw.choice([0.0, 0.0, 0.001]))
 
     thread = threading.Thread(target=churn)
@@ -83,13 +90,14 @@ def train_amid_churn(kernel, case: Case):
 
 
 @pytest.mark.slow
+@on_every_backend()
 @pytest.mark.parametrize("in_flight", [2, 5])
 def test_memory_that_is_reused_meanwhile_tears_no_message_in_two_thousand_steps(kernel, pools, in_flight):
     layouts = ["rows", "hsdp", "columns and rows", "rows", "strided rows", "columns"] * 2
     specs = tuple(Spec(f"layers.{i}.up.weight", (9 + i, 14), LAYOUTS[name]) for i, name in enumerate(layouts))
     case = Case(specs, {"chunk_bytes": 1, "chunks_in_flight": in_flight, "lr": 1e-3}, steps=1000)
     results = pools(4).run(train_amid_churn, case, seconds=400)
-    alone = train_alone(kernel, case, results[0].holders)
+    alone = train_alone(kernel, case, results[0].holders, pools.device)
     for result in results:
         assert_same(case, result, alone)
 
@@ -186,11 +194,11 @@ def test_gradients_that_overflow_on_one_rank_move_nothing_on_any(kernel, pools, 
         assert all(bits_equal(p, q) for own, other in zip(result, results[0]) for p, q in zip(own, other))
 
 
-def metrics_of_step(kernel, case: Case):
-    params = [part_of(case, i) for i in range(len(case.specs))]
+def metrics_of_step(kernel, case: Case, part=sharded):
+    params = [part(whole_parameter(case, i), spec.layout) for i, spec in enumerate(case.specs)]
     optimizer = muon(kernel, case, params)
     for i, (spec, p) in enumerate(zip(case.specs, params)):
-        p.grad = sharded(whole_gradient(case, 1, i), spec.layout).data
+        p.grad = part(whole_gradient(case, 1, i), spec.layout).data
     optimizer.step()
     return {name: value.item() for name, value in optimizer.metrics().items()}
 
@@ -203,7 +211,7 @@ def test_what_ranks_have_seen_adds_up_to_what_one_process_sees(kernel, pools, na
     case = Case((*specs, Spec("tok_embeddings.weight", (30, 14), layout)), {"chunk_bytes": 400}, spoiled=1)
     found = pools(4).run(metrics_of_step, case)
     with one_thread():
-        alone = metrics_of_step(kernel, Case(tuple(spec._replace(layout=None) for spec in case.specs), spoiled=1))
+        alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
     for key in ("matrices", "matrices_not_finite"):
         assert sum(own[key] for own in found) == alone[key]
     # In two orders of summation, of float32 norms.

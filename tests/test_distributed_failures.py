@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from backends import on_every_backend
 from sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_alone, part_of
 
 ODD = 2  # the rank that differs
@@ -76,6 +77,7 @@ def take_steps(case: Case, optimizer, params, steps) -> None:
         optimizer.step()
 
 
+@on_every_backend()
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_ranks_that_disagree_all_say_who_does_and_about_what(pools, what):
     changes, words = DIFFERENT[what]
@@ -107,6 +109,7 @@ def steps_apart(kernel, case: Case, key: str):
     return errors, all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
 
 
+@on_every_backend()
 @pytest.mark.parametrize("key", MOVED)
 @pytest.mark.parametrize("name", ["rows", "hsdp", "columns and rows"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

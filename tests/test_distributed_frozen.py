@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from backends import on_every_backend
 from sharded_models import (
     LAYOUTS,
     Case,
@@ -16,6 +17,8 @@ from sharded_models import (
     whole_gradient,
     whole_parameter,
 )
+
+pytestmark = on_every_backend()
 
 
 def train_frozen(kernel, case: Case, frozen: int, thawed: int):

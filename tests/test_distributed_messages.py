@@ -8,10 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from backends import on_every_backend
 from sharded_models import LAYOUTS, Case, Layout, Spec, part_of, train
 
 SIZE = 32, 64
 COUNT = 16
+
+pytestmark = on_every_backend()
 
 
 class Counted:

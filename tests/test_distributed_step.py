@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from backends import on_every_backend
 from pairwise import pairwise
 from sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_alone, model
 
@@ -45,6 +46,7 @@ EXPERTS = [
 ]
 
 
+@on_every_backend()
 @pytest.mark.parametrize("number", range(len(ROWS)), ids=lambda i: f"{i} {ROWS[i]['layout']}")
 def test_every_layout_gives_the_bits_of_one_process(kernel, pools, number):
     row = ROWS[number]
@@ -54,6 +56,7 @@ def test_every_layout_gives_the_bits_of_one_process(kernel, pools, number):
     assert_as_alone(kernel, pools, Case(specs, settings, seed=number, dtype=row["dtype"], missing=row["missing"]))
 
 
+@on_every_backend()
 @pytest.mark.parametrize("seed", range(6))
 def test_parameters_of_different_layouts_and_none_mix(kernel, pools, seed):
     draw = random.Random(seed)
@@ -64,6 +67,7 @@ def test_parameters_of_different_layouts_and_none_mix(kernel, pools, seed):
     assert_as_alone(kernel, pools, Case(tuple(specs), settings, seed=seed, missing=missing))
 
 
+@on_every_backend(2)
 @pytest.mark.parametrize("layout", TWO, ids=str)
 def test_two_ranks_give_the_bits_of_one_process(kernel, pools, layout):
     assert_as_alone(
@@ -71,6 +75,7 @@ def test_two_ranks_give_the_bits_of_one_process(kernel, pools, layout):
     )
 
 
+@on_every_backend(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("work", WORK)
 @pytest.mark.parametrize("layout", THREE + EIGHT, ids=str)
@@ -79,6 +84,7 @@ def test_three_and_eight_ranks_give_the_bits_of_one_process(kernel, pools, layou
     assert_as_alone(kernel, pools, case, ranks=3 if 3 in layout.mesh else 8)
 
 
+@on_every_backend()
 @pytest.mark.parametrize("layout", EXPERTS, ids=str)
 @pytest.mark.parametrize("count", [5, 2], ids=["more experts than ranks", "fewer"])
 def test_experts_give_the_bits_of_one_process(kernel, pools, layout, count):
@@ -88,6 +94,7 @@ def test_experts_give_the_bits_of_one_process(kernel, pools, layout, count):
     assert_as_alone(kernel, pools, Case(specs, settings, missing="everywhere"))
 
 
+@on_every_backend()
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_fused_rows_give_the_bits_of_one_process(kernel, pools, layout):
     specs = (
@@ -98,6 +105,7 @@ def test_fused_rows_give_the_bits_of_one_process(kernel, pools, layout):
     assert_as_alone(kernel, pools, Case(specs, {"chunk_bytes": 700}, missing="everywhere"))
 
 
+@on_every_backend()
 @pytest.mark.parametrize("conv_mode", ["flatten", "batched"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_convolutions_give_the_bits_of_one_process(kernel, pools, layout, conv_mode):
@@ -106,6 +114,7 @@ def test_convolutions_give_the_bits_of_one_process(kernel, pools, layout, conv_m
     assert_as_alone(kernel, pools, Case(specs, {"conv_mode": conv_mode, "chunk_bytes": 700}))
 
 
+@on_every_backend()
 @pytest.mark.parametrize("layout", [None, LAYOUTS["replicated"], LAYOUTS["hsdp"]], ids=["plain", "replicated", "hsdp"])
 def test_copies_of_large_matrices_are_shared_out_with_the_bits_of_one_process(kernel, pools, layout):
     # 384 x 400 costs 3.5e8 FLOPs a step of the iteration, over the 2**28 from which copies are worth sending.
@@ -113,12 +122,14 @@ def test_copies_of_large_matrices_are_shared_out_with_the_bits_of_one_process(ke
     assert_as_alone(kernel, pools, Case(specs, {"ns_steps": 2}, steps=4, missing="everywhere", shared=layout is None))
 
 
+@on_every_backend()
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_plain_copies_of_a_process_group_give_the_bits_of_one_process(kernel, pools, ranks):
     case = Case(model(None, seed=4), {"chunk_bytes": 500}, missing="everywhere", shared=True)
     assert_as_alone(kernel, pools, case, ranks)
 
 
+@on_every_backend()
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 @pytest.mark.parametrize("layout", ["rows", "columns", "hsdp", "strided rows"])
 def test_parameters_of_the_fallback_give_the_bits_of_one_process(kernel, pools, layout, fallback):

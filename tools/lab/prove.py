@@ -34,7 +34,8 @@ def items(lab: Lab) -> Iterator[Item]:
         yield proof(launch.key, check_launch, lab, launch)
     for key, (check, arguments) in layout_checks(lab.tiny).items():
         yield proof(key, check, lab, *arguments)
-    yield Item("pytest -m gpu", partial(run_tests, lab), 180.0)
+    yield Item("pytest -m gpu", partial(run_tests, lab, "gpu", on_every_device()), 180.0)
+    yield from tests_of_ranks(lab)
     for tool in ("memcheck", "racecheck"):
         yield Item(f"compute-sanitizer {tool}", partial(sanitize, lab, tool), 120.0)
 
@@ -95,18 +96,27 @@ def proof(key: str, check: Callable, lab: Lab, *arguments) -> Item:
     return Item(key, run)
 
 
-def run_tests(lab: Lab) -> dict:
-    """Run the repository's tests that take the GPU as their device, with this variant."""
+def tests_of_ranks(lab: Lab) -> Iterator[Item]:
+    """Yield an item for each file of tests whose ranks have a GPU each, none where there is only one."""
+    if lab.tiny or torch.cuda.device_count() > 1:
+        for file in files_with(r"\bon_every_backend\(")[: 1 if lab.tiny else None]:
+            yield Item(f"pytest -m multi_gpu {file.stem}", partial(run_tests, lab, "multi_gpu", [file]), 300.0)
+
+
+def run_tests(lab: Lab, marker: str, files: list[Path]) -> dict:
+    """Run the tests in these files of the repository that have a marker, with this variant."""
     if find_spec("pytest") is None:
         raise NotApplicableError("there is no pytest")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["LOCAL_KERNELS"] = f"org/optimizer={lab.variants}"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "--tb=line", *on_every_device()]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", marker, "--tb=line", *files]
     command += ["--collect-only"] if lab.tiny else []
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n")
     last = (done.stdout.strip().splitlines() or ["nothing was said"])[-1]
-    if done.returncode not in ((0, NO_TESTS) if lab.tiny else (0,)):
+    if done.returncode == NO_TESTS:
+        raise NotApplicableError(last)
+    if done.returncode:
         failed = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         raise WrongResultError("; ".join([last, *failed])[:2000])
     return {"said": last}
@@ -114,8 +124,13 @@ def run_tests(lab: Lab) -> dict:
 
 def on_every_device() -> list[Path]:
     """Return the files of tests that take each device in turn."""
-    takes = re.compile(r"""usefixtures\("device"\)|^def test_\w+\([^)]*\bdevice\b""", re.MULTILINE)
-    return [file for file in sorted((ROOT / "tests").glob("test_*.py")) if takes.search(file.read_text())]
+    return files_with(r"""usefixtures\("device"\)|^def test_\w+\([^)]*\bdevice\b""")
+
+
+def files_with(pattern: str) -> list[Path]:
+    """Return the files of tests in which a pattern is found."""
+    found = re.compile(pattern, re.MULTILINE)
+    return [file for file in sorted((ROOT / "tests").glob("test_*.py")) if found.search(file.read_text())]
 
 
 def sanitize(lab: Lab, tool: str) -> dict:

@@ -1,7 +1,8 @@
-"""Processes that run jobs together over gloo, started once for each world size and used by every test.
+"""Processes that run jobs together, over gloo or NCCL, started once for each world size and used by every test.
 
 A job is a function at the top of a module, `job(kernel, *arguments)`, where `kernel` is the package under test. All
-ranks run it at once, and what each of them returns is the result. Everything goes by pickle.
+ranks run it at once, and what each of them returns is the result. Everything goes by pickle, tensors from the CPU. Over
+NCCL each rank has a GPU of its own, where its CUDA tensors are.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from pathlib import Path
 from time import monotonic
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest import mock
 
 REPO_ID = "org/optimizer"
-# Importing them costs seconds, and is done once: the others are forked from a process that has.
+# Importing them costs seconds, and is done once: the others are forked from a process that has. None of them asks for a
+# GPU, which a forked process could not use then.
 PRELOADED = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "kernels"]
 # After one rank has failed the others, which wait for it, are given so long to fail as well.
 GRACE_SECONDS = 2.0
+# Where the tensors of ranks are that talk over a backend.
+DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 
 class JobError(RuntimeError):
@@ -38,17 +43,19 @@ class Member(NamedTuple):
     size: int
     store: str  # file in which the ranks find each other
     variants: str  # folder of the build of the package
-    backend: str
+    variant_backend: str
+    backend: str  # of the group
     collective_seconds: float
 
 
-class GlooPool:
-    """`size` processes of one gloo group. They start with the first job, and anew after one that failed."""
+class RankPool:
+    """`size` processes of one group. They start with the first job, and anew after one that failed."""
 
-    def __init__(self, kernel: ModuleType, size: int, collective_seconds: float = 60.0):
+    def __init__(self, kernel: ModuleType, backend: str, size: int, collective_seconds: float = 60.0):
         variant = Path(kernel.__file__).parent
         self._variants = str(variant.parent)
-        self._backend = "cpu" if "-cpu-" in variant.name else "cuda"
+        self._variant_backend = "cpu" if "-cpu-" in variant.name else "cuda"
+        self._backend = backend
         self._collective_seconds = collective_seconds
         self.size = size
         self._processes: list[multiprocessing.Process] = []
@@ -94,7 +101,8 @@ class GlooPool:
         store = str(Path(self._folder.name) / "store")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            member = Member(rank, self.size, store, self._variants, self._backend, self._collective_seconds)
+            own = self._variants, self._variant_backend, self._backend, self._collective_seconds
+            member = Member(rank, self.size, store, *own)
             process = context.Process(target=_serve, args=(member, theirs), daemon=True)
             process.start()
             theirs.close()
@@ -125,23 +133,56 @@ class GlooPool:
 
 
 class Pools:
-    """Pools of each world size, `pools(4)`."""
+    """Pools of each world size, `pools(4)`, over one backend; `device` is where their ranks have tensors."""
 
-    def __init__(self, kernel: ModuleType):
-        self._kernel = kernel
-        self._pools: dict[tuple[int, float], GlooPool] = {}
+    def __init__(self, kernel: ModuleType, backend: str):
+        self.device = DEVICES[backend]
+        self._kernel, self._backend = kernel, backend
+        self._pools: dict[tuple[int, float], RankPool] = {}
 
-    def __call__(self, size: int, collective_seconds: float = 60.0) -> GlooPool:
+    def __call__(self, size: int, collective_seconds: float = 60.0) -> RankPool:
         """Return the pool of `size` processes, whose collectives fail after `collective_seconds`."""
         key = size, collective_seconds
         if key not in self._pools:
-            self._pools[key] = GlooPool(self._kernel, *key)
+            self._pools[key] = RankPool(self._kernel, self._backend, *key)
         return self._pools[key]
 
     def close(self) -> None:
         """End all processes."""
         for pool in self._pools.values():
             pool.close()
+
+
+def load_kernel(variants: Path, backend: str | None) -> ModuleType:
+    """Return the package as users do, LOCAL_KERNELS being set; from `variants` itself without the Hub's package."""
+    try:
+        import kernels
+    except ModuleNotFoundError:
+        from built_kernel import find_variant, load_variant
+
+        return load_variant(find_variant(variants))
+    return kernels.get_kernel(REPO_ID, version=1, backend=backend, trust_remote_code=True)
+
+
+def device_of_ranks() -> str:
+    """Return where a job's tensors are; a rank's GPU is its current one."""
+    import torch.distributed as dist
+
+    return DEVICES[dist.get_backend()]
+
+
+def one_by_one(kernel: ModuleType):
+    """Return a patch by which GPUs multiply one matrix at a time, as CPUs do.
+
+    cuBLAS may sum in another order where a batch has another length, which depends on who owns what: bits are those of
+    one process only with the same products of the same shapes.
+    """
+    single, select = kernel.kernels.gemms.SINGLE, kernel.iteration.select_gemms
+
+    def select_single(device, *size):
+        return single if device.type == "cuda" else select(device, *size)
+
+    return mock.patch.object(kernel.iteration, "select_gemms", select_single)
 
 
 def _received(connection: Connection) -> tuple[bool, Any]:
@@ -156,14 +197,17 @@ def _serve(member: Member, connection: Connection) -> None:
     os.environ["LOCAL_KERNELS"] = f"{REPO_ID}={member.variants}"
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    import kernels
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.FileStore(member.store, member.size)
-    dist.init_process_group("gloo", store=store, rank=member.rank, world_size=member.size)
-    kernel = kernels.get_kernel(REPO_ID, version=1, backend=member.backend, trust_remote_code=True)
+    store, device = dist.FileStore(member.store, member.size), None
+    if DEVICES[member.backend] == "cuda":
+        device = torch.device("cuda", member.rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group(member.backend, store=store, rank=member.rank, world_size=member.size, device_id=device)
+    kernel = load_kernel(Path(member.variants), member.variant_backend)
+    one_by_one(kernel).start()
     dist.barrier()  # to start may take longer than a collective is given
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=member.collective_seconds), dist.group.WORLD)
     while True:

@@ -1,0 +1,11 @@
+"""Over what the ranks of a test talk: the same laws hold on CPUs and, where there are several, on GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def on_every_backend(ranks: int = 4) -> pytest.MarkDecorator:
+    """Run a test with `pools` over gloo and, where there are as many GPUs as it has ranks, over NCCL."""
+    nccl = pytest.param("nccl", marks=pytest.mark.multi_gpu(ranks))
+    return pytest.mark.parametrize("pools", ["gloo", nccl], indirect=True)
