@@ -6,7 +6,10 @@ import pytest
 
 
 def order(kernel, chunks: int, in_flight: int) -> list[str]:
-    """Return what is begun, in its order: gathers g, work w, and descents d of each chunk, and local work."""
+    """Return what is begun, in its order: gathers g, work w, and descents d of each chunk, and local work.
+
+    After the chunks come those of another exchange, numbered from 100.
+    """
     found: list[str] = []
 
     def chunk(number: int):
@@ -17,7 +20,8 @@ def order(kernel, chunks: int, in_flight: int) -> list[str]:
         found.append(f"d{number}")
 
     pipeline = kernel.distributed.pipeline
-    pipeline.run_pipeline(map(chunk, range(chunks)), in_flight, lambda: found.append("local"))
+    exchanges = [map(chunk, range(chunks)), map(chunk, range(100, 100 + chunks))]
+    pipeline.run_pipeline(exchanges, in_flight, lambda: found.append("local"))
     return found
 
 
@@ -26,7 +30,13 @@ def order(kernel, chunks: int, in_flight: int) -> list[str]:
 def test_local_work_hides_the_first_gather(kernel, chunks, in_flight):
     found = order(kernel, chunks, in_flight)
     assert found.index("local") == min(chunks, 1)
-    assert sorted(found) == sorted(["local", *(f"{stage}{k}" for k in range(chunks) for stage in "gwd")])
+    every = [*range(chunks), *range(100, 100 + chunks)]
+    assert sorted(found) == sorted(["local", *(f"{stage}{k}" for k in every for stage in "gwd")])
+
+
+def test_an_exchange_begins_when_the_one_before_has_ended(kernel):
+    found = order(kernel, 3, 5)
+    assert found.index("d2") < found.index("g100")
 
 
 @pytest.mark.parametrize("in_flight", [2, 3, 9])

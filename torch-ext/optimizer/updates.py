@@ -129,13 +129,13 @@ def update_matrices_(plan: Plan, given: Given, in_flight: int) -> tuple[list[See
     seen: list[SeenBatch] = []
     accords = [Accord(plan.claims[exchange.holders].settings(), given.turn) for exchange in plan.exchanges]
     owned: list[tuple[Batch, Tensor]] = []
-    work = [
-        update_chunk(chunk, parts, _recipe_of_chunk(plan, exchange, chunk, given), accord, group, owned)
-        for exchange, accord in zip(plan.exchanges, accords)
-        for group in [group_of(exchange.ranks)]
-        for chunk in exchange.chunks
-    ]
-    run_pipeline(work, in_flight, meanwhile=lambda: _update_local_(plan, parts, given, seen))
+
+    def chunks_of(exchange: Exchange, accord: Accord) -> Iterator[Iterator[None]]:
+        group = group_of(exchange.ranks)
+        for chunk in exchange.chunks:
+            yield update_chunk(chunk, parts, _recipe_of_chunk(plan, exchange, chunk, given), accord, group, owned)
+
+    run_pipeline(map(chunks_of, plan.exchanges, accords), in_flight, lambda: _update_local_(plan, parts, given, seen))
     for batch, norms in owned:
         groups = [plan.matrices[matrix.parameter][1] for matrix in batch.members]
         seen.append(_seen(batch, norms, recipe_of(groups, UNSCALED)))

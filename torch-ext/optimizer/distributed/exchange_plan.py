@@ -57,17 +57,18 @@ class ShardedChunk:
         gather, scatter = (sum(side.sent) - side.sent[own] for side in (self.messages.gather, self.messages.scatter))
         return gather * self.packed_dtype.itemsize + scatter * self.work_dtype.itemsize
 
-    @property
-    def buffer_bytes(self) -> int:
-        """What its messages take at most: while they are gathered, while owners work, or while results come back."""
-        gather, scatter = self.messages.gather, self.messages.scatter
-        received, returned = sum(gather.received), sum(scatter.sent)
-        packed, work = self.packed_dtype.itemsize, self.work_dtype.itemsize
-        return max(
-            (sum(gather.sent) + self.messages.scratch + received) * packed,
-            received * packed + returned * work,
-            (returned + sum(scatter.received)) * work,
-        )
+
+def buffer_bytes(chunk: Chunk, packed: int, work: int) -> int:
+    """Return what the buffers of a chunk take at most: while it is gathered, worked on by owners, or comes back.
+
+    `packed` and `work` are the bytes of an element on the way to the owners and back.
+    """
+    received, returned = sum(chunk.gather.received), sum(chunk.scatter.sent)
+    return max(
+        (sum(chunk.gather.sent) + chunk.scratch + received) * packed,
+        received * packed + returned * work,
+        (returned + sum(chunk.scatter.received)) * work,
+    )
 
 
 class Sharing(NamedTuple):
@@ -105,7 +106,8 @@ class Exchange:
     def __str__(self) -> str:
         sent = sum(chunk.sent_bytes(self.ranks.index(this_rank())) for chunk in self.chunks)
         imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)
-        buffers = max(chunk.buffer_bytes for chunk in self.chunks)
+        sizes = [(chunk.messages, chunk.packed_dtype.itemsize, chunk.work_dtype.itemsize) for chunk in self.chunks]
+        buffers = max(buffer_bytes(*size) for size in sizes)
         return (
             f"{len(self.chunks)} chunks among {len(self.ranks)} ranks, {2 * len(self.chunks)} messages; this rank "
             f"sends {sent / 2**20:.1f} MiB a step, and has buffers of up to {buffers / 2**20:.1f} MiB for a chunk; the "
@@ -171,7 +173,8 @@ def among_useful_copies(units: Sequence[Unit], rank: int) -> dict[tuple[int, ...
     No step is shorter than its largest matrix takes on one rank. Where fewer copies can do all the work in that time,
     they do, and others do the same, each group for itself: more owners would only send each result to more ranks.
     """
-    useful = max(2, math.ceil(sum(unit.cost for unit in units) / max(unit.cost for unit in units)))
+    costs = [unit.cost for unit in units if unit.shards.layout.copies > 1] or [1]
+    useful = max(2, math.ceil(sum(costs) / max(costs)))
     found: dict[tuple[int, ...], list[Unit]] = {}
     for unit in units:
         layout = unit.shards.layout

@@ -87,22 +87,24 @@ def norms_of(factors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(factors, dim=(-2, -1), dtype=torch.promote_types(factors.dtype, torch.float32))
 
 
-def run_pipeline(chunks: Iterable[Iterator[None]], in_flight: int, meanwhile: Callable[[], None]) -> None:
-    """Advance chunks, generators that yield while an exchange flies, until all are done.
+def run_pipeline(exchanges: Iterable[Iterable[Iterator[None]]], in_flight: int, meanwhile: Callable[[], None]) -> None:
+    """Advance the chunks of each exchange, generators that yield while a message flies, until all are done.
 
-    While one computes, up to `in_flight` others have an exchange on its way: the newest goes first, so that its gather
-    and an older one's scatter are hidden. `meanwhile` is work of this process alone, behind the first chunk's gather.
+    While one computes, up to `in_flight` others have a message on its way: the newest goes first, so that its gather
+    and an older one's scatter are hidden. Exchanges come one after the other, since two groups of NCCL must not have
+    messages on their way at once. `meanwhile` is work of this process alone, behind the first chunk's gather.
     """
-    waiting, running = deque(chunks), []
-    if waiting:
-        next(waiting[0])
-    meanwhile()
-    if waiting:
-        running.append(waiting.popleft())
-    while running:
-        if waiting and len(running) <= in_flight:
-            running.insert(0, waiting.popleft())
-        running = [chunk for chunk in running if next(chunk, _DONE) is not _DONE]
+    left = [meanwhile]
+    for chunks in exchanges:
+        waiting, running = deque(chunks), []
+        while waiting or running:
+            if waiting and len(running) <= in_flight:
+                running.insert(0, waiting.popleft())
+            running = [chunk for chunk in running if next(chunk, _DONE) is not _DONE]
+            while left:
+                left.pop()()
+    while left:
+        left.pop()()
 
 
 def packed_row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:

@@ -21,6 +21,9 @@ Runs = tuple[tuple[int, int], ...]
 # since making one is a collective of its members. Weak: a group that outlives `destroy_process_group` aborts the exit.
 _GROUPS: dict[tuple[int, ...], tuple[weakref.ref, weakref.ref]] = {}
 
+# Meshes by what they stem from. Weak, as a device mesh holds its groups.
+_MESHES: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary()
+
 
 class Mesh:
     """The ranks of a mesh of `shape`, in the order of their coordinates; equal ones are one object (`mesh_of`).
@@ -118,7 +121,12 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     group = world
     if len(ranks) < world.size():
         timeout = world._get_backend(world._device_types[0]).options._timeout  # what the user gave
-        group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+        # Of a world that is bound to a device torch would split the communicator, for which all ranks must come.
+        device, world.bound_device_id = world.bound_device_id, None
+        try:
+            group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+        finally:
+            world.bound_device_id = device
     _GROUPS[ranks] = weakref.ref(world), weakref.ref(group)
     return group
 
@@ -200,9 +208,10 @@ def _joined(runs: Runs) -> Runs:
     return tuple(joined)
 
 
-@functools.lru_cache(maxsize=256)
 def _numbers_of(mesh: DeviceMesh) -> Mesh:
-    return mesh_of(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+    if mesh not in _MESHES:
+        _MESHES[mesh] = mesh_of(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+    return _MESHES[mesh]
 
 
 def _split_of(name: str, placement) -> Optional[tuple[int, int]]:
