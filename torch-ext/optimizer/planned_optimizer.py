@@ -237,13 +237,10 @@ class PlannedOptimizer(Optimizer):
         """Raise ValueError unless all ranks that share parameters have made the same plan since they last agreed."""
         if self._compared:
             return
-        if self._compared:
-            return
         claims = {ranks: tuple(own.lines) for ranks, own in self._plan.claims.items()}
         if claims != self._agreed:
             self._plan.check_agreement()
             self._agreed = claims
-        self._compared = True
         self._compared = True
 
 
