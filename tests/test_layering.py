@@ -15,7 +15,7 @@ FLOORS = [
     {"distributed", "param_groups"},
     {"claims", "telemetry"},
     {"updates", "clipping"},
-    {"planned_optimizer"},
+    {"planned_optimizer", "explanation"},
     {"muon"},
     {"compat", "state_import", "trainer"},
     {"__init__"},
@@ -31,7 +31,9 @@ ORDERS = {
         {"exchange"},
         {"exchange_plan"},
         {"pipeline"},
+        {"held"},
         {"sharded"},
+        {"summed"},
     ],
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "_ops.py")

@@ -7,6 +7,7 @@ from typing import Any, Container, Mapping, NamedTuple, Optional, Sequence
 from torch import Tensor
 
 from .distributed.placement import Layout, layout_of
+from .iteration import default_work_dtype
 from .param_groups import PLANNED, RECIPE, names_of
 
 Group = Mapping[str, Any]
@@ -55,6 +56,8 @@ def _claim_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
     settings = {**_live_settings(group), **{key: group[key] for key in (*PLANNED, "momentum_dtype")}}
     settings = {key: getattr(value, "__qualname__", value) for key, value in settings.items()}  # functions by name
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
+    if group["use_muon"] and group["ns_dtype"] is None:  # each rank's own choice, by what its processor multiplies
+        settings["ns_dtype"] = f"None, here {default_work_dtype(p)}"
     return (
         f"{name} {tuple(p.shape)} {p.dtype} on a mesh {layout.mesh.shape} (ranks {layout.mesh.digest}) split "
         f"{layout.splits}, in memory {order}, with {settings}"

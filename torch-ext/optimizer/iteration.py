@@ -60,6 +60,18 @@ def choose_iteration(
     return chosen._replace(in_one_launch=small)
 
 
+def summed_iteration(
+    device: torch.device, work_dtype: torch.dtype, size: tuple[int, int], schedule: Schedule
+) -> Optional[Iteration]:
+    """Return how ranks that each have some columns follow a Gram matrix that they sum, in float32.
+
+    None where that is not safe with this schedule, and for float64, whose digits are asked for.
+    """
+    if work_dtype == torch.float64 or _restarts(schedule, torch.float32) is None:
+        return None
+    return choose_iteration(device, work_dtype, size, schedule, "gram_float32")
+
+
 def _choose_method(
     device: torch.device,
     work_dtype: torch.dtype,

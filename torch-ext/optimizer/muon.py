@@ -12,12 +12,12 @@ from .clipping import Clipping
 from .distributed.exchange_plan import Sharing
 from .distributed.pipeline import update_batch_, zero_part
 from .distributed.placement import check_gradient_layout, local_part, ranks_of
-from .distributed.plan import Matrix
+from .explanation import explanation_of
 from .learning_rate import Adjustment
 from .param_groups import names_of, plain_settings
 from .parameters import UNSCALED, GradientScaling, check_gradient
 from .planned_optimizer import PlannedOptimizer
-from .routing import Explanation, IsMuon, Route, muon_route
+from .routing import Explanation, IsMuon
 from .telemetry import NOTHING, Seen, fallback_update_norm, gradient_norms, seen_scaling, update_metrics
 from .updates import Given, recipe_of, scale_rows_, update_fallback_, update_matrices_
 
@@ -67,6 +67,8 @@ class Muon(PlannedOptimizer):
         chunk_bytes: of directions that a rank holds for each chunk of exchanged matrices; None: 256 MiB.
         chunks_in_flight: how many chunks may be on their way while one is worked on; more than two are of no use.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
+        sum_gram: where a matrix lies in parts along its long side, and that costs less, sum its Gram matrix over the
+            ranks instead of sending the parts to an owner; updates are rounded otherwise. `explain()` says where.
         capturable: the step may be captured in a CUDA graph; numbers in groups are captured as they are, and tensors
             on the GPU read.
 
@@ -112,6 +114,7 @@ class Muon(PlannedOptimizer):
         chunk_bytes: Optional[int] = None,
         chunks_in_flight: int = 2,
         release_grads: bool = False,
+        sum_gram: bool = False,
     ):
         settings = dict(
             lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, ns_coefficients=ns_coefficients,
@@ -124,7 +127,8 @@ class Muon(PlannedOptimizer):
         plain = plain_settings({**settings, "adamw_lr": adamw_lr})
         self._clipping = None if qk_clip is None else Clipping(qk_clip)
         adamw_lr = plain.pop("adamw_lr")
-        sharing = Sharing(ranks_of(process_group), chunk_bytes, chunks_in_flight, release_grads).checked()
+        ranks = ranks_of(process_group)
+        sharing = Sharing(ranks, chunk_bytes, chunks_in_flight, release_grads, sum_gram).checked()
         super().__init__(params, plain, is_muon, adamw_lr, sharing)
 
     # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
@@ -190,23 +194,7 @@ class Muon(PlannedOptimizer):
     def explain(self) -> Explanation:
         """Return each parameter's branch, the reason, its multiplier and the products it runs on; print it."""
         self._refresh()
-        muons, owners = iter(enumerate(self._plan.planned)), self._plan.owners()
-        rows = []
-        for group in self.param_groups:
-            for name, p in zip(names_of(group), group["params"]):
-                # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
-                reason = self._reasons.get(p, "use_muon")
-                if group["use_muon"]:
-                    number, planned = next(muons)
-                    view = self._plan.matrices[number][2].whole
-                    route = muon_route(name, p, reason, view, group["adjust_lr_fn"])
-                    own = {owners.get(Matrix(number, i)) for i in range(route.matrices)}
-                    kernel = str(planned.iteration(view.shapes[0]))
-                    rows.append(route._replace(kernel=kernel, owner=own.pop() if len(own) == 1 else "several"))
-                else:
-                    kernel = "torch._fused_adamw_" if group["fallback"] == "adamw" else "torch._foreach_*"
-                    rows.append(Route(name, tuple(p.shape), group["fallback"], reason, 0, None, None, kernel))
-        return Explanation(rows, map(str, self._plan.exchanges))
+        return explanation_of(self.param_groups, self._plan, self._reasons)
 
     def warmup(self, progress: Optional[Callable[[int, int, str], None]] = None) -> None:
         """Compile every kernel that the parameters need, on matrices of zeros; nothing of the optimizer changes.

@@ -15,6 +15,7 @@ from .distributed.exchange_plan import Sharing, plan_exchanges, split_matrices
 from .distributed.placement import layout_of, local_part, this_rank
 from .distributed.plan import Planned, Settings, plan_batches
 from .distributed.shards import sheet_of
+from .distributed.summed import plan_sums, split_sums
 from .param_groups import (
     PLANNED,
     RECIPE,
@@ -199,7 +200,7 @@ class PlannedOptimizer(Optimizer):
         return None if momentum is None else momentum.data_ptr()
 
     def _make_plan(self, kinds: list[int]) -> None:
-        matrices, planned, local, exchanged, shards = [], [], [], [], {}
+        matrices, planned, local, exchanged, summed, shards = [], [], [], [], [], {}
         for group, kind in zip(self.param_groups, kinds):
             if not group["use_muon"]:
                 continue
@@ -220,14 +221,17 @@ class PlannedOptimizer(Optimizer):
                 here, sent = split_matrices(number, sheet)
                 local.append(own._replace(matrices=here))
                 if sent and not frozen:
-                    exchanged.append(own._replace(matrices=sent))
                     shards[number] = sheet.shards
+                    together = split_sums(own._replace(matrices=sent), sheet.shards) if self._sharing.sum_gram else {}
+                    summed.append(own._replace(matrices=together))
+                    exchanged.append(own._replace(matrices={m: sent[m] for m in sent.keys() - together.keys()}))
         exchanges = plan_exchanges(exchanged, shards, this_rank(), self._sharing.chunk_bytes)
+        sums = plan_sums(summed, shards, this_rank(), self._sharing.chunk_bytes)
         batches = plan_batches(local)
         hosted = plan_hosted(batches, matrices, self.state)
         claims = claims_of(self.param_groups, self._claim_of_all(), self._sharing.ranks, self.state)
         holders = {p: ranks for ranks, own in claims.items() for p in own.parameters}
-        self._plan = Plan(matrices, planned, batches, exchanges, claims, holders, hosted)
+        self._plan = Plan(matrices, planned, batches, exchanges, sums, claims, holders, hosted)
 
     def _claim_of_all(self) -> str:
         """Return what ranks must agree about besides parameters and groups, as one line."""

@@ -121,25 +121,34 @@ def gram_newton_schulz(X: Tensor, windows: Sequence[Schedule], gemms: Gemms, cha
     Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
     """
     for window in windows:
-        R = gemms.gram(X.to(chain_dtype))
-        Q = None
-        for step, (a, b, c) in enumerate(window, 1):
-            H = add_to_diagonal_(gemms.gram_affine(R, b, c), a)  # a I + b R + c R²
-            Q = H if Q is None else gemms.commuting(Q, H)
-            if step < len(window):
-                R = gemms.conjugated(H, R)
+        Q = window_product(gemms.gram(X.to(chain_dtype)), window, gemms)
         X = gemms.affine(Q.to(X.dtype), X, 0.0)  # Q X
     return X
 
 
-def normalize(G: Tensor, work_dtype: torch.dtype, eps: float, scale: float = 1.0) -> Tensor:
+def window_product(R: Tensor, window: Schedule, gemms: Gemms) -> Tensor:
+    """Return Q (..., m, m), the product of a window's steps, from the Gram matrix R = X Xᵀ that it starts with."""
+    Q = None
+    for step, (a, b, c) in enumerate(window, 1):
+        H = add_to_diagonal_(gemms.gram_affine(R, b, c), a)  # a I + b R + c R²
+        Q = H if Q is None else gemms.commuting(Q, H)
+        if step < len(window):
+            R = gemms.conjugated(H, R)
+    return Q
+
+
+def normalize(
+    G: Tensor, work_dtype: torch.dtype, eps: float, scale: float = 1.0, norm: Optional[Tensor] = None
+) -> Tensor:
     """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`.
 
-    A matrix times a power of two gives the same bits, as long as its norm and the inverse of it are normal numbers.
+    `norm` (..., 1, 1), float64, stands for |G|_F where G is a part of a matrix. A matrix times a power of two gives the
+    same bits, as long as its norm and the inverse of it are normal numbers.
     """
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
+    norm = frobenius_norm(G) if norm is None else norm
     # Smaller norms than the smallest normal number have no digits left to scale up.
-    inverse = scale / frobenius_norm(G).clamp_min(max(eps, torch.finfo(exact).tiny))
+    inverse = scale / norm.clamp_min(max(eps, torch.finfo(exact).tiny))
     return (G * inverse.to(exact)).to(work_dtype)
 
 

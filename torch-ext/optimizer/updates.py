@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import chain
 from types import MappingProxyType
 from typing import Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
@@ -10,14 +11,15 @@ from torch import Tensor
 
 from .claims import Claims, Group, Ranks
 from .distributed.agreement import Accord, check_agreement, take_largest_
-from .distributed.exchange_plan import Exchange, ShardedChunk
+from .distributed.exchange_plan import Exchange
 from .distributed.pipeline import Gradients, LocalMatrix, Recipe, run_pipeline, update_batch_
 from .distributed.placement import group_of, layout_of, local_part, this_rank
 from .distributed.plan import Batch, Matrix, Planned, positions_by
 from .distributed.sharded import update_chunk
 from .distributed.shards import Sheet, local_rows
+from .distributed.summed import SummedBatch, update_summed
 from .offload import HostChunks
-from .parameters import HALVES, UNSCALED, GradientScaling
+from .parameters import HALVES, GradientScaling
 from .rules.adamw import AdamWRule, AdamWState, adamw_
 from .rules.descent import descent_rule
 from .rules.momentum import MomentumRule
@@ -43,6 +45,7 @@ class Plan(NamedTuple):
     planned: Sequence[Planned] = ()  # for each of them
     batches: Sequence[Batch] = ()
     exchanges: Sequence[Exchange] = ()
+    sums: Sequence[Sequence[SummedBatch]] = ()  # those of the same ranks together
     claims: Mapping[Ranks, Claims] = MappingProxyType({})  # of ranks that share parameters
     holders: Mapping[Tensor, Ranks] = MappingProxyType({})  # of the parameters that several ranks share
     hosted: Mapping[Batch, Hosted] = MappingProxyType({})  # of those of `batches` whose momentum is in host memory
@@ -75,6 +78,10 @@ class Plan(NamedTuple):
         """Return the rank that orthogonalizes each exchanged matrix."""
         chunks = (chunk.messages for exchange in self.exchanges for chunk in exchange.chunks)
         return dict(owner for messages in chunks for owner in messages.owners)
+
+    def summed(self) -> dict[Matrix, SummedBatch]:
+        """Return the batch of each matrix whose Gram matrix is summed."""
+        return {matrix: batch for batches in self.sums for batch in batches for matrix in batch.members}
 
     def all_batches(self) -> list[Batch]:
         """Return every batch that this process orthogonalizes."""
@@ -127,21 +134,30 @@ def update_matrices_(plan: Plan, given: Given, in_flight: int) -> tuple[list[See
     for number, (p, group, sheet) in enumerate(plan.matrices):
         parts.update(_parts(number, p, group, sheet, given))
     seen: list[SeenBatch] = []
-    accords = [Accord(plan.claims[exchange.holders].settings(), given.turn) for exchange in plan.exchanges]
-    owned: list[tuple[Batch, Tensor]] = []
+    accords: dict[Ranks, Accord] = {}  # by those who share parameters
+    for holders, claims in plan.claims.items():
+        accords[holders] = Accord(claims.settings(), given.turn)
+    worked: list[tuple[Batch | SummedBatch, Tensor]] = []
 
-    def chunks_of(exchange: Exchange, accord: Accord) -> Iterator[Iterator[None]]:
-        group = group_of(exchange.ranks)
+    def chunks_of(exchange: Exchange) -> Iterator[Iterator[None]]:
         for chunk in exchange.chunks:
-            yield update_chunk(chunk, parts, _recipe_of_chunk(plan, exchange, chunk, given), accord, group, owned)
+            # Who neither holds nor owns any of a chunk forwards nothing, and needs a recipe of the same kind only.
+            members = chunk.messages.held or [chunk.messages.owners[0][0]]
+            recipe, accord = _recipe(plan, members, given, exchange.holders), accords[exchange.holders]
+            yield update_chunk(chunk, parts, recipe, accord, group_of(exchange.ranks), worked)
 
-    run_pipeline(map(chunks_of, plan.exchanges, accords), in_flight, lambda: _update_local_(plan, parts, given, seen))
-    for batch, norms in owned:
-        groups = [plan.matrices[matrix.parameter][1] for matrix in batch.members]
-        seen.append(_seen(batch, norms, recipe_of(groups, UNSCALED)))
-    for accord in accords:
+    def sums_of(batches: Sequence[SummedBatch]) -> Iterator[Iterator[None]]:
+        for batch in batches:
+            recipe, accord = _recipe(plan, batch.members, given, batch.holders), accords[batch.holders]
+            yield update_summed(batch, parts, recipe, accord, group_of(batch.ranks), worked)
+
+    exchanges = chain(map(chunks_of, plan.exchanges), map(sums_of, plan.sums))
+    run_pipeline(exchanges, in_flight, lambda: _update_local_(plan, parts, given, seen))
+    for batch, norms in worked:
+        seen.append(_seen(batch, norms, _recipe(plan, batch.members, given, None)))
+    for accord in accords.values():
         accord.close()
-    return seen, accords
+    return seen, list(accords.values())
 
 
 def _update_local_(plan: Plan, parts: Mapping[Matrix, LocalMatrix], given: Given, seen: list[SeenBatch]) -> None:
@@ -170,15 +186,13 @@ def _update_local_(plan: Plan, parts: Mapping[Matrix, LocalMatrix], given: Given
         seen.append(_seen(batch, norms, recipes[key]))
 
 
-def _seen(batch: Batch, norms: Tensor, recipe: Recipe) -> SeenBatch:
+def _seen(batch: Batch | SummedBatch, norms: Tensor, recipe: Recipe) -> SeenBatch:
     rule = recipe.descent._replace(multiplier=batch.multiplier)
     return SeenBatch(norms, len(norms) * batch.rows * batch.cols, rule)
 
 
-def _recipe_of_chunk(plan: Plan, exchange: Exchange, chunk: ShardedChunk, given: Given) -> Recipe:
-    # Who neither holds nor owns any of a chunk forwards nothing, and needs no more than a recipe of the same kind.
-    members = chunk.messages.held or [chunk.messages.owners[0][0]]
-    return recipe_of([plan.matrices[matrix.parameter][1] for matrix in members], given.scalings[exchange.holders])
+def _recipe(plan: Plan, members: Sequence[Matrix], given: Given, holders: Optional[Ranks]) -> Recipe:
+    return recipe_of([plan.matrices[matrix.parameter][1] for matrix in members], given.scalings[holders])
 
 
 def recipe_of(groups: Sequence[Group], scaling: GradientScaling) -> Recipe:

@@ -78,6 +78,7 @@ class Sharing(NamedTuple):
     chunk_bytes: Optional[int] = None
     chunks_in_flight: int = 2
     release_grads: bool = False
+    sum_gram: bool = False
 
     def checked(self) -> Sharing:
         """Return it; ValueError or TypeError for what cannot work."""
@@ -89,8 +90,9 @@ class Sharing(NamedTuple):
                 raise TypeError(f"{key} must be a whole number, got {value!r}")
             if value < 1:
                 raise ValueError(f"{key} must be at least 1, got {value}")
-        if not isinstance(self.release_grads, bool):
-            raise TypeError(f"release_grads must be True or False, got {self.release_grads!r}")
+        for key in ("release_grads", "sum_gram"):
+            if not isinstance(getattr(self, key), bool):
+                raise TypeError(f"{key} must be True or False, got {getattr(self, key)!r}")
         return self
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, Sequence
+from typing import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..parameters import GradientScaling
 from ..polar import polar_factors
-from ..rules.descent import Destination, descend_packed_
-from ..rules.momentum import pack_momentum_
-from ..rules.qk_clip import scaled_rows
 from .agreement import Accord, shortened, waiting
 from .exchange import Transfer, assemble_, disassemble_, send_presence_, send_verdicts_, start, verdicts
 from .exchange_plan import OwnedBatch, ShardedChunk
-from .pipeline import LocalMatrix, Recipe, norms_of, packed_row_scales, seeds
+from .held import Held
+from .pipeline import LocalMatrix, Recipe, norms_of
 from .plan import Batch, Matrix
 
 
@@ -31,23 +28,16 @@ def update_chunk(
 ) -> Iterator[None]:
     """Update the held `parts` of a chunk and their momentum; yields twice, once after each started exchange.
 
-    A part whose rank has no gradient counts as zero if another one has one. Then its momentum, too, follows; else all
-    is left alone, as where ranks differ about settings, of which `accord` is told. What is not known before the second
-    exchange is kept beside the buffer until then. `seen` gets the batches of owned matrices and the norms of their
-    updates, 0 for those that are left alone.
+    What nobody has a gradient of is left alone, as where ranks differ about settings, of which `accord` is told. `seen`
+    gets the batches of owned matrices and the norms of their updates, 0 for those that are left alone.
     """
     messages = chunk.messages
-    held = [parts[matrix] for matrix in messages.held]
-    late = [i for i, part in enumerate(held) if part.gradients is None]
-    buffers = [part.buffer.clone() if part.gradients is None else part.buffer for part in held]
-    gradients = [_gradient(part) for part in held]
+    held = Held([parts[matrix] for matrix in messages.held])
     size = sum(messages.gather.sent) + messages.scratch
     outgoing = torch.empty(size, dtype=chunk.packed_dtype, device=chunk.flags.presence.device)
-    with record_function("muon.pack"):
-        if held:
-            pack_momentum_(buffers, gradients, outgoing, recipe.momentum, recipe.scaling, messages.gathered)
-            send_presence_(outgoing, chunk.flags, late, accord.code)
-    del gradients  # which may be the last to hold their memory
+    if held.parts:
+        held.pack_(outgoing, recipe, messages.gathered)
+        send_presence_(outgoing, chunk.flags, held.late, accord.code)
     transfer = start(messages.gather, outgoing, group)
     del outgoing  # as long as it is needed the transfer holds it
     yield
@@ -60,34 +50,11 @@ def update_chunk(
     yield
     updates = _received(transfer, chunk)
     del transfer
-    if held:
-        with record_function("muon.descend"):
-            found = updates.index_select(0, chunk.flags.verdicts)
-            accord.note(chunk.names, found)
-            _descend_(chunk, held, updates, recipe, found > 0)
-            _follow_(held, late, buffers, recipe.scaling, found > 0)
-
-
-def _descend_(chunk: ShardedChunk, held: Sequence[LocalMatrix], updates: Tensor, recipe: Recipe, alive: Tensor) -> None:
-    """Update the parameters of those parts that are `alive`."""
-    multipliers = torch.tensor(chunk.multipliers, dtype=torch.float64, device="cpu")
-    rule = recipe.descent._replace(multiplier=multipliers)
-    origins = [number for part in held for number in part.origin] if held[0].seed is not None else None
-    places, overflow = chunk.messages.scattered, recipe.scaling.found_inf
-    destination = Destination(packed_row_scales(held), seeds(held), overflow, alive, places, origins)
-    descend_packed_([part.parameter for part in held], updates, rule, destination)
-
-
-def _follow_(
-    held: Sequence[LocalMatrix], late: Sequence[int], buffers: Sequence[Tensor], scaling: GradientScaling, alive: Tensor
-) -> None:
-    """Give those `late` parts that are `alive` the momentum in `buffers`, and the others QK-clip's rows alone."""
-    for i in late:
-        part = held[i]
-        part.buffer.copy_(torch.where(alive[i], buffers[i], part.buffer))
-        if part.row_scale is not None:
-            scaled = scaled_rows(part.parameter, part.row_scale, scaling.found_inf)
-            part.parameter.copy_(torch.where(alive[i], part.parameter, scaled))
+    if held.parts:
+        found = updates.index_select(0, chunk.flags.verdicts)
+        accord.note(chunk.names, found)
+        multipliers = torch.tensor(chunk.multipliers, dtype=torch.float64, device="cpu")
+        held.descend_(updates, recipe, multipliers, found, messages.scattered)
 
 
 @record_function("muon.orthogonalize")
@@ -117,7 +84,3 @@ def _assembled(owned: OwnedBatch, received: Tensor) -> Tensor:
 def _received(transfer: Transfer, chunk: ShardedChunk) -> Tensor:
     with waiting(f"parts of {shortened(chunk.names)}"):
         return transfer.wait()
-
-
-def _gradient(part: LocalMatrix) -> Tensor:
-    return torch.zeros_like(part.parameter) if part.gradients is None else part.gradients.take(part.position)

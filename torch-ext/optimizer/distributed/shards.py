@@ -73,6 +73,16 @@ class Shards(NamedTuple):
         cuts = _cuts(self.layout, rows)
         return bisect.bisect_right(cuts, start) == bisect.bisect_left(cuts, start + self.view.rows[number])
 
+    def lengthwise(self, index: int) -> Optional[int]:
+        """Return the side, 0 for rows and 1 for columns, along which alone the matrix at `index` lies in parts.
+
+        None for one that is whole, cut along both sides or along the shorter one.
+        """
+        size, first = self.view.shapes[index], 1 if self.view.kind == "experts" else 0
+        sides = {split[0] - first for split in self.layout.splits if split is not None and split[0] >= first}
+        side = sides.pop() if len(sides) == 1 else None
+        return side if side is not None and size[side] >= size[1 - side] else None
+
     def holders(self, index: int) -> tuple[int, ...]:
         """Return the ranks that have something of the matrix at `index`, or might have but for an uneven split."""
         if self.view.kind != "experts":
