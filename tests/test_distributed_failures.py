@@ -90,6 +90,24 @@ def test_ranks_that_disagree_all_say_who_does_and_about_what(pools, what):
         assert seconds < SECONDS
 
 
+def steps_on_another_processor(kernel, case: Case):
+    """As `errors_of_steps`, but the odd rank's processor multiplies another dtype."""
+    iteration = kernel.iteration
+    usual = iteration._CPU_WORK_DTYPE
+    if dist.get_rank() == ODD:
+        iteration._CPU_WORK_DTYPE = torch.float32 if usual == torch.bfloat16 else torch.bfloat16
+    try:
+        return errors_of_steps(kernel, case, case)
+    finally:
+        iteration._CPU_WORK_DTYPE = usual
+
+
+def test_ranks_on_different_processors_are_told_to_agree_about_the_dtype_of_products(pools):
+    for kind, text, _, unchanged in pools(4, SECONDS).run(steps_on_another_processor, Case(SPECS, {"ns_dtype": None})):
+        assert (kind, unchanged) == ("ValueError", True)
+        assert f"rank {ODD}" in text and "here torch.bfloat16" in text and "here torch.float32" in text
+
+
 MOVED = {"lr": 0.5, "weight_decay": 0.0, "momentum": 0.5, "adamw_betas": (0.5, 0.5)}
 
 
