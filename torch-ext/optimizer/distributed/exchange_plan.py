@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .exchange import Flags, flags_of
 from .messages import Block, Chunk, Unit, plan_chunks
-from .placement import some_copies, this_rank
+from .placement import Layout, some_copies, this_rank
 from .plan import Batch, Matrix, Planned, plan_batches, positions_by
 from .shards import Shards, Sheet
 
@@ -178,11 +178,13 @@ def among_useful_copies(units: Sequence[Unit], rank: int) -> dict[tuple[int, ...
     costs = [unit.cost for unit in units if unit.shards.layout.copies > 1] or [1]
     useful = max(2, math.ceil(sum(costs) / max(costs)))
     found: dict[tuple[int, ...], list[Unit]] = {}
+    counts: dict[Layout, int] = {}
     for unit in units:
         layout = unit.shards.layout
-        counts = (count for count in range(1, layout.copies) if layout.copies % count == 0)
-        count = next((count for count in counts if count * unit.parts >= useful), layout.copies)
-        own = unit.shards._replace(layout=some_copies(layout, count, rank))
+        if layout not in counts:
+            divisors = (count for count in range(1, layout.copies) if layout.copies % count == 0)
+            counts[layout] = next((count for count in divisors if count * unit.parts >= useful), layout.copies)
+        own = unit.shards._replace(layout=some_copies(layout, counts[layout], rank))
         found.setdefault(own.layout.mesh.members, []).append(unit._replace(shards=own))
     return found
 
