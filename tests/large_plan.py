@@ -1,6 +1,6 @@
 """Print the seconds and the megabytes that the plan of 10,000 parameters on 4,096 ranks takes.
 
-python tests/large_plan.py <folder of the variants>; a process of its own, whose memory nothing else has touched.
+python tests/large_plan.py <folder of the variants> <copies>: a process of its own, whose memory nothing else touched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import process_time
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 RANKS = 4096
@@ -28,7 +28,8 @@ def main() -> None:
 
     kernel = kernels.get_kernel("org/optimizer", version=1, backend="cpu", trust_remote_code=True)
     dist.init_process_group("fake", rank=1234, world_size=RANKS, store=FakeStore())
-    mesh = init_device_mesh("cpu", (RANKS,))
+    copies = int(sys.argv[2])
+    mesh = init_device_mesh("cpu", (copies, RANKS // copies))
     # Without memory: a state of 10,000 parameters is not what is measured.
     params = [(f"layers.{i}.up.weight", parameter(mesh, SHAPES[i % len(SHAPES)])) for i in range(PARAMETERS)]
     optimizer_class = kernel.planned_optimizer.PlannedOptimizer
@@ -46,8 +47,9 @@ def main() -> None:
 
 
 def parameter(mesh, shape: tuple[int, int]) -> torch.nn.Parameter:
-    local = torch.empty(-(-shape[0] // RANKS), shape[1], device="meta")
-    whole = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
+    local = torch.empty(-(-shape[0] // mesh.shape[1]), shape[1], device="meta")
+    placements = [Replicate(), Shard(0)]
+    whole = DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
     return torch.nn.Parameter(whole)
 
 

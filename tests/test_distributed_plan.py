@@ -196,10 +196,11 @@ def test_as_many_copies_work_together_as_can_work_in_the_time_of_the_largest_mat
 
 
 @pytest.mark.slow
-def test_the_plan_of_ten_thousand_parameters_on_4096_ranks_takes_two_seconds_and_200_mb(kernel):
+@pytest.mark.parametrize("copies", [1, 16])
+def test_the_plan_of_ten_thousand_parameters_on_4096_ranks_takes_two_seconds_and_200_mb(kernel, copies):
     script = Path(__file__).with_name("large_plan.py")
     variants = Path(kernel.__file__).parents[1]
-    command = [sys.executable, script, str(variants)]
+    command = [sys.executable, script, str(variants), str(copies)]
     seconds, megabytes = map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
     assert seconds <= 2.0
     assert megabytes <= 200.0
