@@ -2,8 +2,8 @@
 
 python tools/trace_overlap.py TRACE.0.json [--output overlap.png] [--step -1]
 
-The traces are those of `examples.train_fsdp2 --trace TRACE`. An exchange lasts from the sending of a chunk to the end
-of the wait for it; what of it is not waited for is hidden behind work.
+The traces are those of `examples.train_fsdp2 --trace TRACE`. An exchange is drawn from the sending of a chunk to the
+end of the wait for it, before which it may have ended; what of it is not waited for is hidden behind work.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def spans_of_step(events: Sequence[dict], step: int) -> list[Span]:
 
 
 def exchanges(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """Return when each exchange began and ended: with two chunks in flight they end in the order of their starts."""
+    """Return when each exchange began, and the wait for it ended: they are waited for in the order of their starts."""
     sent = [span.start for span in spans if span.name == "muon.send"]
     waits = [span.stop for span in spans if span.name == "muon.wait"]
     return list(zip(sent, waits, strict=True))
