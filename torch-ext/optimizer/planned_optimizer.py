@@ -224,7 +224,7 @@ class PlannedOptimizer(Optimizer):
                     shards[number] = sheet.shards
                     together = split_sums(own._replace(matrices=sent), sheet.shards) if self._sharing.sum_gram else {}
                     summed.append(own._replace(matrices=together))
-                    exchanged.append(own._replace(matrices={m: sent[m] for m in sent.keys() - together.keys()}))
+                    exchanged.append(own._replace(matrices={m: sent[m] for m in sent if m not in together}))
         exchanges = plan_exchanges(exchanged, shards, this_rank(), self._sharing.chunk_bytes)
         sums = plan_sums(summed, shards, this_rank(), self._sharing.chunk_bytes)
         batches = plan_batches(local)
