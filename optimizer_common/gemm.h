@@ -19,7 +19,7 @@ struct Gemm {
   Runs a = {}, b = {}, d = {};  // d without data where D is not given
   BFloat16* c = nullptr;
   int64_t c_batch_stride = 0, c_stride = 0;
-  float alpha = 1, beta = 0, shift = 0;
+  float alpha = 1, beta = 0;
   bool symmetric = false;
 };
 
@@ -49,7 +49,7 @@ inline void check_rows(const char* name, const Tensor& t) {
 
 // As many arguments as the op has.
 inline Gemm check_gemm(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha,
-                       double beta, double shift, bool symmetric) {
+                       double beta, bool symmetric) {
   STD_TORCH_CHECK(a.dim() == 3 && b.dim() == 3, "A and B must be (batch, m, k) and (batch, k, n), got ", shape(a),
                   " and ", shape(b));
   Gemm call{a.size(0), a.size(1), b.size(2), a.size(2)};
@@ -76,7 +76,6 @@ inline Gemm check_gemm(const Tensor& c, const Tensor& a, const Tensor& b, const 
   call.c_stride = c.stride(1);
   call.alpha = static_cast<float>(alpha);
   call.beta = static_cast<float>(beta);
-  call.shift = static_cast<float>(shift);
   call.symmetric = symmetric;
   return call;
 }

@@ -56,9 +56,9 @@ std::string gemm_instructions() {
 }
 
 void gemm_cpu(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha, double beta,
-              double shift, bool symmetric, String instructions) {
+              bool symmetric, String instructions) {
   const Instructions& by = select(take(instructions));
-  const Gemm call = check_gemm(c, a, b, d, alpha, beta, shift, symmetric);
+  const Gemm call = check_gemm(c, a, b, d, alpha, beta, symmetric);
   if (call.count > 0 && call.m > 0 && call.n > 0) {
     multiply(call, by);
   }

@@ -20,7 +20,7 @@ constexpr int64_t kBlockArea = kBlock * kBlock;
 
 // What becomes of the sums of a block.
 struct Epilogue {
-  float alpha, beta, shift;
+  float alpha, beta;
   bool symmetric;
   BFloat16* c;
   const BFloat16* d;  // null where there is none
@@ -65,7 +65,7 @@ OPTIMIZER_INLINE void copy_block(BFloat16* to, int64_t to_stride, const BFloat16
   }
 }
 
-// sums = alpha sums + beta D + shift on the diagonal.
+// sums = alpha sums + beta D, without beta D where there is none.
 OPTIMIZER_INLINE void scale(float* sums, const Epilogue& by, const Box& box) {
   if (by.alpha != 1) {
     for (int64_t i = 0; i < kBlockArea; ++i) {
@@ -88,11 +88,6 @@ OPTIMIZER_INLINE void scale(float* sums, const Epilogue& by, const Box& box) {
         float& sum = sums[place_of_sum(row, col) + lane];
         sum = std::fma(by.beta, widen<float>(d[row * stride + col + lane]), sum);
       }
-    }
-  }
-  if (box.row == box.col && by.shift != 0) {
-    for (int64_t i = 0; i < kBlock; ++i) {
-      sums[place_of_sum(i, i)] += by.shift;
     }
   }
 }

@@ -152,7 +152,7 @@ class Product {
   Epilogue epilogue_of(int64_t matrix) const {
     const BFloat16* d = call_.d.data ? call_.d.data + matrix * call_.d.batch_stride : nullptr;
     BFloat16* c = call_.c + matrix * call_.c_batch_stride;
-    return {call_.alpha, call_.beta, call_.shift, call_.symmetric, c, d, call_.c_stride, call_.d.stride};
+    return {call_.alpha, call_.beta, call_.symmetric, c, d, call_.c_stride, call_.d.stride};
   }
 
   Box box(int64_t row, int64_t col) const {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 SETS = "amx", "avx512_bf16", "portable"
-PLAIN = 1.0, 0.0, 0.0  # alpha, beta, shift
+PLAIN = 1.0, 0.0  # alpha, beta
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def test_instructions_are_asked_for_by_name(native):
 def arguments(**changes) -> dict:
     given = {"C": torch.ones(2, 3, 4), "A": torch.ones(2, 3, 5), "B": torch.ones(2, 5, 4), "D": None}
     given = {name: x if x is None else x.bfloat16() for name, x in given.items()}
-    numbers = {"alpha": 1.0, "beta": 0.0, "shift": 0.0, "symmetric": False, "instructions": "portable"}
+    numbers = {"alpha": 1.0, "beta": 0.0, "symmetric": False, "instructions": "portable"}
     return given | numbers | changes
 
 

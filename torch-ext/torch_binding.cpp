@@ -14,8 +14,8 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "int decay_mode=0, *, int[]? offsets=None, Tensor? row_scale=None, Tensor? seeds=None, int[]? origins=None, "
       "Tensor? active=None, Tensor? found_inf=None) -> ()");
   ops.def(
-      "gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float shift, bool symmetric, "
-      "str instructions) -> ()");
+      "gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, bool symmetric, str instructions) "
+      "-> ()");
   ops.def("gemm_instructions() -> str");
 }
 

@@ -37,7 +37,7 @@ void descend_cuda(const Tensors& parameter, const Tensor& update, const Tensor& 
 using String = StringHandle;
 
 void gemm_cpu(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha, double beta,
-              double shift, bool symmetric, String instructions);
+              bool symmetric, String instructions);
 
 std::string gemm_instructions();
 

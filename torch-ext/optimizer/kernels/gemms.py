@@ -45,7 +45,7 @@ def _native(
     A: Tensor, B: Tensor, D: Optional[Tensor] = None, alpha: float = 1.0, beta: float = 0.0, symmetric: bool = False
 ) -> Tensor:
     C = A.new_empty(A.size(0), A.size(1), B.size(2))
-    gemm_(C, A, B, D, alpha, beta, 0.0, symmetric, _INSTRUCTIONS)
+    gemm_(C, A, B, D, alpha, beta, symmetric, _INSTRUCTIONS)
     return C
 
 

@@ -16,9 +16,9 @@
                1 - weight_decay           1, independent
                1 - lr weight_decay        2, cautious: where p and u have one sign, else 1
 
-    gemm_(C, A, B, D, alpha, beta, shift, symmetric, instructions)
+    gemm_(C, A, B, D, alpha, beta, symmetric, instructions)
 
-        C = alpha A B + beta D + shift I  without beta D where `D` is None
+        C = alpha A B + beta D            without beta D where `D` is None
 
 Lists hold B matrices of any strides. A list or buffer has one dtype, each its own: float32, float64, float16 or
 bfloat16. Arithmetic is in float64 if one of them is, else in float32, and each result is rounded once. A result
