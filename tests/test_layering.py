@@ -20,10 +20,10 @@ FLOORS = [
     {"compat", "state_import", "trainer"},
     {"__init__"},
 ]
-# Inside a folder a file imports only from those before it; rules import none of each other.
+# Inside a folder a file imports only from those before it; so rules import none of each other.
 ORDERS = {
     "kernels": [{"native", "tiles", "tuned", "panels"}, {"symmetric_gemm"}, {"small_polar"}, {"gemms"}],
-    "rules": [{"momentum", "descent", "adamw", "nadamw", "qk_clip"}],
+    "rules": [{"fallback"}, {"momentum", "descent", "adamw", "nadamw", "qk_clip"}],
     "distributed": [
         {"placement", "plan"},
         {"shards", "agreement"},

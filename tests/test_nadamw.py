@@ -32,12 +32,14 @@ def trajectories(kernel, repository):
 
 
 def rule(rules, **changes):
-    return rules.NAdamWRule(**{**SETTINGS, **changes})
+    return rules.FallbackRule(**{**SETTINGS, **changes})
 
 
 def states_of(rules, parameters, steps=0):
     """States as an optimizer makes them."""
-    return [rules.NAdamWState(torch.zeros_like(p), torch.zeros_like(p), torch.tensor(float(steps))) for p in parameters]
+    return [
+        rules.FallbackState(torch.zeros_like(p), torch.zeros_like(p), torch.tensor(float(steps))) for p in parameters
+    ]
 
 
 def example(rules, dtype=torch.float64, seed=0):
@@ -50,7 +52,7 @@ def example(rules, dtype=torch.float64, seed=0):
     parameters, gradients, averages, squares = ([t.to(dtype) for t in row] for row in draws)
     steps = [torch.tensor(float(count)) for count in (0, 2, 1000)]
     squares = [t.square() for t in squares]
-    states = [rules.NAdamWState(*state) for state in zip(averages, squares, steps)]
+    states = [rules.FallbackState(*state) for state in zip(averages, squares, steps)]
     return parameters, gradients, states
 
 
@@ -115,7 +117,7 @@ def test_every_element_takes_the_step_of_the_formula(rules, maximize):
 def test_float32_errs_by_its_roundings_alone(rules):
     parameters, gradients, states = example(rules, torch.float32)
     exact = [t.double() for t in parameters], [t.double() for t in gradients]
-    exact_states = [rules.NAdamWState(s.average.double(), s.square.double(), s.step.clone()) for s in states]
+    exact_states = [rules.FallbackState(s.average.double(), s.square.double(), s.step.clone()) for s in states]
     settings = rule(rules, betas=(0.9, 0.999), eps=1e-8)
     before = [p.clone() for p in exact[0]]
     rules.nadamw_(*exact, exact_states, settings)
@@ -131,7 +133,7 @@ def test_float32_errs_by_its_roundings_alone(rules):
 def test_half_precision_is_float32_rounded_once(rules, dtype):
     parameters, gradients, states = example(rules, dtype)
     wide = [t.float() for t in parameters], [t.float() for t in gradients]
-    wide_states = [rules.NAdamWState(s.average.float(), s.square.float(), s.step.clone()) for s in states]
+    wide_states = [rules.FallbackState(s.average.float(), s.square.float(), s.step.clone()) for s in states]
     rules.nadamw_(parameters, gradients, states, rule(rules))
     rules.nadamw_(*wide, wide_states, rule(rules))
     for tensor, reference in zip(tensors(parameters, states), tensors(wide[0], wide_states)):
@@ -149,7 +151,7 @@ def test_strides_do_not_matter(rules, dtype, turned):
     for row in other[1:]:
         row[place] = row[place].mT.contiguous().mT
     for rows in (plain, other):
-        given = [rules.NAdamWState(*row[2:]) for row in rows]
+        given = [rules.FallbackState(*row[2:]) for row in rows]
         rules.nadamw_([row[0] for row in rows], [row[1] for row in rows], given, rule(rules))
     assert other[1][place].stride() != plain[1][place].stride()
     assert all(torch.equal(a, b) for row, other_row in zip(plain, other) for a, b in zip(row, other_row))
@@ -202,5 +204,5 @@ def test_nothing_is_read_on_the_host(rules):
     with FakeTensorMode():
         parameters = [torch.empty(3, 4, dtype=torch.bfloat16), torch.empty(5, dtype=torch.bfloat16)]
         gradients, *averages = ([torch.empty_like(p) for p in parameters] for _ in range(3))
-        states = [rules.NAdamWState(*tensors, torch.empty(())) for tensors in zip(*averages)]
+        states = [rules.FallbackState(*tensors, torch.empty(())) for tensors in zip(*averages)]
         rules.nadamw_(parameters, gradients, states, rule(rules, lr=torch.empty(()), maximize=True))

@@ -20,10 +20,11 @@ from .distributed.shards import Sheet, local_rows
 from .distributed.summed import SummedBatch, update_summed
 from .offload import HostChunks
 from .parameters import HALVES, GradientScaling
-from .rules.adamw import AdamWRule, AdamWState, adamw_
+from .rules.adamw import adamw_
 from .rules.descent import descent_rule
+from .rules.fallback import FallbackRule, FallbackState
 from .rules.momentum import MomentumRule
-from .rules.nadamw import NAdamWRule, NAdamWState, nadamw_
+from .rules.nadamw import nadamw_
 from .rules.qk_clip import scaled_rows
 from .telemetry import SeenBatch, SeenGroup, as_it_is
 
@@ -109,9 +110,6 @@ def plan_hosted(
         host = HostChunks(chunks, devices[positions[0]])
         found.update({hosted[i]: Hosted(host, chunk, members[i]) for chunk, i in enumerate(positions)})
     return found
-
-
-_FALLBACKS = {"adamw": (AdamWRule, AdamWState, adamw_), "nadamw": (NAdamWRule, NAdamWState, nadamw_)}
 
 
 class Given(NamedTuple):
@@ -212,15 +210,15 @@ def recipe_of(groups: Sequence[Group], scaling: GradientScaling) -> Recipe:
 def update_fallback_(group: Group, plan: Plan, given: Given) -> SeenGroup:
     """Update the parameters of a group that is not Muon's and that have a gradient, and their state."""
     params = [p for p in group["params"] if p.grad is not None]
-    make_rule, make_state, rule_ = _FALLBACKS[group["fallback"]]
-    rule = make_rule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
+    update_ = {"adamw": adamw_, "nadamw": nadamw_}[group["fallback"]]
+    rule = FallbackRule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
     local = [local_part(p) for p in params]
     keys = [(own.device, own.dtype, plan.holders.get(p)) for p, own in zip(params, local)]
     for members in positions_by(keys):
         states = [given.state[params[i]] for i in members]
-        states = [make_state(*(local_part(own[key]) for key in ("exp_avg", "exp_avg_sq", "step"))) for own in states]
+        states = [FallbackState(*(local_part(own[key]) for key in ("exp_avg", "exp_avg_sq", "step"))) for own in states]
         gradients = [local_part(params[i].grad) for i in members]
-        rule_([local[i] for i in members], gradients, states, rule, given.scalings[keys[members[0]][2]])
+        update_([local[i] for i in members], gradients, states, rule, given.scalings[keys[members[0]][2]])
     return SeenGroup(group, params, as_it_is(group["lr"]))
 
 

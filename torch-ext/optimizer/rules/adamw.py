@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence, Union
+from typing import Sequence
 
 import torch
 from torch import Tensor
 
 from ..parameters import UNSCALED, GradientScaling
+from .fallback import FallbackRule, FallbackState, uncount_overflow_
 
 # Elements of the longest vector that torch's fused kernel works on, 64 bytes of half precision. On a CPU it rounds what
 # is left behind the last whole one in another way, so that bits would depend on where a parameter is cut into shards.
 _VECTOR = 32
 
 
-class AdamWRule(NamedTuple):
-    """The settings of one group; lr and weight_decay are numbers or 0-d tensors."""
-
-    lr: Union[float, Tensor]
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: Union[float, Tensor]
-    maximize: bool
-
-
-class AdamWState(NamedTuple):
-    """One parameter's averages of gradients and of their squares, and the float32 count of its steps, a 0-d tensor."""
-
-    average: Tensor
-    square: Tensor
-    step: Tensor
-
-
 def adamw_(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    states: Sequence[AdamWState],
-    rule: AdamWRule,
+    states: Sequence[FallbackState],
+    rule: FallbackRule,
     scaling: GradientScaling = UNSCALED,
 ) -> None:
     """Take one AdamW step with `parameters`, of one device and dtype, and their `states`, both in place.
@@ -79,8 +62,7 @@ def adamw_(
         grad_scale=scaling.grad_scale,
         found_inf=scaling.found_inf,
     )
-    if scaling.found_inf is not None:
-        torch._foreach_sub_(steps, [scaling.found_inf.to(step.device).reshape(()) for step in steps])
+    uncount_overflow_(steps, scaling.found_inf)
     torch.autograd.graph.increment_version([*parameters, *averages, *squares])
     for (p, _, average, square), (p_used, _, average_used, square_used) in zip(given, used):
         for tensor, result in ((p, p_used), (average, average_used), (square, square_used)):

@@ -13,37 +13,20 @@ constant beta1 and decoupled weight decay, as in timm. `torch.optim.NAdam` has a
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence, Union
+from typing import Sequence
 
 import torch
 from torch import Tensor
 
 from ..parameters import UNSCALED, GradientScaling
-
-
-class NAdamWRule(NamedTuple):
-    """The settings of one group; lr and weight_decay are numbers or 0-d tensors."""
-
-    lr: Union[float, Tensor]
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: Union[float, Tensor]
-    maximize: bool
-
-
-class NAdamWState(NamedTuple):
-    """One parameter's averages of gradients and of their squares, and the float32 count of its steps, a 0-d tensor."""
-
-    average: Tensor
-    square: Tensor
-    step: Tensor
+from .fallback import FallbackRule, FallbackState, uncount_overflow_
 
 
 def nadamw_(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    states: Sequence[NAdamWState],
-    rule: NAdamWRule,
+    states: Sequence[FallbackState],
+    rule: FallbackRule,
     scaling: GradientScaling = UNSCALED,
 ) -> None:
     """Take one NAdamW step with `parameters`, of one device and dtype, and their `states`, both in place.
@@ -69,11 +52,10 @@ def nadamw_(
             results = [result.where(overflow == 0, t.to(dtype)) for t, result in zip(own, results)]
         if own[0] is not results[0]:
             torch._foreach_copy_(own, results)
-    if overflow is not None:
-        torch._foreach_sub_(steps, [overflow.to(step.device).reshape(()) for step in steps])
+    uncount_overflow_(steps, overflow)
 
 
-def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[Tensor], rule: NAdamWRule) -> None:
+def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[Tensor], rule: FallbackRule) -> None:
     parameters, averages, squares = used
     beta1, beta2 = rule.betas
     device, dtype = parameters[0].device, parameters[0].dtype

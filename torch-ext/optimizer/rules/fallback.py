@@ -1,0 +1,32 @@
+"""What AdamW and NAdamW have in common: the settings of a group, the state of a parameter, and steps that overflow."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Sequence, Union
+
+import torch
+from torch import Tensor
+
+
+class FallbackRule(NamedTuple):
+    """The settings of one group; lr and weight_decay are numbers or 0-d tensors."""
+
+    lr: Union[float, Tensor]
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: Union[float, Tensor]
+    maximize: bool
+
+
+class FallbackState(NamedTuple):
+    """One parameter's averages of gradients and of their squares, and the float32 count of its steps, a 0-d tensor."""
+
+    average: Tensor
+    square: Tensor
+    step: Tensor
+
+
+def uncount_overflow_(steps: Sequence[Tensor], found_inf: Optional[Tensor]) -> None:
+    """Take the step just counted off `steps`, 0-d tensors, in place, where gradients overflowed: it changed nothing."""
+    if found_inf is not None:
+        torch._foreach_sub_(steps, [found_inf.to(step.device).reshape(()) for step in steps])
