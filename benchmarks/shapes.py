@@ -36,16 +36,25 @@ def _linear(name: str, out: int, into: int, matrix: bool = True) -> list[Paramet
     return [Parameter(f"{name}.weight", (out, into), matrix), Parameter(f"{name}.bias", (out,))]
 
 
+def _block(names: list[str], hidden: int) -> list[Parameter]:
+    """A transformer's block, which GPT-2 and ViT have alike; names in the order of a forward pass."""
+    norm, attention, projection, norm_2, up, down = names
+    return [
+        *_norm(norm, hidden),
+        *_linear(attention, 3 * hidden, hidden),
+        *_linear(projection, hidden, hidden),
+        *_norm(norm_2, hidden),
+        *_linear(up, 4 * hidden, hidden),
+        *_linear(down, hidden, 4 * hidden),
+    ]
+
+
 def gpt2(layers: int = 12, hidden: int = 768, vocabulary: int = 50257, context: int = 1024) -> list[Parameter]:
     """Return GPT-2's parameters, by default those of the 124M model; Radford et al. (2019)."""
     model = [Parameter("wte.weight", (vocabulary, hidden)), Parameter("wpe.weight", (context, hidden))]
     for i in range(layers):
-        model += _norm(f"h.{i}.ln_1", hidden)
-        model += _linear(f"h.{i}.attn.c_attn", 3 * hidden, hidden)
-        model += _linear(f"h.{i}.attn.c_proj", hidden, hidden)
-        model += _norm(f"h.{i}.ln_2", hidden)
-        model += _linear(f"h.{i}.mlp.c_fc", 4 * hidden, hidden)
-        model += _linear(f"h.{i}.mlp.c_proj", hidden, 4 * hidden)
+        parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+        model += _block([f"h.{i}.{part}" for part in parts], hidden)
     return model + _norm("ln_f", hidden)
 
 
@@ -101,12 +110,8 @@ def vit(layers: int = 12, hidden: int = 384, patches: int = 196, classes: int = 
     model = [Parameter("cls_token", (1, 1, hidden)), Parameter("pos_embed", (1, patches + 1, hidden))]
     model += [Parameter("patch_embed.proj.weight", (hidden, 3, 16, 16)), Parameter("patch_embed.proj.bias", (hidden,))]
     for i in range(layers):
-        model += _norm(f"blocks.{i}.norm1", hidden)
-        model += _linear(f"blocks.{i}.attn.qkv", 3 * hidden, hidden)
-        model += _linear(f"blocks.{i}.attn.proj", hidden, hidden)
-        model += _norm(f"blocks.{i}.norm2", hidden)
-        model += _linear(f"blocks.{i}.mlp.fc1", 4 * hidden, hidden)
-        model += _linear(f"blocks.{i}.mlp.fc2", hidden, 4 * hidden)
+        parts = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+        model += _block([f"blocks.{i}.{part}" for part in parts], hidden)
     return model + _norm("norm", hidden) + _linear("head", classes, hidden, matrix=False)
 
 

@@ -8,6 +8,8 @@ import torch
 from iterations import Carried, gram, standard, unit_roundoff
 from spectra import SPECTRA, composed, singular_vectors
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SCHEDULES = ("polar_express", "polar_express_safer", "quintic", "original")
 # A work dtype, a method, the dtype of the Gram iteration's chain, and where that restarts in five steps.
 CASES = {
@@ -26,15 +28,6 @@ M, N = 64, 160
 # `Carried` takes each rounding for as large as it can be, 2.4 times what is to be expected, and lets chance add them
 # up. Where one number stands for many, as in a flat spectrum, they are one rounding, and chance evens nothing out.
 LUCK = 1.5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """So small products only wait for a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=SCHEDULES)

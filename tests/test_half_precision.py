@@ -6,17 +6,10 @@ import torch
 from iterations import Carried, gram, standard
 from spectra import SPECTRA, composed, singular_vectors, with_spectrum
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RESTARTS = {"standard": (), "gram": (2,)}
 SCALES = [2.0**k for k in range(7)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """So small products only wait for a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def at_scale(kernel, schedule, scale, method):

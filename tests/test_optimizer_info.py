@@ -44,6 +44,20 @@ def build(info, inputs, params=None):
     return info.optim_cls(named.items(), **copy.deepcopy(inputs.kwargs)), named
 
 
+def loaded(info, inputs, params, saved):
+    """An optimizer with the state that was `saved`, and its parameters, copies of `params`."""
+    other, others = build(info, inputs, copy.deepcopy(params))
+    other.load_state_dict(saved)
+    return other, others
+
+
+def go_on_alike(one, other, seeds):
+    """Whether two optimizers, each with its parameters, take the same steps."""
+    for optimizer, params in (one, other):
+        take_steps(optimizer, params, seeds)
+    return same_bits(one[1], other[1])
+
+
 @pytest.mark.parametrize("number", range(len(optim_error_inputs())))
 def test_error_inputs_raise(info, number):
     error = info.optim_error_inputs_func("cpu", torch.float32)[number]
@@ -129,13 +143,9 @@ def test_state_dicts_are_deterministic_and_load_with_weights_only(info, inputs):
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    others = {name: Parameter(p.detach().clone()) for name, p in params.items()}
-    other, _ = build(info, inputs, others)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other, others = loaded(info, inputs, params, torch.load(file, weights_only=True))
     assert repr(other.state_dict()["param_groups"]) == repr(optimizer.state_dict()["param_groups"])
-    take_steps(optimizer, params, range(2, 4))
-    take_steps(other, others, range(2, 4))
-    assert same_bits(params, others)
+    assert go_on_alike((optimizer, params), (other, others), range(2, 4))
 
 
 @any_input
@@ -146,12 +156,7 @@ def test_state_dicts_from_before_a_flag_was_known_load(info, inputs):
     for group in saved["param_groups"]:
         for flag in info.not_og_supported_flags:
             del group[flag]
-    others = copy.deepcopy(params)
-    other, _ = build(info, inputs, others)
-    other.load_state_dict(saved)
-    take_steps(optimizer, params, [1])
-    take_steps(other, others, [1])
-    assert same_bits(params, others)
+    assert go_on_alike((optimizer, params), loaded(info, inputs, params, saved), [1])
 
 
 @pytest.mark.parametrize("saved_with_names", [False, True])
@@ -169,9 +174,7 @@ def test_state_dicts_go_between_named_and_unnamed_parameters(info, saved_with_na
     second.load_state_dict(first.state_dict())
     for name, p in params.items():
         others[name].data.copy_(p.data)
-    take_steps(first, params, [2])
-    take_steps(second, others, [2])
-    assert same_bits(params, others)
+    assert go_on_alike((first, params), (second, others), [2])
 
 
 @any_input
@@ -184,12 +187,7 @@ def test_steps_saved_as_numbers_load(info, inputs, make):
     for state in saved["state"].values():
         if "step" in state:
             state["step"] = make(state["step"])
-    others = copy.deepcopy(params)
-    other, _ = build(info, inputs, others)
-    other.load_state_dict(saved)
-    take_steps(optimizer, params, [1])
-    take_steps(other, others, [1])
-    assert same_bits(params, others)
+    assert go_on_alike((optimizer, params), loaded(info, inputs, params, saved), [1])
 
 
 @any_input

@@ -11,30 +11,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from figure_style import GREY, STYLE
 from numerics_document import named, unique
+from spectra import composed
 
 # From Okabe and Ito's palette: told apart with every kind of colour vision, and in grey by their markers.
 COLORS = {"float32": "#009E73", "float16": "#0072B2", "bfloat16": "#D55E00"}
 MARKERS_BY_DTYPE = {"float32": "s", "float16": "o", "bfloat16": "D"}
 MARKERS = {"standard": "o", "gram": "D", "gram_float32": "s"}
 HEIGHTS = {"standard": -0.18, "gram": 0.0, "gram_float32": 0.18}
-GREY = "#767676"
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.4,
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.w_pad": 0.1,
-    "legend.frameon": False,
-    "savefig.dpi": 150,
-}
+OWN_STYLE = {"lines.linewidth": 1.4, "legend.frameon": False, "savefig.dpi": 150}
 # Above it a result has nothing to do with what it should be.
 WORST = 1e3
 LOWEST = 1e-6
@@ -42,7 +28,7 @@ LOWEST = 1e-6
 
 def draw_all(results: dict, folder: Path) -> list[str]:
     """Write every figure into `folder`; return their names."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context({**STYLE, **OWN_STYLE}):
         drawn = {
             "numerics-errors": errors_figure(results["errors"]),
             "numerics-schedules": schedules_figure(results["schedules"]),
@@ -87,7 +73,7 @@ def schedules_figure(schedules: dict[str, dict]) -> Figure:
         axes.axhspan(low, high, color=COLORS["float16"], alpha=0.15, linewidth=0)
         axes.axhline(1, color=GREY, linewidth=0.6, linestyle=(0, (4, 2)))
         axes.axvline(1e-3, color=GREY, linewidth=0.6, linestyle=(0, (1, 2)))
-        axes.plot(x, composed(x, schedule["coefficients"]), color=COLORS["float16"], linewidth=0.9)
+        axes.plot(x, composed(schedule["coefficients"], x), color=COLORS["float16"], linewidth=0.9)
         axes.set(title=name.replace("_", " "), xscale="log", ylim=(0, 1.4))
         axes.text(1, 0.08, f"shaded: {low:.2f} to {high:.2f}", color=GREY, ha="right")
     for axes in panels[-1]:
@@ -95,12 +81,6 @@ def schedules_figure(schedules: dict[str, dict]) -> Figure:
     for axes in panels[:, 0]:
         axes.set_ylabel(r"$p(\sigma)$")
     return figure
-
-
-def composed(x: np.ndarray, schedule: Sequence[Sequence[float]]) -> np.ndarray:
-    for a, b, c in schedule:
-        x = a * x + b * x**3 + c * x**5
-    return x
 
 
 def restarts_figure(rows: Sequence[dict], limit: float) -> Figure:

@@ -14,25 +14,15 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tools.figure_style import GREY, STYLE
+
 from .comparison import Comparison
 
 # From Okabe and Ito's palette: told apart with every kind of colour vision, and in grey.
 COLORS = {"AdamW": "#D55E00", "Muon": "#0072B2"}
 BRANCHES = {"muon": "Muon", "adamw": "AdamW"}
-GREY = "#767676"
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
+OWN_STYLE = {
     "lines.linewidth": 1.6,
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.w_pad": 0.1,
     "savefig.dpi": 200,
     "svg.hashsalt": "character_model",  # else the same figure is another file each time
 }
@@ -42,7 +32,7 @@ MATRIX = "layers.1.mlp.up.weight"
 def draw_all(comparison: Comparison, kernel: ModuleType, folder: Path) -> list[str]:
     """Write every figure into `folder`; return their names."""
     G = comparison.muon.state[comparison.model.get_parameter(MATRIX)]["momentum_buffer"].double()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context({**STYLE, **OWN_STYLE}):
         drawn = {
             "loss": loss_figure(comparison),
             "tuning_and_time": tuning_and_time_figure(comparison),
