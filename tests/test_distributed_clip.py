@@ -1,5 +1,7 @@
 """QK-clip where weights lie on several ranks: what any rank observed counts, and rows are scaled as in one process."""
 
+import math
+
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -18,8 +20,8 @@ def draw(*shape, seed):
 
 
 def logits(rank):
-    """The largest logits that a rank has seen; no rank has seen them all."""
-    seen = torch.full((HEADS,), 1.0)
+    """The largest logits that a rank has seen, -inf for heads that others have, as under tensor parallelism."""
+    seen = torch.full((HEADS,), -math.inf)
     seen[rank % HEADS] = 15.0 + 10 * rank
     return seen
 

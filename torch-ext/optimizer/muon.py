@@ -170,8 +170,9 @@ class Muon(PlannedOptimizer):
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
         """Note the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
 
-        They are the ones before the softmax, scaled as it sees them; the device is not waited for. Raises ValueError
-        without `qk_clip`, for a layer that there is none of, and for another number of heads.
+        They are the ones before the softmax, scaled as it sees them, -inf for heads that only other ranks have; the
+        device is not waited for. Raises ValueError without `qk_clip`, for a layer that there is none of, and for
+        another number of heads.
         """
         if self._clipping is None:
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")

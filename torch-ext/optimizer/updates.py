@@ -249,6 +249,8 @@ def _parts(number: int, p: Tensor, group: Group, sheet: Sheet, given: Given) -> 
             if rounds:
                 part = part._replace(seed=first + index, origin=_origin(sheet, index))
             yield Matrix(number, index), part
+    if given.release_grads and not local_part(p).numel():  # as the other ranks, whose parts are read, do
+        p.grad = None
 
 
 def _origin(sheet: Sheet, index: int) -> tuple[int, int, int]:

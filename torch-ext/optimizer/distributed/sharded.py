@@ -66,11 +66,17 @@ def _orthogonalized(
     found = verdicts(chunk.flags, len(messages.owned), received, code)
     returned = torch.empty(sum(messages.scatter.sent), dtype=chunk.work_dtype, device=received.device)
     for owned in chunk.batches:
-        factors = polar_factors(_assembled(owned, received), owned.batch.iteration, eps)
-        disassemble_(returned, owned.blocks_out, owned.batch.unturned(factors))
-        seen.append((owned.batch, norms_of(factors).where(found.index_select(0, owned.positions) > 0, 0.0)))
+        norms = _return_(returned, owned, received, eps)
+        seen.append((owned.batch, norms.where(found.index_select(0, owned.positions) > 0, 0.0)))
     send_verdicts_(returned, chunk.flags, found)
     return returned
+
+
+def _return_(returned: Tensor, owned: OwnedBatch, received: Tensor, eps: float) -> Tensor:
+    """Write the blocks of a batch's polar factors into `returned`; return the norms of the factors."""
+    factors = polar_factors(_assembled(owned, received), owned.batch.iteration, eps)
+    disassemble_(returned, owned.blocks_out, owned.batch.unturned(factors))
+    return norms_of(factors)
 
 
 def _assembled(owned: OwnedBatch, received: Tensor) -> Tensor:
