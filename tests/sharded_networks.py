@@ -13,6 +13,7 @@ from sharded_models import bits_equal, mesh_of
 # Mesh and whether its second dimension is tensor parallelism's; None for a network that is whole.
 NETWORK_LAYOUTS = {
     "fsdp": ((4,), False),
+    "fsdp on two ranks": ((2,), False),
     "hsdp": ((2, 2), False),
     "tp and fsdp": ((2, 2), True),
     "one process": None,

@@ -1,6 +1,11 @@
-"""A checkpoint of one layout continues on any other one, with the steps of a run that was never interrupted."""
+"""A checkpoint of one layout continues on any other one, with the steps of a run that was never interrupted.
+
+Layouts are of four ranks, of two, and of one process.
+"""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -67,9 +72,10 @@ def resume(kernel, name: str, device: str, folder: str, steps=range(BEFORE + 1, 
 
 
 def run(kernel, pools, name: str, job, folder):
-    """Run a job where the layout wants it: on four ranks, or in this process alone."""
+    """Run a job where the layout wants it: on as many ranks as its mesh has, or in this process alone."""
     if NETWORK_LAYOUTS[name] is not None:
-        return pools(4).run(job, name, pools.device, str(folder))
+        shape, _ = NETWORK_LAYOUTS[name]
+        return pools(math.prod(shape)).run(job, name, pools.device, str(folder))
     with one_thread(), one_by_one(kernel):
         return [job(kernel, name, pools.device, str(folder))]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from backends import on_every_backend
-from sharded_models import LAYOUTS, Case, Layout, Spec, part_of, train
+from sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of, sharded, train, whole_gradient
 
 SIZE = 32, 64
 COUNT = 16
@@ -95,13 +96,30 @@ def test_a_step_has_two_messages_a_chunk_of_the_bytes_of_the_formula(pools, name
     assert sent == 4 * 4 * (elements + flags)
 
 
-def test_whole_experts_and_small_copies_are_not_sent(pools):
-    specs = (
-        Spec("layers.0.experts.w1", (8, 6, 5), Layout((4,), ("0",))),
-        Spec("up.weight", SIZE, LAYOUTS["replicated"]),
-    )
-    for calls, chunks in pools(4).run(count_steps, Case(specs, {"expert_keys": ("experts",)}, steps=2)):
+WHOLE = {
+    "experts": Spec("layers.0.experts.w1", (8, 6, 5), Layout((4,), ("0",))),
+    "copies of experts": Spec("layers.0.experts.w1", (8, 6, 5), Layout((2, 2), ("r", "0"))),
+    "copies": Spec("up.weight", SIZE, LAYOUTS["replicated"]),
+    # 12 rows on each rank, or 24 on each of two.
+    "heads": Spec("wq.weight", (48, 20), LAYOUTS["rows"], {"split_rows": (6,) * 8}),
+    "heads of copies": Spec("wq.weight", (48, 20), LAYOUTS["hsdp"], {"split_rows": (24, 6, 12, 6)}),
+    "heads under tensor parallelism": Spec("wq.weight", (48, 20), LAYOUTS["strided rows"], {"split_rows": (6,) * 8}),
+}
+
+
+@pytest.mark.parametrize("spec", WHOLE.values(), ids=WHOLE)
+def test_experts_heads_and_small_copies_that_ranks_hold_whole_are_not_sent(pools, spec):
+    for calls, chunks in pools(4).run(count_steps, Case((spec,), {"expert_keys": ("experts",)}, steps=2)):
         assert (calls, chunks) == ([], 0)
+
+
+def test_of_heads_only_those_are_sent_that_ranks_cut(pools):
+    """With 12 rows on each rank three parts lie on one each, and the last of 28 rows on three."""
+    spec = Spec("wq.weight", (48, 20), LAYOUTS["rows"], {"split_rows": (6, 6, 8, 28)})
+    results = pools(4).run(count_steps, Case((spec,), {"ns_dtype": "float32"}, steps=2))
+    assert all([called for called, *_ in calls] == ["all_to_all_single"] * 2 for calls, _ in results)
+    # To the owner and back, with three flags; what the owner has itself is not sent.
+    assert 28 * 20 < sum(amount for calls, _ in results for _, amount, _ in calls) <= 2 * (28 * 20 + 3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -140,3 +158,34 @@ def test_a_chunk_holds_no_more_than_chunk_bytes_or_one_matrix_of_each_kind(pools
             # An owner has whole matrices: up to one more than its share. It sends them to all copies.
             assert gathered <= limit / copies + matrix
             assert returned <= limit + copies * matrix
+
+
+def order_of_step(kernel, case: Case):
+    """Return what a step does, in order: messages that are started, and batches that this rank works on alone."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    for i, (spec, p) in enumerate(zip(case.specs, params)):
+        p.grad = sharded(whole_gradient(case, 1, i), spec.layout).data
+    found, send, update = [], dist.all_to_all_single, kernel.updates.update_batch_
+
+    def recorded(name, function):
+        def call(*arguments, **options):
+            found.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+    sending = mock.patch.object(dist, "all_to_all_single", recorded("message", send))
+    with sending, mock.patch.object(kernel.updates, "update_batch_", recorded("batch", update)):
+        optimizer.step()
+    return found, len(optimizer._plan.batches), sum(len(exchange.chunks) for exchange in optimizer._plan.exchanges)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("chunk_bytes", [1, None])
+def test_work_of_a_rank_alone_comes_behind_the_first_gather_and_before_all_else(pools, in_flight, chunk_bytes):
+    specs = (WHOLE["experts"], WHOLE["copies"], *case_on(LAYOUTS["rows"]).specs)
+    settings = {"expert_keys": ("experts",), "chunk_bytes": chunk_bytes, "chunks_in_flight": in_flight}
+    for found, batches, chunks in pools(4).run(order_of_step, Case(specs, settings)):
+        assert batches > 1 and chunks == (1 if chunk_bytes is None else 4)
+        assert found == ["message"] + ["batch"] * batches + ["message"] * (2 * chunks - 1)

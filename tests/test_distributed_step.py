@@ -142,3 +142,12 @@ def test_parameters_of_the_fallback_give_the_bits_of_one_process(kernel, pools, 
     )
     case = Case(specs, {"lr": 0.02, "fallback": fallback}, missing="everywhere")
     assert_as_alone(kernel, pools, case)
+
+
+@on_every_backend()
+@pytest.mark.parametrize("missing", FACTORS["missing"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_stochastic_rounding_gives_the_bits_of_one_process(kernel, pools, layout, missing):
+    settings = {"stochastic_rounding": True, "chunk_bytes": 1000, "lr": 0.02}
+    case = Case(model(layout, seed=8), settings, steps=6, dtype=torch.bfloat16, missing=missing)
+    assert_as_alone(kernel, pools, case)
