@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
-from .kernels.gemms import SINGLE, Gemms, add_to_diagonal_, small_polar
+from .kernels.gemms import SINGLE, Gemms, add_to_diagonal_, fits_a_core, small_polar
 from .schedules import Schedule, resolve_schedule
 
 
@@ -77,9 +77,20 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
 
 
 def _chunk_length(G: Tensor, iteration: Iteration) -> int:
-    """Return how many matrices are worked on together: as many as have their m x m matrices in the cache."""
-    side = min(G.shape[-2:])
-    return max(1, _cache_bytes(G.device) // (4 * side * side * iteration.chain_dtype.itemsize))
+    """Return how many matrices are worked on together: as many as have their m x m matrices in the cache.
+
+    The threads of a CPU each have a cache, and matrices of their own if those fit into it.
+    """
+    m, n = G.shape[-2:]
+    count = max(1, _cache_bytes(G.device) // (4 * m * m * iteration.chain_dtype.itemsize))
+    if G.device.type != "cpu":
+        return count
+    return count * _threads() if fits_a_core(m, n) else 1
+
+
+@torch.compiler.assume_constant_result
+def _threads() -> int:
+    return torch.get_num_threads()
 
 
 @torch.compiler.assume_constant_result

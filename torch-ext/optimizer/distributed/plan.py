@@ -13,8 +13,8 @@ from ..kernels.gemms import SINGLE
 from ..learning_rate import Adjustment, step_multiplier
 from ..schedules import Schedule
 
-# What a batch may hold: on a GPU enough to fill it, on a CPU as much as stays in a core's cache between the products.
-BATCH_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
+# What a batch may hold: on a GPU enough to fill it, on a CPU some matrices for each core.
+BATCH_BYTES = {"cuda": 256 * 2**20, "cpu": 2**23}
 
 
 class Matrix(NamedTuple):

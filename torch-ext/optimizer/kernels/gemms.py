@@ -131,9 +131,17 @@ def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int, diffe
     return Gemms(long.gram, short.gram_affine, short.commuting, short.conjugated, BATCHED.affine, name, *gains)
 
 
+def fits_a_core(m: int, n: int) -> bool:
+    """Whether a core of a CPU does well to work alone on m x n matrices: 8 MiB of bfloat16 for an iteration's tensors.
+
+    From `sweep_orthogonalize.py` on two cores: larger ones are better shared by all of them.
+    """
+    return 2 * (2 * m * n + 2 * m * m) <= 2**23
+
+
 def _is_long_or_large(m: int, n: int) -> bool:
     """Whether `sweep_orthogonalize.py` shows torch's product that is not symmetric ahead on two cores with AMX."""
-    return m >= 1536 or (m >= 256 and n >= 3 * m)
+    return not fits_a_core(m, n) and (m >= 1536 or n >= 3 * m)
 
 
 def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:
