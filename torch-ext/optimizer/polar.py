@@ -56,16 +56,16 @@ def orthogonalize(
 def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
     """Return what `orthogonalize` does for a batch G (B, m, n), in the work dtype and without checks; B is at least 1.
 
-    For as many matrices as `_chunk_length` says this holds two copies in the work dtype and two m x m matrices, in the
-    Gram iteration five; or, while they are normalised, one copy in the work dtype and one in float32. The results come
-    on top where there are more matrices than that.
+    For as many as `matrices_together` says this holds two copies in the work dtype and two m x m matrices, in the Gram
+    iteration five; or, while they are normalised, one copy in the work dtype and one in float32. The results come on
+    top where there are more matrices than that.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
     if G.device.type == "cpu":  # whose products would sum a transposed operand in another order
         wide = wide.contiguous()
     single = iteration.gemms.name == SINGLE.name and not iteration.in_one_launch
-    length = 1 if single else _chunk_length(wide, iteration)
+    length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
     if len(wide) <= length and not single:
         factors = _polar_factor(wide, iteration, eps)
     else:
@@ -76,14 +76,14 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
     return factors.mT if tall else factors
 
 
-def _chunk_length(G: Tensor, iteration: Iteration) -> int:
-    """Return how many matrices are worked on together: as many as have their m x m matrices in the cache.
+def matrices_together(device: torch.device, size: tuple[int, int], iteration: Iteration) -> int:
+    """Return how many wide matrices of `size` are worked on together: as many as have their m x m ones in the cache.
 
     The threads of a CPU each have a cache, and matrices of their own if those fit into it.
     """
-    m, n = G.shape[-2:]
-    count = max(1, _cache_bytes(G.device) // (4 * m * m * iteration.chain_dtype.itemsize))
-    if G.device.type != "cpu":
+    m, n = size
+    count = max(1, _cache_bytes(device) // (4 * m * m * iteration.chain_dtype.itemsize))
+    if device.type != "cpu":
         return count
     return count * _threads() if fits_a_core(m, n) else 1
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from ..iteration import Iteration, choose_iteration, default_work_dtype
 from ..kernels.gemms import SINGLE
 from ..learning_rate import Adjustment, step_multiplier
+from ..polar import matrices_together
 from ..schedules import Schedule
 
-# What a batch may hold: on a GPU enough to fill it, on a CPU some matrices for each core.
-BATCH_BYTES = {"cuda": 256 * 2**20, "cpu": 2**23}
+# What a batch may hold on a GPU: enough to fill it.
+BATCH_BYTES = 256 * 2**20
 
 
 class Matrix(NamedTuple):
@@ -101,9 +102,9 @@ class Planned(NamedTuple):
 def plan_batches(planned: Iterable[Planned], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
     """Return the batches of all matrices.
 
-    A batch packs at most `chunk_bytes`, None: `BATCH_BYTES` of the device, or is one matrix. Where products work on one
-    matrix at a time there is nothing to be saved by stacking. Tall matrices are turned on a CPU while they are packed,
-    since the iteration wants wide contiguous ones there.
+    A batch packs at most `chunk_bytes`, or is one matrix; None is `BATCH_BYTES`, and on a CPU as many as are worked on
+    together. Where products take one matrix at a time there is nothing to be saved by stacking. Tall matrices are
+    turned on a CPU while they are packed, since the iteration wants wide contiguous ones there.
     Raises ValueError where a method is not safe in the dtype.
     """
     every = [(own, matrix, size) for own in planned for matrix, size in own.matrices.items()]
@@ -120,7 +121,9 @@ def plan_batches(planned: Iterable[Planned], chunk_bytes: Optional[int] = None) 
             iteration=own.iteration((rows, cols)),
             turned=device.type == "cpu" and rows > cols,
         )
-        batches += _chunks(whole, chunk_bytes or BATCH_BYTES.get(device.type, BATCH_BYTES["cuda"]))
+        length = _length(whole, device, chunk_bytes)
+        starts = range(0, len(whole.members), length)
+        batches += [replace(whole, members=whole.members[start : start + length]) for start in starts]
     return tuple(batches)
 
 
@@ -132,12 +135,13 @@ def positions_by(keys: Iterable[Hashable]) -> list[tuple[int, ...]]:
     return [tuple(members) for members in positions.values()]
 
 
-def _chunks(batch: Batch, chunk_bytes: int) -> list[Batch]:
-    """Return `batch` cut into batches of equally many members, but for the last, of up to `chunk_bytes`."""
-    held = batch.rows * batch.cols * batch.packed_dtype.itemsize
-    length = 1 if batch.iteration.gemms.name == SINGLE.name else max(1, chunk_bytes // held)
-    starts = range(0, len(batch.members), length)
-    return [replace(batch, members=batch.members[start : start + length]) for start in starts]
+def _length(batch: Batch, device: torch.device, chunk_bytes: Optional[int]) -> int:
+    """Return how many members a batch like this has at most."""
+    if batch.iteration.gemms.name == SINGLE.name:
+        return 1
+    if device.type == "cpu" and chunk_bytes is None:
+        return matrices_together(device, tuple(sorted((batch.rows, batch.cols))), batch.iteration)
+    return max(1, (chunk_bytes or BATCH_BYTES) // (batch.rows * batch.cols * batch.packed_dtype.itemsize))
 
 
 def _packed_dtype(dtype: torch.dtype, work_dtype: torch.dtype) -> torch.dtype:
