@@ -53,7 +53,10 @@ class Counted:
 
 
 def count_steps(kernel, case: Case):
-    """Return the collectives of the last of the steps, and how many chunks the plan has."""
+    """Return the collectives of the last of the steps, and how many chunks the plan has.
+
+    They come behind one by which each group of ranks agrees about settings.
+    """
     counted = None
     step = kernel.Muon.step
 
@@ -62,13 +65,16 @@ def count_steps(kernel, case: Case):
         with Counted() as counted:
             step(optimizer)
         counted.chunks = sum(len(exchange.chunks) for exchange in optimizer._plan.exchanges)
+        counted.groups = len(optimizer._plan.claims)
 
     kernel.Muon.step = counting
     try:
         train(kernel, case)
     finally:
         kernel.Muon.step = step
-    return counted.calls, counted.chunks
+    agreements = counted.calls[: counted.groups]
+    assert [called for called, *_ in agreements] == ["all_reduce"] * counted.groups
+    return counted.calls[counted.groups :], counted.chunks
 
 
 def case_on(layout: Layout, **settings) -> Case:

@@ -90,7 +90,7 @@ def test_groups_that_differ_in_lr_and_decay_alone_are_as_optimizers_of_their_own
 def test_groups_with_equal_recipes_share_a_batch(kernel, monkeypatch, differs):
     """Where products take several matrices at once, as on GPUs; here the plan is asked to believe that of a CPU."""
     plan = kernel.distributed.plan
-    monkeypatch.setattr(plan, "_chunks", lambda batch, _: [batch])
+    monkeypatch.setattr(plan, "_length", lambda batch, *_: len(batch.members))
     params = [Parameter(matrix(16, 16, i)) for i in range(4)]
     groups = [{"params": [p], "lr": 0.1 * i, "weight_decay": 0.1 * i} for i, p in enumerate(params)]
     groups[3].update(differs)

@@ -124,7 +124,7 @@ def test_the_setting_is_live(kernel):
 
 
 def test_groups_that_differ_in_it_share_no_batch(kernel, monkeypatch):
-    monkeypatch.setattr(kernel.distributed.plan, "_chunks", lambda batch, _: [batch])
+    monkeypatch.setattr(kernel.distributed.plan, "_length", lambda batch, *_: len(batch.members))
     params = [Parameter(torch.ones(8, 8)) for _ in range(4)]
     optimizer = kernel.Muon([{"params": params[:3], "offload": True}, {"params": params[3:]}])
     (hosted,) = optimizer._plan.hosted

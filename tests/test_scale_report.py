@@ -42,7 +42,7 @@ def test_whole_experts_are_worked_on_where_they_are(kernel, tiny, monkeypatch):
     assert row.seconds["planned"] == pytest.approx(row.flop / 0.5e12)
 
 
-def test_owners_by_cost_are_no_slower_than_owners_in_turn_nor_a_step_faster_than_its_products(kernel, tiny):
+def test_of_few_sizes_owners_by_cost_are_no_slower_than_in_turn_nor_a_step_faster_than_its_products(kernel, tiny):
     for gpus in (16, 64, 128):
         row = scale_schemes.plan(kernel, tiny, gpus, MACHINE, chunk_bytes=4096)
         assert row.seconds["planned"] <= row.seconds["round robin"] * (1 + 1e-9)

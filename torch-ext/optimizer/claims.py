@@ -18,15 +18,26 @@ LIVE = ("lr", "weight_decay", "rounding_step", *RECIPE, "fallback", "adamw_betas
 
 
 class Claims(NamedTuple):
-    """What ranks that share parameters must agree about: a line for each parameter, and the groups of those."""
+    """What ranks that share parameters must agree about: a line and a group for each parameter, and a line for all."""
 
+    of_all: str
     lines: list[str]
     groups: list[Group]
     parameters: list[Tensor]
 
+    def names(self) -> list[str]:
+        """Return the names of the parameters."""
+        return [line.split(" ", 1)[0] for line in self.lines]
+
     def settings(self) -> str:
         """Return what schedulers and users may have moved, as one line."""
-        return "; ".join(str(_live_settings(group)) for group in self.groups)
+        every = {id(group): group for group in self.groups}
+        return "; ".join(str(_live_settings(group)) for group in every.values())
+
+    def with_settings(self) -> list[str]:
+        """Return all lines, those of parameters with what schedulers and users may have moved."""
+        live = {id(group): _live_settings(group) for group in self.groups}
+        return [self.of_all, *(f"{line} and {live[id(group)]}" for line, group in zip(self.lines, self.groups))]
 
 
 def claims_of(
@@ -42,18 +53,17 @@ def claims_of(
             layout = layout_of(name, p, shared)
             if layout is None:
                 continue
-            claims = found.setdefault(layout.mesh.members, Claims([of_all], [], []))
+            claims = found.setdefault(layout.mesh.members, Claims(of_all, [], [], []))
             frozen = not p.is_meta and p not in state
             claims.lines.append(_claim_of(name, p, layout, group) + (", frozen" if frozen else ""))
+            claims.groups.append(group)
             claims.parameters.append(p)
-            if all(group is not other for other in claims.groups):
-                claims.groups.append(group)
     return found
 
 
 def _claim_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
-    """Return all that ranks must agree about to update a parameter together, as one line."""
-    settings = {**_live_settings(group), **{key: group[key] for key in (*PLANNED, "momentum_dtype")}}
+    """Return what the plan of a parameter depends on, as one line."""
+    settings = {key: group[key] for key in (*PLANNED, "momentum_dtype")}
     settings = {key: getattr(value, "__qualname__", value) for key, value in settings.items()}  # functions by name
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     if group["use_muon"] and group["ns_dtype"] is None:  # each rank's own choice, by what its processor multiplies

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .claims import Group
 from .distributed.plan import Matrix
+from .distributed.summed import described
 from .param_groups import names_of
 from .routing import Explanation, Route, muon_route
 from .updates import Plan
@@ -33,4 +34,4 @@ def explanation_of(groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor,
             own = {owners[matrix] for matrix in matrices if matrix in owners} or {None}
             kernel = next((str(summed[m]) for m in matrices if m in summed), str(planned.iteration(view.shapes[0])))
             rows.append(route._replace(kernel=kernel, owner=own.pop() if len(own) == 1 else "several"))
-    return Explanation(rows, map(str, plan.exchanges))
+    return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums)])

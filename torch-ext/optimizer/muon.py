@@ -153,14 +153,16 @@ class Muon(PlannedOptimizer):
                 check_gradient(p)
                 check_gradient_layout(p)
         self._agree()
-        scalings = self._plan.scalings(self._scaling())
+        scalings, accords = self._plan.agree(self._scaling())
         scales = {} if self._clipping is None else self._clipping.scales()
-        given = Given(self.state, scales, scalings, self._turn, self._sharing.release_grads)
-        batches, self._accords = update_matrices_(self._plan, given, self._sharing.chunks_in_flight)
+        given = Given(self.state, scales, scalings, accords, self._sharing.release_grads)
+        batches = update_matrices_(self._plan, given, self._sharing.chunks_in_flight)
         rest = [group for group in self.param_groups if not group["use_muon"]]
         groups = [update_fallback_(group, self._plan, given) for group in rest]
         self._seen = Seen(batches, groups, seen_scaling(scalings.values()))
-        self._turn += 1
+        self._accords = tuple(accords.values())
+        for accord in accords.values():
+            accord.close()
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]
         for p in scales.keys() - {p for p, *_ in self._plan.matrices if p in self.state}:  # biases and frozen weights
@@ -184,7 +186,7 @@ class Muon(PlannedOptimizer):
         `matrices`, `matrices_not_finite`, norm and root mean square of their updates, and of `qk_clip` the heads
         clipped and not finite. The norm of the fallback's updates follows from its state, and the gradient norms of
         both branches from the gradients that are still there, at this call. Where several ranks share parameters, it is
-        of what this rank has worked on and holds, and no other rank is asked.
+        of what this rank has worked on and holds, be it a copy or a part, and no other rank is asked.
         """
         found = {**update_metrics(self._seen.batches), **fallback_update_norm(self._seen, self.state)}
         found.update(gradient_norms(self.param_groups, self._seen.scaling.grad_scale))
@@ -214,9 +216,8 @@ class Muon(PlannedOptimizer):
     def _scaling(self) -> GradientScaling:
         """Return what GradScaler says."""
         found_inf = getattr(self, "found_inf", None)
-        if isinstance(found_inf, int):  # where nothing had a gradient on this rank
-            found_inf = torch.tensor(float(found_inf)) if self._plan.claims else None
-        return GradientScaling(getattr(self, "grad_scale", None), found_inf)
+        # An int where nothing had a gradient on this rank.
+        return GradientScaling(getattr(self, "grad_scale", None), found_inf if isinstance(found_inf, Tensor) else None)
 
     def _claim_of_all(self) -> str:
         return f"{super()._claim_of_all()}, {self._clipping or 'no qk_clip'}"
@@ -231,6 +232,8 @@ class Muon(PlannedOptimizer):
     def _check_capture(self) -> None:
         if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
             return
+        if self._plan.claims:
+            raise RuntimeError("a step of parameters that several ranks share cannot be captured in a CUDA graph")
         if not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError("a step can be captured in a CUDA graph only with Muon(..., capturable=True)")
         live = [group[key] for group in self.param_groups for key in ("lr", "weight_decay")]

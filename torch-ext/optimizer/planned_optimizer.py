@@ -44,9 +44,8 @@ class PlannedOptimizer(Optimizer):
     # What a copy or a pickle keeps besides groups and state.
     _kept: tuple[str, ...] = ("_is_muon", "_adamw_lr", "_reasons", "_sharing")
     _plan = Plan()
-    _accords: Sequence[Accord] = ()  # of the last step, one for each exchange
+    _accords: Sequence[Accord] = ()  # of the last step
     _agreed: Mapping[tuple[int, ...], Sequence[str]] = MappingProxyType({})  # claims that ranks have compared
-    _turn = 0  # how many steps this process has made
 
     def __init__(
         self,
@@ -142,8 +141,7 @@ class PlannedOptimizer(Optimizer):
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
         self._forget_plan()
-        self._agreed = {}
-        self._agreed = {}
+        self._agreed, self._accords = {}, ()
 
     def _check_accords(self) -> None:
         """Raise RuntimeError if ranks had different settings in the last step."""
@@ -152,7 +150,7 @@ class PlannedOptimizer(Optimizer):
 
     def _forget_plan(self) -> None:
         self._plan.synchronize()
-        self._accords, self._compared = (), False
+        self._compared = False
         self._planned_for: list[tuple] = []
         self._plan = Plan()
 
@@ -241,7 +239,8 @@ class PlannedOptimizer(Optimizer):
         """Raise ValueError unless all ranks that share parameters have made the same plan since they last agreed."""
         if self._compared:
             return
-        claims = {ranks: tuple(own.lines) for ranks, own in self._plan.claims.items()}
+        # Without what schedulers move: a rank must not compare alone.
+        claims = {ranks: (own.of_all, *own.lines) for ranks, own in self._plan.claims.items()}
         if claims != self._agreed:
             self._plan.check_agreement()
             self._agreed = claims

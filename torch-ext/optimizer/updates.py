@@ -10,7 +10,7 @@ from typing import Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 from torch import Tensor
 
 from .claims import Claims, Group, Ranks
-from .distributed.agreement import Accord, check_agreement, take_largest_
+from .distributed.agreement import Accord, check_agreement
 from .distributed.exchange_plan import Exchange
 from .distributed.pipeline import Gradients, LocalMatrix, Recipe, run_pipeline, update_batch_
 from .distributed.placement import group_of, layout_of, local_part, this_rank
@@ -59,21 +59,20 @@ class Plan(NamedTuple):
     def check_agreement(self) -> None:
         """Raise ValueError unless all ranks that share parameters have the same plan for them; all must call it."""
         for ranks, claims in sorted(self.claims.items()):
-            check_agreement(ranks, claims.lines, local_part(claims.parameters[0]).device)
+            check_agreement(ranks, claims.with_settings(), local_part(claims.parameters[0]).device)
 
-    def scalings(self, scaling: GradientScaling) -> dict[Optional[Ranks], GradientScaling]:
-        """Return `scaling` as the ranks that share parameters agree about it: gradients overflow for all or for none.
+    def agree(self, scaling: GradientScaling) -> tuple[dict[Optional[Ranks], GradientScaling], dict[Ranks, Accord]]:
+        """Return `scaling` as the ranks that share parameters agree about it, and how they did; all must call it.
 
-        None is for this process alone.
+        Gradients overflow for all of them or for none. The scaling of None is for this process alone.
         """
-        found: dict[Optional[Ranks], GradientScaling] = {None: scaling}
-        for ranks in sorted(self.claims):
-            overflow = scaling.found_inf
-            if overflow is not None:
-                overflow = overflow.clone()
-                take_largest_(overflow, ranks, "found_inf")
-            found[ranks] = scaling._replace(found_inf=overflow)
-        return found
+        scalings: dict[Optional[Ranks], GradientScaling] = {None: scaling}
+        accords = {}
+        for ranks, claims in sorted(self.claims.items()):
+            accords[ranks] = Accord(claims.settings(), claims.names())
+            overflow = accords[ranks].agree(ranks, scaling.found_inf, local_part(claims.parameters[0]).device)
+            scalings[ranks] = scaling._replace(found_inf=overflow)
+        return scalings, accords
 
     def owners(self) -> dict[Matrix, int]:
         """Return the rank that orthogonalizes each exchanged matrix."""
@@ -118,44 +117,39 @@ class Given(NamedTuple):
     state: Mapping[Tensor, Mapping[str, Tensor]]
     row_scales: Mapping[Tensor, Tensor]  # a factor for each row of the whole, of some parameters
     scalings: Mapping[Optional[Ranks], GradientScaling]  # by the ranks that share a parameter
-    turn: int  # of this step among all
+    accords: Mapping[Ranks, Accord]  # likewise
     release_grads: bool = False
 
 
-def update_matrices_(plan: Plan, given: Given, in_flight: int) -> tuple[list[SeenBatch], list[Accord]]:
+def update_matrices_(plan: Plan, given: Given, in_flight: int) -> list[SeenBatch]:
     """Update the matrices of `plan` and their momentum, with up to `in_flight` chunks of them on their way at a time.
 
     Those of this process are updated where they have a gradient, exchanged ones where any rank has one. Returns what
-    was seen of those worked on here, and for each exchange whether its ranks had the same settings.
+    was seen of those worked on here.
     """
     parts: dict[Matrix, LocalMatrix] = {}
     for number, (p, group, sheet) in enumerate(plan.matrices):
         parts.update(_parts(number, p, group, sheet, given))
     seen: list[SeenBatch] = []
-    accords: dict[Ranks, Accord] = {}  # by those who share parameters
-    for holders, claims in plan.claims.items():
-        accords[holders] = Accord(claims.settings(), given.turn)
     worked: list[tuple[Batch | SummedBatch, Tensor]] = []
 
     def chunks_of(exchange: Exchange) -> Iterator[Iterator[None]]:
         for chunk in exchange.chunks:
             # Who neither holds nor owns any of a chunk forwards nothing, and needs a recipe of the same kind only.
             members = chunk.messages.held or [chunk.messages.owners[0][0]]
-            recipe, accord = _recipe(plan, members, given, exchange.holders), accords[exchange.holders]
+            recipe, accord = _recipe(plan, members, given, exchange.holders), given.accords[exchange.holders]
             yield update_chunk(chunk, parts, recipe, accord, group_of(exchange.ranks), worked)
 
     def sums_of(batches: Sequence[SummedBatch]) -> Iterator[Iterator[None]]:
         for batch in batches:
-            recipe, accord = _recipe(plan, batch.members, given, batch.holders), accords[batch.holders]
-            yield update_summed(batch, parts, recipe, accord, group_of(batch.ranks), worked)
+            recipe = _recipe(plan, batch.members, given, batch.holders)
+            yield update_summed(batch, parts, recipe, group_of(batch.ranks), worked)
 
     exchanges = chain(map(chunks_of, plan.exchanges), map(sums_of, plan.sums))
     run_pipeline(exchanges, in_flight, lambda: _update_local_(plan, parts, given, seen))
     for batch, norms in worked:
         seen.append(_seen(batch, norms, _recipe(plan, batch.members, given, None)))
-    for accord in accords.values():
-        accord.close()
-    return seen, list(accords.values())
+    return seen
 
 
 def _update_local_(plan: Plan, parts: Mapping[Matrix, LocalMatrix], given: Given, seen: list[SeenBatch]) -> None:

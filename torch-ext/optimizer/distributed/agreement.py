@@ -13,9 +13,6 @@ from torch import Tensor
 
 from .placement import group_of, this_rank
 
-# How many codes there are for settings: with a sign, they are integers that bfloat16 holds.
-_CODES = 255
-
 
 def check_agreement(ranks: tuple[int, ...], lines: Sequence[str], device: torch.device) -> None:
     """Raise ValueError on each of `ranks` unless all of them have the same `lines`, one for each parameter.
@@ -57,46 +54,62 @@ def waiting(what: str) -> Iterator[None]:
 
 
 class Accord:
-    """Whether all ranks of an exchange take a step with the same settings, which schedulers move: they send a code.
+    """Whether ranks that share parameters take a step with the same settings, which schedulers and users move.
 
-    `settings` are this rank's. What they differ about is left alone; nobody waits for the device to hear of it, so
-    that it is told when the next step begins. Different settings have the same code in one of 255 steps, counted by
-    `turn`.
+    They tell each other a code of theirs; where codes differ the step changes nothing, as where gradients overflow.
+    Nobody waits for the device to hear of it, so that it is told when the next step begins. `settings` are this rank's,
+    for the parameters of these `names`.
     """
 
-    def __init__(self, settings: str, turn: int):
-        self._settings = settings
-        self.code = zlib.crc32(f"{turn} {settings}".encode()) % _CODES + 1
-        self._names: list[Sequence[str]] = []
-        self._verdicts: list[Tensor] = []
-        self._disputed: Optional[Tensor] = None
+    def __init__(self, settings: str, names: Sequence[str]):
+        self._settings, self._names = settings, names
+        self._doubts: list[tuple[Optional[Sequence[str]], Tensor]] = []  # None: settings
+        self._found: Optional[Tensor] = None
         self._copied: Optional[torch.Event] = None
 
+    def agree(self, ranks: tuple[int, ...], found_inf: Optional[Tensor], device: torch.device) -> Tensor:
+        """Return, float32 (1), 1 if gradients overflow on any of `ranks` or their settings differ, 0 if not.
+
+        `found_inf` is what GradScaler says on this rank. All ranks must call it.
+        """
+        code = float(zlib.crc32(self._settings.encode()) % 2**24)  # which float32 holds
+        values = torch.tensor([code, -code, 0.0], dtype=torch.float32).to(device, non_blocking=True)
+        if found_inf is not None:
+            values[2:].copy_(found_inf.reshape(1))
+        take_largest_(values, ranks, f"settings for {shortened(self._names)}")
+        differ = values[:1] != -values[1:2]
+        self._doubts.append((None, differ))
+        return torch.maximum(values[2:], differ.float())
+
     def note(self, names: Sequence[str], verdicts: Tensor) -> None:
-        """Note what owners say of a chunk's parameters, of these names: below zero where settings differ."""
-        self._names.append(names)
-        self._verdicts.append((verdicts < 0).any())
+        """Note what owners say of matrices, of parameters of these names: below zero where copies are at odds."""
+        self._doubts.append((names, (verdicts < 0).any().reshape(1)))
 
     def close(self) -> None:
-        """Send all that was noted on its way to the host."""
-        if self._verdicts:
-            disputed = torch.stack(self._verdicts)
-            self._disputed = disputed.to("cpu", non_blocking=True)
-            if disputed.device.type != "cpu":
-                self._copied = torch.Event(disputed.device)
-                self._copied.record()
+        """Send all that was found on its way to the host."""
+        found = torch.cat([doubt for _, doubt in self._doubts])
+        self._found = found.to("cpu", non_blocking=True)
+        if found.device.type != "cpu":
+            self._copied = torch.Event(found.device)
+            self._copied.record()
 
     def check(self) -> None:
-        """Raise RuntimeError if settings differed."""
-        if self._disputed is None:
+        """Raise RuntimeError if ranks were not at one in the step that is closed."""
+        if self._found is None:
             return
         if self._copied is not None:
             self._copied.synchronize()
-        names = [name for own, disputed in zip(self._names, self._disputed.tolist()) if disputed for name in own]
-        if names:
+        doubted = [names for (names, _), found in zip(self._doubts, self._found.tolist()) if found]
+        if None in doubted:
             raise RuntimeError(
-                f"in the last step not all ranks had the same settings for {shortened(names)}, or of two copies only "
-                f"one had a gradient; what that holds for was left alone. Rank {this_rank()} had {self._settings}"
+                f"in the last step ranks had different settings for {shortened(self._names)}, and nothing that they "
+                f"share was changed: rank {this_rank()} had {self._settings}"
+            )
+        if doubted:
+            names = [name for own in doubted for name in own]
+            raise RuntimeError(
+                f"in the last step one of two copies had a gradient and the other had none, of {shortened(names)}: "
+                f"rank {this_rank()} left the parameters alone, but not their momentum; load a checkpoint"
             )
 
 

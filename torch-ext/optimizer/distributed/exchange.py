@@ -72,22 +72,21 @@ def flags_of(chunk: Chunk, device: torch.device) -> Flags:
     return Flags(*(torch.tensor(own, dtype=torch.int64, device=device) for own in places))
 
 
-def send_presence_(buffer: Tensor, flags: Flags, absent: Collection[int], code: int) -> None:
+def send_presence_(buffer: Tensor, flags: Flags, absent: Collection[int]) -> None:
     """Write the flag of each held part into `buffer`; `absent` are the positions of those without a gradient."""
-    values = torch.tensor([-code if i in absent else code for i in range(len(flags.presence))], dtype=buffer.dtype)
+    values = torch.tensor([float(i not in absent) for i in range(len(flags.presence))], dtype=buffer.dtype)
     # The device is not waited for.
     buffer.index_copy_(0, flags.presence, values.to(buffer.device, non_blocking=True))
 
 
-def verdicts(flags: Flags, owned: int, received: Tensor, code: int) -> Tensor:
+def verdicts(flags: Flags, owned: int, received: Tensor) -> Tensor:
     """Return, float32, for each of the `owned` matrices the flag that goes back: 1, 0 where nobody had a gradient, -1.
 
-    The last is for those of which a holder has other settings, or of two copies of a part only one has a gradient.
+    The last is for those of which one of two copies of a part has a gradient, and the other has none.
     """
     found, twins = received.index_select(0, flags.presence_in), received.index_select(0, flags.twins_in)
-    strange = (found.abs() != code) | (found != twins)
     counts = torch.zeros(2, owned, device=received.device)
-    counts.index_add_(1, flags.matrices_in, torch.stack([found > 0, strange]).float())
+    counts.index_add_(1, flags.matrices_in, torch.stack([found > 0, found != twins]).float())
     present, disputed = counts > 0
     return present.float().masked_fill(disputed, -1.0)
 

@@ -1,9 +1,9 @@
 """Who orthogonalizes which sharded matrix, and what each rank sends to whom for it: integers only.
 
 A message has the sender's parts of the receiver's matrices, in the order of the chunk, and then a flag for each of
-them: on the way to an owner a code of the sender's settings, below zero if it had no gradient; on the way back 1 if
-anybody had one, 0 if nobody had, and -1 if not all have the same settings, or of two copies only one had a gradient.
-Its length follows from the plan alone. Each rank makes its own side of the plan, from what all of them know.
+them: on the way to an owner 1 if the sender had a gradient, else 0; on the way back 1 if anybody had one, 0 if nobody
+had, and -1 if of two copies only one had. Its length follows from the plan alone. Each rank makes its own side of the
+plan, from what all of them know.
 """
 
 from __future__ import annotations

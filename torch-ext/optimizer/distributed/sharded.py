@@ -28,8 +28,8 @@ def update_chunk(
 ) -> Iterator[None]:
     """Update the held `parts` of a chunk and their momentum; yields twice, once after each started exchange.
 
-    What nobody has a gradient of is left alone, as where ranks differ about settings, of which `accord` is told. `seen`
-    gets the batches of owned matrices and the norms of their updates, 0 for those that are left alone.
+    What nobody has a gradient of is left alone, as where copies are at odds about that, of which `accord` is told.
+    `seen` gets the batches of owned matrices and the norms of their updates, 0 for those that are left alone.
     """
     messages = chunk.messages
     held = Held([parts[matrix] for matrix in messages.held])
@@ -37,13 +37,13 @@ def update_chunk(
     outgoing = torch.empty(size, dtype=chunk.packed_dtype, device=chunk.flags.presence.device)
     if held.parts:
         held.pack_(outgoing, recipe, messages.gathered)
-        send_presence_(outgoing, chunk.flags, held.late, accord.code)
+        send_presence_(outgoing, chunk.flags, held.late)
     transfer = start(messages.gather, outgoing, group)
     del outgoing  # as long as it is needed the transfer holds it
     yield
     received = _received(transfer, chunk)
     del transfer
-    returned = _orthogonalized(chunk, received, recipe.eps, accord.code, seen)
+    returned = _orthogonalized(chunk, received, recipe.eps, seen)
     del received
     transfer = start(messages.scatter, returned, group)
     del returned
@@ -58,12 +58,10 @@ def update_chunk(
 
 
 @record_function("muon.orthogonalize")
-def _orthogonalized(
-    chunk: ShardedChunk, received: Tensor, eps: float, code: int, seen: list[tuple[Batch, Tensor]]
-) -> Tensor:
+def _orthogonalized(chunk: ShardedChunk, received: Tensor, eps: float, seen: list[tuple[Batch, Tensor]]) -> Tensor:
     """Return the buffer that is sent back: the blocks of the owned matrices' polar factors, and their flags."""
     messages = chunk.messages
-    found = verdicts(chunk.flags, len(messages.owned), received, code)
+    found = verdicts(chunk.flags, len(messages.owned), received)
     returned = torch.empty(sum(messages.scatter.sent), dtype=chunk.work_dtype, device=received.device)
     for owned in chunk.batches:
         norms = _return_(returned, owned, received, eps)

@@ -19,7 +19,7 @@ from ..iteration import Iteration, summed_iteration
 from ..kernels.gemms import SINGLE
 from ..polar import frobenius_norm, normalize, window_product
 from ..schedules import Schedule
-from .agreement import Accord, shortened, waiting
+from .agreement import shortened, waiting
 from .exchange_plan import CHUNK_BYTES, FLOPS_OF_AN_ELEMENT, flops
 from .held import Held
 from .pipeline import LocalMatrix, Recipe, norms_of
@@ -83,27 +83,32 @@ def plan_sums(
     return tuple(tuple(batches[i] for i in group) for group in groups)
 
 
+def described(batches: Sequence[SummedBatch]) -> str:
+    """Return what is summed by the same ranks, as one line."""
+    matrices = sum(len(batch.members) for batch in batches)
+    messages = sum(1 + len(batch.iteration.windows) for batch in batches)
+    return f"{matrices} matrices whose Gram matrices {len(batches[0].ranks)} ranks sum, {messages} messages"
+
+
 def update_summed(
     batch: SummedBatch,
     parts: Mapping[Matrix, LocalMatrix],
     recipe: Recipe,
-    accord: Accord,
     group: dist.ProcessGroup,
     seen: list[tuple[SummedBatch, Tensor]],
 ) -> Iterator[None]:
     """Update this rank's parts of a batch and their momentum; yields once after each sum that was started.
 
-    What nobody has a gradient of is left alone, as where ranks differ about settings, of which `accord` is told. `seen`
-    gets the norms of the parts' updates, 0 for those that are left alone.
+    What nobody has a gradient of is left alone. `seen` gets the norms of the parts' updates, 0 for those.
     """
     held = Held([parts[matrix] for matrix in batch.members if matrix in parts])  # none if the parts are empty
     packed = torch.zeros(len(batch.members), batch.rows, batch.cols, dtype=batch.packed_dtype, device=batch.device)
     if held.parts:
         held.pack_(packed, recipe)
     wide = packed.mT if batch.tall else packed
-    sums = _first_sums(held, wide, accord.code)
+    sums = _first_sums(held, wide)
     yield from _summed_(sums, batch, group)
-    verdicts = _verdicts(sums, accord.code, len(batch.ranks))
+    present = sums[1].float()
     norm, iteration = sums[0].sqrt().view(-1, 1, 1), batch.iteration
     X = normalize(wide, iteration.work_dtype, recipe.eps, iteration.scale, norm)
     for window in iteration.windows:
@@ -111,9 +116,8 @@ def update_summed(
         yield from _summed_(R, batch, group)
         X = _times_window(iteration, R, window, X)
     if held.parts:
-        accord.note(batch.names, verdicts)
-        held.descend_(X.mT if batch.tall else X, recipe, batch.multiplier, verdicts)
-        seen.append((batch, norms_of(X).where(verdicts > 0, 0.0)))
+        held.descend_(X.mT if batch.tall else X, recipe, batch.multiplier, present)
+        seen.append((batch, norms_of(X).where(present > 0, 0.0)))
 
 
 def _is_cheaper(own: Planned, shards: Shards, matrix: Matrix) -> bool:
@@ -157,21 +161,12 @@ def _iteration(own: Planned, size: tuple[int, int]) -> Optional[Iteration]:
     return summed_iteration(own.parameter.device, own.work_dtype, sides, own.settings.schedule)
 
 
-def _first_sums(held: Held, wide: Tensor, code: int) -> Tensor:
-    """Return, float64, of each matrix what is summed first: squared norm, whether there is a gradient, and the code."""
+def _first_sums(held: Held, wide: Tensor) -> Tensor:
+    """Return, float64, of each matrix what is summed first: its squared norm, and 1 where there is a gradient."""
     present = [float(bool(held.parts) and i not in held.late) for i in range(len(wide))]
     squares = frobenius_norm(wide).flatten().square()
     # The device is not waited for.
-    presence = torch.tensor(present, dtype=torch.float64).to(wide.device, non_blocking=True)
-    return torch.stack([squares, presence, torch.full_like(squares, code)])
-
-
-def _verdicts(sums: Tensor, code: int, ranks: int) -> Tensor:
-    """Return, float32, 1 for each matrix of which a rank has a gradient, 0 if none has, -1 if their codes differ.
-
-    Codes that differ may have the sum of equal ones; each step draws them anew.
-    """
-    return (sums[1] > 0).float().masked_fill(sums[2] != code * ranks, -1.0)
+    return torch.stack([squares, torch.tensor(present, dtype=torch.float64).to(wide.device, non_blocking=True)])
 
 
 @record_function("muon.orthogonalize")

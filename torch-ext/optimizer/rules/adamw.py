@@ -31,12 +31,12 @@ def adamw_(
     """
     given = [(p, g, s.average, s.square) for p, g, s in zip(parameters, gradients, states)]
     lr, weight_decay = rule.lr, rule.weight_decay
-    used = given
+    wide = given
     if isinstance(weight_decay, Tensor):  # decays in a pass of its own, in which half precision would lose it
-        used = [tuple(t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors) for tensors in given]
-    used = [_as_vectors(*tensors) for tensors in used]
-    parameters, gradients, averages, squares = ([row[k] for row in used] for k in range(4))
+        wide = [tuple(t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors) for tensors in given]
     steps = [s.step for s in states]
+    pieces = [(used, own, step) for tensors, step in zip(wide, steps) for used, own in _as_vectors(*tensors)]
+    parameters, gradients, averages, squares = ([used[k] for used, _, _ in pieces] for k in range(4))
     if isinstance(lr, Tensor):
         lr = lr.to(parameters[0].device)
     if isinstance(weight_decay, Tensor):  # the fused kernel takes a number, for which the host would have to wait
@@ -51,7 +51,7 @@ def adamw_(
         averages,
         squares,
         [],
-        steps,
+        [step for _, _, step in pieces],
         lr=lr,
         beta1=rule.betas[0],
         beta2=rule.betas[1],
@@ -64,22 +64,31 @@ def adamw_(
     )
     uncount_overflow_(steps, scaling.found_inf)
     torch.autograd.graph.increment_version([*parameters, *averages, *squares])
-    for (p, _, average, square), (p_used, _, average_used, square_used) in zip(given, used):
-        for tensor, result in ((p, p_used), (average, average_used), (square, square_used)):
-            if tensor is not result:
-                tensor.copy_(result if tensor.shape == result.shape else result[: tensor.numel()].view_as(tensor))
+    for used, own in [*((used, own) for used, own, _ in pieces), *zip(wide, given)]:
+        for k in (0, 2, 3):
+            if own[k] is not used[k]:
+                own[k].copy_(used[k] if used[k].shape == own[k].shape else used[k][: own[k].numel()].view_as(own[k]))
 
 
-def _as_vectors(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return `tensors`, or where torch's kernel cannot work on them flat copies, with zeros behind them on a CPU.
+def _as_vectors(*tensors: Tensor) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """Return `tensors` in pieces that torch's kernel can work on, and what those stand for: copies go back there.
 
     The kernel for CPUs walks all four through memory in the same order and looks at no strides: with a transposed
-    gradient it would silently pair the wrong elements.
+    gradient it would silently pair the wrong elements. What is left behind the last whole vector gets zeros behind it.
     """
     first = tensors[0]
-    alike = all(t.stride() == first.stride() for t in tensors)
+    rest = first.numel() % _VECTOR if first.device.type == "cpu" else 0
     dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
-    rest = -first.numel() % _VECTOR if first.device.type == "cpu" else 0
-    if alike and dense and not rest:
-        return tensors
-    return tuple(torch.nn.functional.pad(t.reshape(-1), (0, rest)) for t in tensors)
+    if not (dense and all(t.stride() == first.stride() for t in tensors)):
+        return [(tuple(_padded(t.reshape(-1), rest) for t in tensors), tensors)]
+    if not rest:
+        return [(tensors, tensors)]
+    flat = [t.as_strided((t.numel(),), (1,)) for t in tensors]
+    whole, tail = tuple(t[:-rest] for t in flat), tuple(t[-rest:] for t in flat)
+    behind = [(tuple(_padded(t, rest) for t in tail), tail)]
+    return [(whole, whole), *behind] if first.numel() > rest else behind
+
+
+def _padded(flat: Tensor, rest: int) -> Tensor:
+    """Return a copy of `flat`, with zeros behind it if its last vector has only `rest` elements."""
+    return torch.nn.functional.pad(flat, (0, -rest % _VECTOR)) if rest else flat.clone()
