@@ -134,7 +134,7 @@ def select_gemms(device: torch.device, dtype: torch.dtype, m: int, n: int, diffe
 def fits_a_core(m: int, n: int) -> bool:
     """Whether a core of a CPU does well to work alone on m x n matrices: 8 MiB of bfloat16 for an iteration's tensors.
 
-    From `sweep_orthogonalize.py` on two cores: larger ones are better shared by all of them.
+    Chosen by timing both ways on two cores with AMX: larger ones are better shared by all cores.
     """
     return 2 * (2 * m * n + 2 * m * m) <= 2**23
 
