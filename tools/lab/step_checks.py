@@ -86,8 +86,6 @@ def group_of_one(lab: Lab) -> Iterator[dist.ProcessGroup]:
             yield dist.group.WORLD
         finally:
             dist.destroy_process_group()
-            # The package keeps groups by their ranks; the next one has the same.
-            lab.kernel.distributed.placement._GROUPS.clear()
 
 
 def check_scaler(lab: Lab, dtype: torch.dtype) -> list[str]:

@@ -14,6 +14,7 @@ from .agreement import Accord, shortened, waiting
 from .exchange import Transfer, assemble_, disassemble_, send_presence_, send_verdicts_, start, verdicts
 from .exchange_plan import OwnedBatch, ShardedChunk
 from .held import Held
+from .messages import Side
 from .pipeline import LocalMatrix, Recipe, norms_of
 from .plan import Batch, Matrix
 
@@ -38,14 +39,14 @@ def update_chunk(
     if held.parts:
         held.pack_(outgoing, recipe, messages.gathered)
         send_presence_(outgoing, chunk.flags, held.late)
-    transfer = start(messages.gather, outgoing, group)
+    transfer = _started(messages.gather, outgoing, group, chunk)
     del outgoing  # as long as it is needed the transfer holds it
     yield
     received = _received(transfer, chunk)
     del transfer
     returned = _orthogonalized(chunk, received, recipe.eps, seen)
     del received
-    transfer = start(messages.scatter, returned, group)
+    transfer = _started(messages.scatter, returned, group, chunk)
     del returned
     yield
     updates = _received(transfer, chunk)
@@ -82,6 +83,11 @@ def _assembled(owned: OwnedBatch, received: Tensor) -> Tensor:
     packed, directions = owned.batch.empty(len(owned.positions), received.device)
     assemble_(directions, owned.blocks_in, received)
     return packed
+
+
+def _started(side: Side, buffer: Tensor, group: dist.ProcessGroup, chunk: ShardedChunk) -> Transfer:
+    with waiting(f"parts of {shortened(chunk.names)}"):
+        return start(side, buffer, group)
 
 
 @record_function("muon.wait")
