@@ -18,26 +18,23 @@ LIVE = ("lr", "weight_decay", "rounding_step", *RECIPE, "fallback", "adamw_betas
 
 
 class Claims(NamedTuple):
-    """What ranks that share parameters must agree about: a line and a group for each parameter, and a line for all."""
+    """What ranks that share parameters must agree about: a line for each parameter, of a group, and a line for all."""
 
     of_all: str
+    names: list[str]
     lines: list[str]
-    groups: list[Group]
     parameters: list[Tensor]
-
-    def names(self) -> list[str]:
-        """Return the names of the parameters."""
-        return [line.split(" ", 1)[0] for line in self.lines]
+    groups: list[Group]  # each once
+    positions: list[int]  # of each parameter's group
 
     def settings(self) -> str:
         """Return what schedulers and users may have moved, as one line."""
-        every = {id(group): group for group in self.groups}
-        return "; ".join(str(_live_settings(group)) for group in every.values())
+        return "; ".join(str(_live_settings(group)) for group in self.groups)
 
     def with_settings(self) -> list[str]:
         """Return all lines, those of parameters with what schedulers and users may have moved."""
-        live = {id(group): _live_settings(group) for group in self.groups}
-        return [self.of_all, *(f"{line} and {live[id(group)]}" for line, group in zip(self.lines, self.groups))]
+        live = [_live_settings(group) for group in self.groups]
+        return [self.of_all, *(f"{line} and {live[position]}" for line, position in zip(self.lines, self.positions))]
 
 
 def claims_of(
@@ -53,11 +50,14 @@ def claims_of(
             layout = layout_of(name, p, shared)
             if layout is None:
                 continue
-            claims = found.setdefault(layout.mesh.members, Claims(of_all, [], [], []))
+            claims = found.setdefault(layout.mesh.members, Claims(of_all, [], [], [], [], []))
             frozen = not p.is_meta and p not in state
+            claims.names.append(name)
             claims.lines.append(_claim_of(name, p, layout, group) + (", frozen" if frozen else ""))
-            claims.groups.append(group)
             claims.parameters.append(p)
+            if not claims.groups or claims.groups[-1] is not group:  # parameters come group by group
+                claims.groups.append(group)
+            claims.positions.append(len(claims.groups) - 1)
     return found
 
 

@@ -104,7 +104,7 @@ def _choose_method(
     return standard._replace(method=chosen, windows=split(folded, restarts))
 
 
-def iteration_costs(m: int, n: int, steps: int, windows: int, gemms: Gemms) -> tuple[float, float]:
+def iteration_costs(m: int, n: float, steps: int, windows: int, gemms: Gemms) -> tuple[float, float]:
     """Return what the standard and the Gram iteration cost, in FLOPs at the rate of torch's products.
 
     With products that save half, both gains 2, these are steps (3 m² n + m³) and 4 steps m³ + 3 windows m² (n - m).

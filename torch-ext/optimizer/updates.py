@@ -69,7 +69,7 @@ class Plan(NamedTuple):
         scalings: dict[Optional[Ranks], GradientScaling] = {None: scaling}
         accords = {}
         for ranks, claims in sorted(self.claims.items()):
-            accords[ranks] = Accord(claims.settings(), claims.names())
+            accords[ranks] = Accord(claims.settings(), claims.names)
             overflow = accords[ranks].agree(ranks, scaling.found_inf, local_part(claims.parameters[0]).device)
             scalings[ranks] = scaling._replace(found_inf=overflow)
         return scalings, accords

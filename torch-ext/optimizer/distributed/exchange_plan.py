@@ -9,6 +9,8 @@ from typing import Mapping, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..iteration import iteration_costs
+from ..kernels.gemms import SINGLE
 from .exchange import Flags, flags_of
 from .messages import Block, Chunk, Unit, plan_chunks
 from .placement import Layout, some_copies, this_rank
@@ -47,7 +49,7 @@ class ShardedChunk:
     messages: Chunk
     flags: Flags
     batches: tuple[OwnedBatch, ...]
-    multipliers: tuple[float, ...]  # of the held parts
+    multipliers: Tensor  # of the held parts, float64 on the CPU, where the descent reads it
     names: tuple[str, ...]  # of the parameters
     packed_dtype: torch.dtype
     work_dtype: torch.dtype
@@ -134,9 +136,8 @@ def split_matrices(number: int, sheet: Sheet) -> tuple[dict[Matrix, tuple[int, i
 
 
 def flops(rows: int, cols: int) -> int:
-    """Return the FLOPs of one step of the standard iteration, 4 m² n + 2 m³."""
-    m, n = sorted((rows, cols))
-    return 4 * m * m * n + 2 * m**3
+    """Return the FLOPs of one step of the standard iteration, 4 m² n + 2 m³, by products that save nothing."""
+    return int(iteration_costs(*sorted((rows, cols)), 1, 1, SINGLE)[0])
 
 
 def plan_exchanges(
@@ -193,12 +194,13 @@ def _sharded_chunk(
     chunk: Chunk, planned: Mapping[Matrix, Planned], first: Planned, chunk_bytes: Optional[int]
 ) -> ShardedChunk:
     owned = [planned[matrix].only(matrix) for matrix in chunk.owned]
-    multipliers = tuple(planned[matrix].multiplier(matrix) for matrix in chunk.held)
+    multipliers = [planned[matrix].multiplier(matrix) for matrix in chunk.held]
     names = tuple(dict.fromkeys(planned[matrix].name for matrix, _ in chunk.owners))
     device = first.parameter.device
     batches = tuple(_owned_batch(batch, chunk, device) for batch in plan_batches(owned, chunk_bytes))
     flags = flags_of(chunk, device)
-    return ShardedChunk(chunk, flags, batches, multipliers, names, first.packed_dtype, first.work_dtype)
+    scale = torch.tensor(multipliers, dtype=torch.float64, device="cpu")
+    return ShardedChunk(chunk, flags, batches, scale, names, first.packed_dtype, first.work_dtype)
 
 
 def _owned_batch(batch: Batch, chunk: Chunk, device: torch.device) -> OwnedBatch:

@@ -54,8 +54,7 @@ def update_chunk(
     if held.parts:
         found = updates.index_select(0, chunk.flags.verdicts)
         accord.note(chunk.names, found)
-        multipliers = torch.tensor(chunk.multipliers, dtype=torch.float64, device="cpu")
-        held.descend_(updates, recipe, multipliers, found, messages.scattered)
+        held.descend_(updates, recipe, chunk.multipliers, found, messages.scattered)
 
 
 @record_function("muon.orthogonalize")

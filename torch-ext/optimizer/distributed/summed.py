@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..iteration import Iteration, summed_iteration
+from ..iteration import Iteration, iteration_costs, summed_iteration
 from ..kernels.gemms import SINGLE
 from ..polar import frobenius_norm, normalize, window_product
 from ..schedules import Schedule
@@ -126,10 +126,11 @@ def _is_cheaper(own: Planned, shards: Shards, matrix: Matrix) -> bool:
     if iteration is None or shards.lengthwise(matrix.index) is None:
         return False
     parts, windows = len(shards.holders(matrix.index)), len(iteration.windows)
-    products = 2 * m**3 * (4 * steps - 3 * windows) + windows * 4 * m * m * n // parts
+    # Of products that save nothing, as for owners, so that all ranks decide alike.
+    _, products = iteration_costs(m, n / parts, steps, windows, SINGLE)
     # To sum a matrix over a ring each rank sends it twice, here in float32, two elements' worth.
     together = products + FLOPS_OF_AN_ELEMENT * windows * 2 * 2 * m * m
-    return together < (steps * flops(m, n) + FLOPS_OF_AN_ELEMENT * 2 * m * n) // parts
+    return together < (steps * flops(m, n) + FLOPS_OF_AN_ELEMENT * 2 * m * n) / parts
 
 
 def _kind(own: Planned, matrix: Matrix, shards: Shards) -> Hashable:
