@@ -13,7 +13,7 @@ setup: .venv/ready
 	touch $@
 
 build: setup
-	$(PY) tools/build.py
+	$(PY) -m tools.build.variants
 
 # LOCAL_KERNELS names the build to test where the Hub's builder has made one; here the tests make it.
 test: setup lint
@@ -28,30 +28,30 @@ lint: setup
 	$(PY) -m ruff format --check .
 
 lint-kernels: setup
-	$(PY) tools/lint_kernels.py
+	$(PY) -m tools.lint.kernels
 
 demo: setup
 	$(PY) -m examples.character_model
 
 bench: setup build
-	$(PY) benchmarks/sweep_bookkeeping.py
-	$(PY) benchmarks/sweep_symmetric_gemm.py
-	$(PY) benchmarks/sweep_orthogonalize.py
-	$(PY) benchmarks/sweep_step.py
+	$(PY) -m benchmarks.sweep_bookkeeping
+	$(PY) -m benchmarks.sweep_symmetric_gemm
+	$(PY) -m benchmarks.sweep_orthogonalize
+	$(PY) -m benchmarks.sweep_step
 
 # Proves, tunes and measures on the GPU that is here: `make gpu-lab LAB="--only tune --minutes 5"`. A machine with a GPU
 # may have no network: then a python that has torch will do.
 gpu-lab:
 	@test -x $(PY) || $(PYTHON) -c 'import torch' 2>/dev/null || $(MAKE) setup
-	@$$(test -x $(PY) && echo $(PY) || echo $(PYTHON)) tools/gpu_lab.py $(LAB)
+	@$$(test -x $(PY) && echo $(PY) || echo $(PYTHON)) -m tools.lab $(LAB)
 
 # docs/performance.md, from benchmarks/results.
 report: setup
-	$(PY) tools/report.py
+	$(PY) -m tools.pages.performance
 
 # docs/numerics.md, its figures and its results, measured here.
 numerics: setup build
-	$(PY) tools/numerics.py
+	$(PY) -m tools.numerics.report
 
 clean:
 	rm -rf build out

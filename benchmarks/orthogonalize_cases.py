@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from shapes import MODELS, SQUARES, TINY_MODEL, matrix_counts
+from benchmarks.shapes import MODELS, SQUARES, TINY_MODEL, matrix_counts
 
 GROUPS = ("squares", "gpt2-124m", "moe-64", "llama-8b", "llama-70b", "vit-s", "resnet-50")
 CPU_GROUPS = ("squares", "gpt2-124m", "moe-64", "vit-s", "resnet-50")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from peers import MissingError, load_peer
+from benchmarks.peers import MissingError, load_peer
 
 EPS = 1e-7
 STEPS = 5

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from result_file import NOT_INSTALLED
+from benchmarks.result_file import NOT_INSTALLED
 
 MODULES = {
     "timm": "timm.optim.muon",

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import torch
 
-from machine import describe, device_name
+from benchmarks.machine import describe, device_name
 
 RESULTS = Path(__file__).resolve().parent / "results"
 UNMEASURED = "unmeasured"

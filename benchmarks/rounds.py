@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from timing import seconds_of
+from benchmarks.timing import seconds_of
 
 WARM_UP = 2
 # Fewer have no quartiles to speak of.

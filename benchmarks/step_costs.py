@@ -14,8 +14,8 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from shapes import Parameter
-from step_rivals import build_ours, make_weights, step_of
+from benchmarks.shapes import Parameter
+from benchmarks.step_rivals import build_ours, make_weights, step_of
 
 WARM_UP = 2
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from orthogonalizers import JORDAN, STEPS
-from peers import MissingError, load_peer
-from shapes import Parameter
+from benchmarks.orthogonalizers import JORDAN, STEPS
+from benchmarks.peers import MissingError, load_peer
+from benchmarks.shapes import Parameter
 
 LR, WEIGHT_DECAY, MOMENTUM, BETAS = 1e-3, 0.1, 0.95, (0.9, 0.95)
 SCALARS = {"lr": LR, "weight_decay": WEIGHT_DECAY}

@@ -1,6 +1,6 @@
 """Time the passes before and after the orthogonalization against the `torch._foreach_*` sequences that do the same.
 
-    python benchmarks/sweep_bookkeeping.py [--build DIR] [--tiny] [--threads N] [--json FILE]
+    python -m benchmarks.sweep_bookkeeping [--build DIR] [--tiny] [--threads N] [--json FILE]
 
 Bytes that must move, for n elements: `momentum_pack_` reads momentum and gradient, writes momentum and packed,
 n (2 momentum + gradient + packed); `descend_` reads and writes parameters and reads updates, n (2 parameter + update);
@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from built_kernel import load_built
-from machine import describe
-from timing import take_turns
+from benchmarks.built_kernel import load_built
+from benchmarks.machine import describe
+from benchmarks.timing import take_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 BETA, LR, WEIGHT_DECAY = 0.95, 0.02, 0.1
@@ -173,7 +173,7 @@ def report(results: list[Result]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time momentum_pack_ and descend_ against foreach.")
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools/build.py has made")
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
     parser.add_argument("--tiny", action="store_true", help="small matrices and few rounds, to see that it runs")
     parser.add_argument("--threads", type=int, help="of the CPU; use 1 where other work keeps a core busy")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results with versions and device")

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import torch
 
-import peers
-from built_kernel import load_built
-from result_file import ResultFile, default_path, facts
-from rounds import Deadline
+from benchmarks import peers
+from benchmarks.built_kernel import load_built
+from benchmarks.result_file import ResultFile, default_path, facts
+from benchmarks.rounds import Deadline
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,7 +24,7 @@ TINY_DENSE_SIDE, TINY_ROUNDS = 64, 3
 def make_parser(description: str, names: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser with the options that all have, for contestants called `names`."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools/build.py has made")
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
     parser.add_argument("--device", help="cpu or cuda; by default what was built for")
     parser.add_argument("--contestants", help=f"of {', '.join(names)}; ours is always there")
     parser.add_argument("--peers", type=Path, help="folder into which requirements/benchmark.txt was installed")

@@ -1,6 +1,6 @@
 """Time the orthogonalization of named models' matrices, and of squares, against every other way to it that is there.
 
-    python benchmarks/sweep_orthogonalize.py [--build DIR] [--device cpu] [--shapes gpt2-124m,squares,64x1280x512]
+    python -m benchmarks.sweep_orthogonalize [--build DIR] [--device cpu] [--shapes gpt2-124m,squares,64x1280x512]
         [--contestants NAME,...] [--peers DIR] [--minutes N] [--output FILE] [--tiny]
 
 All contestants take turns on the same float32 matrices; a ratio is the quotient of two that ran in the same round,
@@ -22,15 +22,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-import peers
-from exact_polynomial import errors, exact_factor
-from orthogonalize_cases import CPU_SIZE, Case, default_cases, find_cases
-from orthogonalizers import COMPILED, NAMES, OURS, STEPS, Contestant, Task, find_contestant
-from result_file import UNMEASURED
-from rounds import Deadline, quartiles, ratios, run_rounds
-from shapes import MODELS
-from sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
-from work import dense_flop, factor_bytes, ideal_seconds, method_flop
+from benchmarks import peers
+from benchmarks.exact_polynomial import errors, exact_factor
+from benchmarks.orthogonalize_cases import CPU_SIZE, Case, default_cases, find_cases
+from benchmarks.orthogonalizers import COMPILED, NAMES, OURS, STEPS, Contestant, Task, find_contestant
+from benchmarks.result_file import UNMEASURED
+from benchmarks.rounds import Deadline, quartiles, ratios, run_rounds
+from benchmarks.shapes import MODELS
+from benchmarks.sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
+from benchmarks.work import dense_flop, factor_bytes, ideal_seconds, method_flop
 
 SCHEDULE = "polar_express"
 ROUNDS = {"cuda": 30, "cpu": 10}

@@ -1,6 +1,6 @@
 """Time whole optimizer steps over the parameters of named models against every other Muon that is installed.
 
-    python benchmarks/sweep_step.py [--build DIR] [--device cpu] [--models gpt2-124m,vit-s] [--contestants NAME,...]
+    python -m benchmarks.sweep_step [--build DIR] [--device cpu] [--models gpt2-124m,vit-s] [--contestants NAME,...]
         [--peers DIR] [--minutes N] [--output FILE] [--tiny]
 
 All contestants take turns, each on float32 parameters and gradients of its own; a ratio is the quotient of two that ran
@@ -24,16 +24,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-import peers
-from exact_polynomial import exact_factor
-from orthogonalizers import STEPS
-from result_file import UNMEASURED
-from rounds import Deadline, quartiles, ratios, run_rounds
-from shapes import MODELS, TINY_MODEL, Parameter, matrix_counts
-from step_costs import PIECES, breakdown, host_milliseconds, launched_kernels, peak_bytes
-from step_rivals import LR, NAMES, OURS, SETTINGS, Rival, find_rival, make_weights, step_of
-from sweep_options import chosen, chosen_contestants, make_parser, prepare, run_cases, sizes
-from work import dense_flop, ideal_seconds, method_flop, pass_bytes
+from benchmarks import peers
+from benchmarks.exact_polynomial import exact_factor
+from benchmarks.orthogonalizers import STEPS
+from benchmarks.result_file import UNMEASURED
+from benchmarks.rounds import Deadline, quartiles, ratios, run_rounds
+from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, matrix_counts
+from benchmarks.step_costs import PIECES, breakdown, host_milliseconds, launched_kernels, peak_bytes
+from benchmarks.step_rivals import LR, NAMES, OURS, SETTINGS, Rival, find_rival, make_weights, step_of
+from benchmarks.sweep_options import chosen, chosen_contestants, make_parser, prepare, run_cases, sizes
+from benchmarks.work import dense_flop, ideal_seconds, method_flop, pass_bytes
 
 CPU_MODELS = ("gpt2-124m", "vit-s", "resnet-50")
 GPU_MODELS = (*CPU_MODELS, "llama-1b", "moe-64")

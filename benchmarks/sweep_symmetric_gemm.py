@@ -1,6 +1,6 @@
 """Prove the symmetric kernel on this GPU against float64, and time it against torch's product.
 
-    python benchmarks/sweep_symmetric_gemm.py [--build DIR] [--tiny] [--json FILE]
+    python -m benchmarks.sweep_symmetric_gemm [--build DIR] [--tiny] [--json FILE]
 
 The product X Xᵀ of X (b, m, k) is 2 b m² k FLOP for torch and half of it for the kernel, which is the most that it can
 gain. Proof comes first, on fresh random operands and a poisoned result: the error is at most twice torch's, the result
@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from built_kernel import load_built
-from machine import describe
-from timing import replayed, rotated, take_turns
+from benchmarks.built_kernel import load_built
+from benchmarks.machine import describe
+from benchmarks.timing import replayed, rotated, take_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(1, m, m) for m in (128, 256, 512, 1024, 2048, 4096, 8192)]
@@ -114,7 +114,7 @@ def report(results: list[Result]) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Prove and time the symmetric kernel.")
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools/build.py has made")
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results with versions and device")
     arguments = parser.parse_args()

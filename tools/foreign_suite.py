@@ -1,7 +1,7 @@
 """timm's own tests of its Muon, run on ours: fetched from the package index by name, and kept nowhere.
 
-    python tools/foreign_suite.py build
-    python tools/foreign_suite.py            # timm's own Muon: what passes without ours
+    python -m tools.foreign_suite build
+    python -m tools.foreign_suite            # timm's own Muon: what passes without ours
 
 `build` is a folder of built variants. Our class is registered as timm's `muon` and makes what
 `create_optimizer_v2(..., opt="muon")` makes; the tests whose names have `muon` are run, also those of timm's variants,
@@ -27,9 +27,7 @@ from types import ModuleType
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-from built_kernel import find_variant, load_variant
+from benchmarks.built_kernel import find_variant, load_variant
 
 SOURCE = "timm==1.0.31"
 ADAPTED = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tools.client_environment import client_environment
+from tools.hub.client_environment import client_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,24 +36,24 @@ def published_kernel(console: Console, folder: Path) -> Iterator[dict[str, str]]
     The Hub runs while the block does. All is written below `folder`: the variant, the Hub, the cache of its clients.
     """
     build = folder / "build"
-    call(console, "tools/build.py", "--backend", "cpu", "--output", build)
-    call(console, "tools/verify.py", build)
+    call(console, "-m", "tools.build.variants", "--backend", "cpu", "--output", build)
+    call(console, "-m", "tools.build.verify", build)
     with running_hub(folder / "hub") as endpoint:
         environment = client_environment(endpoint, folder / "home")
         # A demonstration of work in progress, too: what is dirty is marked so wherever it is shown.
-        call(console, "tools/publish.py", "--build", build, "--allow-dirty", environment=environment)
+        call(console, "-m", "tools.hub.publish", "--build", build, "--allow-dirty", environment=environment)
         yield environment
 
 
 @contextmanager
 def running_hub(folder: Path) -> Iterator[str]:
-    """Run tools/hub.py and give its endpoint."""
-    command = [sys.executable, "tools/hub.py", "--folder", str(folder)]
+    """Run tools.hub.server and give its endpoint."""
+    command = [sys.executable, "-m", "tools.hub.server", "--folder", str(folder)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as hub:
         try:
             announcement = hub.stdout.readline().strip()
             if not announcement.startswith("export HF_ENDPOINT="):
-                raise CommandError("tools/hub.py did not start")
+                raise CommandError("tools.hub.server did not start")
             yield announcement.partition("=")[2]
         finally:
             hub.terminate()

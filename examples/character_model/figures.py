@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tools.figure_style import GREY, STYLE
+from tools.pages.figure_style import GREY, STYLE
 
 from .comparison import Comparison
 

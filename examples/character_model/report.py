@@ -12,7 +12,7 @@ import kernels
 import torch
 from rich.table import Table
 
-from benchmarks.processor import cpu_name
+from benchmarks.machine import cpu_name
 
 from .comparison import ADAMW_LR_IN_MUON, BETAS, TRIAL_SEED, WEIGHT_DECAY, Comparison
 from .corpus import Corpus

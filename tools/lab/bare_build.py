@@ -1,8 +1,9 @@
 """Build one variant for this machine alone, where neither the Hub's package nor git is.
 
-    python tools/lab/bare_build.py --backend cuda --capability 9.0 --output DIR
+    python -m tools.lab.bare_build --backend cuda --capability 9.0 --output DIR
 
-It is compiled by the lines that `tools/build.py` uses, for one GPU, and checked for nothing: it is not to be published.
+It is compiled by the lines that `tools.build.variants` uses, for one GPU, and checked for nothing: it is not to be
+published.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
 if find_spec("kernels") is None:
     # The recipe lets the Hub's parser judge build.toml, as it does wherever a release is made.
     parser = sys.modules["kernels._rust"] = ModuleType("kernels._rust")
@@ -27,11 +25,13 @@ if find_spec("kernels") is None:
     parser.KernelName = lambda name: SimpleNamespace(python_name=name.replace("-", "_"))
     sys.modules["kernels"] = ModuleType("kernels")
 
-from commands import BuildError  # noqa: E402
-from compilers import Job, check_headers, compile_library, find_cuda  # noqa: E402
-from generated_sources import ops_py  # noqa: E402
-from recipe import Recipe, read_build, read_recipe  # noqa: E402
-from source_tree import Revision  # noqa: E402
+from tools.build.commands import BuildError
+from tools.build.compilers import Job, check_headers, compile_library, find_cuda
+from tools.build.generated_sources import ops_py
+from tools.build.recipe import Recipe, read_build, read_recipe
+from tools.build.source_tree import Revision
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def build(backend: str, capability: str | None, output: Path) -> Path:
@@ -68,7 +68,7 @@ def main() -> int:
     try:
         print(build(arguments.backend, arguments.capability, arguments.output))
     except BuildError as error:
-        print(f"bare_build.py: {error}", file=sys.stderr)
+        print(f"tools.lab.bare_build: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from lab.items import Lab
+from tools.lab.items import Lab
 
 PRODUCT, SMALL = "symmetric_gemm", "small_polar"
 HALVES = (torch.float16, torch.bfloat16)

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from commands import run
-from lab.items import Item, Lab, NotApplicableError
-from machine import describe
-from timing import take_turns
+from benchmarks.machine import describe
+from benchmarks.timing import take_turns
+from tools.build.commands import run
+from tools.lab.items import Item, Lab, NotApplicableError
 
 # A square product of this side is far past what launching costs, and what most libraries are tuned for.
 SIDE = 8192

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from lab.candidates import PRODUCT, Launch, all_launches, capability, short
-from lab.items import Item, Lab
-from lab.records import FILE, read
+from tools.lab.candidates import PRODUCT, Launch, all_launches, capability, short
+from tools.lab.items import Item, Lab
+from tools.lab.records import FILE, read
 
 STATIC_CHECK = "static check"
 
@@ -26,8 +26,8 @@ def static_check(lab: Lab) -> Item:
 def examine(lab: Lab) -> dict[str, list[str]]:
     """Return what is wrong with those candidates that are not fit, by their keys."""
     # Here, because it needs rich, without which the rest of the lab works.
-    from kernel_cases import LARGE, Case, SmallPolarCase
-    from lint_kernels import examine_all
+    from tools.lint.cases import LARGE, Case, SmallPolarCase
+    from tools.lint.kernels import examine_all
 
     def cases(launch: Launch) -> Iterable:
         config = tuple(launch.config)
@@ -49,7 +49,7 @@ def examine(lab: Lab) -> dict[str, list[str]]:
 
 
 def lint_target(lab: Lab) -> str:
-    """Return the GPU among those of `tools/lint_kernels.py` that has this one's limits, or is nearest below it."""
+    """Return the GPU among those of `tools/lint/kernels.py` that has this one's limits, or is nearest below it."""
     major, minor = capability(lab)
     return {8: "sm_80", 9: "sm_90", 10: "sm_100", 11: "sm_100", 12: "sm_120"}.get(major, f"sm_{major}{minor}")
 

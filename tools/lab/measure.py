@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.items import Item, Lab, WrongResultError
-from lab.step_ways import compare_ways
+from tools.lab.items import Item, Lab, WrongResultError
+from tools.lab.step_ways import compare_ways
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -36,14 +36,14 @@ MODELS = ("gpt2-124m", "llama-1b", "moe-64")
 
 # Short ones first: what they leave is the others'.
 SWEEPS = (
-    Sweep("sweep_bookkeeping.py", 2, 60.0),
-    Sweep("sweep_symmetric_gemm.py", 2, 90.0),
+    Sweep("sweep_bookkeeping", 2, 60.0),
+    Sweep("sweep_symmetric_gemm", 2, 90.0),
     Sweep(
-        "sweep_step.py", 4, 180.0,
+        "sweep_step", 4, 180.0,
         ("--models", ",".join(MODELS), "--contestants", "torch.optim.Muon,AdamW,gram-newton-schulz"),
     ),
     Sweep(
-        "sweep_orthogonalize.py", 4, 180.0,
+        "sweep_orthogonalize", 4, 180.0,
         # Not torch.compile, which takes seconds for every shape.
         (
             "--shapes", "gpt2-124m,squares,moe-64",
@@ -68,7 +68,7 @@ def items(lab: Lab) -> Iterator[Item]:
 
 
 def item_of(lab: Lab, sweep: Sweep) -> Item:
-    name = sweep.program.removeprefix("sweep_").removesuffix(".py")
+    name = sweep.program.removeprefix("sweep_")
     return Item(name, partial(measure, lab, sweep), sweep.limit)
 
 
@@ -78,12 +78,13 @@ def ways_of(lab: Lab, model: str) -> Item:
 
 def measure(lab: Lab, sweep: Sweep) -> dict:
     """Return what a sweep has written."""
-    program, file = ROOT / "benchmarks" / sweep.program, lab.out / f"{sweep.program}.json"
+    file = lab.out / f"{sweep.program}.json"
     seconds = seconds_for(sweep, lab.until - time.monotonic())
     if seconds <= 0:
         raise WrongResultError("there was no time left for it")
     file.unlink(missing_ok=True)
-    command = [sys.executable, program, "--build", lab.variants, *(["--tiny"] if lab.tiny else sweep.options or ())]
+    command = [sys.executable, "-m", f"benchmarks.{sweep.program}", "--build", lab.variants]
+    command += ["--tiny"] if lab.tiny else sweep.options or ()
     if sweep.options is None:
         command += ["--json", file]
     else:

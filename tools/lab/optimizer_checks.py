@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lab.items import Lab, NotApplicableError
-from lab.product_checks import Draw, said
+from tools.lab.items import Lab, NotApplicableError
+from tools.lab.product_checks import Draw, said
 
 SHAPES = {"square": (2, 256, 256), "wide": (2, 256, 1024), "tall": (3, 640, 192)}
 TINY_SHAPES = {"square": (2, 16, 16), "wide": (2, 16, 48), "tall": (3, 40, 16)}

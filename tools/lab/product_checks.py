@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from lab.items import Lab
+from tools.lab.items import Lab
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

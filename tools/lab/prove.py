@@ -15,13 +15,12 @@ from pathlib import Path
 
 import torch
 
-from lab import optimizer_checks, product_checks, small_checks, step_checks
-from lab.candidates import HALVES, PRODUCT, Launch, all_launches, short
-from lab.fitness import refused, static_check
-from lab.items import Item, Lab, NotApplicableError, WrongResultError
+from tools.lab import optimizer_checks, product_checks, small_checks, step_checks
+from tools.lab.candidates import HALVES, PRODUCT, Launch, all_launches, short
+from tools.lab.fitness import refused, static_check
+from tools.lab.items import Item, Lab, NotApplicableError, WrongResultError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SANITIZED = ROOT / "tools/lab/sanitized.py"
 NO_TESTS = 5  # pytest's status where every test is deselected
 
 
@@ -130,7 +129,7 @@ def on_every_device() -> list[Path]:
 def files_with(pattern: str) -> list[Path]:
     """Return the files of tests in which a pattern is found."""
     found = re.compile(pattern, re.MULTILINE)
-    return [file for file in sorted((ROOT / "tests").glob("test_*.py")) if found.search(file.read_text())]
+    return [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if found.search(file.read_text())]
 
 
 def sanitize(lab: Lab, tool: str) -> dict:
@@ -140,8 +139,9 @@ def sanitize(lab: Lab, tool: str) -> dict:
         raise NotApplicableError("there is no GPU" if lab.tiny else "there is no compute-sanitizer")
     # An allocator that caches would hide what is read behind a tensor's end.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "86", sys.executable, str(SANITIZED), str(lab.variants)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "86"]
+    command += [sys.executable, "-m", "tools.lab.sanitized", str(lab.variants)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n")
     found = [line for line in done.stdout.splitlines() if line.startswith("=========") and len(line) > 10]
     if done.returncode == 86:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lab.candidates import Launch
-from lab.items import WrongResultError, loses_gpu
-from timing import replayed, take_turns
+from benchmarks.timing import replayed, take_turns
+from tools.lab.candidates import Launch
+from tools.lab.items import WrongResultError, loses_gpu
 
 FINALISTS = 4
 FIRST_ROUNDS, FINAL_ROUNDS, TINY_ROUNDS = 7, 31, 2

@@ -7,9 +7,9 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from lab.items import STAGES
-from lab.records import Records
-from lab.tables import Table, lab_tables
+from tools.lab.items import STAGES
+from tools.lab.records import Records
+from tools.lab.tables import Table, lab_tables
 
 
 def write_report(records: Records, folder: Path, date: str, say=print) -> int:
@@ -21,7 +21,7 @@ def write_report(records: Records, folder: Path, date: str, say=print) -> int:
     show(list(lab_tables(content)), say)
     try:
         # Here, because it needs matplotlib, without which there is a report all the same.
-        from lab.figures import draw
+        from tools.lab.figures import draw
     except ModuleNotFoundError as missing:
         say(f"no figures are drawn: {missing.name} is not installed")
     else:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.records import Record, Records
+from tools.lab.records import Record, Records
 
-WORKER = Path(__file__).with_name("worker.py")
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 # To import torch, load the kernel and list the items; the key of its record, where that fails.
 START_SECONDS = 120.0
@@ -44,7 +44,8 @@ class Worker:
             environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.log = stage.log.open("a")
         self.process = subprocess.Popen(
-            [sys.executable, WORKER],
+            [sys.executable, "-m", "tools.lab.worker"],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

@@ -1,6 +1,6 @@
 """A few small launches of every kernel, to be run under compute-sanitizer.
 
-compute-sanitizer --tool memcheck python tools/lab/sanitized.py VARIANTS
+compute-sanitizer --tool memcheck python -m tools.lab.sanitized VARIANTS
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ import importlib
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT / folder) for folder in ("tools", "benchmarks")]
+import torch
 
-import torch  # noqa: E402
-
-from built_kernel import find_variant, load_variant  # noqa: E402
+from benchmarks.built_kernel import find_variant, load_variant
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from lab.candidates import SMALL, module
-from lab.items import Lab
-from lab.optimizer_checks import distance
-from lab.product_checks import Draw, every_other, said
+from tools.lab.candidates import SMALL, module
+from tools.lab.items import Lab
+from tools.lab.optimizer_checks import distance
+from tools.lab.product_checks import Draw, every_other, said
 
 EPS = 1e-7
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lab.items import Lab, NotApplicableError
-from lab.optimizer_checks import shapes
-from lab.product_checks import Draw, said
+from tools.lab.items import Lab, NotApplicableError
+from tools.lab.optimizer_checks import shapes
+from tools.lab.product_checks import Draw, said
 
 STEPS = 3
 LR = 0.02

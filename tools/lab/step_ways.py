@@ -8,11 +8,11 @@ from unittest import mock
 import torch
 from torch.optim import _muon
 
-from lab.items import Lab
-from lab.racing import TINY_ROUNDS
-from shapes import MODELS, TINY_MODEL, Parameter
-from step_rivals import MOMENTUM, SCALARS, find_rival, make_weights, step_of
-from timing import replayed, take_turns
+from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
+from benchmarks.step_rivals import MOMENTUM, SCALARS, find_rival, make_weights, step_of
+from benchmarks.timing import replayed, take_turns
+from tools.lab.items import Lab
+from tools.lab.racing import TINY_ROUNDS
 
 ROUNDS = 20
 TORCH_MUON, ADAMW = "torch.optim.Muon", "AdamW"

@@ -14,15 +14,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lab.candidates import HALVES, PRODUCT, SMALL, Launch, module, product_launches, short, small_launches, target
-from lab.configs import read_entries, write_entry
-from lab.fitness import fit, lint_target, refused, static_check
-from lab.items import Item, Lab, WrongResultError
-from lab.product_checks import Draw, compare, poisoned
-from lab.racing import FINAL_ROUNDS, TINY_ROUNDS, Timed, find_fastest
-from lab.small_checks import EPS, check_small, steps_of
-from machine import describe
-from timing import replayed, rotated, take_turns
+from benchmarks.machine import describe
+from benchmarks.timing import replayed, rotated, take_turns
+from tools.lab.candidates import HALVES, PRODUCT, SMALL, Launch, module, product_launches, short, small_launches, target
+from tools.lab.configs import read_entries, write_entry
+from tools.lab.fitness import fit, lint_target, refused, static_check
+from tools.lab.items import Item, Lab, WrongResultError
+from tools.lab.product_checks import Draw, compare, poisoned
+from tools.lab.racing import FINAL_ROUNDS, TINY_ROUNDS, Timed, find_fastest
+from tools.lab.small_checks import EPS, check_small, steps_of
 
 # (m, k) of the product, those of common layers first: the time may be over before the end.
 SIZES = (

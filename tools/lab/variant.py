@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from built_kernel import find_variant, read_metadata
-from commands import BuildError, git, run
+from benchmarks.built_kernel import find_variant, read_metadata
+from tools.build.commands import BuildError, git, run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "torch-ext/optimizer"
@@ -64,9 +64,9 @@ def build_here(output: Path, backend: str) -> Path:
     """Return a variant built into `output`, by the repository's builder where what it needs is there."""
     shutil.rmtree(output, ignore_errors=True)
     complete = all(find_spec(name) for name in ("kernels", "kernel_abi_check")) and (ROOT / ".git").exists()
-    tool = ROOT / "tools" / ("build.py" if complete else "lab/bare_build.py")
+    tool = "tools.build.variants" if complete else "tools.lab.bare_build"
     capability = [] if complete or backend == "cpu" else ["--capability", "{}.{}".format(*capability_here())]
-    run([sys.executable, tool, "--backend", backend, "--output", output, *capability])
+    run([sys.executable, "-m", tool, "--backend", backend, "--output", output, *capability], cwd=ROOT)
     return find_variant(output)
 
 

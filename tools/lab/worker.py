@@ -1,6 +1,6 @@
 """A stage in a process of its own: runs its items one by one and tells on stdout, in lines of JSON, how each ended.
 
-    echo '{"stage": ..., "skip": [...], ...}' | python tools/lab/worker.py
+    echo '{"stage": ..., "skip": [...], ...}' | python -m tools.lab.worker
 
 What items print goes to stderr. After an error that leaves the GPU unusable the process ends, for a new one to go on.
 """
@@ -16,13 +16,10 @@ import time
 import traceback
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT / folder) for folder in ("tools", "benchmarks", "tests")]
+import torch
 
-import torch  # noqa: E402
-
-from built_kernel import find_variant, load_variant  # noqa: E402
-from lab.items import Item, Lab, NotApplicableError, WrongResultError, loses_gpu  # noqa: E402
+from benchmarks.built_kernel import find_variant, load_variant
+from tools.lab.items import Item, Lab, NotApplicableError, WrongResultError, loses_gpu
 
 GPU_LOST = 3
 
@@ -51,7 +48,7 @@ def main() -> int:
 def make_lab(order: dict) -> Lab:
     if order["tiny"]:
         # Only now: the kernels' module reads TRITON_INTERPRET when it is imported.
-        importlib.import_module("triton_interpreter").repair_bfloat16()
+        importlib.import_module("tests.support.triton_interpreter").repair_bfloat16()
     variants, out = Path(order["variants"]), Path(order["out"])
     kernel = load_variant(find_variant(variants))
     configs = tuple(map(Path, order["configs"]))

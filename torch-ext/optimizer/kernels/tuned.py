@@ -72,7 +72,7 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
 
     `descriptors`: operands come through tensor descriptors. `aligned`: addresses are multiples of 16 bytes, sizes and
     strides of 16 elements; without that loads and stores are narrow and take more registers. Every value that this can
-    return is compiled for its target by `tools/lint_kernels.py`.
+    return is compiled for its target by `tools/lint/kernels.py`.
     """
     if dtype == torch.float32:  # no matrix instruction multiplies it exactly, and larger tiles spill here or there
         return Config(32, 32, 8, 4, 2)
@@ -100,7 +100,7 @@ def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, sh
 def safe_small_config(target: Target, dtype: torch.dtype, m: int) -> SmallConfig:
     """Return a configuration of `small_polar` for m rows that compiles for `target` without spilling.
 
-    `dtype` is that of the products. As `safe_config`, checked by `tools/lint_kernels.py`.
+    `dtype` is that of the products. As `safe_config`, checked by `tools/lint/kernels.py`.
     """
     side = padded_side(m)
     if dtype != torch.float32:

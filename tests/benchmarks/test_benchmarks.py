@@ -1,0 +1,110 @@
+"""The benchmarks run, their result files say what was measured, where and of which commit, and the README agrees."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import sweep_symmetric_gemm
+from benchmarks.built_kernel import load_built
+from tests.support.hub_clients import write_variant
+
+
+@pytest.fixture(scope="module")
+def bookkeeping(repository, variant, tmp_path_factory):
+    """The results of the tiny sweep."""
+    file = tmp_path_factory.mktemp("results") / "bookkeeping.json"
+    arguments = ["-m", "benchmarks.sweep_bookkeeping", "--tiny", "--build", variant.parent, "--json", file]
+    subprocess.run([sys.executable, *arguments], cwd=repository, check=True, capture_output=True)
+    return json.loads(file.read_text())
+
+
+def test_bookkeeping_is_measured_in_both_directions(bookkeeping):
+    assert {row["operation"] for row in bookkeeping["results"]} == {"momentum_pack_", "descend_"}
+    for row in bookkeeping["results"]:
+        assert row["seconds"] > 0 and row["foreach_seconds"] > 0 and row["copy_seconds"] > 0
+        assert row["speed_up"] == pytest.approx(row["foreach_seconds"] / row["seconds"])
+
+
+def test_results_name_the_machine_and_the_commit(bookkeeping, variant):
+    built = json.loads((variant / "metadata.json").read_text())["provenance"]["kernel"]
+    assert (bookkeeping["commit"], bookkeeping["dirty"]) == (built["commit"], built["dirty"])
+    assert bookkeeping["device"] and bookkeeping["threads"] >= 1 and bookkeeping["torch"]
+
+
+def test_a_cuda_torch_measures_a_variant_for_cpus_on_the_cpu(tmp_path, monkeypatch):
+    """Such a torch takes no CPU variant that it is not asked to take by name."""
+    write_variant(tmp_path / "torch-cpu", "0000002", factor=2)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    kernel, device = load_built(tmp_path)
+    assert (Path(kernel.__file__).parent, device.type) == (tmp_path / "torch-cpu", "cpu")
+
+
+def test_a_build_without_a_variant_for_this_torch_is_named(tmp_path):
+    write_variant(tmp_path / "torch-metal", "0000003", factor=2)
+    metadata = tmp_path / "torch-metal" / "metadata.json"
+    metadata.write_text(metadata.read_text().replace('"cpu"', '"metal"'))
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path))):
+        load_built(tmp_path)
+
+
+def linked_results(repository: Path, name: str) -> tuple[str, dict]:
+    """Return the README's text, and the results file that it links whose name begins with `name`."""
+    readme = " ".join((repository / "README.md").read_text().split())
+    (file,) = set(re.findall(rf"\((benchmarks/results/{name}-[^)]+\.json)\)", readme))
+    return readme, json.loads((repository / file).read_text())
+
+
+def test_the_readmes_range_of_the_bookkeeping_is_that_of_its_file(repository):
+    readme, content = linked_results(repository, "bookkeeping")
+    for operation in ("momentum_pack_", "descend_"):
+        rows = [row for row in content["results"] if row["operation"] == operation]
+        shares = [row["seconds"] / row["foreach_seconds"] for row in rows]
+        assert re.search(rf"`{operation}` (took )?{min(shares):.2f} to {max(shares):.2f}", readme)
+
+
+def test_the_readmes_comparison_with_adamw_is_that_of_its_file(repository):
+    readme, content = linked_results(repository, "character-model")
+    muon, adamw = (content["results"][name]["validation_loss"] for name in ("Muon", "AdamW"))
+    for losses in (muon, adamw):
+        assert f"{losses['mean']:.3f} ({losses['min']:.3f} to {losses['max']:.3f}" in readme
+    assert f"{adamw['mean'] - muon['mean']:.2f} nats per character" in readme
+    step, steps = content["muon_matches_adamw_at"]["step"], content["setting"]["final_steps"]
+    assert f"after {step:.0f} of {steps} steps" in readme
+
+
+def test_the_sweep_of_the_symmetric_kernel_runs_and_finds_it_right(repository, variant, tmp_path):
+    file = tmp_path / "symmetric.json"
+    arguments = ["-m", "benchmarks.sweep_symmetric_gemm", "--tiny", "--build", variant.parent, "--json", file]
+    subprocess.run([sys.executable, *arguments], cwd=repository, check=True, capture_output=True)
+    rows = json.loads(file.read_text())["results"]
+    assert rows and all(row["problems"] == [] and row["gain"] > 0 for row in rows)
+
+
+def product(A, B, out=None, *, spoil):
+    """A right symmetric product, spoiled."""
+    C = (A.float() @ B.float()).to(A.dtype)
+    C = spoil(C.tril() + C.tril(-1).mT)
+    return C if out is None else out.copy_(C)
+
+
+@pytest.mark.parametrize(
+    "spoil, problem",
+    [
+        (lambda C: C, None),
+        (lambda C: C * 1.01, "error"),
+        (lambda C: C + torch.ones_like(C).triu(1) * 1e-2, "not symmetric"),
+        (lambda C: C + len(C) * 1e-2 * torch.eye(C.size(1)), "other bits alone"),
+        (lambda C: torch.full_like(C, float("nan")), "error"),
+    ],
+    ids=["right", "wrong", "asymmetric", "by batch", "not a number"],
+)
+def test_the_sweep_proves_before_it_times(spoil, problem):
+    X = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0)).half()
+    problems = sweep_symmetric_gemm.prove(lambda *args, **options: product(*args, **options, spoil=spoil), X)
+    assert problems == [] if problem is None else any(problem in found for found in problems)

@@ -1,0 +1,201 @@
+"""The sweeps against peers run, their formulas are right, and an early end loses nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import peers, shapes, work
+from benchmarks.built_kernel import load_built
+from benchmarks.exact_polynomial import errors, exact_factor
+from benchmarks.result_file import UNMEASURED, ResultFile
+from benchmarks.rounds import quartiles, ratios
+from benchmarks.step_costs import PIECES, host_milliseconds, replaced
+
+
+def run_sweep(repository: Path, variant: Path, name: str, file: Path, *options: str) -> dict:
+    """Return what a sweep against peers writes to `file` in its tiny run."""
+    program = f"benchmarks.sweep_{name}"
+    arguments = [sys.executable, "-m", program, "--tiny", "--build", variant.parent, "--output", file, *options]
+    subprocess.run(arguments, cwd=repository, check=True, capture_output=True)
+    return json.loads(file.read_text())
+
+
+@pytest.fixture(scope="module")
+def orthogonalize(repository, variant, tmp_path_factory):
+    return run_sweep(repository, variant, "orthogonalize", tmp_path_factory.mktemp("results") / "orthogonalize.json")
+
+
+@pytest.fixture(scope="module")
+def step(repository, variant, tmp_path_factory):
+    return run_sweep(repository, variant, "step", tmp_path_factory.mktemp("results") / "step.json")
+
+
+def check_contestants(row: dict, present: set[str], absent: set[str]):
+    """Those that ran have times and ratios in order, ours is 1, and the others say why they have none."""
+    contestants = row["contestants"]
+    assert present <= {name for name, outcome in contestants.items() if isinstance(outcome, dict)}
+    assert absent <= set(contestants) and all(contestants.values())
+    for outcome in (outcome for outcome in contestants.values() if isinstance(outcome, dict)):
+        assert 0 < outcome["milliseconds"][0] and outcome["milliseconds"] == sorted(outcome["milliseconds"])
+        assert 0 < outcome["ratio"][0] and outcome["ratio"] == sorted(outcome["ratio"])
+    assert contestants["optimizer"]["ratio"] == [1, 1, 1]
+
+
+def test_the_sweep_of_the_orthogonalization_has_its_columns(orthogonalize):
+    for row in orthogonalize["results"]:
+        present = {"optimizer", "torch products", "torch.optim.Muon"}
+        check_contestants(row, present, {"torch.compile", "pytorch-optimizer", "gram-newton-schulz"})
+        assert row["contestants"]["torch.compile"] == UNMEASURED  # it takes seconds for every shape
+        assert row["share_of_ideal"] == pytest.approx(row["ideal_milliseconds"] / row["milliseconds"])
+        assert row["ideal_milliseconds"] == pytest.approx(1e3 * row["flop"] / row["dense_rate"])
+        assert row["flop"] <= row["dense_flop"] and row["bytes"] > 0 and row["method"]
+    assert orthogonalize["commit"] and orthogonalize["input_dtype"] == "float32" and "timm" in orthogonalize["peers"]
+
+
+def test_the_sweep_of_the_step_has_its_columns(step):
+    (row,) = step["results"]
+    check_contestants(row, {"optimizer", "torch.optim.Muon", "AdamW"}, {"timm", "pytorch-optimizer", "muon-optimizer"})
+    assert row["contestants"]["AdamW"]["error"] == "-"
+    for outcome in (outcome for outcome in row["contestants"].values() if isinstance(outcome, dict)):
+        assert outcome["peak_bytes"] >= 0 and "kernels" in outcome
+    pieces = row["breakdown"]
+    assert pieces["whole"] == pytest.approx(sum(pieces[piece] for piece in (*PIECES, "rest")))
+    # Each piece was found in the kernel, and none was counted twice.
+    assert all(pieces[piece] > 0 for piece in ("momentum_pack", "normalise", "gram", "affine", "descend", "adamw"))
+    assert pieces["rest"] > 0 and row["host_milliseconds_per_100_matrices"] > 0
+
+
+def test_errors_of_the_sweeps_are_those_of_the_work_dtype(orthogonalize, step):
+    """Every product rounds once, fifteen in all; another schedule or multiplier would be off by a tenth and more."""
+    for row in orthogonalize["results"] + step["results"]:
+        for name in ("optimizer", "torch.optim.Muon"):
+            assert 0 < row["contestants"][name]["error"] < 15 * torch.finfo(torch.bfloat16).eps / 2
+
+
+def test_without_time_every_row_is_unmeasured(repository, variant, tmp_path):
+    results = run_sweep(repository, variant, "step", tmp_path / "step.json", "--minutes", "0")["results"]
+    assert results and all(row["status"] == UNMEASURED for row in results)
+
+
+def test_a_result_file_is_continued_where_it_ended(tmp_path):
+    file, facts = tmp_path / "results.json", {"commit": "a", "sides": (1, 2)}
+    ResultFile(file, facts, ["first", "second"]).put("first", {"milliseconds": 1.0})
+    again = ResultFile(file, facts, ["first", "second"])
+    assert again.is_measured("first") and not again.is_measured("second")
+    rows = {row["case"]: row for row in json.loads(file.read_text())["results"]}
+    assert rows["first"]["milliseconds"] == 1.0 and rows["second"]["status"] == UNMEASURED
+    with pytest.raises(ValueError, match="commit"):
+        ResultFile(file, {**facts, "commit": "b"}, ["first", "second"])
+
+
+def test_a_peer_that_fails_is_marked_and_ours_raises():
+    def make(name: str) -> str:
+        if name == "absent":
+            raise peers.MissingError("not installed")
+        if name == "broken":
+            raise RuntimeError("out of memory")
+        return name
+
+    made, marks = peers.admit(["ours", "absent", "broken"], "ours", make)
+    assert made == {"ours": "ours"}
+    assert marks == {"absent": "not installed", "broken": "failed: RuntimeError: out of memory"}
+    with pytest.raises(RuntimeError):
+        peers.admit(["broken"], "broken", make)
+
+
+def test_ratios_compare_what_ran_in_the_same_round():
+    assert ratios([2, 30, 8], [1, 10, 2]) == (2.5, 3, 3.5)
+    assert quartiles([7]) == (7, 7, 7)
+
+
+@pytest.mark.parametrize(
+    "model, elements, matrices",
+    [
+        ("gpt2-124m", 124_439_808, 48),
+        ("vit-s", 22_050_664, 48),
+        ("resnet-50", 25_557_032, 53),
+        ("llama-1b", 1_235_814_400, 112),
+        ("llama-8b", 8_030_261_248, 224),
+        ("llama-70b", 70_553_706_496, 560),
+    ],
+)
+def test_models_have_as_many_parameters_as_their_authors_count(model, elements, matrices):
+    assert sum(p.elements for p in shapes.MODELS[model]) == elements
+    assert sum(shapes.matrix_counts(shapes.MODELS[model]).values()) == matrices
+
+
+def test_the_mixture_has_64_experts_a_layer():
+    counts = shapes.matrix_counts(shapes.MODELS["moe-64"])
+    assert counts[512, 1280] == 2 * counts[1280, 512] == 2 * 4 * 64
+
+
+@pytest.fixture(scope="module")
+def built(variant):
+    """The kernel as the sweeps load it."""
+    return load_built(variant.parent)[0]
+
+
+def counted(run) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def counted_with_symmetry(run, gemms) -> float:
+    """Count half of each product but the last, B X, whose result alone is not symmetric."""
+    symmetric = counted(lambda: run(gemms._replace(affine=lambda B, X, a: torch.empty_like(X))))
+    return counted(lambda: run(gemms)) - symmetric / 2
+
+
+@pytest.mark.parametrize("m, n", [(8, 8), (8, 24), (16, 40)])
+def test_formulas_of_the_work_are_what_torch_counts(built, m, n):
+    X, gemms = torch.randn(m, n, generator=torch.Generator().manual_seed(0)), built.kernels.gemms.SINGLE
+    schedule = built.schedules.resolve_schedule("polar_express", 5)
+    standard = lambda gemms: built.polar.newton_schulz(X, schedule, gemms)  # noqa: E731
+    assert counted(lambda: standard(gemms)) == work.dense_flop(m, n, 5)
+    assert counted_with_symmetry(standard, gemms) == work.standard_flop(m, n, 5)
+    windows = schedule[:2], schedule[2:]
+    gram = lambda gemms: built.polar.gram_newton_schulz(X, windows, gemms, X.dtype)  # noqa: E731
+    assert counted_with_symmetry(gram, gemms) == work.gram_flop(m, n, 5, 2)
+
+
+def test_the_work_of_an_iteration_is_that_of_its_method(built):
+    schedule = built.schedules.resolve_schedule("polar_express", 5)
+    choose = built.iteration.choose_iteration
+    iterations = [
+        choose(torch.device("cpu"), torch.float32, (8, 24), schedule, method) for method in ("standard", "gram")
+    ]
+    flop = [work.method_flop(iteration, 8, 24) for iteration in iterations]
+    assert flop == [work.standard_flop(8, 24, 5), work.gram_flop(8, 24, 5, len(iterations[1].windows))]
+
+
+@pytest.mark.parametrize("rows, cols", [(12, 20), (20, 12)])
+def test_the_exact_factor_is_the_polynomial_of_the_singular_values(rows, cols):
+    G = torch.randn(rows, cols, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    U, sigma, Vh = torch.linalg.svd(G, full_matrices=False)
+    x, schedule = sigma / sigma.norm(), ((3.0, -3.2, 1.2), (2.0, -1.5, 0.5))
+    for a, b, c in schedule:
+        x = a * x + b * x**3 + c * x**5
+    exact = exact_factor(G, schedule)
+    torch.testing.assert_close(exact, U @ x.diag() @ Vh, rtol=0, atol=1e-12)
+    assert errors(exact * (1 + 1e-3), exact) == pytest.approx((1e-3, 1e-3 * exact.abs().max().item()))
+
+
+def test_the_hosts_time_has_no_product_in_it(built):
+    milliseconds = []
+    model = shapes.TINY_MODEL
+    assert counted(lambda: milliseconds.append(host_milliseconds(built, model, torch.device("cpu"), 2))) == 0
+    assert milliseconds[0] > 0
+
+
+def test_replaced_functions_come_back(built):
+    pack = built.kernels.native.momentum_pack_
+    with pytest.raises(KeyError), replaced(built, {pack: None.__class__}):
+        assert built.rules.momentum.momentum_pack_ is built.kernels.native.momentum_pack_ is not pack
+        raise KeyError
+    assert built.rules.momentum.momentum_pack_ is built.kernels.native.momentum_pack_ is pack

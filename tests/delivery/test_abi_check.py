@@ -1,0 +1,110 @@
+"""A library that would not load everywhere is refused: one test for each way in which one was made."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tools.build import abi_check, compilers, variants
+from tools.build.commands import BuildError
+from tools.build.variant_metadata import read_metadata
+
+OURS = compilers.link_line
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+
+
+def use(toy: Path, declaration: str, call: str) -> None:
+    with (toy / "toy_cpu/toy.cpp").open("a") as source:
+        source.write(f"{declaration}\nvoid use() {{ {call}; }}\n")
+
+
+@pytest.mark.parametrize(
+    ("removed", "complaint"),
+    [
+        ({"-ltorch"}, r"not linked against libtorch\.so"),
+        ({"glibc_shim.o"}, "manylinux_2_28: .*__libc_single_threaded"),
+        ({"-ltorch_cpu", "-lc10"}, "manylinux_2_28: .*ostringstream.*GLIBCXX"),
+    ],
+)
+def test_a_library_linked_without_it_is_refused(toy, tmp_path, monkeypatch, removed, complaint):
+    def link_line(*arguments):
+        return [word for word in OURS(*arguments) if Path(word).name not in removed]
+
+    monkeypatch.setattr(compilers, "link_line", link_line)
+    with pytest.raises(BuildError, match=complaint):
+        variants.build_variants(toy, ["cpu"], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("declaration", "call", "complaint"),
+    [
+        ("namespace c10 { void f(); }", "c10::f()", r"torch stable ABI 2\.11: c10::f\(\) is not part of it"),
+        ("namespace torch { void f(); }", "torch::f()", r"torch::f\(\) is not part of it"),
+        ('extern "C" int torch_tag_core();', "torch_tag_core()", r"torch_tag_core came with torch 2\.12"),
+        ('extern "C" int PyUnicode_AsUTF8(int);', "PyUnicode_AsUTF8(0)", r"Python ABI 3\.9: .*PyUnicode_AsUTF8"),
+    ],
+    ids=["c10", "torch", "newer shim", "Python"],
+)
+def test_a_symbol_outside_the_stable_interfaces_is_refused(toy, tmp_path, declaration, call, complaint):
+    use(toy, declaration, call)
+    with pytest.raises(BuildError, match=complaint):
+        variants.build_variants(toy, ["cpu"], tmp_path / "out")
+
+
+def test_shims_as_old_as_the_target_are_accepted(toy, tmp_path):
+    use(toy, 'extern "C" int torch_dtype_float8_e8m0fnu();', "torch_dtype_float8_e8m0fnu()")
+    assert variants.build_variants(toy, ["cpu"], tmp_path / "out")
+
+
+def test_a_stripped_library_cannot_pass_as_checked(toy, tmp_path):
+    (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
+    recipe = variants.read_recipe(toy, variants.read_build(toy), "cpu")
+    with pytest.raises(BuildError, match="is stripped"):
+        abi_check.violations(built.path / f"{built.ops}.abi3.so", recipe)
+
+
+def test_the_library_tells_nothing_of_the_machine_that_built_it(toy, tmp_path):
+    (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
+    library = (built.path / f"{built.ops}.abi3.so").read_bytes()
+    assert b"toy_cpu/toy.cpp" in library
+    assert str(tmp_path).encode() not in library
+    assert str(compilers.TORCH).encode() not in library
+
+
+def test_the_variant_needs_no_newer_glibc_than_manylinux_2_28_has(variant):
+    (library,) = variant.glob("*.abi3.so")
+    assert tuple(map(int, abi_check.newest_version(library, "GLIBC").split("."))) <= (2, 28)
+    needed = compilers.run(["readelf", "--dynamic", library])
+    assert "[libtorch.so]" in needed and "libtorch_python" not in needed
+
+
+def test_versions_are_compared_as_numbers(monkeypatch):
+    monkeypatch.setattr(abi_check, "run", lambda command: "U a@GLIBC_2.9\nU b@GLIBC_2.14\nU c@GLIBCXX_3.4\n")
+    assert abi_check.newest_version(Path("x.so"), "GLIBC") == "2.14"
+    assert abi_check.newest_version(Path("x.so"), "CXXABI") == "none"
+
+
+@pytest.mark.slow
+@needs_nvcc
+def test_the_cuda_variant_covers_three_architectures_and_newer_ones(toy, tmp_path):
+    (built,) = variants.build_variants(toy, ["cuda"], tmp_path / "out")
+    assert built.path.name.startswith("torch-stable-abi211-cu13")
+    assert read_metadata(built.path).backend.archs == ["8.0", "9.0", "10.0+PTX"]
+    cuobjdump = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    listed = compilers.run([cuobjdump, "--list-elf", "--list-ptx", built.path / f"{built.ops}.abi3.so"])
+    assert set(re.findall(r"\.(sm_\d+\.\w+)", listed)) == {"sm_80.cubin", "sm_90.cubin", "sm_100.cubin", "sm_100.ptx"}
+
+
+@pytest.mark.slow
+@needs_nvcc
+def test_a_static_cudart_is_refused(toy, tmp_path, monkeypatch):
+    def link_line(*arguments):
+        static = ["-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+        return [word for word in OURS(*arguments) if not str(word).startswith("-l:libcudart")] + static
+
+    monkeypatch.setattr(compilers, "link_line", link_line)
+    with pytest.raises(BuildError, match=r"(?s)manylinux_2_28: .*not linked against libcudart\.so\.13"):
+        variants.build_variants(toy, ["cuda"], tmp_path / "out")

@@ -1,0 +1,102 @@
+"""The CUDA sources compile into what the devices need; no GPU takes part."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tools.build import compilers, variants, verify
+from tools.build.commands import BuildError
+
+ARCHS = ["sm_100", "sm_80", "sm_90"]
+KERNELS = 4  # two operations, each in float and in double
+# The one function of a CUDA build of torch that the library asks for when it is loaded.
+STREAM_STUB = 'extern "C" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }\n'
+
+
+def what_is_missing() -> str:
+    """What keeps these tests from running here, and how to get it; empty if nothing does."""
+    try:
+        compilers.find_cuda()
+    except BuildError as error:
+        return str(error)
+    return "" if cuobjdump() else "there is no cuobjdump; it comes with triton and with the CUDA toolkit"
+
+
+def cuobjdump() -> str | None:
+    """The tool of the Triton package, else that on the PATH."""
+    triton = find_spec("triton")
+    folders = (
+        [str(Path(folder) / "backends/nvidia/bin") for folder in triton.submodule_search_locations or ()]
+        if triton
+        else []
+    )
+    return shutil.which("cuobjdump", path=os.pathsep.join(folders)) or shutil.which("cuobjdump")
+
+
+MISSING = what_is_missing()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+
+
+@pytest.fixture(scope="module")
+def cuda_variant(repository, tmp_path_factory) -> Path:
+    (built,) = variants.build_variants(repository, ["cuda"], tmp_path_factory.mktemp("cuda"))
+    return built.path
+
+
+@pytest.fixture(scope="module")
+def look(cuda_variant):
+    """Returns what cuobjdump tells about the library."""
+    (library,) = cuda_variant.glob("*.so")
+
+    def look(*options: str) -> str:
+        return subprocess.run([cuobjdump(), *options, library], check=True, capture_output=True, text=True).stdout
+
+    return look
+
+
+def test_machine_code_for_each_architecture_and_ptx_for_newer_ones_are_in(look):
+    assert sorted(set(re.findall(r"\.(sm_\w+)\.cubin", look("-lelf")))) == ARCHS
+    assert set(re.findall(r"\.(sm_\w+)\.ptx", look("-lptx"))) == {"sm_100"}
+
+
+def test_no_kernel_spills_registers_or_needs_a_stack(look):
+    used = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", look("-res-usage"))
+    assert len(used) == KERNELS * len(ARCHS)
+    assert {(stack, local) for _, stack, local in used} == {("0", "0")}
+
+
+def test_every_kernel_moves_16_bytes_at_once(look):
+    kernels = look("-sass").split("Function :")[1:]
+    assert len(kernels) == KERNELS * len(ARCHS)
+    assert all("LDG.E.128" in kernel and "STG.E.128" in kernel for kernel in kernels)
+
+
+def test_the_variant_is_intact(cuda_variant, capsys):
+    assert verify.main([str(cuda_variant)]) == 0, capsys.readouterr().out
+
+
+def test_its_operations_work_on_the_cpu(repository, cuda_variant, tmp_path):
+    """The tests of the operations, with the CUDA variant loaded; a torch without CUDA gets the symbol it lacks."""
+    home = compilers.find_cuda().home
+    libraries = [str(home / "lib64"), str(home / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries))}
+    environment |= {"LOCAL_KERNELS": f"org/optimizer={cuda_variant}", "CUDA_VISIBLE_DEVICES": ""}
+    if not (compilers.TORCH / "lib/libtorch_cuda.so").exists():
+        (tmp_path / "stub.cpp").write_text(STREAM_STUB)
+        subprocess.run(["g++", "-shared", "-fPIC", "stub.cpp", "-o", "stub.so"], cwd=tmp_path, check=True)
+        environment["LD_PRELOAD"] = str(tmp_path / "stub.so")
+    tests = [
+        repository / f"tests/kernels/test_{name}.py"
+        for name in ("native_ops", "native_contract", "stochastic_rounding")
+    ]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "kernels_ci", *tests]
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,202 @@
+"""What the package can launch passes the lint, each planted fault is refused, and waves are counted exactly."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+
+from tools.lint import binary, cases, waves
+from tools.lint import kernels as lint
+
+CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}
+WIDE = cases.Case("sm_90", "wide", "bfloat16", 2048, 4096, False, (128, 64, 8, 8, 4))
+OPCODES = {"HGMMA.64x128x16.F32.BF16": 4, "UTMALDG.3D": 8, "STG.E.128": 16}
+GOOD = binary.Facts(131104, 90, 0, OPCODES, 128 * 128 * 64, False)
+DOT = 'tl.dot(a, b, sums, input_precision="ieee")'
+GFX = "gfx942", "v_mfma_f32_16x16x8_xf32", "v_mfma_f32_32x32x2_f32"
+
+
+@pytest.fixture
+def package(variant: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(variant, tmp_path / "package"))
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+
+
+def refusal(package: Path, case: cases.Case) -> str:
+    (row,) = lint.examine_all(package, [case], jobs=1)
+    return "; ".join(row.problems)
+
+
+@pytest.mark.slow
+def test_three_generations_of_gpus_pass(variant):
+    rows = lint.examine_all(variant, cases.fast_cases(variant))
+    assert {row.case.gpu for row in rows} == {"sm_80", "sm_90", "sm_100"}
+    assert not [(row.case.name, row.problems) for row in rows if row.problems]
+
+
+def test_every_configuration_that_can_be_chosen_is_linted(kernel, variant):
+    tuned = kernel.kernels.tuned
+    linted = {(case.gpu, case.dtype, tuple(case.config)) for case in cases.all_cases(variant)}
+    sides = (1, 64, tuned.SMALL_SIDE, tuned.SMALL_SIDE + 1, 1000, 4096, 20000)
+    dtypes = kernel.kernels.symmetric_gemm.DTYPES
+    for gpu, dtype, m, *flags in itertools.product(cases.GPUS, dtypes, sides, (False, True), (False, True)):
+        if flags[0] and not cases.takes_descriptors(gpu, variant):
+            continue
+        target = tuned.Target("cuda", CAPABILITIES[gpu]) if gpu in CAPABILITIES else tuned.Target("hip", 0)
+        config = tuple(tuned.safe_config(target, dtype, m, *flags))
+        names = {"bfloat16", "float16"} if dtype.itemsize == 2 else {"float32"}
+        assert any((gpu, name, config) in linted for name in names), (gpu, dtype, m, flags, config)
+
+
+def test_every_configuration_for_small_matrices_is_linted(kernel, variant):
+    tuned = kernel.kernels.tuned
+    linted = {(case.gpu, case.dtype, case.config) for case in cases.all_cases(variant) if case.kernel == "small_polar"}
+    for gpu, dtype, m in itertools.product(cases.GPUS, ("float16", "bfloat16", "float32"), range(1, 129)):
+        target = tuned.Target("cuda", CAPABILITIES[gpu]) if gpu in CAPABILITIES else tuned.Target("hip", 0)
+        config = tuple(tuned.safe_small_config(target, getattr(torch, dtype), m))
+        assert (gpu, dtype.replace("bfloat16", "float16"), config) in linted, (gpu, dtype, m, config)
+
+
+def test_measured_configurations_are_linted_with_every_layout(package):
+    entry = {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 4, "warps": 8, "stages": 3, "gain": 1.3}
+    (package / "kernels/configs").mkdir(exist_ok=True)
+    file = package / "kernels/configs/NVIDIA_H200.json"
+    small = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 2, "gain": 1.3}
+    tables = {"symmetric_gemm": {"bfloat16": [entry]}, "small_polar": {"float16": [small, small]}}
+    file.write_text(json.dumps({"target": "sm_90", **tables}))
+    found = [case for case in cases.all_cases(package) if case.config == (128, 64, 4, 8, 3)]
+    assert {case.layout for case in found} >= {"wide", "tall", "square", "repeated"}
+    found = [case for case in cases.all_cases(package) if case.config == (64, 32, 64, 8, 2)]
+    assert [(case.kernel, case.aligned) for case in found] == [("small_polar", True), ("small_polar", False)]
+    edit(file, "sm_90", "Hopper")
+    with pytest.raises(ValueError, match=r"NVIDIA_H200\.json must say its target, one of sm_80.*got Hopper"):
+        cases.all_cases(package)
+
+
+def test_configurations_that_do_not_fit_are_refused(variant):
+    planted = {
+        ("sm_80", (256, 64, 8, 8, 2)): "spills [1-9]",
+        ("sm_90", (128, 128, 8, 8, 4)): "needs .* bytes of shared memory, a block has 232448",
+        ("sm_100", (256, 64, 8, 8, 2)): "spills [1-9]",
+        ("sm_90", (100, 64, 8, 8, 3)): "does not compile",
+    }
+    rows = lint.examine_all(variant, [WIDE._replace(gpu=gpu, config=config) for gpu, config in planted], jobs=2)
+    for row, complaint in zip(rows, planted.values()):
+        assert re.search(complaint, "; ".join(row.problems)), row.case
+
+
+def test_small_matrices_configurations_that_do_not_fit_are_refused(variant):
+    planted = {
+        ("float16", (128, 128, 64, 4, 2)): "spills [1-9]",
+        ("float16", (128, 64, 64, 8, 10)): "needs .* bytes of shared memory, a block has 166912",
+        ("float16", (128, 48, 64, 8, 2)): "does not compile",
+    }
+    small = [cases.SmallPolarCase("sm_80", True, dtype, 128, config) for dtype, config in planted]
+    for row, complaint in zip(lint.examine_all(variant, small, jobs=2), planted.values()):
+        assert re.search(complaint, "; ".join(row.problems)), row.case
+
+
+def test_a_step_that_multiplies_more_often_than_it_must_is_refused(package):
+    sums = "sums = panel(A, B, first, SIDE, SIDE, WIDTH, DEPTH)"
+    edit(package / "kernels/panels.py", sums, "\n    ".join([sums, *7 * [sums.replace("sums =", "sums +=", 1)]]))
+    case = cases.SmallPolarCase("sm_80", True, "float16", 64, (64, 64, 64, 4, 2))
+    assert "multiplies" in refusal(package, case)
+
+
+@pytest.mark.parametrize(
+    ("instead", "complaint"),
+    [
+        ("sums + tl.sum(a.to(tl.float32)) + tl.sum(b.to(tl.float32))", "no matrix instruction HGMMA"),
+        (f"tl.dot(b.T, a.T, {DOT})", "multiplies 2 times what a tile needs"),
+    ],
+)
+def test_a_kernel_that_does_not_multiply_each_tile_once_is_refused(package, instead, complaint):
+    edit(package / "kernels/symmetric_gemm.py", DOT, instead)
+    assert complaint in refusal(package, WIDE)
+
+
+def test_a_launch_without_a_fault_passes():
+    assert list(lint.problems(WIDE, GOOD, True)) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"shared": 232449}, "needs 232449 bytes of shared memory, a block has 232448"),
+        ({"spilled": 8}, "spills 8 bytes"),
+        ({"opcodes": OPCODES | {"LDL.64": 2}}, "spills 0 bytes of registers by 2 instructions"),
+        ({"opcodes": {"BPT.TRAP": 1, "HGMMA.64x128x16.F32.BF16": 4, "UTMALDG.3D": 8}}, "stores nothing"),
+        ({"opcodes": OPCODES | {"HGMMA.64x128x16.F32.BF16": 0, "HMMA.16816.F32": 64}}, "no matrix instruction HGMMA"),
+        ({"opcodes": OPCODES | {"UTMALDG.3D": 1}}, "loads two operands by 1 descriptor loads"),
+        ({"specialized": True}, "gives warps different work"),
+        ({"work": 128 * 128 * 32}, "multiplies 0.5 times"),
+        ({"work": 2 * 128 * 128 * 64}, "multiplies 2 times"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_fault_is_named(changed, complaint):
+    (found,) = lint.problems(WIDE, GOOD._replace(**changed), True)
+    assert complaint in found
+
+
+@pytest.mark.parametrize("gpu, rounding, exact", [("sm_80", "HMMA.1688.F32.TF32", "FFMA"), GFX])
+def test_float32_is_not_rounded_by_matrix_instructions(gpu, rounding, exact):
+    case = WIDE._replace(gpu=gpu, dtype="float32", config=(64, 32, 8, 8, 2))
+    facts = binary.Facts(16384, 80, 0, {"STG.E.128": 1, "global_store_dwordx4": 1}, 64 * 64 * 32, False)
+    assert list(lint.problems(case, facts._replace(opcodes=facts.opcodes | {exact: 64}), False)) == []
+    (found,) = lint.problems(case, facts._replace(opcodes=facts.opcodes | {rounding: 64}), False)
+    assert "round" in found
+
+
+def test_work_is_that_of_products_inside_loops():
+    product = "tt.dot %a, %b, %c : tensor<64x32xf16, #x> * tensor<32x128xf16, #y> -> tensor<64x128xf32, #z>"
+    loop = ["%r = scf.for %i = %0 to %k step %s {", product, "scf.if %p {", product, "}", "scf.yield {a = 1}", "}"]
+    assert binary.loop_work("\n".join([product, *loop, product])) == 2 * 64 * 32 * 128
+
+
+@pytest.mark.parametrize(
+    ("m", "symmetric", "dense"), [(1024, (36, 1, 27), (64, 1, 48)), (2048, (136, 2, 52), (256, 2, 97))]
+)
+def test_small_results_save_no_wave(m, symmetric, dense):
+    """132 multiprocessors with one tile of 128 each."""
+    for half, (tiles, count, percent) in ((True, symmetric), (False, dense)):
+        found = waves.waves(waves.tiles(m, 128, half), 132)
+        assert (found.tiles, found.count, round(100 * found.use)) == (tiles, count, percent)
+    assert waves.saves_waves(m, 128, 132) == 0
+
+
+def test_half_the_tiles_save_half_the_waves_of_large_results():
+    assert waves.waves(waves.tiles(4096, 128, True), 132) == (528, 4, Fraction(1), Fraction(1))
+    assert waves.waves(waves.tiles(4096, 128, False), 132).count == 8
+    assert waves.saves_waves(4096, 128, 132) == 4
+
+
+def test_the_last_wave_is_told_from_the_others():
+    assert waves.waves(136, 132) == (136, 2, Fraction(136, 264), Fraction(4, 132))
+    assert waves.waves(132, 132) == (132, 1, Fraction(1), Fraction(1))
+
+
+def test_batching_saves_waves_that_one_matrix_does_not():
+    # Two matrices have 72 and 128 tiles, one wave each; three have 108 and 192, one wave and two.
+    assert [waves.saves_waves(1024, 128, 132, batch) for batch in (1, 2, 3)] == [0, 0, 1]
+    assert waves.smallest_saving_batch(1024, 128, 132) == 3
+    assert waves.smallest_saving_batch(128, 128, 132) is None, "one tile has no mirror"
+
+
+def test_blocks_are_limited_by_what_runs_out_first():
+    limits = lint.LIMITS["sm_90"].shared_of_sm
+    assert waves.blocks_per_sm(131104, 90, 8, limits) == 1
+    assert waves.blocks_per_sm(65568, 58, 4, limits) == 3
+    assert waves.blocks_per_sm(8192, 253, 8, limits) == 1

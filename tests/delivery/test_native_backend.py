@@ -1,0 +1,34 @@
+"""Which variant is built and asked for follows from torch and from the nvcc that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.build import native_backend
+from tools.build.commands import BuildError
+from tools.build.compilers import Cuda
+
+
+@pytest.mark.parametrize(
+    ("torchs", "toolkit", "backend"),
+    [
+        (None, "13.0", "cpu"),
+        (None, None, "cpu"),
+        ("13.0", None, "cpu"),
+        ("13.0", "13.0", "cuda"),
+        ("13.2", "13.0", "cuda"),
+        ("13.0", "13.2", "cpu"),
+        ("12.8", "13.0", "cpu"),
+    ],
+)
+def test_cuda_is_chosen_only_if_torch_takes_what_nvcc_makes(torchs, toolkit, backend, monkeypatch):
+    def find_cuda() -> Cuda:
+        if toolkit is None:
+            raise BuildError("there is no nvcc")
+        return Cuda("nvcc", Path("/cuda"), toolkit)
+
+    monkeypatch.setattr(native_backend.torch.version, "cuda", torchs)
+    monkeypatch.setattr(native_backend, "find_cuda", find_cuda)
+    assert native_backend.native_backend() == backend

@@ -1,0 +1,95 @@
+"""Laws of the tiles' order, and of the interpreter that tests kernels, in Triton's interpreter.
+
+`test_symmetric_gemm.py` runs this file in a process of its own, with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import kernels
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from tests.support import triton_interpreter
+
+triton_interpreter.repair_bfloat16()
+PACKAGE = kernels.get_kernel("org/optimizer", version=1, trust_remote_code=True)
+# Kernels find by name, among the globals of their module, what they call.
+grouped_lower_triangle = PACKAGE.kernels.tiles.grouped_lower_triangle
+lower_triangle = PACKAGE.kernels.tiles.lower_triangle
+
+
+@triton.jit
+def _walk(places, side, GROUP: tl.constexpr, COUNT: tl.constexpr):
+    index = tl.arange(0, COUNT)
+    count = side * (side + 1) // 2
+    i, j = grouped_lower_triangle(tl.minimum(index, count - 1), side, GROUP)
+    tl.store(places + 2 * index, i, mask=index < count)
+    tl.store(places + 2 * index + 1, j, mask=index < count)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 16])
+def test_a_walk_visits_each_tile_of_the_triangle_once(group):
+    for side in [*range(1, 21), 40]:
+        places = torch.full((side * (side + 1) // 2, 2), -1, dtype=torch.int32)
+        _walk[(1,)](places, side, GROUP=group, COUNT=1024)
+        visited = [tuple(place) for place in places.tolist()]
+        assert sorted(visited) == [(i, j) for i in range(side) for j in range(i + 1)]
+
+
+@triton.jit
+def _rows(index, rows, COUNT: tl.constexpr):
+    each = tl.arange(0, COUNT)
+    i, _ = lower_triangle(tl.load(index + each))
+    tl.store(rows + each, i)
+
+
+@pytest.mark.parametrize("ulps", [-2, 0, 2])
+def test_rows_are_found_at_both_of_their_ends_whatever_the_last_bits_of_a_root(ulps, monkeypatch):
+    """Up to 45,056 rows, with indices of 30 bits; in tiles of 64 these are 2.9 million rows of a matrix.
+
+    The square root of GPUs is off by up to one ulp, that of the interpreter by half of one.
+    """
+    inexact = np.float32(1 + ulps * 2**-23)
+    root = interpreter.InterpreterBuilder.create_sqrt
+    monkeypatch.setattr(
+        interpreter.InterpreterBuilder,
+        "create_sqrt",
+        lambda self, x: interpreter.TensorHandle(root(self, x).data * inexact, x.dtype),
+    )
+    i = torch.arange(2**15 + 2**13 + 2**12, dtype=torch.int32)
+    for index in i * (i + 1) // 2, i * (i + 3) // 2:
+        rows = torch.empty_like(i)
+        for part in range(0, len(i), 2**12):
+            _rows[(1,)](index[part:], rows[part:], COUNT=2**12)
+        assert torch.equal(rows, i)
+
+
+@triton.jit
+def _round(x, y, COUNT: tl.constexpr):
+    each = tl.arange(0, COUNT)
+    tl.store(y + each, tl.load(x + each).to(y.dtype.element_ty))
+
+
+def test_the_repaired_interpreter_rounds_as_torch_does():
+    bits = torch.randint(-(2**31), 2**31, (4096,), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    bits[:2048] &= -(2**15)  # ties among the low bits that are dropped
+    x, y = bits.view(torch.float32), torch.empty(4096, dtype=torch.bfloat16)
+    _round[(1,)](x, y, COUNT=4096)
+    torch.testing.assert_close(y, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@triton.jit
+def _square(x, y, TILE: tl.constexpr):
+    places = tl.arange(0, TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    tile = tl.load(x + places)
+    tl.store(y + places, tl.dot(tile, tile))
+
+
+def test_the_repaired_interpreter_multiplies_values():
+    x, y = torch.randn(16, 16, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.empty(16, 16)
+    _square[(1,)](x, y, TILE=16)
+    torch.testing.assert_close(y, x.float() @ x.float(), rtol=0, atol=16 * 2**-24 * 16)

@@ -1,0 +1,213 @@
+"""The symmetric product: its kernel in Triton's interpreter, and its operation on CPUs and under tracing."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.support.spectra import SPECTRA, with_spectrum
+
+pytest.importorskip("triton")
+
+INTERPRETED = [Path(__file__).with_name(f"interpreted_{part}.py") for part in ("symmetric_gemm", "tiles")]
+LAWS = [
+    node.name
+    for file in INTERPRETED
+    for node in ast.parse(file.read_text()).body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+]
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def verdicts(kernel, tmp_path_factory) -> dict[str, list[str]]:
+    """What was wrong with each law in the interpreter, which has one process for all of them."""
+    report = tmp_path_factory.mktemp("interpreted") / "report.xml"
+    # One thread: the products are small, and threads that wait for each other cost more than they do.
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, INTERPRETED)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert report.exists(), f"the interpreter ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    found: dict[str, list[str]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        problems = [f"{case.get('name')}: {problem.text}" for problem in case]
+        found.setdefault(case.get("name").split("[")[0], []).extend(problems)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_the_kernel_keeps_in_the_interpreter(verdicts, law):
+    assert law in verdicts
+    assert not verdicts[law], "\n".join(verdicts[law])
+
+
+@pytest.fixture(scope="module")
+def module(kernel):
+    return kernel.kernels.symmetric_gemm
+
+
+def operands(dtype=torch.float32, batch=2, m=6, k=5) -> dict:
+    """A, B = Aᵀ, a symmetric D with eigenvalues 1 / n, and coefficients of a Newton-Schulz step."""
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(batch, m, k, generator=generator).to(dtype)
+    vectors = with_spectrum(SPECTRA["flat"](m), m, m, seed=0)
+    D = vectors @ torch.diag(SPECTRA["power_law"](m)) @ vectors.mT
+    D = ((D + D.mT) / 2).to(dtype).expand(batch, m, m)
+    scalars = {"alpha": torch.tensor(2.0315), "beta": torch.tensor(-4.775)}
+    return {"A": A, "B": A.mT, "D": D, "C": A.new_full((batch, m, m), 7.0), **scalars}
+
+
+def combined(module, A, B, D, alpha, beta):
+    """Two products, one of them without D and by numbers."""
+    return module.symmetric_gemm(A, B, D, alpha, beta) + module.symmetric_gemm(A, B)
+
+
+def inputs(**options) -> tuple:
+    values = operands(**options)
+    return tuple(values[name] for name in ("A", "B", "D", "alpha", "beta"))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_on_a_cpu_the_error_is_at_most_twice_that_of_torch(module, dtype):
+    """Where torch was lucky, one ulp of the largest entry: two roundings, that of the sum and that of the result."""
+    A, B, D, alpha, beta = inputs(dtype=dtype, m=33, k=65)
+    C = module.symmetric_gemm(A, B, D, alpha, beta)
+    exact = alpha.double() * A.double() @ B.double() + beta.double() * D.double()
+    torchs = torch.baddbmm(D, A, B, alpha=alpha.item(), beta=beta.item())
+    errors = [(x.double() - exact).abs().max() for x in (C, torchs)]
+    assert errors[0] <= max(2 * errors[1], torch.finfo(dtype).eps * exact.abs().max())
+    assert torch.equal(C, C.mT)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3), (2, 5, 0), (2, 1, 3), (2, 5, 1)], ids=str)
+def test_sizes_of_zero_and_one_are_products_too(module, shape):
+    A = torch.ones(shape)
+    assert torch.equal(module.symmetric_gemm(A, A.mT), torch.full((shape[0], shape[1], shape[1]), float(shape[2])))
+
+
+@pytest.mark.kernels_ci
+def test_on_a_cpu_too_the_result_alone_is_rounded(module):
+    """300 ** 2 is more than float16 holds, half of it is not."""
+    A = torch.full((1, 1, 1), 300.0, dtype=torch.float16)
+    assert module.symmetric_gemm(A, A, alpha=0.5) == 45000
+    assert module.symmetric_gemm(A, A, A, alpha=0.5, beta=-200.0) == -15000
+
+
+@pytest.mark.parametrize("has_D", [True, False], ids=["with D", "without D"])
+def test_the_operation_keeps_torchs_rules_for_operators(module, has_D):
+    """Schema, fake kernel and tracing under dynamic shapes; there is no gradient to register."""
+    values = operands() if has_D else {**operands(), "D": None}
+    utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"
+    torch.library.opcheck(module.symmetric_gemm_, (), values, test_utils=utilities)
+
+
+@pytest.mark.kernels_ci
+def test_a_compiled_product_is_the_eager_one_and_is_compiled_once_for_all_coefficients(module):
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda *args: combined(module, *args), fullgraph=True, backend=graphs)
+    A, B, D, alpha, beta = inputs()
+    for scale in (1.0, 2.0):
+        arguments = A, B, D, scale * alpha, scale * beta
+        assert torch.equal(compiled(*arguments), combined(module, *arguments))
+    assert graphs.frame_count == 1
+
+
+def test_an_exported_product_is_the_eager_one(module):
+    class Product(torch.nn.Module):
+        def forward(self, A, B, D, alpha, beta):
+            return combined(module, A, B, D, alpha, beta)
+
+    exported = torch.export.export(Product(), inputs())
+    assert torch.equal(exported.module()(*inputs()), combined(module, *inputs()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gpus_product_is_traced_without_the_gpu(module, dtype):
+    with FakeTensorMode():
+        A, D = (torch.empty(3, 7, n, dtype=dtype, device="cuda") for n in (5, 7))
+        alpha = torch.empty((), device="cuda")
+        arguments = A, A.mT, D, alpha, alpha
+        C = module.symmetric_gemm(*arguments)
+        assert (C.shape, C.dtype, C.device.type) == ((3, 7, 7), dtype, "cuda")
+        graph = make_fx(lambda *args: combined(module, *args), tracing_mode="fake")(*arguments).graph
+        with pytest.raises(ValueError, match="B must be"):
+            module.symmetric_gemm(A, A)
+    assert [node.target.name().split("::")[1] for node in graph.nodes if "symmetric" in node.name] == [
+        "symmetric_gemm_", "symmetric_gemm_"
+    ]  # fmt: skip
+
+
+BAD = {
+    r"A must be .b, m, k. .* got \(6, 5\)": lambda v: {"A": v["A"][0]},
+    r"A must be .* torch.float64": lambda v: {"A": v["A"].double()},
+    r"B must be \(2, 5, 6\) .* got \(2, 6, 5\)": lambda v: {"B": v["A"]},
+    r"B must be \(2, 5, 6\) .* got \(1, 5, 6\)": lambda v: {"B": v["B"][:1]},
+    r"B must be .* torch.float32 .* torch.float16": lambda v: {"B": v["B"].half()},
+    r"B must be .* on cpu, .* on meta": lambda v: {"B": v["B"].to("meta")},
+    r"D must be \(2, 6, 6\) .* got \(6, 6\)": lambda v: {"D": v["D"][0]},
+    r"D must be .* torch.bfloat16": lambda v: {"D": v["D"].bfloat16()},
+    r"C must be \(2, 6, 6\) .* got \(2, 6, 5\)": lambda v: {"C": v["C"][..., :5]},
+    r"C must be .* torch.float64": lambda v: {"C": v["C"].double()},
+    r"alpha must be a real 0-d tensor on the CPU or cpu, got \(2,\)": lambda v: {"alpha": torch.ones(2)},
+    r"C must have a place for each .* \(2, 6, 6\)": lambda v: {"C": v["C"][:1].expand(2, 6, 6)},
+}
+
+
+def sharing(name: str, values: dict) -> dict:
+    """C begins where the operand ends but for its last entry."""
+    buffer = torch.full((200,), 7.0)
+    x = values[name]
+    operand = buffer[: x.numel()].view(x.shape)
+    return {name: operand, "C": buffer[x.numel() - 1 :][:72].view(2, 6, 6)}
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("message", BAD)
+def test_what_does_not_fit_is_a_value_error_that_says_so_and_nothing_is_written(module, message):
+    assert_refuses(module, message, BAD[message])
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("name", ["A", "B", "D"])
+def test_a_result_that_shares_memory_with_an_operand_is_refused(module, name):
+    assert_refuses(module, "C must not share its storage with A, B or D", lambda values: sharing(name, values))
+
+
+def assert_refuses(module, message, replacement):
+    values = operands()
+    values |= replacement(values)
+    before = values["C"].clone()
+    with pytest.raises(ValueError, match=message):
+        module.symmetric_gemm_(**values)
+    assert torch.equal(values["C"], before)
+
+
+IMPORT = """
+import torch, triton.runtime
+def refuse(*args, **options):
+    raise AssertionError("a device was touched")
+for name in "_lazy_init", "current_device", "get_device_properties", "get_device_capability", "get_device_name":
+    setattr(torch.cuda, name, refuse)
+type(triton.runtime.driver).active = property(refuse)
+import kernels
+package = kernels.get_kernel("org/optimizer", version=1, trust_remote_code=True)
+assert package.kernels.symmetric_gemm
+"""
+
+
+@pytest.mark.slow
+def test_importing_touches_no_device(kernel):
+    subprocess.run([sys.executable, "-c", IMPORT], check=True)

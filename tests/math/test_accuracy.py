@@ -1,0 +1,190 @@
+"""How far rounding takes an orthogonalization from the float64 polynomial, against bounds derived from the rounding."""
+
+import functools
+
+import pytest
+import torch
+
+from tests.support.iterations import Carried, gram, standard, unit_roundoff
+from tests.support.spectra import SPECTRA, composed, singular_vectors
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SCHEDULES = ("polar_express", "polar_express_safer", "quintic", "original")
+# A work dtype, a method, the dtype of the Gram iteration's chain, and where that restarts in five steps.
+CASES = {
+    "float16-standard": (torch.float16, "standard", None, ()),
+    "float16-gram": (torch.float16, "gram", torch.float16, (2,)),
+    "float16-gram_float32": (torch.float16, "gram_float32", torch.float32, ()),
+    "bfloat16-standard": (torch.bfloat16, "standard", None, ()),
+    "bfloat16-gram_float32": (torch.bfloat16, "gram_float32", torch.float32, ()),
+    "float32-standard": (torch.float32, "standard", None, ()),
+    "float32-gram": (torch.float32, "gram", torch.float32, ()),
+    "float64-standard": (torch.float64, "standard", None, ()),
+    "float64-gram": (torch.float64, "gram", torch.float64, ()),
+}
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+M, N = 64, 160
+# `Carried` takes each rounding for as large as it can be, 2.4 times what is to be expected, and lets chance add them
+# up. Where one number stands for many, as in a flat spectrum, they are one rounding, and chance evens nothing out.
+LUCK = 1.5
+
+
+@pytest.fixture(params=SCHEDULES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def schedule(kernel, name):
+    return kernel.schedules.resolve_schedule(name, 5)
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return request.param
+
+
+def normalized(spectrum):
+    sigma = SPECTRA[spectrum](M)
+    return sigma / sigma.norm()
+
+
+def between_vectors(sigma, seed=0):
+    """Return U diag(sigma) Vᵀ (M, N), float64."""
+    left, right = vectors(seed)
+    return (left * sigma) @ right.mT
+
+
+vectors = functools.cache(functools.partial(singular_vectors, M, N))
+
+
+def split(schedule, restarts):
+    bounds = [0, *restarts, len(schedule)]
+    return [schedule[start:stop] for start, stop in zip(bounds, bounds[1:])]
+
+
+def plainly(X, schedule, case):
+    """Return p(X) by the oracle of this case."""
+    _, method, chain_dtype, restarts = CASES[case]
+    return standard(X, schedule) if method == "standard" else gram(X, split(schedule, restarts), chain_dtype)
+
+
+def input_dtype(case):
+    return torch.promote_types(CASES[case][0], torch.float32)
+
+
+@functools.cache
+def bound(schedule, spectrum, case, order="fro"):
+    """Return how far rounding may take p(G) of a normalised G, in this norm: all roundings, each carried to the end.
+
+    Each adds to X by the unit roundoff of its dtype times what is rounded, and from there on grows by the derivative
+    of the steps that follow: in the standard iteration by at most the product of their first coefficients, in the Gram
+    iteration, where it falls on R, by at most `stability.amplification`. What a spectrum sees of these is less by
+    orders of magnitude, hence the calculation. G itself is exact up to the product that makes it of U, sigma and V.
+    """
+    left, right = vectors(0)
+    G = Carried.exact(left * normalized(spectrum), seed=1) @ Carried.exact(right.mT, seed=2)
+    return LUCK * plainly(G.to(CASES[case][0]), schedule, case).error(order)
+
+
+def error(kernel, name, case, spectrum, scale=1.0):
+    """Return factor - p(G), where G has this spectrum and is `scale` times as large, float64."""
+    dtype, method, *_ = CASES[case]
+    G = (scale * between_vectors(normalized(spectrum))).to(input_dtype(case))
+    factor = kernel.orthogonalize(G, name, dtype=dtype, method=method, eps=0)
+    schedule = kernel.schedules.resolve_schedule(name, 5)
+    return factor.double() - between_vectors(composed(schedule, normalized(spectrum)))
+
+
+def test_the_error_is_within_the_bound_of_its_roundings(kernel, name, schedule, case):
+    for spectrum in SPECTRA:
+        assert error(kernel, name, case, spectrum).norm() <= bound(schedule, spectrum, case), spectrum
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_error_is_at_most_twice_that_of_torchs_own_products(kernel, name, schedule, case, device):
+    dtype, method, *_ = CASES[case]
+    for spectrum in SPECTRA:
+        sigma, ours, plain = normalized(spectrum), 0.0, 0.0
+        # A Gram iteration amplifies a few directions, in which roundings are a matter of luck: three draws.
+        for seed in range(3):
+            G = between_vectors(sigma, seed).to(device)
+            exact = between_vectors(composed(schedule, sigma), seed).to(device)
+            factor = kernel.orthogonalize(G.to(input_dtype(case)), name, dtype=dtype, method=method)
+            ours += (factor.double() - exact).norm().item() ** 2
+            plain += (plainly(G.to(dtype), schedule, case).double() - exact).norm().item() ** 2
+        # A flat spectrum is one number on the diagonal, rounded alike everywhere: a few roundoffs more or less.
+        few = 4 * unit_roundoff(dtype) * exact.norm().item()
+        assert ours**0.5 <= 2 * plain**0.5 + few, spectrum
+
+
+@pytest.mark.parametrize(
+    "case, share", [("float32-standard", 3e-4), ("float64-standard", 1e-11), ("float64-gram", 1e-10)]
+)
+def test_a_coefficient_with_a_wrong_fourth_digit_would_exceed_the_bound(schedule, case, share):
+    """What the bounds are worth: the polynomial of the wrong schedule is further away than an error and a bound."""
+    for step in range(5):
+        for place in range(3):
+            triple = list(schedule[step])
+            triple[place] *= 1 + share
+            wrong = (*schedule[:step], tuple(triple), *schedule[step + 1 :])
+            moved = {s: (composed(wrong, normalized(s)) - composed(schedule, normalized(s))).norm() for s in SPECTRA}
+            assert any(moved[s] > 2 * bound(schedule, s, case) for s in SPECTRA), (step, place)
+
+
+def test_a_dropped_restart_would_exceed_the_bound(kernel, name, schedule):
+    errors = {}
+    for spectrum in SPECTRA:
+        X = between_vectors(normalized(spectrum)).half()
+        without = kernel.polar.gram_newton_schulz(X, [schedule], kernel.kernels.gemms.SINGLE, torch.float16)
+        exact = between_vectors(composed(schedule, normalized(spectrum)))
+        errors[spectrum] = (without.double() - exact).norm().nan_to_num(torch.inf)
+    assert any(errors[spectrum] > bound(schedule, spectrum, "float16-gram") for spectrum in SPECTRA)
+
+
+def test_singular_values_end_in_the_schedules_band_but_for_the_rounding(kernel, name, schedule, case):
+    """The defect of orthogonality. Singular values move by at most the spectral norm of the error (Weyl)."""
+    low, high = kernel.schedules.PRESETS[name].band
+    inside = [spectrum for spectrum in SPECTRA if normalized(spectrum).min() >= 1e-3]
+    assert len(inside) >= 3
+    for spectrum in inside:
+        moved = bound(schedule, spectrum, case, order=2)
+        exact = between_vectors(composed(schedule, normalized(spectrum)))
+        values = torch.linalg.svdvals(error(kernel, name, case, spectrum) + exact)
+        # The band is printed with six digits.
+        assert low - moved - 1e-6 <= values.min() and values.max() <= high + moved + 1e-6, spectrum
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e-30])
+def test_gradients_of_any_size_err_as_little(kernel, case, scale):
+    """Squares of 1e30 and 1e-30 overflow and underflow in float32."""
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    for spectrum in ("power_law", "gaussian"):
+        assert error(kernel, "polar_express", case, spectrum, scale).norm() <= bound(schedule, spectrum, case)
+
+
+def test_a_tall_matrix_is_the_transpose_of_a_wide_one(kernel, case):
+    dtype, method, *_ = CASES[case]
+    G = between_vectors(normalized("gaussian")).to(dtype)
+    wide, tall = (kernel.orthogonalize(X, dtype=dtype, method=method) for X in (G, G.mT.contiguous()))
+    assert torch.equal(tall, wide.mT)
+
+
+def test_a_matrix_gets_the_same_bits_alone_and_in_a_batch_by_every_method(kernel, case):
+    dtype, method, *_ = CASES[case]
+    G = torch.stack([between_vectors(normalized(spectrum)) for spectrum in SPECTRA]).to(dtype)
+    together = kernel.orthogonalize(G, dtype=dtype, method=method)
+    for i in (0, 3, len(G) - 1):
+        assert torch.equal(together[i], kernel.orthogonalize(G[i], dtype=dtype, method=method))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_stays_in_its_matrix_by_every_method(kernel, case, value):
+    dtype, method, *_ = CASES[case]
+    G = torch.stack([between_vectors(normalized("gaussian"), seed) for seed in range(3)]).to(dtype)
+    clean = kernel.orthogonalize(G, dtype=dtype, method=method)
+    G[1, 2, 3] = value
+    result = kernel.orthogonalize(G, dtype=dtype, method=method)
+    assert torch.equal(result[[0, 2]], clean[[0, 2]])
+    assert result[1].isnan().any()

@@ -1,0 +1,111 @@
+"""What half precision needs: no Gram iteration in bfloat16, and a scale that float16 does not lose digits without."""
+
+import pytest
+import torch
+
+from tests.support.iterations import Carried, gram, standard
+from tests.support.spectra import SPECTRA, composed, singular_vectors, with_spectrum
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RESTARTS = {"standard": (), "gram": (2,)}
+SCALES = [2.0**k for k in range(7)]
+
+
+def at_scale(kernel, schedule, scale, method):
+    """Return the float16 iteration of this method with this scale, whatever `folded_scale` says."""
+    chosen = kernel.iteration.choose_iteration(torch.device("cpu"), torch.float16, (64, 64), schedule, method)
+    folded = kernel.schedules.with_folded_scale(schedule, scale)
+    return chosen._replace(scale=scale, windows=kernel.stability.split(folded, RESTARTS[method]))
+
+
+def gram_error(kernel, schedule, restarts, dtype, spectrum):
+    """Return the relative error of the Gram iteration, restarted at will, on a 64 x 160 matrix of this spectrum."""
+    sigma = SPECTRA[spectrum](64)
+    sigma = sigma / sigma.norm()
+    left, right = singular_vectors(64, 160, seed=0)
+    X = ((left * sigma) @ right.mT).to(dtype)
+    windows = kernel.stability.split(schedule, restarts)
+    factor = kernel.polar.gram_newton_schulz(X, windows, kernel.kernels.gemms.SINGLE, dtype).double()
+    exact = composed(schedule, sigma)
+    return ((factor - (left * exact) @ right.mT).norm() / exact.norm()).nan_to_num(torch.inf).item()
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
+def test_gram_in_bfloat16_is_refused_by_name(kernel, name):
+    with pytest.raises(ValueError, match=r"method 'gram' is not safe .* in torch\.bfloat16 .* use 'standard'"):
+        kernel.orthogonalize(torch.ones(4, 9), name, dtype=torch.bfloat16, method="gram")
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
+def test_gram_in_bfloat16_diverges(kernel, name):
+    """An error as large as half of the result, or all of it; float16 with its restart stays below a tenth."""
+    schedule = kernel.schedules.resolve_schedule(name, 5)
+    for spectrum in ("condition_1e6", "log_spaced", "rank_deficient", "one_huge"):
+        assert gram_error(kernel, schedule, (), torch.bfloat16, spectrum) > 0.5, spectrum
+        assert gram_error(kernel, schedule, (2,), torch.float16, spectrum) < 0.1, spectrum
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_folded_scale_changes_no_bit_where_the_range_is_wide(kernel, scale):
+    """Powers of two are exact, and float64 has no subnormal numbers here: what the scale does is only shift."""
+    X = with_spectrum(SPECTRA["power_law"](24), 24, 40, seed=0) / 2
+    products, split = kernel.kernels.gemms.SINGLE, kernel.stability.split
+    for name in kernel.schedules.PRESETS:
+        schedule = kernel.schedules.resolve_schedule(name, 5)
+        folded = kernel.schedules.with_folded_scale(schedule, scale)
+        plain, shifted = (
+            kernel.polar.newton_schulz(factor * X, steps, products)
+            for factor, steps in ((1, schedule), (scale, folded))
+        )
+        assert torch.equal(plain, shifted)
+        plain, shifted = (
+            kernel.polar.gram_newton_schulz(factor * X, split(steps, (2,)), products, torch.float64)
+            for factor, steps in ((1, schedule), (scale, folded))
+        )
+        assert torch.equal(plain, shifted)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("m, scale", [(1, 1), (2, 2), (7, 2), (8, 4), (1024, 32), (2047, 32), (2048, 64), (10**6, 64)])
+def test_the_scale_is_the_power_of_two_next_to_the_root_of_m_up_to_64(kernel, m, scale):
+    assert kernel.iteration.folded_scale(torch.float16, m) == scale
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        assert kernel.iteration.folded_scale(dtype, m) == 1
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("method", ["standard", "gram"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_rank_one_stays_finite_at_every_scale(kernel, scale, method):
+    """The one singular value is 1, and is one entry or all of them: the largest Gram matrices there are."""
+    one_entry, spread = torch.zeros(8, 24), torch.ones(8, 24)
+    one_entry[2, 3] = 1
+    for name in kernel.schedules.PRESETS:
+        schedule = kernel.schedules.resolve_schedule(name, 5)
+        iteration = at_scale(kernel, schedule, scale, method)
+        for G in (one_entry, spread):
+            factor = kernel.polar.polar_factors(G[None], iteration, eps=0)[0].double()
+            expected = composed(schedule, 1.0) * G.double() / G.norm()
+            # One number stands for all: its roundings, about 16, may go one way, 4 times as far as chance would.
+            X = Carried.exact(G.double() / G.norm(), seed=0).to(torch.float16)
+            windows = kernel.stability.split(schedule, RESTARTS[method])
+            carried = standard(X, schedule) if method == "standard" else gram(X, windows, torch.float16)
+            assert (factor - expected).norm() <= 4 * carried.error(), name
+
+
+@pytest.mark.kernels_ci
+def test_the_scale_gives_the_gram_matrix_of_a_large_matrix_its_digits_back(kernel):
+    """Entries of X Xᵀ are about 1 / (m sqrt(n)) = 1e-5 here, and float16's smallest normal number is 6e-5."""
+    m = n = 2048
+    G = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
+    errors = []
+    for scale in (1.0, kernel.iteration.folded_scale(torch.float16, m)):
+        rows = kernel.polar.normalize(G, torch.float16, 0.0, scale)[:256]
+        exact = rows.float() @ rows.float().mT
+        errors.append((torch.mm(rows, rows.mT).float() - exact).norm() / exact.norm())
+    # Entries there are spaced by 2^-24, which is 5 times the spacing that ten bits more give numbers of their size.
+    assert errors[0] > 2.5 * errors[1]

@@ -1,0 +1,43 @@
+"""What each adjustment promises: the size of the update it makes of a polar factor."""
+
+import pytest
+import torch
+
+from tests.support.spectra import SPECTRA, with_spectrum
+
+SHAPES = [(32, 32), (48, 16), (16, 48)]
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def update(kernel, name, rows, cols):
+    factor = with_spectrum(SPECTRA["flat"](min(rows, cols)), rows, cols, seed=0)
+    return kernel.learning_rate.step_multiplier(name, rows, cols) * factor
+
+
+@pytest.mark.parametrize("rows, cols", SHAPES)
+def test_match_rms_adamw_gives_a_root_mean_square_of_one_fifth(kernel, rows, cols):
+    assert update(kernel, "match_rms_adamw", rows, cols).square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-12)
+
+
+@pytest.mark.parametrize("rows, cols", SHAPES)
+@pytest.mark.parametrize("name", ["original", None])
+def test_original_gives_the_spectral_norm_of_torchs_muon(kernel, name, rows, cols):
+    norm = torch.linalg.matrix_norm(update(kernel, name, rows, cols), ord=2).item()
+    assert norm == pytest.approx(max(1, rows / cols) ** 0.5, rel=1e-12)
+    assert kernel.learning_rate.step_multiplier(name, rows, cols) == pytest.approx(
+        torch.optim._muon._adjust_lr(1.0, "original", torch.Size((rows, cols)))
+    )
+
+
+@pytest.mark.parametrize("rows, cols", SHAPES)
+def test_rms_to_rms_gives_operator_norm_one_between_root_mean_squares(kernel, rows, cols):
+    W = update(kernel, "rms_to_rms", rows, cols)
+    x = torch.linalg.svd(W).Vh[0]  # the input that is stretched most
+    stretched = (W @ x).square().mean().sqrt() / x.square().mean().sqrt()
+    assert stretched.item() == pytest.approx(1.0, rel=1e-12)
+
+
+def test_an_unknown_adjustment_is_named(kernel):
+    with pytest.raises(ValueError, match="'rms' is none of original, match_rms_adamw, rms_to_rms"):
+        kernel.learning_rate.step_multiplier("rms", 4, 4)

@@ -1,0 +1,225 @@
+"""Orthogonalization against the golden results and against the scalar polynomial that specifies it."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.spectra import SPECTRA, composed, with_spectrum
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+FLOORS = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}
+
+
+@pytest.fixture(scope="module")
+def cases(repository):
+    """The cases; the ones of the Motif iteration with the coefficients that it ran with, whose last are rounded."""
+    golden = repository / "tests/golden"
+    schedules = json.loads((golden / "coefficients.json").read_text())["schedules"]
+    (motif,) = (s["coefficients"] for s in schedules if s["id"] == "schedule_l0.001_n10_s0.01_c0.02")
+    cases = json.loads((golden / "newton_schulz.json").read_text())["cases"]
+    return [{**case, "motif_schedule": motif} for case in cases]
+
+
+@pytest.fixture(scope="module")
+def arrays(repository):
+    return np.load(repository / "tests/golden/newton_schulz.npz", allow_pickle=False)
+
+
+def relative_error(x, reference):
+    scale = reference.abs().max().clamp_min(1e-300)
+    return ((x.double() - reference) / scale).norm() / (reference / scale).norm().clamp_min(1e-300)
+
+
+def golden_options(kernel, case, G):
+    """Return our arguments for a case: the references add eps to the norm, or scale the norm, where we clamp it."""
+    options, algorithm = case["options"], case["algorithm"]
+    steps = options.get("steps", 5)
+    norm = kernel.polar.frobenius_norm(G.double()).item()
+    if algorithm == "timm":
+        s = options["safety_factor"]
+        (a, b, c), *rest = kernel.schedules.resolve_schedule(options["coefficients"], steps)
+        return dict(ns_coefficients=[(a / s, b / s**3, c / s**5), *rest], ns_steps=steps, eps=options["eps"] / s)
+    if algorithm == "motif":
+        schedule = case["motif_schedule"]
+    else:
+        schedule = [[k / options.get("safety", 1.0) for k in (3.4445, -4.7750, 2.0315)]]
+    return dict(ns_coefficients=schedule, ns_steps=steps, eps=norm + 1e-7)
+
+
+def run_case(kernel, case, G, dtype):
+    """Orthogonalize each matrix with its own eps."""
+    matrices = G.reshape(-1, *G.shape[-2:])
+    results = [
+        kernel.orthogonalize(X.to(torch.promote_types(X.dtype, dtype)), dtype=dtype, **golden_options(kernel, case, X))
+        for X in matrices
+    ]
+    return torch.stack(results).reshape(G.shape)
+
+
+@pytest.mark.kernels_ci
+def test_float64_follows_the_golden_results(kernel, cases, arrays):
+    for case in cases:
+        G = torch.from_numpy(arrays[f"in/{case['input']}"]).double()
+        expected = torch.from_numpy(arrays[f"out/{case['id']}"]).double()
+        # Exact for timm; the eps that stands in for an added one is rounded once, which is one ulp of the input.
+        assert relative_error(run_case(kernel, case, G, torch.float64), expected) <= case["tol_rel_float64"], case
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_other_dtypes_err_no_more_than_the_references(kernel, cases, arrays, dtype):
+    name = str(dtype).replace("torch.", "")
+    compared = 0
+    for case in cases:
+        reference_error = case["ref_rel_error_pooled"].get(name, case["ref_rel_error"].get(name))
+        G = torch.from_numpy(arrays[f"in/{case['input']}"])
+        actual = run_case(kernel, case, G, dtype)
+        assert actual.isfinite().all(), case
+        if reference_error is None or reference_error >= 0.5:
+            continue  # the reference overflows or underflows there
+        expected = torch.from_numpy(arrays[f"out/{case['id']}"]).double()
+        assert relative_error(actual, expected) <= max(FLOORS[dtype], 4 * reference_error), case
+        compared += 1
+    assert compared >= 15
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("m, n", [(48, 48), (48, 160), (160, 48)])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_singular_values_follow_the_scalar_polynomial(kernel, spectrum, m, n):
+    """The iteration acts on each singular value alone, so p(sigma) specifies it fully."""
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    sigma = SPECTRA[spectrum](min(m, n))
+    G = with_spectrum(sigma, m, n, seed=0)
+    expected = composed(schedule, sigma / sigma.norm()).sort(descending=True).values
+    gain = math.prod(a for a, _, _ in schedule)
+    for dtype in (torch.float64, torch.float32):
+        factor = kernel.orthogonalize(G.to(dtype), dtype=dtype)
+        # A perturbation is amplified by at most the product of the first coefficients, the slope of p at 0; the input
+        # is rounded once and each of 15 products adds its own rounding, of values of about 1.
+        bound = 16 * gain * torch.finfo(dtype).eps
+        torch.testing.assert_close(torch.linalg.svdvals(factor.double()), expected, atol=bound, rtol=0)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("spectrum", ["flat", "clustered"])
+def test_the_result_is_close_to_the_polar_factor(kernel, spectrum):
+    """U Vᵀ of G = U S Vᵀ, within the band that the schedule promises for sigma in [1e-3, 1]."""
+    G = with_spectrum(SPECTRA[spectrum](40), 40, 96, seed=1)
+    U, _, Vh = torch.linalg.svd(G, full_matrices=False)
+    low, high = kernel.schedules.PRESETS["polar_express"].band
+    difference = torch.linalg.matrix_norm(kernel.orthogonalize(G) - U @ Vh, ord=2)
+    assert difference <= max(1 - low, high - 1) + 1e-9
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("exponent", [100, -100])
+def test_a_power_of_two_changes_no_bit(kernel, dtype, exponent):
+    """1e30 and 1e-30 overflow and underflow squares in float32; the norm must not notice."""
+    G = with_spectrum(SPECTRA["power_law"](24), 24, 40, seed=2).float()
+    plain = kernel.orthogonalize(G, dtype=dtype, eps=0)
+    scaled = kernel.orthogonalize(G * 2.0**exponent, dtype=dtype, eps=0)
+    assert plain.norm() > 1
+    assert torch.equal(plain, scaled)
+
+
+def test_float64_norms_do_not_overflow_either(kernel):
+    G = with_spectrum(SPECTRA["flat"](8), 8, 12, seed=3)
+    scaled = kernel.orthogonalize(G * 2.0**900, eps=0)
+    torch.testing.assert_close(scaled, kernel.orthogonalize(G, eps=0), atol=1e-10, rtol=0)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("eps", [0.0, 1e-7])
+def test_zero_gives_zero(kernel, dtype, eps):
+    assert torch.equal(kernel.orthogonalize(torch.zeros(2, 6, 9), dtype=dtype, eps=eps), torch.zeros(2, 6, 9))
+
+
+def test_gradients_below_eps_are_not_blown_up(kernel):
+    G = with_spectrum(SPECTRA["flat"](8), 8, 8, seed=4)
+    gain = math.prod(a for a, _, _ in kernel.schedules.resolve_schedule("polar_express", 5))
+    x = 1e-14 / 1e-7
+    small = kernel.orthogonalize(G * 1e-14, eps=1e-7)
+    # Far below eps p is linear: its slope at 0 times G / eps. The next term is (gain x)², in one or more of five steps.
+    torch.testing.assert_close(small, gain * x * G, rtol=5 * (gain * x) ** 2, atol=0)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize(
+    "shape, dtype",
+    # The long shapes are where libraries split the sum over k by the batch; emulated float16 takes its time there.
+    [((8, 200, 4096), dtype) for dtype in DTYPES[:3]]
+    + [((16, 128, 512), dtype) for dtype in DTYPES[:3]]
+    + [(shape, dtype) for shape in ((1, 8, 300), (5, 31, 64), (5, 300, 7)) for dtype in DTYPES],
+    ids=str,
+)
+def test_a_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, dtype, shape):
+    G = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    together = kernel.orthogonalize(G, ns_steps=2, dtype=dtype)
+    for i in (0, len(G) // 2, len(G) - 1):
+        assert torch.equal(together[i], kernel.orthogonalize(G[i], ns_steps=2, dtype=dtype))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_stays_in_its_matrix(kernel, value):
+    G = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(6))
+    clean = kernel.orthogonalize(G)
+    G[1, 2, 3] = value
+    result = kernel.orthogonalize(G)
+    assert torch.equal(result[[0, 2]], clean[[0, 2]])
+    assert result[1].isnan().any()
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (2, 3, 6, 9), (0, 4, 5), (3, 0, 5), (4, 1, 1)], ids=str)
+def test_shape_and_dtype_are_kept_and_the_input_is_untouched(kernel, shape, dtype):
+    G = torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(dtype)
+    before = G.clone()
+    result = kernel.orthogonalize(G, dtype=dtype)
+    assert (result.shape, result.dtype) == (G.shape, dtype)
+    assert torch.equal(G, before)
+    assert result.data_ptr() != G.data_ptr() or G.numel() == 0
+
+
+@pytest.mark.kernels_ci
+def test_strides_of_the_input_do_not_matter(kernel):
+    G = torch.randn(4, 20, 30, generator=torch.Generator().manual_seed(8))
+    expected = kernel.orthogonalize(G)
+    assert torch.equal(kernel.orthogonalize(G.mT.contiguous().mT), expected)
+    assert torch.equal(kernel.orthogonalize(torch.stack([G, G], dim=-1)[..., 0]), expected)
+    assert torch.equal(kernel.orthogonalize(G.mT), expected.mT)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize(
+    "G, options, words",
+    [
+        (torch.zeros(3), {}, "(3,)"),
+        (torch.zeros(3, 3, dtype=torch.int64), {}, "int64"),
+        (torch.zeros(3, 3, dtype=torch.complex64), {}, "complex64"),
+        (torch.zeros(3, 3), dict(eps=-1.0), "-1.0"),
+        (torch.zeros(3, 3), dict(eps=float("nan")), "nan"),
+        (torch.zeros(3, 3), dict(dtype=torch.int8), "int8"),
+        (torch.zeros(3, 3), dict(ns_steps=0), "got 0"),
+        (torch.zeros(3, 3), dict(ns_coefficients="quartic"), "quartic"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_bad_input_is_named(kernel, G, options, words):
+    with pytest.raises(ValueError) as raised:
+        kernel.orthogonalize(G, **options)
+    assert words in str(raised.value)
+
+
+@pytest.mark.kernels_ci
+def test_compiles_to_one_graph_with_the_same_result(kernel):
+    G = torch.randn(2, 16, 24, generator=torch.Generator().manual_seed(9))
+    explained = torch._dynamo.explain(kernel.orthogonalize)(G)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+    compiled = torch.compile(kernel.orthogonalize, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(G), kernel.orthogonalize(G))

@@ -1,0 +1,190 @@
+"""Momentum in host memory gives the bits of momentum that stays, is whole for whoever reads it, and takes two slots."""
+
+import copy
+import importlib
+import pickle
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+VARIANTS = {
+    "plain": {},
+    "bfloat16 momentum": dict(momentum_dtype="bfloat16"),
+    "stochastic": dict(stochastic_rounding=True),
+    "batched convolutions": dict(conv_mode="batched"),
+}
+
+
+def parameters(device="cpu"):
+    generator = torch.Generator("cpu").manual_seed(1)
+    shapes = {"conv.weight": (8, 4, 3, 3), "experts.up": (5, 16, 12)}
+    more = {name: torch.randn(shape, generator=generator, device="cpu") for name, shape in shapes.items()}
+    more["conv.weight"] = more["conv.weight"].to(memory_format=torch.channels_last)
+    both = {**named_parameters(), **more}
+    return {name: Parameter(p.detach().to(device)) for name, p in both.items()}
+
+
+def pair(kernel, device="cpu", **settings):
+    """Parameters and optimizers without and with offload."""
+    both = [parameters(device) for _ in range(2)]
+    settings = dict(lr=0.02, expert_keys=["experts"], **settings)
+    return both, [kernel.Muon(params.items(), offload=own, **settings) for params, own in zip(both, (False, True))]
+
+
+def momentum_of(optimizer, params):
+    return {key: value for key, value in state_of(optimizer, params).items() if key.endswith("momentum_buffer")}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_offload_changes_no_bit_of_parameters_and_state(kernel, device, variant):
+    (params, others), (optimizer, offloaded) = pair(kernel, device, **VARIANTS[variant])
+    for seed, without in enumerate([(), ("up.weight", "experts.up"), params.keys(), ()]):
+        for own, each in ((params, optimizer), (others, offloaded)):
+            for name, p in own.items():
+                gradient = torch.randn(p.shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+                p.grad = None if name in without else gradient.to(device)
+            each.step()
+    offloaded.state_dict()  # waits
+    assert same_bits(params, others)
+    expected, found = state_of(optimizer, params), state_of(offloaded, others)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(expected[key].cpu(), found[key].cpu()) for key in expected)
+
+
+def test_momentum_is_in_host_memory_and_the_rest_is_not(kernel, device):
+    _, (_, optimizer) = pair(kernel, device)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            for key, value in optimizer.state[p].items():
+                hosted = key == "momentum_buffer"
+                assert value.device.type == ("cpu" if hosted else device)
+                assert value.is_pinned() == (hosted and device == "cuda")
+                assert key == "step" or value.stride() == p.stride()
+
+
+def test_the_device_holds_two_of_the_largest_batch(kernel, device):
+    """Buffers rounded up to 512 bytes; host memory has one element for each of the matrices' elements."""
+    params = {f"{i}.weight": Parameter(torch.ones(shape, device=device)) for i, shape in enumerate([(8, 8)] * 3)}
+    params["large"] = Parameter(torch.ones(64, 48, device=device))
+    optimizer = kernel.Muon(params.items(), offload=True, momentum_dtype="bfloat16")
+    (host,) = {id(own.host): own.host for own in optimizer._plan.hosted.values()}.values()
+    assert host.device_bytes == 2 * 64 * 48 * 2
+    buffers = momentum_of(optimizer, params).values()
+    assert sum(b.numel() * b.itemsize for b in buffers) == 2 * (3 * 8 * 8 + 64 * 48)
+
+
+def resumed(state_dict, kernel, params, offload):
+    optimizer = kernel.Muon(params.items(), offload=offload, expert_keys=["experts"])
+    optimizer.load_state_dict(state_dict)
+    return optimizer
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_run_is_resumed_with_or_without_offload_bit_for_bit(kernel, before, after):
+    """Where momentum lives is a matter of the machine, which may be another: the loaded settings do not say it."""
+    (params, others), optimizers = pair(kernel)
+    first, own = optimizers[before], (params, others)[before]
+    take_steps(first, own, range(2))
+    copies = copy.deepcopy(own)
+    second = resumed(copy.deepcopy(first.state_dict()), kernel, copies, after)
+    assert all(group["offload"] is after for group in second.param_groups)
+    assert bool(second._refresh() and second._plan.hosted) is after
+    take_steps(first, own, range(2, 4))
+    take_steps(second, copies, range(2, 4))
+    assert same_bits(own, copies) and second.state_dict()["state"].keys() == first.state_dict()["state"].keys()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_copies_have_host_memory_of_their_own(kernel, device, duplicate):
+    (_, params), (_, optimizer) = pair(kernel, device)
+    take_steps(optimizer, params, [0])
+    other, others = duplicate((optimizer, params))
+    take_steps(other, others, [1])
+    take_steps(optimizer, params, [1])
+    take_steps(optimizer, params, [2])
+    assert not same_bits(params, others)
+    take_steps(other, others, [2])
+    assert same_bits(params, others)
+
+
+def test_the_setting_is_live(kernel):
+    (params, others), (optimizer, changing) = pair(kernel)
+    for seed in range(4):
+        for group in changing.param_groups:
+            group["offload"] = seed % 2 == 1
+        take_steps(optimizer, params, [seed])
+        take_steps(changing, others, [seed])
+    assert same_bits(params, others)
+
+
+def test_groups_that_differ_in_it_share_no_batch(kernel, monkeypatch):
+    monkeypatch.setattr(kernel.distributed.plan, "_length", lambda batch, *_: len(batch.members))
+    params = [Parameter(torch.ones(8, 8)) for _ in range(4)]
+    optimizer = kernel.Muon([{"params": params[:3], "offload": True}, {"params": params[3:]}])
+    (hosted,) = optimizer._plan.hosted
+    assert len(hosted.members) == 3 and len(optimizer._plan.batches) == 2
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_frozen_parameter_joins_when_it_has_a_gradient(kernel, offload):
+    params, others = parameters(), parameters()
+    params["up.weight"].requires_grad_(False)
+    settings = dict(momentum_dtype="bfloat16", expert_keys=["experts"])
+    optimizer = kernel.Muon(params.items(), offload=offload, **settings)
+    assert params["up.weight"] not in optimizer.state
+    take_steps(optimizer, params, range(2))
+    take_steps(kernel.Muon(others.items(), **settings), others, range(2))
+    assert same_bits(params, others)
+
+
+def test_a_step_that_failed_in_a_batch_leaves_momentum_to_the_next(kernel, monkeypatch):
+    (params, others), (optimizer, offloaded) = pair(kernel)
+    updates = importlib.import_module(".updates", kernel.__name__)
+
+    def fail(*_):
+        raise MemoryError("of the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(updates, "update_batch_", fail)
+        set_gradients(others, 7)
+        with pytest.raises(MemoryError):
+            offloaded.step()
+    assert not any(value.any() for value in momentum_of(offloaded, others).values())
+    take_steps(optimizer, params, range(2))
+    take_steps(offloaded, others, range(2))
+    assert same_bits(params, others)
+
+
+def test_what_offload_cannot_do_raises(kernel):
+    with pytest.raises(ValueError, match="captured"):
+        kernel.Muon([Parameter(torch.ones(4, 4))], offload=True, capturable=True)
+    with pytest.raises(TypeError, match="offload must be True or False, got 1"):
+        kernel.Muon([Parameter(torch.ones(4, 4))], offload=1)
+
+
+def test_matrices_of_several_ranks_raise(kernel, tmp_path):
+    distributed = torch.distributed
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+        with pytest.raises(ValueError, match="offload is not supported for matrices of several ranks, as w is one"):
+            kernel.Muon([("w", Parameter(torch.ones(4, 4)))], offload=True, process_group=distributed.group.WORLD)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_momentum_that_somebody_has_put_there_is_the_momentum(kernel):
+    """Chunks are of tensors: another one in the place of a buffer has to be noticed."""
+    both, optimizers = pair(kernel)
+    for params, optimizer in zip(both, optimizers):
+        take_steps(optimizer, params, [0])
+        optimizer.state[params["up.weight"]]["momentum_buffer"] = torch.ones(24, 12)
+        take_steps(optimizer, params, [1])
+    assert same_bits(*both)

@@ -1,0 +1,187 @@
+"""State that lives in host memory gives the bits of state that stays, and takes two chunks of the device's."""
+
+import importlib
+import random
+
+import pytest
+import torch
+
+from tests.support.simulated_streams import Deferred, Event, Queue
+
+pytestmark = pytest.mark.kernels_ci
+
+SHAPES = [[(3, 4), (7,), ()], [(16, 16)], [(0, 3), (5,)], [(2, 3, 4)], [(1,), (8, 8)]]
+DTYPES = torch.float32, torch.bfloat16, torch.float64
+
+
+@pytest.fixture(scope="module")
+def offload(kernel):
+    return importlib.import_module(".offload", kernel.__name__)
+
+
+def examples(count=5):
+    """Chunks of random tensors of several shapes and dtypes."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    return [
+        [
+            torch.randn(shape, generator=generator, device="cpu").to(DTYPES[(i + k) % 3])
+            for i, shape in enumerate(shapes)
+        ]
+        for k, shapes in enumerate(SHAPES[:count])
+    ]
+
+
+def on_host(offload, chunks, device):
+    """The same chunks in host memory, as state of parameters on `device` is made there."""
+    return [[offload.host_zeros_like(t.to(device)).copy_(t) for t in tensors] for tensors in chunks]
+
+
+def update_(tensors, step):
+    for t in tensors:
+        t.mul_(0.75).add_(step + 1)
+
+
+def bits(chunks):
+    return [[t.cpu().contiguous().view(-1).view(torch.uint8).tolist() for t in tensors] for tensors in chunks]
+
+
+def rounded_up(tensors):
+    return sum(-(-t.numel() * t.itemsize // 512) * 512 for t in tensors)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("left_out", [(), (1,), (0, 2, 3)], ids=str)
+def test_state_goes_and_comes_as_if_it_had_stayed(offload, device, count, left_out):
+    expected = examples(count=count)
+    chunks = on_host(offload, expected, device)
+    host = offload.HostChunks(chunks, torch.device(device))
+    for step in range(3):
+        for k in range(count):
+            if step != 1 or k not in left_out:
+                tensors = host.fetch(k)
+                update_(tensors, step)
+                host.write_back(k)
+                update_(expected[k], step)
+    host.synchronize()
+    assert bits(chunks) == bits(expected)
+
+
+def test_at_most_two_chunks_are_on_the_device(offload, device):
+    chunks = on_host(offload, examples(), device)
+    host = offload.HostChunks(chunks, torch.device(device))
+    largest = max(map(rounded_up, chunks))
+    assert host.device_bytes == 2 * largest
+    memory, seen = set(), []
+    for k in range(len(chunks)):
+        tensors = host.fetch(k)
+        seen.append(host.on_device)
+        memory |= {t.untyped_storage().data_ptr() for t in tensors}
+        assert all(t.untyped_storage().nbytes() == host.device_bytes for t in tensors)
+        host.write_back(k)
+        assert host.on_device == {k + 1} - {len(chunks)}
+    assert len(memory) == 1
+    assert seen == [{0, 1}, {1, 2}, {2, 3}, {3, 4}, {4}]
+
+
+def test_chunks_that_are_on_the_device_together_do_not_overlap(offload, device):
+    chunks = on_host(offload, examples(), device)
+    host = offload.HostChunks(chunks, torch.device(device))
+    for k in range(len(chunks) - 1):
+        ranges = []
+        for j in (k, k + 1):
+            for t in host.fetch(j):
+                first = t.data_ptr() - t.untyped_storage().data_ptr()
+                assert t.is_contiguous() and (first % 512 == 0 or t.numel() == 0)
+                ranges += [(first, first + t.numel() * t.itemsize)] if t.numel() else []
+            host.write_back(j)
+        ranges.sort()
+        assert all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:]))
+        host.synchronize()
+
+
+def test_one_chunk_takes_one_slot_and_none_takes_nothing(offload, device):
+    (chunk, *_) = on_host(offload, examples(), device)
+    assert offload.HostChunks([chunk], torch.device(device)).device_bytes == rounded_up(chunk)
+    assert offload.HostChunks([], torch.device(device)).device_bytes == 0
+
+
+def test_host_memory_is_what_counts_after_synchronize(offload, device):
+    chunks = on_host(offload, examples(), device)
+    host = offload.HostChunks(chunks, torch.device(device))
+    host.fetch(0)  # brings chunk 1 as well
+    host.write_back(0)
+    host.synchronize()
+    for tensors in chunks[:2]:
+        for t in tensors:
+            t.fill_(3.0)
+    for k in range(2):
+        assert all((t == 3.0).all() for t in host.fetch(k))
+        host.write_back(k)
+
+
+def test_strided_views_come_contiguous_and_go_back_to_their_places(offload, device):
+    whole = offload.host_zeros_like(torch.zeros(6, 4, 3, device=device))
+    views = [whole[:, :, i] for i in range(3)]
+    host = offload.HostChunks([views[:2], views[2:]], torch.device(device))
+    for k in range(2):
+        for i, t in enumerate(host.fetch(k)):
+            assert t.is_contiguous()
+            t.copy_(torch.arange(24.0, device=device).view(6, 4) + 100 * (2 * k + i))
+        host.write_back(k)
+    host.synchronize()
+    expected = torch.arange(24.0, device="cpu").view(6, 4, 1) + 100 * torch.arange(3.0, device="cpu")
+    assert torch.equal(whole, expected)
+
+
+@pytest.mark.parametrize("layout", [lambda t: t, lambda t: t.mT, lambda t: t.to(memory_format=torch.channels_last)])
+def test_zeros_in_host_memory_are_laid_out_like_the_tensor(offload, device, layout):
+    p = layout(torch.nn.Parameter(torch.ones(2, 4, 3, 5, device=device)))
+    zeros = offload.host_zeros_like(p, torch.bfloat16)
+    assert zeros.shape == p.shape and zeros.stride() == p.stride() and not zeros.any()
+    assert zeros.device.type == "cpu" and zeros.dtype == torch.bfloat16 and not zeros.requires_grad
+    assert zeros.is_pinned() == (device == "cuda")
+
+
+def test_a_chunk_is_used_alone(offload, device):
+    host = offload.HostChunks(on_host(offload, examples(), device), torch.device(device))
+    with pytest.raises(RuntimeError, match="chunk 0 is written back, but None was fetched"):
+        host.write_back(0)
+    host.fetch(1)
+    with pytest.raises(RuntimeError, match="chunk 1 must be written back before chunk 2"):
+        host.fetch(2)
+    with pytest.raises(RuntimeError, match="chunk 0 is written back, but 1 was fetched"):
+        host.write_back(0)
+    host.synchronize()  # a step that failed in between can be taken anew
+    host.fetch(2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_order_that_the_streams_may_take_changes_a_bit(offload, monkeypatch, seed):
+    """The copies of a GPU, simulated: each stream gets on as far as its waits let it, whenever it likes."""
+    choice = random.Random(seed)
+    copies, current, done = Queue(), Queue(), set()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current)
+    monkeypatch.setattr(torch.cuda, "stream", Deferred)
+    expected = examples()
+    chunks = on_host(offload, expected, "cpu")
+    host = offload.HostChunks(chunks, torch.device("cpu"))
+    host._stream, host._arrived = copies, [Event(), Event()]
+
+    def run(pieces):
+        for _ in range(pieces):
+            queues = [queue for queue in (copies, current) if queue.work]
+            choice.shuffle(queues)
+            if not any(queue.runs(done) for queue in queues):
+                return
+
+    lag = choice.choice([0, 1, 3, 10])
+    for step in range(3):
+        for k in choice.sample(range(5), 3) if step == 1 else range(5):
+            tensors = host.fetch(k)
+            current.work += [("do", lambda t=t, step=step: update_([t], step)) for t in tensors]
+            host.write_back(k)
+            update_(expected[k], step)
+            run(lag)
+    run(10**6)
+    assert not copies.work and not current.work
+    assert bits(chunks) == bits(expected)

@@ -1,0 +1,102 @@
+"""Half precision: parameters that are rounded at random, and momentum of a dtype of its own."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import gradient_of, named_parameters, same_bits, state_of, take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def rounded(kernel, steps, **options):
+    """bfloat16 parameters after `steps` whose updates are far below half of their spacing."""
+    params = {f"{i}.weight": Parameter(torch.ones(16, 16, dtype=torch.bfloat16)) for i in range(2)}
+    params["stack.weight"] = Parameter(torch.ones(32, 16, dtype=torch.bfloat16))
+    split = {"params": [("stack.weight", params.pop("stack.weight"))], "split_rows": (16, 16)}
+    optimizer = kernel.Muon([{"params": params.items()}, split], weight_decay=0.0, **options)
+    params.update(split["params"])
+    seen = []
+    for _ in range(steps):
+        for p in params.values():
+            p.grad = torch.eye(16, dtype=torch.bfloat16).repeat(p.shape[0] // 16, 1)
+        optimizer.step()
+        seen.append(torch.cat(list(params.values())).detach().float())
+    return torch.stack(seen)
+
+
+def test_stochastic_rounding_is_unbiased_where_nearest_loses_everything(kernel):
+    """32 steps of 2**-14 on the diagonals of four matrices; 1 has neighbours 2**-8 below and 2**-7 above."""
+    lr = 2.0**-14 / (0.2 * 4)
+    nearest, ours = (rounded(kernel, 32, lr=lr, stochastic_rounding=flag) for flag in (False, True))
+    assert torch.equal(nearest[-1], torch.ones(64, 16))
+    diagonal = torch.eye(16, dtype=torch.bool).repeat(4, 1)
+    assert torch.equal(ours[-1][~diagonal], torch.ones(64, 15).flatten())
+    moved = 1 - ours[-1][diagonal].double()
+    # A polar factor's diagonal is within [0.86, 1.14]. The sum of 64 diagonals of 32 steps, each down by 2**-8 with
+    # a chance of 2**-6 (a value below 1 has half the spacing), has a standard deviation of 2**-8 sqrt(64 * 32 * 2**-6).
+    expected, deviation = 64 * 32 * 2**-14, 2**-8 * math.sqrt(64 * 32 * 2**-6)
+    assert abs(moved.sum() - expected) < 0.14 * expected + 4 * deviation
+
+
+def test_stochastic_rounding_draws_anew_for_each_step_matrix_and_parameter(kernel):
+    """With a chance of one half for each of 16 elements, two draws are alike with a chance of 2**-16."""
+    seen = rounded(kernel, 4, lr=2.0**-9 / (0.2 * 4), stochastic_rounding=True)
+    diagonals = torch.stack([torch.stack([m.diagonal() for m in state.split(16)]) for state in seen])
+    steps = torch.diff(torch.cat([torch.ones(1, 4, 16), diagonals]), dim=0).ne(0).flatten(0, 1)
+    assert len({tuple(row.tolist()) for row in steps}) == len(steps)
+
+
+def test_a_run_with_stochastic_rounding_resumes_bit_for_bit(kernel):
+    options = dict(lr=0.02, stochastic_rounding=True, momentum_dtype=torch.float32)
+    params = named_parameters(torch.bfloat16)
+    optimizer = kernel.Muon(params.items(), **options)
+    take_steps(optimizer, params, range(3))
+    resumed = copy.deepcopy(params)
+    other = kernel.Muon(resumed.items(), **options)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    take_steps(optimizer, params, range(3, 6))
+    take_steps(other, resumed, range(3, 6))
+    assert same_bits(params, resumed)
+
+
+def test_stochastic_rounding_leaves_parameters_of_full_precision_as_they_are_without(kernel):
+    results = []
+    for flag in (False, True):
+        params = named_parameters()
+        params["half.weight"] = Parameter(torch.randn(24, 12, generator=torch.Generator().manual_seed(0)).bfloat16())
+        take_steps(kernel.Muon(params.items(), stochastic_rounding=flag), params, range(2))
+        results.append(params)
+    different = [name for name in results[0] if not torch.equal(results[0][name], results[1][name])]
+    assert different == ["half.weight"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", torch.bfloat16, "float64"], ids=str)
+def test_momentum_has_the_dtype_asked_for_and_keeps_it_in_files(kernel, dtype):
+    params = named_parameters(torch.float16)
+    optimizer = kernel.Muon(params.items(), momentum_dtype=dtype)
+    take_steps(optimizer, params, range(2))
+    resumed = copy.deepcopy(params)
+    other = kernel.Muon(resumed.items())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    assert other.state[resumed["up.weight"]]["momentum_buffer"].dtype == wanted
+    assert other.state[resumed["up.bias"]]["exp_avg"].dtype == torch.float16
+    take_steps(optimizer, params, range(2, 4))
+    take_steps(other, resumed, range(2, 4))
+    assert same_bits(params, resumed) and same_bits(state_of(optimizer, params), state_of(other, resumed))
+
+
+def test_momentum_of_higher_precision_is_the_average_rounded_to_it(kernel):
+    p = Parameter(torch.zeros(8, 8, dtype=torch.bfloat16))
+    optimizer = kernel.Muon([p], momentum=0.95, momentum_dtype=torch.float32)
+    expected = torch.zeros(8, 8, dtype=torch.float64)
+    for seed in range(8):
+        p.grad = gradient_of("p", p, seed)
+        expected = 0.95 * expected + 0.05 * p.grad.double()
+        optimizer.step()
+    # Eight steps of one rounding each, which bfloat16 would make 2**16 times as large.
+    torch.testing.assert_close(optimizer.state[p]["momentum_buffer"].double(), expected, rtol=0, atol=8 * 2**-24)

@@ -1,0 +1,136 @@
+"""Gradients scaled by a real GradScaler: as if they were not, and where they overflow as if there had been no step."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of
+
+pytestmark = pytest.mark.kernels_ci
+
+# What makes a difference to how a step treats scaled gradients.
+OPTIONS = {
+    "adamw": {},
+    "nadamw": dict(fallback="nadamw"),
+    "tensors": dict(lr=torch.tensor(0.02), weight_decay=torch.tensor(0.3)),
+    "independent": dict(decay_mode="independent", maximize=True),
+    "cautious": dict(decay_mode="cautious", nesterov=False),
+}
+any_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+
+
+class NoReading(TorchDispatchMode):
+    """Fails where a tensor's value is asked for, which on a GPU would wait for it."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function.overloadpacket is not torch.ops.aten._local_scalar_dense, "a value was read on the host"
+        return function(*args, **(kwargs or {}))
+
+
+def scaled_step(optimizer, scaler, params, seed, overflow=False):
+    """Backward, step and update, of a loss whose gradients are those of `set_gradients` with this seed."""
+    optimizer.zero_grad()
+    loss = sum((p * gradient_of(name, p, seed)).sum() for name, p in params.items())
+    scaler.scale(loss).backward()
+    if overflow:
+        params["norm.weight"].grad[0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@any_options
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_training_with_a_scaler_is_training_without_and_overflows_are_no_steps(kernel, options, dtype):
+    """Bit for bit: scales are powers of two, which divide out exactly, and change after overflows and good steps."""
+    scaled, plain = named_parameters(dtype), named_parameters(dtype)
+    ours, reference = kernel.Muon(scaled.items(), **options), kernel.Muon(plain.items(), **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    for seed, overflow in enumerate([True, False, False, True, False, False]):
+        scaled_step(ours, scaler, scaled, seed, overflow)
+        if not overflow:
+            set_gradients(plain, seed)
+            reference.step()
+    assert scaler.get_scale() == 2.0**10
+    assert same_bits(scaled, plain)
+    assert same_bits(state_of(ours, scaled), state_of(reference, plain))
+
+
+@any_options
+def test_an_overflow_changes_neither_parameters_nor_state_nor_gradients(kernel, options):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaled_step(optimizer, scaler, params, 0)
+    before, state = copy.deepcopy(params), copy.deepcopy(state_of(optimizer, params))
+    scaled_step(optimizer, scaler, params, 1, overflow=True)
+    assert same_bits(params, before) and same_bits(state_of(optimizer, params), state)
+    assert params["up.weight"].grad.equal(4 * gradient_of("up.weight", params["up.weight"], 1))
+
+
+@any_options
+def test_nobody_waits_to_hear_of_an_overflow(kernel, options):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), qk_clip=dict(head_dim=6, layers=[("up.weight", "down.weight")]), **options)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+    for poison in (1.0, float("inf")):
+        set_gradients(params, 0)
+        params["norm.weight"].grad *= poison
+        with NoReading():
+            optimizer.observe_qk_logits(0, torch.full((4,), 1e3))
+            scaler.step(optimizer)
+            optimizer.metrics()
+        scaler.update()
+
+
+def test_gradients_that_were_unscaled_before_are_not_scaled_again(kernel):
+    """So that they can be clipped, as accelerate and Lightning do."""
+    scaled, plain = named_parameters(), named_parameters()
+    ours, reference = kernel.Muon(scaled.items()), kernel.Muon(plain.items())
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.zeros(()))
+    set_gradients(scaled, 0)
+    for p in scaled.values():
+        p.grad *= 8
+    scaler.unscale_(ours)
+    torch.nn.utils.clip_grad_norm_(scaled.values(), 1.0)
+    scaler.step(ours)
+    set_gradients(plain, 0)
+    torch.nn.utils.clip_grad_norm_(plain.values(), 1.0)
+    reference.step()
+    assert same_bits(scaled, plain)
+
+
+@any_options
+def test_scaled_gradients_stay_scaled(kernel, options):
+    """torch's fused AdamW would write the unscaled ones back."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), **options)
+    scaled_step(optimizer, torch.amp.GradScaler("cpu", init_scale=4.0), params, 0)
+    assert all(torch.equal(p.grad, 4 * gradient_of(name, p, 0)) for name, p in params.items())
+
+
+def test_a_step_without_any_gradient_is_fine(kernel):
+    params = named_parameters()
+    before = copy.deepcopy(params)
+    optimizer = kernel.Muon(params.items(), qk_clip=dict(head_dim=6, layers=[("up.weight", "down.weight")]))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+    scaler.step(optimizer)
+    assert same_bits(params, before)
+
+
+def test_a_scale_that_somebody_else_sets_is_divided_out(kernel):
+    """torch's contract: `grad_scale` may be there without a scaler."""
+    scaled, plain = named_parameters(), named_parameters()
+    ours, reference = kernel.Muon(scaled.items()), kernel.Muon(plain.items())
+    set_gradients(scaled, 0)
+    set_gradients(plain, 0)
+    for p in scaled.values():
+        p.grad *= 16
+    ours.grad_scale = torch.tensor(16.0)
+    ours.step()
+    reference.step()
+    assert same_bits(scaled, plain)

@@ -1,0 +1,160 @@
+"""What an optimizer tells: metrics of the last step against plain computations, and the progress of its warm-up."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of, take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+MATRICES = ("up.weight", "down.weight")
+
+
+def norm_of(tensors):
+    return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
+
+
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_metrics_are_the_norms_of_what_a_step_did(kernel, fallback, maximize):
+    """Without weight decay the update is the difference that the step has made, but for its rounding."""
+    params = named_parameters(torch.float64)
+    optimizer = kernel.Muon(
+        params.items(), lr=0.02, adamw_lr=0.003, weight_decay=0.0, fallback=fallback, maximize=maximize
+    )
+    take_steps(optimizer, params, range(3))
+    before = copy.deepcopy(params)
+    take_steps(optimizer, params, [3])
+    found = optimizer.metrics()
+    moved = {name: (p - before[name]).detach() for name, p in params.items()}
+    matrices, rest = [moved[name] for name in MATRICES], [moved[name] for name in params if name not in MATRICES]
+    gradients = {name: p.grad for name, p in params.items()}
+    expected = {
+        "matrices": 2,
+        "matrices_not_finite": 0,
+        "muon_update_norm": norm_of(matrices),
+        "muon_update_rms": norm_of(matrices) / math.sqrt(sum(m.numel() for m in matrices)),
+        "fallback_update_norm": norm_of(rest),
+        "muon_gradient_norm": norm_of(gradients.pop(name) for name in MATRICES),
+        "fallback_gradient_norm": norm_of(gradients.values()),
+    }
+    assert found.keys() == expected.keys()
+    # Norms of polar factors are float32.
+    assert {key: value.item() for key, value in found.items()} == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_update_has_the_root_mean_square_of_adamws(kernel):
+    """0.2 with singular values of 1, which are within [0.863, 1.131] here."""
+    params = {"wide.weight": Parameter(torch.zeros(64, 512))}
+    optimizer = kernel.Muon(params.items(), lr=0.5, ns_dtype="float32")
+    take_steps(optimizer, params, [0])
+    assert 0.863 <= optimizer.metrics()["muon_update_rms"] / (0.5 * 0.2) <= 1.131
+
+
+def test_metrics_have_the_same_names_before_the_first_step_and_without_gradients(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    fresh = optimizer.metrics()
+    take_steps(optimizer, params, [0])
+    after = optimizer.metrics()
+    set_gradients(params, 0, without=params)
+    optimizer.step()
+    for found in (fresh, optimizer.metrics()):
+        assert found.keys() == after.keys() and all(value == 0 for value in found.values())
+    assert all(isinstance(value, torch.Tensor) and value.ndim == 0 for value in after.values())
+
+
+def test_matrices_whose_gradient_is_not_finite_are_counted_and_the_others_go_on(kernel):
+    params = {f"{i}.weight": Parameter(torch.zeros(8, 8)) for i in range(4)}
+    optimizer = kernel.Muon(params.items())
+    for name, value in (("1.weight", float("nan")), ("2.weight", float("inf"))):
+        set_gradients(params, 0)
+        params[name].grad[3, 3] = value
+        optimizer.step()
+        assert optimizer.metrics()["matrices_not_finite"] == 1 + (name == "2.weight")
+    finite = [bool(p.isfinite().all()) for p in params.values()]
+    assert finite == [True, False, False, True]
+
+
+def test_metrics_of_a_step_stay_when_a_scheduler_changes_its_tensor(kernel):
+    params = named_parameters()
+    lr = torch.tensor(0.02)
+    optimizer = kernel.Muon(params.items(), lr=lr)
+    take_steps(optimizer, params, [0])
+    before = optimizer.metrics()
+    lr.fill_(5.0)
+    assert optimizer.metrics() == before
+
+
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+def test_metrics_are_of_unscaled_gradients(kernel, fallback):
+    found = []
+    for scale in (1.0, 1024.0):
+        params = named_parameters()
+        optimizer = kernel.Muon(params.items(), fallback=fallback)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        scaler.scale(torch.zeros(()))
+        for name, p in params.items():
+            p.grad = scale * gradient_of(name, p, 0)
+        scaler.step(optimizer)
+        scaler.update(3.0)
+        found.append({key: value.item() for key, value in optimizer.metrics().items()})
+    assert found[0] == pytest.approx(found[1], rel=1e-6) and found[0]["fallback_gradient_norm"] > 1
+
+
+def test_a_step_that_overflowed_has_no_updates(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.zeros(()))
+    set_gradients(params, 1)
+    params["norm.weight"].grad[0] = float("nan")
+    scaler.step(optimizer)
+    found = optimizer.metrics()
+    assert found["muon_update_norm"] == 0 and found["fallback_update_norm"] == 0
+
+
+def test_copies_have_metrics_of_their_own(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    other, others = copy.deepcopy((optimizer, params))
+    assert other.metrics()["matrices"] == 0
+    take_steps(other, others, [1])
+    assert other.metrics()["matrices"] == 2
+
+
+def test_warming_up_changes_nothing_and_tells_how_far_it_is(kernel, capsys):
+    params = named_parameters()
+    params["half.weight"] = Parameter(torch.ones(24, 12, dtype=torch.bfloat16))
+    optimizer = kernel.Muon(params.items(), lr=torch.tensor(0.02))
+    take_steps(optimizer, params, [0])
+    before, state = copy.deepcopy(params), copy.deepcopy(state_of(optimizer, params))
+    groups, metrics = copy.deepcopy(optimizer.state_dict()["param_groups"]), optimizer.metrics()
+    told = []
+    optimizer.warmup(lambda *progress: told.append(progress))
+    assert [done for done, _, _ in told] == list(range(1, len(told) + 1)) and {total for _, total, _ in told} == {
+        len(told)
+    }
+    assert sum("24 x 12" in what for _, _, what in told) >= 1 and sum("12 x 24" in what for _, _, what in told) == 1
+    assert same_bits(params, before) and same_bits(state_of(optimizer, params), state)
+    assert optimizer.state_dict()["param_groups"] == groups and optimizer.metrics() == metrics
+    assert not capsys.readouterr().out
+
+
+def test_warming_up_prints_a_line_for_each_kernel_by_default(kernel, capsys):
+    optimizer = kernel.Muon(named_parameters().items(), ns_dtype="float32")
+    optimizer.warmup()
+    assert capsys.readouterr().out.splitlines() == [
+        "warm-up 1/2: 1 x 24 x 12 standard torch.mm float32",
+        "warm-up 2/2: 1 x 12 x 24 standard torch.mm float32",
+    ]
+
+
+def test_warming_up_without_matrices_is_fine(kernel):
+    kernel.Muon([Parameter(torch.ones(3))]).warmup()

@@ -1,0 +1,64 @@
+"""QK-clip where weights lie on several ranks: what any rank observed counts, and rows are scaled as in one process."""
+
+import math
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tests.support.backends import on_every_backend
+from tests.support.rank_pool import device_of_ranks, one_by_one
+from tests.support.sharded_models import LAYOUTS, bits_equal, mesh_of, one_thread, whole
+
+HEAD, HEADS, WIDTH = 4, 6, 20
+WEIGHTS = ("attn.q_proj.weight", "attn.k_proj.weight")
+CLIP = {"threshold": 10.0, "head_dim": HEAD}
+
+
+def draw(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def logits(rank):
+    """The largest logits that a rank has seen, -inf for heads that others have, as under tensor parallelism."""
+    seen = torch.full((HEADS,), -math.inf)
+    seen[rank % HEADS] = 15.0 + 10 * rank
+    return seen
+
+
+def steps_of(kernel, layout, device, seen, missing, overflow):
+    """Return the whole weights after a step with a gradient and one of which `missing` says whether it has none."""
+    params = {name: draw(HEADS * HEAD, WIDTH, seed=i).to(device) for i, name in enumerate(WEIGHTS)}
+    if layout is not None:
+        mesh = mesh_of(layout.mesh)
+        params = {n: distribute_tensor(p, mesh, layout.placements(), src_data_rank=None) for n, p in params.items()}
+    params = {name: torch.nn.Parameter(p) for name, p in params.items()}
+    optimizer = kernel.Muon(params.items(), lr=0.02, ns_dtype="float32", qk_clip=CLIP)
+    for step in range(2):
+        for i, p in enumerate(params.values()):
+            gradient = draw(HEADS * HEAD, WIDTH, seed=10 * step + i + 2).to(device)
+            if isinstance(p, DTensor):
+                gradient = distribute_tensor(gradient, p.device_mesh, p.placements, src_data_rank=None)
+            p.grad = None if step and missing else gradient
+        if overflow:
+            optimizer.found_inf = torch.tensor(float(step), device=device)
+        optimizer.observe_qk_logits("attn", seen.to(device))
+        optimizer.step()
+    return [whole(p) for p in params.values()]
+
+
+def clipped_on_ranks(kernel, layout, missing, overflow):
+    return steps_of(kernel, layout, device_of_ranks(), logits(torch.distributed.get_rank()), missing, overflow)
+
+
+@on_every_backend()
+@pytest.mark.parametrize("missing, overflow", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_rows_are_scaled_as_in_one_process_that_has_seen_all_logits(kernel, pools, layout, missing, overflow):
+    together = torch.stack([logits(rank) for rank in range(4)]).amax(0)
+    with one_thread(), one_by_one(kernel):
+        expected = steps_of(kernel, None, pools.device, together, missing, overflow)
+        blind = steps_of(kernel, None, pools.device, torch.ones(HEADS), missing, overflow)
+    assert not any(map(bits_equal, expected, blind))  # or nothing would be clipped
+    for result in pools(4).run(clipped_on_ranks, layout, missing, overflow):
+        assert all(map(bits_equal, result, expected))

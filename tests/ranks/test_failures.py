@@ -1,0 +1,244 @@
+"""Ranks that disagree, die or are late: an error in bounded time, which says who and what."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.backends import on_every_backend
+from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_alone, part_of
+
+ODD = 2  # the rank that differs
+SPECS = tuple(Spec(f"layers.{i}.up.weight", (8 + 4 * i, 12), LAYOUTS["rows"]) for i in range(3))
+BIASED = (*SPECS, Spec("layers.0.up.bias", (8,), LAYOUTS["rows"]))
+CLIP = {"layers": [["layers.2.up.weight", "layers.0.up.weight"]], "head_dim": 4}
+# What the odd rank has, and what the message must show of it and of the others'.
+DIFFERENT = {
+    "a shape": ({"specs": (*SPECS[:2], SPECS[2]._replace(shape=(16, 20)))}, ["layers.2.up.weight", "16, 20", "16, 12"]),
+    "a name": ({"specs": (*SPECS[:2], SPECS[2]._replace(name="other.weight"))}, ["layers.2.up.weight", "other.weight"]),
+    "one more": ({"specs": (*SPECS, Spec("more.weight", (8, 8), LAYOUTS["rows"]))}, ["more.weight"]),
+    "one less": ({"specs": SPECS[:2]}, ["layers.2.up.weight"]),
+    "the order": ({"specs": SPECS[::-1]}, ["layers.0.up.weight", "layers.2.up.weight"]),
+    "a placement": ({"specs": (SPECS[0]._replace(layout=LAYOUTS["columns"]), *SPECS[1:])}, ["layers.0.up.weight"]),
+    "the dtype": ({"dtype": torch.bfloat16}, ["layers.0.up.weight", "bfloat16", "float32"]),
+    "the work dtype": ({"settings": {"ns_dtype": "bfloat16"}}, ["layers.0.up.weight", "bfloat16", "float32"]),
+    "momentum": ({"settings": {"momentum": 0.5}}, ["layers.0.up.weight", "0.5", "0.95"]),
+    "nesterov": ({"settings": {"nesterov": False}}, ["layers.0.up.weight", "nesterov"]),
+    "ns_steps": ({"settings": {"ns_steps": 3}}, ["layers.0.up.weight", "3", "5"]),
+    "lr": ({"settings": {"lr": 0.5}}, ["layers.0.up.weight", "0.5"]),
+    "weight_decay": ({"settings": {"weight_decay": 0.5}}, ["layers.0.up.weight", "0.5"]),
+    "the lr of AdamW": ({"specs": BIASED, "settings": {"adamw_lr": 0.5}}, ["layers.0.up.bias", "0.5"]),
+    "momentum_dtype": ({"settings": {"momentum_dtype": "bfloat16"}}, ["layers.0.up.weight", "bfloat16"]),
+    "a function": ({"settings": {"adjust_lr_fn": math.hypot}}, ["layers.0.up.weight", "hypot", "match_rms_adamw"]),
+    "qk_clip": ({"settings": {"qk_clip": CLIP}}, ["no qk_clip", "layers.2.up.weight"]),
+    "chunk_bytes": ({"settings": {"chunk_bytes": 777}}, ["777"]),
+    "chunks_in_flight": ({"settings": {"chunks_in_flight": 7}}, ["7"]),
+}
+SECONDS = 5.0  # that the group gives a collective
+
+
+@pytest.fixture
+def doomed(pools):
+    """A pool whose group does not outlive the test."""
+    pool = pools(4, SECONDS)
+    yield pool
+    pool.close()
+
+
+def errors_of_steps(kernel, case: Case, odd: Case):
+    """Return the error that steps end with, None without one, and how long they took."""
+    own = odd if dist.get_rank() == ODD else case
+    started, optimizer, params = time.monotonic(), *built(kernel, own)
+    before = [p.detach().clone() for p in params]
+    try:
+        take_steps(own, optimizer, params, range(1, 3))
+    except (ValueError, RuntimeError) as error:
+        same = all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
+        return type(error).__name__, str(error), time.monotonic() - started, same
+    return None
+
+
+def built(kernel, case: Case):
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    settings = {"ns_dtype": "float32", **case.settings}
+    return kernel.Muon([(spec.name, p) for spec, p in zip(case.specs, params)], **settings), params
+
+
+def take_steps(case: Case, optimizer, params, steps) -> None:
+    for step in steps:
+        for i, p in enumerate(params):
+            p.grad = part_of(case._replace(seed=step), i).data
+        optimizer.step()
+
+
+@on_every_backend()
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_ranks_that_disagree_all_say_who_does_and_about_what(pools, what):
+    changes, words = DIFFERENT[what]
+    case = Case(SPECS)
+    for kind, text, seconds, unchanged in pools(4, SECONDS).run(errors_of_steps, case, case._replace(**changes)):
+        assert kind == "ValueError", text
+        assert f"rank {ODD}" in text
+        assert all(word in text for word in words), text
+        assert unchanged
+        assert seconds < SECONDS
+
+
+def steps_on_another_processor(kernel, case: Case):
+    """As `errors_of_steps`, but the odd rank's processor multiplies another dtype."""
+    iteration = kernel.iteration
+    usual = iteration._CPU_WORK_DTYPE
+    if dist.get_rank() == ODD:
+        iteration._CPU_WORK_DTYPE = torch.float32 if usual == torch.bfloat16 else torch.bfloat16
+    try:
+        return errors_of_steps(kernel, case, case)
+    finally:
+        iteration._CPU_WORK_DTYPE = usual
+
+
+def test_ranks_on_different_processors_are_told_to_agree_about_the_dtype_of_products(pools):
+    for kind, text, _, unchanged in pools(4, SECONDS).run(steps_on_another_processor, Case(SPECS, {"ns_dtype": None})):
+        assert (kind, unchanged) == ("ValueError", True)
+        assert f"rank {ODD}" in text and "here torch.bfloat16" in text and "here torch.float32" in text
+
+
+MOVED = {"lr": 0.5, "weight_decay": 0.0, "momentum": 0.5, "adamw_betas": (0.5, 0.5)}
+
+
+def everything(optimizer, params):
+    """Return this rank's parts of parameters and state."""
+    tensors = [*params, *(value for p in params for value in optimizer.state[p].values())]
+    return [getattr(t, "_local_tensor", t).detach().clone() for t in tensors]
+
+
+def steps_apart(kernel, case: Case, key: str, odd: tuple[int, ...]):
+    """Some ranks move a setting after a step; return the errors of later ones, and whether anything moved with them."""
+    optimizer, params = built(kernel, case)
+    take_steps(case, optimizer, params, range(1, 3))
+    before = everything(optimizer, params)
+    if dist.get_rank() in odd:
+        for group in optimizer.param_groups:
+            group[key] = MOVED[key]
+    take_steps(case, optimizer, params, range(3, 4))
+    unmoved = all(map(torch.equal, before, everything(optimizer, params)))
+    optimizer.explain()
+    errors = []
+    for later in (lambda: take_steps(case, optimizer, params, range(4, 5)), optimizer.state_dict):
+        with pytest.raises(RuntimeError) as caught:
+            later()
+        errors.append(str(caught.value))
+    return errors, unmoved
+
+
+@pytest.mark.parametrize("key", MOVED)
+@pytest.mark.parametrize("name", ["rows", "hsdp", "replicated", "columns and rows"])
+@pytest.mark.parametrize("odd", [(ODD,), (2, 3)], ids=["one rank", "a copy"])
+@on_every_backend()
+def test_what_ranks_move_alone_changes_nothing_and_is_told_by_the_next_step(pools, name, key, odd):
+    """Also where copies work for themselves, as two matrices on four ranks, and what is no matrix, or not exchanged."""
+    specs = tuple(spec._replace(layout=LAYOUTS[name]) for spec in SPECS[:2])
+    specs += () if "1" in LAYOUTS[name].splits else (Spec("layers.0.up.bias", (8,), LAYOUTS[name]),)
+    for rank, (errors, unmoved) in enumerate(pools(4).run(steps_apart, Case(specs, {"chunk_bytes": 500}), key, odd)):
+        assert unmoved
+        for error in errors:
+            assert f"rank {rank} had" in error and "layers.0.up.weight" in error
+            assert (f"'{key}': {MOVED[key]}" in error) == (rank in odd)
+
+
+def steps_with_a_gradient_on_one_copy(kernel, case: Case):
+    optimizer, params = built(kernel, case)
+    before = [p.detach().clone() for p in params]
+    for i, p in enumerate(params):
+        p.grad = None if dist.get_rank() < 2 else part_of(case._replace(seed=1), i).data
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="one of two copies had a gradient and the other had none"):
+        optimizer.step()
+    return all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
+
+
+def test_a_gradient_that_only_one_of_two_copies_has_moves_nothing_and_is_told_by_the_next_step(pools):
+    case = Case(tuple(spec._replace(layout=LAYOUTS["hsdp"]) for spec in SPECS))
+    assert all(pools(4).run(steps_with_a_gradient_on_one_copy, case))
+
+
+def change_later(kernel, case: Case, key: str, value):
+    """As before, but the odd rank changes a setting after some steps."""
+    optimizer, params = built(kernel, case)
+    take_steps(case, optimizer, params, range(1, 4))
+    if dist.get_rank() == ODD:
+        optimizer.param_groups[0][key] = value
+    started = time.monotonic()
+    try:
+        take_steps(case, optimizer, params, range(4, 6))
+    except (ValueError, RuntimeError) as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key, value", [("ns_steps", 2), ("ns_dtype", "bfloat16")])
+def test_a_rank_that_changes_a_setting_of_its_own_ends_all_in_bounded_time(doomed, key, value):
+    for found in doomed.run(change_later, Case(SPECS), key, value):
+        assert found is not None
+        assert found[2] < 2 * SECONDS
+
+
+def die_or_sleep(kernel, case: Case, at_step: int, seconds: float):
+    """The odd rank dies before a step, or sleeps; returns the error of the others, and after how long."""
+    optimizer, params = built(kernel, case)
+    take_steps(case, optimizer, params, range(1, at_step))
+    if dist.get_rank() == ODD:
+        if not seconds:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(seconds)
+    started = time.monotonic()
+    try:
+        take_steps(case, optimizer, params, range(at_step, at_step + 2))
+    except RuntimeError as error:
+        return str(error), time.monotonic() - started
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_step", [1, 3])
+@pytest.mark.parametrize("name", ["rows", "hsdp"])
+def test_a_rank_that_is_killed_ends_all_others_within_the_timeout(doomed, name, at_step):
+    case = Case(tuple(spec._replace(layout=LAYOUTS[name]) for spec in SPECS), {"chunk_bytes": 200})
+    results = doomed.run(die_or_sleep, case, at_step, 0.0, may_die=(ODD,))
+    assert results.pop(ODD) is None
+    for text, seconds in results:
+        assert "up.weight" in text or at_step == 1  # before the first step plans are compared, of all parameters
+        assert seconds < 2 * SECONDS
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_late_beyond_the_timeout_ends_all_others(doomed):
+    results = doomed.run(die_or_sleep, Case(SPECS), 3, 3 * SECONDS)
+    for rank, found in enumerate(results):
+        assert found is not None
+        assert found[1] < 2 * SECONDS, rank
+        assert "up.weight" in found[0]
+        assert f"rank {rank}" in found[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_late_within_the_timeout_is_waited_for(doomed):
+    assert doomed.run(die_or_sleep, Case(SPECS), 3, SECONDS / 4) == [None] * 4
+
+
+def test_a_pool_of_which_a_rank_died_is_replaced(kernel, pools):
+    pool = pools(2)
+    assert pool.run(die, may_die=(1,)) == [None, None]
+    case = Case((Spec("up.weight", (5, 7), Layout((2,), ("0",))),), steps=2)
+    assert_as_alone(kernel, pools, case, ranks=2)
+
+
+def die(kernel):
+    if dist.get_rank() == 1:
+        os._exit(1)

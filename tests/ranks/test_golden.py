@@ -1,0 +1,180 @@
+"""The messages of the reference's pipeline, golden, beside ours.
+
+Equal, where matrices go in the reference's order to the reference's owners: how many elements each pair of ranks
+exchanges, which, and in which order, both ways. Ours differ in the flags that follow the elements of each message, one
+for each part that is not empty. A real plan takes matrices in the order of their costs and picks owners of its own:
+order and owners differ then, and no element; of equal costs owners are the reference's balanced ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from tests.support.random_plans import all_to_all, cut
+
+
+class Copy(NamedTuple):
+    """A layout with one copy."""
+
+    copies: int = 1
+
+    def copy_of(self, rank):
+        return ()
+
+
+class GoldenShards(NamedTuple):
+    """Shards of one matrix with the golden split, which no DTensor has where it is uneven otherwise than in blocks."""
+
+    view: object
+    split: tuple[int, ...]
+    dim: int
+    Part: type
+    layout: Copy = Copy()
+
+    def part(self, index, rank):
+        start = sum(self.split[:rank])
+        own = ((start, start + self.split[rank]),) if self.split[rank] else ()
+        (rows, cols), *_ = self.view.shapes
+        return self.Part(*((own, ((0, cols),)) if self.dim == 0 else (((0, rows),), own)))
+
+    def holders(self, index):
+        return tuple(range(len(self.split)))
+
+
+class Pipeline:
+    """A golden case: its matrices, as units of a plan, and what they hold."""
+
+    def __init__(self, kernel, params, case):
+        self.kernel, self.case, self.ranks = kernel, case, tuple(range(case["world_size"]))
+        own, self.shapes = kernel.distributed, [tuple(shape) for _, shape in params]
+        views = [kernel.matrices.matrix_view("w", torch.empty(shape, device="meta")) for shape in self.shapes]
+        shards = [
+            GoldenShards(view, tuple(split), case["shard_dim"], own.shards.Part)
+            for view, split in zip(views, case["splits"])
+        ]
+        self.units = [own.messages.Unit(own.plan.Matrix(i, 0), one, 1) for i, one in enumerate(shards)]
+        self.matrices = [
+            1000 * i + torch.arange(rows * cols).view(rows, cols).float() for i, (rows, cols) in enumerate(self.shapes)
+        ]
+
+    def chunks(self):
+        """Return the one chunk of the plan as each rank has it."""
+        total = sum(matrix.numel() for matrix in self.matrices)
+        plans = [self.kernel.distributed.messages.plan_chunks(self.units, self.ranks, r, total)[0] for r in self.ranks]
+        assert all(len(chunks) == 1 for chunks in plans)
+        return [chunks[0] for chunks in plans]
+
+    def parts(self, rank):
+        """Return how many parts of each owner's matrices a rank has: as many flags go from one to the other."""
+        found = [0] * len(self.ranks)
+        for unit, owner in zip(self.units, self.case["owner"]):
+            found[owner] += unit.shards.part(0, rank).size > 0
+        return found
+
+    def gathered(self, chunks):
+        """Return what each rank sends to owners, and what comes."""
+        sent = [torch.full((sum(side.gather.sent),), float("nan")) for side in chunks]
+        for rank, (side, buffer) in enumerate(zip(chunks, sent)):
+            for matrix, place in zip(side.held, side.gathered):
+                part = self.units[matrix.parameter].shards.part(0, rank)
+                own = torch.from_numpy(cut(self.matrices[matrix.parameter].numpy(), part)).flatten()
+                buffer[place : place + len(own)] = own
+        return sent, self._exchanged([side.gather for side in chunks], sent)
+
+    def scattered(self, chunks, received):
+        """Return what owners, who have made 2 x + 1 of what came, send back, and what comes."""
+        exchange, sent = self.kernel.distributed.exchange, []
+        for side, own in zip(chunks, received):
+            matrices = [torch.full(self.shapes[matrix.parameter], float("nan")) for matrix in side.owned]
+            exchange.assemble_(matrices, side.blocks_in, own)
+            for matrix, found in zip(side.owned, matrices):
+                assert torch.equal(found, self.matrices[matrix.parameter])
+            sent.append(torch.full((sum(side.scatter.sent),), float("nan")))
+            exchange.disassemble_(sent[-1], side.blocks_out, [2 * matrix + 1 for matrix in matrices])
+        return sent, self._exchanged([side.scatter for side in chunks], sent)
+
+    def _exchanged(self, sides, buffers):
+        return [torch.from_numpy(own) for own in all_to_all(sides, [buffer.numpy() for buffer in buffers])]
+
+
+def elements(buffer) -> list[float]:
+    """Return a buffer's elements without flags, which nobody has written."""
+    return buffer[~buffer.isnan()].tolist()
+
+
+@pytest.fixture
+def golden(kernel, repository):
+    data = json.loads((repository / "tests/golden/pipeline.json").read_text())
+    return [Pipeline(kernel, data["params"], case) for case in data["cases"]]
+
+
+@pytest.fixture
+def golden_owners(kernel, monkeypatch):
+    """Have plans hand matrices to the owners of a golden case, in order."""
+
+    def follow(case):
+        class Golden(kernel.partition.Owners):
+            def next_chunk(self):
+                super().next_chunk()
+                self._following = iter(case["owner"])
+
+            def take(self, cost, candidates=None):
+                return next(self._following)
+
+        monkeypatch.setattr(kernel.distributed.messages, "Owners", Golden)
+
+    return follow
+
+
+def test_messages_are_as_long_as_the_golden_ones_and_their_flags(golden, golden_owners):
+    for pipeline in golden:
+        golden_owners(pipeline.case)
+        chunks = pipeline.chunks()
+        for name in ("gather", "scatter"):
+            counts = pipeline.case[name]
+            for rank, side in enumerate(getattr(chunk, name) for chunk in chunks):
+                to_owners, from_holders = pipeline.parts(rank), [pipeline.parts(r)[rank] for r in pipeline.ranks]
+                sent, received = (to_owners, from_holders) if name == "gather" else (from_holders, to_owners)
+                assert list(side.sent) == [a + b for a, b in zip(counts["send_counts"][rank], sent)]
+                assert list(side.received) == [a + b for a, b in zip(counts["recv_counts"][rank], received)]
+
+
+def test_what_is_gathered_and_scattered_are_the_golden_elements_in_the_golden_order(golden, golden_owners):
+    for pipeline in golden:
+        golden_owners(pipeline.case)
+        chunks = pipeline.chunks()
+        gathered = pipeline.gathered(chunks)
+        for name, found in ("gather", gathered), ("scatter", pipeline.scattered(chunks, gathered[1])):
+            for key, buffers in zip(("send_buf", "recv_buf"), found):
+                assert list(map(elements, buffers)) == pipeline.case[name][key]
+
+
+def test_owners_of_equal_matrices_are_the_golden_balanced_ones(golden):
+    balanced = [pipeline for pipeline in golden if pipeline.case["mode"] == "balanced"]
+    assert len(balanced) == 4
+    for pipeline in balanced:
+        assert all([rank for _, rank in chunk.owners] == pipeline.case["owner"] for chunk in pipeline.chunks())
+
+
+def test_a_real_plan_of_ceil_splits_exchanges_the_same_elements_among_owners_of_its_own(kernel, golden):
+    """DTensors are split as `ceil` is; of costs that differ, order and owners are the plan's."""
+    cases = [pipeline for pipeline in golden if pipeline.case["mode"] == "ceil"]
+    assert len(cases) == 4
+    own = kernel.distributed
+    for pipeline in cases:
+        dim, mesh = pipeline.case["shard_dim"], own.placement.mesh_of((len(pipeline.ranks),), pipeline.ranks)
+        for i, (unit, shape) in enumerate(zip(pipeline.units, pipeline.shapes)):
+            shards = own.shards.Shards(unit.shards.view, own.placement.Layout(shape, mesh, ((dim, 1),)))
+            assert all(shards.part(0, rank).size == unit.shards.part(0, rank).size for rank in pipeline.ranks)
+            pipeline.units[i] = unit._replace(shards=shards, cost=own.exchange_plan.flops(*shape))
+        chunks = pipeline.chunks()
+        _, received = pipeline.gathered(chunks)
+        golden_elements = itertools.chain(*pipeline.case["gather"]["recv_buf"])
+        assert sorted(itertools.chain(*map(elements, received))) == sorted(golden_elements)
+        _, back = pipeline.scattered(chunks, received)
+        assert [sorted(elements(buffer)) for buffer in back] == list(map(sorted, pipeline.case["scatter"]["recv_buf"]))

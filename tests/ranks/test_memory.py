@@ -1,0 +1,165 @@
+"""What a step on shards holds beyond parameters, gradients and state: a formula, and allocations that are counted."""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from tests.support.allocations import Allocations
+from tests.support.backends import on_every_backend
+from tests.support.sharded_models import LAYOUTS, Case, Spec, muon, part_of, sharded, whole_gradient
+
+SHAPES = ((96, 160), (160, 96), (120, 120), (64, 200)) * 3
+# Flags of presence, verdicts and norms: fewer than eight numbers of eight bytes for each matrix.
+SMALL = 64 * len(SHAPES)
+# A thread of gloo may hold a message for a moment after it has come, which only adds: the least of all steps counts.
+STEPS = 5
+
+
+def case_on(name: str, **settings) -> Case:
+    specs = tuple(Spec(f"layers.{i}.up.weight", shape, LAYOUTS[name]) for i, shape in enumerate(SHAPES))
+    return Case(specs, settings)
+
+
+def set_gradients(case: Case, params, step: int) -> None:
+    for i, (spec, p) in enumerate(zip(case.specs, params)):
+        p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+
+
+class Held(NamedTuple):
+    """Bytes that a chunk has in each of its phases, and at most; and those of the batch that is orthogonalized."""
+
+    gathered: int
+    owned: int
+    scattered: int
+    most: int
+    batch: int
+
+
+def held_by(kernel, chunk) -> Held:
+    gather, scatter = chunk.messages.gather, chunk.messages.scatter
+    packed, work = chunk.packed_dtype.itemsize, chunk.work_dtype.itemsize
+    return Held(
+        (sum(gather.sent) + chunk.messages.scratch + sum(gather.received)) * packed,
+        sum(gather.received) * packed + sum(scatter.sent) * work,
+        (sum(scatter.sent) + sum(scatter.received)) * work,
+        kernel.distributed.exchange_plan.buffer_bytes(chunk.messages, packed, work),
+        max((batch_bytes(owned.batch, packed, work) for owned in chunk.batches), default=0),
+    )
+
+
+def batch_bytes(batch, packed: int, work: int) -> int:
+    """What is packed, the results, and what `polar_factors` says that it holds for one of the matrices, on a CPU."""
+    m, n = sorted((batch.rows, batch.cols))
+    one = max((2 * m * n + 2 * m * m) * work, m * n * (4 + work))
+    return len(batch.members) * m * n * (packed + work) + one
+
+
+def counted_step(kernel, case: Case):
+    """Return the most that a step held at a time, the formula for it, and what was surely held together."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    peaks = []
+    for step in range(1, STEPS + 1):
+        set_gradients(case, params, step)
+        with Allocations() as found:
+            optimizer.step()
+        peaks.append(found.peak)
+    ((chunks,),) = ([[held_by(kernel, chunk) for chunk in exchange.chunks]] for exchange in optimizer._plan.exchanges)
+    in_flight = case.settings["chunks_in_flight"]
+    return min(peaks), formula(chunks, in_flight), surely_together(kernel, chunks, in_flight)
+
+
+def formula(chunks: list[Held], in_flight: int) -> int:
+    """The buffers of as many chunks in a row as are under way together, and one batch."""
+    windows = [chunks[i : i + in_flight + 1] for i in range(len(chunks))]
+    return max(sum(chunk.most for chunk in own) for own in windows) + max(chunk.batch for chunk in chunks)
+
+
+def surely_together(kernel, chunks: list[Held], in_flight: int) -> int:
+    """The most that chunks hold together which take turns as those of a step do."""
+    held, totals = [0] * len(chunks), []
+
+    def turns(i: int, chunk: Held):
+        held[i] = chunk.gathered
+        yield
+        held[i] = chunk.owned + chunk.batch
+        totals.append(sum(held))
+        held[i] = chunk.scattered
+        yield
+        held[i] = 0
+
+    kernel.distributed.pipeline.run_pipeline([[turns(i, chunk) for i, chunk in enumerate(chunks)]], in_flight, int)
+    return max(totals)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 80_000, None])
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("name", ["rows", "hsdp", "rows and columns"])
+def test_a_step_holds_the_buffers_of_the_chunks_under_way_and_one_batch(pools, name, in_flight, chunk_bytes):
+    """Where all ranks have all gradients; one without holds zeros in their place, and copies of its momentum."""
+    case = case_on(name, ns_dtype="float32", chunk_bytes=chunk_bytes, chunks_in_flight=in_flight)
+    for peak, most, least in pools(4).run(counted_step, case):
+        assert least <= peak <= most + SMALL
+
+
+@pytest.mark.parametrize("name", ["rows", "hsdp"])
+def test_so_it_does_where_messages_come_back_in_a_smaller_dtype(pools, name):
+    case = case_on(name, ns_dtype="float16", ns_method="standard", chunk_bytes=80_000, chunks_in_flight=2)
+    for peak, most, least in pools(4).run(counted_step, case):
+        assert least <= peak <= most + SMALL
+
+
+def gradients_alive(kernel, case: Case):
+    """Return, for each gather, parameters whose gradients are in memory as it starts, and those that are needed later.
+
+    Then all whose part here is not empty.
+    """
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    set_gradients(case, params, 1)
+    memory = {i: weakref.ref(p.grad.to_local().untyped_storage()) for i, p in enumerate(params) if p.to_local().numel()}
+    sharded_step = kernel.distributed.sharded
+    real, found = sharded_step.start, []
+
+    def start(side, *arguments):
+        found.append((side, {i for i, storage in memory.items() if storage() is not None}))
+        return real(side, *arguments)
+
+    with mock.patch.object(sharded_step, "start", start):
+        optimizer.step()
+    plan, rank = optimizer._plan, dist.get_rank()
+    chunks = [chunk.messages for exchange in plan.exchanges for chunk in exchange.chunks]
+    gathers = [alive for chunk in chunks for side, alive in found if side is chunk.gather]
+    later = [[matrix for chunk in chunks[i + 1 :] for matrix in chunk.held] for i in range(len(chunks))]
+    local = [matrix for batch in plan.batches for matrix in batch.members]
+    later[0] += [m for m in local if plan.matrices[m.parameter][2].shards.part(m.index, rank).size]
+    numbers = {id(p): i for i, p in enumerate(params)}
+    needed = [{numbers[id(plan.matrices[matrix.parameter][0])] for matrix in own} for own in later]
+    assert len(gathers) == len(chunks) > 2
+    return gathers, needed, set(memory)
+
+
+def case_of_several_matrices(name: str, release: bool) -> Case:
+    """Parameters of one matrix and of several, which go in different chunks."""
+    several = {"split_rows": (8, 40, 16)}
+    shapes = [(24, 20), (64, 12), (30, 30), (64, 16), (18, 40), (64, 30), (12, 12), (10, 10), (14, 9)]
+    specs = [Spec(f"{i}.up.weight", s, LAYOUTS[name], several if s[0] == 64 else {}) for i, s in enumerate(shapes)]
+    return Case(tuple(specs), {"chunk_bytes": 1, "release_grads": release})
+
+
+@on_every_backend()
+@pytest.mark.parametrize("name", ["rows", "columns", "hsdp", "rows and columns"])
+def test_released_gradients_of_shards_are_freed_as_soon_as_their_last_matrix_is_packed(pools, name):
+    for gathers, needed, _ in pools(4).run(gradients_alive, case_of_several_matrices(name, release=True)):
+        assert gathers == needed
+
+
+@on_every_backend()
+def test_gradients_that_are_not_released_stay(pools):
+    for gathers, _, every in pools(4).run(gradients_alive, case_of_several_matrices("rows", release=False)):
+        assert all(alive == every for alive in gathers)

@@ -1,0 +1,197 @@
+"""What is really sent: the collectives of a step, counted, and what a rank holds while they fly."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.backends import on_every_backend
+from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of, sharded, train, whole_gradient
+
+SIZE = 32, 64
+COUNT = 16
+
+pytestmark = on_every_backend()
+
+
+class Counted:
+    """Counts the collectives that are called while it is entered: (name, elements to other ranks, bytes of one)."""
+
+    NAMES = (
+        "all_to_all_single", "all_to_all", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce",
+        "barrier", "broadcast", "isend", "irecv", "send", "recv", "reduce_scatter_tensor", "gather", "scatter",
+    )  # fmt: skip
+
+    def __init__(self):
+        self.calls: list[tuple[str, int, int]] = []
+
+    def __enter__(self):
+        self._real = {name: getattr(dist, name) for name in self.NAMES}
+        for name in self.NAMES:
+            setattr(dist, name, self._counting(name))
+        return self
+
+    def __exit__(self, *_):
+        for name, function in self._real.items():
+            setattr(dist, name, function)
+
+    def _counting(self, name):
+        def call(*arguments, **options):
+            to_others = itemsize = 0
+            if name == "all_to_all_single":
+                _, sent, _, sizes = arguments
+                to_others, itemsize = sum(sizes) - sizes[dist.get_rank()], sent.element_size()
+                assert sum(sizes) == sent.numel()
+            self.calls.append((name, to_others, itemsize))
+            return self._real[name](*arguments, **options)
+
+        return call
+
+
+def count_steps(kernel, case: Case):
+    """Return the collectives of the last of the steps, and how many chunks the plan has.
+
+    They come behind one by which each group of ranks agrees about settings.
+    """
+    counted = None
+    step = kernel.Muon.step
+
+    def counting(optimizer):
+        nonlocal counted
+        with Counted() as counted:
+            step(optimizer)
+        counted.chunks = sum(len(exchange.chunks) for exchange in optimizer._plan.exchanges)
+        counted.groups = len(optimizer._plan.claims)
+
+    kernel.Muon.step = counting
+    try:
+        train(kernel, case)
+    finally:
+        kernel.Muon.step = step
+    agreements = counted.calls[: counted.groups]
+    assert [called for called, *_ in agreements] == ["all_reduce"] * counted.groups
+    return counted.calls[counted.groups :], counted.chunks
+
+
+def case_on(layout: Layout, **settings) -> Case:
+    specs = tuple(Spec(f"layers.{i}.up.weight", SIZE, layout) for i in range(COUNT))
+    return Case(specs, {"ns_dtype": "float32", **settings}, steps=2)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 20_000, None])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "replicated"])
+def test_a_step_has_two_messages_a_chunk_of_the_bytes_of_the_formula(pools, name, chunk_bytes):
+    """(S/R)(1 + 1/D - 2/(RD)) times the bytes of an element, for S elements on R parts in D copies, and flags."""
+    layout = LAYOUTS[name]
+    copies = math.prod(size for size, split in zip(layout.mesh, layout.splits) if split == "r")
+    parts = 4 // copies
+    results = pools(4).run(count_steps, case_on(layout, chunk_bytes=chunk_bytes))
+    for calls, chunks in results:
+        assert [called for called, *_ in calls] == ["all_to_all_single"] * (2 * chunks)
+    # As many matrices as parts are in a chunk at least; 20,000 bytes are 2.4 of them on each rank, of `parts` parts.
+    counts = {1: COUNT // parts, 20_000: -(-COUNT // max(20_000 * parts // (4 * 32 * 64), parts)), None: 1}
+    assert {chunks for _, chunks in results} == {counts[chunk_bytes]}
+    # A flag for each part, to the owner and back, of parts that do not stay where they are.
+    elements = COUNT * math.prod(SIZE) / parts * (1 + 1 / copies - 2 / (parts * copies))
+    flags = 2 * COUNT * (4 - 1) / 4
+    sent = sum(amount * itemsize for calls, _ in results for _, amount, itemsize in calls)
+    assert sent == 4 * 4 * (elements + flags)
+
+
+WHOLE = {
+    "experts": Spec("layers.0.experts.w1", (8, 6, 5), Layout((4,), ("0",))),
+    "copies of experts": Spec("layers.0.experts.w1", (8, 6, 5), Layout((2, 2), ("r", "0"))),
+    "copies": Spec("up.weight", SIZE, LAYOUTS["replicated"]),
+    # 12 rows on each rank, or 24 on each of two.
+    "heads": Spec("wq.weight", (48, 20), LAYOUTS["rows"], {"split_rows": (6,) * 8}),
+    "heads of copies": Spec("wq.weight", (48, 20), LAYOUTS["hsdp"], {"split_rows": (24, 6, 12, 6)}),
+    "heads under tensor parallelism": Spec("wq.weight", (48, 20), LAYOUTS["strided rows"], {"split_rows": (6,) * 8}),
+}
+
+
+@pytest.mark.parametrize("spec", WHOLE.values(), ids=WHOLE)
+def test_experts_heads_and_small_copies_that_ranks_hold_whole_are_not_sent(pools, spec):
+    for calls, chunks in pools(4).run(count_steps, Case((spec,), {"expert_keys": ("experts",)}, steps=2)):
+        assert (calls, chunks) == ([], 0)
+
+
+def test_of_heads_only_those_are_sent_that_ranks_cut(pools):
+    """With 12 rows on each rank three parts lie on one each, and the last of 28 rows on three."""
+    spec = Spec("wq.weight", (48, 20), LAYOUTS["rows"], {"split_rows": (6, 6, 8, 28)})
+    results = pools(4).run(count_steps, Case((spec,), {"ns_dtype": "float32"}, steps=2))
+    assert all([called for called, *_ in calls] == ["all_to_all_single"] * 2 for calls, _ in results)
+    # To the owner and back, with three flags; what the owner has itself is not sent.
+    assert 28 * 20 < sum(amount for calls, _ in results for _, amount, _ in calls) <= 2 * (28 * 20 + 3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_messages_are_of_the_dtype_of_the_products(pools, dtype):
+    for calls, _ in pools(4).run(count_steps, case_on(LAYOUTS["rows"], ns_dtype=dtype)):
+        assert {itemsize for _, _, itemsize in calls} == {getattr(torch, dtype).itemsize}
+
+
+def elements_in_flight(kernel, case: Case):
+    """Return, for each chunk, elements of directions, of what comes for them, of what goes back, and of updates."""
+    params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
+    optimizer = kernel.Muon(params, **case.settings)
+    chunks = [chunk.messages for exchange in optimizer._plan.exchanges for chunk in exchange.chunks]
+    return [
+        (
+            sum(chunk.gather.sent) + chunk.scratch,
+            sum(chunk.gather.received),
+            sum(chunk.scatter.sent),
+            sum(chunk.scatter.received),
+        )
+        for chunk in chunks
+    ]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 40_000])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "replicated"])
+def test_a_chunk_holds_no_more_than_chunk_bytes_or_one_matrix_of_each_kind(pools, name, chunk_bytes):
+    layout, matrix = LAYOUTS[name], math.prod(SIZE)
+    copies = math.prod(size for size, split in zip(layout.mesh, layout.splits) if split == "r")
+    # And a flag for each matrix, each way, at most.
+    limit = max(chunk_bytes / 4, matrix) + COUNT
+    for chunks in pools(4).run(elements_in_flight, case_on(layout, chunk_bytes=chunk_bytes)):
+        for directions, gathered, returned, updates in chunks:
+            assert directions <= limit
+            assert updates <= limit
+            # An owner has whole matrices: up to one more than its share. It sends them to all copies.
+            assert gathered <= limit / copies + matrix
+            assert returned <= limit + copies * matrix
+
+
+def order_of_step(kernel, case: Case):
+    """Return what a step does, in order: messages that are started, and batches that this rank works on alone."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    for i, (spec, p) in enumerate(zip(case.specs, params)):
+        p.grad = sharded(whole_gradient(case, 1, i), spec.layout).data
+    found, send, update = [], dist.all_to_all_single, kernel.updates.update_batch_
+
+    def recorded(name, function):
+        def call(*arguments, **options):
+            found.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+    sending = mock.patch.object(dist, "all_to_all_single", recorded("message", send))
+    with sending, mock.patch.object(kernel.updates, "update_batch_", recorded("batch", update)):
+        optimizer.step()
+    return found, len(optimizer._plan.batches), sum(len(exchange.chunks) for exchange in optimizer._plan.exchanges)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("chunk_bytes", [1, None])
+def test_work_of_a_rank_alone_comes_behind_the_first_gather_and_before_all_else(pools, in_flight, chunk_bytes):
+    specs = (WHOLE["experts"], WHOLE["copies"], *case_on(LAYOUTS["rows"]).specs)
+    settings = {"expert_keys": ("experts",), "chunk_bytes": chunk_bytes, "chunks_in_flight": in_flight}
+    for found, batches, chunks in pools(4).run(order_of_step, Case(specs, settings)):
+        assert batches > 1 and chunks == (1 if chunk_bytes is None else 4)
+        assert found == ["message"] + ["batch"] * batches + ["message"] * (2 * chunks - 1)

@@ -1,0 +1,95 @@
+"""A real GradScaler over shards: gradients that overflow on one rank are no step on any, and the scale backs off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.support.backends import on_every_backend
+from tests.support.rank_pool import device_of_ranks, one_by_one
+from tests.support.sharded_models import (
+    LAYOUTS,
+    Case,
+    Spec,
+    bits_equal,
+    model,
+    muon,
+    one_thread,
+    part_of,
+    sharded,
+    whole,
+    whole_gradient,
+    whole_parameter,
+    wholes,
+)
+
+SCALE = 2.0**10
+NAMES = ["rows", "columns", "hsdp", "rows and columns", "strided rows"]
+
+pytestmark = on_every_backend()
+
+
+def case_on(name: str) -> Case:
+    layout = LAYOUTS[name]
+    specs = (Spec("first.weight", (24, 20), layout), *model(layout, seed=9), Spec("embeddings.w", (30, 14), layout))
+    return Case(specs, {"chunk_bytes": 1000, "lr": 0.02}, steps=3)
+
+
+def train_scaled(kernel, case: Case, spoiled: tuple[int, ...]):
+    """Gradients of the `spoiled` ranks overflow at the second step; returns wholes, state and scale after each."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    scaler = torch.amp.GradScaler(device_of_ranks(), init_scale=SCALE)
+    scaler.scale(torch.zeros((), device=device_of_ranks()))
+    found = []
+    for step in range(1, case.steps + 1):
+        for i, (spec, p) in enumerate(zip(case.specs, params)):
+            p.grad = sharded(whole_gradient(case, step, i) * scaler.get_scale(), spec.layout).data
+        if step == 2 and dist.get_rank() in spoiled:
+            params[0].grad.to_local()[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        state = [wholes(optimizer.state[p]) for p in params]
+        found.append(([whole(p) for p in params], state, scaler.get_scale()))
+    return found
+
+
+def train_unscaled(kernel, case: Case, steps, device: str):
+    """Return whole parameters after these steps of one process without a scaler."""
+    params = [nn.Parameter(whole_parameter(case, i).to(device)) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    with one_thread(), one_by_one(kernel):
+        for step in steps:
+            for i, p in enumerate(params):
+                p.grad = whole_gradient(case, step, i).to(device)
+            optimizer.step()
+    return [whole(p) for p in params]
+
+
+def assert_second_step_was_none(results) -> None:
+    """Neither parameters nor state moved at the second step, and the third moved all of them, on all ranks."""
+    for (first, state, _), (second, its, _), (third, _, _) in results:
+        assert all(map(bits_equal, third, results[0][2][0]))
+        assert all(map(bits_equal, first, second))
+        assert all(bits_equal(own[key], other[key]) for own, other in zip(state, its) for key in own)
+        assert not any(map(bits_equal, second, third))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_overflow_in_one_shard_is_no_step_on_any_rank_and_the_scale_backs_off_on_all(kernel, pools, name):
+    """In all copies of the shard, as reduced gradients are. Scales, powers of two, divide out exactly."""
+    case = case_on(name)
+    results = pools(4).run(train_scaled, case, (1, 3) if name == "hsdp" else (1,))
+    assert_second_step_was_none(results)
+    expected = train_unscaled(kernel, case, (1, 3), pools.device)
+    for result in results:
+        assert [scale for _, _, scale in result] == [SCALE, SCALE / 2, SCALE / 2]
+        assert all(map(bits_equal, result[-1][0], expected))
+
+
+@pytest.mark.parametrize("name", ["hsdp", "replicated", "replicated within"])
+def test_an_overflow_in_one_copy_alone_is_no_step_on_any_rank(pools, name):
+    """The scaler asks no other copy, so that scales are each rank's own; no rank may move."""
+    assert_second_step_was_none(pools(4).run(train_scaled, case_on(name), (1,)))

@@ -1,0 +1,180 @@
+"""Matrices in parts along their long side, whose Gram matrix ranks sum: as in one process but for rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks.test_messages import Counted
+from tests.support.sharded_models import (
+    LAYOUTS,
+    Case,
+    Layout,
+    Spec,
+    assert_same,
+    bits_equal,
+    model,
+    part_of,
+    train,
+    train_alone,
+)
+
+LONG = {
+    "columns of wide ones": ((6, 400), LAYOUTS["columns"]),
+    "rows of tall ones": ((333, 7), LAYOUTS["rows"]),
+    "columns twice": ((5, 301), LAYOUTS["strided columns"]),
+    "experts": ((4, 6, 500), Layout((2, 2), ("0", "2"))),
+    "columns of a convolution": ((6, 40, 3, 3), LAYOUTS["columns"]),
+}
+DIVERGING = (9.0, -20.0, 12.0)
+SUMMED = {"sum_gram": True, "ns_dtype": "float32"}
+
+
+def case_on(shape, layout, **changes) -> Case:
+    name = "layers.{}.experts.up.weight" if len(shape) == 3 else "layers.{}.up.weight"
+    specs = tuple(Spec(name.format(i), shape, layout) for i in range(3))
+    settings = {"lr": 0.02, "expert_keys": ["experts"], **SUMMED, **changes.pop("settings", {})}
+    return Case(specs, settings, **{"steps": 4, **changes})
+
+
+def explained(kernel, case: Case):
+    params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
+    optimizer = kernel.Muon(params, is_muon=lambda name, p: True, **case.settings)
+    found = optimizer.explain()
+    assert ("Gram matrices" in str(found)) == bool(optimizer._plan.sums)
+    return [(row.kernel, row.owner) for row in found.rows]
+
+
+def assert_close_to_alone(kernel, pools, case: Case, job=train) -> None:
+    results = pools(4).run(job, case)
+    alone = train_alone(kernel, case, results[0].holders)
+    for result in results:
+        for i, (p, q, state, its) in enumerate(zip(result.parameters, alone.parameters, result.state, alone.state)):
+            assert bits_equal(state["momentum_buffer"], its["momentum_buffer"])
+            # An update has root mean square 0.2 lr. float32 rounds sums of its iteration to 2**-24, which the schedule
+            # amplifies by up to the product of its first coefficients, about 2**8; here they are summed in two orders.
+            moved = 0.2 * case.settings["lr"] * case.steps * q.numel() ** 0.5
+            assert (p - q).norm() <= 2**-24 * 2**8 * 2 * moved + 2**-24 * case.steps * q.norm(), case.specs[i]
+
+
+# Ranks that have other experts have no word in whether these have a gradient.
+MISSING = [(name, missing) for name in LONG for missing in ("nowhere", "everywhere")]
+MISSING += [(name, missing) for name in LONG if name != "experts" for missing in ("here and there", "all but one")]
+
+
+@pytest.mark.parametrize("name, missing", MISSING)
+def test_long_matrices_end_as_in_one_process_but_for_rounding(kernel, pools, name, missing):
+    assert_close_to_alone(kernel, pools, case_on(*LONG[name], missing=missing))
+
+
+def train_at_any_cost(kernel, case: Case):
+    """Train with sums for all matrices that can be summed, however small they are."""
+    summed = kernel.distributed.summed
+    cheaper, summed._is_cheaper = summed._is_cheaper, lambda own, shards, m: shards.lengthwise(m.index) is not None
+    try:
+        return train(kernel, case)
+    finally:
+        summed._is_cheaper = cheaper
+
+
+@pytest.mark.parametrize("missing", ["nowhere", "here and there", "all but one"])
+@pytest.mark.parametrize("shape, layout", [((9, 3), "rows"), ((2, 5), "columns"), ((1, 6), "strided columns")])
+def test_ranks_whose_parts_are_empty_sum_along(kernel, pools, shape, layout, missing):
+    assert_close_to_alone(kernel, pools, case_on(shape, LAYOUTS[layout], missing=missing), train_at_any_cost)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_bits_depend_neither_on_chunks_nor_on_how_many_are_in_flight(kernel, pools, name):
+    case = case_on(*LONG[name], missing="here and there")
+    results = [
+        pools(4).run(train, case._replace(settings={**case.settings, **changes}))
+        for changes in ({}, {"chunk_bytes": 1, "chunks_in_flight": 1}, {"chunk_bytes": 10_000, "chunks_in_flight": 5})
+    ]
+    for result in (rank for ranks in results for rank in ranks):
+        assert_same(case, result, results[0][0])
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_explain_says_what_is_summed(pools, name):
+    for rows in pools(4).run(explained, case_on(*LONG[name])):
+        assert all("gram_float32" in kernel and "summed over" in kernel and owner == "all" for kernel, owner in rows)
+
+
+STAYING = {
+    "square": ((40, 40), LAYOUTS["columns"], {}),
+    "along the short side": ((6, 400), LAYOUTS["rows"], {}),
+    "both sides": ((6, 400), LAYOUTS["rows and columns"], {}),
+    "copies": ((6, 400), LAYOUTS["replicated within"], {}),
+    "not asked for": ((6, 400), LAYOUTS["columns"], {"sum_gram": False}),
+    "a schedule that no Gram iteration survives": ((6, 400), LAYOUTS["columns"], {"ns_coefficients": DIVERGING}),
+}
+
+
+@pytest.mark.parametrize("why", STAYING)
+def test_all_others_go_to_owners_with_the_bits_of_one_process(kernel, pools, why):
+    shape, layout, settings = STAYING[why]
+    case = case_on(shape, layout, settings=settings, steps=2)
+    assert all("summed" not in text for rows in pools(4).run(explained, case) for text, _ in rows)
+    results = pools(4).run(train, case)
+    alone = train_alone(kernel, case, results[0].holders)
+    assert_same(case, results[0], alone)
+
+
+def collectives_of_step(kernel, case: Case):
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    named = [(spec.name, p) for spec, p in zip(case.specs, params)]
+    optimizer = kernel.Muon(named, is_muon=lambda *_: True, **case.settings)
+    for step in range(2):
+        for i, p in enumerate(params):
+            p.grad = part_of(case._replace(seed=step + 1), i).data
+        with Counted() as counted:
+            optimizer.step()
+    windows = {len(batch.iteration.windows) for batches in optimizer._plan.sums for batch in batches}
+    return [name for name, *_ in counted.calls], windows, sum(map(len, optimizer._plan.sums))
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_batch_takes_a_sum_of_norms_and_one_of_gram_matrices_for_each_window(pools, name):
+    for calls, (windows,), batches in pools(4).run(collectives_of_step, case_on(*LONG[name])):
+        # And one by which ranks agree about settings.
+        assert calls == ["all_reduce"] * (1 + batches * (1 + windows))
+
+
+@pytest.mark.parametrize("zero, spoiled", [((0, 2), None), ((), 1)])
+def test_zero_gradients_are_only_decay_and_a_nan_stays_in_its_matrix(kernel, pools, zero, spoiled):
+    case = case_on(*LONG["columns of wide ones"], zero=zero, spoiled=spoiled, steps=1)
+    for result in pools(4).run(train, case):
+        alone = train_alone(kernel, case, result.holders)
+        for i, (p, q) in enumerate(zip(result.parameters, alone.parameters)):
+            if i in zero:
+                assert bits_equal(p, q)
+            assert bool(p.isnan().all()) == (i == spoiled) and bool(p.isnan().any()) == (i == spoiled)
+
+
+def move_lr_alone(kernel, case: Case):
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = kernel.Muon([(spec.name, p) for spec, p in zip(case.specs, params)], **case.settings)
+    before = None
+    for step in range(2):
+        for i, p in enumerate(params):
+            p.grad = part_of(case._replace(seed=step + 1), i).data
+        if step and dist.get_rank() == 1:
+            optimizer.param_groups[0]["lr"] = 0.5
+        before = [p.detach().clone() for p in params]
+        optimizer.step()
+    unmoved = all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
+    with pytest.raises(RuntimeError, match="ranks had different settings"):
+        optimizer.step()
+    return unmoved
+
+
+def test_a_rank_that_moves_a_setting_alone_moves_nothing(pools):
+    assert all(pools(4).run(move_lr_alone, case_on(*LONG["columns of wide ones"])))
+
+
+def test_long_and_other_matrices_mix(kernel, pools):
+    long = (Spec(f"long.{i}.up.weight", (4, 200 + i), LAYOUTS["columns"]) for i in range(3))
+    specs = (*model(LAYOUTS["columns"], seed=3), *long)
+    case = Case(specs, {**SUMMED, "chunk_bytes": 1000, "lr": 0.02}, missing="here and there", steps=4)
+    assert_close_to_alone(kernel, pools, case)

@@ -1,0 +1,104 @@
+"""docs/numerics.md is what the tool makes of its results file, and what it says in words is true of that file."""
+
+import json
+import re
+
+import pytest
+
+from tools.numerics.document import filled, named
+from tools.numerics.figures import draw_all
+from tools.numerics.measurements import measure
+
+LINK = re.compile(r"\(\.\./(benchmarks/results/numerics-[^)]+\.json)\)")
+
+
+@pytest.fixture(scope="module")
+def page(repository):
+    return (repository / "docs/numerics.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def file(page):
+    (file,) = set(LINK.findall(page))
+    return file
+
+
+@pytest.fixture(scope="module")
+def results(repository, file):
+    return json.loads((repository / file).read_text())
+
+
+@pytest.fixture(scope="module")
+def tiny(kernel):
+    """A measurement of matrices so small that it takes no time, as its file would give it back."""
+    facts = dict(device="a processor", torch="2", commit="0" * 40, dirty=False)
+    return json.loads(json.dumps({**facts, **measure(kernel, size=(12, 20), sides=(8, 16))}))
+
+
+def error(results, spectrum, dtype, method):
+    found = [row["error"] for row in results["errors"] if row["schedule"] == "polar_express"
+             and (row["spectrum"], row["dtype"], row["method"]) == (spectrum, dtype, method)]  # fmt: skip
+    return found[0]
+
+
+def test_the_tables_are_those_of_the_results_file(page, results, file):
+    assert filled(page, results, f"../{file}") == page
+
+
+def test_every_figure_of_the_page_is_there(repository, page):
+    figures = re.findall(r"!\[[^]]+\]\((figures/[^)]+)\)", page)
+    assert len(figures) == 4
+    for figure in figures:
+        assert (repository / "docs" / figure).stat().st_size < 200_000
+
+
+def test_a_page_without_its_markers_is_refused(page, results):
+    with pytest.raises(ValueError, match="got none"):
+        filled("# Numerics\n", results, "")
+    with pytest.raises(ValueError, match="once each"):
+        filled(page.replace("numerics: bands", "numerics: band"), results, "")
+
+
+def test_a_measurement_fills_page_and_figures(page, tiny, tmp_path):
+    assert filled(page, tiny, "file.json").count("\n| ") > 30
+    drawn = draw_all(tiny, tmp_path)
+    assert sorted(drawn) == sorted(file.name for file in tmp_path.iterdir())
+
+
+def test_the_results_have_the_coefficients_of_the_presets(kernel, results):
+    """Else they are results of other schedules."""
+    for name, preset in kernel.schedules.PRESETS.items():
+        steps = kernel.schedules.resolve_schedule(name, 5)
+        assert results["schedules"][name] == {"band": list(preset.band), "coefficients": [list(step) for step in steps]}
+
+
+def test_float16_errs_about_eight_times_less_than_bfloat16(results):
+    for spectrum in ("power_law", "log_spaced", "condition_1e6", "clustered", "rank_deficient", "one_huge", "gaussian"):
+        ratio = error(results, spectrum, "bfloat16", "standard") / error(results, spectrum, "float16", "standard")
+        assert 6 < ratio < 10, spectrum
+
+
+def test_gram_costs_in_float16_and_float32_what_the_page_says(results):
+    """But for equal singular values, where nothing is lost."""
+    for spectrum in ("power_law", "log_spaced", "condition_1e6", "clustered", "rank_deficient", "gaussian"):
+        half = error(results, spectrum, "float16", "gram") / error(results, spectrum, "float16", "standard")
+        single = error(results, spectrum, "float32", "gram") / error(results, spectrum, "float32", "standard")
+        assert 1 < half < 4.5 and 3 < single < 1000, spectrum
+        assert error(results, spectrum, "float16", "gram") < error(results, spectrum, "bfloat16", "standard"), spectrum
+
+
+def test_restarts_behave_as_the_page_says(results):
+    rows = [row for row in results["restarts"] if row["schedule"] == "polar_express"]
+    found = {(row["dtype"], named(row["restarts"])): row for row in rows}
+    for windows in ("gram[5]", "gram[3+2]"):
+        assert (found["bfloat16", windows]["error"] or float("inf")) > 1e3
+    assert 0.3 < found["bfloat16", "gram[2+3]"]["error"] < 0.8
+    assert found["float16", "gram[1+2+2]"]["error"] < 1.2 * found["float16", "standard"]["error"]
+    assert found["float16", "gram[2+3]"]["bound"] < results["limit"] < found["float16", "gram[3+2]"]["bound"]
+    assert found["float32", "gram[5]"]["bound"] < results["limit"]
+
+
+def test_the_scale_keeps_digits_of_large_gram_matrices(results):
+    for row in results["scales"]:
+        assert row["product_with"] < 2.5e-4, row
+        assert row["m"] < 1024 or row["product_without"] > 1.8 * row["product_with"], row

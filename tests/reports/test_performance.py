@@ -1,0 +1,68 @@
+"""docs/performance.md is what the tool makes of the results, and a report shows what was found."""
+
+from __future__ import annotations
+
+import json
+
+from tools.lab.tables import lab_tables, sweep_tables
+from tools.pages import performance
+
+
+def record(stage: str, key: str, status: str = "ok", problem: str = "", value: object = None) -> dict:
+    return {"stage": stage, "key": key, "status": status, "seconds": 1.0, "problem": problem, "value": value}
+
+
+def lab_report() -> dict:
+    entry = {"m": 64, "k": 64, "tile": 32, "tile_k": 64, "group": 8, "warps": 4, "stages": 3, "gain": 1.5, "batch": 2}
+    entry |= {"seconds": 2e-6, "spread": 0.01, "other_seconds": 3e-6, "margin": 0.07}
+    stages = {
+        "environment": [record("environment", "dense float16", value={"tera_flops": 700.0})],
+        "prove": [
+            record("prove", "NaN float16", "failed", "elsewhere"),
+            record("prove", "graphs", "skipped", "no GPU"),
+        ],
+        "tune": [record("tune", "symmetric_gemm float16 64x64", value=entry)],
+        "measure": [record("measure", "new", value={"results": [{"size": 3, "milliseconds": 0.25}]})],
+    }
+    return {"lab": {"device": "Some GPU", "torch": "2.13.0", "commit": "c" * 40}, "date": "today", "stages": stages}
+
+
+def test_the_page_is_what_the_tool_makes_of_the_results():
+    assert performance.PAGE.read_text() == performance.page(performance.RESULTS, performance.PAGE.parent), (
+        "run `make report`"
+    )
+
+
+def test_a_section_says_where_and_at_which_commit_it_was_measured(tmp_path):
+    (tmp_path / "some-gpu.json").write_text(json.dumps(lab_report()))
+    (tmp_path / "some-gpu-ideal.png").touch()
+    page = performance.page(tmp_path, tmp_path.parent)
+    assert "Some GPU, torch 2.13.0; commit `cccccccccccc`." in page
+    assert f"]({tmp_path.name}/some-gpu.json)" in page and f"]({tmp_path.name}/some-gpu-ideal.png)" in page
+    config = "tile 32 tile_k 64 group 8 warps 4 stages 3"
+    assert f"| symmetric_gemm | float16 | 2 x 64 x 64 | {config} | 2.0 ±1% | 3.0 | 1.50 | 7.0% |" in page
+
+
+def test_what_failed_is_shown_with_its_reason():
+    tables = {table.title: table for table in lab_tables(lab_report())}
+    assert ("prove", "0", "1", "1") in tables["Verdicts"].rows
+    assert ("prove", "NaN float16", "failed", "elsewhere") in tables["What failed or was skipped"].rows
+    assert tables["new"].headings == ("size", "milliseconds") and tables["new"].rows == [("3", "0.25")]
+
+
+def test_peers_are_shown_by_their_time_over_ours_or_why_they_have_none():
+    measured = {"milliseconds": 1.0, "ideal_milliseconds": 0.5}
+    contestants = {"ours": {"error": 1e-3}, "torch": {"ratio": [1.8, 2.0, 2.2]}, "timm": "not installed"}
+    rows = [{"case": "1x8x8", **measured, "contestants": contestants}, {"case": "1x9x9", "status": "unmeasured"}]
+    (table,) = sweep_tables({"results": rows})
+    assert table.headings == ("case", "ms", "ideal ms", "of ideal", "error", "torch / ours", "timm / ours")
+    assert table.rows[0][-2:] == ("2.00 (1.80-2.20)", "not installed")
+    assert table.rows[1] == ("1x9x9", "unmeasured", "", "", "", "", "")
+
+
+def test_a_step_is_shown_with_the_host_s_time_memory_and_launches():
+    ours = {"error": 1e-3, "peak_bytes": 2_500_000, "kernels": 40}
+    row = {"case": "gpt2-124m", "milliseconds": 4.0, "ideal_milliseconds": 3.0, "contestants": {"ours": ours}}
+    (table,) = sweep_tables({"results": [{**row, "host_milliseconds_per_100_matrices": 0.5}]})
+    assert table.headings[-3:] == ("host ms / 100 matrices", "peak MB", "kernels")
+    assert table.rows == [("gpt2-124m", "4.000", "3.000", "75%", "0.001", "0.50", "2.5", "40")]

@@ -1,0 +1,74 @@
+"""The scale report: its plans are the optimizer's, its table and figure are made of its results, and docs/ has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.scale import models, plans, report, schemes
+from tools.scale.models import Weights
+from tools.scale.plans import Machine
+
+MACHINE = Machine(link_gb_per_s=1.0, microseconds_per_peer=2.0, tflop_per_s=0.5)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A model of ten matrices and two layers of experts."""
+    weights = [Weights("up", (64, 128), 10), Weights("experts.up", (64, 32, 64), 2)]
+    monkeypatch.setitem(models.MODELS, "tiny", weights)
+    monkeypatch.setattr(plans, "SHARDS", 32)
+    return "tiny"
+
+
+def test_bytes_and_flops_of_one_copy_are_those_of_the_formulas(kernel, tiny):
+    row = schemes.plan(kernel, tiny, 10, MACHINE, chunk_bytes=2**20)
+    assert (row.matrices, row.chunks, row.messages) == (10 + 2 * 64, 1, 2)
+    # Ten ranks own one matrix each, 4 m² n + 2 m³ a step; a matrix 64 x 128 is of 7 rows on each but the last.
+    assert row.flop >= 5 * (4 * 64 * 64 * 128 + 2 * 64**3)
+    assert row.imbalance < 1.2
+
+
+def test_whole_experts_are_worked_on_where_they_are(kernel, tiny, monkeypatch):
+    monkeypatch.setitem(models.MODELS, "tiny", [Weights("experts.up", (64, 32, 64), 2)])
+    row = schemes.plan(kernel, tiny, 64, MACHINE, chunk_bytes=2**20)
+    assert (row.chunks, row.sent_bytes, row.bytes_in_flight, row.imbalance) == (0, 0, 0, 1.0)
+    assert row.flop == 2 * 5 * (4 * 32 * 32 * 64 + 2 * 32**3)
+    assert row.seconds["planned"] == pytest.approx(row.flop / 0.5e12)
+
+
+def test_of_few_sizes_owners_by_cost_are_no_slower_than_in_turn_nor_a_step_faster_than_its_products(kernel, tiny):
+    for gpus in (16, 64, 128):
+        row = schemes.plan(kernel, tiny, gpus, MACHINE, chunk_bytes=4096)
+        assert row.seconds["planned"] <= row.seconds["round robin"] * (1 + 1e-9)
+        assert row.seconds["planned, in chunks"] >= MACHINE.products(row.flop / plans.STEPS)
+
+
+def test_the_report_writes_results_table_and_figure(kernel, tiny, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- scale -->\nold\n<!-- end -->\nafter\n")
+    monkeypatch.setattr(report, "PAGE", page)
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "scale.json")
+    monkeypatch.setattr(report, "FIGURE", tmp_path / "scale.png")
+    monkeypatch.setattr(report, "load_variant", lambda folder: kernel)
+    build = str(Path(kernel.__file__).parents[1])
+    report.main(["--build", build, "--models", tiny, "--gpus", "8", "64", "--write"])
+    results = json.loads((tmp_path / "scale.json").read_text())
+    assert [row["gpus"] for row in results["rows"]] == [8, 64]
+    assert report.table(results) in page.read_text()
+    assert "old" not in page.read_text()
+    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+    assert "tiny" in capsys.readouterr().out
+
+
+def test_docs_have_the_table_of_the_results_file(repository):
+    results = json.loads((repository / "benchmarks/results/scale-model.json").read_text())
+    page = (repository / "docs/distributed.md").read_text()
+    assert report.filled(page, results) == page
+
+
+def test_a_page_without_markers_raises():
+    with pytest.raises(ValueError, match="markers"):
+        report.filled("nothing", {})

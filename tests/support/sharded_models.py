@@ -1,0 +1,259 @@
+"""Parameters that are trained in several processes, each with a layout of its own, and as wholes in one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from tests.support.rank_pool import device_of_ranks, one_by_one
+
+
+class Layout(NamedTuple):
+    """A mesh, and what each of its dimensions does: `r` replicates, `1` shards dimension 1, `0/2` cuts it in 2 first"""
+
+    mesh: tuple[int, ...]
+    splits: tuple[str, ...]
+
+    def placements(self) -> list[Any]:
+        return [_placement(split) for split in self.splits]
+
+
+class Spec(NamedTuple):
+    """A parameter; `group` are settings of a group of its own."""
+
+    name: str
+    shape: tuple[int, ...]
+    layout: Layout | None = None
+    group: Mapping[str, Any] = {}
+
+
+class Case(NamedTuple):
+    """A training run on random gradients; `missing` says which are None, `settings` are Muon's."""
+
+    specs: tuple[Spec, ...]
+    settings: Mapping[str, Any] = {}
+    steps: int = 12
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    missing: str = "nowhere"
+    zero: tuple[int, ...] = ()  # parameters whose gradients are all zero
+    spoiled: int | None = None  # a parameter with one NaN in its first gradient
+    shared: bool = False  # plain parameters are copies, and their work is split: process_group=
+
+
+class Trained(NamedTuple):
+    """Whole parameters and their state, key by key, and which holder has each element of a parameter; on the CPU."""
+
+    parameters: list[Tensor]
+    state: list[dict[str, Tensor]]
+    holders: list[Tensor]
+
+
+# By name, for 4 ranks. FSDP2 is `rows`, with tensor parallelism `strided rows` or `rows and columns`.
+LAYOUTS = {
+    "replicated": Layout((4,), ("r",)),
+    "rows": Layout((4,), ("0",)),
+    "columns": Layout((4,), ("1",)),
+    "hsdp": Layout((2, 2), ("r", "0")),
+    "replicated within": Layout((2, 2), ("1", "r")),
+    "rows and columns": Layout((2, 2), ("0", "1")),
+    "columns and rows": Layout((2, 2), ("1", "0")),
+    "rows twice": Layout((2, 2), ("0", "0")),
+    "strided rows": Layout((2, 2), ("0/2", "0")),
+    "strided columns": Layout((2, 2), ("1/2", "1")),
+}
+
+
+def model(layout: Layout | None, seed: int) -> tuple[Spec, ...]:
+    """Return matrices of random sizes, some with fewer rows or columns than ranks."""
+    draw = random.Random(seed)
+    sizes = [(draw.randint(1, 40), draw.randint(1, 40)) for _ in range(8)]
+    sizes += [(draw.randint(1, 3), draw.randint(8, 30)), (draw.randint(8, 30), draw.randint(1, 3))]
+    return tuple(Spec(f"layers.{i}.up.weight", size, layout) for i, size in enumerate(sizes))
+
+
+def train(kernel, case: Case) -> Trained:
+    """The job of every rank: train its parts. Returns wholes."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params, **({"process_group": dist.group.WORLD} if case.shared else {}))
+    for step in range(1, case.steps + 1):
+        for i, (spec, p) in enumerate(zip(case.specs, params)):
+            p.grad = None
+            if not is_missing(case, step, i, holder_of(spec.layout)):
+                p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+        optimizer.step()
+    return _trained(params, optimizer, [_holders(spec) for spec in case.specs])
+
+
+def train_alone(kernel, case: Case, holders: Sequence[Tensor], device: str = "cpu") -> Trained:
+    """Train wholes in this process, with zeros for what holders have no gradient of while others have."""
+    with one_thread(), one_by_one(kernel):
+        return _train_alone(kernel, case, holders, device)
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Work with one thread, as the processes do: with more a product may sum in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train_alone(kernel, case: Case, holders: Sequence[Tensor], device: str) -> Trained:
+    params = [torch.nn.Parameter(whole_parameter(case, i).to(device)) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    for step in range(1, case.steps + 1):
+        for i, p in enumerate(params):
+            absent = torch.zeros_like(holders[i], dtype=torch.bool)
+            for holder in holders[i].unique().tolist():
+                absent |= (holders[i] == holder) & is_missing(case, step, i, holder)
+            gradient = whole_gradient(case, step, i)
+            p.grad = None if absent.all() else gradient.masked_fill(absent, 0.0).to(device)
+        optimizer.step()
+    return _trained(params, optimizer, list(holders))
+
+
+def _trained(params: Sequence[Tensor], optimizer, holders: list[Tensor]) -> Trained:
+    return Trained([whole(p) for p in params], [wholes(optimizer.state[p]) for p in params], holders)
+
+
+def assert_as_alone(kernel, pools, case: Case, ranks: int = 4) -> None:
+    """Parameters and state have, on each of the ranks, the bits that they have in one process."""
+    results = pools(ranks).run(train, case)
+    alone = train_alone(kernel, case, results[0].holders, pools.device)
+    for result in results:
+        assert_same(case, result, alone)
+
+
+def assert_same(case: Case, one: Trained, other: Trained) -> None:
+    """Parameters and state have the same bits."""
+    for spec, p, q, state, its in zip(case.specs, one.parameters, other.parameters, one.state, other.state):
+        assert bits_equal(p, q), f"{spec} differs by up to {(p.double() - q.double()).abs().max():.3g}"
+        assert state.keys() == its.keys()
+        wrong = [key for key in state if not bits_equal(state[key], its[key])]
+        assert not wrong, f"{wrong} of {spec}"
+
+
+def bits_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one dtype, one shape and the same bits, those of NaNs included."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(value.contiguous().reshape(-1).view(torch.uint8) for value in (one, other)))
+
+
+def muon(kernel, case: Case, params: Sequence[Tensor], **settings):
+    """Return an optimizer for `params`, in which thin matrices, too, are Muon's."""
+    return kernel.Muon(groups_of(case, params), is_muon=_is_matrix, **case.settings, **settings)
+
+
+def groups_of(case: Case, params: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Return parameter groups: one for all, and one for each that has settings of its own."""
+    named = [(spec, (spec.name, p)) for spec, p in zip(case.specs, params)]
+    own = [{"params": [pair], **spec.group} for spec, pair in named if spec.group]
+    common = [pair for spec, pair in named if not spec.group]
+    return ([{"params": common}] if common else []) + own
+
+
+def whole_parameter(case: Case, number: int) -> Tensor:
+    """Return the first value of a parameter."""
+    return _random(case, 0, number)
+
+
+def part_of(case: Case, number: int) -> torch.nn.Parameter:
+    """Return what this rank has of a parameter's first value."""
+    return sharded(whole_parameter(case, number), case.specs[number].layout)
+
+
+def whole_gradient(case: Case, step: int, number: int) -> Tensor:
+    """Return a gradient as one process has it."""
+    gradient = _random(case, step, number)
+    if number in case.zero:
+        gradient.zero_()
+    if number == case.spoiled and step == 1:
+        gradient.view(-1)[-1] = float("nan")
+    return gradient
+
+
+def is_missing(case: Case, step: int, number: int, holder: int) -> bool:
+    """Whether this holder has no gradient of this parameter in this step."""
+    where = {
+        "nowhere": False,
+        "everywhere": (step + number) % 3 == 0,
+        "here and there": (step + number + holder) % 3 == 0 or (step + number) % 5 == 0,
+        "always": True,
+        "all but one": holder != (step + number) % 4,
+    }
+    return where[case.missing]
+
+
+def holder_of(layout: Layout | None) -> int:
+    """Return this rank's number among those that hold different parts; copies have one number."""
+    if layout is None:
+        return 0
+    found = 0
+    for size, split, index in zip(layout.mesh, layout.splits, mesh_of(layout.mesh).get_coordinate()):
+        found = found if split == "r" else found * size + index
+    return found
+
+
+def whole(value: Tensor) -> Tensor:
+    """Return a tensor with all of its parts, on every rank, in memory of its own on the CPU."""
+    value = value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
+    return value.clone(memory_format=torch.contiguous_format).cpu()
+
+
+def wholes(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return each of the tensors as a whole."""
+    return {key: whole(value) for key, value in values.items()}
+
+
+def _is_matrix(name: str, p: Tensor) -> bool | None:
+    return True if p.ndim > 1 and "embeddings" not in name else None
+
+
+def _random(case: Case, step: int, number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1_000_003 * case.seed + 1009 * step + number)
+    return torch.randn(case.specs[number].shape, generator=generator).to(case.dtype)
+
+
+def _holders(spec: Spec) -> Tensor:
+    own = sharded(torch.zeros(spec.shape), spec.layout).data
+    local = own._local_tensor if isinstance(own, DTensor) else own
+    local.fill_(holder_of(spec.layout))
+    return whole(own)
+
+
+@functools.cache
+def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
+    """Return the mesh of this shape over all ranks, or over the first of them; made once, as groups are."""
+    assert math.prod(shape) == dist.get_world_size()
+    return init_device_mesh(device_of_ranks(), shape, mesh_dim_names=tuple("xyz")[: len(shape)])
+
+
+def sharded(value: Tensor, layout: Layout | None) -> torch.nn.Parameter:
+    """Return this rank's part of `value`, which every rank has, where its tensors are; nothing is sent."""
+    value = value.to(device_of_ranks())
+    if layout is not None:
+        value = distribute_tensor(value, mesh_of(layout.mesh), layout.placements(), src_data_rank=None)
+    return torch.nn.Parameter(value)
+
+
+def _placement(split: str) -> Any:
+    if split == "r":
+        return Replicate()
+    dim, _, factor = split.partition("/")
+    return _StridedShard(int(dim), split_factor=int(factor)) if factor else Shard(int(dim))

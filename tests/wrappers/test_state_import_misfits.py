@@ -1,0 +1,124 @@
+"""State that does not fit is refused with all that is wrong with it, and what is left out is said."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.support.published_muons import CASES, FOREIGN, dion_case, fresh, motif_case, timm_case, torch_case
+from tests.support.small_model import named_parameters, take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def snapshot(optimizer):
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def same_state(one, other):
+    assert one["param_groups"] == other["param_groups"] and one["state"].keys() == other["state"].keys()
+    for i, state in one["state"].items():
+        assert all(torch.equal(state[key], other["state"][i][key]) for key in state)
+
+
+def test_everything_that_does_not_fit_is_listed_at_once_and_nothing_is_changed(kernel):
+    _, state_dict, source, _, _ = timm_case()
+    names = ["wte.weight", "up.weight", "up.bias", "gone.weight", "norm.weight"]
+    state_dict["state"][0] = {"momentum_buffer": torch.zeros(40, 12), "use_muon": True}
+    state_dict["state"][1]["momentum_buffer"] = torch.zeros(24, 13)
+    state_dict["state"][2]["max_exp_avg_sq"] = torch.zeros(24)
+    params, optimizer = fresh(kernel)
+    take_steps(optimizer, params, [0])
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError) as raised:
+        kernel.import_state(optimizer, state_dict, source, names=names)
+    same_state(optimizer.state_dict(), before)
+    assert str(raised.value).split("\n  ") == [
+        "the state does not fit:",
+        "gone.weight of the source is not here, or comes twice",
+        "wte.weight is a parameter of muon in the source, and of adamw here",
+        "up.weight is (24, 12) here, its momentum_buffer in the source (24, 13)",
+        "up.bias needs the state exp_avg, exp_avg_sq, step, got exp_avg, exp_avg_sq, max_exp_avg_sq, step",
+        "down.weight is missing in the source",
+    ]
+
+
+def test_another_number_of_parameters_without_names_is_refused(kernel):
+    _, muon, source, _, _ = torch_case()
+    muon["param_groups"][0]["params"].append(2)
+    _, optimizer = fresh(kernel)
+    with pytest.raises(ValueError, match=r"3 parameters of muon in the source, .* meet 2: up.weight, down.weight"):
+        kernel.import_state(optimizer, muon, source)
+
+
+def test_a_frozen_parameter_is_not_missed(kernel):
+    _, state_dict, source, _, _ = timm_case()
+    (group,) = state_dict["param_groups"]
+    params = named_parameters(torch.float64)
+    params["norm.weight"].requires_grad_(False)
+    _, optimizer = fresh(kernel, params)
+    kernel.import_state(
+        optimizer, {**state_dict, "param_groups": [{**group, "params": [0, 1, 2, 3]}]}, source, names=list(params)[:4]
+    )
+    assert params["norm.weight"] not in optimizer.state
+
+
+def test_a_parameter_that_timm_has_not_routed_yet_needs_a_name(kernel):
+    _, state_dict, source, _, _ = timm_case()
+    del state_dict["state"][1]
+    params, optimizer = fresh(kernel)
+    with pytest.raises(ValueError, match="without a name are of an unclear branch"):
+        kernel.import_state(optimizer, state_dict, source)
+    take_steps(optimizer, params, [0])
+    kernel.import_state(optimizer, state_dict, source, names=list(params))
+    optimizer.state_dict()
+    assert not optimizer.state[params["up.weight"]]["momentum_buffer"].any()
+
+
+@pytest.mark.parametrize("spoil", [dict(lr=-1.0), dict(momentum=1.5)], ids=str)
+def test_settings_that_cannot_work_are_refused_and_nothing_is_changed(kernel, spoil):
+    _, state_dict, source, _, _ = motif_case()
+    state_dict["param_groups"][0].update(spoil)
+    _, optimizer = fresh(kernel)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=next(iter(spoil))):
+        kernel.import_state(optimizer, state_dict, source)
+    same_state(optimizer.state_dict(), before)
+
+
+def test_what_is_not_taken_over_is_said(kernel):
+    _, state_dict, source, _, _ = dion_case()
+    muon, rest = state_dict["param_groups"]
+    muon.update(adjust_lr=None, params=[0])
+    other = {**muon, "params": [1], "lr": 0.5, "cautious_wd": True}
+    _, optimizer = fresh(kernel)
+    notes = kernel.import_state(optimizer, {**state_dict, "param_groups": [muon, other, rest]}, source)
+    assert notes == [
+        "group 0: lr is 0.01 and 0.5 in the source",
+        "group 0: adjust_lr=None of the source has no counterpart",
+        "group 0: cautious_wd=True of the source has no counterpart",
+        "group 0: ns_coefficients is not in the state of the source",
+        "group 0: ns_steps is not in the state of the source",
+    ]
+    assert optimizer.param_groups[0]["lr"] == FOREIGN["lr"] and optimizer.param_groups[0]["momentum"] == 0.95
+
+
+def test_nothing_is_noted_where_everything_is_taken_over(kernel):
+    for case in ("torch", "timm", "timm with nadamw", "keller_jordan"):
+        _, state_dict, source, others, _ = CASES[case]()
+        assert kernel.import_state(fresh(kernel)[1], state_dict, source, **others) == []
+
+
+def test_wrong_arguments_are_named(kernel):
+    _, muon, source, others, _ = torch_case()
+    params, optimizer = fresh(kernel)
+    with pytest.raises(TypeError, match="got SGD"):
+        kernel.import_state(torch.optim.SGD(params.values()), muon, source)
+    with pytest.raises(ValueError, match="'adam'"):
+        kernel.import_state(optimizer, muon, "adam")
+    with pytest.raises(ValueError, match="adamw_state_dict"):
+        kernel.import_state(optimizer, muon, "timm", **others)
+    with pytest.raises(ValueError, match="got the keys model"):
+        kernel.import_state(optimizer, {"model": 1}, source)
+    with pytest.raises(ValueError, match="3 names were given for 2 parameters"):
+        kernel.import_state(optimizer, muon, source, names=["a", "b", "c"])

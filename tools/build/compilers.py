@@ -1,0 +1,164 @@
+"""Compile and link lines of the two backends, the same as in the Hub's builder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from tools.build.commands import BuildError, run
+from tools.build.generated_sources import GLIBC_SHIM_CPP, REGISTRATION_H
+from tools.build.recipe import COMPILED, GENERATED_HEADER, Recipe
+from tools.build.source_tree import Revision
+
+HOST = "x86_64-linux"
+CUDA_MAJOR = 13
+TORCH = Path(find_spec("torch").submodule_search_locations[0])
+PYTHON_HEADERS = Path(sysconfig.get_path("include"))
+
+# nvcc divides lists at commas, with or without quotes, and hands its commands to a shell.
+NOT_FOR_NVCC = set(",'\"`$\\\n")
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """A CUDA toolkit: its compiler, its folder, and its version such as "13.0"."""
+
+    nvcc: str
+    home: Path
+    version: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One variant to make of the repository `root`, with `work` as the folder for what comes up on the way."""
+
+    root: Path
+    recipe: Recipe
+    revision: Revision
+    work: Path
+    cuda: Cuda | None
+
+    @property
+    def ops(self) -> str:
+        """The op namespace, which is also the library's name and the variant's id."""
+        return f"_{self.recipe.name}_{self.recipe.backend}_{self.revision.unique_id}"
+
+    @property
+    def variant_name(self) -> str:
+        """The folder's name, by which the Hub's loader chooses."""
+        backend = f"cu{self.cuda.version.replace('.', '')}" if self.cuda else self.recipe.backend
+        return f"torch-stable-abi{self.recipe.torch_abi.replace('.', '')}-{backend}-{HOST}"
+
+
+def find_cuda() -> Cuda:
+    """Return the toolkit whose nvcc is on the PATH; `BuildError` says what is there instead and how to get it."""
+    how = f"install the CUDA {CUDA_MAJOR} toolkit (nvcc, cudart, cccl) and put its nvcc on the PATH"
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise BuildError(f"there is no nvcc; {how}")
+    release = re.search(r"release (\d+)\.(\d+)", run([nvcc, "--version"]))
+    if release is None or int(release[1]) != CUDA_MAJOR:
+        raise BuildError(f"nvcc is of CUDA {release[0] if release else 'an unknown release'}; {how}")
+    # nvcc may be a script that starts another one, so it is asked for its home.
+    home = re.search(r"TOP=(.+)", run(["sh", "-c", '"$0" --dryrun -c none.cu 2>&1', nvcc]))
+    if home is None:
+        raise BuildError(f"{nvcc} does not tell its toolkit's folder; {how}")
+    return Cuda(nvcc, Path(home[1].strip()).resolve(), f"{release[1]}.{release[2]}")
+
+
+def check_headers(recipe: Recipe) -> None:
+    """Raise `BuildError` unless Python's headers are there and torch's are as new as the stable ABI asked for."""
+    if not (PYTHON_HEADERS / "Python.h").is_file():
+        raise BuildError(f"Python.h is not in {PYTHON_HEADERS}; install Python's development headers")
+    installed = tuple(map(int, version("torch").split(".")[:2]))
+    if installed < tuple(map(int, recipe.torch_abi.split("."))):
+        raise BuildError(f"torch {version('torch')} is older than the stable ABI {recipe.torch_abi} of build.toml")
+
+
+def check_paths(job: Job) -> None:
+    """Raise `BuildError` if nvcc would misread a path that it is given."""
+    for folder in [job.root, *include_folders(job)] if job.cuda else []:
+        found = sorted(NOT_FOR_NVCC & set(str(folder)))
+        if found:
+            raise BuildError(f"nvcc cannot take a path with {found[0]!r} in it: {folder}; use another folder")
+
+
+def compile_library(job: Job) -> Path:
+    """Return the linked, unstripped library; `BuildError` carries the compiler's message."""
+    job.work.mkdir(parents=True, exist_ok=True)
+    (job.work / GENERATED_HEADER).write_text(REGISTRATION_H)
+    (job.work / "glibc_shim.cpp").write_text(GLIBC_SHIM_CPP)
+    sources = [source for source in job.recipe.sources if source.suffix in COMPILED]
+    pairs = [(source, job.work / f"{number}.o") for number, source in enumerate(sources)]
+    pairs.append((job.work / "glibc_shim.cpp", job.work / "glibc_shim.o"))
+    library = job.work / f"{job.ops}.abi3.so"
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda pair: run(compile_line(job, *pair), cwd=job.root), pairs))
+    run(link_line(job, [target for _, target in pairs], library), cwd=job.root)
+    return library
+
+
+def strip(library: Path) -> None:
+    """Drop the symbols that loading does not need; changes the file."""
+    run(["strip", "--strip-unneeded", library])
+
+
+def compile_line(job: Job, source: Path, target: Path) -> list[str | Path]:
+    """Return the command that compiles `source`, to be run in the repository."""
+    # Relative sources and mapped prefixes: no path of the building machine is left in the library.
+    host = ["-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", f"-ffile-prefix-map={job.root}=."]
+    host += [f"-ffile-prefix-map={TORCH}=torch", f"-ffile-prefix-map={job.work}=."]
+    if source.suffix == ".cu":
+        compiler = [job.cuda.nvcc, "--expt-relaxed-constexpr", *gencodes(job.recipe.archs)]
+        compiler += [f'-Xcompiler="{flag}"' for flag in host]
+    else:
+        compiler = ["g++", *host]
+    folders = [f"-I{folder}" for folder in include_folders(job)]
+    return [*compiler, "-O3", "-std=c++20", *_definitions(job), *folders, "-c", source, "-o", target]
+
+
+def _definitions(job: Job) -> list[str]:
+    major, minor = map(int, job.recipe.torch_abi.split("."))
+    backend = {"cpu": ["-DCPU_KERNEL"], "cuda": ["-DCUDA_KERNEL", "-DUSE_CUDA=1"]}[job.recipe.backend]
+    return [
+        f"-DTORCH_EXTENSION_NAME={job.ops}",
+        "-DPy_LIMITED_API=0x03090000",
+        f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#x}",
+        *backend,
+    ]
+
+
+def include_folders(job: Job) -> list[Path]:
+    """Return where headers are looked for besides the folder of the source."""
+    folders = [job.work, TORCH / "include", TORCH / "include/torch/csrc/api/include", PYTHON_HEADERS]
+    return [*folders, job.cuda.home / "include"] if job.cuda else folders
+
+
+def gencodes(archs: tuple[str, ...]) -> list[str]:
+    """Return nvcc's flags: machine code for each of `archs`, and PTX for newer devices where one says "+PTX"."""
+    flags = []
+    for arch in archs:
+        number = arch.removesuffix("+PTX").replace(".", "")
+        for code in ("sm", "compute") if arch.endswith("+PTX") else ("sm",):
+            flags += ["-gencode", f"arch=compute_{number},code={code}_{number}"]
+    return flags
+
+
+def link_line(job: Job, objects: list[Path], library: Path) -> list[str | Path]:
+    """Return the command that links `objects`."""
+    # libtorch.so has to stay although nothing refers to it: only through it are the symbols of
+    # libtorch_cuda.so found. They come before libstdc++ because they export C++20 symbols that
+    # manylinux_2_28's libstdc++ does not have.
+    torch = [f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
+    cuda = []
+    if job.cuda:
+        # The shared cudart: the static one needs glibc 2.34.
+        cuda = [f"-L{job.cuda.home / folder}" for folder in ("lib64", "lib")] + [f"-l:libcudart.so.{CUDA_MAJOR}"]
+    return ["g++", "-shared", "-o", library, *objects, *torch, *cuda]

@@ -1,0 +1,38 @@
+"""Which commit a build comes from, and whether the files are that commit's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.build.commands import BuildError, git
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A commit; `dirty` if what is built may differ from it."""
+
+    commit: str
+    tree: str
+    dirty: bool
+
+    @property
+    def unique_id(self) -> str:
+        """The suffix of the op namespace: equal files have equal names, whatever the history."""
+        return self.tree[:7] + ("_dirty" if self.dirty else "")
+
+
+def read_revision(root: Path, inputs: Sequence[Path]) -> Revision:
+    """Return the revision of the repository at `root`; `inputs` are the built files, relative to it.
+
+    Changes of tracked files make it dirty, as for the Hub's builder; so do inputs that git does not track,
+    which that builder would not see.
+    """
+    try:
+        commit, tree = git(root, "rev-parse", "HEAD", "HEAD^{tree}").split()
+    except BuildError as error:
+        raise BuildError(f"{root} has to be a git repository with a commit, which names the ops; {error}") from None
+    changed = git(root, "status", "--porcelain", "--untracked-files=no")
+    untracked = git(root, "ls-files", "--others", "--", *inputs)
+    return Revision(commit, tree, dirty=bool(changed or untracked))

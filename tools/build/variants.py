@@ -1,0 +1,200 @@
+"""Build every variant that this machine can build into build/, without Nix; the Hub's builder makes the others.
+
+    python -m tools.build.variants [--backend cpu] [--backend cuda] [--output DIR]
+
+Variants are compiled, checked and described in a work folder; when all are done they take the places of the old ones,
+together with the card, so that a failed build changes nothing. Two builds of one commit in one place give the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tools.build.abi_check import MANYLINUX, PYTHON_ABI, newest_version, violations
+from tools.build.card import fill_card
+from tools.build.commands import BuildError
+from tools.build.compilers import HOST, Cuda, Job, check_headers, check_paths, compile_library, find_cuda, strip
+from tools.build.generated_sources import ops_py
+from tools.build.recipe import read_build, read_recipe
+from tools.build.source_tree import read_revision
+from tools.build.variant_metadata import write_metadata
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKENDS = ("cpu", "cuda")
+WORK = ".work"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished variant; `glibc` and `glibcxx` are the newest symbol versions that it needs."""
+
+    path: Path
+    ops: str
+    seconds: float
+    glibc: str
+    glibcxx: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+
+def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> list[Built]:
+    """Build `backends` (None: all that can be built here) of the repository `root` into `output`, with its card.
+
+    Raises `BuildError` before compiling if build.toml, the tree or the machine does not allow it, and with the
+    compiler's message if compiling fails; what was in `output` then stays, and also if moving files there fails.
+    """
+    root, output = root.resolve(), output.resolve()
+    tables = read_build(root)
+    if backends is None:
+        backends = [name for name in tables["general"]["backends"] if name not in unavailable_backends(tables)]
+    if not backends:
+        raise BuildError("none of the backends in build.toml can be built here")
+    jobs = [plan(root, tables, backend, output / WORK) for backend in dict.fromkeys(backends)]
+    page = fill_card(root, tables, jobs[0].recipe.package)
+    with work_folder(output) as work:
+        built = [build_variant(job) for job in jobs]
+        (work / "CARD.md").write_text(page)
+        put_in_place([*(variant.path for variant in built), work / "CARD.md"], output)
+    return [replace(variant, path=output / variant.path.name) for variant in built]
+
+
+def unavailable_backends(tables: dict) -> dict[str, str]:
+    """Return the backends of build.toml that cannot be built here, each with the reason."""
+    reasons = {}
+    for backend in tables["general"]["backends"]:
+        try:
+            toolkit(backend)
+        except BuildError as error:
+            reasons[backend] = str(error)
+    return reasons
+
+
+def toolkit(backend: str) -> Cuda | None:
+    """Return what `backend` needs besides a C++ compiler; `BuildError` if it cannot be built on this machine."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        machine = f"{platform.machine()}-{sys.platform}"
+        raise BuildError(f"this driver makes {HOST} only, this is {machine}: use kernel-builder")
+    if backend not in BACKENDS:
+        raise BuildError(f"this driver builds {' and '.join(BACKENDS)}, not {backend}: use kernel-builder")
+    return find_cuda() if backend == "cuda" else None
+
+
+def plan(root: Path, tables: dict, backend: str, work: Path) -> Job:
+    """Return what is to be done for `backend`; `BuildError` if the files or the machine do not allow it."""
+    cuda = toolkit(backend)
+    recipe = read_recipe(root, tables, backend)
+    check_headers(recipe)
+    job = Job(root, recipe, read_revision(root, recipe.inputs), work / backend, cuda)
+    check_paths(job)
+    return job
+
+
+def build_variant(job: Job) -> Built:
+    """Compile, check and describe one variant in the work folder."""
+    start = time.perf_counter()
+    library = compile_library(job)
+    problems = violations(library, job.recipe)
+    if problems:
+        raise BuildError("\n".join([f"{library.name} would not load everywhere it has to:", *problems]))
+    strip(library)
+    variant = job.work / job.variant_name
+    assemble(variant, job, library)
+    write_metadata(variant, job.recipe, job.ops, job.revision)
+    versions = [newest_version(library, family) for family in ("GLIBC", "GLIBCXX")]
+    return Built(variant, job.ops, time.perf_counter() - start, *versions)
+
+
+def assemble(variant: Path, job: Job, library: Path) -> None:
+    """Fill the new folder `variant` with the Python package, the library and `_ops.py`."""
+    for file in job.recipe.package_files:
+        (variant / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(job.root / job.recipe.package / file, variant / file)
+    shutil.copyfile(library, variant / library.name)
+    (variant / "_ops.py").write_text(ops_py(job.ops))
+
+
+def put_in_place(made: Sequence[Path], output: Path) -> None:
+    """Move files and folders into `output` in place of those of their names: all of them, or none and the error.
+
+    A process that has an old one open keeps its files.
+    """
+    moves = []
+    for new in made:
+        moves += [(output / new.name, new.with_name(f"{new.name}.replaced")), (new, output / new.name)]
+    moved = []
+    try:
+        for source, destination in moves:
+            if source.exists():
+                source.rename(destination)
+                moved.append((source, destination))
+    except BaseException:
+        for source, destination in reversed(moved):
+            destination.rename(source)
+        raise
+
+
+@contextmanager
+def work_folder(output: Path) -> Iterator[Path]:
+    """Give `output/WORK`, empty, for the time of a build; a second build into `output` waits for its end."""
+    output.mkdir(parents=True, exist_ok=True)
+    work = output / WORK
+    lock = os.open(output, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)
+
+
+def summary(built: Sequence[Built]) -> Table:
+    """Return the table that a build ends with; two lines a row, to fit into 80 columns."""
+    checks = f"Python {PYTHON_ABI} ABI, {MANYLINUX}, torch stable ABI, linked libraries, metadata"
+    table = Table("variant, op namespace", caption=f"Checked: {checks}")
+    for heading in ("KiB", "seconds", "GLIBC", "GLIBCXX"):
+        table.add_column(heading, justify="right")
+    for variant in built:
+        measured = f"{variant.size / 1024:.0f}", f"{variant.seconds:.1f}", variant.glibc, variant.glibcxx
+        table.add_row(f"{variant.path.name}\n{variant.ops}", *measured)
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build the variants that this machine can build.")
+    parser.add_argument("--backend", action="append", choices=BACKENDS, help="may be repeated; default: all possible")
+    parser.add_argument("--output", type=Path, default=ROOT / "build", help="default: %(default)s")
+    arguments = parser.parse_args()
+    console = Console()
+    try:
+        if arguments.backend is None:
+            for backend, reason in unavailable_backends(read_build(ROOT)).items():
+                console.print(f"{backend} is skipped: {reason}", markup=False)
+        built = build_variants(ROOT, arguments.backend, arguments.output)
+    except (BuildError, OSError) as error:
+        print(f"tools.build.variants: {error}", file=sys.stderr)
+        return 1
+    console.print(summary(built))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

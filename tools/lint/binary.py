@@ -1,0 +1,74 @@
+"""What a compiled kernel asks of a GPU and how it does its work, read from Triton's IR and from the machine code."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+
+from tools.build.commands import run
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class Facts(NamedTuple):
+    """A compiled kernel's needs; bytes of shared memory are a block's, spilled ones a thread's."""
+
+    shared: int
+    registers: int
+    spilled: int
+    opcodes: dict[str, int]  # each instruction with all its modifiers, how often it stands in the code
+    work: int  # multiply-adds of one pass of the loop over k, all warps together
+    specialized: bool  # whether warps got different parts of the program
+
+    def count(self, pattern: str) -> int:
+        """Return how many instructions in the code begin like `pattern`."""
+        return sum(number for opcode, number in self.opcodes.items() if re.match(pattern, opcode))
+
+
+def read_facts(compiled: Any) -> Facts:
+    """Return the facts of a kernel that Triton compiled for NVIDIA (its cubin) or AMD (its assembly)."""
+    registers, spilled, opcodes = _nvidia(compiled.asm["cubin"]) if "cubin" in compiled.asm else _amd(compiled.asm)
+    ir = compiled.asm["ttgir"]
+    return Facts(compiled.metadata.shared, registers, spilled, opcodes, loop_work(ir), "ttg.warp_specialize" in ir)
+
+
+def loop_work(ir: str) -> int:
+    """Return the multiply-adds of all matrix products inside loops of TTGIR text, each loop's body counted once.
+
+    Products that a pipeline has peeled off stand outside, and warps that share a product appear as smaller ones.
+    """
+    depth, loops, work = 0, [], 0
+    for line in ir.splitlines():
+        if re.search(r"\bscf\.(for|while)\b", line):
+            loops.append(depth)
+        depth += line.count("{") - line.count("}")
+        while loops and depth <= loops[-1]:
+            loops.pop()
+        if loops and re.search(r"\b(tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma)\s", line):
+            (rows, inner), (_, cols) = re.findall(r"(?:tensor|memdesc)<(\d+)x(\d+)x[a-z]", line)[:2]
+            work += int(rows) * int(inner) * int(cols)
+    return work
+
+
+def _nvidia(cubin: bytes) -> tuple[int, int, dict[str, int]]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = run([CUOBJDUMP, "-res-usage", "-sass", file.name])
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", text).groups())
+    opcodes = Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text))
+    return registers, stack, dict(opcodes)
+
+
+def _amd(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
+    text = asm["amdgcn"]
+    # The compiler's own count of vector registers includes those for the matrix unit.
+    # Scalars that find no register go into lanes of a vector register, and show in ScratchSize where none is left.
+    names = r"\.vgpr_count", "ScratchSize", r"\.vgpr_spill_count"
+    registers, *spilled = (int(re.search(name + r":\s+(\d+)", text)[1]) for name in names)
+    return registers, sum(spilled), dict(Counter(re.findall(r"^\s+([a-z]+_\w+)", text, re.MULTILINE)))

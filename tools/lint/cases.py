@@ -1,0 +1,233 @@
+"""Which launches are compiled: each layout and size that changes what is compiled.
+
+A launch is given by its operands; the package's own choice among its configurations makes it a case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, NamedTuple, Union
+
+import torch
+from torch import Tensor
+
+from tools.lint.compiled import GPUS, absent_gpu, compile_launch, kernel_module, takes_descriptors
+
+# (m, k): side above and below the package's limit for small tiles; a multiple of nothing; of 16 bytes, not 16 elements.
+LARGE, SMALL, ODD, EIGHTS = (2048, 4096), (512, 1024), (2047, 4095), (1000, 2000)
+
+
+class Case(NamedTuple):
+    """One launch of `symmetric_gemm`: operands laid out as `LAYOUTS[layout]` says, with a configuration."""
+
+    gpu: str
+    layout: str
+    dtype: str
+    m: int
+    k: int
+    scalars_on_device: bool
+    config: tuple
+
+    @property
+    def name(self) -> str:
+        size = f"{self.m}" if self.layout in SQUARE else f"{self.m} x {self.k}"
+        return f"{self.dtype} {self.layout} {size}" + (", scalars on device" if self.scalars_on_device else "")
+
+    kernel = "symmetric_gemm"
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """Rows and columns of the result of a matrix product in its loop, and the length of its sums."""
+        return self.config[0], self.config[0], self.config[1]
+
+    @property
+    def products(self) -> tuple[int, int]:
+        """The fewest and the most such products that stand in the code's loops."""
+        return 1, 1
+
+    def compile(self, package: Path) -> Any:
+        numbers = (torch.zeros(()), torch.zeros(())) if self.scalars_on_device else (1.5, -0.5)
+        return compile_launch(
+            self.gpu, package, self.kernel, lambda module: (*operands(self), numbers, module.Config(*self.config))
+        )
+
+    def takes_descriptors(self, package: Path) -> bool:
+        """Whether both operands of the product come through tensor descriptors."""
+        A, B, _, _ = operands(self)
+        return takes_descriptors(self.gpu, package, (A, B.mT))
+
+
+class SmallPolarCase(NamedTuple):
+    """One launch of `small_polar`, in `dtype`: of aligned operands in that dtype, or of ones that are neither."""
+
+    gpu: str
+    aligned: bool
+    dtype: str
+    m: int
+    config: tuple
+
+    @property
+    def name(self) -> str:
+        return f"{self.dtype} small polar {self.m} " + ("aligned" if self.aligned else "ragged, tall, of float32")
+
+    kernel = "small_polar"
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """As in `Case`: of a panel."""
+        return self.config[:3]
+
+    @property
+    def products(self) -> tuple[int, int]:
+        """X Xᵀ, R R, H Q, H R, Q X and the last Q X; a pipeline peels off one each, inside the loop over steps."""
+        return 6, 12
+
+    def compile(self, package: Path) -> Any:
+        m, n = (self.m, 4 * self.m) if self.aligned else (self.m - 3, 4 * self.m - 1)
+        new = _empty(self.dtype if self.aligned else "float32")
+        G, C = (new(2, m, n) if self.aligned else new(2, n, m).mT for _ in "GC")
+        steps, scaling = 5 * (1.5, -0.5, 0.25, 1.0), (8.0, 1e-7, getattr(torch, self.dtype))
+        return compile_launch(
+            self.gpu, package, self.kernel, lambda module: (G, C, steps, scaling, module.SmallConfig(*self.config))
+        )
+
+    def takes_descriptors(self, package: Path) -> bool:
+        return False
+
+
+AnyCase = Union[Case, SmallPolarCase]
+
+
+def wide(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    X = new(2, m, k)
+    return X, X.mT, None, new(2, m, m)
+
+
+def tall(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    X = new(2, k, m).mT
+    return X, X.mT, None, new(2, m, m)
+
+
+def square(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    return new(2, m, m), new(2, m, m), new(2, m, m), new(2, m, m)
+
+
+def repeated(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    """One matrix for the whole batch, which a tensor descriptor cannot say: pointers on every GPU."""
+    X = new(m, k).expand(2, m, k)
+    return X, X.mT, None, new(2, m, m)
+
+
+def repeated_square(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    R = new(m, m).expand(2, m, m)
+    return R, R, R, new(2, m, m)
+
+
+def shifted_addend(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    return new(2, m, m), new(2, m, m), new(2, m, m + 1)[..., 1:], new(2, m, m)
+
+
+def transposed_result(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    return new(2, m, m), new(2, m, m), new(2, m, m).mT, new(2, m, m).mT
+
+
+def spread(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    """No inner stride is 1, as in a sliced result and operand."""
+    X = new(2, m, 16 * k)[..., ::16]
+    return X, X.mT, None, new(2, m, 16 * m)[..., ::16]
+
+
+SQUARE = {f.__name__: f for f in (square, repeated_square, shifted_addend, transposed_result)}
+LAYOUTS = {f.__name__: f for f in (wide, tall, repeated, spread)} | SQUARE
+
+
+def operands(case: Case) -> tuple:
+    """Return A, B, D, C of a case, without contents; nothing is written, so that no memory is taken."""
+    return LAYOUTS[case.layout](_empty(case.dtype), case.m, case.k)
+
+
+def all_cases(package: Path) -> list[AnyCase]:
+    """Return every launch to compile for every GPU, those with the package's measured configurations at the end."""
+    cases = [case for gpu in GPUS for case in _chosen(package, gpu, _regimes(takes_descriptors(gpu, package)))]
+    small = (case for gpu in GPUS for case in _small_polar(package, gpu, ("float16", "float32")))
+    return list(dict.fromkeys([*cases, *small, *_measured(package)]))
+
+
+def fast_cases(package: Path) -> list[AnyCase]:
+    """Return a few launches for each of three NVIDIA generations: both sizes of tiles, and the worst alignment."""
+    regimes = [("wide", "bfloat16", *LARGE, False), ("square", "bfloat16", *SMALL, True)]
+    regimes += [("square", "bfloat16", *ODD, False), ("square", "bfloat16", *EIGHTS, False)]
+    gpus = "sm_80", "sm_90", "sm_100"
+    small = (
+        case for gpu in gpus for case in _small_polar(package, gpu, ["float16"]) if case.m == 64 + 64 * case.aligned
+    )
+    return [*(case for gpu in gpus for case in _chosen(package, gpu, regimes)), *small]
+
+
+def _regimes(descriptors: bool) -> Iterator[tuple]:
+    """(layout, dtype, m, k, scalars on the device): all of bfloat16, then what other dtypes compile differently."""
+    half, full = "bfloat16", "float32"
+    eights = (EIGHTS,) if descriptors else ()  # pointers take them for odd
+    for size in (LARGE, SMALL, ODD, *eights):
+        yield from ((layout, half, *size, False) for layout in ("wide", "tall", "square"))
+    if descriptors:
+        yield from (
+            (layout, half, *size, False) for layout in ("repeated", "repeated_square") for size in (LARGE, SMALL)
+        )
+        yield from ((layout, full, *LARGE, False) for layout in ("repeated", "repeated_square"))
+    yield from (("square", half, *size, True) for size in (LARGE, ODD))
+    yield from (("wide", half, *LARGE, True), ("shifted_addend", half, *LARGE, False), ("spread", half, *LARGE, False))
+    yield from (("transposed_result", half, *size, False) for size in (LARGE, SMALL, ODD))
+    yield from (("square", "float16", *size, False) for size in (LARGE, SMALL, ODD))
+    for size in (LARGE, ODD, *eights):
+        yield from ((layout, full, *size, False) for layout in ("wide", "tall", "square"))
+
+
+def _chosen(package: Path, gpu: str, regimes) -> Iterator[Case]:
+    """The regimes with the configuration that the package chooses on a GPU of which nothing was measured."""
+    module = kernel_module(package, "symmetric_gemm")
+    with absent_gpu(gpu, package):
+        for regime in regimes:
+            case = Case(gpu, *regime, config=())
+            yield case._replace(config=tuple(module.config_for("", _target(module, gpu), *operands(case))))
+
+
+def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
+    tuned = kernel_module(package, "tuned")
+    for dtype, side, aligned in itertools.product(dtypes, tuned.SMALL_SIDES, (True, False)):
+        config = tuned.safe_small_config(_target(tuned, gpu), getattr(torch, dtype), side)
+        yield SmallPolarCase(gpu, aligned, dtype, side, tuple(config))
+
+
+def _measured(package: Path) -> Iterator[AnyCase]:
+    """Each entry of configs/*.json, for all operands that a lookup takes for it: of products, aligned ones."""
+    tuned = kernel_module(package, "tuned")
+    for file in sorted((package / "kernels/configs").glob("*.json")):
+        content = json.loads(file.read_text())
+        if content.get("target") not in GPUS:
+            raise ValueError(f"{file.name} must say its target, one of {', '.join(GPUS)}, got {content.get('target')}")
+        gpu = content["target"]
+        for dtype, config in _configs(content.get("symmetric_gemm", {}), tuned.Config):
+            for layout in ("wide", "tall", "square", "repeated", "repeated_square", "transposed_result"):
+                yield Case(gpu, layout, dtype, *LARGE, False, config)
+        for dtype, config in _configs(content.get("small_polar", {}), tuned.SmallConfig):
+            yield from (SmallPolarCase(gpu, aligned, dtype, config[0], config) for aligned in (True, False))
+
+
+def _configs(table: dict[str, list[dict]], kind: type) -> dict[tuple[str, tuple], None]:
+    """The configurations of a kernel's entries, each once, with its dtype."""
+    found = ((dtype, entry) for dtype, entries in table.items() for entry in entries)
+    return dict.fromkeys((dtype, tuple(entry[field] for field in kind._fields)) for dtype, entry in found)
+
+
+def _target(module: ModuleType, gpu: str):
+    known = GPUS[gpu]
+    return module.Target("hip", 0) if known.backend == "hip" else module.Target("cuda", known.arch)
+
+
+def _empty(dtype: str) -> Callable[..., Tensor]:
+    return lambda *shape: torch.empty(*shape, dtype=getattr(torch, dtype))

@@ -1,0 +1,25 @@
+"""Running a tool under another triton, installed for that one run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.build.commands import run
+
+ROOT = Path(__file__).resolve().parents[2]
+# The oldest and newest that users of this torch have, and the one that its CUDA builds ask for.
+VERSIONS = ("3.6.0", "3.7.1", "3.9.0")
+
+
+def lint_under(version: str, tool: str, arguments: Sequence[str | Path]) -> int:
+    """Run a tool, by the name of its module, with triton `version` before the installed one; return its exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, f"triton=={version}"])
+        environment = os.environ | {"PYTHONPATH": folder, "PYTHONWARNINGS": "ignore"}
+        command = [sys.executable, "-m", tool, *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

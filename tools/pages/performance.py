@@ -1,0 +1,91 @@
+"""Turn all timings in benchmarks/results into docs/performance.md; nothing in it is typed by hand.
+
+python -m tools.pages.performance [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.lab.tables import Table, lab_tables, sweep_tables, words
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/performance.md"
+RESULTS = ROOT / "benchmarks/results"
+
+INTRODUCTION = """\
+# Performance
+
+Every figure here is from a file in [benchmarks/results]({results}), measured at the commit that is named with it;
+`python -m tools.pages.performance` makes this page from them. `make gpu-lab` makes a file of a GPU,
+`benchmarks/sweep_*.py` make the others.
+"""
+
+
+def page(results: Path, beside: Path) -> str:
+    """Return the page of the files in `results` that have timings, with links as from a page in the folder `beside`."""
+    parts = [INTRODUCTION.format(results=link(results, beside))]
+    for file in sorted(results.glob("*.json")):
+        content = json.loads(file.read_text())
+        if "lab" in content or "results" in content:
+            parts.append("\n".join(section(file, content, beside)))
+    return "\n".join(parts)
+
+
+def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
+    """Yield the lines about one file: where and of which commit it is, its tables and figures."""
+    yield f"## {file.stem}\n"
+    yield f"{origin(content)} [The file]({link(file, beside)}).\n"
+    tables = lab_tables(content) if "lab" in content else sweep_tables(content, file.stem)
+    for table in tables:
+        yield from markdown(table)
+    for figure in sorted(file.parent.glob(f"{file.stem}-*.png")):
+        yield f"![{figure.stem}]({link(figure, beside)})\n"
+
+
+def origin(content: dict) -> str:
+    """Return on what machine, with which versions and of which commit a file was measured, as far as it says."""
+    facts = {**content, **content.get("lab", {})}
+    package = content.get("versions", {}).get("optimizer", {})
+    device = facts.get("device") or content.get("machine", {}).get("cpu", "an unnamed machine")
+    versions = {**{name: facts.get(name) for name in ("torch", "triton", "cuda")}, **content.get("versions", {})}
+    named = [f"{name} {versions[name]}" for name in ("torch", "triton", "cuda") if versions.get(name)]
+    threads = facts.get("threads") or content.get("machine", {}).get("threads")
+    if threads and "lab" not in content:
+        named.append(f"{threads} threads" if threads > 1 else "1 thread")
+    commit = str(facts.get("commit") or package.get("source_commit") or "unknown")[:12]
+    changed = ", with changes that are not in it" if facts.get("dirty", package.get("dirty")) else ""
+    return f"{device}, {', '.join(named)}; commit `{commit}`{changed}."
+
+
+def markdown(table: Table) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield f"### {table.title}\n"
+    for row in (table.headings, ("---",) * len(table.headings), *table.rows):
+        yield f"| {' | '.join(words(cell).replace('|', '/') for cell in row)} |"
+    yield ""
+
+
+def link(file: Path, beside: Path) -> str:
+    return Path(os.path.relpath(file, beside)).as_posix()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make docs/performance.md from the results.")
+    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if the page is not up to date")
+    arguments = parser.parse_args()
+    made = page(RESULTS, PAGE.parent)
+    if arguments.check:
+        return int(not PAGE.exists() or PAGE.read_text() != made)
+    PAGE.write_text(made)
+    print(f"written: {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

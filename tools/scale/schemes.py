@@ -1,0 +1,179 @@
+"""What a plan costs, and what other schemes would: bytes, FLOPs, memory and predicted seconds.
+
+Bytes, messages, FLOPs and imbalance are those of the real plans. Seconds are a model's, not measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from tools.scale.models import MODELS
+from tools.scale.plans import BYTES, IN_FLIGHT, STEPS, Machine, Planned
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model on a number of GPUs; bytes and FLOPs of the rank that has most, of those looked at."""
+
+    model: str
+    gpus: int
+    matrices: int
+    chunks: int
+    messages: int
+    sent_bytes: int
+    flop: int  # of all steps
+    imbalance: float  # of FLOPs, the largest to the mean
+    bytes_in_flight: int
+    seconds: dict[str, float]  # of a step's exchanges and products, by scheme
+
+
+def plan(kernel: ModuleType, model: str, gpus: int, machine: Machine, chunk_bytes: int, sample: int = 4) -> Row:
+    """Return what the plan of a model on `gpus` says, of the ranks with the largest loads and `sample` others."""
+    planned = Planned(kernel, MODELS[model], gpus, chunk_bytes)
+    flop = {unit.matrix: planned.flop(unit) for unit in planned.every}
+    local = sum(planned.flop(unit) * len(planned.holders(unit)) for unit in planned.local) / gpus
+    ranks = sorted({*planned.ranks[:: max(len(planned.ranks) // sample, 1)], planned.ranks[-1]})
+    exchanges = {rank: planned.chunks(rank) for rank in ranks}
+    turns = planned.turns(map(len, exchanges[ranks[0]]))
+    sides = {rank: list(itertools.chain(*chunks)) for rank, chunks in exchanges.items()}
+    loads = [_loads(chunk.owners, flop) for chunk, _ in sides[ranks[0]]]  # all ranks have the same owners
+    total = [local + sum(load.get(rank, 0) for load in loads) for rank in planned.ranks]
+    largest = max((planned.buffer_bytes(chunk) for side in sides.values() for chunk, _ in side), default=0)
+    return Row(
+        model=model,
+        gpus=gpus,
+        matrices=len(planned.every),
+        chunks=len(loads),
+        messages=2 * len(loads),
+        sent_bytes=BYTES * max(map(_sent, sides.values())),
+        flop=int(STEPS * max(total)),
+        imbalance=max(total) * len(total) / max(sum(total), 1),
+        bytes_in_flight=min(IN_FLIGHT + 1, len(loads)) * largest,
+        seconds={
+            "planned, in chunks": _pipelined(turns, planned.ranks, sides, loads, machine, local),
+            "planned": _with_owners(planned, _planned_owners(planned, sides[ranks[0]]), flop, machine, local),
+            **{name: scheme(planned, flop, machine, local) for name, scheme in RIVALS.items()},
+        },
+    )
+
+
+def _pipelined(turns, ranks: Sequence[int], sides, loads, machine: Machine, local: float) -> float:
+    """Return the seconds of a step whose chunks take turns as the optimizer's do.
+
+    A message begins to fly when the last rank has come to it and the one before has ended; it ends for all at once.
+    """
+    position = {rank: i for i, rank in enumerate(ranks)}
+    free, link, ended = np.zeros(len(position)), 0.0, {}
+    for stage, number in turns:
+        if stage == "local":
+            free += machine.products(local)
+            continue
+        if stage != "gather":
+            free = np.maximum(free, ended[number])
+        if stage == "scatter":
+            for rank in loads[number].keys() & position.keys():
+                free[position[rank]] += machine.products(loads[number][rank])
+        if stage != "descend":
+            link = max(link, free.max()) + _seconds(sides, number, stage, machine)
+            ended[number] = link
+    return free.max()
+
+
+def _seconds(sides, number: int, way: str, machine: Machine) -> float:
+    own = [(getattr(side[number][0], way), side[number][1]) for side in sides.values()]
+    peers = max(sum(amount > 0 for amount in side.sent) for side, _ in own)  # an empty message is none
+    return machine.exchange(BYTES * max(_to_others(side, position) for side, position in own), peers)
+
+
+def _planned_owners(planned: Planned, side: Sequence) -> list[tuple]:
+    owners = dict(owner for chunk, _ in side for owner in chunk.owners)
+    return [(unit, owners[unit.matrix]) for _, units in planned.exchanges(planned.ranks[0]) for unit in units]
+
+
+def _round_robin(planned: Planned, flop, machine: Machine, local: float) -> float:
+    """The same messages, with owners in the order of the parameters, whatever they cost."""
+    owners = list(_in_turn(planned, planned.units, planned.holders))
+    return _with_owners(planned, owners, flop, machine, local)
+
+
+def _replicas_repeat(planned: Planned, flop, machine: Machine, local: float) -> float:
+    """All-to-all among the parts of one copy, while every copy does the same; owners in turn, largest first."""
+
+    def parts(unit) -> Sequence[int]:
+        layout, holders = unit.shards.layout, planned.holders(unit)
+        first = layout.copy_of(holders[0])
+        return [rank for rank in holders if layout.copy_of(rank) == first]
+
+    units = sorted(planned.units, key=lambda unit: -flop[unit.matrix])
+    return _with_owners(planned, list(_in_turn(planned, units, parts)), flop, machine, local, repeated=True)
+
+
+def _gather_everything(planned: Planned, flop, machine: Machine, local: float) -> float:
+    """Each rank gathers all that it has a part of, and works on all of it."""
+    work = local + sum(flop[unit.matrix] * len(planned.holders(unit)) for unit in planned.units) / planned.gpus
+    sent = sum(size_of(unit) * (1 - 1 / planned.parts(unit)) * len(planned.holders(unit)) for unit in planned.units)
+    peers = max((planned.parts(unit) for unit in planned.units), default=1) - 1
+    return max(machine.exchange(BYTES * sent / planned.gpus, peers), machine.products(work))
+
+
+RIVALS = {
+    "round robin": _round_robin,
+    "replicas repeat": _replicas_repeat,
+    "gather everything": _gather_everything,
+}
+
+
+def _in_turn(planned: Planned, units: Iterable, candidates) -> Iterator[tuple]:
+    """Yield units and their owners, each of those who may own it in turn."""
+    turns: dict[int, int] = {}
+    found: dict[tuple, Sequence[int]] = {}
+    for unit in units:
+        key = id(unit.shards), unit.matrix.index  # of one kind of weights all have the same ranks
+        if key not in found:
+            found[key] = candidates(unit)
+        ranks = found[key]
+        turn = turns[ranks[0]] = turns.get(ranks[0], -1) + 1
+        yield unit, ranks[turn % len(ranks)]
+
+
+def _with_owners(planned: Planned, owners, flop, machine: Machine, local: float, repeated: bool = False) -> float:
+    """Return the seconds of the busiest rank in both exchanges or of the busiest in products, whichever is more."""
+    loads = dict.fromkeys(range(planned.gpus), local)
+    sent = dict.fromkeys(range(planned.gpus), 0.0)
+    for unit, owner in owners:
+        loads[owner] += flop[unit.matrix]
+        sent[owner] += size_of(unit) * ((1 if repeated else planned.copies(unit)) - 1 / planned.parts(unit))
+    # To the owners, from each rank: each copy to its own, or all together to one.
+    gathered = sum(
+        size_of(unit) / planned.parts(unit) * (1 if repeated else 1 / planned.copies(unit)) * planned.share(unit)
+        for unit, _ in owners
+    )
+    peers = max((planned.parts(u) if repeated else len(planned.holders(u)) for u, _ in owners), default=1) - 1
+    busiest = max(sent.values()) + gathered
+    return max(machine.exchange(BYTES * busiest, 2 * peers), machine.products(max(loads.values())))
+
+
+def size_of(unit) -> int:
+    """Return the elements of a whole matrix."""
+    return math.prod(unit.shards.view.shapes[unit.matrix.index])
+
+
+def _loads(owners: Iterable, flop: dict) -> dict[int, int]:
+    loads: dict[int, int] = {}
+    for matrix, rank in owners:
+        loads[rank] = loads.get(rank, 0) + flop[matrix]
+    return loads
+
+
+def _sent(side: Sequence) -> int:
+    return sum(_to_others(way, position) for chunk, position in side for way in (chunk.gather, chunk.scatter))
+
+
+def _to_others(side, position: int) -> int:
+    return sum(side.sent) - side.sent[position]
