@@ -66,6 +66,18 @@ OPTIMIZER_INLINE int64_t element_size(ScalarType dtype) {
   return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2;
 }
 
+// Returns work(x) with some x of the type that tensors of this dtype store. The dtype is looked at once for many
+// elements, so that code is compiled per dtype, not per combination of dtypes.
+template <class Work>
+OPTIMIZER_INLINE auto with_stored(ScalarType dtype, const Work& work) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return work(c10::BFloat16{});
+    case ScalarType::Half: return work(c10::Half{});
+    case ScalarType::Double: return work(double{});
+    default: return work(float{});
+  }
+}
+
 OPTIMIZER_INLINE char* address(const View& view, ScalarType dtype, int64_t row, int64_t col) {
   return view.data + (row * view.row_stride + col * view.col_stride) * element_size(dtype);
 }

@@ -61,25 +61,19 @@ OPTIMIZER_INLINE void store_rows(const T* from, const View& view, const Box& box
   }
 }
 
-// The dtype is looked at once per tile, so that code is compiled per dtype, not per combination of dtypes.
+// Lambdas must be inlined into the clones, too.
 template <class T>
 OPTIMIZER_INLINE void load_rows(T* to, ScalarType dtype, const View& view, const Box& box) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return load_rows<T, c10::BFloat16>(to, view, box);
-    case ScalarType::Half: return load_rows<T, c10::Half>(to, view, box);
-    case ScalarType::Double: return load_rows<T, double>(to, view, box);
-    default: return load_rows<T, float>(to, view, box);
-  }
+  with_stored(dtype, [&](auto stored) __attribute__((always_inline)) {
+    load_rows<T, decltype(stored)>(to, view, box);
+  });
 }
 
 template <class T>
 OPTIMIZER_INLINE void store_rows(const T* from, ScalarType dtype, const View& view, const Box& box) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return store_rows<T, c10::BFloat16>(from, view, box);
-    case ScalarType::Half: return store_rows<T, c10::Half>(from, view, box);
-    case ScalarType::Double: return store_rows<T, double>(from, view, box);
-    default: return store_rows<T, float>(from, view, box);
-  }
+  with_stored(dtype, [&](auto stored) __attribute__((always_inline)) {
+    store_rows<T, decltype(stored)>(from, view, box);
+  });
 }
 
 template <class T>

@@ -108,42 +108,25 @@ __device__ void store_as(const T (&from)[kChunk], char* to, int count, bool alig
 // Up to kChunk elements.
 template <class T>
 __device__ void load(T (&to)[kChunk], ScalarType dtype, const char* from, int count, bool aligned) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return load_as<T, c10::BFloat16>(to, from, count, aligned);
-    case ScalarType::Half: return load_as<T, c10::Half>(to, from, count, aligned);
-    case ScalarType::Double: return load_as<T, double>(to, from, count, aligned);
-    default: return load_as<T, float>(to, from, count, aligned);
-  }
+  with_stored(dtype, [&](auto stored) { load_as<T, decltype(stored)>(to, from, count, aligned); });
 }
 
 template <class T>
 __device__ void store(const T (&from)[kChunk], ScalarType dtype, char* to, int count, bool aligned) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return store_as<T, c10::BFloat16>(from, to, count, aligned);
-    case ScalarType::Half: return store_as<T, c10::Half>(from, to, count, aligned);
-    case ScalarType::Double: return store_as<T, double>(from, to, count, aligned);
-    default: return store_as<T, float>(from, to, count, aligned);
-  }
+  with_stored(dtype, [&](auto stored) { store_as<T, decltype(stored)>(from, to, count, aligned); });
 }
 
 template <class T>
 __device__ T load_one(ScalarType dtype, const char* from) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return widen<T>(*reinterpret_cast<const c10::BFloat16*>(from));
-    case ScalarType::Half: return widen<T>(*reinterpret_cast<const c10::Half*>(from));
-    case ScalarType::Double: return widen<T>(*reinterpret_cast<const double*>(from));
-    default: return widen<T>(*reinterpret_cast<const float*>(from));
-  }
+  return with_stored(dtype, [&](auto stored) { return widen<T>(*reinterpret_cast<const decltype(stored)*>(from)); });
 }
 
 template <class T>
 __device__ void store_one(T from, ScalarType dtype, char* to) {
-  switch (dtype) {
-    case ScalarType::BFloat16: *reinterpret_cast<c10::BFloat16*>(to) = narrow<c10::BFloat16>(from); break;
-    case ScalarType::Half: *reinterpret_cast<c10::Half*>(to) = narrow<c10::Half>(from); break;
-    case ScalarType::Double: *reinterpret_cast<double*>(to) = narrow<double>(from); break;
-    default: *reinterpret_cast<float*>(to) = narrow<float>(from);
-  }
+  with_stored(dtype, [&](auto stored) {
+    using Stored = decltype(stored);
+    *reinterpret_cast<Stored*>(to) = narrow<Stored>(from);
+  });
 }
 
 // Calls work(row, col, count) on the calling thread's chunks of a box, which follow one another through the block.
