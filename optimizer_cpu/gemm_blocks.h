@@ -8,7 +8,7 @@
 //     C   four tiles of 16 x 16 float32, row by row
 #pragma once
 
-#include "../optimizer_common/gemm.h"
+#include "gemm.h"
 
 #include <cstring>
 

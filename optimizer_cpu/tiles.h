@@ -106,9 +106,9 @@ OPTIMIZER_INLINE void store(const T* from, ScalarType dtype, const View& view, c
   store_rows(columns, dtype, {view.data, view.col_stride, 1}, {box.col, box.row, box.cols, box.rows});
 }
 
-// Calls work(matrix, box) for each tile of the list, which it cuts, in any order.
+// Cuts a list into tiles and calls work(matrix, box) for each of them, in any order.
 template <int N, class Work>
-void for_each_tile(std::vector<Matrix<N>>& list, const Work& work) {
+void for_each_tile(std::vector<Matrix<N>> list, const Work& work) {
   int64_t tiles = 0;
   for (Matrix<N>& m : list) {
     cut(m, rows_are_runs(m));

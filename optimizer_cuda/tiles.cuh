@@ -1,7 +1,7 @@
 // Tiles on the GPU: one block each, all tiles of up to kMatrices matrices in one launch.
 #pragma once
 
-#include "../optimizer_common/arguments.h"
+#include "../optimizer_common/numbers.h"
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/c/shim.h>
@@ -21,7 +21,7 @@ constexpr int kChunk = 8;
 
 // A launch carries its matrices by value: no copy to the device that a captured graph would have to
 // replay, no buffer to keep alive. Parameters may take 32764 bytes (CUDA 12.1 and later), of which
-// this many need up to two thirds; longer lists take several launches.
+// this many matrices need up to two thirds; longer lists take several launches.
 constexpr int kMatrices = 128;
 constexpr int kMostParameterBytes = 32764;
 
@@ -165,9 +165,10 @@ void launch(void (*kernel)(Launch), const Launch& parameters, int64_t tiles, int
   STD_TORCH_CHECK(error == cudaSuccess, "launch of ", tiles, " blocks failed: ", cudaGetErrorString(error));
 }
 
-// Launches the kernel over all matrices of a call; `fill` sets what is the op's own in an entry.
+// Launches the kernel over all matrices of a call; `fill` sets what only this op has in an entry.
 template <class Call, class Launch, class Fill>
-void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), int32_t device, const Fill& fill) {
+void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), const Fill& fill) {
+  const torch::stable::accelerator::DeviceGuard guard(call.device);
   const Gate gate = call.gate.where(kHost);
   const int64_t matrices = call.matrices.size();
   for (int64_t first = 0; first < matrices; first += kMatrices) {
@@ -185,7 +186,7 @@ void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), in
       tiles += tile_count(entry.matrix);
     }
     if (tiles > 0) {
-      launch(kernel, parameters, tiles, device);
+      launch(kernel, parameters, tiles, call.device);
     }
   }
 }

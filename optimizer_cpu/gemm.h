@@ -1,7 +1,9 @@
 // The checked arguments of gemm_; its contract is in torch-ext/optimizer/kernels/native.py.
 #pragma once
 
-#include "arguments.h"
+#include "../optimizer_common/arguments.h"
+
+#include <torch/csrc/stable/c/shim.h>
 
 namespace optimizer {
 
@@ -21,7 +23,25 @@ struct Gemm {
   int64_t c_batch_stride = 0, c_stride = 0;
   float alpha = 1, beta = 0;
   bool symmetric = false;
+  std::string instructions;
 };
+
+void gemm_cpu(const Gemm& call);
+std::string gemm_instructions();
+
+// A string as the dispatcher hands it over, which the receiver has to delete: torch 2.13's own conversion to
+// std::string leaks.
+using String = StringHandle;
+
+inline std::string take(String handle) {
+  const char* data = nullptr;
+  size_t length = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+  const std::string text(data, length);
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+  return text;
+}
 
 inline void check_gemm_batch(const char* name, const Tensor& t, int64_t count, int64_t rows, int64_t cols) {
   STD_TORCH_CHECK(t.is_cpu(), name, " must be on the CPU, got ", place(t));
@@ -49,7 +69,8 @@ inline void check_rows(const char* name, const Tensor& t) {
 
 // As many arguments as the op has.
 inline Gemm check_gemm(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha,
-                       double beta, bool symmetric) {
+                       double beta, bool symmetric, String instructions) {
+  const std::string name = take(instructions);
   STD_TORCH_CHECK(a.dim() == 3 && b.dim() == 3, "A and B must be (batch, m, k) and (batch, k, n), got ", shape(a),
                   " and ", shape(b));
   Gemm call{a.size(0), a.size(1), b.size(2), a.size(2)};
@@ -77,6 +98,7 @@ inline Gemm check_gemm(const Tensor& c, const Tensor& a, const Tensor& b, const 
   call.alpha = static_cast<float>(alpha);
   call.beta = static_cast<float>(beta);
   call.symmetric = symmetric;
+  call.instructions = name;
   return call;
 }
 
