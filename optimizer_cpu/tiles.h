@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <vector>
 
-// The published binary runs everywhere, so what is fast here is chosen when it is loaded. Whoever builds
-// for one machine may define this as nothing. GCC knows how to choose between these levels since release 12.
+// The published binary runs on every processor and chooses the fastest clone when it is loaded. A build for one machine
+// may define this as nothing. GCC can choose between these levels since release 12.
 #ifndef OPTIMIZER_CLONES
 #if defined(__x86_64__) && !defined(__clang__) && __GNUC__ >= 12
 #define OPTIMIZER_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -28,7 +28,7 @@ OPTIMIZER_INLINE Stored* start_of(const View& view, const Box& box) {
   return reinterpret_cast<Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
 }
 
-// Runs of memory have a loop of their own, which is what compilers vectorise.
+// Runs of memory have a loop of their own, the one that compilers vectorise.
 template <class T, class Stored>
 OPTIMIZER_INLINE void load_rows(T* to, const View& view, const Box& box) {
   const Stored* from = start_of<Stored>(view, box);
