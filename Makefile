@@ -38,6 +38,7 @@ bench: setup build
 	$(PY) benchmarks/sweep_symmetric_gemm.py
 	$(PY) benchmarks/sweep_orthogonalize.py
 	$(PY) benchmarks/sweep_step.py
+	$(PY) benchmarks/sweep_plan.py
 
 # Proves, tunes and measures on the GPU that is here: `make gpu-lab LAB="--only tune --minutes 5"`. A machine with a GPU
 # may have no network: then a python that has torch will do.

@@ -72,6 +72,13 @@ def test_the_sweep_of_the_step_has_its_columns(step):
     assert pieces["rest"] > 0 and row["host_milliseconds_per_100_matrices"] > 0
 
 
+def test_the_sweep_of_the_plan_has_its_columns(repository, variant, tmp_path):
+    content = run_sweep(repository, variant, "plan", tmp_path / "plan.json")
+    (row,) = content["results"]
+    assert 0 < row["seconds"] and 0 <= row["megabytes"] and row["target_seconds"] == 2.0
+    assert content["commit"] and content["device"]
+
+
 def test_errors_of_the_sweeps_are_those_of_the_work_dtype(orthogonalize, step):
     """Every product rounds once, fifteen in all; another schedule or multiplier would be off by a tenth and more."""
     for row in orthogonalize["results"] + step["results"]:
