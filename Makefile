@@ -38,6 +38,8 @@ bench: setup build
 	$(PY) -m benchmarks.sweep_symmetric_gemm
 	$(PY) -m benchmarks.sweep_orthogonalize
 	$(PY) -m benchmarks.sweep_step
+	$(PY) -m benchmarks.sweep_plan
+	$(PY) -m benchmarks.sweep_host_time
 
 # Proves, tunes and measures on the GPU that is here: `make gpu-lab LAB="--only tune --minutes 5"`. A machine with a GPU
 # may have no network: then a python that has torch will do.

@@ -45,10 +45,10 @@ class Task(NamedTuple):
     @property
     def over_torch(self):
         """The same iteration, standard and over torch's own products."""
-        tables = self.kernel.kernels.gemms
+        tables = self.kernel.kernels.products
         gemms = tables.SINGLE if self.device.type == "cpu" else tables.BATCHED
         scaled = self.kernel.schedules.with_folded_scale(self.schedule, self.iteration.scale)
-        return self.iteration._replace(method="standard", windows=(scaled,), gemms=gemms, in_one_launch=False)
+        return self.iteration._replace(method="standard", windows=(scaled,), products=gemms, in_one_launch=False)
 
 
 def find_contestant(name: str, task: Task) -> Contestant:

@@ -96,7 +96,7 @@ def breakdown(
     launches that do all of it.
     """
     watch = Stopwatch(device)
-    select = kernel.kernels.gemms.select_gemms
+    select = kernel.kernels.products.select_products
 
     def timed_products(*args, **options):
         table = select(*args, **options)
@@ -107,8 +107,8 @@ def breakdown(
         kernel.polar.normalize: "normalise",
         kernel.kernels.native.descend_: "descend",
     }
-    if kernel.kernels.gemms.small_polar is not None:
-        pieces[kernel.kernels.gemms.small_polar.small_polar] = "small_polar"
+    if kernel.kernels.products.small_polar is not None:
+        pieces[kernel.kernels.products.small_polar.small_polar] = "small_polar"
     functions = {function: watch.wrap(piece, function) for function, piece in pieces.items()}
     adamw = patch.object(torch, "_fused_adamw_", watch.wrap("adamw", torch._fused_adamw_))
     with adamw, replaced(kernel, {**functions, select: timed_products}):
@@ -129,7 +129,7 @@ def host_milliseconds(kernel: ModuleType, parameters: Sequence[Parameter], devic
 
     Products return empty tensors, and the matrices are small ones of as many different shapes.
     """
-    select = kernel.kernels.gemms.select_gemms
+    select = kernel.kernels.products.select_products
 
     def empty_products(*args, **options):
         table = select(*args, **options)

@@ -1,16 +1,22 @@
-// What both ops ask of their arguments. Every check is made before anything is written.
+// What the ops ask of their arguments. Every check is made before anything is written.
 #pragma once
 
-#include "../torch-ext/torch_binding.h"
 #include "matrices.h"
 
+#include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace optimizer {
+
+using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+using MaybeTensor = std::optional<Tensor>;
+using MaybeInts = std::optional<std::vector<int64_t>>;
 
 inline std::string tuple(torch::headeronly::IntHeaderOnlyArrayRef numbers) {
   std::string text;
@@ -71,7 +77,7 @@ struct Span {
   std::string text() const { return index < 0 ? name : name + ("[" + std::to_string(index) + "]"); }
 };
 
-// The memory of all arguments of a call: what is written must share none with another one.
+// The memory of all arguments of a call: what is written must not share any with another argument.
 class Spans {
  public:
   explicit Spans(size_t most) { spans_.reserve(most); }
@@ -178,82 +184,21 @@ inline void check_buffer(const char* name, const Tensor& buffer, const Tensors& 
   }
 }
 
-// Data of inputs are read only; a View does not say so because the same one serves written tensors.
+// Inputs are only read; their type does not say so because a View serves written tensors, too.
+inline char* data_of(const Tensor& t, bool written) {
+  return static_cast<char*>(written ? t.mutable_data_ptr() : const_cast<void*>(t.const_data_ptr()));
+}
+
 inline View view_of(const Tensor& t, bool written) {
-  void* data = written ? t.mutable_data_ptr() : const_cast<void*>(t.const_data_ptr());
-  return make_view(static_cast<char*>(data), t.size(0), t.size(1), t.stride(0), t.stride(1));
+  return make_view(data_of(t, written), t.size(0), t.size(1), t.stride(0), t.stride(1));
 }
 
 inline View part_of(const Tensor& buffer, bool written, const MaybeInts& offsets, const Tensor& like, int64_t i) {
-  void* data = written ? buffer.mutable_data_ptr() : const_cast<void*>(buffer.const_data_ptr());
   const int64_t rows = like.size(0), cols = like.size(1);
   const int64_t first = offsets ? (*offsets)[i] : i * buffer.stride(0);
   const int64_t row_stride = offsets ? cols : buffer.stride(1), col_stride = offsets ? 1 : buffer.stride(2);
-  char* at = static_cast<char*>(data) + first * element_size(buffer.scalar_type());
-  return make_view(at, rows, cols, row_stride, col_stride);
-}
-
-constexpr bool kHost = true, kDevice = false;
-
-// An argument with one value for the list or one per matrix: where it is, and how to read it there.
-template <class V>
-struct Values {
-  const V* data = nullptr;  // null where the argument was not given
-  int64_t step = 0;
-  bool on_host = true;
-
-  OPTIMIZER_INLINE V operator[](int64_t i) const { return data[i * step]; }
-  OPTIMIZER_INLINE V get(int64_t i, V otherwise) const { return data ? data[i * step] : otherwise; }
-  Values where(bool host) const { return host == on_host ? *this : Values{}; }
-};
-
-template <class V>
-Values<V> values(const char* name, const MaybeTensor& t, ScalarType dtype, int64_t count, const Tensor& buffer) {
-  if (!t) {
-    return {};
-  }
-  STD_TORCH_CHECK(t->scalar_type() == dtype, name, " must be ", dtype, ", got ", t->scalar_type());
-  STD_TORCH_CHECK(t->numel() == count && t->is_contiguous(), name, " must have ", count,
-                  " elements, contiguous, got shape ", shape(*t));
-  STD_TORCH_CHECK(t->is_cpu() || t->device() == buffer.device(), name, " must be on the CPU or on ", place(buffer),
-                  ", got ", place(*t));
-  return {static_cast<const V*>(t->const_data_ptr()), count == 1 ? 0 : 1, t->is_cpu()};
-}
-
-// A float32 or float64 number for the list, or one per matrix.
-struct Numbers {
-  Values<float> single;
-  Values<double> wide;
-
-  OPTIMIZER_INLINE double get(int64_t i, double otherwise) const {
-    return single.data ? static_cast<double>(single[i]) : wide.get(i, otherwise);
-  }
-  OPTIMIZER_INLINE double operator[](int64_t i) const { return get(i, 0); }
-  Numbers where(bool host) const { return {single.where(host), wide.where(host)}; }
-};
-
-inline Numbers numbers(const char* name, const Tensor& t, int64_t count, const Tensor& buffer) {
-  STD_TORCH_CHECK(t.numel() == 1 || t.numel() == count, name, " must have 1 or ", count, " elements, got shape ",
-                  shape(t));
-  const int64_t given = t.numel() == 1 ? 1 : count;
-  if (t.scalar_type() == ScalarType::Double) {
-    return {{}, values<double>(name, t, ScalarType::Double, given, buffer)};
-  }
-  return {values<float>(name, t, ScalarType::Float, given, buffer), {}};
-}
-
-// Which matrices are to be touched at all.
-struct Gate {
-  Values<bool> active;
-  Values<float> found_inf;
-
-  OPTIMIZER_INLINE bool is_open(int64_t i) const { return active.get(i, true) && found_inf.get(i, 0) == 0; }
-  Gate where(bool host) const { return {active.where(host), found_inf.where(host)}; }
-};
-
-inline Gate gate(const MaybeTensor& active, const MaybeTensor& found_inf, int64_t count, const Tensor& buffer) {
-  return {values<bool>("active", active, ScalarType::Bool, count, buffer),
-          values<float>("found_inf", found_inf, ScalarType::Float, 1, buffer)};
+  char* const data = data_of(buffer, written) + first * element_size(buffer.scalar_type());
+  return make_view(data, rows, cols, row_stride, col_stride);
 }
 
 }  // namespace optimizer

@@ -1,7 +1,7 @@
 // The checked arguments of descend_; its contract is in torch-ext/optimizer/kernels/native.py.
 #pragma once
 
-#include "arguments.h"
+#include "numbers.h"
 
 namespace optimizer {
 
@@ -15,16 +15,21 @@ struct Place {
 };
 
 struct Descend {
-  std::vector<Matrix<2>> matrices;
-  std::vector<Place> places;
   ScalarType dtypes[2];
   Numbers lr, weight_decay, multiplier;
   int64_t decay_mode;
   const float* row_scale;  // null where not given
   Values<int64_t> seeds;
   Gate gate;
-  bool in_double;
+  int32_t device;             // of the matrices
+  std::vector<Place> places;  // one for each matrix
+  std::vector<Matrix<2>> matrices;
+
+  bool in_double() const { return std::count(dtypes, dtypes + 2, ScalarType::Double) > 0; }
 };
+
+void descend_cpu(const Descend& call);
+void descend_cuda(const Descend& call);
 
 inline Place check_place(const MaybeInts& origins, const Tensor& parameter, int64_t i, int64_t first_row) {
   const int64_t rows = parameter.size(0), cols = parameter.size(1);
@@ -62,15 +67,15 @@ inline std::vector<Place> check_places(const Tensors& parameter, const MaybeInts
 }
 
 inline std::vector<Matrix<2>> descend_matrices(const Tensors& parameter, const Tensor& update, const MaybeInts& offsets,
-                                               const std::vector<Place>& places, bool has_row_scale, bool has_seeds) {
+                                               const Descend& call) {
   std::vector<Matrix<2>> matrices;
   for (int64_t i = 0; i < static_cast<int64_t>(parameter.size()); ++i) {
     const Tensor& p = parameter[i];
     const View views[] = {view_of(p, true), part_of(update, false, offsets, p, i)};
     Matrix<2> matrix{p.size(0), p.size(1), {views[0], views[1]}, i};
-    if (!has_row_scale && !has_seeds) {
+    if (!call.row_scale && !call.seeds.data) {
       simplify(matrix);
-    } else if (!has_row_scale && is_one_run(matrix) && places[i].row_length == matrix.cols) {
+    } else if (!call.row_scale && is_one_run(matrix) && call.places[i].row_length == matrix.cols) {
       collapse(matrix);  // the places of its elements are one running index
     }
     matrices.push_back(matrix);
@@ -97,12 +102,6 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
     spans.write("parameter", parameter[i], i);
     rows += parameter[i].size(0);
   }
-  const std::vector<Place> places = check_places(parameter, origins);
-  const Numbers rates[] = {numbers("lr", lr, count, update), numbers("weight_decay", weight_decay, count, update),
-                           numbers("multiplier", multiplier, count, update)};
-  const float* scale = check_row_scale(row_scale, rows, update);
-  const Values<int64_t> keys = values<int64_t>("seeds", seeds, ScalarType::Long, count, update);
-  const Gate open = gate(active, found_inf, count, update);
   const std::pair<const char*, MaybeTensor> inputs[] = {
       {"update", update}, {"lr", lr},         {"weight_decay", weight_decay}, {"multiplier", multiplier},
       {"seeds", seeds},   {"active", active}, {"row_scale", row_scale},       {"found_inf", found_inf}};
@@ -110,17 +109,18 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
     spans.read(name, input);
   }
   spans.check();
-  return {descend_matrices(parameter, update, offsets, places, scale != nullptr, seeds.has_value()),
-          places,
-          {dtype, update.scalar_type()},
-          rates[0],
-          rates[1],
-          rates[2],
-          decay_mode,
-          scale,
-          keys,
-          open,
-          dtype == ScalarType::Double || update.scalar_type() == ScalarType::Double};
+  Descend call{.dtypes = {dtype, update.scalar_type()},
+               .lr = numbers("lr", lr, count, update),
+               .weight_decay = numbers("weight_decay", weight_decay, count, update),
+               .multiplier = numbers("multiplier", multiplier, count, update),
+               .decay_mode = decay_mode,
+               .row_scale = check_row_scale(row_scale, rows, update),
+               .seeds = values<int64_t>("seeds", seeds, ScalarType::Long, count, update),
+               .gate = gate(active, found_inf, count, update),
+               .device = update.get_device_index(),
+               .places = check_places(parameter, origins)};
+  call.matrices = descend_matrices(parameter, update, offsets, call);
+  return call;
 }
 
 }  // namespace optimizer

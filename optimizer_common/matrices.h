@@ -20,7 +20,7 @@ struct View {
   int64_t row_stride, col_stride;
 };
 
-// The N tensors of one element of a list, of one shape.
+// The N tensors, all of one shape, at one index of the lists.
 template <int N>
 struct Matrix {
   int64_t rows, cols;
@@ -66,11 +66,23 @@ OPTIMIZER_INLINE int64_t element_size(ScalarType dtype) {
   return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2;
 }
 
+// Returns work(x) with some x of the type that tensors of this dtype store. The dtype is looked at once for many
+// elements, so that code is compiled per dtype, not per combination of dtypes.
+template <class Work>
+OPTIMIZER_INLINE auto with_stored(ScalarType dtype, const Work& work) {
+  switch (dtype) {
+    case ScalarType::BFloat16: return work(c10::BFloat16{});
+    case ScalarType::Half: return work(c10::Half{});
+    case ScalarType::Double: return work(double{});
+    default: return work(float{});
+  }
+}
+
 OPTIMIZER_INLINE char* address(const View& view, ScalarType dtype, int64_t row, int64_t col) {
   return view.data + (row * view.row_stride + col * view.col_stride) * element_size(dtype);
 }
 
-// A stride along which there is one element says nothing: written as that of a contiguous matrix.
+// The stride of a dimension with one element means nothing: it becomes that of a contiguous matrix.
 OPTIMIZER_INLINE View make_view(char* data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
   return {data, rows == 1 ? cols : row_stride, cols == 1 ? 1 : col_stride};
 }
@@ -92,8 +104,8 @@ void collapse(Matrix<N>& m) {
   m.rows = 1;
 }
 
-// Where elements do not depend on their place: walked along the first tensor, which is read and written, so that
-// at most the others are transposed on the way, and as one run if they agree.
+// For elements that do not depend on their place: walks along the memory of the first tensor, which is read and
+// written, so that only the others may have to be transposed on the way; as one run if all agree.
 template <int N>
 void simplify(Matrix<N>& m) {
   if (m.views[0].row_stride == 1 && m.views[0].col_stride != 1) {

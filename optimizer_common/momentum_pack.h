@@ -1,21 +1,26 @@
 // The checked arguments of momentum_pack_; its contract is in torch-ext/optimizer/kernels/native.py.
 #pragma once
 
-#include "arguments.h"
+#include "numbers.h"
 
 namespace optimizer {
 
 enum MomentumPackView { kMomentum, kGradient, kPacked };
 
 struct MomentumPack {
-  std::vector<Matrix<3>> matrices;
   ScalarType dtypes[3];
   double weight;  // of the gradient in the average
   bool nesterov, maximize;
   Numbers grad_scale;
   Gate gate;
-  bool in_double;
+  int32_t device;  // of the matrices
+  std::vector<Matrix<3>> matrices;
+
+  bool in_double() const { return std::count(dtypes, dtypes + 3, ScalarType::Double) > 0; }
 };
+
+void momentum_pack_cpu(const MomentumPack& call);
+void momentum_pack_cuda(const MomentumPack& call);
 
 // The divisor of the gradients.
 template <class T>
@@ -54,7 +59,6 @@ inline MomentumPack check_momentum_pack(const Tensors& momentum, const Tensors& 
                                         double beta, bool nesterov, bool maximize, const MaybeInts& offsets,
                                         const MaybeTensor& active, const MaybeTensor& grad_scale,
                                         const MaybeTensor& found_inf) {
-  const int64_t count = momentum.size();
   STD_TORCH_CHECK(gradient.size() == momentum.size(), "need as many gradients as momentum matrices, got ",
                   gradient.size(), " and ", momentum.size());
   STD_TORCH_CHECK(beta >= 0 && beta <= 1, "beta must be from 0 to 1, got ", beta);
@@ -66,17 +70,14 @@ inline MomentumPack check_momentum_pack(const Tensors& momentum, const Tensors& 
   spans.read("grad_scale", grad_scale);
   spans.read("found_inf", found_inf);
   spans.check();
-  const Numbers scale = grad_scale ? numbers("grad_scale", *grad_scale, 1, packed) : Numbers{};
-  const Gate open = gate(active, found_inf, count, packed);
-  MomentumPack call{pack_matrices(momentum, gradient, packed, offsets),
-                    {dtype_of(momentum), dtype_of(gradient), packed.scalar_type()},
-                    1 - beta,
-                    nesterov,
-                    maximize,
-                    scale,
-                    open};
-  call.in_double = std::count(call.dtypes, call.dtypes + 3, ScalarType::Double) > 0;
-  return call;
+  return {.dtypes = {dtype_of(momentum), dtype_of(gradient), packed.scalar_type()},
+          .weight = 1 - beta,
+          .nesterov = nesterov,
+          .maximize = maximize,
+          .grad_scale = grad_scale ? numbers("grad_scale", *grad_scale, 1, packed) : Numbers{},
+          .gate = gate(active, found_inf, momentum.size(), packed),
+          .device = packed.get_device_index(),
+          .matrices = pack_matrices(momentum, gradient, packed, offsets)};
 }
 
 }  // namespace optimizer

@@ -1,3 +1,7 @@
+// descend_ on the CPU: one pass over parameters and updates, tile by tile, on torch's threads.
+//
+// The formula of one element is in element.h, the checked arguments are in descend.h; matrices.h cuts matrices into
+// tiles, tiles.h moves a tile between memory and arrays of T.
 #include "../optimizer_common/descend.h"
 #include "tiles.h"
 
@@ -51,13 +55,8 @@ OPTIMIZER_CLONES void descend_in_double(const Descend& call, const Matrix<2>& m,
 
 }  // namespace
 
-void descend_cpu(const Tensors& parameter, const Tensor& update, const Tensor& lr, const Tensor& weight_decay,
-                 const Tensor& multiplier, int64_t decay_mode, const MaybeInts& offsets, const MaybeTensor& row_scale,
-                 const MaybeTensor& seeds, const MaybeInts& origins, const MaybeTensor& active,
-                 const MaybeTensor& found_inf) {
-  Descend call = check_descend(parameter, update, lr, weight_decay, multiplier, decay_mode, offsets, row_scale, seeds,
-                               origins, active, found_inf);
-  const auto descend = call.in_double ? descend_in_double : descend_in_float;
+void descend_cpu(const Descend& call) {
+  const auto descend = call.in_double() ? descend_in_double : descend_in_float;
   for_each_tile(call.matrices, [&](const auto& m, const Box& box) { descend(call, m, box); });
 }
 

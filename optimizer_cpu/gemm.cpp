@@ -1,4 +1,13 @@
-#include "../optimizer_common/gemm.h"
+// gemm_, products of bfloat16 matrices on the CPU: picks an instruction set and starts the work.
+//
+// The rest is in headers that only this file includes. In reading order:
+//
+//     gemm.h           the arguments of the op, checked: a call
+//     gemm_blocks.h    blocks of a result, the order in which operands are packed, what an instruction set provides
+//     gemm_product.h   one thread's part of a product: pack, sum over k, write results
+//     gemm_tasks.h     a batch of products, shared out among threads
+//     gemm_portable.h, gemm_avx512.h, gemm_amx.h   the instruction sets
+#include "gemm.h"
 
 #include "gemm_amx.h"
 #include "gemm_avx512.h"
@@ -18,16 +27,6 @@ const Instructions* const kSets[] = {
 #endif
     &portable::kInstructions,
 };
-
-std::string take(String handle) {
-  const char* data = nullptr;
-  size_t length = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
-  const std::string text(data, length);
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
-  return text;
-}
 
 std::string names_here() {
   std::string names;
@@ -55,10 +54,8 @@ std::string gemm_instructions() {
   return names_here().substr(0, names_here().find(','));
 }
 
-void gemm_cpu(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha, double beta,
-              bool symmetric, String instructions) {
-  const Instructions& by = select(take(instructions));
-  const Gemm call = check_gemm(c, a, b, d, alpha, beta, symmetric);
+void gemm_cpu(const Gemm& call) {
+  const Instructions& by = select(call.instructions);
   if (call.count > 0 && call.m > 0 && call.n > 0) {
     multiply(call, by);
   }

@@ -31,10 +31,10 @@ struct alignas(64) Tiles {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// In memory as a whole: to the compiler the intrinsic reads only its beginning.
+// Not a local variable: the compiler believes that the intrinsic reads only the first bytes, and may drop the others.
 constexpr Tiles kTiles;
 
-// Libraries configure the tiles of a thread once and rely on finding them so.
+// Other libraries configure the tiles of a thread once and rely on finding them unchanged.
 OPTIMIZER_AMX inline void enter(TileState& before) {
   _tile_storeconfig(before.bytes);
   _tile_loadconfig(&kTiles);
@@ -50,7 +50,7 @@ OPTIMIZER_AMX inline void leave(const TileState& before) {
 
 OPTIMIZER_AMX inline void accumulate(float* sums, const BFloat16* a, const BFloat16* b, int64_t steps, bool first) {
   constexpr int64_t kSums = kTile * kTile, kNumbers = kTile * kBlock, kRowBytes = 64;
-  // The intrinsics that load do not tell the compiler that they read memory.
+  // The compiler does not know that the loading intrinsics read memory.
   asm volatile("" ::: "memory");
   if (first) {
     _tile_zero(0);
@@ -80,14 +80,14 @@ OPTIMIZER_AMX inline void accumulate(float* sums, const BFloat16* a, const BFloa
   asm volatile("" ::: "memory");
 }
 
-constexpr Instructions kInstructions{"amx",
-                                     available,
-                                     enter,
-                                     leave,
-                                     {avx512::transpose, avx512::copy_rows},
-                                     {avx512::interleave, avx512::arrange_columns},
-                                     accumulate,
-                                     avx512::finish};
+constexpr Instructions kInstructions{.name = "amx",
+                                     .available = available,
+                                     .enter = enter,
+                                     .leave = leave,
+                                     .arrange_a = {avx512::transpose, avx512::copy_rows},
+                                     .arrange_b = {avx512::interleave, avx512::arrange_columns},
+                                     .accumulate = accumulate,
+                                     .finish = avx512::finish};
 
 }  // namespace optimizer::amx
 

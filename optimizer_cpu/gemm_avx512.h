@@ -1,4 +1,4 @@
-// The parts of a product with AVX512_BF16. What moves and rounds serves AMX, too.
+// The parts of a product with AVX512_BF16. AMX uses the ones that move and round, too.
 #pragma once
 
 #if defined(__x86_64__)
@@ -17,8 +17,8 @@ inline bool available() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-// Columns of 16 rows of 16 words of 32 bits, as rows. Quarters of four rows come from memory into one register:
-// then only words within a quarter are left to be transposed.
+// Transposes 16 x 16 words of 32 bits. Quarters of four rows are loaded into one register, so that only the words
+// within a quarter are left to transpose.
 OPTIMIZER_AVX512_INLINE void transpose_words(__m512i* to, const BFloat16* from, int64_t stride) {
   for (int quarter = 0; quarter < 4; ++quarter) {
     __m512i rows[4];
@@ -39,7 +39,7 @@ OPTIMIZER_AVX512_INLINE void transpose_words(__m512i* to, const BFloat16* from, 
   }
 }
 
-// 32 x 32 numbers transposed. Even and odd rows are transposed as pairs of numbers, which then change places.
+// Transposes 32 x 32 numbers: even and odd rows as pairs of numbers, which are then paired anew.
 OPTIMIZER_AVX512 inline void transpose(BFloat16* to, const BFloat16* from, int64_t stride) {
   __m512i even[kTile], odd[kTile];
   transpose_words(even, from, 2 * stride);
@@ -136,14 +136,12 @@ OPTIMIZER_AVX512 inline void finish(float* sums, const Epilogue& epilogue, const
   finish_block(sums, epilogue, box, round, transpose);
 }
 
-constexpr Instructions kInstructions{"avx512_bf16",
-                                     available,
-                                     enter_nothing,
-                                     leave_nothing,
-                                     {transpose, copy_rows},
-                                     {interleave, arrange_columns},
-                                     accumulate,
-                                     finish};
+constexpr Instructions kInstructions{.name = "avx512_bf16",
+                                     .available = available,
+                                     .arrange_a = {transpose, copy_rows},
+                                     .arrange_b = {interleave, arrange_columns},
+                                     .accumulate = accumulate,
+                                     .finish = finish};
 
 }  // namespace optimizer::avx512
 

@@ -1,4 +1,4 @@
-// What a product is made of: blocks of C, the packed order of the operands, and what an instruction set must bring.
+// What a product is made of: blocks of C, the packed order of the operands, and what an instruction set provides.
 //
 // A block of C is 32 x 32. For a panel, 32 rows of A or 32 columns of B, the sum over k goes in steps of 32: each step
 // is one block of the operand, packed into 2 KiB in the order in which it is multiplied, zeros where the operand ends.
@@ -8,7 +8,7 @@
 //     C   four tiles of 16 x 16 float32, row by row
 #pragma once
 
-#include "../optimizer_common/gemm.h"
+#include "gemm.h"
 
 #include <cstring>
 
@@ -18,7 +18,7 @@ constexpr int64_t kBlock = 32;
 constexpr int64_t kTile = 16;
 constexpr int64_t kBlockArea = kBlock * kBlock;
 
-// What becomes of the sums of a block.
+// What is done with the sums of a block.
 struct Epilogue {
   float alpha, beta;
   bool symmetric;
@@ -27,7 +27,7 @@ struct Epilogue {
   int64_t c_stride, d_stride;
 };
 
-// The tile configuration of the thread before the product, in the form that the processor stores it.
+// The tile configuration of a thread before the product, as the processor stores it.
 struct alignas(64) TileState {
   uint8_t bytes[64];
 };
@@ -38,16 +38,14 @@ using Arrange = void (*)(BFloat16* to, const BFloat16* from, int64_t stride);
 struct Instructions {
   const char* name;
   bool (*available)();
-  void (*enter)(TileState& before);  // called on each thread before its first product, and leave after its last
-  void (*leave)(const TileState& before);
+  // Called on each thread before its first product and after its last.
+  void (*enter)(TileState& before) = [](TileState&) {};
+  void (*leave)(const TileState& before) = [](const TileState&) {};
   Arrange arrange_a[2], arrange_b[2];  // [whether runs are along k]
   // sums += A B over so many steps; from zero where `first`.
   void (*accumulate)(float* sums, const BFloat16* a, const BFloat16* b, int64_t steps, bool first);
   void (*finish)(float* sums, const Epilogue& epilogue, const Box& box);  // which changes the sums
 };
-
-inline void enter_nothing(TileState&) {}
-inline void leave_nothing(const TileState&) {}
 
 // Where the number in this row and column of a block is among its sums.
 OPTIMIZER_INLINE int64_t place_of_sum(int64_t row, int64_t col) {
@@ -65,7 +63,7 @@ OPTIMIZER_INLINE void copy_block(BFloat16* to, int64_t to_stride, const BFloat16
   }
 }
 
-// sums = alpha sums + beta D, without beta D where there is none.
+// sums = alpha sums + beta D, or alpha sums where there is no D.
 OPTIMIZER_INLINE void scale(float* sums, const Epilogue& by, const Box& box) {
   if (by.alpha != 1) {
     for (int64_t i = 0; i < kBlockArea; ++i) {

@@ -74,13 +74,11 @@ OPTIMIZER_CLONES void finish(float* sums, const Epilogue& epilogue, const Box& b
   finish_block(sums, epilogue, box, round, arrange_a<false>);
 }
 
-constexpr Instructions kInstructions{"portable",
-                                     available,
-                                     enter_nothing,
-                                     leave_nothing,
-                                     {arrange_a<false>, arrange_a<true>},
-                                     {arrange_b<false>, arrange_b<true>},
-                                     accumulate,
-                                     finish};
+constexpr Instructions kInstructions{.name = "portable",
+                                     .available = available,
+                                     .arrange_a = {arrange_a<false>, arrange_a<true>},
+                                     .arrange_b = {arrange_b<false>, arrange_b<true>},
+                                     .accumulate = accumulate,
+                                     .finish = finish};
 
 }  // namespace optimizer::portable

@@ -1,6 +1,7 @@
 // Parts of the product of one pair of matrices, computed by one thread from operands that it packs for itself.
 //
-// What is packed is not shared: a core gets at what another one has packed about as slowly as it packs it again.
+// Threads share nothing that they have packed: to read what another core has packed takes about as long as to pack it
+// again.
 #pragma once
 
 #include "gemm_blocks.h"
@@ -9,10 +10,10 @@
 
 namespace optimizer {
 
-// k in one go, in steps: so much of a panel of A, 20 KiB, stays in the first cache while panels of B pass by.
+// Steps of k in one go: that much of a panel of A, 20 KiB, stays in the first-level cache while panels of B pass by.
 constexpr int64_t kMostSteps = 10;
-// Rows and columns of blocks whose sums, 512 KiB at most, stay in the second cache from one go to the next. B is packed
-// for so many columns, or for as many as have this many bytes.
+// Rows and columns of blocks whose sums, at most 512 KiB, stay in the second-level cache from one go to the next. B is
+// packed for no more columns, and no more bytes, at once.
 constexpr int64_t kMostRows = 8, kMostCols = 16, kMostBytes = 8 << 20;
 
 // Panels [begin, end) of an operand.
@@ -78,12 +79,11 @@ class Product {
     run_ = ceil_div(steps_, std::max<int64_t>(1, ceil_div(steps_, kMostSteps)));
   }
 
-  const Instructions& instructions() const { return by_; }
   int64_t rows() const { return ceil_div(call_.m, kBlock); }
   int64_t cols() const { return ceil_div(call_.n, kBlock); }
   int64_t steps() const { return steps_; }
 
-  // Columns that are computed of a row, among the first `cols`: of a symmetric result those up to the diagonal.
+  // How many of the first `cols` blocks of a row are computed: of a symmetric result, those up to the diagonal.
   int64_t reach(int64_t row, int64_t cols) const { return call_.symmetric ? std::min(cols, row + 1) : cols; }
 
   int64_t a_size() const { return run_ * kBlockArea; }
@@ -107,8 +107,8 @@ class Product {
   }
 
  private:
-  // The sums so far and these steps; results when it is the last ones. A block is finished after the next one's
-  // products have been started, as both are computed in different parts of a core.
+  // Adds these steps to the sums; the last ones lead to results. A block is finished after the next one's products have
+  // been started, as different parts of a core do the two.
   void add_steps(const Part& part, const Buffers& buffers, Range steps, const Epilogue& epilogue) const {
     const bool last = steps.end == steps_;
     float* sums = buffers.sums;
@@ -131,6 +131,7 @@ class Product {
         }
         waiting = sums;
         waiting_box = box(row, col);
+        // Every block keeps its sums until the next go; where k fits into one, two buffers take turns.
         sums = run_ < steps_ || sums == buffers.sums ? sums + kBlockArea : buffers.sums;
       }
     }
@@ -139,7 +140,7 @@ class Product {
     }
   }
 
-  // The lines that `finish` will write, which would otherwise be waited for one after another.
+  // Fetches the cache lines that `finish` will write, which it would otherwise wait for one after another.
   static void prefetch(const Epilogue& by, const Box& box) {
     for (int64_t row = 0; row < box.rows; ++row) {
       __builtin_prefetch(by.c + (box.row + row) * by.c_stride + box.col, 1);

@@ -1,4 +1,4 @@
-// A batch of products shared out among torch's threads. No sum depends on how.
+// A batch of products, shared out among torch's threads. No sum depends on the shares.
 #pragma once
 
 #include "gemm_product.h"
@@ -74,7 +74,7 @@ class Shares {
     return {matrix, {row, row + 1}, {col, std::min(col + width_, product_.cols())}};
   }
 
-  // Where the share of a thread starts, as a number of row panels.
+  // The row panel at which the share of a thread starts.
   int64_t start(int64_t thread) const {
     const int64_t per_matrix = costs_.size() - 1, cost = costs_.back();
     const int64_t target = matrices_ * cost / threads_ * thread;
@@ -87,7 +87,7 @@ class Shares {
 
   const Product& product_;
   int64_t matrices_, threads_, width_, across_;
-  std::vector<int64_t> costs_;  // of the row panels before each one of a matrix
+  std::vector<int64_t> costs_;  // of all row panels before each one of a matrix
 };
 
 inline void multiply(const Gemm& call, const Instructions& by) {

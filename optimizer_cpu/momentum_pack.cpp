@@ -1,3 +1,7 @@
+// momentum_pack_ on the CPU: one pass over gradients, momentum and the packed batch, tile by tile, on torch's threads.
+//
+// The formula of one element is in element.h, the checked arguments are in momentum_pack.h; matrices.h cuts matrices
+// into tiles, tiles.h moves a tile between memory and arrays of T.
 #include "../optimizer_common/momentum_pack.h"
 #include "tiles.h"
 
@@ -35,12 +39,8 @@ OPTIMIZER_CLONES void pack_in_double(const MomentumPack& call, const Matrix<3>& 
 
 }  // namespace
 
-void momentum_pack_cpu(const Tensors& momentum, const Tensors& gradient, const Tensor& packed, double beta,
-                       bool nesterov, bool maximize, const MaybeInts& offsets, const MaybeTensor& active,
-                       const MaybeTensor& grad_scale, const MaybeTensor& found_inf) {
-  MomentumPack call =
-      check_momentum_pack(momentum, gradient, packed, beta, nesterov, maximize, offsets, active, grad_scale, found_inf);
-  const auto pack = call.in_double ? pack_in_double : pack_in_float;
+void momentum_pack_cpu(const MomentumPack& call) {
+  const auto pack = call.in_double() ? pack_in_double : pack_in_float;
   for_each_tile(call.matrices, [&](const auto& m, const Box& box) { pack(call, m, box); });
 }
 

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <vector>
 
-// The published binary runs everywhere, so what is fast here is chosen when it is loaded. Whoever builds
-// for one machine may define this as nothing. GCC knows how to choose between these levels since release 12.
+// The published binary runs on every processor and chooses the fastest clone when it is loaded. A build for one machine
+// may define this as nothing. GCC can choose between these levels since release 12.
 #ifndef OPTIMIZER_CLONES
 #if defined(__x86_64__) && !defined(__clang__) && __GNUC__ >= 12
 #define OPTIMIZER_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -28,7 +28,7 @@ OPTIMIZER_INLINE Stored* start_of(const View& view, const Box& box) {
   return reinterpret_cast<Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
 }
 
-// Runs of memory have a loop of their own, which is what compilers vectorise.
+// Runs of memory have a loop of their own, the one that compilers vectorise.
 template <class T, class Stored>
 OPTIMIZER_INLINE void load_rows(T* to, const View& view, const Box& box) {
   const Stored* from = start_of<Stored>(view, box);
@@ -61,25 +61,19 @@ OPTIMIZER_INLINE void store_rows(const T* from, const View& view, const Box& box
   }
 }
 
-// The dtype is looked at once per tile, so that code is compiled per dtype, not per combination of dtypes.
+// Lambdas must be inlined into the clones, too.
 template <class T>
 OPTIMIZER_INLINE void load_rows(T* to, ScalarType dtype, const View& view, const Box& box) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return load_rows<T, c10::BFloat16>(to, view, box);
-    case ScalarType::Half: return load_rows<T, c10::Half>(to, view, box);
-    case ScalarType::Double: return load_rows<T, double>(to, view, box);
-    default: return load_rows<T, float>(to, view, box);
-  }
+  with_stored(dtype, [&](auto stored) __attribute__((always_inline)) {
+    load_rows<T, decltype(stored)>(to, view, box);
+  });
 }
 
 template <class T>
 OPTIMIZER_INLINE void store_rows(const T* from, ScalarType dtype, const View& view, const Box& box) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return store_rows<T, c10::BFloat16>(from, view, box);
-    case ScalarType::Half: return store_rows<T, c10::Half>(from, view, box);
-    case ScalarType::Double: return store_rows<T, double>(from, view, box);
-    default: return store_rows<T, float>(from, view, box);
-  }
+  with_stored(dtype, [&](auto stored) __attribute__((always_inline)) {
+    store_rows<T, decltype(stored)>(from, view, box);
+  });
 }
 
 template <class T>
@@ -112,9 +106,9 @@ OPTIMIZER_INLINE void store(const T* from, ScalarType dtype, const View& view, c
   store_rows(columns, dtype, {view.data, view.col_stride, 1}, {box.col, box.row, box.cols, box.rows});
 }
 
-// Calls work(matrix, box) for each tile of the list, which it cuts, in any order.
+// Cuts a list into tiles and calls work(matrix, box) for each of them, in any order.
 template <int N, class Work>
-void for_each_tile(std::vector<Matrix<N>>& list, const Work& work) {
+void for_each_tile(std::vector<Matrix<N>> list, const Work& work) {
   int64_t tiles = 0;
   for (Matrix<N>& m : list) {
     cut(m, rows_are_runs(m));

@@ -1,3 +1,7 @@
+// descend_ on the GPU: one pass over parameters and updates, one thread block per tile.
+//
+// The formula of one element is in element.h, the checked arguments are in descend.h; tiles.cuh moves tiles and
+// launches kernels. Tiles whose rows are runs of memory are moved in chunks, the others through shared memory.
 #include "../optimizer_common/descend.h"
 #include "tiles.cuh"
 
@@ -106,16 +110,10 @@ __global__ void __launch_bounds__(kThreads) descend_kernel(const __grid_constant
 
 }  // namespace
 
-void descend_cuda(const Tensors& parameter, const Tensor& update, const Tensor& lr, const Tensor& weight_decay,
-                  const Tensor& multiplier, int64_t decay_mode, const MaybeInts& offsets, const MaybeTensor& row_scale,
-                  const MaybeTensor& seeds, const MaybeInts& origins, const MaybeTensor& active,
-                  const MaybeTensor& found_inf) {
-  const Descend call = check_descend(parameter, update, lr, weight_decay, multiplier, decay_mode, offsets, row_scale,
-                                     seeds, origins, active, found_inf);
-  const torch::stable::accelerator::DeviceGuard guard(update.get_device_index());
+void descend_cuda(const Descend& call) {
   DescendLaunch parameters{};
   std::copy_n(call.dtypes, 2, parameters.dtypes);
-  parameters.decay_mode = decay_mode;
+  parameters.decay_mode = call.decay_mode;
   parameters.row_scale = call.row_scale;
   parameters.rounds_stochastically = call.seeds.data != nullptr;
   parameters.device_lr = call.lr.where(kDevice);
@@ -123,15 +121,15 @@ void descend_cuda(const Tensors& parameter, const Tensor& update, const Tensor& 
   parameters.device_multiplier = call.multiplier.where(kDevice);
   parameters.device_seeds = call.seeds.where(kDevice);
   parameters.device_gate = call.gate.where(kDevice);
-  launch_all(call, parameters, call.in_double ? descend_kernel<double> : descend_kernel<float>,
-             update.get_device_index(), [&](DescendEntry& entry) {
-               const int64_t i = entry.matrix.index;
-               entry.place = call.places[i];
-               entry.lr = call.lr.where(kHost).get(i, 0);
-               entry.weight_decay = call.weight_decay.where(kHost).get(i, 0);
-               entry.multiplier = call.multiplier.where(kHost).get(i, 0);
-               entry.seed = call.seeds.where(kHost).get(i, 0);
-             });
+  const auto kernel = call.in_double() ? descend_kernel<double> : descend_kernel<float>;
+  launch_all(call, parameters, kernel, [&](DescendEntry& entry) {
+    const int64_t i = entry.matrix.index;
+    entry.place = call.places[i];
+    entry.lr = call.lr.where(kHost).get(i, 0);
+    entry.weight_decay = call.weight_decay.where(kHost).get(i, 0);
+    entry.multiplier = call.multiplier.where(kHost).get(i, 0);
+    entry.seed = call.seeds.where(kHost).get(i, 0);
+  });
 }
 
 }  // namespace optimizer

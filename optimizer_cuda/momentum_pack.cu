@@ -1,3 +1,7 @@
+// momentum_pack_ on the GPU: one pass over gradients, momentum and the packed batch, one thread block per tile.
+//
+// The formula of one element is in element.h, the checked arguments are in momentum_pack.h; tiles.cuh moves tiles and
+// launches kernels. Tiles whose rows are runs of memory are moved in chunks, the others through shared memory.
 #include "../optimizer_common/momentum_pack.h"
 #include "tiles.cuh"
 
@@ -86,22 +90,16 @@ __global__ void __launch_bounds__(kThreads) pack(const __grid_constant__ PackLau
 
 }  // namespace
 
-void momentum_pack_cuda(const Tensors& momentum, const Tensors& gradient, const Tensor& packed, double beta,
-                        bool nesterov, bool maximize, const MaybeInts& offsets, const MaybeTensor& active,
-                        const MaybeTensor& grad_scale, const MaybeTensor& found_inf) {
-  const MomentumPack call =
-      check_momentum_pack(momentum, gradient, packed, beta, nesterov, maximize, offsets, active, grad_scale, found_inf);
-  const torch::stable::accelerator::DeviceGuard guard(packed.get_device_index());
+void momentum_pack_cuda(const MomentumPack& call) {
   PackLaunch parameters{};
   std::copy_n(call.dtypes, 3, parameters.dtypes);
   parameters.weight = call.weight;
-  parameters.nesterov = nesterov;
-  parameters.maximize = maximize;
+  parameters.nesterov = call.nesterov;
+  parameters.maximize = call.maximize;
   parameters.grad_scale = call.grad_scale.where(kHost).get(0, 1);
   parameters.device_grad_scale = call.grad_scale.where(kDevice);
   parameters.device_gate = call.gate.where(kDevice);
-  launch_all(call, parameters, call.in_double ? pack<double> : pack<float>, packed.get_device_index(),
-             [](Entry<3>&) {});
+  launch_all(call, parameters, call.in_double() ? pack<double> : pack<float>, [](Entry<3>&) {});
 }
 
 }  // namespace optimizer

@@ -1,7 +1,7 @@
 // Tiles on the GPU: one block each, all tiles of up to kMatrices matrices in one launch.
 #pragma once
 
-#include "../optimizer_common/arguments.h"
+#include "../optimizer_common/numbers.h"
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/c/shim.h>
@@ -21,7 +21,7 @@ constexpr int kChunk = 8;
 
 // A launch carries its matrices by value: no copy to the device that a captured graph would have to
 // replay, no buffer to keep alive. Parameters may take 32764 bytes (CUDA 12.1 and later), of which
-// this many need up to two thirds; longer lists take several launches.
+// this many matrices need up to two thirds; longer lists take several launches.
 constexpr int kMatrices = 128;
 constexpr int kMostParameterBytes = 32764;
 
@@ -108,42 +108,25 @@ __device__ void store_as(const T (&from)[kChunk], char* to, int count, bool alig
 // Up to kChunk elements.
 template <class T>
 __device__ void load(T (&to)[kChunk], ScalarType dtype, const char* from, int count, bool aligned) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return load_as<T, c10::BFloat16>(to, from, count, aligned);
-    case ScalarType::Half: return load_as<T, c10::Half>(to, from, count, aligned);
-    case ScalarType::Double: return load_as<T, double>(to, from, count, aligned);
-    default: return load_as<T, float>(to, from, count, aligned);
-  }
+  with_stored(dtype, [&](auto stored) { load_as<T, decltype(stored)>(to, from, count, aligned); });
 }
 
 template <class T>
 __device__ void store(const T (&from)[kChunk], ScalarType dtype, char* to, int count, bool aligned) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return store_as<T, c10::BFloat16>(from, to, count, aligned);
-    case ScalarType::Half: return store_as<T, c10::Half>(from, to, count, aligned);
-    case ScalarType::Double: return store_as<T, double>(from, to, count, aligned);
-    default: return store_as<T, float>(from, to, count, aligned);
-  }
+  with_stored(dtype, [&](auto stored) { store_as<T, decltype(stored)>(from, to, count, aligned); });
 }
 
 template <class T>
 __device__ T load_one(ScalarType dtype, const char* from) {
-  switch (dtype) {
-    case ScalarType::BFloat16: return widen<T>(*reinterpret_cast<const c10::BFloat16*>(from));
-    case ScalarType::Half: return widen<T>(*reinterpret_cast<const c10::Half*>(from));
-    case ScalarType::Double: return widen<T>(*reinterpret_cast<const double*>(from));
-    default: return widen<T>(*reinterpret_cast<const float*>(from));
-  }
+  return with_stored(dtype, [&](auto stored) { return widen<T>(*reinterpret_cast<const decltype(stored)*>(from)); });
 }
 
 template <class T>
 __device__ void store_one(T from, ScalarType dtype, char* to) {
-  switch (dtype) {
-    case ScalarType::BFloat16: *reinterpret_cast<c10::BFloat16*>(to) = narrow<c10::BFloat16>(from); break;
-    case ScalarType::Half: *reinterpret_cast<c10::Half*>(to) = narrow<c10::Half>(from); break;
-    case ScalarType::Double: *reinterpret_cast<double*>(to) = narrow<double>(from); break;
-    default: *reinterpret_cast<float*>(to) = narrow<float>(from);
-  }
+  with_stored(dtype, [&](auto stored) {
+    using Stored = decltype(stored);
+    *reinterpret_cast<Stored*>(to) = narrow<Stored>(from);
+  });
 }
 
 // Calls work(row, col, count) on the calling thread's chunks of a box, which follow one another through the block.
@@ -182,9 +165,10 @@ void launch(void (*kernel)(Launch), const Launch& parameters, int64_t tiles, int
   STD_TORCH_CHECK(error == cudaSuccess, "launch of ", tiles, " blocks failed: ", cudaGetErrorString(error));
 }
 
-// Launches the kernel over all matrices of a call; `fill` sets what is the op's own in an entry.
+// Launches the kernel over all matrices of a call; `fill` sets what only this op has in an entry.
 template <class Call, class Launch, class Fill>
-void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), int32_t device, const Fill& fill) {
+void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), const Fill& fill) {
+  const torch::stable::accelerator::DeviceGuard guard(call.device);
   const Gate gate = call.gate.where(kHost);
   const int64_t matrices = call.matrices.size();
   for (int64_t first = 0; first < matrices; first += kMatrices) {
@@ -202,7 +186,7 @@ void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), in
       tiles += tile_count(entry.matrix);
     }
     if (tiles > 0) {
-      launch(kernel, parameters, tiles, device);
+      launch(kernel, parameters, tiles, call.device);
     }
   }
 }

@@ -1,60 +1,49 @@
-"""Imports point down the floors, none hides in a function, and the package needs torch and triton alone."""
+"""Imports point down the floors, none hides in a function, and the package needs torch and triton alone.
+
+Floors are the folders and files at the top of the package, by name; inside a floor imports only may not go round.
+"""
 
 import ast
+import shutil
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "torch-ext" / "optimizer"
 FLOORS = [
-    {"schedules", "learning_rate", "parameters", "matrices", "attention", "partition", "offload"},
-    {"kernels", "stability", "state", "state_sources"},
-    {"iteration"},
-    {"polar", "rules", "routing"},
-    {"distributed", "param_groups"},
-    {"claims", "telemetry"},
-    {"updates", "clipping"},
-    {"planned_optimizer", "explanation"},
+    {"schedules", "learning_rate"},
+    {"kernels"},
+    {"stability", "iteration", "polar"},
+    {"rules"},
+    {"parameters"},
+    {"plan"},
+    {"step", "qk_clip"},
+    {"explain"},
     {"muon"},
-    {"compat", "state_import", "trainer"},
+    {"interop"},
     {"__init__"},
 ]
-# Inside a folder a file imports only from those before it; so rules import none of each other.
-ORDERS = {
-    "kernels": [{"native", "tiles", "tuned", "panels"}, {"symmetric_gemm"}, {"small_polar"}, {"gemms"}],
-    "rules": [{"fallback"}, {"momentum", "descent", "adamw", "nadamw", "qk_clip"}],
-    "distributed": [
-        {"placement", "plan"},
-        {"shards", "agreement"},
-        {"messages"},
-        {"exchange"},
-        {"exchange_plan"},
-        {"pipeline"},
-        {"held"},
-        {"sharded"},
-        {"summed"},
-    ],
-}
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "_ops.py")
+# The lowest floor that may know a library, by a name on it.
+LOWEST = {"torch.distributed": "plan", "torch.optim": "muon", "triton": "kernels"}
 
 
-def level(part, floors):
-    found = [i for i, names in enumerate(floors) if part in names]
+def floor(part):
+    found = [i for i, names in enumerate(FLOORS) if part in names]
     assert found, f"{part} stands on no floor: give it one here and in docs/architecture.md"
     return found[0]
 
 
-def parts(path):
-    return path.relative_to(PACKAGE).with_suffix("").parts
+def files_of(package):
+    return sorted(path for path in package.rglob("*.py") if path.name != "_ops.py")
 
 
-def relative_imports(path):
-    """The modules of this package that `path` imports, as parts from its top."""
-    folder = parts(path)[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+def relative_imports(module, tree):
+    """The modules of the package that `module` imports, as parts from the package's top."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = folder[: len(folder) - node.level + 1]
+            base = module[: len(module) - node.level]
             names = [tuple(node.module.split("."))] if node.module else [(alias.name,) for alias in node.names]
             yield from ((*base, *name) for name in names)
 
@@ -74,42 +63,73 @@ def at_the_top(tree):
         yield from node.body if isinstance(node, ast.Try) else [node]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(parts(path)))
-def test_imports_point_down(path):
-    own = parts(path)
-    for other in relative_imports(path):
-        if other == ("_ops",):
-            assert own == ("kernels", "native"), "only kernels/native.py imports the compiled ops"
-        elif other[0] != own[0]:
-            assert level(other[0], FLOORS) < level(own[0], FLOORS), f"{own} imports {other} from its floor or above"
-        else:
-            order = ORDERS[own[0]]
-            assert level(other[1], order) < level(own[1], order), f"{own} imports {other} from beside or above it"
+def violations(package):
+    """Return what breaks a rule in the package's files, as sentences."""
+    found, graph = [], {}
+    for path in files_of(package):
+        module = path.relative_to(package).with_suffix("").parts
+        tree = ast.parse(path.read_text(), feature_version=(3, 9))
+        graph[module] = {other for other in relative_imports(module, tree) if other != ("_ops",)}
+        found += [f"{module} imports {o} from above" for o in graph[module] if floor(o[0]) > floor(module[0])]
+        found += [
+            f"{module} imports {name}, which begins with {LOWEST[library]}"
+            for name in absolute_imports(tree)
+            for library in LOWEST
+            if name.startswith(library) and floor(module[0]) < floor(LOWEST[library])
+        ]
+        if ("_ops",) in relative_imports(module, tree) and module != ("kernels", "native"):
+            found.append(f"{module} imports the compiled ops, which kernels/native.py alone does")
+        imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        found += [f"{module} hides an import" for node in imports if all(node is not top for top in at_the_top(tree))]
+        if any(isinstance(node, ast.Try) for node in tree.body) and module != ("kernels", "products"):
+            found.append(f"{module} guards an import, which kernels/products.py alone does")
+        roots = {name.split(".")[0] for name in absolute_imports(tree)}
+        found += [f"{module} needs {root}" for root in roots - set(sys.stdlib_module_names) - {"torch", "triton"}]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found.append(f"imports go round: {error.args[1]}")
+    return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(parts(path)))
-def test_imports_stand_at_the_top_and_need_only_torch(path):
-    tree = ast.parse(path.read_text(), feature_version=(3, 9))
-    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert all(any(node is top for top in at_the_top(tree)) for node in imports)
-    guarded = any(isinstance(node, ast.Try) for node in tree.body)
-    assert not guarded or parts(path) == ("kernels", "gemms"), "kernels/gemms.py alone guards an import"
-    roots = {name.split(".")[0] for name in absolute_imports(tree)}
-    assert roots - set(sys.stdlib_module_names) <= {"torch", "triton"}
-    floor = level(parts(path)[0], FLOORS)
-    for name in absolute_imports(tree):
-        assert floor >= 3 or not name.startswith("torch.distributed"), "floors 0 to 2 know no process group"
-        assert floor >= 4 or not name.startswith("torch.optim"), "floors 0 to 3 know no optimizer"
-        assert floor >= 1 or not name.startswith("triton"), "floor 0 runs without triton"
+def test_imports_point_down_the_floors():
+    assert violations(PACKAGE) == []
 
 
-def test_nothing_reads_the_environment_or_hides_behind_a_module_of_its_name():
-    for path in FILES:
+PLANTED = {
+    "an optimizer below muon": ("step/update.py", "from torch.optim import Optimizer", "begins with muon"),
+    "an optimizer in the mathematics": ("polar.py", "import torch.optim", "begins with muon"),
+    "process groups below the plan": ("parameters/state.py", "import torch.distributed as dist", "begins with plan"),
+    "a process group's name in a rule": ("rules/momentum.py", "from torch import distributed", "begins with plan"),
+    "an import from above": ("plan/owners.py", "from ..step import update", "from above"),
+    "a circle inside a floor": ("plan/owners.py", "from . import messages", "go round"),
+    "a hidden import": ("polar.py", "def late():\n    import math", "hides an import"),
+    "another library": ("muon.py", "import numpy", "needs numpy"),
+    "triton below the kernels": ("schedules.py", "import triton", "begins with kernels"),
+    "the compiled ops elsewhere": ("rules/descent.py", "from .._ops import ops", "kernels/native.py alone"),
+}
+
+
+@pytest.mark.parametrize("why", PLANTED)
+def test_a_planted_violation_is_found(tmp_path, why):
+    file, line, complaint = PLANTED[why]
+    package = Path(shutil.copytree(PACKAGE, tmp_path / "package"))
+    path = package / file
+    path.write_text(f"{path.read_text()}\n\n{line}\n")
+    assert any(complaint in text for text in violations(package))
+
+
+def test_no_module_reads_the_environment():
+    for path in files_of(PACKAGE):
         assert "environ" not in path.read_text() and "getenv" not in path.read_text(), path
-    assert "optimizer" not in {part for path in FILES for part in parts(path)}
 
 
-def test_every_public_name_is_listed_once_in_one_literal():
+def test_no_module_is_called_optimizer():
+    """A variant may hold a compatibility folder of that name, which would hide it."""
+    assert "optimizer" not in {part for path in files_of(PACKAGE) for part in path.relative_to(PACKAGE).parts}
+
+
+def test_every_public_name_is_listed_once():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (names,) = (
         ast.literal_eval(node.value)
@@ -118,8 +138,11 @@ def test_every_public_name_is_listed_once_in_one_literal():
     )
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     imported = {alias.asname or alias.name for node in imports for alias in node.names}
-    modules = {parts(path)[0] for path in FILES} - {"__init__"}
-    # Modules may be reached as attributes without being part of the versioned surface.
-    assert names == sorted(set(names)) and set(names) == imported - modules
+    modules = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in files_of(PACKAGE)} - {"__init__"}
+    assert names == sorted(set(names)) and set(names) == imported
     # A module `muon` beside the class `Muon` is fine; a module of a public name would hide it.
     assert not modules & set(names)
+
+
+def test_a_reader_meets_at_most_fifteen_rooms():
+    assert len({path.relative_to(PACKAGE).parts[0] for path in files_of(PACKAGE)}) <= 15

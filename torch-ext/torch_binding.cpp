@@ -1,8 +1,26 @@
-#include "torch_binding.h"
+// The schemas of the operations, and which functions stand behind them on which device.
+#include "../optimizer_common/descend.h"
+#include "../optimizer_common/momentum_pack.h"
+#include "../optimizer_cpu/gemm.h"
 
 #include <torch/csrc/stable/library.h>
 
 #include "registration.h"
+
+namespace {
+
+using namespace optimizer;
+
+// An operation on one device: `check` makes a call of the dispatcher's arguments, `run` carries it out.
+template <auto check, auto run>
+struct Op;
+
+template <class Call, class... Arguments, Call (*check)(Arguments...), auto run>
+struct Op<check, run> {
+  static void call(Arguments... arguments) { run(check(arguments...)); }
+};
+
+}  // namespace
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
@@ -22,21 +40,21 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
 // A CUDA build of torch loads only the CUDA variant, and parameters may be on the CPU there too.
 #if defined(CPU_KERNEL) || defined(CUDA_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
-  ops.impl("momentum_pack_", TORCH_BOX(&optimizer::momentum_pack_cpu));
-  ops.impl("descend_", TORCH_BOX(&optimizer::descend_cpu));
-  ops.impl("gemm_", TORCH_BOX(&optimizer::gemm_cpu));
+  ops.impl("momentum_pack_", TORCH_BOX((&Op<check_momentum_pack, momentum_pack_cpu>::call)));
+  ops.impl("descend_", TORCH_BOX((&Op<check_descend, descend_cpu>::call)));
+  ops.impl("gemm_", TORCH_BOX((&Op<check_gemm, gemm_cpu>::call)));
 }
 
 // An operation without tensors has no device.
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
-  ops.impl("gemm_instructions", TORCH_BOX(&optimizer::gemm_instructions));
+  ops.impl("gemm_instructions", TORCH_BOX(&gemm_instructions));
 }
 #endif
 
 #if defined(CUDA_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
-  ops.impl("momentum_pack_", TORCH_BOX(&optimizer::momentum_pack_cuda));
-  ops.impl("descend_", TORCH_BOX(&optimizer::descend_cuda));
+  ops.impl("momentum_pack_", TORCH_BOX((&Op<check_momentum_pack, momentum_pack_cuda>::call)));
+  ops.impl("descend_", TORCH_BOX((&Op<check_descend, descend_cuda>::call)));
 }
 #endif
 

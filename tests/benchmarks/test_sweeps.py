@@ -70,6 +70,13 @@ def test_the_sweep_of_the_step_has_its_columns(step):
     assert pieces["rest"] > 0 and row["host_milliseconds_per_100_matrices"] > 0
 
 
+def test_the_sweep_of_the_plan_has_its_columns(repository, variant, tmp_path):
+    content = run_sweep(repository, variant, "plan", tmp_path / "plan.json")
+    (row,) = content["results"]
+    assert 0 < row["seconds"] and 0 <= row["megabytes"] and row["target_seconds"] == 2.0
+    assert content["commit"] and content["device"]
+
+
 def test_errors_of_the_sweeps_are_those_of_the_work_dtype(orthogonalize, step):
     """Every product rounds once, fifteen in all; another schedule or multiplier would be off by a tenth and more."""
     for row in orthogonalize["results"] + step["results"]:
@@ -154,7 +161,7 @@ def counted_with_symmetry(run, gemms) -> float:
 
 @pytest.mark.parametrize("m, n", [(8, 8), (8, 24), (16, 40)])
 def test_formulas_of_the_work_are_what_torch_counts(built, m, n):
-    X, gemms = torch.randn(m, n, generator=torch.Generator().manual_seed(0)), built.kernels.gemms.SINGLE
+    X, gemms = torch.randn(m, n, generator=torch.Generator().manual_seed(0)), built.kernels.products.SINGLE
     schedule = built.schedules.resolve_schedule("polar_express", 5)
     standard = lambda gemms: built.polar.newton_schulz(X, schedule, gemms)  # noqa: E731
     assert counted(lambda: standard(gemms)) == work.dense_flop(m, n, 5)

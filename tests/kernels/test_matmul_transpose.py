@@ -57,12 +57,12 @@ def test_a_result_that_shares_the_operands_memory_is_refused(kernel):
 
 
 def test_the_symmetric_kernel_is_chosen_only_where_it_was_measured_to_be_faster(kernel, monkeypatch):
-    gemms, tuned = kernel.kernels.gemms, kernel.kernels.tuned
+    gemms, tuned = kernel.kernels.products, kernel.kernels.tuned
     entries = [{"m": 512, "k": 512, "gain": 0.9}, {"m": 4096, "k": 4096, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     device = torch.device("cuda", 0)
-    assert gemms.select_gemms(device, torch.float16, 4096, 4096).name == "torch.bmm (symmetric_gemm unmeasured)"
+    assert gemms.select_products(device, torch.float16, 4096, 4096).name == "torch.bmm (symmetric_gemm unmeasured)"
     table = {"symmetric_gemm": {"float16": entries}}
     monkeypatch.setattr(tuned, "measured", lambda name: table if name == "Imagined GPU" else {})
     names = {
@@ -71,18 +71,18 @@ def test_the_symmetric_kernel_is_chosen_only_where_it_was_measured_to_be_faster(
         (torch.bfloat16, 4096, 8192): "torch.bmm (symmetric_gemm unmeasured)",
         (torch.float16, 4095, 8192): "torch.bmm (symmetric_gemm unmeasured)",  # measured are multiples of 16
     }
-    assert {key: gemms.select_gemms(device, *key).name for key in names} == names
+    assert {key: gemms.select_products(device, *key).name for key in names} == names
     # The product over n may be worth it where the one over m is not.
     entries[0]["gain"], entries[1]["k"] = 0.5, 16384
-    mixed = gemms.select_gemms(device, torch.float16, 512, 16384)
+    mixed = gemms.select_products(device, torch.float16, 512, 16384)
     assert (mixed.gram, mixed.gram_affine) == (gemms.SYMMETRIC.gram, gemms.BATCHED.gram_affine)
-    assert gemms.select_gemms(torch.device("cpu"), torch.float16, 4096, 8192) is gemms.SINGLE
+    assert gemms.select_products(torch.device("cpu"), torch.float16, 4096, 8192) is gemms.SINGLE
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (3, 5, 9), (2, 3, 4, 6), (0, 4, 6), (4, 0), (0, 4), (2, 3, 4, 0)], ids=str)
 def test_the_kernels_branch_gives_the_product_in_place_or_not(kernel, monkeypatch, shape):
     """On a CPU the kernel's stand-in runs: shapes, results in place and gradients are what this shows."""
-    monkeypatch.setattr(kernel.kernels.gemms, "symmetric_gain", lambda *_: 2.0)
+    monkeypatch.setattr(kernel.kernels.products, "symmetric_gain", lambda *_: 2.0)
     X = matrices(*shape)
     expected = X @ X.mT
     # Both sum k products in float32, in orders of their own.
@@ -110,7 +110,7 @@ def test_the_iteration_over_the_symmetric_kernel_is_the_iteration(kernel):
     """On a CPU the kernel's stand-in computes the lower triangle and its mirror image in float32."""
     G = matrices(2, 12, 20)
     schedule = kernel.polar_express(steps=3)
-    gemms = kernel.kernels.gemms
+    gemms = kernel.kernels.products
     X = kernel.polar.normalize(G, torch.float32, 1e-7)
     ours = kernel.polar.newton_schulz(X, schedule, gemms.SYMMETRIC)
     torchs = kernel.polar.newton_schulz(X, schedule, gemms.BATCHED)
@@ -124,7 +124,7 @@ def test_the_iteration_over_the_symmetric_kernel_is_the_iteration(kernel):
 def test_sizes_may_vary_from_call_to_call_of_a_compiled_function(kernel, monkeypatch, name, device, gain):
     """The second size makes dynamo trace with symbols in place of numbers."""
     gains = () if gain is None else ((32, 64, gain), (512, 512, gain))
-    monkeypatch.setattr(kernel.kernels.gemms, "_measured_gains", lambda *_: gains)
+    monkeypatch.setattr(kernel.kernels.products, "_measured_gains", lambda *_: gains)
     function = getattr(kernel, name)
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="eager", fullgraph=True)

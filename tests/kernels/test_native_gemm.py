@@ -197,8 +197,10 @@ def test_torchs_products_before_and_after_ours_keep_their_bits(gemm, threads):
 
 
 @pytest.fixture
-def tile_configuration():
+def tile_configuration(native):
     """Functions that load and store this thread's configuration of AMX, 64 bytes: ldtilecfg and sttilecfg [rdi]."""
+    if native.gemm_instructions() != "amx":
+        pytest.skip("this processor has no amx")
     code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     code.write(bytes.fromhex("c4e2784907c3" + "c4e2794907c3"))
     start = ctypes.addressof(ctypes.c_char.from_buffer(code))
@@ -209,8 +211,6 @@ def tile_configuration():
 
 @pytest.mark.parametrize("palette", [0, 1])
 def test_the_tiles_of_a_thread_stay_as_they_were_configured(native, tile_configuration, palette):
-    if native.gemm_instructions() != "amx":
-        pytest.skip("this processor has no amx")
     load, store = tile_configuration
     given, found = bytearray(64), ctypes.create_string_buffer(64)
     given[0], given[16], given[48] = palette, 48 * palette, 5 * palette  # one tile of 5 rows of 48 bytes, or none

@@ -137,7 +137,7 @@ def test_a_dropped_restart_would_exceed_the_bound(kernel, name, schedule):
     errors = {}
     for spectrum in SPECTRA:
         X = between_vectors(normalized(spectrum)).half()
-        without = kernel.polar.gram_newton_schulz(X, [schedule], kernel.kernels.gemms.SINGLE, torch.float16)
+        without = kernel.polar.gram_newton_schulz(X, [schedule], kernel.kernels.products.SINGLE, torch.float16)
         exact = between_vectors(composed(schedule, normalized(spectrum)))
         errors[spectrum] = (without.double() - exact).norm().nan_to_num(torch.inf)
     assert any(errors[spectrum] > bound(schedule, spectrum, "float16-gram") for spectrum in SPECTRA)

@@ -26,7 +26,7 @@ def gram_error(kernel, schedule, restarts, dtype, spectrum):
     left, right = singular_vectors(64, 160, seed=0)
     X = ((left * sigma) @ right.mT).to(dtype)
     windows = kernel.stability.split(schedule, restarts)
-    factor = kernel.polar.gram_newton_schulz(X, windows, kernel.kernels.gemms.SINGLE, dtype).double()
+    factor = kernel.polar.gram_newton_schulz(X, windows, kernel.kernels.products.SINGLE, dtype).double()
     exact = composed(schedule, sigma)
     return ((factor - (left * exact) @ right.mT).norm() / exact.norm()).nan_to_num(torch.inf).item()
 
@@ -53,7 +53,7 @@ def test_gram_in_bfloat16_diverges(kernel, name):
 def test_a_folded_scale_changes_no_bit_where_the_range_is_wide(kernel, scale):
     """Powers of two are exact, and float64 has no subnormal numbers here: what the scale does is only shift."""
     X = with_spectrum(SPECTRA["power_law"](24), 24, 40, seed=0) / 2
-    products, split = kernel.kernels.gemms.SINGLE, kernel.stability.split
+    products, split = kernel.kernels.products.SINGLE, kernel.stability.split
     for name in kernel.schedules.PRESETS:
         schedule = kernel.schedules.resolve_schedule(name, 5)
         folded = kernel.schedules.with_folded_scale(schedule, scale)

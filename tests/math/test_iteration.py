@@ -23,7 +23,7 @@ def schedule(kernel):
 @pytest.fixture(scope="module")
 def halving(kernel):
     """Products that save half of each symmetric result."""
-    return kernel.kernels.gemms.SINGLE._replace(name="halving", gram_gain=2.0, square_gain=2.0)
+    return kernel.kernels.products.SINGLE._replace(name="halving", gram_gain=2.0, square_gain=2.0)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_costs_are_the_formulas_of_symmetric_products(kernel, halving, m, n, ste
 @pytest.mark.parametrize("m, n", [(64, 64), (512, 2048)])
 def test_costs_of_full_products_count_every_flop(kernel, m, n):
     """Standard: 4 m² n + 2 m³ a step. A window of w steps: 2 m² n twice, and w + (w - 1) + 2 (w - 1) squares."""
-    products = kernel.kernels.gemms.SINGLE
+    products = kernel.kernels.products.SINGLE
     standard, gram = kernel.iteration.iteration_costs(m, n, 5, 2, products)
     assert standard == 5 * (4 * m**2 * n + 2 * m**3)
     squares = sum(w + (w - 1) + 2 * (w - 1) for w in (2, 3))
@@ -61,7 +61,7 @@ def test_auto_takes_gram_in_float16_exactly_where_it_is_cheaper(choose):
 
 def test_auto_takes_gram_for_all_but_squares_where_products_save_half(kernel, halving, choose, monkeypatch):
     """15 m² n + 5 m³ against 20 m³ + 6 m² (n - m)."""
-    monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_gemms", lambda *size: halving)
+    monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_products", lambda *size: halving)
     assert choose(torch.float16, 64, 64).method == "standard"
     assert choose(torch.float16, 64, 65).method == "gram"
 
@@ -177,8 +177,8 @@ def test_the_peak_of_memory_is_a_formula(kernel, choose, dtype, method, shape, b
         kernel.polar.polar_factors(G, iteration, eps=1e-7)
     copy = m * n * dtype.itemsize
     squares = (2 if method == "standard" else 5) * m * m * iteration.chain_dtype.itemsize
-    together = 1 if iteration.gemms is kernel.kernels.gemms.SINGLE else batch
-    alone = 1 if iteration.gemms is kernel.kernels.gemms.SINGLE else 0
+    together = 1 if iteration.products is kernel.kernels.products.SINGLE else batch
+    alone = 1 if iteration.products is kernel.kernels.products.SINGLE else 0
     normalizing = copy + 4 * m * n if dtype.itemsize < 4 else copy  # and so is the chain's own copy
     formula = together * max(2 * copy + squares, normalizing) + (batch * copy if alone or together < batch else 0)
     # Norms and their intermediate results are a few numbers a row.
@@ -190,7 +190,7 @@ def test_the_peak_of_memory_is_a_formula(kernel, choose, dtype, method, shape, b
 @pytest.mark.parametrize("gain, expected", [((), False), ((64, 256, 0.9), False), ((64, 256, 1.1), True)])
 def test_small_matrices_run_in_one_launch_where_that_was_measured_to_be_faster(kernel, monkeypatch, gain, expected):
     measured = lambda device, dtype, name: (gain,) if gain and name == "small_polar" else ()  # noqa: E731
-    monkeypatch.setattr(kernel.kernels.gemms, "_measured_gains", measured)
+    monkeypatch.setattr(kernel.kernels.products, "_measured_gains", measured)
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
     choose = kernel.iteration.choose_iteration
     small = choose(torch.device("cuda", 0), torch.float16, (64, 256), schedule)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from tests.support.inside import plan_of
 from tests.support.small_model import named_parameters, same_bits, set_gradients, take_steps
 
 pytestmark = pytest.mark.kernels_ci
@@ -89,13 +90,12 @@ def test_groups_that_differ_in_lr_and_decay_alone_are_as_optimizers_of_their_own
 @pytest.mark.parametrize("differs", [dict(momentum=0.5), dict(nesterov=False), dict(eps=1e-3), dict(maximize=True)])
 def test_groups_with_equal_recipes_share_a_batch(kernel, monkeypatch, differs):
     """Where products take several matrices at once, as on GPUs; here the plan is asked to believe that of a CPU."""
-    plan = kernel.distributed.plan
-    monkeypatch.setattr(plan, "_length", lambda batch, *_: len(batch.members))
+    monkeypatch.setattr(kernel.plan.batches, "_length", lambda *_: 4)
     params = [Parameter(matrix(16, 16, i)) for i in range(4)]
     groups = [{"params": [p], "lr": 0.1 * i, "weight_decay": 0.1 * i} for i, p in enumerate(params)]
     groups[3].update(differs)
     optimizer = kernel.Muon(groups)
-    assert sorted(len(batch.members) for batch in optimizer._plan.batches) == [1, 3]
+    assert sorted(len(batch.matrices) for batch in plan_of(optimizer).batches) == [1, 3]
     alone = [copy.deepcopy(p) for p in params]
     others = [kernel.Muon([{**group, "params": [p]}]) for group, p in zip(groups, alone)]
     for i, p in enumerate([*params, *alone]):

@@ -34,7 +34,7 @@ VIEWS = {
 
 @pytest.fixture(scope="module")
 def matrices(kernel):
-    return importlib.import_module(".matrices", kernel.__name__)
+    return importlib.import_module(".parameters.matrices", kernel.__name__)
 
 
 def view_and_parameter(matrices, case):

@@ -1,13 +1,13 @@
 """Momentum in host memory gives the bits of momentum that stays, is whole for whoever reads it, and takes two slots."""
 
 import copy
-import importlib
 import pickle
 
 import pytest
 import torch
 from torch.nn import Parameter
 
+from tests.support.inside import host_of, workspace_of
 from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
 
 pytestmark = pytest.mark.kernels_ci
@@ -72,7 +72,7 @@ def test_the_device_holds_two_of_the_largest_batch(kernel, device):
     params = {f"{i}.weight": Parameter(torch.ones(shape, device=device)) for i, shape in enumerate([(8, 8)] * 3)}
     params["large"] = Parameter(torch.ones(64, 48, device=device))
     optimizer = kernel.Muon(params.items(), offload=True, momentum_dtype="bfloat16")
-    (host,) = {id(own.host): own.host for own in optimizer._plan.hosted.values()}.values()
+    host = host_of(optimizer)
     assert host.device_bytes == 2 * 64 * 48 * 2
     buffers = momentum_of(optimizer, params).values()
     assert sum(b.numel() * b.itemsize for b in buffers) == 2 * (3 * 8 * 8 + 64 * 48)
@@ -94,9 +94,9 @@ def test_a_run_is_resumed_with_or_without_offload_bit_for_bit(kernel, before, af
     copies = copy.deepcopy(own)
     second = resumed(copy.deepcopy(first.state_dict()), kernel, copies, after)
     assert all(group["offload"] is after for group in second.param_groups)
-    assert bool(second._refresh() and second._plan.hosted) is after
     take_steps(first, own, range(2, 4))
     take_steps(second, copies, range(2, 4))
+    assert (host_of(second) is not None) is after
     assert same_bits(own, copies) and second.state_dict()["state"].keys() == first.state_dict()["state"].keys()
 
 
@@ -124,11 +124,11 @@ def test_the_setting_is_live(kernel):
 
 
 def test_groups_that_differ_in_it_share_no_batch(kernel, monkeypatch):
-    monkeypatch.setattr(kernel.distributed.plan, "_length", lambda batch, *_: len(batch.members))
+    monkeypatch.setattr(kernel.plan.batches, "_length", lambda *_: 4)
     params = [Parameter(torch.ones(8, 8)) for _ in range(4)]
     optimizer = kernel.Muon([{"params": params[:3], "offload": True}, {"params": params[3:]}])
-    (hosted,) = optimizer._plan.hosted
-    assert len(hosted.members) == 3 and len(optimizer._plan.batches) == 2
+    works = workspace_of(optimizer).batches
+    assert [(len(work.parts), work.host is not None) for work in works] == [(3, True), (1, False)]
 
 
 @pytest.mark.parametrize("offload", [False, True])
@@ -145,13 +145,12 @@ def test_a_frozen_parameter_joins_when_it_has_a_gradient(kernel, offload):
 
 def test_a_step_that_failed_in_a_batch_leaves_momentum_to_the_next(kernel, monkeypatch):
     (params, others), (optimizer, offloaded) = pair(kernel)
-    updates = importlib.import_module(".updates", kernel.__name__)
 
     def fail(*_):
         raise MemoryError("of the test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(updates, "update_batch_", fail)
+        patch.setattr(kernel.step.batch, "update_batch_", fail)
         set_gradients(others, 7)
         with pytest.raises(MemoryError):
             offloaded.step()
@@ -174,8 +173,9 @@ def test_matrices_of_several_ranks_raise(kernel, tmp_path):
         "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
     )
     try:
-        with pytest.raises(ValueError, match="offload is not supported for matrices of several ranks, as w is one"):
-            kernel.Muon([("w", Parameter(torch.ones(4, 4)))], offload=True, process_group=distributed.group.WORLD)
+        with pytest.raises(ValueError, match="offload is not supported for matrices that ranks share, as w is one"):
+            exchange = kernel.ExchangeOptions(process_group=distributed.group.WORLD)
+            kernel.Muon([("w", Parameter(torch.ones(4, 4)))], offload=True, exchange=exchange)
     finally:
         distributed.destroy_process_group()
 

@@ -16,7 +16,7 @@ DTYPES = torch.float32, torch.bfloat16, torch.float64
 
 @pytest.fixture(scope="module")
 def offload(kernel):
-    return importlib.import_module(".offload", kernel.__name__)
+    return importlib.import_module(".parameters.offload", kernel.__name__)
 
 
 def examples(count=5):

@@ -25,7 +25,7 @@ def branches(kernel, named_shapes):
 def test_shapes_are_judged_as_timm_judges_them(kernel, golden):
     for case in golden["timm"]:
         limits = case.get("min_dim_size", 4), case.get("max_aspect_ratio", 128.0)
-        verdict = kernel.routing.shape_verdict(tuple(case["shape"]), *limits)
+        verdict = kernel.parameters.routing.shape_verdict(tuple(case["shape"]), *limits)
         assert verdict == (case["suitable"], case["reason"]), case
 
 
@@ -109,7 +109,7 @@ def test_the_users_word_overrides_routing_and_none_leaves_it(kernel):
         ("adamw", "is_muon"),
         ("muon", "matrix"),
     ]
-    with pytest.raises(ValueError, match=r"norm.weight, which is no matrix: its shape is \(32,\)"):
+    with pytest.raises(ValueError, match=r"norm.weight, which is not a matrix: its shape is \(32,\)"):
         kernel.route([("norm.weight", parameter(32))], is_muon=lambda name, p: True)
 
 

@@ -78,7 +78,7 @@ def test_meta_parameters_wait(kernel):
 def test_a_wrapper_that_puts_a_vector_into_a_group_of_matrices_is_told(kernel):
     optimizer = kernel.Muon(named_parameters().items())
     optimizer.param_groups[0]["params"][0] = Parameter(torch.ones(24 * 12))
-    with pytest.raises(ValueError, match=r"up.weight, which is no matrix: its shape is \(288,\)"):
+    with pytest.raises(ValueError, match=r"up.weight, which is not a matrix: its shape is \(288,\)"):
         optimizer.step()
 
 

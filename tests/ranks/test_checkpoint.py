@@ -27,7 +27,7 @@ pytestmark = on_every_backend()
 def trained(kernel, name: str, device: str, steps, seed: int = 0):
     """Return a network and its optimizer after these steps."""
     network = network_on(name, device, seed)
-    optimizer = kernel.Muon(network.named_parameters(), lr=LR, chunk_bytes=1000)
+    optimizer = kernel.Muon(network.named_parameters(), lr=LR, exchange=kernel.ExchangeOptions(chunk_bytes=1000))
     take_steps(network, optimizer, steps)
     return network, optimizer
 

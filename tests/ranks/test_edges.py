@@ -215,9 +215,9 @@ def test_what_ranks_have_seen_adds_up_to_what_one_process_sees(kernel, pools, na
         alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
     for key in ("matrices", "matrices_not_finite"):
         assert sum(own[key] for own in found) == alone[key]
-    for key in ("fallback_update_norm", "muon_update_norm"):
-        # In two orders of summation, of float32 norms; NaN where the whole is.
-        assert sum(own[key] ** 2 for own in found) ** 0.5 == pytest.approx(alone[key], rel=1e-6, nan_ok=True)
+    key = "muon_update_norm"
+    # In two orders of summation, of float32 norms; NaN where the whole is.
+    assert sum(own[key] ** 2 for own in found) ** 0.5 == pytest.approx(alone[key], rel=1e-6, nan_ok=True)
     assert all(math.isfinite(own["muon_update_norm"]) for own in found if not own["matrices_not_finite"])
 
 
@@ -225,13 +225,13 @@ def test_what_ranks_have_seen_adds_up_to_what_one_process_sees(kernel, pools, na
 @pytest.mark.parametrize("value, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_numbers_of_the_exchange_that_cannot_be_raise(kernel, key, value, error):
     with pytest.raises(error, match=f"{key} must be .*{value}"):
-        kernel.Muon([nn.Parameter(torch.ones(4, 4))], **{key: value})
+        kernel.ExchangeOptions(**{key: value})
 
 
 def error_of_unsorted_group(kernel):
     group = dist.new_group([1, 0], sort_ranks=False)
     with pytest.raises(ValueError, match="rising order"):
-        kernel.Muon([nn.Parameter(torch.ones(4, 4))], process_group=group)
+        kernel.Muon([nn.Parameter(torch.ones(4, 4))], exchange=kernel.ExchangeOptions(process_group=group))
 
 
 def test_a_process_group_in_another_order_raises(pools):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.backends import on_every_backend
+from tests.support.inside import muon_settings
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_alone, part_of
 
 ODD = 2  # the rank that differs
@@ -66,7 +67,7 @@ def errors_of_steps(kernel, case: Case, odd: Case):
 
 def built(kernel, case: Case):
     params = [part_of(case, i) for i in range(len(case.specs))]
-    settings = {"ns_dtype": "float32", **case.settings}
+    settings = muon_settings(kernel, {"ns_dtype": "float32", **case.settings})
     return kernel.Muon([(spec.name, p) for spec, p in zip(case.specs, params)], **settings), params
 
 

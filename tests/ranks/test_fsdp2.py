@@ -33,7 +33,7 @@ pytestmark = on_every_backend()
 def train_network(kernel, name: str):
     """Return, for each step, whole gradients and whole parameters after it, of backward passes under FSDP2."""
     network = network_on(name, device_of_ranks())
-    optimizer = kernel.Muon(network.named_parameters(), lr=LR, chunk_bytes=1000)
+    optimizer = kernel.Muon(network.named_parameters(), lr=LR, exchange=kernel.ExchangeOptions(chunk_bytes=1000))
     # Data differ between the ranks that average gradients, and are the same within tensor parallelism.
     rank = mesh_of((2, 2)).get_local_rank("x") if name == "tp and fsdp" else dist.get_rank()
     data = torch.Generator().manual_seed(rank)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from tests.support import inside
 from tests.support.random_plans import all_to_all, cut
 
 
@@ -47,17 +48,16 @@ class GoldenShards(NamedTuple):
 
 
 class Pipeline:
-    """A golden case: its matrices, as units of a plan, and what they hold."""
+    """A golden case: its matrices, as records of a plan, and what they hold."""
 
     def __init__(self, kernel, params, case):
         self.kernel, self.case, self.ranks = kernel, case, tuple(range(case["world_size"]))
-        own, self.shapes = kernel.distributed, [tuple(shape) for _, shape in params]
-        views = [kernel.matrices.matrix_view("w", torch.empty(shape, device="meta")) for shape in self.shapes]
+        self.shapes = [tuple(shape) for _, shape in params]
         shards = [
-            GoldenShards(view, tuple(split), case["shard_dim"], own.shards.Part)
-            for view, split in zip(views, case["splits"])
+            GoldenShards(inside.matrix_view(kernel, shape), tuple(split), case["shard_dim"], kernel.plan.shards.Part)
+            for shape, split in zip(self.shapes, case["splits"])
         ]
-        self.units = [own.messages.Unit(own.plan.Matrix(i, 0), one, 1) for i, one in enumerate(shards)]
+        self.records = [inside.matrix(kernel, i, 0, one) for i, one in enumerate(shards)]
         self.matrices = [
             1000 * i + torch.arange(rows * cols).view(rows, cols).float() for i, (rows, cols) in enumerate(self.shapes)
         ]
@@ -65,38 +65,53 @@ class Pipeline:
     def chunks(self):
         """Return the one chunk of the plan as each rank has it."""
         total = sum(matrix.numel() for matrix in self.matrices)
-        plans = [self.kernel.distributed.messages.plan_chunks(self.units, self.ranks, r, total)[0] for r in self.ranks]
+        plans = [inside.plan_messages(self.kernel, self.records, self.ranks, r, total)[0] for r in self.ranks]
         assert all(len(chunks) == 1 for chunks in plans)
         return [chunks[0] for chunks in plans]
 
     def parts(self, rank):
         """Return how many parts of each owner's matrices a rank has: as many flags go from one to the other."""
         found = [0] * len(self.ranks)
-        for unit, owner in zip(self.units, self.case["owner"]):
-            found[owner] += unit.shards.part(0, rank).size > 0
+        for record, owner in zip(self.records, self.case["owner"]):
+            found[owner] += record.part(rank).size > 0
         return found
 
     def gathered(self, chunks):
         """Return what each rank sends to owners, and what comes."""
-        sent = [torch.full((sum(side.gather.sent),), float("nan")) for side in chunks]
+        sent = [torch.full((sum(side.holder.sent),), float("nan")) for side in chunks]
         for rank, (side, buffer) in enumerate(zip(chunks, sent)):
-            for matrix, place in zip(side.held, side.gathered):
-                part = self.units[matrix.parameter].shards.part(0, rank)
-                own = torch.from_numpy(cut(self.matrices[matrix.parameter].numpy(), part)).flatten()
-                buffer[place : place + len(own)] = own
-        return sent, self._exchanged([side.gather for side in chunks], sent)
+            for matrix, place in zip(side.holder.matrices, side.holder.directions):
+                part = torch.from_numpy(cut(self.values(matrix).numpy(), matrix.part(rank))).flatten()
+                buffer[place : place + len(part)] = part
+        return sent, self._exchanged([inside.lengths(side, "gather") for side in chunks], sent)
 
     def scattered(self, chunks, received):
         """Return what owners, who have made 2 x + 1 of what came, send back, and what comes."""
-        exchange, sent = self.kernel.distributed.exchange, []
-        for side, own in zip(chunks, received):
-            matrices = [torch.full(self.shapes[matrix.parameter], float("nan")) for matrix in side.owned]
-            exchange.assemble_(matrices, side.blocks_in, own)
-            for matrix, found in zip(side.owned, matrices):
-                assert torch.equal(found, self.matrices[matrix.parameter])
-            sent.append(torch.full((sum(side.scatter.sent),), float("nan")))
-            exchange.disassemble_(sent[-1], side.blocks_out, [2 * matrix + 1 for matrix in matrices])
-        return sent, self._exchanged([side.scatter for side in chunks], sent)
+        sent = []
+        for side, buffer in zip(chunks, received):
+            owner = side.owner
+            matrices = [torch.full((matrix.rows, matrix.cols), float("nan")) for matrix in owner.matrices]
+            for i, matrix in enumerate(matrices):
+                self._copy(matrix, buffer, [place for place in owner.parts_in if place.matrix == i], to_buffer=False)
+            for matrix, found in zip(owner.matrices, matrices):
+                assert torch.equal(found, self.values(matrix))
+            sent.append(torch.full((sum(owner.sent),), float("nan")))
+            for i, matrix in enumerate(matrices):
+                parts = [place for place in owner.parts_out if place.matrix == i]
+                self._copy(2 * matrix + 1, sent[-1], parts, to_buffer=True)
+        return sent, self._exchanged([inside.lengths(side, "scatter") for side in chunks], sent)
+
+    def values(self, record):
+        """Return what a matrix holds."""
+        return self.matrices[record.parameter.number]
+
+    def _copy(self, matrix, buffer, parts, to_buffer):
+        """Copy the blocks of one matrix, as a step does."""
+        sharded = self.kernel.step.sharded
+        for block in self.kernel.plan.blocks.blocks_of(parts, {place.matrix: 0 for place in parts}):
+            views = sharded._in_batch(block, matrix[None]), sharded._in_buffer(block, buffer)
+            target, source = reversed(views) if to_buffer else views
+            target.copy_(source)
 
     def _exchanged(self, sides, buffers):
         return [torch.from_numpy(own) for own in all_to_all(sides, [buffer.numpy() for buffer in buffers])]
@@ -118,7 +133,7 @@ def golden_owners(kernel, monkeypatch):
     """Have plans hand matrices to the owners of a golden case, in order."""
 
     def follow(case):
-        class Golden(kernel.partition.Owners):
+        class Golden(kernel.plan.owners.Owners):
             def next_chunk(self):
                 super().next_chunk()
                 self._following = iter(case["owner"])
@@ -126,7 +141,7 @@ def golden_owners(kernel, monkeypatch):
             def take(self, cost, candidates=None):
                 return next(self._following)
 
-        monkeypatch.setattr(kernel.distributed.messages, "Owners", Golden)
+        monkeypatch.setattr(kernel.plan.messages, "Owners", Golden)
 
     return follow
 
@@ -137,7 +152,7 @@ def test_messages_are_as_long_as_the_golden_ones_and_their_flags(golden, golden_
         chunks = pipeline.chunks()
         for name in ("gather", "scatter"):
             counts = pipeline.case[name]
-            for rank, side in enumerate(getattr(chunk, name) for chunk in chunks):
+            for rank, side in enumerate(inside.lengths(chunk, name) for chunk in chunks):
                 to_owners, from_holders = pipeline.parts(rank), [pipeline.parts(r)[rank] for r in pipeline.ranks]
                 sent, received = (to_owners, from_holders) if name == "gather" else (from_holders, to_owners)
                 assert list(side.sent) == [a + b for a, b in zip(counts["send_counts"][rank], sent)]
@@ -165,13 +180,13 @@ def test_a_real_plan_of_ceil_splits_exchanges_the_same_elements_among_owners_of_
     """DTensors are split as `ceil` is; of costs that differ, order and owners are the plan's."""
     cases = [pipeline for pipeline in golden if pipeline.case["mode"] == "ceil"]
     assert len(cases) == 4
-    own = kernel.distributed
     for pipeline in cases:
-        dim, mesh = pipeline.case["shard_dim"], own.placement.mesh_of((len(pipeline.ranks),), pipeline.ranks)
-        for i, (unit, shape) in enumerate(zip(pipeline.units, pipeline.shapes)):
-            shards = own.shards.Shards(unit.shards.view, own.placement.Layout(shape, mesh, ((dim, 1),)))
-            assert all(shards.part(0, rank).size == unit.shards.part(0, rank).size for rank in pipeline.ranks)
-            pipeline.units[i] = unit._replace(shards=shards, cost=own.exchange_plan.flops(*shape))
+        dim = pipeline.case["shard_dim"]
+        for i, (record, shape) in enumerate(zip(pipeline.records, pipeline.shapes)):
+            layout = inside.layout(kernel, shape, (len(pipeline.ranks),), pipeline.ranks, ((dim, 1),))
+            shards = inside.shards(kernel, record.shards.view, layout)
+            assert all(shards.part(0, rank).size == record.part(rank).size for rank in pipeline.ranks)
+            pipeline.records[i] = inside.matrix(kernel, i, 0, shards, inside.flops(kernel, *shape))
         chunks = pipeline.chunks()
         _, received = pipeline.gathered(chunks)
         golden_elements = itertools.chain(*pipeline.case["gather"]["recv_buf"])

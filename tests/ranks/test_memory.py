@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from tests.support.allocations import Allocations
 from tests.support.backends import on_every_backend
+from tests.support.inside import chunks_of, plan_of
 from tests.support.sharded_models import LAYOUTS, Case, Spec, muon, part_of, sharded, whole_gradient
 
 SHAPES = ((96, 160), (160, 96), (120, 120), (64, 200)) * 3
@@ -40,23 +41,23 @@ class Held(NamedTuple):
     batch: int
 
 
-def held_by(kernel, chunk) -> Held:
-    gather, scatter = chunk.messages.gather, chunk.messages.scatter
+def held_by(chunk) -> Held:
+    holder, owner = chunk.messages.holder, chunk.messages.owner
     packed, work = chunk.packed_dtype.itemsize, chunk.work_dtype.itemsize
     return Held(
-        (sum(gather.sent) + chunk.messages.scratch + sum(gather.received)) * packed,
-        sum(gather.received) * packed + sum(scatter.sent) * work,
-        (sum(scatter.sent) + sum(scatter.received)) * work,
-        kernel.distributed.exchange_plan.buffer_bytes(chunk.messages, packed, work),
+        (sum(holder.sent) + holder.scratch + sum(owner.received)) * packed,
+        sum(owner.received) * packed + sum(owner.sent) * work,
+        (sum(owner.sent) + sum(holder.received)) * work,
+        chunk.buffer_bytes(),
         max((batch_bytes(owned.batch, packed, work) for owned in chunk.batches), default=0),
     )
 
 
 def batch_bytes(batch, packed: int, work: int) -> int:
     """What is packed, the results, and what `polar_factors` says that it holds for one of the matrices, on a CPU."""
-    m, n = sorted((batch.rows, batch.cols))
+    m, n = sorted((batch.first.rows, batch.first.cols))
     one = max((2 * m * n + 2 * m * m) * work, m * n * (4 + work))
-    return len(batch.members) * m * n * (packed + work) + one
+    return len(batch.matrices) * m * n * (packed + work) + one
 
 
 def counted_step(kernel, case: Case):
@@ -69,7 +70,8 @@ def counted_step(kernel, case: Case):
         with Allocations() as found:
             optimizer.step()
         peaks.append(found.peak)
-    ((chunks,),) = ([[held_by(kernel, chunk) for chunk in exchange.chunks]] for exchange in optimizer._plan.exchanges)
+    assert len(plan_of(optimizer).exchanges) == 1
+    chunks = [held_by(chunk) for chunk in chunks_of(optimizer)]
     in_flight = case.settings["chunks_in_flight"]
     return min(peaks), formula(chunks, in_flight), surely_together(kernel, chunks, in_flight)
 
@@ -93,7 +95,8 @@ def surely_together(kernel, chunks: list[Held], in_flight: int) -> int:
         yield
         held[i] = 0
 
-    kernel.distributed.pipeline.run_pipeline([[turns(i, chunk) for i, chunk in enumerate(chunks)]], in_flight, int)
+    for _ in kernel.step.pipeline.advanced([[turns(i, chunk) for i, chunk in enumerate(chunks)]], in_flight):
+        pass
     return max(totals)
 
 
@@ -123,23 +126,21 @@ def gradients_alive(kernel, case: Case):
     optimizer = muon(kernel, case, params)
     set_gradients(case, params, 1)
     memory = {i: weakref.ref(p.grad.to_local().untyped_storage()) for i, p in enumerate(params) if p.to_local().numel()}
-    sharded_step = kernel.distributed.sharded
-    real, found = sharded_step.start, []
+    real, found = kernel.step.sharded._started, []
 
-    def start(side, *arguments):
-        found.append((side, {i for i, storage in memory.items() if storage() is not None}))
-        return real(side, *arguments)
+    def started(chunk, *arguments):
+        found.append((chunk, {i for i, storage in memory.items() if storage() is not None}))
+        return real(chunk, *arguments)
 
-    with mock.patch.object(sharded_step, "start", start):
+    with mock.patch.object(kernel.step.sharded, "_started", started):
         optimizer.step()
-    plan, rank = optimizer._plan, dist.get_rank()
-    chunks = [chunk.messages for exchange in plan.exchanges for chunk in exchange.chunks]
-    gathers = [alive for chunk in chunks for side, alive in found if side is chunk.gather]
-    later = [[matrix for chunk in chunks[i + 1 :] for matrix in chunk.held] for i in range(len(chunks))]
-    local = [matrix for batch in plan.batches for matrix in batch.members]
-    later[0] += [m for m in local if plan.matrices[m.parameter][2].shards.part(m.index, rank).size]
-    numbers = {id(p): i for i, p in enumerate(params)}
-    needed = [{numbers[id(plan.matrices[matrix.parameter][0])] for matrix in own} for own in later]
+    chunks, rank = chunks_of(optimizer), dist.get_rank()
+    # The first transfer of each chunk is its gather.
+    gathers = [next(alive for started, alive in found if started is chunk) for chunk in chunks]
+    later = [[m for chunk in chunks[i + 1 :] for m in chunk.messages.holder.matrices] for i in range(len(chunks))]
+    local = [matrix for batch in plan_of(optimizer).batches for matrix in batch.matrices]
+    later[0] += [matrix for matrix in local if matrix.part(rank).size]
+    needed = [{int(matrix.parameter.name.split(".")[0]) for matrix in matrices} for matrices in later]
     assert len(gathers) == len(chunks) > 2
     return gathers, needed, set(memory)
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.backends import on_every_backend
+from tests.support.inside import chunks_of, muon_settings, plan_of
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of, sharded, train, whole_gradient
 
 SIZE = 32, 64
@@ -64,8 +65,8 @@ def count_steps(kernel, case: Case):
         nonlocal counted
         with Counted() as counted:
             step(optimizer)
-        counted.chunks = sum(len(exchange.chunks) for exchange in optimizer._plan.exchanges)
-        counted.groups = len(optimizer._plan.claims)
+        counted.chunks = len(chunks_of(optimizer))
+        counted.groups = len(plan_of(optimizer).terms)
 
     kernel.Muon.step = counting
     try:
@@ -137,16 +138,11 @@ def test_messages_are_of_the_dtype_of_the_products(pools, dtype):
 def elements_in_flight(kernel, case: Case):
     """Return, for each chunk, elements of directions, of what comes for them, of what goes back, and of updates."""
     params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
-    optimizer = kernel.Muon(params, **case.settings)
-    chunks = [chunk.messages for exchange in optimizer._plan.exchanges for chunk in exchange.chunks]
+    optimizer = kernel.Muon(params, **muon_settings(kernel, case.settings))
+    sides = [(chunk.messages.holder, chunk.messages.owner) for chunk in chunks_of(optimizer)]
     return [
-        (
-            sum(chunk.gather.sent) + chunk.scratch,
-            sum(chunk.gather.received),
-            sum(chunk.scatter.sent),
-            sum(chunk.scatter.received),
-        )
-        for chunk in chunks
+        (sum(holder.sent) + holder.scratch, sum(owner.received), sum(owner.sent), sum(holder.received))
+        for holder, owner in sides
     ]
 
 
@@ -172,7 +168,7 @@ def order_of_step(kernel, case: Case):
     optimizer = muon(kernel, case, params)
     for i, (spec, p) in enumerate(zip(case.specs, params)):
         p.grad = sharded(whole_gradient(case, 1, i), spec.layout).data
-    found, send, update = [], dist.all_to_all_single, kernel.updates.update_batch_
+    found, send, update = [], dist.all_to_all_single, kernel.step.batch.update_batch_
 
     def recorded(name, function):
         def call(*arguments, **options):
@@ -182,9 +178,9 @@ def order_of_step(kernel, case: Case):
         return call
 
     sending = mock.patch.object(dist, "all_to_all_single", recorded("message", send))
-    with sending, mock.patch.object(kernel.updates, "update_batch_", recorded("batch", update)):
+    with sending, mock.patch.object(kernel.step.batch, "update_batch_", recorded("batch", update)):
         optimizer.step()
-    return found, len(optimizer._plan.batches), sum(len(exchange.chunks) for exchange in optimizer._plan.exchanges)
+    return found, len(plan_of(optimizer).batches), len(chunks_of(optimizer))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any, NamedTuple
 
 import pytest
+
+EVERYBODY = "everybody"
+
+
+class Work(NamedTuple):
+    """What owners and chunks have to know of a matrix."""
+
+    cost: int
+    part_size: int
+    parts: int
+    holders: Any = EVERYBODY
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 64, 4096])
@@ -13,7 +25,7 @@ import pytest
 def test_no_rank_has_more_than_the_largest_first_bound(kernel, ranks, seed):
     draw = random.Random(seed)
     costs = [draw.choice([1, 5, 40, 41, 300, 7000]) * draw.randint(1, 9) for _ in range(draw.randint(1, 3 * ranks))]
-    owners = kernel.partition.Owners(ranks)
+    owners = kernel.plan.owners.Owners(ranks)
     taken = {}
     for cost in sorted(costs, reverse=True):
         taken.setdefault(owners.take(cost), []).append(cost)
@@ -27,7 +39,7 @@ def test_no_rank_has_more_than_the_largest_first_bound(kernel, ranks, seed):
 def test_largest_first_is_within_a_third_of_the_best(kernel, seed):
     draw = random.Random(seed)
     ranks, costs = draw.randint(2, 3), sorted((draw.randint(1, 30) for _ in range(7)), reverse=True)
-    owners = kernel.partition.Owners(ranks)
+    owners = kernel.plan.owners.Owners(ranks)
     for cost in costs:
         owners.take(cost)
     loads = (
@@ -40,9 +52,9 @@ def test_largest_first_is_within_a_third_of_the_best(kernel, seed):
 
 @pytest.mark.parametrize("ranks, matrices, per_chunk", [(4, 10, 3), (8, 100, 12), (64, 1000, 100), (5, 3, 1)])
 def test_equal_matrices_differ_by_at_most_one_in_each_chunk_and_in_total(kernel, ranks, matrices, per_chunk):
-    owners = kernel.partition.Owners(ranks)
-    items = [kernel.partition.Item(7, 1, 1)] * matrices
-    for positions in kernel.partition.chunks_by_size(items, per_chunk):
+    owners = kernel.plan.owners.Owners(ranks)
+    items = [Work(7, 1, 1)] * matrices
+    for positions in kernel.plan.owners.chunks_by_size(items, EVERYBODY, per_chunk):
         owners.next_chunk()
         taken = [owners.take(7) for _ in positions]
         counts = [taken.count(rank) for rank in range(ranks)]
@@ -54,8 +66,8 @@ def test_equal_matrices_differ_by_at_most_one_in_each_chunk_and_in_total(kernel,
 def test_chunks_hold_all_within_the_limit_or_the_least_number(kernel, limit, least):
     draw = random.Random(limit + least)
     costs, sizes = [draw.randint(1, 50) for _ in range(40)], [draw.randint(1, 20) for _ in range(40)]
-    items = [kernel.partition.Item(cost, size, least) for cost, size in zip(costs, sizes)]
-    chunks = list(kernel.partition.chunks_by_size(items, limit))
+    items = [Work(cost, size, least) for cost, size in zip(costs, sizes)]
+    chunks = list(kernel.plan.owners.chunks_by_size(items, EVERYBODY, limit))
     assert sorted(itertools.chain(*chunks)) == list(range(40))
     in_order = [costs[i] for i in itertools.chain(*chunks)]
     assert in_order == sorted(costs, reverse=True)
@@ -70,15 +82,15 @@ def test_of_work_at_several_places_a_chunk_has_as_much_at_each_as_the_limit_lets
     draw = random.Random(limit)
     places, parts = 5, 3
     # Neighbours lie at the same place, as experts do.
-    items = [kernel.partition.Item(9, draw.randint(1, 20), parts, place) for place in range(places) for _ in range(12)]
-    items += [kernel.partition.Item(8, draw.randint(1, 20), parts) for _ in range(12)]
-    chunks = list(kernel.partition.chunks_by_size(items, limit))
+    items = [Work(9, draw.randint(1, 20), parts, place) for place in range(places) for _ in range(12)]
+    items += [Work(8, draw.randint(1, 20), parts) for _ in range(12)]
+    chunks = list(kernel.plan.owners.chunks_by_size(items, EVERYBODY, limit))
     assert sorted(itertools.chain(*chunks)) == list(range(len(items)))
     for chunk in chunks:
         own = [items[i] for i in chunk]
         for place in range(places):
-            here = [item for item in own if item.place in (place, None)]
-            kinds = len({item.place for item in here})
-            assert sum(item.size for item in here) <= limit or len(here) <= kinds * parts
+            here = [item for item in own if item.holders in (place, EVERYBODY)]
+            kinds = len({item.holders for item in here})
+            assert sum(item.part_size for item in here) <= limit or len(here) <= kinds * parts
     # Of the first chunk, nobody is idle.
-    assert {items[i].place for i in chunks[0]} >= set(range(places))
+    assert {items[i].holders for i in chunks[0]} >= set(range(places))

@@ -19,9 +19,12 @@ def order(kernel, chunks: int, in_flight: int) -> list[str]:
         yield
         found.append(f"d{number}")
 
-    pipeline = kernel.distributed.pipeline
     exchanges = [map(chunk, range(chunks)), map(chunk, range(100, 100 + chunks))]
-    pipeline.run_pipeline(exchanges, in_flight, lambda: found.append("local"))
+    rounds = kernel.step.pipeline.advanced(exchanges, in_flight)
+    next(rounds, None)
+    found.append("local")
+    for _ in rounds:
+        pass
     return found
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.ranks.test_messages import Counted
+from tests.support.inside import muon_settings, plan_of
 from tests.support.sharded_models import (
     LAYOUTS,
     Case,
@@ -40,9 +43,9 @@ def case_on(shape, layout, **changes) -> Case:
 
 def explained(kernel, case: Case):
     params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
-    optimizer = kernel.Muon(params, is_muon=lambda name, p: True, **case.settings)
+    optimizer = kernel.Muon(params, is_muon=lambda name, p: True, **muon_settings(kernel, case.settings))
     found = optimizer.explain()
-    assert ("Gram matrices" in str(found)) == bool(optimizer._plan.sums)
+    assert ("Gram matrices" in str(found)) == bool(plan_of(optimizer).sums)
     return [(row.kernel, row.owner) for row in found.rows]
 
 
@@ -70,12 +73,8 @@ def test_long_matrices_end_as_in_one_process_but_for_rounding(kernel, pools, nam
 
 def train_at_any_cost(kernel, case: Case):
     """Train with sums for all matrices that can be summed, however small they are."""
-    summed = kernel.distributed.summed
-    cheaper, summed._is_cheaper = summed._is_cheaper, lambda own, shards, m: shards.lengthwise(m.index) is not None
-    try:
+    with mock.patch.object(kernel.plan.sums, "_is_cheaper", lambda *_: True):
         return train(kernel, case)
-    finally:
-        summed._is_cheaper = cheaper
 
 
 @pytest.mark.parametrize("missing", ["nowhere", "here and there", "all but one"])
@@ -124,14 +123,14 @@ def test_all_others_go_to_owners_with_the_bits_of_one_process(kernel, pools, why
 def collectives_of_step(kernel, case: Case):
     params = [part_of(case, i) for i in range(len(case.specs))]
     named = [(spec.name, p) for spec, p in zip(case.specs, params)]
-    optimizer = kernel.Muon(named, is_muon=lambda *_: True, **case.settings)
+    optimizer = kernel.Muon(named, is_muon=lambda *_: True, **muon_settings(kernel, case.settings))
     for step in range(2):
         for i, p in enumerate(params):
             p.grad = part_of(case._replace(seed=step + 1), i).data
         with Counted() as counted:
             optimizer.step()
-    windows = {len(batch.iteration.windows) for batches in optimizer._plan.sums for batch in batches}
-    return [name for name, *_ in counted.calls], windows, sum(map(len, optimizer._plan.sums))
+    windows = {len(batch.first.iteration.windows) for batches in plan_of(optimizer).sums for batch in batches}
+    return [name for name, *_ in counted.calls], windows, sum(map(len, plan_of(optimizer).sums))
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -154,7 +153,9 @@ def test_zero_gradients_are_only_decay_and_a_nan_stays_in_its_matrix(kernel, poo
 
 def move_lr_alone(kernel, case: Case):
     params = [part_of(case, i) for i in range(len(case.specs))]
-    optimizer = kernel.Muon([(spec.name, p) for spec, p in zip(case.specs, params)], **case.settings)
+    optimizer = kernel.Muon(
+        [(spec.name, p) for spec, p in zip(case.specs, params)], **muon_settings(kernel, case.settings)
+    )
     before = None
     for step in range(2):
         for i, p in enumerate(params):

@@ -17,12 +17,12 @@ LATENT = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
 
 @pytest.fixture(scope="module")
 def attention(kernel):
-    return importlib.import_module(".attention", kernel.__name__)
+    return importlib.import_module(".qk_clip.heads", kernel.__name__)
 
 
 @pytest.fixture(scope="module")
 def qk_clip(kernel):
-    return importlib.import_module(".rules.qk_clip", kernel.__name__)
+    return importlib.import_module(".qk_clip.clip", kernel.__name__)
 
 
 class Clip:

@@ -7,11 +7,12 @@ import random
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
+
+from tests.support import inside
 
 
 class Model:
-    """Matrices of random parameters that lie on `world` ranks, as units of a plan.
+    """Matrices of random parameters that lie on `world` ranks, as records of a plan.
 
     `numbers` are arrays with a different number in each element of each matrix.
     """
@@ -19,43 +20,40 @@ class Model:
     def __init__(self, kernel, world: int, seed: int, parameters: int = 12):
         self.world, self.ranks = world, tuple(range(world))
         self._kernel, self._draw = kernel, random.Random(seed)
-        self.units = [unit for number in range(parameters) for unit in self._units(number)]
+        self.matrices = [matrix for number in range(parameters) for matrix in self._matrices(number)]
         self.numbers, first = {}, 1
-        for unit in self.units:
-            rows, cols = unit.shards.view.shapes[unit.matrix.index]
-            self.numbers[unit.matrix] = np.arange(first, first + rows * cols).reshape(rows, cols)
+        for matrix in self.matrices:
+            rows, cols = matrix.rows, matrix.cols
+            self.numbers[matrix] = np.arange(first, first + rows * cols).reshape(rows, cols)
             first += rows * cols
         # Chunks of one matrix, of some, or of all.
         self.limit = self._draw.choice([1, first // 4 + 1, 2 * first])
 
     def plan(self, rank: int):
         """Return the chunks as `rank` plans them, and all loads."""
-        return self._kernel.distributed.messages.plan_chunks(self.units, self.ranks, rank, self.limit)
+        return inside.plan_messages(self._kernel, self.matrices, self.ranks, rank, self.limit)
 
     def part(self, matrix, rank: int) -> np.ndarray:
         """Return the numbers of the part that a rank holds of a matrix."""
-        unit = next(unit for unit in self.units if unit.matrix == matrix)
-        return cut(self.numbers[matrix], unit.shards.part(matrix.index, rank))
+        return cut(self.numbers[matrix], matrix.part(rank))
 
-    def _units(self, number: int):
-        matrices, distributed, draw = self._kernel.matrices, self._kernel.distributed, self._draw
+    def _matrices(self, number: int):
+        draw = self._draw
         kind = draw.choice(["matrix", "matrix", "fused", "experts", "flatten", "batched"])
         rows, cols = draw.randint(1, 30), draw.randint(1, 30)
         shape = {"experts": (draw.randint(1, 6), rows, cols), "flatten": (rows, cols, 2), "batched": (rows, cols, 3)}
         shape = shape.get(kind, (rows, cols))
-        view = matrices.matrix_view(
-            "w",
-            torch.empty(shape, device="meta"),
+        view = inside.matrix_view(
+            self._kernel,
+            shape,
             experts=kind == "experts",
             conv_mode="batched" if kind == "batched" else "flatten",
             split_rows=parts_of(rows, draw) if kind == "fused" else None,
         )
         dims = 3 if kind == "experts" else 2
-        shards = distributed.shards.Shards(view, layout_on(self._kernel, shape, dims, self.world, draw))
-        flops = distributed.exchange_plan.flops
-        matrix = distributed.plan.Matrix
-        units = distributed.messages.Unit
-        return [units(matrix(number, i), shards, flops(*size)) for i, size in enumerate(view.shapes)]
+        shards = inside.shards(self._kernel, view, layout_on(self._kernel, shape, dims, self.world, draw))
+        costs = [inside.flops(self._kernel, *size) for size in view.shapes]
+        return [inside.matrix(self._kernel, number, i, shards, cost) for i, cost in enumerate(costs)]
 
 
 def layout_on(kernel, shape: Sequence[int], dims: int, world: int, draw: random.Random):
@@ -69,8 +67,7 @@ def layout_on(kernel, shape: Sequence[int], dims: int, world: int, draw: random.
     ranks = list(range(world))
     if draw.random() < 0.3:
         draw.shuffle(ranks)
-    placement = kernel.distributed.placement
-    return placement.Layout(tuple(shape), placement.mesh_of(tuple(sizes), tuple(ranks)), tuple(splits))
+    return inside.layout(kernel, shape, sizes, ranks, splits)
 
 
 def factors(number: int, draw: random.Random) -> list[int]:

@@ -177,12 +177,12 @@ def one_by_one(kernel: ModuleType):
     cuBLAS may sum in another order where a batch has another length, which depends on who owns what: bits are those of
     one process only with the same products of the same shapes.
     """
-    single, select = kernel.kernels.gemms.SINGLE, kernel.iteration.select_gemms
+    single, select = kernel.kernels.products.SINGLE, kernel.iteration.select_products
 
     def select_single(device, *size):
         return single if device.type == "cuda" else select(device, *size)
 
-    return mock.patch.object(kernel.iteration, "select_gemms", select_single)
+    return mock.patch.object(kernel.iteration, "select_products", select_single)
 
 
 def _received(connection: Connection) -> tuple[bool, Any]:

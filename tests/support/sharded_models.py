@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from tests.support.inside import muon_settings
 from tests.support.rank_pool import device_of_ranks, one_by_one
 
 
@@ -157,7 +158,9 @@ def bits_equal(one: Tensor, other: Tensor) -> bool:
 
 def muon(kernel, case: Case, params: Sequence[Tensor], **settings):
     """Return an optimizer for `params`, in which thin matrices, too, are Muon's."""
-    return kernel.Muon(groups_of(case, params), is_muon=_is_matrix, **case.settings, **settings)
+    return kernel.Muon(
+        groups_of(case, params), is_muon=_is_matrix, **muon_settings(kernel, {**case.settings, **settings})
+    )
 
 
 def groups_of(case: Case, params: Sequence[Tensor]) -> list[dict[str, Any]]:

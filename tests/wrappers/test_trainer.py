@@ -68,7 +68,7 @@ SETTINGS = dict(lr=0.02, adamw_lr=0.003, weight_decay=0.25)
 
 @pytest.fixture(scope="module")
 def trainer(kernel):
-    return importlib.import_module(".trainer", kernel.__name__)
+    return importlib.import_module(".interop.trainer", kernel.__name__)
 
 
 @pytest.fixture

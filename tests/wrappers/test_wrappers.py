@@ -89,7 +89,7 @@ def test_a_parameter_that_zero_has_emptied_is_refused(kernel):
     """zero.Init leaves parameters of shape (0,)."""
     p = Parameter(torch.zeros(0))
     p.ds_id, p.ds_shape = 0, torch.Size([24, 12])
-    with pytest.raises(ValueError, match=r"ZeRO.*of shape \(0,\), is no matrix"):
+    with pytest.raises(ValueError, match=r"ZeRO.*of shape \(0,\), is not a matrix"):
         kernel.Muon([("up.weight", p)])
 
 
@@ -97,7 +97,7 @@ def test_a_flat_vector_in_the_place_of_a_group_of_matrices_is_refused(kernel):
     """ZeRO's first stages put one plain vector there."""
     optimizer = kernel.Muon(named_parameters().items())
     optimizer.param_groups[0]["params"] = [Parameter(torch.zeros(2 * 24 * 12))]
-    with pytest.raises(ValueError, match=r"no matrix.*DeepSpeed's ZeRO, leave no matrices"):
+    with pytest.raises(ValueError, match=r"not a matrix.*DeepSpeed's ZeRO, leave no matrices"):
         optimizer.step()
 
 

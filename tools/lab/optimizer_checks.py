@@ -40,8 +40,8 @@ def check_iteration(lab: Lab, dtype: torch.dtype, method: str) -> list[str]:
         exact = kernel.orthogonalize(G.double().cpu(), method="standard")
         sides = tuple(sorted(shape[1:]))
         iteration = kernel.iteration.choose_iteration(lab.device, dtype, sides, schedule, method)
-        tables = kernel.kernels.gemms.BATCHED, kernel.kernels.gemms.SYMMETRIC
-        chosen = [iteration._replace(gemms=table, in_one_launch=False) for table in tables]
+        tables = kernel.kernels.products.BATCHED, kernel.kernels.products.SYMMETRIC
+        chosen = [iteration._replace(products=table, in_one_launch=False) for table in tables]
         factors = [kernel.polar.polar_factors(G, of, 1e-7) for of in chosen]
         torchs, ours = (distance(x, exact) for x in factors)
         if not ours <= 2 * torchs:

@@ -57,7 +57,7 @@ def check_small(lab: Lab, dtype: torch.dtype, config: tuple) -> list[str]:
         G = draw.normal(2 if lab.tiny else 3, m, n)
         exact = lab.kernel.orthogonalize(G.double().cpu(), method="standard")
         for method, iteration in iterations(lab, dtype, m, n).items():
-            torchs = iteration._replace(gemms=lab.kernel.kernels.gemms.BATCHED, in_one_launch=False)
+            torchs = iteration._replace(products=lab.kernel.kernels.products.BATCHED, in_one_launch=False)
             allowed = 2 * distance(lab.kernel.polar.polar_factors(G, torchs, EPS), exact)
             C = launch(lab, G, iteration, config)
             found = distance(C, exact)

@@ -39,6 +39,11 @@ def micro(row: dict, name: str) -> str:
     return f"{1e6 * seconds:.1f}" + (f" ±{spread:.0%}" if spread is not None else "")
 
 
+def quartile_words(quartiles: Sequence[float] | None) -> str:
+    """Return a median with its quartiles, nothing where nothing was measured."""
+    return "" if quartiles is None else "{1:.2f} ({0:.2f}-{2:.2f})".format(*quartiles)
+
+
 # How the rows of each kind of results are shown, by the keys that they have.
 KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
     ("operation", "foreach_seconds", "copied_bytes"): (
@@ -51,6 +56,15 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
             Column("GB/s", lambda r: f"{r['bytes'] / r['seconds'] / 1e9:.1f}"),
             Column("of copy", lambda r: f"{r['share_of_copy']:.0%}"),
             Column("foreach / ours", lambda r: f"{r['speed_up']:.2f}"),
+        ),
+    ),
+    ("host_milliseconds", "over_first"): (
+        "Host time of a step",
+        (
+            Column("case", lambda r: r["case"]),
+            Column("ms (quartiles)", lambda r: quartile_words(r.get("host_milliseconds"))),
+            Column("ms / 100 matrices", lambda r: words(r.get("host_milliseconds_per_100_matrices"))),
+            Column("over the first", lambda r: quartile_words(r.get("over_first"))),
         ),
     ),
     ("tera_flops", "gain", "torch_seconds", "problems"): (
@@ -128,8 +142,7 @@ def ratio(outcome: dict | str) -> str:
     """Return the median of a peer's time over ours, with its quartiles, or why there is none."""
     if isinstance(outcome, str):
         return outcome
-    low, middle, high = outcome["ratio"]
-    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+    return quartile_words(outcome["ratio"])
 
 
 def lab_tables(content: dict) -> Iterator[Table]:

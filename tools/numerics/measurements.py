@@ -136,7 +136,7 @@ def scale_row(kernel: ModuleType, m: int) -> dict:
 
 def run(kernel: ModuleType, X: Tensor, schedule, restarts: tuple[int, ...] | None) -> Tensor:
     """Return the standard iteration, or the Gram iteration with these restarts, over torch's products."""
-    products = kernel.kernels.gemms.SINGLE
+    products = kernel.kernels.products.SINGLE
     if restarts is None:
         return kernel.polar.newton_schulz(X, schedule, products)
     return kernel.polar.gram_newton_schulz(X, kernel.stability.split(schedule, restarts), products, X.dtype)

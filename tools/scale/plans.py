@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import torch
 
@@ -39,18 +39,17 @@ class Planned:
     """The plans of a model on so many GPUs, as the ranks see them that work together with rank 0."""
 
     def __init__(self, kernel: ModuleType, weights: Sequence[Weights], gpus: int, chunk_bytes: int):
-        self._distributed, self._matrices = kernel.distributed, kernel.matrices
+        self._kernel = kernel
         self.gpus, self.limit = gpus, chunk_bytes // BYTES
-        self.every = list(self._units(weights))
-        is_exchanged = self._distributed.exchange_plan.is_exchanged
-        self.units = [unit for unit in self.every if is_exchanged(unit.shards, unit.matrix.index)]
-        sent = set(map(id, self.units))
-        self.local = [unit for unit in self.every if id(unit) not in sent]
+        self.every = list(self._matrices(weights))
+        self.exchanged = [matrix for matrix in self.every if matrix.has_owner]
+        self.local = [matrix for matrix in self.every if not matrix.has_owner]
         self.ranks = min((ranks for ranks, _ in self.exchanges(0)), key=len, default=tuple(range(gpus)))
 
     def exchanges(self, rank: int) -> list[tuple]:
-        """Return the ranks and units of each exchange of `rank`."""
-        return list(self._distributed.exchange_plan.among_useful_copies(self.units, rank).items()) if self.units else []
+        """Return the ranks and matrices of each exchange of `rank`."""
+        groups = self._kernel.plan.exchanges.replica_groups
+        return list(groups(self.exchanged, rank).items()) if self.exchanged else []
 
     def turns(self, counts: Iterable[int]) -> list[tuple[str, int]]:
         """Return the stages of so many chunks of each exchange, in the order in which a rank comes to them."""
@@ -65,54 +64,61 @@ class Planned:
 
         number = itertools.count()
         exchanges = [[chunk(next(number)) for _ in range(count)] for count in counts]
-        self._distributed.pipeline.run_pipeline(exchanges, IN_FLIGHT, lambda: order.append(("local", 0)))
+        rounds = self._kernel.step.pipeline.advanced(exchanges, IN_FLIGHT)
+        next(rounds, None)
+        order.append(("local", 0))
+        for _ in rounds:
+            pass
         return order
 
-    def buffer_bytes(self, chunk) -> int:
+    def buffer_bytes(self, messages) -> int:
         """Return what the buffers of a chunk take."""
-        return self._distributed.exchange_plan.buffer_bytes(chunk, BYTES, BYTES)
+        return messages.buffer_bytes(BYTES, BYTES)
 
     def chunks(self, rank: int) -> list[list[tuple]]:
         """Return one rank's side of the chunks of each exchange, with its position among those who exchange them."""
-        plan_chunks = self._distributed.messages.plan_chunks
-        sides = [(ranks, plan_chunks(units, ranks, rank, self.limit)[0]) for ranks, units in self.exchanges(rank)]
-        return [[(chunk, ranks.index(rank)) for chunk in chunks] for ranks, chunks in sides]
+        plan_messages = self._kernel.plan.messages.plan_messages
+        sides = [(ranks, plan_messages(some, ranks, rank, self.limit)[0]) for ranks, some in self.exchanges(rank)]
+        return [[(messages, ranks.index(rank)) for messages in chunks] for ranks, chunks in sides]
 
-    def flop(self, unit) -> int:
+    def flop(self, matrix) -> int:
         """Return the FLOPs of one step of a matrix."""
-        return self._distributed.exchange_plan.flops(*unit.shards.view.shapes[unit.matrix.index])
+        return self._kernel.plan.matrix.flops(matrix.rows, matrix.cols)
 
-    def holders(self, unit) -> Sequence[int]:
+    def holders(self, matrix) -> Sequence[int]:
         """Return the ranks that have something of a matrix."""
-        return unit.shards.holders(unit.matrix.index)
+        return matrix.holders
 
-    def copies(self, unit) -> int:
-        return unit.shards.layout.copies
+    def copies(self, matrix) -> int:
+        return matrix.shards.layout.copies
 
-    def parts(self, unit) -> int:
-        return len(self.holders(unit)) // self.copies(unit)
+    def parts(self, matrix) -> int:
+        return matrix.parts
 
-    def share(self, unit) -> float:
+    def share(self, matrix) -> float:
         """Return which share of the ranks that work together has something of a matrix."""
-        return len(self.holders(unit)) / len(unit.shards.layout.mesh.ranks)
+        return len(matrix.holders) / len(matrix.shards.layout.mesh.ranks)
 
-    def _units(self, weights: Sequence[Weights]) -> Iterator:
-        own, number = self._distributed, 0
+    def _matrices(self, weights: Sequence[Weights]) -> Iterator:
+        """Yield the records of all matrices, each with what its owner spends on it."""
+        plan, number = self._kernel.plan, 0
         for kind in weights:
-            experts = len(kind.shape) == 3
-            view = self._matrices.matrix_view(kind.name, torch.empty(kind.shape, device="meta"), experts=experts)
-            shards = own.shards.Shards(view, self._layout(kind.shape))
+            experts, p = len(kind.shape) == 3, torch.empty(kind.shape, device="meta")
+            view = self._kernel.parameters.matrices.matrix_view(kind.name, p, experts=experts)
+            shards = plan.shards.Shards(view, self._layout(kind.shape))
             for _ in range(kind.count):
-                matrices = (own.plan.Matrix(number, index) for index in range(len(view.shapes)))
-                yield from (own.exchange_plan.unit_of(matrix, shards, STEPS) for matrix in matrices)
+                parameter = SimpleNamespace(number=number, name=kind.name)
+                for index, (rows, cols) in enumerate(view.shapes):
+                    cost = plan.matrix.owners_cost(rows, cols, STEPS)
+                    yield plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)
                 number += 1
 
     def _layout(self, shape: tuple[int, ...]):
         """Return FSDP2's layout, with copies where there are many GPUs; of experts, each on a share of all ranks."""
-        placement = self._distributed.placement
+        layouts = self._kernel.plan.layout
         if len(shape) == 3:
             sizes, splits = (max(self.gpus // EXPERT_RANKS, 1), min(EXPERT_RANKS, self.gpus)), ((1, 1), (0, 1))
         else:
             shards = min(self.gpus, SHARDS)
             sizes, splits = (self.gpus // shards, shards), (None, (0, 1))
-        return placement.Layout(shape, placement.mesh_of(sizes, tuple(range(self.gpus))), splits)
+        return layouts.Layout(shape, layouts.mesh_of(sizes, tuple(range(self.gpus))), splits)

@@ -6,7 +6,6 @@ Bytes, messages, FLOPs and imbalance are those of the real plans. Seconds are a 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -36,8 +35,8 @@ class Row:
 def plan(kernel: ModuleType, model: str, gpus: int, machine: Machine, chunk_bytes: int, sample: int = 4) -> Row:
     """Return what the plan of a model on `gpus` says, of the ranks with the largest loads and `sample` others."""
     planned = Planned(kernel, MODELS[model], gpus, chunk_bytes)
-    flop = {unit.matrix: planned.flop(unit) for unit in planned.every}
-    local = sum(planned.flop(unit) * len(planned.holders(unit)) for unit in planned.local) / gpus
+    flop = {matrix.key: planned.flop(matrix) for matrix in planned.every}
+    local = sum(planned.flop(matrix) * len(planned.holders(matrix)) for matrix in planned.local) / gpus
     ranks = sorted({*planned.ranks[:: max(len(planned.ranks) // sample, 1)], planned.ranks[-1]})
     exchanges = {rank: planned.chunks(rank) for rank in ranks}
     turns = planned.turns(map(len, exchanges[ranks[0]]))
@@ -86,39 +85,41 @@ def _pipelined(turns, ranks: Sequence[int], sides, loads, machine: Machine, loca
 
 
 def _seconds(sides, number: int, way: str, machine: Machine) -> float:
-    own = [(getattr(side[number][0], way), side[number][1]) for side in sides.values()]
-    peers = max(sum(amount > 0 for amount in side.sent) for side, _ in own)  # an empty message is none
-    return machine.exchange(BYTES * max(_to_others(side, position) for side, position in own), peers)
+    sent = [(_stages(side[number][0])[way], side[number][1]) for side in sides.values()]
+    peers = max(sum(amount > 0 for amount in amounts) for amounts, _ in sent)  # an empty message is none
+    return machine.exchange(BYTES * max(_to_others(amounts, position) for amounts, position in sent), peers)
 
 
 def _planned_owners(planned: Planned, side: Sequence) -> list[tuple]:
-    owners = dict(owner for chunk, _ in side for owner in chunk.owners)
-    return [(unit, owners[unit.matrix]) for _, units in planned.exchanges(planned.ranks[0]) for unit in units]
+    owners = {matrix.key: owner for chunk, _ in side for matrix, owner in chunk.owners}
+    return [(matrix, owners[matrix.key]) for _, matrices in planned.exchanges(planned.ranks[0]) for matrix in matrices]
 
 
 def _round_robin(planned: Planned, flop, machine: Machine, local: float) -> float:
     """The same messages, with owners in the order of the parameters, whatever they cost."""
-    owners = list(_in_turn(planned, planned.units, planned.holders))
+    owners = list(_in_turn(planned, planned.exchanged, planned.holders))
     return _with_owners(planned, owners, flop, machine, local)
 
 
 def _replicas_repeat(planned: Planned, flop, machine: Machine, local: float) -> float:
     """All-to-all among the parts of one copy, while every copy does the same; owners in turn, largest first."""
 
-    def parts(unit) -> Sequence[int]:
-        layout, holders = unit.shards.layout, planned.holders(unit)
+    def parts(matrix) -> Sequence[int]:
+        layout, holders = matrix.shards.layout, planned.holders(matrix)
         first = layout.copy_of(holders[0])
         return [rank for rank in holders if layout.copy_of(rank) == first]
 
-    units = sorted(planned.units, key=lambda unit: -flop[unit.matrix])
-    return _with_owners(planned, list(_in_turn(planned, units, parts)), flop, machine, local, repeated=True)
+    matrices = sorted(planned.exchanged, key=lambda matrix: -flop[matrix.key])
+    return _with_owners(planned, list(_in_turn(planned, matrices, parts)), flop, machine, local, repeated=True)
 
 
 def _gather_everything(planned: Planned, flop, machine: Machine, local: float) -> float:
     """Each rank gathers all that it has a part of, and works on all of it."""
-    work = local + sum(flop[unit.matrix] * len(planned.holders(unit)) for unit in planned.units) / planned.gpus
-    sent = sum(size_of(unit) * (1 - 1 / planned.parts(unit)) * len(planned.holders(unit)) for unit in planned.units)
-    peers = max((planned.parts(unit) for unit in planned.units), default=1) - 1
+    work = local + sum(flop[matrix.key] * len(planned.holders(matrix)) for matrix in planned.exchanged) / planned.gpus
+    sent = sum(
+        size_of(matrix) * (1 - 1 / planned.parts(matrix)) * len(planned.holders(matrix)) for matrix in planned.exchanged
+    )
+    peers = max((planned.parts(matrix) for matrix in planned.exchanged), default=1) - 1
     return max(machine.exchange(BYTES * sent / planned.gpus, peers), machine.products(work))
 
 
@@ -129,51 +130,59 @@ RIVALS = {
 }
 
 
-def _in_turn(planned: Planned, units: Iterable, candidates) -> Iterator[tuple]:
-    """Yield units and their owners, each of those who may own it in turn."""
+def _in_turn(planned: Planned, matrices: Iterable, candidates) -> Iterator[tuple]:
+    """Yield matrices and their owners, each of those who may own it in turn."""
     turns: dict[int, int] = {}
     found: dict[tuple, Sequence[int]] = {}
-    for unit in units:
-        key = id(unit.shards), unit.matrix.index  # of one kind of weights all have the same ranks
+    for matrix in matrices:
+        key = id(matrix.shards), matrix.index  # of one kind of weights all have the same ranks
         if key not in found:
-            found[key] = candidates(unit)
+            found[key] = candidates(matrix)
         ranks = found[key]
         turn = turns[ranks[0]] = turns.get(ranks[0], -1) + 1
-        yield unit, ranks[turn % len(ranks)]
+        yield matrix, ranks[turn % len(ranks)]
 
 
 def _with_owners(planned: Planned, owners, flop, machine: Machine, local: float, repeated: bool = False) -> float:
     """Return the seconds of the busiest rank in both exchanges or of the busiest in products, whichever is more."""
     loads = dict.fromkeys(range(planned.gpus), local)
     sent = dict.fromkeys(range(planned.gpus), 0.0)
-    for unit, owner in owners:
-        loads[owner] += flop[unit.matrix]
-        sent[owner] += size_of(unit) * ((1 if repeated else planned.copies(unit)) - 1 / planned.parts(unit))
+    for matrix, owner in owners:
+        loads[owner] += flop[matrix.key]
+        sent[owner] += size_of(matrix) * ((1 if repeated else planned.copies(matrix)) - 1 / planned.parts(matrix))
     # To the owners, from each rank: each copy to its own, or all together to one.
     gathered = sum(
-        size_of(unit) / planned.parts(unit) * (1 if repeated else 1 / planned.copies(unit)) * planned.share(unit)
-        for unit, _ in owners
+        size_of(matrix)
+        / planned.parts(matrix)
+        * (1 if repeated else 1 / planned.copies(matrix))
+        * planned.share(matrix)
+        for matrix, _ in owners
     )
     peers = max((planned.parts(u) if repeated else len(planned.holders(u)) for u, _ in owners), default=1) - 1
     busiest = max(sent.values()) + gathered
     return max(machine.exchange(BYTES * busiest, 2 * peers), machine.products(max(loads.values())))
 
 
-def size_of(unit) -> int:
+def size_of(matrix) -> int:
     """Return the elements of a whole matrix."""
-    return math.prod(unit.shards.view.shapes[unit.matrix.index])
+    return matrix.rows * matrix.cols
 
 
 def _loads(owners: Iterable, flop: dict) -> dict[int, int]:
     loads: dict[int, int] = {}
     for matrix, rank in owners:
-        loads[rank] = loads.get(rank, 0) + flop[matrix]
+        loads[rank] = loads.get(rank, 0) + flop[matrix.key]
     return loads
 
 
 def _sent(side: Sequence) -> int:
-    return sum(_to_others(way, position) for chunk, position in side for way in (chunk.gather, chunk.scatter))
+    return sum(_to_others(way, position) for chunk, position in side for way in _stages(chunk).values())
 
 
-def _to_others(side, position: int) -> int:
-    return sum(side.sent) - side.sent[position]
+def _stages(messages) -> dict[str, Sequence[int]]:
+    """Return how many elements go to each rank in the two exchanges."""
+    return {"gather": messages.holder.sent, "scatter": messages.owner.sent}
+
+
+def _to_others(sent: Sequence[int], position: int) -> int:
+    return sum(sent) - sent[position]

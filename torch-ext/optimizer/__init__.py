@@ -1,12 +1,16 @@
 """Muon for the Hub: orthogonalized momentum for matrices, AdamW for the rest."""
 
-from . import compat as compat
-from .kernels.gemms import matmul_transpose
+from .explain import route
+from .interop import motif as compat
+from .interop.state_import import import_state
+from .interop.trainer import MuonFactory
+from .kernels.products import matmul_transpose
 from .muon import Muon
+from .plan.exchanges import ExchangeOptions
 from .polar import orthogonalize
-from .routing import route
 from .schedules import polar_express
-from .state_import import import_state
-from .trainer import MuonFactory
 
-__all__ = ["Muon", "MuonFactory", "import_state", "matmul_transpose", "orthogonalize", "polar_express", "route"]
+__all__ = [
+    "ExchangeOptions", "Muon", "MuonFactory", "compat", "import_state", "matmul_transpose", "orthogonalize",
+    "polar_express", "route",
+]  # fmt: skip

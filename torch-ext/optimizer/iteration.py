@@ -7,10 +7,12 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .kernels.gemms import Gemms, select_gemms, small_gain
-from .parameters import DTYPES
+from .kernels.products import Products, select_products, small_gain
 from .schedules import Schedule, with_folded_scale
 from .stability import MAX_WINDOWS, restart_positions, split
+
+# What matrices may be stored and multiplied in.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 METHODS = ("auto", "standard", "gram", "gram_float32")
 
@@ -29,13 +31,13 @@ class Iteration(NamedTuple):
     scale: float  # what normalised matrices are multiplied with; the windows are made for it
     work_dtype: torch.dtype
     chain_dtype: torch.dtype  # of the Gram iteration's m x m matrices
-    gemms: Gemms
+    products: Products
     in_one_launch: bool = False  # by `kernels.small_polar`
 
     def __str__(self) -> str:
         windows = f"[{'+'.join(str(len(window)) for window in self.windows)}]" if len(self.windows) > 1 else ""
-        products = "small_polar" if self.in_one_launch else self.gemms.name
-        return f"{self.method}{windows} {products} {str(self.work_dtype).replace('torch.', '')}"
+        name = "small_polar" if self.in_one_launch else self.products.name
+        return f"{self.method}{windows} {name} {str(self.work_dtype).replace('torch.', '')}"
 
 
 def choose_iteration(
@@ -84,10 +86,10 @@ def _choose_method(
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
     m, n = size
-    gemms = select_gemms(device, chain_dtype, m, n, differentiable)
+    products = select_products(device, chain_dtype, m, n, differentiable)
     scale = folded_scale(work_dtype, m)
     folded = with_folded_scale(schedule, scale)
-    standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, gemms)
+    standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products)
     if method == "standard" or (method == "auto" and work_dtype != torch.float16):
         return standard
     restarts = _restarts(schedule, chain_dtype)
@@ -97,20 +99,20 @@ def _choose_method(
             f"with up to {MAX_WINDOWS} windows: use 'standard'"
         )
     if method == "auto":
-        costs = iteration_costs(m, n, len(schedule), len(restarts or ()) + 1, gemms)
+        costs = iteration_costs(m, n, len(schedule), len(restarts or ()) + 1, products)
         if restarts is None or costs[0] <= costs[1]:
             return standard
     chosen = "gram" if method == "auto" else method
     return standard._replace(method=chosen, windows=split(folded, restarts))
 
 
-def iteration_costs(m: int, n: float, steps: int, windows: int, gemms: Gemms) -> tuple[float, float]:
+def iteration_costs(m: int, n: float, steps: int, windows: int, products: Products) -> tuple[float, float]:
     """Return what the standard and the Gram iteration cost, in FLOPs at the rate of torch's products.
 
     With products that save half, both gains 2, these are steps (3 m² n + m³) and 4 steps m³ + 3 windows m² (n - m).
     """
     dense = 2 * m * m * n
-    gram, square = dense / gemms.gram_gain, 2 * m**3 / gemms.square_gain
+    gram, square = dense / products.gram_gain, 2 * m**3 / products.square_gain
     squares = 4 * steps - 3 * windows  # a window of w steps has 4 w - 3
     return steps * (gram + square + dense), windows * (gram + dense) + squares * square
 

@@ -1,28 +1,43 @@
-"""Muon: momentum, orthogonalized, for the matrices; AdamW for the rest; one `torch.optim.Optimizer`."""
+"""Muon: momentum, orthogonalized, for the matrices; AdamW for the rest; one `torch.optim.Optimizer`.
+
+The class is longer than a file's budget, as a `torch.optim.Optimizer` is one class: what torch calls on it (groups,
+state, copies, `step`) reads best in one place. All that it does is in the floors below.
+"""
 
 from __future__ import annotations
 
+import operator
+from collections import defaultdict
+from dataclasses import replace
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
-from .clipping import Clipping
-from .distributed.exchange_plan import Sharing
-from .distributed.pipeline import update_batch_, zero_part
-from .distributed.placement import check_gradient_layout, local_part, ranks_of
-from .explanation import explanation_of
+from .explain import Explanation, explanation_of
 from .learning_rate import Adjustment
-from .param_groups import names_of, plain_settings
-from .parameters import UNSCALED, GradientScaling, check_gradient
-from .planned_optimizer import PlannedOptimizer
-from .routing import Explanation, IsMuon
-from .telemetry import NOTHING, Seen, fallback_update_norm, gradient_norms, seen_scaling, update_metrics
-from .updates import Given, recipe_of, scale_rows_, update_fallback_, update_matrices_
+from .parameters.checks import check_parameter
+from .parameters.groups import loaded_group, names_of, saved_group, split_group
+from .parameters.routing import IsMuon
+from .parameters.settings import SETTINGS, plain_settings
+from .parameters.state import ensure_state, laid_out_like
+from .plan.agreement import check_agreement
+from .plan.exchanges import ExchangeOptions
+from .plan.layout import check_gradient, layout_of
+from .plan.plan import Plan, make_plan, planned_settings
+from .plan.process_groups import ranks_of
+from .qk_clip.clip import QKClip
+from .rules.scaling import UNSCALED, GradientScaling
+from .step.agreement import StepAgreement, agreed_scalings
+from .step.batch import UpdateNorms, update_batch_, update_local_
+from .step.metrics import gradient_norms, update_metrics
+from .step.recipe import Recipes, snapshot
+from .step.update import scale_rows_, update_fallback_, update_shared_
+from .step.workspace import Workspace, addresses, zero_batch
 
 
-class Muon(PlannedOptimizer):
+class Muon(Optimizer):
     """Muon for matrices and AdamW for every other parameter.
 
     One step of a rows x cols matrix W with gradient G, of the group's settings:
@@ -54,30 +69,35 @@ class Muon(PlannedOptimizer):
             each position of its kernel, `batched`, whose steps `normalize_spatial` divides by sqrt(positions).
         expert_keys: components of names, such as `experts`, whose parameters (E, rows, cols) are E matrices.
         is_muon: `(name, parameter) -> True, False or None`, where None leaves the decision to routing.
-        fallback: `adamw` or `nadamw`, AdamW with Nesterov's momentum, for what is no matrix.
-        adamw_lr: `lr` of the fallback's groups that bring none of their own; None: `lr`.
+        fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
+        adamw_lr: `lr` of the fallback's groups that set none themselves; None: `lr`.
         adamw_betas, adamw_eps: of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias.
         momentum_dtype: of momentum buffers that are made; None: the parameter's.
         offload: keep momentum buffers in host memory, pinned for a GPU, which has those of two batches at a time; read
-            them through `state_dict()`, which waits for them. Not with `capturable`, nor for matrices of several ranks.
-        qk_clip: settings of QK-clip (`attention.clip_settings`; also `report`, called with the counts of clipped and of
-            not finite heads one step later), for which `observe_qk_logits` is to be called in the forward pass.
-        process_group: ranks that each hold a copy of every plain parameter, as under DDP: they share the work.
-        chunk_bytes: of directions that a rank holds for each chunk of exchanged matrices; None: 256 MiB.
-        chunks_in_flight: how many chunks may be on their way while one is worked on; more than two are of no use.
+            them through `state_dict()`, which waits for them. Not with `capturable`, nor for matrices that ranks share.
+        qk_clip: settings of QK-clip (`qk_clip.heads.clip_settings`; also `report`, called with the counts of clipped
+            and of not finite heads one step later), for which `observe_qk_logits` is called in the forward pass.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
-        sum_gram: where a matrix lies in parts along its long side, and that costs less, sum its Gram matrix over the
-            ranks instead of sending the parts to an owner; updates are rounded otherwise. `explain()` says where.
         capturable: the step may be captured in a CUDA graph; numbers in groups are captured as they are, and tensors
             on the GPU read.
+        exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
     State: `momentum_buffer` for matrices; `step`, `exp_avg`, `exp_avg_sq` for the rest; made at construction.
     Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
-    _kept = (*PlannedOptimizer._kept, "_clipping")
-    _seen = NOTHING
+    # What a copy or a pickle keeps besides groups and state.
+    _kept = ("_is_muon", "_reasons", "_exchange", "_copies", "_release_grads", "_clip")
+    _plan = Plan()
+    _workspace: Optional[Workspace] = None
+    _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
+    _addresses: Sequence[Any] = ()
+    _compared_plan: Optional[Plan] = None
+    _compared_terms: Mapping[tuple[int, ...], Sequence[str]] = {}
+    _agreements: Sequence[StepAgreement] = ()  # of the last step
+    _norms: Sequence[UpdateNorms] = ()  # of the last step
+    _grad_scale: Optional[Tensor] = None  # of the last step
     # GradScaler then passes `grad_scale` and `found_inf` on, for which nobody waits.
     _step_supports_amp_scaling = True
 
@@ -110,26 +130,25 @@ class Muon(PlannedOptimizer):
         offload: bool = False,
         qk_clip: Optional[Mapping[str, Any]] = None,
         capturable: bool = False,
-        process_group: Optional[ProcessGroup] = None,
-        chunk_bytes: Optional[int] = None,
-        chunks_in_flight: int = 2,
         release_grads: bool = False,
-        sum_gram: bool = False,
+        exchange: Optional[ExchangeOptions] = None,
     ):
-        settings = dict(
-            lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, ns_coefficients=ns_coefficients,
-            eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn, ns_dtype=ns_dtype, ns_method=ns_method,
-            decay_mode=decay_mode, maximize=maximize, conv_mode=conv_mode, normalize_spatial=normalize_spatial,
-            expert_keys=expert_keys, split_rows=None, fallback=fallback, adamw_betas=adamw_betas, adamw_eps=adamw_eps,
-            stochastic_rounding=stochastic_rounding, momentum_dtype=momentum_dtype, offload=offload,
-            capturable=capturable, rounding_step=0,
-        )  # fmt: skip
-        plain = plain_settings({**settings, "adamw_lr": adamw_lr})
-        self._clipping = None if qk_clip is None else Clipping(qk_clip)
-        adamw_lr = plain.pop("adamw_lr")
-        ranks = ranks_of(process_group)
-        sharing = Sharing(ranks, chunk_bytes, chunks_in_flight, release_grads, sum_gram).checked()
-        super().__init__(params, plain, is_muon, adamw_lr, sharing)
+        # Every argument that is a setting of groups, by its name.
+        settings = {key: value for key, value in locals().items() if key in SETTINGS}
+        defaults = plain_settings({**settings, "split_rows": None, "rounding_step": 0})
+        if not isinstance(release_grads, bool):
+            raise TypeError(f"release_grads must be True or False, got {release_grads!r}")
+        if not isinstance(exchange, (ExchangeOptions, type(None))):
+            raise TypeError(f"exchange must be ExchangeOptions, got {type(exchange).__name__}")
+        exchange = exchange or ExchangeOptions()
+        self._copies = ranks_of(exchange.process_group)
+        self._exchange = replace(exchange, process_group=None)  # which no pickle could hold
+        self._release_grads = release_grads
+        self._clip = None if qk_clip is None else QKClip(qk_clip)
+        self._is_muon = is_muon
+        self._reasons: dict[Tensor, str] = {}
+        super().__init__(params, defaults)
+        self._refresh()
 
     # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
     @torch._disable_dynamo
@@ -142,57 +161,60 @@ class Muon(PlannedOptimizer):
         a CUDA graph is captured, for what it would not repeat, and if ranks had different settings in the last step.
         """
         self._check_capture()
-        self._check_accords()
+        self._check_last_step()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._refresh()
-        for group in self.param_groups:
-            for p in (p for p in group["params"] if p.grad is not None):
-                check_gradient(p)
-                check_gradient_layout(p)
-        self._agree()
-        scalings, accords = self._plan.agree(self._scaling())
-        scales = {} if self._clipping is None else self._clipping.scales()
-        given = Given(self.state, scales, scalings, accords, self._sharing.release_grads)
-        batches = update_matrices_(self._plan, given, self._sharing.chunks_in_flight)
-        rest = [group for group in self.param_groups if not group["use_muon"]]
-        groups = [update_fallback_(group, self._plan, given) for group in rest]
-        self._seen = Seen(batches, groups, seen_scaling(scalings.values()))
-        self._accords = tuple(accords.values())
-        for accord in accords.values():
-            accord.close()
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            check_gradient(p)
+        self._compare_plans()
+        scaling = self._scaling()
+        scalings, agreements = agreed_scalings(self._plan.terms, self.param_groups, scaling)
+        row_scales = {} if self._clip is None else self._clip.take_scales()
+        for parameter in self._workspace.parameters:
+            parameter.begin_step(row_scales.get(parameter.tensor))
+        recipes = Recipes(self.param_groups, scalings)
+        if self._plan.is_shared:
+            in_flight = self._exchange.chunks_in_flight
+            self._norms = update_shared_(self._workspace, recipes, agreements, in_flight)
+        else:
+            self._norms = update_local_(self._workspace.batches, recipes)
+        for batch in self._plan.fallback:
+            update_fallback_(batch, self.param_groups[batch.group], self.state, scalings)
+        self._scale_other_rows_(row_scales, scalings)
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]
-        for p in scales.keys() - {p for p, *_ in self._plan.matrices if p in self.state}:  # biases and frozen weights
-            scale_rows_(p, self._plan, given)
+        self._grad_scale = snapshot(scaling.grad_scale)
+        self._agreements = tuple(agreements.values())
+        for agreement in self._agreements:
+            agreement.close()
         return loss
 
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
         """Note the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
 
         They are the ones before the softmax, scaled as it sees them, -inf for heads that only other ranks have; the
-        device is not waited for. Raises ValueError without `qk_clip`, for a layer that there is none of, and for
-        another number of heads.
+        device is not waited for. Raises ValueError without `qk_clip`, for an unknown layer, and for another number of
+        heads.
         """
-        if self._clipping is None:
+        if self._clip is None:
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")
-        self._clipping.observe_(layer, logits)
+        self._clip.observe_(layer, logits)
 
     def metrics(self) -> dict[str, Tensor]:
-        """Return what the last step saw, as 0-d tensors: reading one is what waits for the device.
+        """Return metrics of the last step, as 0-d tensors: reading one is what waits for the device.
 
         `matrices`, `matrices_not_finite`, norm and root mean square of their updates, and of `qk_clip` the heads
-        clipped and not finite. The norm of the fallback's updates follows from its state, and the gradient norms of
-        both branches from the gradients that are still there, at this call. Where several ranks share parameters, it is
-        of what this rank has worked on and holds, be it a copy or a part, and no other rank is asked.
+        clipped and not finite. The gradient norms of both branches are of the gradients that are still there at this
+        call. Where several ranks share parameters, each metric is of what this rank has worked on and holds, be it a
+        copy or a part, and no other rank is asked.
         """
-        found = {**update_metrics(self._seen.batches), **fallback_update_norm(self._seen, self.state)}
-        found.update(gradient_norms(self.param_groups, self._seen.scaling.grad_scale))
-        if self._clipping is not None and self._clipping.counts is not None:
-            found["heads_clipped"], found["heads_not_finite"] = self._clipping.counts.unbind()
-        return found
+        metrics = {**update_metrics(self._norms), **gradient_norms(self.param_groups, self._grad_scale)}
+        if self._clip is not None and self._clip.counts is not None:
+            metrics["heads_clipped"], metrics["heads_not_finite"] = self._clip.counts.unbind()
+        return metrics
 
     def explain(self) -> Explanation:
         """Return each parameter's branch, the reason, its multiplier and the products it runs on; print it."""
@@ -205,13 +227,156 @@ class Muon(PlannedOptimizer):
         `progress(done, total, what)` is called after each; None prints a line.
         """
         self._refresh()
-        kinds = {(b.rows, b.cols, b.packed_dtype, b.iteration): b for b in self._plan.all_batches()}
+        firsts = [(batch, batch.first) for batch in self._plan.all_batches()]
+        kinds = {(m.rows, m.cols, m.parameter.packed_dtype, m.iteration): batch for batch, m in firsts}
+        recipes = Recipes(self.param_groups, defaultdict(lambda: UNSCALED))
         for done, batch in enumerate(kinds.values(), 1):
-            p, group, _ = self._plan.matrices[batch.members[0].parameter]
-            parts = [zero_part(batch.rows, batch.cols, local_part(p)) for _ in batch.members]
-            update_batch_(batch, parts, recipe_of([group], UNSCALED))
-            what = f"{len(batch.members)} x {batch.rows} x {batch.cols} {batch.iteration}"
+            update_batch_(zero_batch(batch), recipes)
+            what = f"{len(batch.matrices)} x {batch.first.rows} x {batch.first.cols} {batch.first.iteration}"
             (progress or _print_progress)(done, len(kinds), what)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as two neighbours where it holds both matrices and other parameters.
+
+        `param_group` is left as it is. Raises ValueError or TypeError, with nothing added, for settings or parameters
+        that cannot work.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
+        count = sum(len(group["params"]) for group in self.param_groups)
+        groups, reasons = split_group(param_group, self.defaults, self._is_muon, count)
+        before = len(self.param_groups)
+        try:
+            for group in groups:
+                super().add_param_group(group)
+            if self._planned_for is not None:  # not while the first groups are added
+                self._refresh()
+        except Exception:
+            del self.param_groups[before:]
+            self._forget_plan()
+            raise
+        self._reasons.update(reasons)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state and groups, of the parameters as they are now; of functions only that there was one.
+
+        Raises RuntimeError if ranks had different settings in the last step.
+        """
+        self._check_last_step()
+        self._refresh()
+        self._workspace.synchronize()
+        saved = super().state_dict()
+        return {**saved, "param_groups": [saved_group(group) for group in saved["param_groups"]]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a copy of what `state_dict` returned for the same parameters in the same order.
+
+        What a group does not have, as those of `torch.optim.Muon`, and functions stay as they are here, and momentum
+        keeps the dtype that it was saved in. Raises ValueError or TypeError, with nothing changed, where a group or
+        state does not fit.
+        """
+        final: dict[str, Any] = {}
+        # What others' hooks make of the dict counts, and theirs that come after loading see what was loaded.
+        hooks = [
+            self.register_load_state_dict_pre_hook(lambda _, loaded: final.update(loaded)),
+            self.register_load_state_dict_post_hook(lambda _: self._copy_state(final), prepend=True),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _copy_state(self, loaded: dict[str, Any]) -> None:
+        """Copy the tensors of a state dict that was loaded: torch shares them, and casts momentum."""
+        params = [(p, group["offload"]) for group in self.param_groups for p in group["params"]]
+        positions = [i for group in loaded["param_groups"] for i in group["params"]]
+        for position, (p, offload) in zip(positions, params):
+            for key, value in loaded["state"].get(position, {}).items():
+                if key == "step":  # a number in files of torch before 1.12
+                    self.state[p][key] = torch.as_tensor(value, dtype=torch.float32).to(p.device, copy=True)
+                else:
+                    momentum = key == "momentum_buffer"
+                    dtype = value.dtype if momentum else self.state[p][key].dtype
+                    self.state[p][key] = laid_out_like(p, value, dtype, momentum and offload, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._workspace is not None:
+            self._workspace.synchronize()
+        return {**super().__getstate__(), **{key: getattr(self, key) for key in self._kept}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Loading comes here too, after every hook and before anything is changed.
+        if "param_groups" in self.__dict__:
+            pairs = zip(self.param_groups, state["param_groups"])
+            groups = [loaded_group(current, saved, state["state"]) for current, saved in pairs]
+            state = {**state, "param_groups": groups}
+        super().__setstate__(state)
+        self._forget_plan()
+        self._compared_terms, self._agreements = {}, ()
+
+    def _refresh(self) -> None:
+        """Bring state, plan and workspace in line with parameters and settings, each only where something changed.
+
+        Wrappers and `module.to()` replace or change parameters silently, so every step checks.
+        """
+        params = [p for group in self.param_groups for p in group["params"]]
+        facts = [(p.device, p.dtype, p.shape, p.stride(), _is_trained(p)) for p in params]
+        facts += planned_settings(self.param_groups)
+        before, facts_before = self._planned_for or ([], None)
+        if facts != facts_before or not all(map(operator.is_, params, before)):
+            self._make_plan()
+            self._planned_for = params, facts
+        now = addresses(self.param_groups, self.state)
+        if self._workspace is None or now != self._addresses:
+            self._forget_workspace()
+            self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
+            self._addresses = now
+
+    def _make_plan(self) -> None:
+        self._forget_plan()
+        for group in self.param_groups:
+            for name, p in zip(names_of(group), group["params"]):
+                check_parameter(name, p, group["use_muon"])
+                if group["use_muon"] and group["offload"] and layout_of(name, p, self._copies) is not None:
+                    raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
+                if not p.is_meta and (_is_trained(p) or p in self.state):
+                    ensure_state(self.state[p], p, group)
+        current = {p for group in self.param_groups for p in group["params"]}
+        for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
+            del self.state[stale]
+        clip = self._clip or "no qk_clip"
+        of_all = f"{self._exchange} among {self._copies}, release_grads={self._release_grads}, {clip}"
+        self._plan = make_plan(self.param_groups, self.state, self._exchange, self._copies, of_all)
+        if self._clip is not None:
+            named = [(name, p) for group in self.param_groups for name, p in zip(names_of(group), group["params"])]
+            self._clip.follow(*zip(*named), self._copies)
+
+    def _forget_plan(self) -> None:
+        self._forget_workspace()
+        self._planned_for, self._plan = None, Plan()
+
+    def _forget_workspace(self) -> None:
+        if self._workspace is not None:
+            self._workspace.synchronize()
+        self._workspace = None
+
+    def _compare_plans(self) -> None:
+        """Raise ValueError unless all ranks that share parameters have made the same plan since they last compared."""
+        if self._compared_plan is self._plan:
+            return
+        # Without what schedulers move: a rank must not compare alone.
+        fixed = {ranks: terms.fixed for ranks, terms in self._plan.terms.items()}
+        if fixed != self._compared_terms:
+            for ranks, terms in sorted(self._plan.terms.items()):
+                check_agreement(ranks, terms.with_settings(self.param_groups), terms.device)
+            self._compared_terms = fixed
+        self._compared_plan = self._plan
+
+    def _check_last_step(self) -> None:
+        """Raise RuntimeError if ranks had different settings in the last step."""
+        for agreement in self._agreements:
+            agreement.check()
 
     def _scaling(self) -> GradientScaling:
         """Return what GradScaler says."""
@@ -219,28 +384,30 @@ class Muon(PlannedOptimizer):
         # An int where nothing had a gradient on this rank.
         return GradientScaling(getattr(self, "grad_scale", None), found_inf if isinstance(found_inf, Tensor) else None)
 
-    def _claim_of_all(self) -> str:
-        return f"{super()._claim_of_all()}, {self._clipping or 'no qk_clip'}"
-
-    def _refresh(self) -> bool:
-        changed = super()._refresh()
-        if changed and self._clipping is not None:
-            named = [(name, p) for group in self.param_groups for name, p in zip(names_of(group), group["params"])]
-            self._clipping.follow(*zip(*named), self._sharing.ranks)
-        return changed
+    def _scale_other_rows_(self, row_scales: Mapping[Tensor, Tensor], scalings: Mapping[Any, GradientScaling]) -> None:
+        """Apply QK-clip to what no batch has scaled: biases and frozen weights."""
+        if row_scales:
+            matrices = {p.tensor for p in self._workspace.parameters if p.tensor in self.state}
+            for p in row_scales.keys() - matrices:
+                scale_rows_(p, row_scales[p], self._copies, scalings)
 
     def _check_capture(self) -> None:
         if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
             return
-        if self._plan.claims:
+        if self._plan.terms:
             raise RuntimeError("a step of parameters that several ranks share cannot be captured in a CUDA graph")
         if not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError("a step can be captured in a CUDA graph only with Muon(..., capturable=True)")
         live = [group[key] for group in self.param_groups for key in ("lr", "weight_decay")]
         if any(isinstance(value, Tensor) and value.device.type == "cpu" for value in live):
             raise RuntimeError("lr and weight_decay on the CPU cannot be read by a captured step: put them on the GPU")
-        if self._clipping is not None and self._clipping.reports:
+        if self._clip is not None and self._clip.reports:
             raise RuntimeError("a captured step calls no report of qk_clip: read metrics() instead")
+
+
+def _is_trained(p: Tensor) -> bool:
+    # A frozen parameter whose gradient somebody has set is updated all the same.
+    return p.requires_grad or p.grad is not None
 
 
 def _print_progress(done: int, total: int, what: str) -> None:

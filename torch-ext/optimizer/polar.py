@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
-from .kernels.gemms import SINGLE, Gemms, add_to_diagonal_, fits_a_core, small_polar
+from .kernels.products import Products, add_to_diagonal_, fits_a_core, small_polar
 from .schedules import Schedule, resolve_schedule
 
 
@@ -64,7 +64,7 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
     wide = G.mT if tall else G
     if G.device.type == "cpu":  # whose products would sum a transposed operand in another order
         wide = wide.contiguous()
-    single = iteration.gemms.name == SINGLE.name and not iteration.in_one_launch
+    single = not iteration.products.batched and not iteration.in_one_launch
     length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
     if len(wide) <= length and not single:
         factors = _polar_factor(wide, iteration, eps)
@@ -111,20 +111,20 @@ def _polar_factor(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
     normalized = (G, iteration.work_dtype, eps, iteration.scale)
     # Handed over and not kept: the first step's X makes room for the second's.
     if iteration.method == "standard":
-        return newton_schulz(normalize(*normalized), iteration.windows[0], iteration.gemms)
-    return gram_newton_schulz(normalize(*normalized), iteration.windows, iteration.gemms, iteration.chain_dtype)
+        return newton_schulz(normalize(*normalized), iteration.windows[0], iteration.products)
+    return gram_newton_schulz(normalize(*normalized), iteration.windows, iteration.products, iteration.chain_dtype)
 
 
-def newton_schulz(X: Tensor, schedule: Schedule, gemms: Gemms) -> Tensor:
+def newton_schulz(X: Tensor, schedule: Schedule, products: Products) -> Tensor:
     """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X."""
     for a, b, c in schedule:
-        A = gemms.gram(X)  # X Xᵀ
-        B = gemms.gram_affine(A, b, c)  # b A + c A²
-        X = gemms.affine(B, X, a)  # a X + B X
+        A = products.gram(X)  # X Xᵀ
+        B = products.gram_affine(A, b, c)  # b A + c A²
+        X = products.affine(B, X, a)  # a X + B X
     return X
 
 
-def gram_newton_schulz(X: Tensor, windows: Sequence[Schedule], gemms: Gemms, chain_dtype: torch.dtype) -> Tensor:
+def gram_newton_schulz(X: Tensor, windows: Sequence[Schedule], products: Products, chain_dtype: torch.dtype) -> Tensor:
     """Return what `newton_schulz` does, by following R = X Xᵀ (..., m, m), in `chain_dtype`, through each window.
 
     A step h(R) = a I + b R + c R² takes X to h(R) X, and so R to h(R) R h(R); X gets the product Q of a window's steps.
@@ -132,19 +132,19 @@ def gram_newton_schulz(X: Tensor, windows: Sequence[Schedule], gemms: Gemms, cha
     Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
     """
     for window in windows:
-        Q = window_product(gemms.gram(X.to(chain_dtype)), window, gemms)
-        X = gemms.affine(Q.to(X.dtype), X, 0.0)  # Q X
+        Q = window_product(products.gram(X.to(chain_dtype)), window, products)
+        X = products.affine(Q.to(X.dtype), X, 0.0)  # Q X
     return X
 
 
-def window_product(R: Tensor, window: Schedule, gemms: Gemms) -> Tensor:
+def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
     """Return Q (..., m, m), the product of a window's steps, from the Gram matrix R = X Xᵀ that it starts with."""
     Q = None
     for step, (a, b, c) in enumerate(window, 1):
-        H = add_to_diagonal_(gemms.gram_affine(R, b, c), a)  # a I + b R + c R²
-        Q = H if Q is None else gemms.commuting(Q, H)
+        H = add_to_diagonal_(products.gram_affine(R, b, c), a)  # a I + b R + c R²
+        Q = H if Q is None else products.commuting(Q, H)
         if step < len(window):
-            R = gemms.conjugated(H, R)
+            R = products.conjugated(H, R)
     return Q
 
 

@@ -1,18 +1,27 @@
-"""AdamW for the parameters that are no matrices, by torch's own fused kernel."""
+"""AdamW for the parameters that are not matrices, by torch's own fused kernel."""
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
-from ..parameters import UNSCALED, GradientScaling
 from .fallback import FallbackRule, FallbackState, uncount_overflow_
+from .scaling import UNSCALED, GradientScaling
 
-# Elements of the longest vector that torch's fused kernel works on, 64 bytes of half precision. On a CPU it rounds what
-# is left behind the last whole one in another way, so that bits would depend on where a parameter is cut into shards.
+# Elements of the longest vector that torch's fused kernel works on: 64 bytes of half precision. On a CPU the kernel
+# rounds what is left behind the last whole vector differently, so bits would depend on where a parameter is sharded.
 _VECTOR = 32
+
+
+class Operands(NamedTuple):
+    """The four tensors of one parameter that an AdamW step reads; all but the gradient are written."""
+
+    parameter: Tensor
+    gradient: Tensor
+    average: Tensor
+    square: Tensor
 
 
 def adamw_(
@@ -25,18 +34,34 @@ def adamw_(
     """Take one AdamW step with `parameters`, of one device and dtype, and their `states`, both in place.
 
     Gradients are not changed; tensors may have any strides. Gradients that overflowed change nothing. Each element of
-    parameters and averages is rounded once, but for parameters of float32 or float64 whose weight decay is a tensor.
+    parameters and averages is rounded once, except for float32 and float64 parameters whose weight decay is a tensor.
     An element gets the same bits in a whole parameter and in any part of it.
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101, algorithm 2.
     """
-    given = [(p, g, s.average, s.square) for p, g, s in zip(parameters, gradients, states)]
+    stored = [Operands(p, g, s.average, s.square) for p, g, s in zip(parameters, gradients, states)]
+    # A decay that is a tensor is a pass by itself, in which half precision would lose it.
+    wide = [_promoted(operands) for operands in stored] if isinstance(rule.weight_decay, Tensor) else stored
+    pieces = [
+        (used, target, state.step) for operands, state in zip(wide, states) for used, target in _as_vectors(operands)
+    ]
+    used = [operands for operands, _, _ in pieces]
+    _fused_step_(used, [step for _, _, step in pieces], [state.step for state in states], rule, scaling)
+    for operands, target, _ in pieces:
+        _copy_back(operands, target)
+    for operands, target in zip(wide, stored):
+        _copy_back(operands, target)
+
+
+def _fused_step_(
+    used: Sequence[Operands],
+    counts: list[Tensor],
+    steps: list[Tensor],
+    rule: FallbackRule,
+    scaling: GradientScaling,
+) -> None:
+    """Call torch's kernel; `counts` has for each of `used` its parameter's entry of `steps`, which go up by one."""
+    parameters, gradients, averages, squares = map(list, zip(*used))
     lr, weight_decay = rule.lr, rule.weight_decay
-    wide = given
-    if isinstance(weight_decay, Tensor):  # decays in a pass of its own, in which half precision would lose it
-        wide = [tuple(t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors) for tensors in given]
-    steps = [s.step for s in states]
-    pieces = [(used, own, step) for tensors, step in zip(wide, steps) for used, own in _as_vectors(*tensors)]
-    parameters, gradients, averages, squares = ([used[k] for used, _, _ in pieces] for k in range(4))
     if isinstance(lr, Tensor):
         lr = lr.to(parameters[0].device)
     if isinstance(weight_decay, Tensor):  # the fused kernel takes a number, for which the host would have to wait
@@ -51,7 +76,7 @@ def adamw_(
         averages,
         squares,
         [],
-        [step for _, _, step in pieces],
+        counts,
         lr=lr,
         beta1=rule.betas[0],
         beta2=rule.betas[1],
@@ -64,31 +89,47 @@ def adamw_(
     )
     uncount_overflow_(steps, scaling.found_inf)
     torch.autograd.graph.increment_version([*parameters, *averages, *squares])
-    for used, own in [*((used, own) for used, own, _ in pieces), *zip(wide, given)]:
-        for k in (0, 2, 3):
-            if own[k] is not used[k]:
-                own[k].copy_(used[k] if used[k].shape == own[k].shape else used[k][: own[k].numel()].view_as(own[k]))
 
 
-def _as_vectors(*tensors: Tensor) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """Return `tensors` in pieces that torch's kernel can work on, and what those stand for: copies go back there.
+def _promoted(operands: Operands) -> Operands:
+    """Return the tensors in float32 at least; those that are in it already are the same tensors."""
+    return Operands(*(t.to(torch.promote_types(t.dtype, torch.float32)) for t in operands))
+
+
+def _as_vectors(operands: Operands) -> Iterator[tuple[Operands, Operands]]:
+    """Yield tensors that torch's kernel can work on, each with the part of `operands` that they stand for.
 
     The kernel for CPUs walks all four through memory in the same order and looks at no strides: with a transposed
-    gradient it would silently pair the wrong elements. What is left behind the last whole vector gets zeros behind it.
+    gradient it would silently pair the wrong elements. What is left behind the last whole vector is worked on as a
+    vector of its own, filled up with zeros: of 70 elements the first 64 are used where they are, the last 6 in a copy.
     """
-    first = tensors[0]
+    first = operands.parameter
     rest = first.numel() % _VECTOR if first.device.type == "cpu" else 0
     dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
-    if not (dense and all(t.stride() == first.stride() for t in tensors)):
-        return [(tuple(_padded(t.reshape(-1), rest) for t in tensors), tensors)]
+    if not (dense and all(t.stride() == first.stride() for t in operands)):
+        yield Operands(*(_padded(t.reshape(-1), rest) for t in operands)), operands
+        return
     if not rest:
-        return [(tensors, tensors)]
-    flat = [t.as_strided((t.numel(),), (1,)) for t in tensors]
-    whole, tail = tuple(t[:-rest] for t in flat), tuple(t[-rest:] for t in flat)
-    behind = [(tuple(_padded(t, rest) for t in tail), tail)]
-    return [(whole, whole), *behind] if first.numel() > rest else behind
+        yield operands, operands
+        return
+    flat = [t.as_strided((t.numel(),), (1,)) for t in operands]
+    whole, tail = Operands(*(t[:-rest] for t in flat)), Operands(*(t[-rest:] for t in flat))
+    if first.numel() > rest:
+        yield whole, whole
+    yield Operands(*(_padded(t, rest) for t in tail)), tail
 
 
 def _padded(flat: Tensor, rest: int) -> Tensor:
     """Return a copy of `flat`, with zeros behind it if its last vector has only `rest` elements."""
     return torch.nn.functional.pad(flat, (0, -rest % _VECTOR)) if rest else flat.clone()
+
+
+def _copy_back(used: Operands, target: Operands) -> None:
+    """Copy what the step has written into `target`, unless it was written there."""
+    for source, place in (
+        (used.parameter, target.parameter),
+        (used.average, target.average),
+        (used.square, target.square),
+    ):
+        if place is not source:
+            place.copy_(source if source.shape == place.shape else source[: place.numel()].view_as(place))

@@ -11,6 +11,9 @@ from ..kernels.native import descend_
 
 Number = Union[float, Tensor]
 
+# What may be rounded stochastically.
+HALVES = (torch.float16, torch.bfloat16)
+
 # In the order in which the compiled op numbers them.
 DECAY_MODES = ("decoupled", "independent", "cautious")
 
@@ -71,6 +74,15 @@ def descend_packed_(
     descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **destination._asdict())
     # So that autograd refuses a backward pass through the old values, as it does after torch's own updates.
     torch.autograd.graph.increment_version(parameters)
+
+
+def scaled_rows(p: Tensor, row_scale: Tensor, found_inf: Optional[Tensor] = None) -> Tensor:
+    """Return `p` with each row times its factor, in float32 at least; as it is where `found_inf` is not 0.
+
+    A bias has one element a row.
+    """
+    kept = row_scale if found_inf is None else row_scale.where(found_inf == 0, 1)
+    return p * kept.reshape(-1, *[1] * (p.ndim - 1))
 
 
 def _together(values: Sequence[Number]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.native import momentum_pack_
-from ..parameters import UNSCALED, GradientScaling
+from .scaling import UNSCALED, GradientScaling
 
 
 class MomentumRule(NamedTuple):

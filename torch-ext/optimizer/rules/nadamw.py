@@ -1,6 +1,6 @@
-"""NAdamW for the parameters that are no matrices: AdamW that looks one step of momentum ahead.
+"""NAdamW for the parameters that are not matrices: AdamW that looks one step of momentum ahead.
 
-With t the count of a parameter's own steps and G its gradient:
+With t the count of a parameter's steps and G its gradient:
 
     P <- P * (1 - lr * weight_decay)
     M <- beta1 * M + (1 - beta1) * G;  V <- beta2 * V + (1 - beta2) * G**2
@@ -18,8 +18,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ..parameters import UNSCALED, GradientScaling
 from .fallback import FallbackRule, FallbackState, uncount_overflow_
+from .scaling import UNSCALED, GradientScaling
 
 
 def nadamw_(
@@ -47,11 +47,11 @@ def nadamw_(
     steps = [s.step for s in states]
     torch._foreach_add_(steps, 1)
     _update_(used, gradients, steps, rule)
-    for own, results in zip(stored, used):
+    for targets, results in zip(stored, used):
         if overflow is not None:
-            results = [result.where(overflow == 0, t.to(dtype)) for t, result in zip(own, results)]
-        if own[0] is not results[0]:
-            torch._foreach_copy_(own, results)
+            results = [result.where(overflow == 0, t.to(dtype)) for t, result in zip(targets, results)]
+        if targets[0] is not results[0]:
+            torch._foreach_copy_(targets, results)
     uncount_overflow_(steps, overflow)
 
 

@@ -1,0 +1,100 @@
+"""Models whose matrices are so small that a step over them is the host's work, whole or as one of many ranks sees them.
+
+Over many ranks the group is torch's fake one, in which nobody else is there and collectives return at once. Its
+all-to-all leaves data where the receiver expects flags, so it is replaced: what is received are ones, which as flags
+say that every rank had a gradient, and as numbers are finite. Everything else is the package's own work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+# Square, wide and tall ones, as a transformer has.
+SHAPES = ((8, 8), (8, 16), (16, 8), (16, 16), (8, 32))
+# What one of many ranks has of matrices as small, when rows are shared out.
+ROWS = ((1, 8), (1, 16), (2, 8), (2, 16), (1, 32))
+# As many as a convolutional network has, among which few share a batch.
+MANY_SHAPES = tuple((8, 8 + extra) for extra in range(25))
+# A chunk of the sharded model has a quarter of its matrices, packed as bfloat16. As many chunks has a model of 34
+# billion parameters over 64 ranks with the default, 256 MiB.
+CHUNK_BYTES = 48 * 1024
+
+
+class Case(NamedTuple):
+    """So many matrices of these shapes in turn; over several ranks the shapes are those of one rank's rows."""
+
+    matrices: int
+    shapes: tuple[tuple[int, int], ...] = SHAPES
+    ranks: int = 1
+
+    def __str__(self) -> str:
+        where = f" over {self.ranks} ranks" if self.ranks > 1 else ""
+        shapes = "1 shape" if len(self.shapes) == 1 else f"{len(self.shapes)} shapes"
+        return f"{self.matrices} matrices of {shapes}{where}"
+
+
+CASES = (
+    Case(100, SHAPES[:1]),
+    Case(100),
+    Case(100, MANY_SHAPES),
+    Case(400),
+    Case(1600),
+    Case(4000, ROWS, 64),
+)
+TINY_CASES = (Case(4), Case(8, ROWS, 4))
+
+
+def build_optimizer(kernel: ModuleType, case: Case) -> Optimizer:
+    """Return Muon over a model with gradients; several ranks need the group of `imagined_ranks`."""
+    mesh = init_device_mesh("cpu", (case.ranks,)) if case.ranks > 1 else None
+
+    def tensor(shape: tuple[int, int]) -> Tensor:
+        local = torch.randn(shape)
+        return local if mesh is None else DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+
+    named = []
+    for number in range(case.matrices):
+        parameter = torch.nn.Parameter(tensor(case.shapes[number % len(case.shapes)]))
+        parameter.grad = tensor(case.shapes[number % len(case.shapes)])
+        named.append((f"layers.{number}.weight", parameter))
+    return kernel.Muon([{"params": named, "use_muon": True}], **_chunks_of(kernel))
+
+
+def _chunks_of(kernel: ModuleType) -> dict[str, Any]:
+    """Return Muon's argument for CHUNK_BYTES, which builds to compare with may know by its first name."""
+    options = getattr(kernel, "ExchangeOptions", None)
+    return {"chunk_bytes": CHUNK_BYTES} if options is None else {"exchange": options(chunk_bytes=CHUNK_BYTES)}
+
+
+@contextmanager
+def imagined_ranks(count: int) -> Iterator[None]:
+    """Be the first of so many ranks, of which no other is there; the kernel is to be loaded inside."""
+    if count == 1:
+        yield
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        with mock.patch.object(dist, "all_to_all_single", _receive_ones):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _receive_ones(
+    output: Tensor, input: Tensor, output_split_sizes=None, input_split_sizes=None, group=None, async_op: bool = False
+):
+    output.fill_(1.0)
+    # For what a collective returns; among ranks that are not there it changes nothing.
+    return dist.all_reduce(output[:1], group=group, async_op=async_op)

@@ -1,0 +1,141 @@
+"""Time what a step costs the host: Python, and torch's way to its operations. Needs no GPU.
+
+    python -m benchmarks.sweep_host_time [--variant PATH]... [--cases TEXT] [--minutes N] [--output FILE] [--tiny]
+
+Matrices are tiny, so that torch's own operations take no time of theirs, and the package's compiled ops, which a GPU
+would run meanwhile, are emptied: each is dispatched and does nothing, for about what a launch takes. What they would
+have written is whatever memory held, which nothing of the step depends on.
+
+The last case is one rank's side of 4,000 matrices over 64, of which no other rank is there: see `host_cases.py`. The
+target of all is TARGET milliseconds per 100 matrices, which are 40 ms for that one.
+
+Several builds, each a `--variant`, take turns round by round, in processes of their own. A ratio is a build's host
+time over that of the first in the same round; all are given as quartiles over the rounds. The commit that a result file
+names first is that of the first build.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.built_kernel import load_variant
+from benchmarks.host_cases import CASES, CHUNK_BYTES, TINY_CASES, Case
+from benchmarks.host_worker import Worker
+from benchmarks.result_file import UNMEASURED, ResultFile, default_path, facts
+from benchmarks.rounds import LEAST_ROUNDS, Deadline, quartiles, ratios
+from benchmarks.variants import chosen_variants
+
+TARGET = 1.0
+ROUNDS, TINY_ROUNDS = 25, 3
+# Matrices that a round steps over at least: short steps are repeated.
+MATRICES_IN_A_ROUND = 2000
+# The first step compares plans with the other ranks.
+WARM_UP = 3
+
+
+def measure(case: Case, variants: Mapping[str, Path], rounds: int, deadline: Deadline) -> dict[str, dict]:
+    """Return the row of each variant, by label; fewer rounds where the time is up."""
+    with ExitStack() as stack:
+        workers = {label: stack.enter_context(Worker(folder, case)) for label, folder in variants.items()}
+        seconds = take_turns(workers, max(1, MATRICES_IN_A_ROUND // case.matrices), rounds, deadline)
+    first = next(iter(seconds.values()))
+    return {
+        label: {
+            "build": label,
+            "matrices": case.matrices,
+            "ranks": case.ranks,
+            "rounds": len(times),
+            "host_milliseconds": [1e3 * t for t in quartiles(times)],
+            "host_milliseconds_per_100_matrices": 1e5 * quartiles(times).middle / case.matrices,
+            "over_first": list(ratios(times, first)),
+        }
+        for label, times in seconds.items()
+    }
+
+
+def take_turns(workers: Mapping[str, Worker], steps: int, rounds: int, deadline: Deadline) -> dict[str, list[float]]:
+    """Return the seconds of a step of each worker, round by round; another one begins every round."""
+    labels = list(workers)
+    for worker in workers.values():  # all have started before one is timed
+        worker.steps(WARM_UP)
+    seconds: dict[str, list[float]] = {label: [] for label in labels}
+    for turn in range(rounds):
+        if turn >= LEAST_ROUNDS and deadline.passed():
+            break
+        first = turn % len(labels)
+        for label in labels[first:] + labels[:first]:
+            seconds[label].append(workers[label].steps(steps))
+    return seconds
+
+
+def run_cases(cases: Sequence[Case], variants: Mapping[str, Path], given: argparse.Namespace) -> list[dict]:
+    """Return the rows of every case and variant, in the result file as soon as they are known."""
+    rounds, device = TINY_ROUNDS if given.tiny else ROUNDS, torch.device("cpu")
+    kernel = load_variant(next(iter(variants.values())))
+    settings = {"threads": 1, "rounds": rounds, "chunk_bytes": CHUNK_BYTES, "builds": list(variants)}
+    path = given.output or (None if given.tiny else default_path("host-time", device))
+    keys = {case: {label: row_name(case, label, variants) for label in variants} for case in cases}
+    names = [key for of_case in keys.values() for key in of_case.values()]
+    results = ResultFile(path, facts(kernel, device, settings), names)
+    deadline = Deadline(given.minutes)
+    for case, of_case in keys.items():
+        if all(map(results.is_measured, of_case.values())) or deadline.passed():
+            continue
+        for label, row in measure(case, variants, rounds, deadline).items():
+            results.put(of_case[label], row)
+    return [results.rows[name] for name in names]
+
+
+def row_name(case: Case, label: str, variants: Mapping[str, Path]) -> str:
+    return str(case) if len(variants) == 1 else f"{case}, {label}"
+
+
+def chosen_cases(text: str | None, cases: Sequence[Case]) -> list[Case]:
+    """Return the cases whose name has `text`; ValueError where there is none."""
+    found = [case for case in cases if text is None or text in str(case)]
+    if not found:
+        raise ValueError(f"--cases must be part of one of: {'; '.join(map(str, cases))}; got {text}")
+    return found
+
+
+def report(rows: Sequence[Mapping]) -> Table:
+    table = Table("case", title=f"Host time of a step: target {TARGET:.2f} ms per 100 matrices")
+    for heading in "ms (quartiles)", "per 100", "over the first":
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(row["case"], *([UNMEASURED] if row["status"] == UNMEASURED else cells(row)))
+    return table
+
+
+def cells(row: Mapping) -> list[str]:
+    low, middle, high = row["host_milliseconds"]
+    least, ratio, most = row["over_first"]
+    return [
+        f"{middle:.2f} ({low:.2f}-{high:.2f})",
+        f"{row['host_milliseconds_per_100_matrices']:.2f}",
+        f"{ratio:.2f} ({least:.2f}-{most:.2f})",
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Time what a step costs the host.")
+    parser.add_argument("--variant", type=Path, action="append", help="a build, or the folder that holds it; build/")
+    parser.add_argument("--cases", metavar="TEXT", help="only those whose name has this in it, such as `64 ranks`")
+    parser.add_argument("--minutes", type=float, help="after this time end the case at hand and start no other")
+    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results, none if tiny")
+    parser.add_argument("--tiny", action="store_true", help="small models and few rounds, to see that it runs")
+    given = parser.parse_args(arguments)
+    cases = chosen_cases(given.cases, TINY_CASES if given.tiny else CASES)
+    rows = run_cases(cases, chosen_variants(given.variant), given)
+    Console(width=None if Console().is_terminal else 140).print(report(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What tests and tools may see inside the package: every name of its middle that they use stands here.
+
+`kernel` is the package as `get_kernel` returns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+# Fields of ExchangeOptions, which cases have among Muon's other settings.
+EXCHANGE = ("process_group", "chunk_bytes", "chunks_in_flight", "sum_gram")
+
+
+def muon_settings(kernel: ModuleType, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments of Muon, of settings among which are those of an exchange."""
+    exchange = {key: settings[key] for key in EXCHANGE if key in settings}
+    rest = {key: value for key, value in settings.items() if key not in EXCHANGE}
+    return {**rest, **({"exchange": kernel.ExchangeOptions(**exchange)} if exchange else {})}
+
+
+def plan_of(optimizer):
+    """Return the plan of an optimizer's last step."""
+    return optimizer._plan
+
+
+def workspace_of(optimizer):
+    """Return the workspace of an optimizer's last step."""
+    return optimizer._workspace
+
+
+def chunks_of(optimizer) -> list:
+    """Return the chunks that this rank exchanges."""
+    return [chunk for exchange in plan_of(optimizer).exchanges for chunk in exchange.chunks]
+
+
+def host_of(optimizer):
+    """Return the one object that has the momentum of an optimizer in host memory; None where there is none."""
+    hosts = {id(work.host): work.host for work in workspace_of(optimizer).batches if work.host is not None}
+    return next(iter(hosts.values()), None)
+
+
+def matrix_view(kernel: ModuleType, shape: Sequence[int], **options):
+    """Return how a contiguous parameter of this shape is seen as matrices."""
+    return kernel.parameters.matrices.matrix_view("w", torch.empty(tuple(shape), device="meta"), **options)
+
+
+def layout(kernel: ModuleType, shape: Sequence[int], mesh: Sequence[int], ranks: Sequence[int], splits: Sequence):
+    """Return how a tensor lies on a mesh of these sizes and ranks."""
+    layouts = kernel.plan.layout
+    return layouts.Layout(tuple(shape), layouts.mesh_of(tuple(mesh), tuple(ranks)), tuple(splits))
+
+
+def shards(kernel: ModuleType, view, layout):
+    """Return a parameter's view and layout as one."""
+    return kernel.plan.shards.Shards(view, layout)
+
+
+def matrix(kernel: ModuleType, number: int, index: int, shards, cost: int = 1):
+    """Return the record of a matrix of the parameter of this number, for plans of messages."""
+    rows, cols = shards.view.shapes[index]
+    parameter = SimpleNamespace(number=number, name=f"layers.{number}.weight")
+    return kernel.plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)
+
+
+def flops(kernel: ModuleType, rows: int, cols: int) -> int:
+    """Return the FLOPs of one step of the standard iteration, as owners count them."""
+    return kernel.plan.matrix.flops(rows, cols)
+
+
+def plan_messages(kernel: ModuleType, matrices: Sequence, ranks: Sequence[int], rank: int, limit: int):
+    """Return the messages of each chunk as `rank` plans them, and all loads."""
+    return kernel.plan.messages.plan_messages(matrices, tuple(ranks), rank, limit)
+
+
+def lengths(messages, stage: str) -> SimpleNamespace:
+    """Return how many elements a rank sends to, and receives from, each rank in the `gather` or the `scatter`."""
+    holder, owner = messages.holder, messages.owner
+    sent, received = (holder.sent, owner.received) if stage == "gather" else (owner.sent, holder.received)
+    return SimpleNamespace(sent=sent, received=received)

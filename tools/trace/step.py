@@ -1,0 +1,90 @@
+"""Count what a warm step of Muon runs through: functions of the package, its files, and how often they change.
+
+    python -m tools.trace.step [--variant PATH]... [--ranks 4] [--walk] [--markdown]
+
+A step of three matrices and a vector is traced in one process, and on rank 0 of several whose parameters are row
+shards, over gloo on this machine. Each `--variant` is a build to trace: its folder, or the one that holds it.
+
+calls            entries: calls of package functions, and resumptions of its generators
+functions        different ones
+files            different ones
+changes          entries into another file than the one before: a reader who follows the calls turns the page so often
+with returns     the same, where coming back to the caller counts too
+nesting          the most package functions inside each other
+
+The processor chooses the products of the iteration, and Python 3.12 has fewer functions, as comprehensions are none
+there: compare builds on one machine. `--walk` lists the stays in order: a file, and the functions that were entered
+before another file was; indented by how deep the first of them is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.variants import chosen_variants
+from tools.trace.traced_step import trace_variant
+from tools.trace.tracer import Trace
+
+HEADINGS = ("build", "processes", "calls", "functions", "files", "changes", "with returns", "nesting")
+
+
+def cells(label: str, ranks: int, found: Trace) -> tuple[str, ...]:
+    """Return the row of one trace."""
+    counts = found.calls, len(found.functions), found.files, found.changes, found.switches, found.nesting
+    return label, str(ranks), *map(str, counts)
+
+
+def walk(found: Trace) -> Iterator[str]:
+    """Yield a line for each stay: each function once, in the order of first entries, with how often it was entered."""
+    for number, stay in enumerate(found.stays, 1):
+        counts = Counter(name.replace(".<locals>", "") for name in stay.functions)
+        names = ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items())
+        yield f"{number:4} {'  ' * stay.depth}{stay.file}: {names}"
+
+
+def markdown(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    for row in (HEADINGS, ("---",) * len(HEADINGS), *rows):
+        yield f"| {' | '.join(row)} |"
+
+
+def report(rows: Sequence[tuple[str, ...]]) -> Table:
+    """Return the table for a terminal."""
+    table = Table(HEADINGS[0], title="A warm step of three matrices and a vector")
+    for heading in HEADINGS[1:]:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", type=Path, action="append", help="a build to trace; by default the one in build/")
+    parser.add_argument("--ranks", type=int, default=4, help="processes of the second trace: %(default)s; 1: none")
+    parser.add_argument("--walk", action="store_true", help="list the stays as well")
+    parser.add_argument("--markdown", action="store_true", help="print the table as in docs/architecture.md")
+    given = parser.parse_args(arguments)
+    console = Console(width=None if Console().is_terminal else 120)
+    rows = []
+    for label, folder in chosen_variants(given.variant).items():
+        for ranks in dict.fromkeys((1, given.ranks)):
+            found = trace_variant(folder, ranks)
+            rows.append(cells(label, ranks, found))
+            if given.walk:
+                lines = (f"{label}, processes: {ranks}", *walk(found), "")
+                console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    if given.markdown:
+        print("\n".join(markdown(rows)))
+    else:
+        console.print(report(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What the optimizer says of itself: where each parameter goes and why, what it runs on, and what is exchanged."""
+
+from __future__ import annotations
+
+from typing import Iterable, Mapping, NamedTuple, Optional, Sequence, Union
+
+from torch import Tensor
+
+from .learning_rate import step_multiplier
+from .parameters.groups import names_of, view_in_group
+from .parameters.matrices import MatrixView, is_expert, matrix_view
+from .parameters.routing import IsMuon, decide, unique_parameters
+from .parameters.settings import Group
+from .plan.plan import Plan
+from .plan.sums import described
+
+_FALLBACKS = {"adamw": "AdamW", "nadamw": "NAdamW"}
+_FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*"}
+
+
+class Route(NamedTuple):
+    """One parameter's way; `branch` is `muon` or `adamw`, and what does not apply is None."""
+
+    name: str
+    shape: tuple[int, ...]
+    branch: str
+    reason: str
+    matrices: int
+    multiplier: Optional[float]
+    owner: Union[int, str, None] = None  # a rank, `several` for matrices of several; None: this process
+    kernel: Optional[str] = None
+
+
+class Explanation:
+    """The routes of all parameters, in `rows`, and what is to be said of all, in `notes`; printed as a table."""
+
+    def __init__(self, rows: Iterable[Route], notes: Iterable[str] = ()):
+        self.rows = list(rows)
+        self.notes = list(notes)
+
+    def __str__(self) -> str:
+        header = [field for field in Route._fields]
+        cells = [header, *([_cell(value) for value in row] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([*lines, self._summary(), *self.notes])
+
+    __repr__ = __str__
+
+    def _summary(self) -> str:
+        muon = [row for row in self.rows if row.branch == "muon"]
+        rest = [row for row in self.rows if row.branch != "muon"]
+        fallback = " and ".join(_FALLBACKS[branch] for branch in _FALLBACKS if branch in {row.branch for row in rest})
+        return (
+            f"{len(muon)} parameters ({sum(map(_numel, muon)):,} elements) by Muon, "
+            f"{len(rest)} ({sum(map(_numel, rest)):,} elements) by {fallback or 'AdamW'}"
+        )
+
+
+def route(
+    params: Iterable[Union[Tensor, tuple[str, Tensor]]],
+    *,
+    adjust_lr_fn: Optional[str] = "match_rms_adamw",
+    is_muon: Optional[IsMuon] = None,
+    conv_mode: str = "flatten",
+    normalize_spatial: bool = True,
+    expert_keys: Sequence[str] = (),
+) -> Explanation:
+    """Return where `Muon(params, ...)` would take each parameter, as `explain()` does, without an optimizer.
+
+    `params` are tensors or `(name, tensor)` pairs; tied ones come once. Raises TypeError for anything else.
+    """
+    rows = []
+    for names, p in unique_parameters(params):
+        experts = is_expert(names[0], expert_keys)
+        branch, reason = decide(names, p, is_muon, experts)
+        if branch == "adamw":
+            rows.append(Route(names[0], tuple(p.shape), branch, reason, 0, None))
+            continue
+        settings = dict(conv_mode=conv_mode, normalize_spatial=normalize_spatial, experts=experts)
+        rows.append(_muon_route(names[0], p, reason, matrix_view(names[0], p, **settings), adjust_lr_fn))
+    return Explanation(rows)
+
+
+def explanation_of(groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor, str]) -> Explanation:
+    """Return a row for each parameter of `groups`, and a line for each exchange of their `plan`."""
+    planned, summed = iter(plan.matrices), plan.summed()
+    owners = {**plan.owners(), **dict.fromkeys(summed, "all")}
+    rows = []
+    for group in groups:
+        for name, p in zip(names_of(group), group["params"]):
+            # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
+            reason = reasons.get(p, "use_muon")
+            if not group["use_muon"]:
+                kernel = _FALLBACK_KERNELS[group["fallback"]]
+                rows.append(Route(name, tuple(p.shape), group["fallback"], reason, 0, None, None, kernel))
+                continue
+            matrices = next(planned)
+            route = _muon_route(name, p, reason, view_in_group(name, p, group), group["adjust_lr_fn"])
+            owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
+            sums = [str(summed[matrix.key]) for matrix in matrices if matrix.key in summed]
+            kernel = sums[0] if sums else str(matrices[0].iteration)
+            rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
+    return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums)])
+
+
+def _muon_route(name: str, p: Tensor, reason: str, view: MatrixView, adjust_lr_fn: Optional[str]) -> Route:
+    """Return the way of a parameter that Muon updates; its multiplier is that of the first of its matrices."""
+    reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
+    multiplier = step_multiplier(adjust_lr_fn, *view.shapes[0]) * view.scale
+    return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
+
+
+def _numel(row: Route) -> int:
+    count = 1
+    for size in row.shape:
+        count *= size
+    return count
+
+
+def _cell(value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "x".join(map(str, value)) or "scalar" if isinstance(value, tuple) else str(value)

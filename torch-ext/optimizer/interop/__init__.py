@@ -1,0 +1,1 @@
+"""The names, states and factories that other projects have."""

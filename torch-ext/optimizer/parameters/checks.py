@@ -1,0 +1,40 @@
+"""Checks of parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..iteration import DTYPES
+
+# What wrappers that make one flat vector of many parameters put on the vector, or on the parameters.
+_FLATTENED = {
+    **dict.fromkeys(("_is_flat_param", "_fsdp_flattened"), "FSDP1 (FullyShardedDataParallel)"),
+    **dict.fromkeys(("ds_id", "ds_shape"), "DeepSpeed's ZeRO"),
+}
+
+
+def check_parameter(name: str, p: Tensor, use_muon: bool) -> None:
+    """Raise unless `p` can be optimized: dense, of one of `DTYPES`, not part of a flat vector; a matrix for Muon."""
+    if p.dtype not in DTYPES:
+        raise TypeError(f"parameters must be {', '.join(map(str, DTYPES))}, {name} is {p.dtype}")
+    wrapper = next((wrapper for attribute, wrapper in _FLATTENED.items() if hasattr(p, attribute)), None)
+    if wrapper is not None:
+        raise ValueError(
+            f"{name} belongs to {wrapper}, which cuts a flat vector of many parameters: what it leaves, of shape "
+            f"{tuple(p.shape)}, is not a matrix, and AdamW in its place would be another optimizer. Muon needs whole "
+            "parameters, as those of DistributedDataParallel are, or shards of them, as those of FSDP2"
+        )
+    if p.layout != torch.strided:
+        raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
+    if use_muon:
+        check_matrix(name, p)
+
+
+def check_matrix(name: str, p: Tensor) -> None:
+    """Raise ValueError unless `p`, asked for by the user, can be seen as matrices."""
+    if p.ndim < 2 or 0 in p.shape:
+        raise ValueError(
+            f"Muon was asked for {name}, which is not a matrix: its shape is {tuple(p.shape)} "
+            "(wrappers that flatten parameters, such as FSDP1 and DeepSpeed's ZeRO, leave no matrices)"
+        )

@@ -1,0 +1,162 @@
+"""A parameter of any rank seen as matrices: convolutions, stacks of experts, weights that are several in one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Optional, Sequence
+
+import torch
+from torch import Tensor
+
+CONV_MODES = ("flatten", "batched")
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """The matrices of one parameter; `matrices` cuts tensors of its shape into them.
+
+    There are `stack` alike (experts, or positions of a kernel; else one), and each is cut along its rows into parts
+    of `rows` rows, which are matrices of their own.
+    """
+
+    stack_axes: tuple[int, ...]  # dimensions of the tensor that count the stack, () for a single matrix
+    row_axis: int
+    col_axes: tuple[int, ...]  # several where they are flattened, from the slowest in memory to the fastest
+    stack: int
+    rows: tuple[int, ...]
+    cols: int
+    scale: float = 1.0  # of the step multiplier of every one of the matrices
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each matrix, in the order of `matrices`: the parts of the first, then of the next."""
+        return tuple((rows, self.cols) for rows in self.rows) * self.stack
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tensor itself is the one matrix."""
+        return not self.stack_axes and len(self.rows) == len(self.col_axes) == 1
+
+    def matrices(self, tensor: Tensor, read_only: bool = False) -> list[Tensor]:
+        """Return the matrices of `tensor`: the parameter, its momentum buffer or its gradient.
+
+        They are views, whose changes are the tensor's. The columns of `flatten` come in the order in which the
+        parameter has them in memory, other for `channels_last` than for contiguous ones: permuted columns permute
+        those of a polar factor, so that updates differ by no more than the order of summation. A tensor laid out in
+        another way than the parameter raises ValueError, or is copied where the caller does not write: `read_only`.
+        """
+        whole = [tensor]
+        for unbound, axis in enumerate(self.stack_axes):  # each one unbound moves the next a place to the front
+            whole = [M for stack in whole for M in stack.unbind(axis - unbound)]
+        if len(self.col_axes) > 1:
+            whole = [self._flat(tensor, read_only)]
+        return whole if len(self.rows) == 1 else [part for M in whole for part in M.split(self.rows)]
+
+    def row_values(self, values: Tensor) -> list[Tensor]:
+        """Return, for each matrix, the entries of `values` of its rows; `values` has one for each row of a whole."""
+        return [*values.split(self.rows)] * self.stack
+
+    def __str__(self) -> str:
+        shape = f"{sum(self.rows)}x{self.cols}"
+        text = f"flatten {shape}" if len(self.col_axes) > 1 else shape
+        if self.stack_axes:
+            text = f"{self.stack} matrices {shape}"
+        return text if len(self.rows) == 1 else f"{text} split {_sum(self.rows)}"
+
+    def _flat(self, tensor: Tensor, read_only: bool) -> Tensor:
+        order, shape = (self.row_axis, *self.col_axes), (sum(self.rows), self.cols)
+        permuted = tensor.permute(order)
+        if read_only:
+            return permuted.reshape(shape)
+        try:
+            return permuted.view(shape)
+        except RuntimeError:
+            raise ValueError(
+                f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} cannot be seen as one matrix "
+                f"{shape[0]} x {shape[1]} with its dimensions in the order {order}"
+            ) from None
+
+
+def matrix_view(
+    name: str,
+    p: Tensor,
+    *,
+    conv_mode: str = "flatten",
+    normalize_spatial: bool = True,
+    experts: bool = False,
+    split_rows: Optional[Sequence[int]] = None,
+) -> MatrixView:
+    """Return how `p`, of at least two dimensions, is seen as matrices; it depends on its shape and layout alone.
+
+    Two dimensions are a matrix (rows, cols). With `experts` (E, rows, cols) are E of them. Other parameters are
+    convolutions (out, in, *kernel): with `conv_mode` `flatten` a matrix (out, in * positions), with `batched` one
+    (out, in) for each position of the kernel, whose steps `normalize_spatial` divides by sqrt(positions).
+    `split_rows` are the row counts of the parts of each matrix, such as queries, keys and values.
+
+    Raises ValueError for row counts of another sum, experts of another rank, or a layout that no view flattens.
+    Source: timm, https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py (convolutions).
+    """
+    check_conv_mode(conv_mode)
+    shape = tuple(p.shape)
+    if experts and len(shape) > 3:
+        raise ValueError(f"the weights of experts must be (experts, rows, cols), {name} is {shape}")
+    stack_axes, row_axis, col_axes = (), 0, (1,)
+    if len(shape) > 2 and experts:
+        stack_axes, row_axis, col_axes = (0,), 1, (2,)
+    elif len(shape) > 2 and conv_mode == "flatten":
+        col_axes = _memory_order(p)
+    elif len(shape) > 2:
+        stack_axes = tuple(range(2, len(shape)))
+    stack, cols = (math.prod(shape[axis] for axis in axes) for axes in (stack_axes, col_axes))
+    spatial = stack_axes and row_axis == 0  # the positions of a kernel
+    scale = stack**-0.5 if spatial and normalize_spatial else 1.0
+    rows = _parts(name, shape[row_axis], split_rows)
+    view = MatrixView(stack_axes, row_axis, col_axes, stack, rows, cols, scale)
+    try:
+        # Of its strides alone: a sharded parameter is cut where its local tensor is.
+        view.matrices(torch.empty_strided(p.shape, p.stride(), device="meta"))
+    except ValueError as error:
+        raise ValueError(f"{name} must be contiguous or channels_last for conv_mode='flatten': {error}") from None
+    return view
+
+
+def is_expert(name: str, expert_keys: Sequence[str]) -> bool:
+    """Return whether one of `expert_keys`, such as `experts`, is a component, or some in a row, of a dotted name."""
+    return any(f".{key}." in f".{name}." for key in expert_keys)
+
+
+def check_conv_mode(conv_mode: str) -> str:
+    """Return `conv_mode`; ValueError unless it is one of `CONV_MODES`."""
+    if conv_mode not in CONV_MODES:
+        raise ValueError(f"conv_mode must be one of {', '.join(CONV_MODES)}, got {conv_mode!r}")
+    return conv_mode
+
+
+def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:
+    """Return row counts as a tuple of ints, None for None; TypeError or ValueError for what are none."""
+    if split_rows is None:
+        return None
+    if not isinstance(split_rows, (tuple, list)) or not all(isinstance(count, Integral) for count in split_rows):
+        raise TypeError(f"split_rows must be whole numbers of rows, got {split_rows!r}")
+    if not split_rows or min(split_rows) < 1 or any(isinstance(count, bool) for count in split_rows):
+        raise ValueError(f"split_rows must be numbers of rows of at least 1, got {split_rows!r}")
+    return tuple(int(count) for count in split_rows)
+
+
+def _parts(name: str, rows: int, split_rows: Optional[Sequence[int]]) -> tuple[int, ...]:
+    parts = plain_split_rows(split_rows) or (rows,)
+    if sum(parts) != rows:
+        raise ValueError(f"split_rows of {name} must sum to its {rows} rows, {_sum(parts)} gives {sum(parts)}")
+    return parts
+
+
+def _memory_order(p: Tensor) -> tuple[int, ...]:
+    """Return the dimensions but the first, from the slowest in memory to the fastest."""
+    # Dimensions of size 1, whose strides mean nothing, stay apart from the rest wherever they end up.
+    return tuple(sorted(range(1, p.ndim), key=lambda dim: -p.stride(dim)))
+
+
+def _sum(parts: Sequence[int]) -> str:
+    return f"{len(parts)}*{parts[0]}" if len(parts) > 3 and len(set(parts)) == 1 else "+".join(map(str, parts))

@@ -1,0 +1,127 @@
+"""Routing: which parameter is orthogonalized, which is AdamW's, and why."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Callable, Iterable, Optional, Sequence, Union
+
+from torch import Tensor
+
+from .checks import check_matrix
+
+MIN_SIDE = 4
+MAX_ASPECT = 128.0
+
+# Wrappers put these in front of a model's own names.
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# Containers around the whole network: what is directly inside is still the top.
+_TRUNKS = {"model", "net", "network", "transformer", "backbone"}
+_EMBEDDING = re.compile(r"embed|(^|_)emb($|_)|^wte$|^wpe$|^relative_attention_bias$")
+_NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
+# Names of an output head: of a layer anywhere, of a part of the whole network, and of a layer at its top.
+_HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
+_HEADS |= {"unembed", "decoder"}
+_TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads"}
+_TOP_LAYERS = {"output", "fc", "fc_out", "proj_out", "generator"}
+_ROUTERS = {"router", "gate", "gating", "wg"}
+
+IsMuon = Callable[[str, Tensor], Optional[bool]]
+
+
+def unique_parameters(
+    params: Iterable[Union[Tensor, tuple[str, Tensor]]], first: int = 0
+) -> list[tuple[list[str], Tensor]]:
+    """Return each parameter once, with all its names; the unnamed are called `param_<first>` and so on.
+
+    Warns of an unnamed one that comes twice. Raises TypeError for what is neither a tensor nor a pair of name and
+    tensor.
+    """
+    names_of: dict[Tensor, list[str]] = {}
+    unnamed = []
+    for i, entry in enumerate(params, first):
+        named = isinstance(entry, (tuple, list)) and len(entry) == 2
+        name, p = entry if named else (f"param_{i}", entry)
+        if not isinstance(name, str) or not isinstance(p, Tensor):
+            got = type(entry).__name__
+            raise TypeError(f"params must be tensors or (name, tensor) pairs, got {got} at position {i - first}")
+        unnamed += [] if named else [p]
+        names_of.setdefault(p, []).append(name)
+    if len(set(unnamed)) < len(unnamed):
+        warnings.warn("got a parameter group with duplicate parameters: each is optimized once", stacklevel=2)
+    return [(names, p) for p, names in names_of.items()]
+
+
+def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None, experts: bool = False) -> tuple[str, str]:
+    """Return the branch, `muon` or `adamw`, and the reason; `names` are all the names of a tied parameter.
+
+    Of a stack of `experts` (E, rows, cols) the shape of one is judged.
+    """
+    verdict = None if is_muon is None else is_muon(names[0], p)
+    if verdict is not None:
+        if verdict:
+            check_matrix(names[0], p)
+        return ("muon" if verdict else "adamw"), "is_muon"
+    suitable, reason = shape_verdict(tuple(p.shape)[1:] if experts and p.ndim > 2 else tuple(p.shape))
+    if not suitable:
+        return "adamw", reason
+    for name in names:
+        role = role_by_name(name, tuple(p.shape))
+        if role is not None:
+            return "adamw", role
+    return "muon", "matrix"
+
+
+def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT) -> tuple[bool, str]:
+    """Return whether a parameter of this shape is worth orthogonalizing, and the rule that says so.
+
+    Its shorter side must be at least `min_side`, the longer at most `max_aspect` times that. Shapes of more than two
+    dimensions count as (out, product of the rest). The rules and their names are those of timm,
+    https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py.
+    """
+    if len(shape) < 2 or sum(size > 1 for size in shape) < 2:
+        return False, "insufficient_dims"
+    if shape[0] == 1 or shape[1] == 1:
+        return False, "leading_unit_dims"
+    rows, cols = shape[0], 1
+    for size in shape[1:]:
+        cols *= size
+    short, long = min(rows, cols), max(rows, cols)
+    if short < min_side:
+        return False, f"min_dim_too_small:{short}"
+    if long / short > max_aspect:
+        return False, f"extreme_aspect_ratio:{long / short:.1f}"
+    return True, "ok"
+
+
+def role_by_name(name: str, shape: tuple[int, ...]) -> Optional[str]:
+    """Return the role of a parameter that is a table, a head, a norm or a router by its name, else None.
+
+    Embeddings and heads have one row a token, so that most rows of their gradient are zero or noise, and routers one
+    row an expert: none of them is a map between hidden spaces, which is what a polar factor keeps balanced.
+    """
+    parts = bare_name(name).lower().split(".")
+    # The last two are a layer and its weight, or a module and a parameter of its own.
+    layer = parts[-2] if len(parts) > 1 else parts[-1]
+    top = next((part for part in parts if part not in _TRUNKS), layer)
+    for part in parts[-2:]:
+        if _EMBEDDING.search(part):
+            return f"embedding:{part}"
+        if _NORM.search(part):
+            return f"norm:{part}"
+    if top == layer == "shared" or "patch_embed" in parts:
+        return f"embedding:{top}"
+    if layer in _HEADS or top in _TOP_PARTS or (top == layer and layer in _TOP_LAYERS):
+        return f"output_head:{layer}"
+    if "router" in parts or (layer in _ROUTERS and shape[0] < shape[1]):
+        return f"router:{layer}"
+    if parts[-1] == "a_log":
+        return "state_space:a_log"
+    if parts[-1] == "bias" or parts[-1].endswith("_bias"):
+        return "bias"
+    return None
+
+
+def bare_name(name: str) -> str:
+    """Return a parameter's name as the model itself has it, without what wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

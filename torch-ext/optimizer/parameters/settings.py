@@ -1,0 +1,192 @@
+"""The settings of a parameter group, in one table: how each is checked, and what a change of it touches.
+
+To add a setting, add an argument of this name to `Muon` and an entry here. Everything else follows from `SETTINGS`:
+what is checked, what remakes the plan, which matrices may share a batch, and what ranks compare.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from numbers import Integral, Real
+from typing import Any, Callable, Mapping, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from ..iteration import METHODS, check_work_dtype
+from ..learning_rate import check_adjustment
+from ..rules.descent import DECAY_MODES
+from ..schedules import resolve_schedule
+from .matrices import CONV_MODES, plain_split_rows
+
+FALLBACKS = ("adamw", "nadamw")
+
+Group = Mapping[str, Any]
+
+
+class Role(Enum):
+    """What depends on a setting. Ranks compare the first three before the first step, the next two at every step."""
+
+    MATRICES = "which matrices there are: a change remakes the plan"
+    METHOD = "how matrices are worked on: a change remakes the plan, and matrices of one batch agree in it"
+    STATE = "how new state is made"
+    RECIPE = "read at every step, and matrices of one batch agree in it"
+    LIVE = "read at every step, for each matrix of a batch"
+    HOST = "of this process alone, and never compared"
+
+
+class Setting(NamedTuple):
+    """One key of a parameter group: `plain(key, value)` returns the value as a plain one, or raises."""
+
+    plain: Callable[[str, Any], Any]
+    role: Role
+
+
+def plain_settings(settings: Group) -> dict[str, Any]:
+    """Return `settings`, which may hold other keys too, with plain values: `torch.load(weights_only=True)` reads them.
+
+    Raises ValueError or TypeError for settings that cannot work.
+    """
+    if "betas" in settings:
+        raise ValueError("betas are called adamw_betas here")
+    plain = {key: SETTINGS[key].plain(key, value) if key in SETTINGS else value for key, value in settings.items()}
+    if plain["stochastic_rounding"] and plain["capturable"]:
+        raise ValueError("stochastic_rounding draws new seeds at every step, and a captured step would repeat them")
+    if plain["offload"] and plain["capturable"]:
+        raise ValueError("offload copies momentum to the device at every step, which a captured step cannot do")
+    resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
+    return plain
+
+
+def work_dtype_of(group: Group) -> Optional[torch.dtype]:
+    """Return the work dtype that a group asks for, None where it leaves it to the device."""
+    name = _dtype_name("ns_dtype", group["ns_dtype"])  # a user may have set a torch.dtype since the check
+    return None if name is None else getattr(torch, name)
+
+
+def _live_number(key: str, value: Any) -> float | Tensor:
+    """Return a number as a float and a float32 or float64 tensor of one element as it is; raise for anything else."""
+    if not isinstance(value, Tensor):
+        return _number(key, value, math.inf)
+    if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64):
+        got = f"{tuple(value.shape)} {value.dtype}"
+        raise ValueError(f"{key} must be a number or a float32 or float64 tensor of one element, got {got}")
+    return value
+
+
+def _optional_live_number(key: str, value: Any) -> float | Tensor | None:
+    return None if value is None else _live_number(key, value)
+
+
+def _number(key: str, value: Any, high: float) -> float:
+    """Return a number of [0, high) as a float."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{key} must be a number, got {value!r}")
+    if not 0 <= value < high:
+        raise ValueError(f"{key} must be at least 0 and below {high}, got {value}")
+    return float(value)
+
+
+def _below_one(key: str, value: Any) -> float:
+    return _number(key, value, 1.0)
+
+
+def _at_least_zero(key: str, value: Any) -> float:
+    return _number(key, value, math.inf)
+
+
+def _betas(key: str, value: Any) -> tuple[float, ...]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"{key} must be two numbers, got {value!r}")
+    return tuple(_below_one(key, beta) for beta in value)
+
+
+def _flag(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{key} must be True or False, got {value!r}")
+    return value
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str, Any], str]:
+    def plain(key: str, value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
+        return value
+
+    return plain
+
+
+def _names(key: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (tuple, list)) or not all(isinstance(name, str) and name for name in value):
+        raise TypeError(f"{key} must be names, got {value!r}")
+    return tuple(value)
+
+
+def _coefficients(key: str, value: Any) -> Any:
+    """Return a preset's name as it is, and nested sequences as tuples; `resolve_schedule` checks both."""
+    if hasattr(value, "__iter__") and not isinstance(value, str):
+        return tuple(_coefficients(key, item) for item in value)
+    return value
+
+
+def _count(key: str, value: Any) -> Any:
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def _adjustment(key: str, value: Any) -> Any:
+    check_adjustment(value)
+    return value
+
+
+def _dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+    """Return the name of a dtype or of a dtype's name, None for None; ValueError for one that is no work dtype."""
+    if dtype is None:
+        return None
+    resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(resolved, torch.dtype):
+        raise ValueError(f"{key} must be a torch.dtype or its name, got {dtype!r}")
+    return str(check_work_dtype(resolved)).replace("torch.", "")
+
+
+SETTINGS: dict[str, Setting] = {
+    "lr": Setting(_live_number, Role.LIVE),
+    "weight_decay": Setting(_live_number, Role.LIVE),
+    "momentum": Setting(_below_one, Role.RECIPE),
+    "nesterov": Setting(_flag, Role.RECIPE),
+    "ns_coefficients": Setting(_coefficients, Role.METHOD),
+    "eps": Setting(_at_least_zero, Role.RECIPE),
+    "ns_steps": Setting(_count, Role.METHOD),
+    "adjust_lr_fn": Setting(_adjustment, Role.METHOD),
+    "ns_dtype": Setting(_dtype_name, Role.METHOD),
+    "ns_method": Setting(_one_of(METHODS), Role.METHOD),
+    "decay_mode": Setting(_one_of(DECAY_MODES), Role.RECIPE),
+    "maximize": Setting(_flag, Role.RECIPE),
+    "conv_mode": Setting(_one_of(CONV_MODES), Role.MATRICES),
+    "normalize_spatial": Setting(_flag, Role.MATRICES),
+    "expert_keys": Setting(_names, Role.MATRICES),
+    "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
+    "fallback": Setting(_one_of(FALLBACKS), Role.LIVE),
+    "adamw_lr": Setting(_optional_live_number, Role.HOST),  # becomes the `lr` of the fallback's groups
+    "adamw_betas": Setting(_betas, Role.LIVE),
+    "adamw_eps": Setting(_at_least_zero, Role.LIVE),
+    "stochastic_rounding": Setting(_flag, Role.RECIPE),
+    "momentum_dtype": Setting(_dtype_name, Role.STATE),
+    "offload": Setting(_flag, Role.METHOD),
+    "capturable": Setting(_flag, Role.HOST),
+}
+# Group keys that are not arguments of `Muon`: the branch that routing chose, and how many steps have drawn seeds.
+_DERIVED = {"use_muon": Role.MATRICES, "rounding_step": Role.LIVE}
+
+
+def keys_of(*roles: Role) -> tuple[str, ...]:
+    """Return the group keys whose role is one of `roles`."""
+    every = {**{key: setting.role for key, setting in SETTINGS.items()}, **_DERIVED}
+    return tuple(key for key, role in every.items() if role in roles)
+
+
+PLANNED = keys_of(Role.MATRICES, Role.METHOD)
+# Matrices of groups that agree in these may share a batch.
+STACKED = keys_of(Role.METHOD, Role.RECIPE)
+COMPARED_ONCE = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)
+COMPARED_AT_EVERY_STEP = keys_of(Role.RECIPE, Role.LIVE)

@@ -1,0 +1,66 @@
+"""Batches: the matrices of this process that are orthogonalized in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Hashable, Iterable, Optional, Sequence
+
+from ..polar import matrices_together
+from .matrix import Matrix
+
+# What a batch may hold on a GPU: enough to fill it.
+BATCH_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Matrices of one `batch_key`. `transposed`: packed as cols x rows."""
+
+    matrices: tuple[Matrix, ...]
+    transposed: bool
+
+    @property
+    def first(self) -> Matrix:
+        """A matrix that stands for all in what they have in common."""
+        return self.matrices[0]
+
+
+def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
+    """Return the batches of all `matrices`, those of one batch in their order.
+
+    A batch packs at most `chunk_bytes`, or is one matrix; None is `BATCH_BYTES`, and on a CPU as many as are worked on
+    together. Where products take one matrix at a time there is nothing to be saved by stacking. Tall matrices are
+    transposed on a CPU while they are packed, since the iteration wants wide contiguous ones there.
+    """
+    every = list(matrices)
+    batches = []
+    for positions in grouped(matrix.batch_key for matrix in every):
+        members = tuple(every[i] for i in positions)
+        first = members[0]
+        transposed = first.parameter.device.type == "cpu" and first.rows > first.cols
+        length = _length(first, chunk_bytes)
+        batches += [Batch(some, transposed) for some in slices(members, length)]
+    return tuple(batches)
+
+
+def grouped(keys: Iterable[Hashable]) -> list[tuple[int, ...]]:
+    """Return the positions of equal keys, group by group, in the order of their first one."""
+    positions: dict[Hashable, list[int]] = {}
+    for i, key in enumerate(keys):
+        positions.setdefault(key, []).append(i)
+    return [tuple(members) for members in positions.values()]
+
+
+def slices(members: Sequence, length: int) -> list[Sequence]:
+    """Return `members` in slices of `length`, the last of them perhaps shorter."""
+    return [members[start : start + length] for start in range(0, len(members), length)]
+
+
+def _length(matrix: Matrix, chunk_bytes: Optional[int]) -> int:
+    """Return how many matrices like this a batch has at most."""
+    if not matrix.iteration.products.batched:
+        return 1
+    device, rows, cols = matrix.parameter.device, matrix.rows, matrix.cols
+    if device.type == "cpu" and chunk_bytes is None:
+        return matrices_together(device, (min(rows, cols), max(rows, cols)), matrix.iteration)
+    return max(1, (chunk_bytes or BATCH_BYTES) // (rows * cols * matrix.parameter.packed_dtype.itemsize))

@@ -1,0 +1,197 @@
+"""Where the parts of a sharded parameter are; the only file that knows how a DTensor says so."""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+import zlib
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+# Neighbouring indices of one dimension, as (start, stop), in rising order.
+Runs = tuple[tuple[int, int], ...]
+
+# Meshes by what they stem from. Weak, as a device mesh holds its groups.
+_MESHES: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary()
+
+
+class Mesh:
+    """The ranks of a mesh of `shape`, in the order of their coordinates; equal ones are one object (`mesh_of`).
+
+    `digest` is of the ranks.
+    """
+
+    def __init__(self, shape: tuple[int, ...], ranks: tuple[int, ...]):
+        self.shape = shape
+        self.ranks = ranks
+        self.members = tuple(sorted(ranks))
+        self._position = {rank: i for i, rank in enumerate(ranks)}
+        self.digest = f"{zlib.crc32(repr(ranks).encode()):08x}"
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Return where `rank` is in each dimension."""
+        indices, position = [], self._position[rank]
+        for size in reversed(self.shape):
+            position, index = divmod(position, size)
+            indices.append(index)
+        return tuple(reversed(indices))
+
+
+class Layout(NamedTuple):
+    """How a tensor of `shape` lies on a mesh, in numbers: the same on every rank.
+
+    Each dimension of the mesh replicates the tensor, None, or splits a dimension of it as `torch.chunk` does. With a
+    factor above 1 it first cuts that dimension into as many pieces, and each of them: so FSDP2 splits what tensor
+    parallelism has split before.
+    """
+
+    shape: tuple[int, ...]
+    mesh: Mesh
+    splits: tuple[Optional[tuple[int, int]], ...]  # dimension and factor
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the tensor there are."""
+        return math.prod(size for size, split in zip(self.mesh.shape, self.splits) if split is None)
+
+    @property
+    def split_dims(self) -> set[int]:
+        """The dimensions of the tensor that are split over ranks."""
+        return {split[0] for split in self.splits if split is not None}
+
+    def copy_of(self, rank: int) -> tuple[int, ...]:
+        """Return which copy of the tensor `rank` has a part of."""
+        coordinates = zip(self.splits, self.mesh.coordinates(rank))
+        return tuple(index for split, index in coordinates if split is None)
+
+
+@functools.cache
+def mesh_of(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Mesh:
+    """Return the mesh of these sizes and ranks, the same object each time."""
+    return Mesh(shape, ranks)
+
+
+def layout_of(name: str, tensor: Tensor, ranks: Optional[tuple[int, ...]] = None) -> Optional[Layout]:
+    """Return the layout of a DTensor, or of a plain tensor that each of `ranks` has a copy of; else None.
+
+    Raises ValueError for a DTensor whose parts are yet to be summed.
+    """
+    if not isinstance(tensor, DTensor):
+        if ranks is None:
+            return None
+        return Layout(tuple(tensor.shape), mesh_of((len(ranks),), ranks), (None,))
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
+        raise ValueError(f"{name} has placements {tensor.placements}: Partial values must be reduced before a step")
+    splits = tuple(_split_of(name, placement) for placement in tensor.placements)
+    return Layout(tuple(tensor.shape), _numbers_of(tensor.device_mesh), splits)
+
+
+@functools.lru_cache(maxsize=2**16)
+def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
+    """Return how `count` of a tensor's copies lie, side by side, those that `rank` is among; `count` divides all."""
+    copies: dict[tuple[int, ...], list[int]] = {}
+    for member in layout.mesh.ranks:
+        copies.setdefault(layout.copy_of(member), []).append(member)
+    place = list(copies).index(layout.copy_of(rank))
+    chosen = list(copies.values())[place - place % count :][:count]
+    sharded = [(size, split) for size, split in zip(layout.mesh.shape, layout.splits) if split is not None]
+    mesh = mesh_of((count, *(size for size, _ in sharded)), tuple(member for copy in chosen for member in copy))
+    return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
+
+
+def check_gradient(p: Tensor) -> None:
+    """Raise ValueError unless the gradient of `p` is dense, has its shape, and lies on ranks as `p` does."""
+    gradient = p.grad
+    if gradient.layout != torch.strided or gradient.shape != p.shape:  # which `p` itself may have lost
+        raise ValueError(
+            f"gradients must be dense and of their parameter's shape {tuple(p.shape)}, "
+            f"got {tuple(gradient.shape)}, {gradient.layout}"
+        )
+    if isinstance(p, DTensor) != isinstance(gradient, DTensor) or (isinstance(p, DTensor) and not _alike(p, gradient)):
+        raise ValueError(
+            f"a parameter {tuple(p.shape)} with placements {_placements(p)} has a gradient with "
+            f"{_placements(gradient)}; bring it in line before the step: "
+            "p.grad = p.grad.redistribute(placements=p.placements)"
+        )
+
+
+def _alike(a: DTensor, b: DTensor) -> bool:
+    # The same object nearly always, and DTensors compare their meshes rank by rank.
+    return a.placements == b.placements and (a.device_mesh is b.device_mesh or a.device_mesh == b.device_mesh)
+
+
+def _placements(tensor: Tensor) -> str:
+    return str(tensor.placements) if isinstance(tensor, DTensor) else "none"
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, sharing its memory, and a plain tensor as it is."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+@functools.lru_cache(maxsize=2**16)
+def runs_of(layout: Layout, rank: int) -> tuple[Runs, ...]:
+    """Return, for each dimension of the tensor, the indices that `rank` holds."""
+    runs_by_dim = [((0, size),) for size in layout.shape]
+    for split, parts, index in zip(layout.splits, layout.mesh.shape, layout.mesh.coordinates(rank)):
+        if split is not None:
+            dim, factor = split
+            pieces = [_chunk(runs_by_dim[dim], factor, piece) for piece in range(factor)]
+            runs_by_dim[dim] = tuple(run for piece in pieces for run in _chunk(piece, parts, index))
+    return tuple(_joined(runs) for runs in runs_by_dim)
+
+
+def length(runs: Runs) -> int:
+    """Return how many indices there are."""
+    return sum(stop - start for start, stop in runs)
+
+
+def within(runs: Runs, start: int, stop: int) -> Runs:
+    """Return those of `runs` in [start, stop), counted from `start`."""
+    cut = ((max(a, start) - start, min(b, stop) - start) for a, b in runs)
+    return tuple((a, b) for a, b in cut if a < b)
+
+
+def _chunk(runs: Runs, parts: int, index: int) -> Runs:
+    """Return the part that `torch.chunk` gives to `index`: the last ones may be short or empty."""
+    total = length(runs)
+    size = -(-total // parts)
+    first, last = min(index * size, total), min((index + 1) * size, total)
+    chunk, passed = [], 0
+    for start, stop in runs:
+        a, b = max(first - passed, 0), min(last - passed, stop - start)
+        if a < b:
+            chunk.append((start + a, start + b))
+        passed += stop - start
+    return tuple(chunk)
+
+
+def _joined(runs: Runs) -> Runs:
+    joined: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, stop))
+    return tuple(joined)
+
+
+def _numbers_of(mesh: DeviceMesh) -> Mesh:
+    if mesh not in _MESHES:
+        _MESHES[mesh] = mesh_of(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+    return _MESHES[mesh]
+
+
+def _split_of(name: str, placement) -> Optional[tuple[int, int]]:
+    if isinstance(placement, Replicate):
+        return None
+    if isinstance(placement, _StridedShard):  # before Shard, which it is a kind of in some versions of torch
+        return placement.dim, placement.split_factor
+    if isinstance(placement, Shard):
+        return placement.dim, 1
+    raise ValueError(f"{name} has a placement {placement}, which is neither Replicate nor Shard")

@@ -1,0 +1,149 @@
+"""The records of a parameter and of its matrices: all that a step needs to know of them and that no step changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Hashable, Iterable, Optional
+
+import torch
+
+from ..iteration import Iteration, iteration_costs
+from ..kernels.products import SINGLE
+from ..learning_rate import step_multiplier
+from ..parameters.matrices import MatrixView
+from ..parameters.settings import Group
+from ..schedules import Schedule
+from .process_groups import Ranks
+from .shards import Part, Shards
+
+# FLOPs in whose time an element goes over the wire: 4e14 FLOPs and 5e10 bytes a second, of two bytes each. It keeps
+# long thin matrices, which cost few FLOPs, from meeting on one rank.
+FLOPS_OF_AN_ELEMENT = 2**14
+
+# Copies of a matrix are orthogonalized once, and sent, where a step costs more FLOPs; a guess, not measured.
+WORTH_SENDING = 2**28
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """One parameter of Muon, the same on every rank but for the device; equal to itself alone."""
+
+    number: int  # among Muon's parameters
+    name: str
+    group: int  # number of its parameter group
+    position: int  # in that group
+    recipe: int  # number of the first group whose matrices may be stacked with those of this one
+    schedule: Schedule
+    view: MatrixView
+    shards: Optional[Shards]  # None: this process alone has it
+    device: torch.device
+    dtype: torch.dtype
+    momentum_dtype: torch.dtype
+    work_dtype: torch.dtype
+
+    def matrices(self, group: Group, choose: Callable[..., Iteration]) -> tuple[Matrix, ...]:
+        """Return its matrices by the settings of its group and `choose`, which is `choose_iteration` with a cache.
+
+        Raises ValueError where the group's method is not safe in the work dtype.
+        """
+        by_size = {
+            size: choose(self.device, self.work_dtype, (min(size), max(size)), self.schedule, group["ns_method"])
+            for size in set(self.view.shapes)
+        }
+        return tuple(
+            Matrix(
+                parameter=self,
+                index=index,
+                rows=rows,
+                cols=cols,
+                multiplier=step_multiplier(group["adjust_lr_fn"], rows, cols) * self.view.scale,
+                iteration=by_size[rows, cols],
+                shards=self.shards,
+                cost=owners_cost(rows, cols, len(self.schedule)),
+            )
+            for index, (rows, cols) in enumerate(self.view.shapes)
+        )
+
+    @property
+    def packed_dtype(self) -> torch.dtype:
+        """A dtype for directions, which are not normalised yet: float16 has no room for 1e5, float32 none for 1e60."""
+        if self.dtype == torch.float64:
+            return torch.float64
+        return torch.float32 if self.work_dtype == torch.float16 else self.work_dtype
+
+    @property
+    def sharers(self) -> Optional[Ranks]:
+        """The ranks that have something of it; None for this process alone."""
+        return None if self.shards is None else self.shards.layout.mesh.members
+
+    @property
+    def family(self) -> Hashable:
+        """What parameters have in common whose matrices are exchanged in the same messages."""
+        return self.sharers, self.device, self.dtype, self.momentum_dtype, self.recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """One matrix of a parameter, and how it is orthogonalized; equal to itself alone."""
+
+    parameter: Parameter
+    index: int  # among the parameter's matrices
+    rows: int  # of the whole matrix, wherever its parts lie
+    cols: int
+    multiplier: float  # of the learning rate
+    iteration: Iteration
+    shards: Optional[Shards]  # the parameter's, or as many of its copies as work together
+    cost: int  # by `owners_cost`
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The parameter's number and the index: the same for all records of one matrix."""
+        return self.parameter.number, self.index
+
+    @property
+    def batch_key(self) -> Hashable:
+        """What matrices of one batch have in common."""
+        return self.parameter.family, self.rows, self.cols, self.multiplier
+
+    @property
+    def holders(self) -> Ranks:
+        """The ranks that have something of the matrix: of a stack of experts, those that hold this one."""
+        return self.shards.holders(self.index)
+
+    @property
+    def parts(self) -> int:
+        """In how many parts each copy of the matrix lies."""
+        return len(self.holders) // self.shards.layout.copies
+
+    @property
+    def part_size(self) -> int:
+        """How many elements the largest part has."""
+        return -(-self.rows * self.cols // self.parts)
+
+    def part(self, rank: int) -> Part:
+        """Return what `rank` holds of the matrix."""
+        return self.shards.part(self.index, rank)
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether one rank orthogonalizes it for others: it lies in parts, or in copies that are worth sending."""
+        if self.shards is None:
+            return False
+        if not self.shards.is_whole(self.index):
+            return True
+        return self.shards.layout.copies > 1 and flops(self.rows, self.cols) > WORTH_SENDING
+
+
+def flops(rows: int, cols: int) -> int:
+    """Return the FLOPs of one step of the standard iteration, 4 m² n + 2 m³, by products that save nothing."""
+    return int(iteration_costs(*sorted((rows, cols)), 1, 1, SINGLE)[0])
+
+
+def owners_cost(rows: int, cols: int, steps: int) -> int:
+    """Return what a matrix costs its owner, in FLOPs: so many steps, and the way there and back."""
+    return steps * flops(rows, cols) + FLOPS_OF_AN_ELEMENT * rows * cols
+
+
+def names_of_parameters(matrices: Iterable[Matrix]) -> tuple[str, ...]:
+    """Return the names of the matrices' parameters, each once."""
+    return tuple(dict.fromkeys(matrix.parameter.name for matrix in matrices))

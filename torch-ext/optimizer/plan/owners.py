@@ -1,0 +1,88 @@
+"""Costs to owners: who works on what, balanced within each chunk and over all of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from typing import Hashable, Iterator, Optional, Sequence
+
+from .matrix import Matrix
+
+
+def chunks_by_size(matrices: Sequence[Matrix], everybody: Hashable, limit: int) -> Iterator[list[int]]:
+    """Yield the positions of `matrices`, of falling cost, in chunks.
+
+    Those with the same holders lie at the same place, those held by `everybody` at all places. At each place a chunk
+    has parts whose sizes sum to at most `limit`, or as many matrices as they have parts there. Of equal cost, places
+    take turns, so that all have something in a chunk.
+    """
+    places = [None if matrix.holders == everybody else matrix.holders for matrix in matrices]
+    turns: Counter[tuple[int, Optional[Hashable]]] = Counter()
+    order = []
+    for position, (matrix, place) in enumerate(zip(matrices, places)):
+        order.append((-matrix.cost, turns[matrix.cost, place], position))
+        turns[matrix.cost, place] += 1
+    chunk, filling = [], _Filling()
+    for _, _, position in sorted(order):
+        matrix, place = matrices[position], places[position]
+        if chunk and not filling.has_room_for(matrix, place, limit):
+            yield chunk
+            chunk, filling = [], _Filling()
+        chunk.append(position)
+        filling.add(matrix, place)
+    if chunk:
+        yield chunk
+
+
+class _Filling:
+    """How far a chunk is filled at each place; None is all places."""
+
+    def __init__(self):
+        self._sizes: Counter[Optional[Hashable]] = Counter()
+        self._counts: Counter[Optional[Hashable]] = Counter()
+        self._largest = 0  # of the sizes at single places
+
+    def has_room_for(self, matrix: Matrix, place: Optional[Hashable], limit: int) -> bool:
+        at_place = self._largest if place is None else self._sizes[place]
+        return self._counts[place] < matrix.parts or self._sizes[None] + at_place + matrix.part_size <= limit
+
+    def add(self, matrix: Matrix, place: Optional[Hashable]) -> None:
+        self._sizes[place] += matrix.part_size
+        self._counts[place] += 1
+        if place is not None:
+            self._largest = max(self._largest, self._sizes[place])
+
+
+class Owners:
+    """Hands out work of a known cost to the least loaded of `ranks`, the first of equals.
+
+    Within a chunk, given in order of falling cost to everybody, no load exceeds the smallest possible largest one by
+    more than a third (Graham, Bounds on multiprocessing timing anomalies, 1969); between chunks it goes by the load in
+    total.
+    """
+
+    def __init__(self, ranks: int):
+        self.loads = [0] * ranks
+        self._in_chunk = [0] * ranks
+        self._heap: list[tuple[int, int, int]] = []
+        self.next_chunk()
+
+    def next_chunk(self) -> None:
+        """Begin a chunk, in which everybody is idle."""
+        self._in_chunk = [0] * len(self.loads)
+        self._heap = [(0, load, rank) for rank, load in enumerate(self.loads)]
+        heapq.heapify(self._heap)
+
+    def take(self, cost: int, candidates: Optional[Sequence[int]] = None) -> int:
+        """Return who of `candidates`, None for everybody, takes work of this cost, and count it."""
+        if candidates is None:
+            while True:  # entries of loads that have grown since are stale
+                in_chunk, load, rank = heapq.heappop(self._heap)
+                if (in_chunk, load) == (self._in_chunk[rank], self.loads[rank]):
+                    break
+        else:
+            rank = min(candidates, key=lambda r: (self._in_chunk[r], self.loads[r], r))
+        self.loads[rank] += cost
+        self._in_chunk[rank] += cost
+        heapq.heappush(self._heap, (self._in_chunk[rank], self.loads[rank], rank))
+        return rank

@@ -1,0 +1,159 @@
+"""The plan: everything about a step that depends on parameters, settings and ranks alone, made once and frozen."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Mapping, Optional, Sequence
+
+from torch import Tensor
+
+from ..iteration import choose_iteration, default_work_dtype
+from ..parameters.groups import names_of, view_in_group
+from ..parameters.settings import PLANNED, STACKED, Group, work_dtype_of
+from ..schedules import resolve_schedule
+from .agreement import Terms, terms_of
+from .batches import Batch, grouped, plan_batches
+from .exchanges import Exchange, ExchangeOptions, plan_exchanges
+from .layout import layout_of, local_part
+from .matrix import Matrix, Parameter
+from .process_groups import Ranks, this_rank
+from .shards import Shards, check_shards
+from .sums import SummedBatch, as_summed, plan_sums
+
+State = Mapping[Tensor, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class FallbackBatch:
+    """Parameters of one fallback group that are updated in one call: of one device, dtype and ranks that share them."""
+
+    group: int
+    positions: tuple[int, ...]  # in the group
+    sharers: Optional[Ranks]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a step walks: numbers and records, no tensor."""
+
+    matrices: tuple[tuple[Matrix, ...], ...] = ()  # of each of Muon's parameters
+    batches: tuple[Batch, ...] = ()  # that this process works on alone
+    exchanges: tuple[Exchange, ...] = ()
+    sums: tuple[tuple[SummedBatch, ...], ...] = ()  # those of the same ranks together
+    fallback: tuple[FallbackBatch, ...] = ()
+    terms: Mapping[Ranks, Terms] = field(default_factory=dict)  # of the ranks that share parameters with this one
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks work on some matrices together."""
+        return bool(self.exchanges or self.sums)
+
+    def owners(self) -> dict[tuple[int, int], int]:
+        """Return the rank that orthogonalizes each exchanged matrix, by the matrix's key."""
+        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
+        return {matrix.key: rank for chunk in chunks for matrix, rank in chunk.messages.owners}
+
+    def summed(self) -> dict[tuple[int, int], SummedBatch]:
+        """Return the batch of each matrix whose Gram matrix is summed, by the matrix's key."""
+        return {matrix.key: batch for batches in self.sums for batch in batches for matrix in batch.matrices}
+
+    def all_batches(self) -> list[Batch]:
+        """Return every batch that this process orthogonalizes."""
+        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
+        return [*self.batches, *(owned.batch for chunk in chunks for owned in chunk.batches)]
+
+
+def make_plan(
+    groups: Sequence[Group], state: State, options: ExchangeOptions, copies: Optional[Ranks], of_all: str
+) -> Plan:
+    """Return the plan for the parameters of `groups`.
+
+    `copies` are the ranks that have a copy of every plain parameter; parameters without `state` are frozen; ranks
+    compare `of_all` besides parameters and settings. Raises ValueError for parameters that no plan can be made for.
+    """
+    local: list[Matrix] = []
+    exchanged: list[Matrix] = []
+    summed: list[Matrix] = []
+    choose = functools.lru_cache(maxsize=None)(choose_iteration)
+    matrices = []
+    for parameter, frozen in _parameters(groups, state, copies):
+        every = parameter.matrices(groups[parameter.group], choose)
+        matrices.append(every)
+        owned = [] if frozen else [matrix for matrix in every if matrix.has_owner]
+        sums = {matrix: as_summed(matrix) for matrix in owned} if options.sum_gram else {}
+        summed += filter(None, sums.values())
+        exchanged += [matrix for matrix in owned if not sums.get(matrix)]
+        local += [every[index] for index in local_indices(parameter) if not every[index].has_owner]
+    return Plan(
+        matrices=tuple(matrices),
+        batches=plan_batches(local),
+        exchanges=plan_exchanges(exchanged, this_rank(), options.chunk_bytes),
+        sums=plan_sums(summed, this_rank(), options.chunk_bytes),
+        fallback=tuple(_fallback_batches(groups, copies)),
+        terms=terms_of(groups, of_all, copies, state),
+    )
+
+
+def recipes_of(groups: Sequence[Group]) -> list[int]:
+    """Return for each group the number of the first one whose matrices may share batches with its own."""
+    recipes = [tuple(group[key] for key in STACKED) for group in groups]
+    return [recipes.index(recipe) for recipe in recipes]
+
+
+def planned_settings(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
+    """Return what of the settings of each group a plan depends on.
+
+    Of those that schedulers move it is only which groups agree: momentum that rises in all groups remakes no plan.
+    """
+    return [(recipe, *(group[key] for key in PLANNED)) for recipe, group in zip(recipes_of(groups), groups)]
+
+
+def local_indices(parameter: Parameter) -> Sequence[int]:
+    """Return which matrices of a parameter this rank has a part of, perhaps an empty one, in its tensor's order."""
+    if parameter.shards is None:
+        return range(len(parameter.view.shapes))
+    return parameter.shards.local(this_rank())[1]
+
+
+def _parameters(groups: Sequence[Group], state: State, copies: Optional[Ranks]) -> Iterator[tuple[Parameter, bool]]:
+    """Yield Muon's parameters, and whether each is frozen."""
+    number = 0
+    for i, (group, recipe) in enumerate(zip(groups, recipes_of(groups))):
+        if not group["use_muon"]:
+            continue
+        schedule = resolve_schedule(group["ns_coefficients"], group["ns_steps"])
+        for position, (name, p) in enumerate(zip(names_of(group), group["params"])):
+            view, layout = view_in_group(name, p, group), layout_of(name, p, copies)
+            shards = None if layout is None else Shards(view, layout)
+            if shards is not None:
+                check_shards(name, shards)
+            # A frozen parameter has no momentum yet; what it gets later is like the parameter.
+            momentum = state[p]["momentum_buffer"] if p in state else p
+            parameter = Parameter(
+                number=number,
+                name=name,
+                group=i,
+                position=position,
+                recipe=recipe,
+                schedule=schedule,
+                view=view,
+                shards=shards,
+                device=p.device,
+                dtype=p.dtype,
+                momentum_dtype=momentum.dtype,
+                work_dtype=work_dtype_of(group) or default_work_dtype(p),
+            )
+            yield parameter, not p.is_meta and p not in state
+            number += 1
+
+
+def _fallback_batches(groups: Sequence[Group], copies: Optional[Ranks]) -> Iterator[FallbackBatch]:
+    for number, group in enumerate(groups):
+        if group["use_muon"]:
+            continue
+        layouts = [layout_of(name, p, copies) for name, p in zip(names_of(group), group["params"])]
+        sharers = [None if layout is None else layout.mesh.members for layout in layouts]
+        keys = [(local_part(p).device, p.dtype, ranks) for p, ranks in zip(group["params"], sharers)]
+        for positions in grouped(keys):
+            yield FallbackBatch(number, positions, sharers[positions[0]])

@@ -1,0 +1,104 @@
+"""Sums: long matrices whose parts stay where they are, while ranks sum a small Gram matrix (`step/summed.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Hashable, Optional, Sequence
+
+from ..iteration import iteration_costs, summed_iteration
+from ..kernels.products import SINGLE
+from .batches import grouped, slices
+from .exchanges import CHUNK_BYTES
+from .layout import length
+from .matrix import FLOPS_OF_AN_ELEMENT, Matrix, flops, names_of_parameters
+from .process_groups import Ranks, shortened
+
+
+@dataclass(frozen=True, eq=False)
+class SummedBatch:
+    """Equal matrices that all of `ranks` orthogonalize together; this rank has equal parts of them, rows x cols."""
+
+    ranks: Ranks
+    matrices: tuple[Matrix, ...]
+    rows: int
+    cols: int
+    tall: bool  # the matrices lie in parts along their rows
+    names: str  # of some of the parameters, for errors
+
+    @property
+    def first(self) -> Matrix:
+        """A matrix that stands for all in what they have in common."""
+        return self.matrices[0]
+
+    def __str__(self) -> str:
+        return f"{self.first.iteration}, Gram matrices summed over {len(self.ranks)} ranks"
+
+
+def as_summed(matrix: Matrix) -> Optional[Matrix]:
+    """Return the matrix with the iteration that sums its Gram matrix; None where that is not possible, or costs more.
+
+    It must lie in parts along its long side, in one copy: others might sum in another order.
+    """
+    if matrix.shards.layout.copies > 1 or matrix.shards.lengthwise(matrix.index) is None:
+        return None
+    (m, n), parameter = sorted((matrix.rows, matrix.cols)), matrix.parameter
+    iteration = summed_iteration(parameter.device, parameter.work_dtype, (m, n), parameter.schedule)
+    if iteration is None:
+        return None
+    summed = replace(matrix, iteration=iteration)
+    return summed if _is_cheaper(summed) else None
+
+
+def plan_sums(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[int]) -> tuple[tuple[SummedBatch, ...], ...]:
+    """Return what `rank` works on with others that sum Gram matrices, those of the same ranks together.
+
+    A batch packs at most `chunk_bytes`, None: CHUNK_BYTES, on each rank, or is one matrix.
+    """
+    here = [matrix for matrix in matrices if rank in matrix.holders]
+    batches: list[SummedBatch] = []
+    for positions in grouped(map(_batch_key, here)):
+        members = [here[i] for i in positions]
+        first = members[0]
+        bytes_of_one = first.part_size * first.parameter.packed_dtype.itemsize
+        count = max(1, (chunk_bytes or CHUNK_BYTES) // bytes_of_one) if first.iteration.products.batched else 1
+        batches += [_batch(some, rank) for some in slices(members, count)]
+    groups = sorted(grouped(batch.ranks for batch in batches), key=lambda group: batches[group[0]].ranks)
+    return tuple(tuple(batches[i] for i in group) for group in groups)
+
+
+def described(batches: Sequence[SummedBatch]) -> str:
+    """Return what is summed by the same ranks, as one line."""
+    matrices = sum(len(batch.matrices) for batch in batches)
+    messages = sum(1 + len(batch.first.iteration.windows) for batch in batches)
+    return f"{matrices} matrices whose Gram matrices {len(batches[0].ranks)} ranks sum, {messages} messages"
+
+
+def _is_cheaper(matrix: Matrix) -> bool:
+    """Whether to sum the Gram matrix costs less than to send the parts to an owner and back."""
+    (m, n), steps = sorted((matrix.rows, matrix.cols)), len(matrix.parameter.schedule)
+    parts, windows = len(matrix.holders), len(matrix.iteration.windows)
+    # Of products that save nothing, as for owners, so that all ranks decide alike.
+    _, products = iteration_costs(m, n / parts, steps, windows, SINGLE)
+    # To sum a matrix over a ring each rank sends it twice, here in float32, two elements' worth.
+    together = products + FLOPS_OF_AN_ELEMENT * windows * 2 * 2 * m * m
+    return together < (steps * flops(m, n) + FLOPS_OF_AN_ELEMENT * 2 * m * n) / parts
+
+
+def _batch_key(matrix: Matrix) -> Hashable:
+    """Return what matrices of a batch have in common, on all ranks: also which part of each a rank has."""
+    shards = matrix.shards
+    number = matrix.index % len(shards.view.rows)
+    return matrix.holders, matrix.batch_key, shards.layout, shards.view.rows, number
+
+
+def _batch(matrices: Sequence[Matrix], rank: int) -> SummedBatch:
+    first = matrices[0]
+    part, side = first.part(rank), first.shards.lengthwise(first.index)
+    return SummedBatch(
+        ranks=first.holders,
+        matrices=tuple(matrices),
+        rows=length(part.rows) if side == 0 else first.rows,
+        cols=length(part.cols) if side == 1 else first.cols,
+        tall=side == 0,
+        names=shortened(names_of_parameters(matrices)),
+    )

@@ -1,0 +1,20 @@
+"""Gradient scaling: what `torch.amp.GradScaler` says of the gradients of a step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from torch import Tensor
+
+
+class GradientScaling(NamedTuple):
+    """The factor that gradients were multiplied with, and 1 if they overflowed, else 0.
+
+    Both are float32 tensors of one element on the device of the parameters, or None without a GradScaler.
+    """
+
+    grad_scale: Optional[Tensor]
+    found_inf: Optional[Tensor]
+
+
+UNSCALED = GradientScaling(None, None)

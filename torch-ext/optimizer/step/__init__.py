@@ -1,0 +1,1 @@
+"""What runs at every step: it walks the plan."""

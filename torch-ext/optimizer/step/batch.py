@@ -1,0 +1,96 @@
+"""One batch of this process: momentum, orthogonalization, descent."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Iterable, NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from ..parameters.settings import Group
+from ..plan.batches import Batch
+from ..rules.descent import Destination, descend_packed_, scaled_rows
+from ..rules.momentum import pack_momentum_
+from .direction import polar_update
+from .recipe import Recipes
+from .workspace import LocalBatch, LocalMatrix
+
+
+class UpdateNorms(NamedTuple):
+    """The Frobenius norms (B,) of a batch's directions, its elements, and the step size that they were taken with."""
+
+    norms: Tensor
+    elements: int
+    multiplier: Tensor
+    lr: Tensor
+
+
+def update_local_(batches: Iterable[LocalBatch], recipes: Recipes) -> list[UpdateNorms]:
+    """Update the matrices of this process that have a gradient, and their momentum, in place; return their norms."""
+    norms = []
+    for work in batches:
+        present = [i for i, part in enumerate(work.parts) if part.has_gradient]
+        if len(present) < len(work.parts):
+            _scale_rows_of_absent_(work, recipes)
+        if not present:
+            continue
+        with nullcontext() if work.host is None else work.host.borrowed(work.host_chunk) as momenta:
+            parts = [work.parts[i] for i in present]
+            if momenta is not None:
+                parts = [part._replace(momentum=momenta[i]) for i, part in zip(present, parts)]
+            norms.append(update_batch_(work._replace(parts=parts), recipes))
+    return norms
+
+
+def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
+    """Update the parameters and momentum buffers of one batch in place, from its gradients."""
+    batch, parts = work.batch, work.parts
+    recipe = recipes.of([part.matrix for part in parts])
+    parameters = [part.parameter for part in parts]
+    packed = packed_memory(batch, len(parts), parameters[0].device)
+    momenta, gradients = [part.momentum for part in parts], [part.gradient() for part in parts]
+    pack_momentum_(momenta, gradients, as_parameter(batch, packed), recipe.momentum, recipe.scaling)
+    del gradients  # which may be the last to hold their memory
+    directions = polar_update(packed, batch.first.iteration, recipe.eps)
+    rule = recipe.descent._replace(multiplier=work.multiplier)
+    destination = Destination(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
+    descend_packed_(parameters, as_parameter(batch, directions.packed), rule, destination)
+    return UpdateNorms(directions.norms, directions.packed.numel(), work.multiplier, rule.lr)
+
+
+def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
+    """Return memory for `count` of a batch's matrices, as they are packed."""
+    first = batch.first
+    shape = (first.cols, first.rows) if batch.transposed else (first.rows, first.cols)
+    return torch.empty(count, *shape, dtype=first.parameter.packed_dtype, device=device)
+
+
+def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
+    """Return the view (B, rows, cols) of what is packed."""
+    return packed.mT if batch.transposed else packed
+
+
+def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
+    """Return QK-clip's factor for each row of all parts, 1 for those that are not scaled; None where none is."""
+    scales = [part.row_scale for part in parts]
+    some = next((scale for scale in scales if scale is not None), None)
+    if some is None:
+        return None
+    ones = some.new_ones(1)
+    return torch.cat([ones.expand(len(p.parameter)) if scale is None else scale for p, scale in zip(parts, scales)])
+
+
+def seeds(parts: Sequence[LocalMatrix], groups: Sequence[Group]) -> Optional[Tensor]:
+    """Return the seed of each part, None where nothing is rounded stochastically."""
+    if parts[0].origin is None:
+        return None
+    return torch.tensor([part.seed(groups) for part in parts], dtype=torch.int64, device="cpu")
+
+
+def _scale_rows_of_absent_(work: LocalBatch, recipes: Recipes) -> None:
+    """Apply QK-clip to what nobody updates: it holds for weights without a gradient, too."""
+    for part in work.parts:
+        if part.row_scale is not None and not part.has_gradient:
+            found_inf = recipes.scalings[part.matrix.parameter.sharers].found_inf
+            part.parameter.copy_(scaled_rows(part.parameter, part.row_scale, found_inf))

@@ -1,0 +1,29 @@
+"""Chunks in turn: while one is worked on, the messages of others are on their way."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Generator, Iterable, Iterator
+
+
+def advanced(exchanges: Iterable[Iterable[Generator]], in_flight: int) -> Iterator[list[Any]]:
+    """Advance the chunks of each exchange by rounds, until all are done; yield what those that end in a round return.
+
+    A chunk is a generator that yields while a message flies. In a round each chunk under way goes on to its next
+    message; up to `in_flight` have one on its way while another is worked on. The newest goes first, so that its gather
+    and an older one's scatter are hidden. Exchanges come one after the other, since two groups of NCCL must not have
+    messages on their way at once.
+    """
+    for chunks in exchanges:
+        waiting, running = deque(chunks), []
+        while waiting or running:
+            if waiting and len(running) <= in_flight:
+                running.insert(0, waiting.popleft())
+            results = []
+            for chunk in list(running):
+                try:
+                    next(chunk)
+                except StopIteration as end:
+                    running.remove(chunk)
+                    results.append(end.value)
+            yield results

@@ -1,0 +1,62 @@
+"""Recipes: the rules of one step, read from the live settings of groups."""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple, Optional, Sequence, Union
+
+from torch import Tensor
+
+from ..parameters.settings import Group
+from ..plan.matrix import Matrix
+from ..plan.process_groups import Ranks
+from ..rules.descent import DescentRule, descent_rule
+from ..rules.momentum import MomentumRule
+from ..rules.scaling import GradientScaling
+
+
+class Recipe(NamedTuple):
+    """What a step does to the matrices of one batch, before and after they are orthogonalized."""
+
+    momentum: MomentumRule
+    eps: float
+    descent: DescentRule
+    scaling: GradientScaling
+
+
+class Recipes:
+    """The recipes of one step, each made once.
+
+    `scalings` has what GradScaler says by the ranks that share a parameter, under None for this process alone.
+    """
+
+    def __init__(self, groups: Sequence[Group], scalings: Mapping[Optional[Ranks], GradientScaling]):
+        self.groups = groups
+        self.scalings = scalings
+        self._made: dict[tuple, Recipe] = {}
+
+    def of(self, matrices: Sequence[Matrix]) -> Recipe:
+        """Return the recipe of matrices of one batch, whose groups may differ in learning rate and decay alone."""
+        numbers = tuple(matrix.parameter.group for matrix in matrices)
+        if len(set(numbers)) == 1:
+            numbers = numbers[:1]
+        sharers = matrices[0].parameter.sharers
+        key = (numbers, sharers)
+        if key not in self._made:
+            self._made[key] = self._recipe([self.groups[number] for number in numbers], self.scalings[sharers])
+        return self._made[key]
+
+    def _recipe(self, groups: Sequence[Group], scaling: GradientScaling) -> Recipe:
+        first = groups[0]
+        # Metrics, which read the rate later, are of the step that used it.
+        rates, decays = [snapshot(group["lr"]) for group in groups], [group["weight_decay"] for group in groups]
+        return Recipe(
+            MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),
+            first["eps"],
+            descent_rule(rates, decays, first["decay_mode"]),
+            scaling,
+        )
+
+
+def snapshot(value: Union[float, Tensor, None]) -> Union[float, Tensor, None]:
+    """Return a copy of a 0-d tensor, since schedulers and scalers change theirs in place; a number as it is."""
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,197 @@
+"""A chunk's way through the step when its matrices are sharded: to their owners, through the iteration, and back."""
+
+from __future__ import annotations
+
+from typing import Iterator, NamedTuple, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import record_function
+
+from ..plan.blocks import Block
+from ..plan.exchanges import Chunk, OwnedBatch
+from ..plan.process_groups import explaining_timeouts
+from ..rules.descent import Destination, Number, descend_packed_, scaled_rows
+from ..rules.momentum import pack_momentum_
+from .agreement import StepAgreement
+from .batch import UpdateNorms, as_parameter, packed_memory, row_scales, seeds
+from .direction import polar_update
+from .recipe import Recipe, Recipes
+from .workspace import LocalChunk, LocalMatrix
+
+
+def update_chunk(
+    work: LocalChunk, recipes: Recipes, agreement: StepAgreement, group: dist.ProcessGroup
+) -> Iterator[None]:
+    """Update this rank's parts of a chunk and their momentum; yields twice, once after each started exchange.
+
+    What no rank has a gradient of is left alone. So is what only one of two copies has a gradient of: `agreement` is
+    told. Returns the norms of the updates of owned matrices, 0 for those that are left alone.
+    """
+    chunk, holder, owner = work.chunk, work.chunk.messages.holder, work.chunk.messages.owner
+    recipe = recipes.of(holder.matrices or [chunk.some_matrix])
+    parts = ShardedParts(work.parts, recipe, recipes)
+    size = sum(holder.sent) + holder.scratch
+    outgoing = torch.empty(size, dtype=chunk.packed_dtype, device=chunk.device)
+    if work.parts:
+        parts.pack_(outgoing, holder.directions)
+        _write_presence_(outgoing, work, parts.absent)
+    transfer = _started(chunk, outgoing, holder.sent, owner.received, group)
+    del outgoing  # as long as it is needed the transfer holds it
+    yield
+    received = transfer.wait(chunk)
+    del transfer
+    returned, norms = _orthogonalized(work, received, recipes)
+    del received
+    transfer = _started(chunk, returned, owner.sent, holder.received, group)
+    del returned
+    yield
+    updates = transfer.wait(chunk)
+    del transfer
+    if work.parts:
+        verdicts = updates.index_select(0, work.verdicts_in)
+        agreement.note_absent_copies(chunk.names, verdicts)
+        parts.descend_(updates, work.multipliers, verdicts, holder.updates)
+    return norms
+
+
+class ShardedParts:
+    """A rank's parts between pack and descent.
+
+    A part without a gradient counts as zero if another rank has one. Whether one has is known only when the owner's
+    flag comes back. Until then the momentum of such a part, an absent one, is updated in a copy.
+    """
+
+    def __init__(self, parts: Sequence[LocalMatrix], recipe: Recipe, recipes: Recipes):
+        self.parts = parts
+        self.absent = frozenset(i for i, part in enumerate(parts) if not part.has_gradient)
+        self._recipe, self._groups = recipe, recipes.groups
+        self._momenta: list[Tensor] = []
+
+    @record_function("muon.pack")
+    def pack_(self, packed: Tensor, places: Optional[Sequence[int]] = None) -> None:
+        """Take the gradients into the momentum buffers, and write the directions into `packed`, at `places` of it."""
+        self._momenta = [p.momentum.clone() if i in self.absent else p.momentum for i, p in enumerate(self.parts)]
+        gradients = [
+            torch.zeros_like(part.parameter) if i in self.absent else part.gradient()
+            for i, part in enumerate(self.parts)
+        ]
+        pack_momentum_(self._momenta, gradients, packed, self._recipe.momentum, self._recipe.scaling, places)
+
+    @record_function("muon.descend")
+    def descend_(
+        self, updates: Tensor, multiplier: Number, verdicts: Tensor, places: Optional[Sequence[int]] = None
+    ) -> None:
+        """Update those parts whose verdict is above zero, by `updates`, at `places` of that buffer."""
+        parts, alive, overflow = self.parts, verdicts > 0, self._recipe.scaling.found_inf
+        origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
+        rounding = seeds(parts, self._groups)
+        destination = Destination(row_scales(parts), rounding, overflow, alive, places, origins)
+        rule = self._recipe.descent._replace(multiplier=multiplier)
+        descend_packed_([part.parameter for part in parts], updates, rule, destination)
+        for i in sorted(self.absent):
+            part = parts[i]
+            part.momentum.copy_(torch.where(alive[i], self._momenta[i], part.momentum))
+            if part.row_scale is not None:  # QK-clip holds for what nobody updates, too
+                scaled = scaled_rows(part.parameter, part.row_scale, overflow)
+                part.parameter.copy_(torch.where(alive[i], part.parameter, scaled))
+
+
+class Transfer(NamedTuple):
+    """An exchange on its way. It holds the buffer that is being sent, whose memory must not be used again before."""
+
+    work: dist.Work
+    sent: Tensor
+    received: Tensor
+
+    @record_function("muon.wait")
+    def wait(self, chunk: Chunk) -> Tensor:
+        """Return what has come from all ranks."""
+        with explaining_timeouts("parts", chunk.names):
+            self.work.wait()
+        return self.received
+
+
+@record_function("muon.send")
+def _started(
+    chunk: Chunk, buffer: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> Transfer:
+    """Send the front of `buffer`, `sent` elements to each rank, and begin to receive as many as `received` says."""
+    front, incoming = buffer[: sum(sent)], buffer.new_empty(sum(received))
+    with explaining_timeouts("parts", chunk.names):
+        work = dist.all_to_all_single(incoming, front, list(received), list(sent), group=group, async_op=True)
+    return Transfer(work, buffer, incoming)
+
+
+@record_function("muon.orthogonalize")
+def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tuple[Tensor, list[UpdateNorms]]:
+    """Return what is sent back, the blocks of the owned matrices' updates and their flags; and the updates' norms."""
+    chunk, norms = work.chunk, []
+    verdicts = _verdicts(work, received)
+    returned = torch.empty(sum(chunk.messages.owner.sent), dtype=chunk.work_dtype, device=chunk.device)
+    for owned, positions in work.owned:
+        update = _return_(returned, owned, received, recipes.of(owned.batch.matrices))
+        alive = verdicts.index_select(0, positions) > 0
+        norms.append(update._replace(norms=update.norms.where(alive, 0.0)))
+    matrices, places = work.verdicts_out
+    returned.index_copy_(0, places, verdicts.index_select(0, matrices).to(returned.dtype))
+    return returned, norms
+
+
+def _return_(returned: Tensor, owned: OwnedBatch, received: Tensor, recipe: Recipe) -> UpdateNorms:
+    """Write the blocks of a batch's directions into `returned`, and return their norms."""
+    first = owned.batch.first
+    directions = polar_update(_assembled(owned, received), first.iteration, recipe.eps)
+    _disassemble_(returned, owned, directions.packed)
+    return UpdateNorms(directions.norms, directions.packed.numel(), first.multiplier, recipe.descent.lr)
+
+
+def _assembled(owned: OwnedBatch, received: Tensor) -> Tensor:
+    """Return the matrices of a batch, packed, from the blocks that have come."""
+    packed = packed_memory(owned.batch, len(owned.positions), received.device)
+    directions = as_parameter(owned.batch, packed)
+    if owned.blocks_in:
+        targets = [_in_batch(block, directions) for block in owned.blocks_in]
+        torch._foreach_copy_(targets, [_in_buffer(block, received) for block in owned.blocks_in])
+    return packed
+
+
+def _disassemble_(buffer: Tensor, owned: OwnedBatch, packed: Tensor) -> None:
+    """Fill `buffer` with the blocks of a batch."""
+    directions = as_parameter(owned.batch, packed)
+    if owned.blocks_out:
+        targets = [_in_buffer(block, buffer) for block in owned.blocks_out]
+        torch._foreach_copy_(targets, [_in_batch(block, directions) for block in owned.blocks_out])
+
+
+def _in_batch(block: Block, matrices: Tensor) -> Tensor:
+    """Return the view (count, rows, cols) of a block of matrices (B, m, n)."""
+    strides = matrices.stride()
+    first = block.position * strides[0] + block.top * strides[1] + block.left * strides[2]
+    return matrices.as_strided((block.count, block.rows, block.cols), strides, matrices.storage_offset() + first)
+
+
+def _in_buffer(block: Block, buffer: Tensor) -> Tensor:
+    """Return the view (count, rows, cols) of a block in a message."""
+    return buffer.as_strided((block.count, block.rows, block.cols), (block.step, block.row_step, 1), block.offset)
+
+
+def _write_presence_(buffer: Tensor, work: LocalChunk, absent: frozenset[int]) -> None:
+    """Write the flag of each held part into `buffer`: 1 if there is a gradient, else 0."""
+    flags = torch.tensor([float(i not in absent) for i in range(len(work.parts))], dtype=buffer.dtype)
+    # The device is not waited for.
+    buffer.index_copy_(0, work.presence_out, flags.to(buffer.device, non_blocking=True))
+
+
+def _verdicts(work: LocalChunk, received: Tensor) -> Tensor:
+    """Return, float32, for each owned matrix the flag that goes back: 1, 0 where no rank had a gradient, or -1.
+
+    The last is for those of which one of two copies of a part has a gradient, and the other has none.
+    """
+    matrices, places, twins = work.presence_in
+    flags, of_twins = received.index_select(0, places), received.index_select(0, twins)
+    counts = torch.zeros(2, len(work.chunk.messages.owner.matrices), device=received.device)
+    counts.index_add_(1, matrices, torch.stack([flags > 0, flags != of_twins]).float())
+    present, disputed = counts > 0
+    return present.float().masked_fill(disputed, -1.0)

@@ -1,0 +1,82 @@
+"""One step: momentum, orthogonalization and descent of matrices; the fallback's rule for the other parameters."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Generator, Iterator, Mapping, Optional
+
+from torch import Tensor
+
+from ..parameters.settings import Group
+from ..plan.layout import layout_of, local_part
+from ..plan.plan import FallbackBatch, State
+from ..plan.process_groups import Ranks, group_of, this_rank
+from ..plan.shards import local_rows
+from ..rules.adamw import adamw_
+from ..rules.descent import scaled_rows
+from ..rules.fallback import FallbackRule, FallbackState
+from ..rules.nadamw import nadamw_
+from ..rules.scaling import GradientScaling
+from .agreement import StepAgreement
+from .batch import UpdateNorms, update_local_
+from .pipeline import advanced
+from .recipe import Recipes
+from .sharded import update_chunk
+from .summed import update_sum
+from .workspace import Workspace
+
+FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
+
+
+def update_shared_(
+    workspace: Workspace, recipes: Recipes, agreements: Mapping[Ranks, StepAgreement], in_flight: int
+) -> list[UpdateNorms]:
+    """Update the matrices that this process shares with others where any rank has a gradient, and the rest meanwhile.
+
+    Up to `in_flight` chunks have a message on its way while another is worked on. Returns norms as `update_local_`.
+    """
+    rounds = advanced(chain(_chunks(workspace, recipes, agreements), _sums(workspace, recipes)), in_flight)
+    results = next(rounds, [])  # the first parts are on their way
+    norms = update_local_(workspace.batches, recipes)
+    for ended in rounds:
+        results += ended
+    return norms + list(chain.from_iterable(results))
+
+
+def _chunks(
+    workspace: Workspace, recipes: Recipes, agreements: Mapping[Ranks, StepAgreement]
+) -> Iterator[Iterator[Generator]]:
+    for ranks, works in workspace.exchanges:
+        yield (update_chunk(work, recipes, agreements[work.chunk.sharers], group_of(ranks)) for work in works)
+
+
+def _sums(workspace: Workspace, recipes: Recipes) -> Iterator[Iterator[Generator]]:
+    for ranks, works in workspace.sums:
+        yield (update_sum(work, recipes, group_of(ranks)) for work in works)
+
+
+def update_fallback_(
+    batch: FallbackBatch, group: Group, state: State, scalings: Mapping[Optional[Ranks], GradientScaling]
+) -> None:
+    """Update those parameters of a fallback batch that have a gradient, and their state."""
+    every = [group["params"][position] for position in batch.positions]
+    params = [p for p in every if p.grad is not None]
+    if not params:
+        return
+    rule = FallbackRule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
+    states = [FallbackState(*(local_part(state[p][key]) for key in ("exp_avg", "exp_avg_sq", "step"))) for p in params]
+    gradients = [local_part(p.grad) for p in params]
+    update_ = FALLBACK_UPDATES[group["fallback"]]
+    update_([local_part(p) for p in params], gradients, states, rule, scalings[batch.sharers])
+
+
+def scale_rows_(
+    p: Tensor,
+    row_scale: Tensor,
+    copies: Optional[Ranks],
+    scalings: Mapping[Optional[Ranks], GradientScaling],
+) -> None:
+    """Multiply each row of `p`, in place, with its factor; a bias has one element a row."""
+    layout, local = layout_of("", p, copies), local_part(p)
+    sharers = None if layout is None else layout.mesh.members
+    local.copy_(scaled_rows(local, local_rows(row_scale, layout, this_rank()), scalings[sharers].found_inf))

@@ -1,0 +1,239 @@
+"""The workspace: the tensors that the plan's records stand for, kept as views between steps.
+
+It is made when the plan is, and again when a parameter's or a momentum buffer's memory is replaced, which
+`addresses` tells. Nothing is cut, looked up or laid out in a step that could be done here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Iterable, NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from ..parameters.matrices import MatrixView
+from ..parameters.offload import HostChunks
+from ..parameters.settings import Group
+from ..plan.batches import Batch, grouped
+from ..plan.exchanges import Chunk, OwnedBatch
+from ..plan.layout import local_part
+from ..plan.matrix import Matrix, Parameter
+from ..plan.plan import Plan, State, local_indices
+from ..plan.process_groups import this_rank
+from ..plan.shards import local_rows
+from ..plan.sums import SummedBatch
+from ..rules.descent import HALVES
+
+
+class LocalParameter:
+    """What this process has of one parameter of Muon, and of its gradient while a step reads it."""
+
+    def __init__(self, parameter: Parameter, p: Tensor, release_grad: bool):
+        self.tensor = p
+        self.row_scales: Optional[list[Tensor]] = None  # of QK-clip in this step, for each local matrix
+        self._shards = parameter.shards
+        self._release = release_grad
+        self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
+        self._is_plain = self._view.is_plain
+        self._left: Optional[dict[int, Tensor]] = None  # of the gradient, what is not taken yet
+
+    def cut(self, tensor: Tensor, read_only: bool = False) -> list[Tensor]:
+        """Return the local matrices of a tensor that is laid out like the parameter."""
+        return self._view.matrices(local_part(tensor), read_only)
+
+    def begin_step(self, row_scale: Optional[Tensor]) -> None:
+        """Forget the gradient of the last step; `row_scale` has a factor of QK-clip for each row of the whole."""
+        self._left = self.row_scales = None
+        if row_scale is not None:
+            layout = None if self._shards is None else self._shards.layout
+            self.row_scales = self._view.row_values(local_rows(row_scale, layout, this_rank()))
+        if self._release and not local_part(self.tensor).numel():  # as on other ranks, whose parts are read
+            self.tensor.grad = None
+
+    def take_gradient(self, position: int) -> Tensor:
+        """Return the gradient's local matrix at `position`, once.
+
+        The gradient is cut when the first is taken, and let go with the last where gradients are to be released.
+        """
+        if self._is_plain:
+            part = local_part(self.tensor.grad)
+        else:
+            if self._left is None:
+                cut = self.cut(self.tensor.grad, read_only=True)
+                self._left = {i: matrix for i, matrix in enumerate(cut) if matrix.numel()}
+            part = self._left.pop(position)
+        if self._release and not self._left:
+            self.tensor.grad = None
+        return part
+
+
+class LocalMatrix(NamedTuple):
+    """What this process has of a matrix: views rows x cols of its parameter and of its momentum buffer."""
+
+    matrix: Matrix
+    parameter: Tensor
+    momentum: Tensor
+    source: LocalParameter
+    position: int  # among the local matrices of the source
+    origin: Optional[tuple[int, int, int]]  # its first row and column in the whole, and the whole's columns
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there is a gradient in this step."""
+        return self.source.tensor.grad is not None
+
+    @property
+    def row_scale(self) -> Optional[Tensor]:
+        """QK-clip's float32 factor for each row in this step."""
+        return None if self.source.row_scales is None else self.source.row_scales[self.position]
+
+    def gradient(self) -> Tensor:
+        """Return the gradient, once in a step."""
+        return self.source.take_gradient(self.position)
+
+    def seed(self, groups: Sequence[Group]) -> int:
+        """Return what this step rounds the matrix with stochastically.
+
+        One for each matrix and step: 2**20 matrices a parameter, 2**20 parameters, and 2**23 steps.
+        """
+        parameter = self.matrix.parameter
+        return (groups[parameter.group]["rounding_step"] << 40) + (parameter.number << 20) + self.matrix.index
+
+
+class LocalBatch(NamedTuple):
+    """A batch of this process; its momentum may be in host memory, as one of several chunks."""
+
+    batch: Batch
+    parts: Sequence[LocalMatrix]
+    multiplier: Tensor
+    host: Optional[HostChunks] = None
+    host_chunk: int = 0
+
+
+class LocalChunk(NamedTuple):
+    """A chunk of exchanged matrices: the parts that this rank holds, and the plan's places as tensors on the device."""
+
+    chunk: Chunk
+    parts: Sequence[LocalMatrix]
+    multipliers: Tensor  # of the parts, float64 on the CPU, where the descent reads it
+    presence_out: Tensor  # of each part's flag in what is gathered, int64, as all that follow
+    verdicts_in: Tensor  # of each part's flag in what comes back
+    presence_in: Tensor  # (3, flags): owned matrix, place of the flag, place of the same part's flag from another copy
+    verdicts_out: Tensor  # (2, flags): owned matrix, place of the flag
+    owned: Sequence[tuple[OwnedBatch, Tensor]]  # with the positions of its matrices among all that are owned
+
+
+class LocalSum(NamedTuple):
+    """A batch whose Gram matrices are summed, and this rank's parts, none where they are empty."""
+
+    batch: SummedBatch
+    parts: Sequence[LocalMatrix]
+    multiplier: Tensor
+
+
+class Workspace:
+    """All that a step of Muon changes on this process, in the order of the plan."""
+
+    def __init__(self, plan: Plan, groups: Sequence[Group], state: State, release_grads: bool):
+        self.parameters: list[LocalParameter] = []
+        self._parts: dict[tuple[int, int], LocalMatrix] = {}
+        for matrices in plan.matrices:
+            self._add(matrices, groups[matrices[0].parameter.group], state, release_grads)
+        self.batches = _with_host(
+            [
+                LocalBatch(batch, self._of(batch.matrices), _number_tensor(batch.first.multiplier))
+                for batch in plan.batches
+            ],
+            [groups[batch.first.parameter.group]["offload"] for batch in plan.batches],
+        )
+        self.exchanges = [(each.ranks, [self._local_chunk(chunk) for chunk in each.chunks]) for each in plan.exchanges]
+        self.sums = [(batches[0].ranks, [self._local_sum(batch) for batch in batches]) for batches in plan.sums]
+
+    def synchronize(self) -> None:
+        """Wait until host memory has all momentum that lives there."""
+        for host in {id(work.host): work.host for work in self.batches if work.host is not None}.values():
+            host.synchronize()
+
+    def _add(self, matrices: Sequence[Matrix], group: Group, state: State, release_grads: bool) -> None:
+        parameter = matrices[0].parameter
+        p = group["params"][parameter.position]
+        source = LocalParameter(parameter, p, release_grads)
+        self.parameters.append(source)
+        if p not in state:  # frozen, and without a gradient
+            return
+        rounds = group["stochastic_rounding"] and p.dtype in HALVES
+        pieces = zip(source.cut(p), source.cut(state[p]["momentum_buffer"]))
+        for position, (index, (view, momentum)) in enumerate(zip(local_indices(parameter), pieces)):
+            if view.numel():
+                matrix = matrices[index]
+                origin = _origin(matrix) if rounds else None
+                self._parts[matrix.key] = LocalMatrix(matrix, view, momentum, source, position, origin)
+
+    def _local_chunk(self, chunk: Chunk) -> LocalChunk:
+        holder, owner = chunk.messages.holder, chunk.messages.owner
+        parts = self._of(holder.matrices)
+
+        def indices(places: Sequence, shape: Sequence[int] = (-1,)) -> Tensor:
+            return torch.tensor(places, dtype=torch.int64, device=chunk.device).reshape(shape)
+
+        return LocalChunk(
+            chunk=chunk,
+            parts=parts,
+            multipliers=_number_tensor([part.matrix.multiplier for part in parts]),
+            presence_out=indices(holder.presence),
+            verdicts_in=indices(holder.verdicts),
+            presence_in=indices(owner.presence, (-1, 3)).T,
+            verdicts_out=indices(owner.verdicts, (-1, 2)).T,
+            owned=[(owned, indices(owned.positions)) for owned in chunk.batches],
+        )
+
+    def _local_sum(self, batch: SummedBatch) -> LocalSum:
+        return LocalSum(batch, self._of(batch.matrices), _number_tensor(batch.first.multiplier))
+
+    def _of(self, matrices: Iterable[Matrix]) -> list[LocalMatrix]:
+        return [self._parts[matrix.key] for matrix in matrices if matrix.key in self._parts]
+
+
+def addresses(groups: Sequence[Group], state: State) -> list[Any]:
+    """Return what a workspace depends on besides the plan: where tensors are, and whether seeds are needed."""
+    tensors = [p for group in groups if group["use_muon"] for p in group["params"]]
+    entries = map(state.get, tensors)
+    tensors += [entry["momentum_buffer"] for entry in entries if entry is not None]
+    rounding = [group["stochastic_rounding"] for group in groups]
+    # Storages themselves: views stay right while the memory of one moves.
+    return [*rounding, *((t.untyped_storage()._cdata, t.storage_offset()) for t in map(local_part, tensors))]
+
+
+def zero_batch(batch: Batch) -> LocalBatch:
+    """Return matrices of zeros with gradients of zeros, as many and as large as those of a batch."""
+    parts = []
+    for matrix in batch.matrices:
+        like, view = matrix.parameter, MatrixView((), 0, (1,), 1, (matrix.rows,), matrix.cols)
+        p = torch.zeros(matrix.rows, matrix.cols, dtype=like.dtype, device=like.device)
+        p.grad = torch.zeros_like(p)
+        source = LocalParameter(replace(like, view=view, shards=None), p, release_grad=False)
+        parts.append(LocalMatrix(matrix, p, torch.zeros_like(p, dtype=like.momentum_dtype), source, 0, None))
+    return LocalBatch(batch, parts, _number_tensor(batch.first.multiplier))
+
+
+def _with_host(works: list[LocalBatch], offloaded: Sequence[bool]) -> list[LocalBatch]:
+    """Return `works`, with those that are `offloaded` as chunks of host memory that each device fetches in turn."""
+    devices = [work.batch.first.parameter.device if off else None for work, off in zip(works, offloaded)]
+    for positions in grouped(devices):
+        device = devices[positions[0]]
+        if device is not None:
+            host = HostChunks([[part.momentum for part in works[i].parts] for i in positions], device)
+            for chunk, i in enumerate(positions):
+                works[i] = works[i]._replace(host=host, host_chunk=chunk)
+    return works
+
+
+def _origin(matrix: Matrix) -> tuple[int, int, int]:
+    first = (0, 0) if matrix.shards is None else matrix.part(this_rank()).origin()
+    return (*first, matrix.cols)
+
+
+def _number_tensor(value: Any) -> Tensor:
+    # On the CPU, where the compiled ops read it at the call.
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
