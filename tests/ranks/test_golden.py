@@ -92,12 +92,12 @@ class Pipeline:
             owner = side.owner
             matrices = [torch.full((matrix.rows, matrix.cols), float("nan")) for matrix in owner.matrices]
             for i, matrix in enumerate(matrices):
-                self._copy(matrix, buffer, [place for place in owner.parts_in if place.matrix == i], to_buffer=False)
+                self._copy(matrix, buffer, [part for part in owner.parts_in if part[0] == i], to_buffer=False)
             for matrix, found in zip(owner.matrices, matrices):
                 assert torch.equal(found, self.values(matrix))
             sent.append(torch.full((sum(owner.sent),), float("nan")))
             for i, matrix in enumerate(matrices):
-                parts = [place for place in owner.parts_out if place.matrix == i]
+                parts = [part for part in owner.parts_out if part[0] == i]
                 self._copy(2 * matrix + 1, sent[-1], parts, to_buffer=True)
         return sent, self._exchanged([inside.lengths(side, "scatter") for side in chunks], sent)
 
@@ -108,7 +108,7 @@ class Pipeline:
     def _copy(self, matrix, buffer, parts, to_buffer):
         """Copy the blocks of one matrix, as a step does."""
         sharded = self.kernel.step.sharded
-        for block in self.kernel.plan.blocks.blocks_of(parts, {place.matrix: 0 for place in parts}):
+        for block in self.kernel.plan.blocks.blocks_of(parts, {position: 0 for position, *_ in parts}):
             views = sharded._in_batch(block, matrix[None]), sharded._in_buffer(block, buffer)
             target, source = reversed(views) if to_buffer else views
             target.copy_(source)

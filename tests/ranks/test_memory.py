@@ -55,7 +55,7 @@ def held_by(chunk) -> Held:
 
 def batch_bytes(batch, packed: int, work: int) -> int:
     """What is packed, the results, and what `polar_factors` says that it holds for one of the matrices, on a CPU."""
-    m, n = sorted((batch.first.rows, batch.first.cols))
+    m, n = sorted(batch.packed_shape)
     one = max((2 * m * n + 2 * m * m) * work, m * n * (4 + work))
     return len(batch.matrices) * m * n * (packed + work) + one
 
@@ -126,17 +126,17 @@ def gradients_alive(kernel, case: Case):
     optimizer = muon(kernel, case, params)
     set_gradients(case, params, 1)
     memory = {i: weakref.ref(p.grad.to_local().untyped_storage()) for i, p in enumerate(params) if p.to_local().numel()}
-    real, found = kernel.step.sharded._started, []
+    real, found = kernel.step.sharded._exchanged, []
 
-    def started(chunk, *arguments):
+    def exchanged(chunk, *arguments):
         found.append((chunk, {i for i, storage in memory.items() if storage() is not None}))
         return real(chunk, *arguments)
 
-    with mock.patch.object(kernel.step.sharded, "_started", started):
+    with mock.patch.object(kernel.step.sharded, "_exchanged", exchanged):
         optimizer.step()
     chunks, rank = chunks_of(optimizer), dist.get_rank()
     # The first transfer of each chunk is its gather.
-    gathers = [next(alive for started, alive in found if started is chunk) for chunk in chunks]
+    gathers = [next(alive for exchanged, alive in found if exchanged is chunk) for chunk in chunks]
     later = [[m for chunk in chunks[i + 1 :] for m in chunk.messages.holder.matrices] for i in range(len(chunks))]
     local = [matrix for batch in plan_of(optimizer).batches for matrix in batch.matrices]
     later[0] += [matrix for matrix in local if matrix.part(rank).size]

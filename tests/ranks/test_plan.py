@@ -53,10 +53,10 @@ def test_an_owner_gets_each_element_of_its_matrices_once(kernel, world, seed):
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "gather") for side in chunk], buffers)):
             assert received.size == sum(side.owner.received)
             found = [np.zeros_like(model.numbers[matrix]) for matrix in side.owner.matrices]
-            for block in side.owner.parts_in:
-                piece = received[block.offset : block.offset + block.part.size]
-                rows, cols = indices(block.part.rows), indices(block.part.cols)
-                found[block.matrix][np.ix_(rows, cols)] += piece.reshape(len(rows), len(cols))
+            for position, part, offset in side.owner.parts_in:
+                rows, cols = indices(part.rows), indices(part.cols)
+                piece = received[offset : offset + part.size].reshape(len(rows), len(cols))
+                found[position][np.ix_(rows, cols)] += piece
             for matrix, numbers in zip(side.owner.matrices, found):
                 np.testing.assert_array_equal(numbers, model.numbers[matrix])
 
@@ -68,10 +68,10 @@ def test_each_holder_gets_back_its_own_part_of_each_matrix(kernel, world, seed):
         buffers = []
         for side in chunk:
             buffer = np.zeros(sum(side.owner.sent), dtype=np.int64)
-            for block in side.owner.parts_out:
-                own = cut(model.numbers[side.owner.matrices[block.matrix]], block.part).ravel()
-                assert not buffer[block.offset : block.offset + own.size].any()
-                buffer[block.offset : block.offset + own.size] = own
+            for position, part, offset in side.owner.parts_out:
+                piece = cut(model.numbers[side.owner.matrices[position]], part).ravel()
+                assert not buffer[offset : offset + piece.size].any()
+                buffer[offset : offset + piece.size] = piece
             buffers.append(buffer)
         received = all_to_all([inside.lengths(side, "scatter") for side in chunk], buffers)
         for rank, side in enumerate(chunk):
@@ -129,8 +129,8 @@ def test_at_many_ranks_the_blocks_of_an_owner_cover_each_of_its_matrices_once(ke
     (_, owner), *_ = model.plan(0)[0][0].owners
     for side in model.plan(owner)[0]:
         counts = [np.zeros_like(model.numbers[matrix]) for matrix in side.owner.matrices]
-        for block in side.owner.parts_in:
-            counts[block.matrix][np.ix_(indices(block.part.rows), indices(block.part.cols))] += 1
+        for position, part, _ in side.owner.parts_in:
+            counts[position][np.ix_(indices(part.rows), indices(part.cols))] += 1
         assert all((count == 1).all() for count in counts)
 
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -35,11 +36,22 @@ def rule(rules, **changes):
     return rules.FallbackRule(**{**SETTINGS, **changes})
 
 
+class State(NamedTuple):
+    """A parameter's averages of gradients and of their squares, and the count of its steps."""
+
+    average: torch.Tensor
+    square: torch.Tensor
+    step: torch.Tensor
+
+
+def take_step(rules, parameters, gradients, states, *settings):
+    """Take one step of NAdamW in place."""
+    rules.nadamw_([rules.FallbackTensors(p, g, *s) for p, g, s in zip(parameters, gradients, states)], *settings)
+
+
 def states_of(rules, parameters, steps=0):
     """States as an optimizer makes them."""
-    return [
-        rules.FallbackState(torch.zeros_like(p), torch.zeros_like(p), torch.tensor(float(steps))) for p in parameters
-    ]
+    return [State(torch.zeros_like(p), torch.zeros_like(p), torch.tensor(float(steps))) for p in parameters]
 
 
 def example(rules, dtype=torch.float64, seed=0):
@@ -52,7 +64,7 @@ def example(rules, dtype=torch.float64, seed=0):
     parameters, gradients, averages, squares = ([t.to(dtype) for t in row] for row in draws)
     steps = [torch.tensor(float(count)) for count in (0, 2, 1000)]
     squares = [t.square() for t in squares]
-    states = [rules.FallbackState(*state) for state in zip(averages, squares, steps)]
+    states = [State(*state) for state in zip(averages, squares, steps)]
     return parameters, gradients, states
 
 
@@ -83,7 +95,7 @@ def test_float64_follows_timm(rules, trajectories):
         for step in range(1, trajectory.steps + 1):
             moved = [name for name in names if step not in trajectory.none_grads.get(name, ())]
             chosen = [parameters[name] for name in moved], [gradients[name][step - 1] for name in moved]
-            rules.nadamw_(*chosen, [states[name] for name in moved], settings)
+            take_step(rules, *chosen, [states[name] for name in moved], settings)
             for name in names if step in (1, 2, 5, 12) else ():
                 columns = (slice(None), slice(None, None, 64)) if name == "extreme" else ...
                 reference, start = trajectory.expected(step)[name].double(), starts[name][columns]
@@ -105,7 +117,7 @@ def test_every_element_takes_the_step_of_the_formula(rules, maximize):
     for p, g, state in zip(parameters, gradients, states):
         numbers = zip(*(t.flatten().tolist() for t in (p, g, state.average, state.square)))
         expected.append([scalar_step(*element, state.step.item(), settings) for element in numbers])
-    rules.nadamw_(parameters, gradients, states, rule(rules, maximize=maximize))
+    take_step(rules, parameters, gradients, states, rule(rules, maximize=maximize))
     for p, state, rows in zip(parameters, states, expected):
         # Some ten roundings, of 1.1e-16 of values below 10.
         for tensor, values in zip((p, state.average, state.square), zip(*rows)):
@@ -117,11 +129,11 @@ def test_every_element_takes_the_step_of_the_formula(rules, maximize):
 def test_float32_errs_by_its_roundings_alone(rules):
     parameters, gradients, states = example(rules, torch.float32)
     exact = [t.double() for t in parameters], [t.double() for t in gradients]
-    exact_states = [rules.FallbackState(s.average.double(), s.square.double(), s.step.clone()) for s in states]
+    exact_states = [State(s.average.double(), s.square.double(), s.step.clone()) for s in states]
     settings = rule(rules, betas=(0.9, 0.999), eps=1e-8)
     before = [p.clone() for p in exact[0]]
-    rules.nadamw_(*exact, exact_states, settings)
-    rules.nadamw_(parameters, gradients, states, settings)
+    take_step(rules, *exact, exact_states, settings)
+    take_step(rules, parameters, gradients, states, settings)
     unit = 2.0**-24
     for p, reference, start in zip(parameters, exact[0], before):
         # Two roundings of the parameter and at most twelve of the update, each rounding `unit` of the larger terms.
@@ -133,9 +145,9 @@ def test_float32_errs_by_its_roundings_alone(rules):
 def test_half_precision_is_float32_rounded_once(rules, dtype):
     parameters, gradients, states = example(rules, dtype)
     wide = [t.float() for t in parameters], [t.float() for t in gradients]
-    wide_states = [rules.FallbackState(s.average.float(), s.square.float(), s.step.clone()) for s in states]
-    rules.nadamw_(parameters, gradients, states, rule(rules))
-    rules.nadamw_(*wide, wide_states, rule(rules))
+    wide_states = [State(s.average.float(), s.square.float(), s.step.clone()) for s in states]
+    take_step(rules, parameters, gradients, states, rule(rules))
+    take_step(rules, *wide, wide_states, rule(rules))
     for tensor, reference in zip(tensors(parameters, states), tensors(wide[0], wide_states)):
         assert torch.equal(tensor, reference.to(tensor.dtype))
         assert tensor.dtype == dtype or tensor.ndim == 0
@@ -151,8 +163,8 @@ def test_strides_do_not_matter(rules, dtype, turned):
     for row in other[1:]:
         row[place] = row[place].mT.contiguous().mT
     for rows in (plain, other):
-        given = [rules.FallbackState(*row[2:]) for row in rows]
-        rules.nadamw_([row[0] for row in rows], [row[1] for row in rows], given, rule(rules))
+        given = [State(*row[2:]) for row in rows]
+        take_step(rules, [row[0] for row in rows], [row[1] for row in rows], given, rule(rules))
     assert other[1][place].stride() != plain[1][place].stride()
     assert all(torch.equal(a, b) for row, other_row in zip(plain, other) for a, b in zip(row, other_row))
 
@@ -162,7 +174,7 @@ def test_a_learning_rate_in_a_tensor_is_the_number_in_it(rules, dtype):
     results = []
     for lr in (0.125, torch.tensor(0.125, dtype=dtype)):
         parameters, gradients, states = example(rules, torch.float32)
-        rules.nadamw_(parameters, gradients, states, rule(rules, lr=lr))
+        take_step(rules, parameters, gradients, states, rule(rules, lr=lr))
         results.append(parameters)
     assert all(torch.equal(p, other) for p, other in zip(*results))
 
@@ -172,7 +184,7 @@ def test_a_learning_rate_in_a_tensor_is_the_number_in_it(rules, dtype):
 def test_gradients_stay_as_they_are(rules, dtype, maximize):
     parameters, gradients, states = example(rules, dtype)
     before = [g.clone() for g in gradients]
-    rules.nadamw_(parameters, gradients, states, rule(rules, maximize=maximize))
+    take_step(rules, parameters, gradients, states, rule(rules, maximize=maximize))
     assert all(torch.equal(g, old) and g._version == 0 for g, old in zip(gradients, before))
 
 
@@ -180,7 +192,7 @@ def test_gradients_stay_as_they_are(rules, dtype, maximize):
 def test_autograd_learns_of_every_change(rules, dtype):
     parameters, gradients, states = example(rules, dtype)
     before = [t._version for t in tensors(parameters, states)]
-    rules.nadamw_(parameters, gradients, states, rule(rules))
+    take_step(rules, parameters, gradients, states, rule(rules))
     assert all(t._version > old for t, old in zip(tensors(parameters, states), before))
 
 
@@ -188,14 +200,14 @@ def test_zero_gradients_with_learning_rate_zero_change_no_weight(rules):
     parameters, _, _ = example(rules, torch.float32)
     before = [p.clone() for p in parameters]
     zeros = [torch.zeros_like(p) for p in parameters]
-    rules.nadamw_(parameters, zeros, states_of(rules, parameters), rule(rules, lr=0.0))
+    take_step(rules, parameters, zeros, states_of(rules, parameters), rule(rules, lr=0.0))
     assert all(torch.equal(p, old) for p, old in zip(parameters, before))
 
 
 def test_a_bad_gradient_stays_in_its_element(rules):
     parameters, gradients, states = example(rules)
     gradients[1][2, 3] = math.nan
-    rules.nadamw_(parameters, gradients, states, rule(rules))
+    take_step(rules, parameters, gradients, states, rule(rules))
     assert [int(p.isnan().sum()) for p in parameters] == [0, 1, 0]
 
 
@@ -204,5 +216,5 @@ def test_nothing_is_read_on_the_host(rules):
     with FakeTensorMode():
         parameters = [torch.empty(3, 4, dtype=torch.bfloat16), torch.empty(5, dtype=torch.bfloat16)]
         gradients, *averages = ([torch.empty_like(p) for p in parameters] for _ in range(3))
-        states = [rules.FallbackState(*tensors, torch.empty(())) for tensors in zip(*averages)]
-        rules.nadamw_(parameters, gradients, states, rule(rules, lr=torch.empty(()), maximize=True))
+        states = [State(*tensors, torch.empty(())) for tensors in zip(*averages)]
+        take_step(rules, parameters, gradients, states, rule(rules, lr=torch.empty(()), maximize=True))

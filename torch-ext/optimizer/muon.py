@@ -7,7 +7,6 @@ state, copies, `step`) reads best in one place. All that it does is in the floor
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Callable, Mapping, Optional, Sequence
 
@@ -24,17 +23,18 @@ from .parameters.settings import SETTINGS, plain_settings
 from .parameters.state import ensure_state, laid_out_like
 from .plan.agreement import check_agreement
 from .plan.exchanges import ExchangeOptions
-from .plan.layout import check_gradient, layout_of
+from .plan.layout import check_gradients, layout_of
 from .plan.plan import Plan, make_plan, planned_settings
 from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
-from .rules.scaling import UNSCALED, GradientScaling
+from .rules.scaling import GradientScaling
 from .step.agreement import StepAgreement, agreed_scalings
-from .step.batch import UpdateNorms, update_batch_, update_local_
+from .step.batch import UpdateNorms, packed_memory, update_local_
+from .step.direction import polar_update
 from .step.metrics import gradient_norms, update_metrics
 from .step.recipe import Recipes, snapshot
 from .step.update import scale_rows_, update_fallback_, update_shared_
-from .step.workspace import Workspace, addresses, zero_batch
+from .step.workspace import Workspace, addresses
 
 
 class Muon(Optimizer):
@@ -66,7 +66,8 @@ class Muon(Optimizer):
             only where it goes the way of the update. The fallback's decay is decoupled.
         maximize: ascend.
         conv_mode: a convolution (out, in, *kernel) is a matrix (out, in * positions), `flatten`, or one (out, in) for
-            each position of its kernel, `batched`, whose steps `normalize_spatial` divides by sqrt(positions).
+            each position of its kernel, `batched`.
+        normalize_spatial: divide the steps of `batched` convolutions by sqrt(positions).
         expert_keys: components of names, such as `experts`, whose parameters (E, rows, cols) are E matrices.
         is_muon: `(name, parameter) -> True, False or None`, where None leaves the decision to routing.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
@@ -167,8 +168,7 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._refresh()
-        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-            check_gradient(p)
+        check_gradients(p for group in self.param_groups for p in group["params"] if p.grad is not None)
         self._compare_plans()
         scaling = self._scaling()
         scalings, agreements = agreed_scalings(self._plan.terms, self.param_groups, scaling)
@@ -176,14 +176,15 @@ class Muon(Optimizer):
         for parameter in self._workspace.parameters:
             parameter.begin_step(row_scales.get(parameter.tensor))
         recipes = Recipes(self.param_groups, scalings)
-        if self._plan.is_shared:
+        if self._workspace.exchanges or self._workspace.sums:
             in_flight = self._exchange.chunks_in_flight
             self._norms = update_shared_(self._workspace, recipes, agreements, in_flight)
         else:
             self._norms = update_local_(self._workspace.batches, recipes)
         for batch in self._plan.fallback:
             update_fallback_(batch, self.param_groups[batch.group], self.state, scalings)
-        self._scale_other_rows_(row_scales, scalings)
+        if row_scales:
+            self._scale_other_rows_(row_scales, scalings)
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]
         self._grad_scale = snapshot(scaling.grad_scale)
@@ -222,17 +223,17 @@ class Muon(Optimizer):
         return explanation_of(self.param_groups, self._plan, self._reasons)
 
     def warmup(self, progress: Optional[Callable[[int, int, str], None]] = None) -> None:
-        """Compile every kernel that the parameters need, on matrices of zeros; nothing of the optimizer changes.
+        """Compile every kernel that the matrices need, on zeros; nothing of the optimizer changes.
 
         `progress(done, total, what)` is called after each; None prints a line.
         """
         self._refresh()
-        firsts = [(batch, batch.first) for batch in self._plan.all_batches()]
-        kinds = {(m.rows, m.cols, m.parameter.packed_dtype, m.iteration): batch for batch, m in firsts}
-        recipes = Recipes(self.param_groups, defaultdict(lambda: UNSCALED))
+        kinds = {(b.packed_shape, b.transposed, b.packed_dtype, b.iteration): b for b in self._plan.all_batches()}
         for done, batch in enumerate(kinds.values(), 1):
-            update_batch_(zero_batch(batch), recipes)
-            what = f"{len(batch.matrices)} x {batch.first.rows} x {batch.first.cols} {batch.first.iteration}"
+            count, first = len(batch.matrices), batch.matrices[0]
+            zeros = packed_memory(batch, count, first.parameter.device).zero_()
+            polar_update(zeros, batch.iteration, self.param_groups[first.parameter.group]["eps"])
+            what = f"{count} x {first.rows} x {first.cols} {batch.iteration}"
             (progress or _print_progress)(done, len(kinds), what)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -335,22 +336,21 @@ class Muon(Optimizer):
 
     def _make_plan(self) -> None:
         self._forget_plan()
-        for group in self.param_groups:
-            for name, p in zip(names_of(group), group["params"]):
-                check_parameter(name, p, group["use_muon"])
-                if group["use_muon"] and group["offload"] and layout_of(name, p, self._copies) is not None:
-                    raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
-                if not p.is_meta and (_is_trained(p) or p in self.state):
-                    ensure_state(self.state[p], p, group)
-        current = {p for group in self.param_groups for p in group["params"]}
+        named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
+        for group, name, p in named:
+            check_parameter(name, p, group["use_muon"])
+            if group["use_muon"] and group["offload"] and layout_of(name, p, self._copies) is not None:
+                raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
+            if not p.is_meta and (_is_trained(p) or p in self.state):
+                ensure_state(self.state[p], p, group)
+        current = {p for _, _, p in named}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]
         clip = self._clip or "no qk_clip"
         of_all = f"{self._exchange} among {self._copies}, release_grads={self._release_grads}, {clip}"
         self._plan = make_plan(self.param_groups, self.state, self._exchange, self._copies, of_all)
         if self._clip is not None:
-            named = [(name, p) for group in self.param_groups for name, p in zip(names_of(group), group["params"])]
-            self._clip.follow(*zip(*named), self._copies)
+            self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._copies)
 
     def _forget_plan(self) -> None:
         self._forget_workspace()
@@ -386,10 +386,9 @@ class Muon(Optimizer):
 
     def _scale_other_rows_(self, row_scales: Mapping[Tensor, Tensor], scalings: Mapping[Any, GradientScaling]) -> None:
         """Apply QK-clip to what no batch has scaled: biases and frozen weights."""
-        if row_scales:
-            matrices = {p.tensor for p in self._workspace.parameters if p.tensor in self.state}
-            for p in row_scales.keys() - matrices:
-                scale_rows_(p, row_scales[p], self._copies, scalings)
+        matrices = {p.tensor for p in self._workspace.parameters if p.tensor in self.state}
+        for p in row_scales.keys() - matrices:
+            scale_rows_(p, row_scales[p], self._copies, scalings)
 
     def _check_capture(self) -> None:
         if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Hashable, Iterable, Optional, Sequence
 
+import torch
+
+from ..iteration import Iteration
 from ..polar import matrices_together
 from .matrix import Matrix
 
@@ -14,15 +17,13 @@ BATCH_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Matrices of one `batch_key`. `transposed`: packed as cols x rows."""
+    """Matrices of one `batch_key`, and how they are packed: as cols x rows if `transposed`."""
 
     matrices: tuple[Matrix, ...]
+    iteration: Iteration
     transposed: bool
-
-    @property
-    def first(self) -> Matrix:
-        """A matrix that stands for all in what they have in common."""
-        return self.matrices[0]
+    packed_shape: tuple[int, int]
+    packed_dtype: torch.dtype
 
 
 def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
@@ -35,11 +36,11 @@ def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) 
     every = list(matrices)
     batches = []
     for positions in grouped(matrix.batch_key for matrix in every):
-        members = tuple(every[i] for i in positions)
-        first = members[0]
+        first = every[positions[0]]
         transposed = first.parameter.device.type == "cpu" and first.rows > first.cols
-        length = _length(first, chunk_bytes)
-        batches += [Batch(some, transposed) for some in slices(members, length)]
+        shape = (first.cols, first.rows) if transposed else (first.rows, first.cols)
+        for some in slices([every[i] for i in positions], _length(first, chunk_bytes)):
+            batches.append(Batch(tuple(some), first.iteration, transposed, shape, first.parameter.packed_dtype))
     return tuple(batches)
 
 

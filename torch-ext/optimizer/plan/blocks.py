@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import product
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from .layout import length
 from .messages import PartPlace
+from .shards import Part
 
 
 class Block(NamedTuple):
@@ -33,40 +33,28 @@ def blocks_of(parts: Sequence[PartPlace], positions: Mapping[int, int]) -> tuple
     Parts of a sender that are alike and follow each other become one block, so that a step copies them at once.
     """
     blocks: list[Block] = []
-    for place in parts:
-        if place.matrix in positions:
-            for block in _runs(place, positions[place.matrix]):
-                _join(blocks, block)
+    for matrix, part, offset in parts:
+        for block in _runs(part, positions[matrix], offset) if matrix in positions else ():
+            joined = _joined(blocks[-1], block) if blocks else None
+            blocks[-1:] = [joined] if joined else [*blocks[-1:], block]
     return tuple(blocks)
 
 
-def _runs(place: PartPlace, position: int) -> Iterator[Block]:
+def _runs(part: Part, position: int, offset: int) -> Iterator[Block]:
     """Yield a block for each run of rows and columns of a part."""
-    rows, cols = place.part
-    width = length(cols)
-    firsts_of_rows, firsts_of_cols = _firsts(rows), _firsts(cols)
-    for (row, (top, bottom)), (col, (left, right)) in product(zip(firsts_of_rows, rows), zip(firsts_of_cols, cols)):
-        offset = place.offset + row * width + col
-        yield Block(1, position, top, left, bottom - top, right - left, offset, place.part.size, width)
+    width, row = length(part.cols), 0
+    for top, bottom in part.rows:
+        col = 0
+        for left, right in part.cols:
+            place = offset + row * width + col
+            yield Block(1, position, top, left, bottom - top, right - left, place, part.size, width)
+            col += right - left
+        row += bottom - top
 
 
-def _firsts(runs: Sequence[tuple[int, int]]) -> list[int]:
-    """Return how many indices are in front of each run."""
-    firsts = [0]
-    for start, stop in runs:
-        firsts.append(firsts[-1] + stop - start)
-    return firsts
-
-
-def _join(blocks: list[Block], block: Block) -> None:
-    """Append `block`, or lengthen the last one by it where it goes on evenly."""
-    last = blocks[-1] if blocks else None
-    alike = last is not None and last._replace(count=1, position=0, offset=0, step=0) == block._replace(
-        position=0, offset=0, step=0
-    )
-    if alike and block.position == last.position + last.count:
-        step = block.offset - last.offset if last.count == 1 else last.step
-        if block.offset == last.offset + last.count * step and step > 0:
-            blocks[-1] = last._replace(count=last.count + 1, step=step)
-            return
-    blocks.append(block)
+def _joined(last: Block, block: Block) -> Optional[Block]:
+    """Return the last block with another matrix, where `block` goes on evenly; else None."""
+    step = block.offset - last.offset if last.count == 1 else last.step
+    following = last._replace(position=last.position + last.count, offset=last.offset + last.count * step)
+    goes_on = step > 0 and following == block._replace(count=last.count, step=last.step)
+    return last._replace(count=last.count + 1, step=step) if goes_on else None

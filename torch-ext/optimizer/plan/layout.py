@@ -6,7 +6,7 @@ import functools
 import math
 import weakref
 import zlib
-from typing import NamedTuple, Optional
+from typing import Iterable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -105,8 +105,13 @@ def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
     return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
 
 
-def check_gradient(p: Tensor) -> None:
-    """Raise ValueError unless the gradient of `p` is dense, has its shape, and lies on ranks as `p` does."""
+def check_gradients(params: Iterable[Tensor]) -> None:
+    """Raise ValueError unless each gradient is dense, has the shape of its parameter and lies on ranks as that does."""
+    for p in list(params):
+        _check_gradient(p)
+
+
+def _check_gradient(p: Tensor) -> None:
     gradient = p.grad
     if gradient.layout != torch.strided or gradient.shape != p.shape:  # which `p` itself may have lost
         raise ValueError(

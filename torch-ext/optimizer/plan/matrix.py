@@ -36,6 +36,7 @@ class Parameter:
     schedule: Schedule
     view: MatrixView
     shards: Optional[Shards]  # None: this process alone has it
+    sharers: Optional[Ranks]  # the ranks that have something of it, likewise
     device: torch.device
     dtype: torch.dtype
     momentum_dtype: torch.dtype
@@ -70,11 +71,6 @@ class Parameter:
         if self.dtype == torch.float64:
             return torch.float64
         return torch.float32 if self.work_dtype == torch.float16 else self.work_dtype
-
-    @property
-    def sharers(self) -> Optional[Ranks]:
-        """The ranks that have something of it; None for this process alone."""
-        return None if self.shards is None else self.shards.layout.mesh.members
 
     @property
     def family(self) -> Hashable:

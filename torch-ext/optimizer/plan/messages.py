@@ -23,13 +23,8 @@ from .owners import Owners, chunks_by_size
 from .process_groups import Ranks
 from .shards import Part
 
-
-class PartPlace(NamedTuple):
-    """A part of one of the owned matrices of a chunk, given by its position, and the part's place in a buffer."""
-
-    matrix: int
-    part: Part
-    offset: int
+# A part of one of the owned matrices of a chunk, by its position among them, and the part's place in a buffer.
+PartPlace = tuple[int, Part, int]
 
 
 class HolderSide(NamedTuple):
@@ -80,14 +75,6 @@ class Messages(NamedTuple):
         )
 
 
-class _Layout(NamedTuple):
-    """How long the message of each rank is, and the places of each entry's elements and of its flag."""
-
-    lengths: tuple[int, ...]
-    places: list[int]
-    flags: list[int]
-
-
 def plan_messages(
     matrices: Sequence[Matrix], ranks: Ranks, rank: int, limit: int
 ) -> tuple[tuple[Messages, ...], tuple[int, ...]]:
@@ -118,22 +105,23 @@ def _candidates(matrix: Matrix, where: dict[int, int]) -> Optional[list[int]]:
 def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks, rank: int) -> HolderSide:
     sizes = [matrix.part(rank).size for matrix in matrices]
     sources = [_same_copy(matrix, rank, owner) for matrix, owner in zip(matrices, owners)]
-    gather = _lay_out(ranks, [(owner, size if s else 0, size > 0) for owner, size, s in zip(owners, sizes, sources)])
-    scatter = _lay_out(ranks, [(owner, size, size > 0) for owner, size in zip(owners, sizes)])
+    entries = [(owner, size if source else 0, size > 0) for owner, size, source in zip(owners, sizes, sources)]
+    sent, places_out, flags_out = _lay_out(ranks, entries)
+    received, places_in, flags_in = _lay_out(ranks, [(owner, size, size > 0) for owner, size in zip(owners, sizes)])
     held = [i for i, size in enumerate(sizes) if size]
-    behind, directions = sum(gather.lengths), []
+    behind, directions = sum(sent), []
     for i in held:
-        directions.append(gather.places[i] if sources[i] else behind)
+        directions.append(places_out[i] if sources[i] else behind)
         behind += 0 if sources[i] else sizes[i]
     return HolderSide(
-        sent=gather.lengths,
-        received=scatter.lengths,
-        scratch=behind - sum(gather.lengths),
+        sent=sent,
+        received=received,
+        scratch=behind - sum(sent),
         matrices=tuple(matrices[i] for i in held),
         directions=tuple(directions),
-        updates=tuple(scatter.places[i] for i in held),
-        presence=tuple(gather.flags[i] for i in held),
-        verdicts=tuple(scatter.flags[i] for i in held),
+        updates=tuple(places_in[i] for i in held),
+        presence=tuple(flags_out[i] for i in held),
+        verdicts=tuple(flags_in[i] for i in held),
     )
 
 
@@ -141,19 +129,19 @@ def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
     senders = [(r, i, matrix.part(r)) for r in ranks for i, matrix in enumerate(owned)]
     sources = [_same_copy(owned[i], r, rank) for r, i, _ in senders]
     entries = [(r, part.size if source else 0, part.size > 0) for (r, _, part), source in zip(senders, sources)]
-    gather = _lay_out(ranks, entries)
-    scatter = _lay_out(ranks, [(r, part.size, part.size > 0) for r, _, part in senders])
+    received, places_in, flags_in = _lay_out(ranks, entries)
+    sent, places_out, flags_out = _lay_out(ranks, [(r, part.size, part.size > 0) for r, _, part in senders])
     some = [k for k, (_, _, part) in enumerate(senders) if part.size]
     first: dict[tuple[int, Part], int] = {}  # of the copies of a part
     twins = [first.setdefault(senders[k][1:], k) for k in some]
     return OwnerSide(
-        received=gather.lengths,
-        sent=scatter.lengths,
+        received=received,
+        sent=sent,
         matrices=tuple(owned),
-        parts_in=tuple(PartPlace(*senders[k][1:], gather.places[k]) for k in some if sources[k]),
-        parts_out=tuple(PartPlace(*senders[k][1:], scatter.places[k]) for k in some),
-        presence=tuple((senders[k][1], gather.flags[k], gather.flags[twin]) for k, twin in zip(some, twins)),
-        verdicts=tuple((senders[k][1], scatter.flags[k]) for k in some),
+        parts_in=tuple((*senders[k][1:], places_in[k]) for k in some if sources[k]),
+        parts_out=tuple((*senders[k][1:], places_out[k]) for k in some),
+        presence=tuple((senders[k][1], flags_in[k], flags_in[twin]) for k, twin in zip(some, twins)),
+        verdicts=tuple((senders[k][1], flags_out[k]) for k in some),
     )
 
 
@@ -163,8 +151,11 @@ def _same_copy(matrix: Matrix, rank: int, owner: int) -> bool:
     return layout.copy_of(rank) == layout.copy_of(owner)
 
 
-def _lay_out(ranks: Ranks, entries: Sequence[tuple[int, int, bool]]) -> _Layout:
-    """Lay out entries (rank, elements, whether it has a flag), in the order in which they are in their message."""
+def _lay_out(ranks: Ranks, entries: Sequence[tuple[int, int, bool]]) -> tuple[tuple[int, ...], list[int], list[int]]:
+    """Return how long the message of each rank is, and the places of each entry's elements and of its flag.
+
+    Entries are (rank, elements, whether it has a flag), in the order in which they are in their message.
+    """
     elements, flags = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
     for rank, size, flag in entries:
         elements[rank] += size
@@ -179,4 +170,4 @@ def _lay_out(ranks: Ranks, entries: Sequence[tuple[int, int, bool]]) -> _Layout:
         starts[rank] += size
         flag_places.append(next_flag[rank])
         next_flag[rank] += flag
-    return _Layout(tuple(elements[rank] + flags[rank] for rank in ranks), places, flag_places)
+    return tuple(elements[rank] + flags[rank] for rank in ranks), places, flag_places

@@ -44,11 +44,6 @@ class Plan:
     fallback: tuple[FallbackBatch, ...] = ()
     terms: Mapping[Ranks, Terms] = field(default_factory=dict)  # of the ranks that share parameters with this one
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether ranks work on some matrices together."""
-        return bool(self.exchanges or self.sums)
-
     def owners(self) -> dict[tuple[int, int], int]:
         """Return the rank that orthogonalizes each exchanged matrix, by the matrix's key."""
         chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
@@ -139,6 +134,7 @@ def _parameters(groups: Sequence[Group], state: State, copies: Optional[Ranks]) 
                 schedule=schedule,
                 view=view,
                 shards=shards,
+                sharers=None if layout is None else layout.mesh.members,
                 device=p.device,
                 dtype=p.dtype,
                 momentum_dtype=momentum.dtype,

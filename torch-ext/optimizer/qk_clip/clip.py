@@ -27,13 +27,6 @@ class ClipState(NamedTuple):
     run_of_row: Tensor  # int64 (rows of all weights)
 
 
-class ClipCounts(NamedTuple):
-    """Heads that are scaled, and heads that cannot be since a logit was NaN or infinite: 0-d int64 tensors."""
-
-    clipped: Tensor
-    not_finite: Tensor
-
-
 def clip_state(plan: ClipPlan, device: torch.device) -> ClipState:
     """Return the tensors of `plan` on `device`, with nothing observed."""
     nobody = sum(layer.heads for layer in plan.layers)
@@ -91,10 +84,10 @@ def row_scales(plan: ClipPlan, state: ClipState) -> dict[str, Tensor]:
     return dict(zip(rows, of_runs[state.run_of_row].split(list(rows.values()))))
 
 
-def clip_counts(plan: ClipPlan, state: ClipState) -> ClipCounts:
-    """Return how many heads `row_scales` scales down now, and how many it cannot."""
+def clip_counts(plan: ClipPlan, state: ClipState) -> Tensor:
+    """Return, int64 (2), how many heads `row_scales` scales down now, and how many not, as a logit was not finite."""
     not_finite = state.largest.isnan() | state.largest.isposinf()
-    return ClipCounts(_clipped(plan, state).sum(), not_finite.sum())
+    return torch.stack([_clipped(plan, state).sum(), not_finite.sum()])
 
 
 def _clipped(plan: ClipPlan, state: ClipState) -> Tensor:
@@ -155,7 +148,7 @@ class QKClip:
             # An infinity is not finite wherever it was a NaN, of which a maximum over ranks may know nothing.
             self._state.largest.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
             all_reduce_max_(self._state.largest, self._ranks, "attention logits")
-        self.counts = torch.stack(clip_counts(self._plan, self._state))
+        self.counts = clip_counts(self._plan, self._state)
         scales = row_scales(self._plan, self._state)
         reset_(self._state)
         return {self._parameters[name]: scale for name, scale in scales.items()}

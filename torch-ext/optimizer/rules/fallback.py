@@ -1,4 +1,4 @@
-"""What AdamW and NAdamW have in common: the settings of a group, the state of a parameter, and steps that overflow."""
+"""What AdamW and NAdamW have in common: the settings of a group, the tensors of a parameter, steps that overflow."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ class FallbackRule(NamedTuple):
     maximize: bool
 
 
-class FallbackState(NamedTuple):
-    """One parameter's averages of gradients and of their squares, and the float32 count of its steps, a 0-d tensor."""
+class FallbackTensors(NamedTuple):
+    """A parameter, its gradient, the averages of gradients and of their squares, and the float32 0-d count of steps."""
 
+    parameter: Tensor
+    gradient: Tensor
     average: Tensor
     square: Tensor
     step: Tensor

@@ -18,23 +18,18 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from .fallback import FallbackRule, FallbackState, uncount_overflow_
+from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
 
 
-def nadamw_(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    states: Sequence[FallbackState],
-    rule: FallbackRule,
-    scaling: GradientScaling = UNSCALED,
-) -> None:
-    """Take one NAdamW step with `parameters`, of one device and dtype, and their `states`, both in place.
+def nadamw_(tensors: Sequence[FallbackTensors], rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
+    """Take one NAdamW step with parameters of one device and dtype; all but the gradients of `tensors` change in place.
 
-    Gradients are not changed; tensors may have any strides; nothing is read on the host. Half precision is computed in
-    float32, and each element of parameters and averages is rounded once. Gradients that overflowed change nothing.
+    Tensors may have any strides; nothing is read on the host. Half precision is computed in float32, and each element
+    of parameters and averages is rounded once. Gradients that overflowed change nothing.
     """
-    stored = [list(parameters), [s.average for s in states], [s.square for s in states]]
+    parameters, gradients, averages, squares, steps = map(list, zip(*tensors))
+    stored = [parameters, averages, squares]
     dtype = torch.promote_types(parameters[0].dtype, torch.float32)
     overflow = scaling.found_inf
     # `to` returns what has the dtype already, so that float32 and float64 are updated where they are.
@@ -44,7 +39,6 @@ def nadamw_(
         gradients = torch._foreach_div(gradients, scaling.grad_scale.to(dtype))
     if rule.maximize:
         gradients = torch._foreach_neg(gradients)
-    steps = [s.step for s in states]
     torch._foreach_add_(steps, 1)
     _update_(used, gradients, steps, rule)
     for targets, results in zip(stored, used):

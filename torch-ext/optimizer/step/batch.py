@@ -52,18 +52,16 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     momenta, gradients = [part.momentum for part in parts], [part.gradient() for part in parts]
     pack_momentum_(momenta, gradients, as_parameter(batch, packed), recipe.momentum, recipe.scaling)
     del gradients  # which may be the last to hold their memory
-    directions = polar_update(packed, batch.first.iteration, recipe.eps)
+    directions, norms = polar_update(packed, batch.iteration, recipe.eps)
     rule = recipe.descent._replace(multiplier=work.multiplier)
     destination = Destination(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
-    descend_packed_(parameters, as_parameter(batch, directions.packed), rule, destination)
-    return UpdateNorms(directions.norms, directions.packed.numel(), work.multiplier, rule.lr)
+    descend_packed_(parameters, as_parameter(batch, directions), rule, destination)
+    return UpdateNorms(norms, directions.numel(), work.multiplier, rule.lr)
 
 
 def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
     """Return memory for `count` of a batch's matrices, as they are packed."""
-    first = batch.first
-    shape = (first.cols, first.rows) if batch.transposed else (first.rows, first.cols)
-    return torch.empty(count, *shape, dtype=first.parameter.packed_dtype, device=device)
+    return torch.empty(count, *batch.packed_shape, dtype=batch.packed_dtype, device=device)
 
 
 def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
@@ -73,11 +71,10 @@ def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
 
 def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
     """Return QK-clip's factor for each row of all parts, 1 for those that are not scaled; None where none is."""
-    scales = [part.row_scale for part in parts]
-    some = next((scale for scale in scales if scale is not None), None)
-    if some is None:
+    if not any(part.source.row_scales for part in parts):
         return None
-    ones = some.new_ones(1)
+    scales = [part.row_scale for part in parts]
+    ones = next(scale for scale in scales if scale is not None).new_ones(1)
     return torch.cat([ones.expand(len(p.parameter)) if scale is None else scale for p, scale in zip(parts, scales)])
 
 

@@ -8,8 +8,6 @@ reshard it alike. An owner keeps nothing from step to step: what it needs comes 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -17,19 +15,15 @@ from ..iteration import Iteration
 from ..polar import polar_factors
 
 
-class Directions(NamedTuple):
-    """Directions (B, m, n), and their Frobenius norms (B,), at least float32: NaN for one that is not finite."""
-
-    packed: Tensor
-    norms: Tensor
-
-
-def polar_update(packed: Tensor, iteration: Iteration, eps: float) -> Directions:
-    """Return the directions of whole matrices (B, m, n), from their packed momentum."""
+def polar_update(packed: Tensor, iteration: Iteration, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the directions of whole matrices (B, m, n) from their packed momentum, and their norms, as `finished`."""
     return finished(polar_factors(packed, iteration, eps))
 
 
-def finished(factors: Tensor) -> Directions:
-    """Return the directions that polar factors (B, m, n), or parts of them, become."""
+def finished(factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the directions (B, m, n) that polar factors, or parts of them, become, and their norms (B,).
+
+    Norms are Frobenius norms, at least float32, and NaN for a matrix that is not finite.
+    """
     dtype = torch.promote_types(factors.dtype, torch.float32)
-    return Directions(factors, torch.linalg.vector_norm(factors, dim=(-2, -1), dtype=dtype))
+    return factors, torch.linalg.vector_norm(factors, dim=(-2, -1), dtype=dtype)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Optional, Sequence
+from typing import Generator, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
+from ..parameters.settings import Group
 from ..plan.blocks import Block
 from ..plan.exchanges import Chunk, OwnedBatch
 from ..plan.process_groups import explaining_timeouts
@@ -23,32 +24,24 @@ from .workspace import LocalChunk, LocalMatrix
 
 def update_chunk(
     work: LocalChunk, recipes: Recipes, agreement: StepAgreement, group: dist.ProcessGroup
-) -> Iterator[None]:
+) -> Generator[None, None, list[UpdateNorms]]:
     """Update this rank's parts of a chunk and their momentum; yields twice, once after each started exchange.
 
     What no rank has a gradient of is left alone. So is what only one of two copies has a gradient of: `agreement` is
     told. Returns the norms of the updates of owned matrices, 0 for those that are left alone.
     """
     chunk, holder, owner = work.chunk, work.chunk.messages.holder, work.chunk.messages.owner
-    recipe = recipes.of(holder.matrices or [chunk.some_matrix])
-    parts = ShardedParts(work.parts, recipe, recipes)
-    size = sum(holder.sent) + holder.scratch
-    outgoing = torch.empty(size, dtype=chunk.packed_dtype, device=chunk.device)
+    parts = ShardedParts(work.parts, recipes.of(holder.matrices or [chunk.some_matrix]), recipes.groups)
+    outgoing = torch.empty(sum(holder.sent) + holder.scratch, dtype=chunk.packed_dtype, device=chunk.device)
     if work.parts:
         parts.pack_(outgoing, holder.directions)
         _write_presence_(outgoing, work, parts.absent)
-    transfer = _started(chunk, outgoing, holder.sent, owner.received, group)
-    del outgoing  # as long as it is needed the transfer holds it
-    yield
-    received = transfer.wait(chunk)
-    del transfer
+    received = yield from _exchanged(chunk, outgoing, holder.sent, owner.received, group)
+    del outgoing
     returned, norms = _orthogonalized(work, received, recipes)
     del received
-    transfer = _started(chunk, returned, owner.sent, holder.received, group)
+    updates = yield from _exchanged(chunk, returned, owner.sent, holder.received, group)
     del returned
-    yield
-    updates = transfer.wait(chunk)
-    del transfer
     if work.parts:
         verdicts = updates.index_select(0, work.verdicts_in)
         agreement.note_absent_copies(chunk.names, verdicts)
@@ -63,10 +56,10 @@ class ShardedParts:
     flag comes back. Until then the momentum of such a part, an absent one, is updated in a copy.
     """
 
-    def __init__(self, parts: Sequence[LocalMatrix], recipe: Recipe, recipes: Recipes):
+    def __init__(self, parts: Sequence[LocalMatrix], recipe: Recipe, groups: Sequence[Group]):
         self.parts = parts
         self.absent = frozenset(i for i, part in enumerate(parts) if not part.has_gradient)
-        self._recipe, self._groups = recipe, recipes.groups
+        self._recipe, self._groups = recipe, groups
         self._momenta: list[Tensor] = []
 
     @record_function("muon.pack")
@@ -98,30 +91,17 @@ class ShardedParts:
                 part.parameter.copy_(torch.where(alive[i], part.parameter, scaled))
 
 
-class Transfer(NamedTuple):
-    """An exchange on its way. It holds the buffer that is being sent, whose memory must not be used again before."""
-
-    work: dist.Work
-    sent: Tensor
-    received: Tensor
-
-    @record_function("muon.wait")
-    def wait(self, chunk: Chunk) -> Tensor:
-        """Return what has come from all ranks."""
-        with explaining_timeouts("parts", chunk.names):
-            self.work.wait()
-        return self.received
-
-
-@record_function("muon.send")
-def _started(
+def _exchanged(
     chunk: Chunk, buffer: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
-) -> Transfer:
-    """Send the front of `buffer`, `sent` elements to each rank, and begin to receive as many as `received` says."""
+) -> Generator[None, None, Tensor]:
+    """Send the front of `buffer`, `sent` elements to each rank, and return what has come; yields while that flies."""
     front, incoming = buffer[: sum(sent)], buffer.new_empty(sum(received))
-    with explaining_timeouts("parts", chunk.names):
+    with record_function("muon.send"), explaining_timeouts("parts", chunk.names):
         work = dist.all_to_all_single(incoming, front, list(received), list(sent), group=group, async_op=True)
-    return Transfer(work, buffer, incoming)
+    yield
+    with record_function("muon.wait"), explaining_timeouts("parts", chunk.names):
+        work.wait()
+    return incoming
 
 
 @record_function("muon.orthogonalize")
@@ -141,10 +121,12 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
 
 def _return_(returned: Tensor, owned: OwnedBatch, received: Tensor, recipe: Recipe) -> UpdateNorms:
     """Write the blocks of a batch's directions into `returned`, and return their norms."""
-    first = owned.batch.first
-    directions = polar_update(_assembled(owned, received), first.iteration, recipe.eps)
-    _disassemble_(returned, owned, directions.packed)
-    return UpdateNorms(directions.norms, directions.packed.numel(), first.multiplier, recipe.descent.lr)
+    directions, norms = polar_update(_assembled(owned, received), owned.batch.iteration, recipe.eps)
+    if owned.blocks_out:
+        matrices = as_parameter(owned.batch, directions)
+        targets = [_in_buffer(block, returned) for block in owned.blocks_out]
+        torch._foreach_copy_(targets, [_in_batch(block, matrices) for block in owned.blocks_out])
+    return UpdateNorms(norms, directions.numel(), owned.batch.matrices[0].multiplier, recipe.descent.lr)
 
 
 def _assembled(owned: OwnedBatch, received: Tensor) -> Tensor:
@@ -155,14 +137,6 @@ def _assembled(owned: OwnedBatch, received: Tensor) -> Tensor:
         targets = [_in_batch(block, directions) for block in owned.blocks_in]
         torch._foreach_copy_(targets, [_in_buffer(block, received) for block in owned.blocks_in])
     return packed
-
-
-def _disassemble_(buffer: Tensor, owned: OwnedBatch, packed: Tensor) -> None:
-    """Fill `buffer` with the blocks of a batch."""
-    directions = as_parameter(owned.batch, packed)
-    if owned.blocks_out:
-        targets = [_in_buffer(block, buffer) for block in owned.blocks_out]
-        torch._foreach_copy_(targets, [_in_batch(block, directions) for block in owned.blocks_out])
 
 
 def _in_batch(block: Block, matrices: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ same Q. A window of the Gram iteration takes a sum of m x m over the ranks, and 
 
 from __future__ import annotations
 
-from typing import Callable, Iterator
+from typing import Callable, Generator, Iterator
 
 import torch
 import torch.distributed as dist
@@ -21,17 +21,19 @@ from .batch import UpdateNorms
 from .direction import finished
 from .recipe import Recipes
 from .sharded import ShardedParts
-from .workspace import LocalSum
+from .workspace import LocalBatch
 
 
-def update_sum(work: LocalSum, recipes: Recipes, group: dist.ProcessGroup) -> Iterator[None]:
+def update_sum(
+    work: LocalBatch, recipes: Recipes, group: dist.ProcessGroup
+) -> Generator[None, None, list[UpdateNorms]]:
     """Update this rank's parts of a batch and their momentum; yields once after each sum that was started.
 
     What no rank has a gradient of is left alone. Returns the norms of the parts' updates, 0 for those.
     """
     batch, parameter = work.batch, work.batch.first.parameter
     recipe, iteration = recipes.of(batch.matrices), batch.first.iteration
-    parts = ShardedParts(work.parts, recipe, recipes)
+    parts = ShardedParts(work.parts, recipe, recipes.groups)
     shape = len(batch.matrices), batch.rows, batch.cols
     packed = torch.zeros(shape, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
@@ -47,9 +49,9 @@ def update_sum(work: LocalSum, recipes: Recipes, group: dist.ProcessGroup) -> It
         X = _times_window(iteration, R, window, X)
     if not work.parts:
         return []
-    directions = finished(X.mT if batch.tall else X)
-    parts.descend_(directions.packed, work.multiplier, present)
-    return [UpdateNorms(directions.norms.where(present > 0, 0.0), X.numel(), work.multiplier, recipe.descent.lr)]
+    directions, norms = finished(X.mT if batch.tall else X)
+    parts.descend_(directions, work.multiplier, present)
+    return [UpdateNorms(norms.where(present > 0, 0.0), X.numel(), work.multiplier, recipe.descent.lr)]
 
 
 def _first_sums(parts: ShardedParts, wide: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ def _each(iteration: Iteration, matrices: Tensor, function: Callable[[Tensor], T
     return torch.stack([function(matrix) for matrix in matrices])
 
 
-def _summed_(values: Tensor, work: LocalSum, group: dist.ProcessGroup) -> Iterator[None]:
+def _summed_(values: Tensor, work: LocalBatch, group: dist.ProcessGroup) -> Iterator[None]:
     """Sum `values` over the ranks in place; yields while that is on its way."""
     with record_function("muon.send"):
         sum_ = dist.all_reduce(values, group=group, async_op=True)

@@ -14,7 +14,7 @@ from ..plan.process_groups import Ranks, group_of, this_rank
 from ..plan.shards import local_rows
 from ..rules.adamw import adamw_
 from ..rules.descent import scaled_rows
-from ..rules.fallback import FallbackRule, FallbackState
+from ..rules.fallback import FallbackRule, FallbackTensors
 from ..rules.nadamw import nadamw_
 from ..rules.scaling import GradientScaling
 from .agreement import StepAgreement
@@ -64,10 +64,9 @@ def update_fallback_(
     if not params:
         return
     rule = FallbackRule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
-    states = [FallbackState(*(local_part(state[p][key]) for key in ("exp_avg", "exp_avg_sq", "step"))) for p in params]
-    gradients = [local_part(p.grad) for p in params]
-    update_ = FALLBACK_UPDATES[group["fallback"]]
-    update_([local_part(p) for p in params], gradients, states, rule, scalings[batch.sharers])
+    entries = ((p, p.grad, *(state[p][key] for key in ("exp_avg", "exp_avg_sq", "step"))) for p in params)
+    tensors = [FallbackTensors(*map(local_part, entry)) for entry in entries]
+    FALLBACK_UPDATES[group["fallback"]](tensors, rule, scalings[batch.sharers])
 
 
 def scale_rows_(

@@ -6,13 +6,11 @@ It is made when the plan is, and again when a parameter's or a momentum buffer's
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Iterable, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
 
-from ..parameters.matrices import MatrixView
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
 from ..plan.batches import Batch, grouped
@@ -57,7 +55,7 @@ class LocalParameter:
         The gradient is cut when the first is taken, and let go with the last where gradients are to be released.
         """
         if self._is_plain:
-            part = local_part(self.tensor.grad)
+            part = self.tensor.grad if self._shards is None else local_part(self.tensor.grad)
         else:
             if self._left is None:
                 cut = self.cut(self.tensor.grad, read_only=True)
@@ -102,10 +100,10 @@ class LocalMatrix(NamedTuple):
 
 
 class LocalBatch(NamedTuple):
-    """A batch of this process; its momentum may be in host memory, as one of several chunks."""
+    """A batch and this process's parts of it; momentum may be in host memory, as one of several chunks."""
 
-    batch: Batch
-    parts: Sequence[LocalMatrix]
+    batch: Union[Batch, SummedBatch]
+    parts: Sequence[LocalMatrix]  # those that are not empty
     multiplier: Tensor
     host: Optional[HostChunks] = None
     host_chunk: int = 0
@@ -124,14 +122,6 @@ class LocalChunk(NamedTuple):
     owned: Sequence[tuple[OwnedBatch, Tensor]]  # with the positions of its matrices among all that are owned
 
 
-class LocalSum(NamedTuple):
-    """A batch whose Gram matrices are summed, and this rank's parts, none where they are empty."""
-
-    batch: SummedBatch
-    parts: Sequence[LocalMatrix]
-    multiplier: Tensor
-
-
 class Workspace:
     """All that a step of Muon changes on this process, in the order of the plan."""
 
@@ -140,15 +130,10 @@ class Workspace:
         self._parts: dict[tuple[int, int], LocalMatrix] = {}
         for matrices in plan.matrices:
             self._add(matrices, groups[matrices[0].parameter.group], state, release_grads)
-        self.batches = _with_host(
-            [
-                LocalBatch(batch, self._of(batch.matrices), _number_tensor(batch.first.multiplier))
-                for batch in plan.batches
-            ],
-            [groups[batch.first.parameter.group]["offload"] for batch in plan.batches],
-        )
+        offloaded = [groups[batch.matrices[0].parameter.group]["offload"] for batch in plan.batches]
+        self.batches = _with_host(list(map(self._local_batch, plan.batches)), offloaded)
         self.exchanges = [(each.ranks, [self._local_chunk(chunk) for chunk in each.chunks]) for each in plan.exchanges]
-        self.sums = [(batches[0].ranks, [self._local_sum(batch) for batch in batches]) for batches in plan.sums]
+        self.sums = [(batches[0].ranks, list(map(self._local_batch, batches))) for batches in plan.sums]
 
     def synchronize(self) -> None:
         """Wait until host memory has all momentum that lives there."""
@@ -188,8 +173,8 @@ class Workspace:
             owned=[(owned, indices(owned.positions)) for owned in chunk.batches],
         )
 
-    def _local_sum(self, batch: SummedBatch) -> LocalSum:
-        return LocalSum(batch, self._of(batch.matrices), _number_tensor(batch.first.multiplier))
+    def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:
+        return LocalBatch(batch, self._of(batch.matrices), _number_tensor(batch.matrices[0].multiplier))
 
     def _of(self, matrices: Iterable[Matrix]) -> list[LocalMatrix]:
         return [self._parts[matrix.key] for matrix in matrices if matrix.key in self._parts]
@@ -198,28 +183,15 @@ class Workspace:
 def addresses(groups: Sequence[Group], state: State) -> list[Any]:
     """Return what a workspace depends on besides the plan: where tensors are, and whether seeds are needed."""
     tensors = [p for group in groups if group["use_muon"] for p in group["params"]]
-    entries = map(state.get, tensors)
-    tensors += [entry["momentum_buffer"] for entry in entries if entry is not None]
-    rounding = [group["stochastic_rounding"] for group in groups]
+    tensors += [entry["momentum_buffer"] for entry in map(state.get, tensors) if entry is not None]
     # Storages themselves: views stay right while the memory of one moves.
-    return [*rounding, *((t.untyped_storage()._cdata, t.storage_offset()) for t in map(local_part, tensors))]
-
-
-def zero_batch(batch: Batch) -> LocalBatch:
-    """Return matrices of zeros with gradients of zeros, as many and as large as those of a batch."""
-    parts = []
-    for matrix in batch.matrices:
-        like, view = matrix.parameter, MatrixView((), 0, (1,), 1, (matrix.rows,), matrix.cols)
-        p = torch.zeros(matrix.rows, matrix.cols, dtype=like.dtype, device=like.device)
-        p.grad = torch.zeros_like(p)
-        source = LocalParameter(replace(like, view=view, shards=None), p, release_grad=False)
-        parts.append(LocalMatrix(matrix, p, torch.zeros_like(p, dtype=like.momentum_dtype), source, 0, None))
-    return LocalBatch(batch, parts, _number_tensor(batch.first.multiplier))
+    places = [(t.untyped_storage()._cdata, t.storage_offset()) for t in list(map(local_part, tensors))]
+    return [*places, *(group["stochastic_rounding"] for group in groups)]
 
 
 def _with_host(works: list[LocalBatch], offloaded: Sequence[bool]) -> list[LocalBatch]:
     """Return `works`, with those that are `offloaded` as chunks of host memory that each device fetches in turn."""
-    devices = [work.batch.first.parameter.device if off else None for work, off in zip(works, offloaded)]
+    devices = [work.batch.matrices[0].parameter.device if off else None for work, off in zip(works, offloaded)]
     for positions in grouped(devices):
         device = devices[positions[0]]
         if device is not None:

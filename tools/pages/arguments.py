@@ -1,0 +1,94 @@
+"""Write docs/arguments.md: every argument of Muon, from its signature, its docstring and the table of settings.
+
+python -m tools.pages.arguments [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "torch-ext" / "optimizer"
+PAGE = ROOT / "docs/arguments.md"
+
+INTRODUCTION = """\
+# Arguments of `Muon`
+
+Names and order follow `torch.optim.Muon`; what it lacks is keyword-only. Where *group* says yes, a parameter group may have
+a value of its own, and *change* says what setting it between two steps does: it makes a new plan, or the next step reads it.
+`python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
+
+| argument | default | group | change | meaning |
+| --- | --- | --- | --- | --- |
+"""
+
+# How this page says what a setting's role in parameters/settings.py means for a change between two steps.
+WHEN = {
+    "MATRICES": "new plan",
+    "METHOD": "new plan",
+    "STATE": "for new state",
+    "RECIPE": "next step",
+    "LIVE": "next step",
+    "HOST": "for this process",
+}
+
+
+def page(package: Path) -> str:
+    """Return the page about the package in a folder."""
+    tree = ast.parse((package / "muon.py").read_text())
+    muon = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Muon")
+    roles, meanings = roles_of_settings(package), dict(meanings_of(ast.get_docstring(muon)))
+    rows = []
+    for name, default in defaults(muon):
+        group = "yes" if name in roles else ""
+        when = WHEN[roles[name]] if name in roles else ""
+        rows.append(f"| `{name}` | {f'`{default}`' if default else ''} | {group} | {when} | {meanings[name]} |\n")
+    return INTRODUCTION + "".join(rows)
+
+
+def defaults(muon: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield each argument of the constructor and the source of its default, empty where there is none."""
+    init = next(node for node in muon.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    positional = init.args.args[1:]
+    missing = [None] * (len(positional) - len(init.args.defaults))
+    for argument, default in zip(positional, [*missing, *init.args.defaults], strict=True):
+        yield argument.arg, "" if default is None else ast.unparse(default)
+    for argument, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True):
+        yield argument.arg, ast.unparse(default)
+
+
+def meanings_of(docstring: str) -> Iterator[tuple[str, str]]:
+    """Yield the arguments that a docstring's `Args:` explains, each with its text in one line."""
+    arguments = docstring.split("Args:\n")[1].split("\n\n")[0]
+    for entry in re.split(r"\n    (?=\S)", "\n" + arguments)[1:]:
+        names, text = entry.split(":", 1)
+        for name in names.split(", "):
+            yield name.strip(), " ".join(text.split()).replace("|", "\\|")
+
+
+def roles_of_settings(package: Path) -> dict[str, str]:
+    """Return the role of each setting in the package's table, by its name."""
+    tree = ast.parse((package / "parameters" / "settings.py").read_text())
+    table = next(node for node in tree.body if isinstance(node, ast.AnnAssign) and node.target.id == "SETTINGS")
+    return {key.value: call.args[1].attr for key, call in zip(table.value.keys, table.value.values, strict=True)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make docs/arguments.md from the class and the table of settings.")
+    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if the page is not up to date")
+    arguments = parser.parse_args()
+    made = page(PACKAGE)
+    if arguments.check:
+        return int(not PAGE.exists() or PAGE.read_text() != made)
+    PAGE.write_text(made)
+    print(f"written: {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
