@@ -1,4 +1,4 @@
-// The schemas of the operations, and which functions stand behind them on which device.
+// The schemas of the operations, and the functions behind them on each device.
 #include "../optimizer_common/descend.h"
 #include "../optimizer_common/momentum_pack.h"
 #include "../optimizer_cpu/gemm.h"
@@ -7,11 +7,11 @@
 
 #include "registration.h"
 
-namespace {
-
 using namespace optimizer;
 
-// An operation on one device: `check` makes a call of the dispatcher's arguments, `run` carries it out.
+namespace {
+
+// An operation on one device: `check` turns the dispatcher's arguments into a call, `run` carries it out.
 template <auto check, auto run>
 struct Op;
 

@@ -70,7 +70,7 @@ def test_every_safe_configuration_computes_the_polynomial(dtype):
             assert_right(polar(G, dtype, config=config), G, dtype, (1, 2))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_the_operation_on_a_cpu_rounds_where_the_kernel_does(dtype, lengths):
     """Sums in float32 come in another order there, which turns a rounding here and there."""

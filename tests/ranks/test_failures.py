@@ -1,4 +1,4 @@
-"""Ranks that disagree, die or are late: an error in bounded time, which says who and what."""
+"""Ranks that disagree, die or are late: an error, before the pool gives them up, which says who and what."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DIFFERENT = {
     "chunk_bytes": ({"settings": {"chunk_bytes": 777}}, ["777"]),
     "chunks_in_flight": ({"settings": {"chunks_in_flight": 7}}, ["7"]),
 }
-SECONDS = 5.0  # that the group gives a collective
+SECONDS = 5.0  # that a group gives a collective where a test waits for that to end
 
 
 @pytest.fixture
@@ -53,15 +53,15 @@ def doomed(pools):
 
 
 def errors_of_steps(kernel, case: Case, odd: Case):
-    """Return the error that steps end with, None without one, and how long they took."""
+    """Return the error that steps end with, None without one, and whether parameters are what they were."""
     own = odd if dist.get_rank() == ODD else case
-    started, optimizer, params = time.monotonic(), *built(kernel, own)
+    optimizer, params = built(kernel, own)
     before = [p.detach().clone() for p in params]
     try:
         take_steps(own, optimizer, params, range(1, 3))
     except (ValueError, RuntimeError) as error:
         same = all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
-        return type(error).__name__, str(error), time.monotonic() - started, same
+        return type(error).__name__, str(error), same
     return None
 
 
@@ -83,12 +83,11 @@ def take_steps(case: Case, optimizer, params, steps) -> None:
 def test_ranks_that_disagree_all_say_who_does_and_about_what(pools, what):
     changes, words = DIFFERENT[what]
     case = Case(SPECS)
-    for kind, text, seconds, unchanged in pools(4, SECONDS).run(errors_of_steps, case, case._replace(**changes)):
-        assert kind == "ValueError", text
+    for kind, text, unchanged in pools(4).run(errors_of_steps, case, case._replace(**changes)):
+        assert kind == "ValueError", text  # a rank that had waited for another in vain would raise RuntimeError
         assert f"rank {ODD}" in text
         assert all(word in text for word in words), text
         assert unchanged
-        assert seconds < SECONDS
 
 
 def steps_on_another_processor(kernel, case: Case):
@@ -104,7 +103,7 @@ def steps_on_another_processor(kernel, case: Case):
 
 
 def test_ranks_on_different_processors_are_told_to_agree_about_the_dtype_of_products(pools):
-    for kind, text, _, unchanged in pools(4, SECONDS).run(steps_on_another_processor, Case(SPECS, {"ns_dtype": None})):
+    for kind, text, unchanged in pools(4).run(steps_on_another_processor, Case(SPECS, {"ns_dtype": None})):
         assert (kind, unchanged) == ("ValueError", True)
         assert f"rank {ODD}" in text and "here torch.bfloat16" in text and "here torch.float32" in text
 
@@ -169,68 +168,61 @@ def test_a_gradient_that_only_one_of_two_copies_has_moves_nothing_and_is_told_by
 
 
 def change_later(kernel, case: Case, key: str, value):
-    """As before, but the odd rank changes a setting after some steps."""
+    """Return the error of steps, None without one, of which the odd rank has changed a setting after some others."""
     optimizer, params = built(kernel, case)
     take_steps(case, optimizer, params, range(1, 4))
     if dist.get_rank() == ODD:
         optimizer.param_groups[0][key] = value
-    started = time.monotonic()
     try:
         take_steps(case, optimizer, params, range(4, 6))
     except (ValueError, RuntimeError) as error:
-        return type(error).__name__, str(error), time.monotonic() - started
+        return str(error)
     return None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key, value", [("ns_steps", 2), ("ns_dtype", "bfloat16")])
-def test_a_rank_that_changes_a_setting_of_its_own_ends_all_in_bounded_time(doomed, key, value):
-    for found in doomed.run(change_later, Case(SPECS), key, value):
-        assert found is not None
-        assert found[2] < 2 * SECONDS
+def test_a_rank_that_changes_a_setting_of_its_own_ends_all(doomed, key, value):
+    assert all(doomed.run(change_later, Case(SPECS), key, value))
 
 
 def die_or_sleep(kernel, case: Case, at_step: int, seconds: float):
-    """The odd rank dies before a step, or sleeps; returns the error of the others, and after how long."""
+    """The odd rank dies before a step, or sleeps; returns the error of the others, None without one."""
     optimizer, params = built(kernel, case)
     take_steps(case, optimizer, params, range(1, at_step))
     if dist.get_rank() == ODD:
         if not seconds:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(seconds)
-    started = time.monotonic()
     try:
         take_steps(case, optimizer, params, range(at_step, at_step + 2))
     except RuntimeError as error:
-        return str(error), time.monotonic() - started
+        return str(error)
     return None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at_step", [1, 3])
 @pytest.mark.parametrize("name", ["rows", "hsdp"])
-def test_a_rank_that_is_killed_ends_all_others_within_the_timeout(doomed, name, at_step):
+def test_a_rank_that_is_killed_ends_all_others(doomed, name, at_step):
     case = Case(tuple(spec._replace(layout=LAYOUTS[name]) for spec in SPECS), {"chunk_bytes": 200})
     results = doomed.run(die_or_sleep, case, at_step, 0.0, may_die=(ODD,))
     assert results.pop(ODD) is None
-    for text, seconds in results:
+    for text in results:
         assert "up.weight" in text or at_step == 1  # before the first step plans are compared, of all parameters
-        assert seconds < 2 * SECONDS
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_late_beyond_the_timeout_ends_all_others(doomed):
-    results = doomed.run(die_or_sleep, Case(SPECS), 3, 3 * SECONDS)
-    for rank, found in enumerate(results):
-        assert found is not None
-        assert found[1] < 2 * SECONDS, rank
-        assert "up.weight" in found[0]
-        assert f"rank {rank}" in found[0]
+    """Had they waited for it to come, there would be no error."""
+    for rank, text in enumerate(doomed.run(die_or_sleep, Case(SPECS), 3, 3 * SECONDS)):
+        assert "up.weight" in text
+        assert f"rank {rank}" in text
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_late_within_the_timeout_is_waited_for(doomed):
-    assert doomed.run(die_or_sleep, Case(SPECS), 3, SECONDS / 4) == [None] * 4
+def test_a_rank_that_is_late_within_the_timeout_is_waited_for(pools):
+    assert pools(4).run(die_or_sleep, Case(SPECS), 3, 1.0) == [None] * 4
 
 
 def test_a_pool_of_which_a_rank_died_is_replaced(kernel, pools):

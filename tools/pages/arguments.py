@@ -19,9 +19,9 @@ PAGE = ROOT / "docs/arguments.md"
 INTRODUCTION = """\
 # Arguments of `Muon`
 
-Names and order follow `torch.optim.Muon`; what it lacks is keyword-only. Where *group* says yes, a parameter group may have
-a value of its own, and *change* says what setting it between two steps does: it makes a new plan, or the next step reads it.
-`python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
+Names and order follow `torch.optim.Muon`; what it lacks is keyword-only. Where *group* says yes, a parameter group may
+have a value of its own, and *change* says what setting it between two steps does: it makes a new plan, or the next
+step reads it. `python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
 
 | argument | default | group | change | meaning |
 | --- | --- | --- | --- | --- |

@@ -1,0 +1,55 @@
+"""The worked example in the header of plan/messages.py, and blocks that a step copies at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tests.support import inside
+
+
+def example(kernel):
+    """Return rank 0's messages for rows of A (4 x 2) and of B (2 x 2) on two ranks."""
+    matrices = []
+    for number, (shape, cost) in enumerate([((4, 2), 2), ((2, 2), 1)]):
+        layout = inside.layout(kernel, shape, (2,), (0, 1), ((0, 1),))
+        shards = inside.shards(kernel, inside.matrix_view(kernel, shape), layout)
+        matrices.append(inside.matrix(kernel, number, 0, shards, cost))
+    (messages,), _ = inside.plan_messages(kernel, matrices, (0, 1), 0, 100)
+    return messages
+
+
+def test_the_messages_are_those_of_the_header(kernel):
+    holder, owner, owners = example(kernel)
+    assert [(matrix.key, rank) for matrix, rank in owners] == [((0, 0), 0), ((1, 0), 1)]
+    assert (holder.sent, owner.received, owner.sent, holder.received) == ((5, 3), (5, 5), (5, 5), (5, 3))
+    assert (holder.directions, holder.presence) == ((0, 5), (4, 7))
+    assert [offset for _, _, offset in owner.parts_in] == [0, 5]
+    assert [place for _, place, _ in owner.presence] == [4, 9]
+    assert [offset for _, _, offset in owner.parts_out] == [0, 5]
+    assert [place for _, place in owner.verdicts] == [4, 9]
+    assert (holder.updates, holder.verdicts) == ((0, 5), (4, 7))
+
+
+def test_like_parts_in_a_row_are_one_block(kernel):
+    """Each block is as the step copies it: the strides of the plan give the elements that the parts have."""
+    view = inside.matrix_view(kernel, (8, 6))
+    for splits in (((0, 1),), ((1, 1),), ((0, 2),)):
+        shards = inside.shards(kernel, view, inside.layout(kernel, (8, 6), (2,), (0, 1), splits))
+        matrices = [inside.matrix(kernel, number, 0, shards) for number in range(6)]
+        (messages,), _ = inside.plan_messages(kernel, matrices, (0, 1), 0, 10**6)
+        owner = messages.owner
+        blocks = kernel.plan.blocks.blocks_of(owner.parts_in, {i: i for i in range(len(owner.matrices))})
+        runs = sum(len(part.rows) * len(part.cols) for _, part, _ in owner.parts_in)
+        # Rows that FSDP2 has cut behind another split lie in two runs, which alternate in a message.
+        assert len(blocks) == (2 if splits != ((0, 2),) else runs)
+        buffer = torch.arange(sum(owner.received)).float()
+        batch = torch.full((len(owner.matrices), 8, 6), -1.0)
+        for block in blocks:
+            kernel.step.sharded._in_batch(block, batch).copy_(kernel.step.sharded._in_buffer(block, buffer))
+        expected = np.full(batch.shape, -1.0)
+        for i, part, offset in owner.parts_in:
+            rows, cols = ([k for start, stop in runs for k in range(start, stop)] for runs in part)
+            expected[i][np.ix_(rows, cols)] = buffer[offset : offset + part.size].reshape(len(rows), len(cols))
+        np.testing.assert_array_equal(batch.numpy(), expected)
+        assert (batch >= 0).all()
