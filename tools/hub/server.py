@@ -17,17 +17,21 @@ There is no access control, hence the server listens to this machine alone and r
 from __future__ import annotations
 
 import argparse
-import ipaddress
-import json
-import sys
+import socket
 import threading
-import traceback
 from collections.abc import Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from tools.hub.api import ROUTES
-from tools.hub.routes import Answer, Request, Site
 from tools.hub.store import HubError, Store
 
 HOST = "127.0.0.1"
@@ -41,110 +45,55 @@ class Hub:
     """
 
     def __init__(self, folder: Path | str, trusted: Iterable[str] = (), *, port: int = 0):
-        self._server = Server((HOST, port), Handler)
-        self._server.site = Site(Store(Path(folder)), frozenset(trusted))
-        self.endpoint = f"http://{HOST}:{self._server.server_port}"
+        self._socket = socket.create_server((HOST, port))
+        # The body is a packet of its own, and would wait for the head's acknowledgement; connections inherit this.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        self.endpoint = f"http://{HOST}:{self._socket.getsockname()[1]}"
+        # Without an access log: headers may carry tokens, and clients report their errors themselves.
+        config = uvicorn.Config(application(Path(folder), frozenset(trusted)), log_level="error", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self.serve, daemon=True)
 
     def __enter__(self) -> Hub:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.should_exit = True
+        self._thread.join()
 
-    def serve_forever(self) -> None:
-        self._server.serve_forever()
-
-
-class Server(ThreadingHTTPServer):
-    request_queue_size = 64  # one snapshot_download opens eight connections at once
-    site: Site
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no event; anything else is a fault of ours."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
+    def serve(self) -> None:
+        self._server.run([self._socket])
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    default_request_version = "HTTP/1.0"  # version 0.9, the base class's, has answers without a status
-    server_version = "kernel-hub"
-    timeout = 30  # seconds for a client that has begun to speak
-    disable_nagle_algorithm = True  # the body is a packet of its own, and would wait for the head's acknowledgement
-    server: Server
-
-    def respond(self) -> None:
-        last, self.close_connection = self.close_connection, True  # an unread body would pass for the next request
-        try:
-            self.check_sender()
-            route, path, query = ROUTES.find(self.command, self.path)
-            body = self.read_body(route.body_limit)
-            self.close_connection = last
-            url = f"http://{self.headers['Host']}"
-            answer = route.function(Request(self.server.site, url, path, query, self.headers.get("Range"), body))
-        except HubError as error:
-            headers = {"X-Error-Code": error.code} if error.code else {}
-            answer = Answer({"error": str(error)}, error.status, headers)
-        except (ConnectionError, TimeoutError):
-            raise  # nobody is left to answer
-        except Exception:
-            traceback.print_exc()
-            answer = Answer({"error": "the server failed; its console says why"}, 500)
-        self.send(answer)
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = respond  # noqa: N815
-
-    def check_sender(self) -> None:
-        """Refuse browsers: a page from elsewhere may send requests to this machine, under a name of its own."""
-        name = self.headers.get("Host", "").partition(":")[0]
-        if "Origin" in self.headers or not (name == "localhost" or is_loopback(name)):
-            raise HubError(403, "only clients on this machine, by its loopback address, are served")
-
-    def read_body(self, limit: int) -> bytes:
-        if self.command in ("GET", "HEAD") and "Content-Length" not in self.headers:
-            return b""
-        text = self.headers.get("Content-Length", "")
-        if "Transfer-Encoding" in self.headers or not text:
-            raise HubError(411, "need a Content-Length")
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise HubError(400, f"not a Content-Length: {text!r}")
-        if int(text) > limit:
-            raise HubError(413, f"a body of {text} bytes; at most {limit} are taken here")
-        body = self.rfile.read(int(text))
-        if len(body) < int(text):
-            raise HubError(400, f"the body ends after {len(body)} of {text} bytes")
-        return body
-
-    def send(self, answer: Answer) -> None:
-        raw = isinstance(answer.content, bytes)
-        body = answer.content if raw else json.dumps(answer.content).encode()
-        self.send_response(answer.status)
-        self.send_header("Content-Type", "application/octet-stream" if raw else "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        for name, value in answer.headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer, in place of the base class, a request that is not HTTP or whose method has no do_ function."""
-        self.close_connection = True
-        self.send(Answer({"error": message or "not a request"}, 405 if code == 501 else code))
-
-    def log_message(self, *arguments: object) -> None:
-        """Keep quiet: headers may carry tokens, and clients report their errors themselves."""
+def application(folder: Path, trusted: frozenset[str]) -> Starlette:
+    app = Starlette(
+        routes=ROUTES,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"]), Middleware(OwnClients)],
+        exception_handlers={HubError: refuse},
+    )
+    app.state.store, app.state.trusted = Store(folder), trusted
+    return app
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.IPv4Address(host).is_loopback
-    except ValueError:
-        return False
+class OwnClients:
+    """Refuse browsers, since a page from elsewhere may send requests to this machine; give routes the undecoded path.
+
+    A revision may have a slash, which the clients encode: decoded too early it would divide the path.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        browser = "origin" in Headers(scope=scope)
+        app = JSONResponse({"error": "no web page is served"}, 403) if browser else self._app
+        await app({**scope, "path": scope["raw_path"].decode()}, receive, send)
+
+
+def refuse(request: Request, error: HubError) -> Response:
+    headers = {"X-Error-Code": error.code} if error.code else {}
+    return JSONResponse({"error": str(error)}, error.status, headers)
 
 
 def main() -> None:
@@ -159,7 +108,7 @@ def main() -> None:
         parser.error(str(error))
     print(f"export HF_ENDPOINT={hub.endpoint}", flush=True)
     try:
-        hub.serve_forever()
+        hub.serve()
     except KeyboardInterrupt:
         pass
 

@@ -1,29 +1,25 @@
-"""Repositories of a small Hub, in a folder: commits and blobs by content, branches and tags by name.
+"""Repositories of a small Hub: in a folder, a bare git repository <organization>/<name> for each.
 
-    <folder>/<organization>/<name>/refs.json           {"refs/heads/main": <commit>, "refs/tags/1.0": <commit>, ...}
-                                  /commits/<sha>.json   parent, title, and the blob and size of every file
-                                  /blobs/<oid>          bytes; oid is git's hash of a blob, as the clients compute it
-
-Objects never change, and refs.json is replaced as a whole after the objects that it names are written: a commit is
-there or it is not, whatever stops the process, and readers need no lock. One process at a time may write to a folder.
-Paths of files are keys inside a commit, never paths on this disk.
+A branch moves after the objects of its commit are written: a commit is there or it is not, whatever stops the process.
+One thread at a time may write. Paths of files are names inside git's trees, never paths on this disk.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
-import threading
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
-NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]{0,94}\w)?", re.ASCII)
-REF_NAME = re.compile(r"(?!refs/|.*(//|/\.|\.\.|\.lock$))\w([\w./-]{0,126}\w)?", re.ASCII)
-SHA = re.compile(r"[0-9a-f]{40}")
-UNSAFE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+from dulwich.errors import RefFormatError
+from dulwich.object_store import commit_tree_changes
+from dulwich.objects import Blob, Commit, Tree, TreeEntry
+from dulwich.objectspec import parse_commit
+from dulwich.repo import Repo
+from huggingface_hub.utils import validate_repo_id
+
+FIRST_REF = "refs/heads/main"
+REGULAR_FILE = 0o100644
+UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 class HubError(Exception):
@@ -34,187 +30,119 @@ class HubError(Exception):
         self.status, self.code = status, code
 
 
-class Blob(NamedTuple):
-    oid: str
-    size: int
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The whole tree after one change; `sha` hashes everything else, so equal histories have equal ids."""
-
-    sha: str
-    parent: str | None
-    title: str
-    description: str
-    files: dict[str, Blob]
-
-
 class Change(NamedTuple):
-    """Write `content` to `path`, or delete it where content is None; a path that ends in / is a folder."""
+    """Write `content` to `path`, or delete what is there, file or folder, where content is None."""
 
     path: str
     content: bytes | None
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A commit that somebody asks for; `parent`, where given, is the head that they have seen."""
-
-    title: str
-    description: str
-    parent: str | None
-    changes: list[Change]
-
-
 class Store:
-    """All repositories of a folder."""
+    """All repositories of a folder, by name: what a request asks for becomes no path before it is known or checked."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        found = [main.parents[2] for main in folder.glob(f"*/*/{FIRST_REF}")]
+        self._repositories = {path.relative_to(folder).as_posix(): Repository(Repo(path)) for path in found}
 
-    def create(self, organization: str, name: str) -> Repository:
-        """Return a new repository with one empty commit on main."""
-        repository = self._at(organization, name)
-        with self._lock:
-            if repository.exists():
-                raise HubError(409, f"repository {organization}/{name} exists already")
-            first = repository.write_commit(None, Proposal("initial commit", "", None, []), {})
-            repository.write_refs({"refs/heads/main": first.sha})
-        return repository
+    def create(self, repo_id: str) -> bool:
+        """Make a repository with one empty commit on main, and return whether it is new."""
+        if repo_id in self._repositories:
+            return False
+        try:
+            validate_repo_id(repo_id)
+        except ValueError as error:
+            raise HubError(400, str(error)) from None
+        path = self._folder / repo_id
+        path.mkdir(parents=True)
+        repository = Repository(Repo.init_bare(path, default_branch=b"main", object_format="sha1"))
+        repository.start()
+        self._repositories[repo_id] = repository
+        return True
 
-    def repository(self, organization: str, name: str) -> Repository:
-        repository = self._at(organization, name)
-        if not repository.exists():
-            raise HubError(404, f"no repository {organization}/{name}", "RepoNotFound")
-        return repository
+    def repository(self, repo_id: str) -> Repository:
+        if repo_id not in self._repositories:
+            raise HubError(404, f"no repository {repo_id}", "RepoNotFound")
+        return self._repositories[repo_id]
 
-    def has_organization(self, organization: str) -> bool:
-        return bool(NAME.fullmatch(organization)) and (self.folder / organization).is_dir()
-
-    def _at(self, organization: str, name: str) -> Repository:
-        for part in (organization, name):
-            if not NAME.fullmatch(part):
-                raise HubError(
-                    400,
-                    f"a repository is organization/name, each of 1 to 96 letters, digits, '-', '_' and '.', without "
-                    f"'--', '..' or a final '.git'; got {part!r}",
-                )
-        return Repository(self.folder / organization / name, self._lock)
+    def organizations(self) -> set[str]:
+        return {repo_id.partition("/")[0] for repo_id in self._repositories}
 
 
 class Repository:
-    """One repository; every method that changes it takes the store's lock."""
+    def __init__(self, git: Repo):
+        self._git = git
 
-    def __init__(self, folder: Path, lock: threading.Lock):
-        self.folder = folder
-        self._lock = lock
-
-    def exists(self) -> bool:
-        return (self.folder / "refs.json").is_file()
+    def start(self) -> None:
+        empty = Tree()
+        self._git.object_store.add_object(empty)
+        self._advance(FIRST_REF, [], "initial commit", empty.id)
 
     def refs(self) -> dict[str, str]:
         """Commit of every ref: refs/heads/<branch>, refs/tags/<tag>."""
-        return json.loads((self.folder / "refs.json").read_bytes())
+        return {ref.decode(): sha.decode() for ref, sha in self._git.get_refs().items() if ref != b"HEAD"}
 
-    def resolve(self, revision: str) -> Commit:
-        """Return the commit that a branch, a tag, a full ref or a full commit id names."""
-        refs = self.refs()
-        ref = find_ref(revision, refs)
-        sha = refs[ref] if ref else revision
-        path = self.folder / "commits" / f"{sha}.json"
-        if not SHA.fullmatch(sha) or not path.is_file():
-            raise HubError(404, f"no revision {revision!r}", "RevisionNotFound")
-        stored = json.loads(path.read_bytes())
-        stored["files"] = {name: Blob(*blob) for name, blob in stored["files"].items()}
-        return Commit(sha, **stored)
+    def resolve(self, revision: str) -> str:
+        """Return the id of the commit that an id, a branch, a tag or a full ref names; no ref can hide an id."""
+        try:
+            return parse_commit(self._git, revision).id.decode()
+        except (KeyError, ValueError, RefFormatError):
+            raise HubError(404, f"no revision {revision!r}", "RevisionNotFound") from None
 
-    def read(self, blob: Blob) -> bytes:
-        return (self.folder / "blobs" / blob.oid).read_bytes()
+    def entries(self, sha: str) -> dict[str, TreeEntry]:
+        """All files and folders of a commit, by path."""
+        tree = self._git[sha.encode()].tree
+        entries = self._git.object_store.iter_tree_contents(tree, include_trees=True)
+        return {entry.path.decode(): entry for entry in entries if entry.path}
 
-    def add_ref(self, kind: str, name: str, revision: str) -> None:
-        """Name the commit of `revision`; kind is "heads" or "tags", and the two share their names."""
-        if not REF_NAME.fullmatch(name) or SHA.fullmatch(name):
-            raise HubError(400, f"not a name for a branch or a tag: {name!r}")
-        with self._lock:
-            refs = self.refs()
-            if taken := find_ref(name, refs):
-                raise HubError(409, f"{taken} exists already")
-            self.write_refs({**refs, f"refs/{kind}/{name}": self.resolve(revision).sha})
+    def read(self, entry: TreeEntry) -> bytes:
+        return self._git[entry.sha].as_raw_string()
 
-    def commit(self, revision: str, proposal: Proposal) -> Commit:
-        """Put a commit on top of a branch and return it."""
-        with self._lock:
-            refs = self.refs()
-            ref = find_ref(revision, refs)
-            if ref is None or ref.startswith("refs/tags/"):
-                raise HubError(404, f"no branch {revision!r} to commit to", "RevisionNotFound")
-            head = self.resolve(ref)
-            if proposal.parent and not head.sha.startswith(proposal.parent):
-                raise HubError(412, f"{revision} is at {head.sha}, not at the given parent {proposal.parent}")
-            files = apply_changes(proposal.changes, head.files)
-            for change in proposal.changes:
-                if change.content is not None:
-                    self._write(f"blobs/{blob_of(change.content).oid}", change.content)
-            commit = self.write_commit(head.sha, proposal, files)
-            self.write_refs({**refs, ref: commit.sha})
-        return commit
+    def add_ref(self, ref: str, revision: str) -> None:
+        """Name the commit of `revision`; a branch and a tag cannot have one name."""
+        sha, name = self.resolve(revision), ref.split("/", 2)[2]
+        if {f"refs/heads/{name}", f"refs/tags/{name}"} & self.refs().keys():
+            raise HubError(409, f"{name} exists already")
+        try:
+            self._git.refs[ref.encode()] = sha.encode()
+        except RefFormatError:
+            raise HubError(400, f"not a name for a branch or a tag: {name!r}") from None
 
-    def write_commit(self, parent: str | None, proposal: Proposal, files: dict[str, Blob]) -> Commit:
-        content = {"parent": parent, "title": proposal.title, "description": proposal.description, "files": files}
-        data = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-        sha = git_hash("commit", data)
-        self._write(f"commits/{sha}.json", data)
-        return Commit(sha, **content)
+    def commit(self, revision: str, title: str, changes: list[Change], parent: str | None = None) -> str:
+        """Put a commit on top of a branch and return its id; `parent`, where given, is the head that was seen."""
+        ref = f"refs/heads/{revision.removeprefix('refs/heads/')}"
+        head = self.refs().get(ref)
+        if head is None:
+            raise HubError(404, f"no branch {revision!r} to commit to", "RevisionNotFound")
+        if parent and not head.startswith(parent):
+            raise HubError(412, f"{revision} is at {head}, not at the given parent {parent}")
+        tree = self._git[head.encode()].tree
+        try:
+            tree = commit_tree_changes(self._git.object_store, tree, [self._edit(*change) for change in changes])
+        except KeyError as error:
+            raise HubError(404, f"A file with this name doesn't exist: {error}", "EntryNotFound") from None
+        return self._advance(ref, [head.encode()], title, tree)
 
-    def write_refs(self, refs: dict[str, str]) -> None:
-        self._write("refs.json", json.dumps(refs, indent=1).encode())
+    def _edit(self, path: str, content: bytes | None) -> tuple[bytes, int | None, bytes | None]:
+        if content is None:
+            return path.encode(), None, None
+        check_path(path)
+        blob = Blob.from_string(content)
+        self._git.object_store.add_object(blob)
+        return path.encode(), REGULAR_FILE, blob.id
 
-    def _write(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_bytes(data)
-        os.replace(part, path)
-
-
-def apply_changes(changes: list[Change], files: dict[str, Blob]) -> dict[str, Blob]:
-    """Return the files after the changes, which are made in their order."""
-    after = dict(files)
-    for path, content in changes:
-        check_path(path if content is not None else path.removesuffix("/"))
-        if content is not None:
-            after[path] = blob_of(content)
-            continue
-        gone = [name for name in after if name == path or (path.endswith("/") and name.startswith(path))]
-        if not gone:
-            raise HubError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
-        for name in gone:
-            del after[name]
-    for name in after:
-        for folder in PurePosixPath(name).parents:
-            if str(folder) in after:
-                raise HubError(400, f"{folder} cannot be a file and the folder of {name}")
-    return after
+    def _advance(self, ref: str, parents: list[bytes], title: str, tree: bytes) -> str:
+        """Commit a tree; author and time are always the same, so that equal histories have equal ids."""
+        commit = Commit()
+        commit.tree, commit.parents, commit.message = tree, parents, title.encode()
+        commit.author = commit.committer = b"Hub <hub@localhost>"
+        commit.author_time = commit.author_timezone = commit.commit_time = commit.commit_timezone = 0
+        self._git.object_store.add_object(commit)
+        self._git.refs[ref.encode()] = commit.id
+        return commit.id.decode()
 
 
 def check_path(path: str) -> None:
     """Refuse what would leave a folder: the clients write these paths to their disk."""
-    parts = path.split("/")
-    if len(path) > 1024 or UNSAFE.search(path) or {"", ".", "..", ".git"} & set(parts):
+    if UNSAFE.search(path) or {"", ".", "..", ".git"} & set(path.split("/")):
         raise HubError(400, f"not a relative path of a file, with '/' between its parts: {path!r}")
-
-
-def find_ref(revision: str, refs: dict[str, str]) -> str | None:
-    candidates = (revision, f"refs/heads/{revision}", f"refs/tags/{revision}")
-    return next((ref for ref in candidates if ref in refs), None)
-
-
-def blob_of(content: bytes) -> Blob:
-    return Blob(git_hash("blob", content), len(content))
-
-
-def git_hash(kind: str, content: bytes) -> str:
-    return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(content)) + content).hexdigest()
