@@ -16,7 +16,13 @@ def attention(kernel):
 
 @pytest.fixture
 def plan(attention):
-    return lambda settings, shapes: attention.plan_clip(attention.clip_settings(settings), shapes)
+    """Return a function of settings and shapes that returns the layers by each of their keys."""
+
+    def layers_by_key(settings, shapes):
+        layers = attention.attentions(attention.clip_settings(settings), shapes)
+        return {key: layer for layer in layers for key in layer.keys}
+
+    return layers_by_key
 
 
 def pair(heads, keys=None, layer="layers.0.self_attn"):
@@ -24,14 +30,14 @@ def pair(heads, keys=None, layer="layers.0.self_attn"):
 
 
 def test_query_heads_share_key_heads_in_order(plan):
-    of_q, of_k = plan({"head_dim": 4, "alpha": 0.25}, pair(4, 2)).layers[0].weights.values()
+    of_q, of_k = plan({"head_dim": 4, "alpha": 0.25}, pair(4, 2))[0].weights.values()
     assert of_q == ((4, (0,), 0.25), (4, (1,), 0.25), (4, (2,), 0.25), (4, (3,), 0.25))
     assert of_k == ((4, (0, 1), 0.75), (4, (2, 3), 0.75))
 
 
 def test_of_latent_attention_rotary_queries_take_the_whole_factor_and_values_none(plan):
     shapes = {"model.layers.3.self_attn.q_b_proj.weight": (12, 8), "model.layers.3.self_attn.kv_b_proj.weight": (14, 8)}
-    of_q, of_kv = plan({**LATENT, "alpha": 0.25}, shapes).by_key[3].weights.values()
+    of_q, of_kv = plan({**LATENT, "alpha": 0.25}, shapes)[3].weights.values()
     assert of_q == ((4, (0,), 0.25), (2, (0,), 1.0), (4, (1,), 0.25), (2, (1,), 1.0))
     assert of_kv == ((4, (0,), 0.75), (3, (0,), 0.0), (4, (1,), 0.75), (3, (1,), 0.0))
 
@@ -40,8 +46,8 @@ def test_of_latent_attention_rotary_queries_take_the_whole_factor_and_values_non
 @pytest.mark.parametrize("num_kv_heads, rows", [(0, 36), (3, 36), (1, 20)])
 def test_a_fused_weight_is_queries_then_keys_then_values(plan, name, num_kv_heads, rows):
     keys = num_kv_heads or 3
-    (fused,) = plan({"head_dim": 4, "num_kv_heads": num_kv_heads}, {name: (rows, 8)}).by_key[0].weights.values()
-    of_q, of_k = plan({"head_dim": 4}, pair(3, keys)).by_key[0].weights.values()
+    (fused,) = plan({"head_dim": 4, "num_kv_heads": num_kv_heads}, {name: (rows, 8)})[0].weights.values()
+    of_q, of_k = plan({"head_dim": 4}, pair(3, keys))[0].weights.values()
     assert fused == (*of_q, *of_k, (keys * 4, (), 0.0)) and sum(run.rows for run in fused) == rows
 
 
@@ -49,7 +55,7 @@ def test_biases_go_with_their_weights_and_layers_follow_each_other(plan):
     others = {"layers.1.mlp.up.weight": (8, 8), "layers.1.attn.o_proj.bias": (8,)}
     biases = {"layers.1.attn.q_proj.bias": (12,), "layers.1.attn.k_proj.bias": (12,)}
     made = plan({"head_dim": 4}, {**pair(2), **pair(3, layer="layers.1.attn"), **others, **biases})
-    first, second = made.layers
+    first, second = made[0], made[1]
     assert (first.heads, first.first, second.heads, second.first) == (2, 0, 3, 2)
     assert set(second.weights) == {*pair(3, layer="layers.1.attn"), *biases}
     assert all(second.weights[name] == second.weights[name.replace("bias", "weight")] for name in biases)
@@ -62,14 +68,14 @@ def test_indices_of_motif_name_the_head_that_each_logit_stands_for(plan, is_mla)
     latent = LATENT if is_mla else dict.fromkeys(LATENT, 0)
     shapes = {"wq_b": 18, "wkv_b": 7} if is_mla else {"wq": 12, "wk": 4}
     made = plan({**config, **latent}, {f"layers.7.attention.{name}.weight": (rows, 8) for name, rows in shapes.items()})
-    of_q, of_k = made.by_key[7].weights.values()
+    of_q, of_k = made[7].weights.values()
     assert [run.heads for run in of_q if run.exponent == 0.5] == [(1,), (0, 2), ()]
     assert [run.heads for run in of_k if run.exponent == 0.5] == [(0, 1, 2)]
 
 
 def test_motifs_default_configuration_scales_nothing(plan):
     made = plan({"q_indices": [], "k_indices": [], "head_dim": 4, "threshold": 100}, pair(2))
-    assert not any(run.heads for runs in made.layers[0].weights.values() for run in runs)
+    assert not any(run.heads for runs in made[0].weights.values() for run in runs)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +84,12 @@ def test_motifs_default_configuration_scales_nothing(plan):
 def test_layers_can_be_given_by_names_and_by_positions(plan, layers, keys):
     shapes = {"a": (8, 8), "b": (3, 3), "to_q": (8, 8), "to_k": (8, 8)}
     made = plan({"head_dim": 4, "layers": layers}, shapes)
-    assert list(made.by_key) == keys and list(made.layers[0].weights) == ["to_q", "to_k"]
+    assert list(made) == keys and list(made[keys[0]].weights) == ["to_q", "to_k"]
 
 
 def test_layers_that_share_a_number_are_known_by_name_alone(plan):
     shapes = {**pair(2, layer="encoder.0.attn"), **pair(2, layer="decoder.0.attn"), **pair(2, layer="decoder.1.attn")}
-    assert set(plan({"head_dim": 4}, shapes).by_key) == {"encoder.0.attn", "decoder.0.attn", "decoder.1.attn", 1}
+    assert set(plan({"head_dim": 4}, shapes)) == {"encoder.0.attn", "decoder.0.attn", "decoder.1.attn", 1}
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,14 @@ def test_the_memory_is_free_before_the_matrix_is_orthogonalized(kernel, monkeypa
     params = parameters()
     muon = optimizer(kernel, params, release_grads=release)
     gradients = {name for name in params if name != "a.bias"}
-    direction = kernel.step.direction
-    polar_factors, alive = direction.polar_factors, []
+    polar_update = kernel.step.polar_update
+    polar_factors, alive = polar_update.polar_factors, []
 
     def observed(packed, iteration, eps):
         alive.append({name for name, p in params.items() if name in gradients and p.grad is not None})
         return polar_factors(packed, iteration, eps)
 
-    monkeypatch.setattr(direction, "polar_factors", observed)
+    monkeypatch.setattr(polar_update, "polar_factors", observed)
     muon.step()
     # One gradient fewer at each parameter's last batch.
     assert alive[-1] == (set() if release else gradients)

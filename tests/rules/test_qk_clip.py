@@ -15,36 +15,29 @@ THRESHOLD = 5.0
 LATENT = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
 
 
-@pytest.fixture(scope="module")
-def attention(kernel):
-    return importlib.import_module(".qk_clip.heads", kernel.__name__)
-
-
-@pytest.fixture(scope="module")
-def qk_clip(kernel):
-    return importlib.import_module(".qk_clip.clip", kernel.__name__)
-
-
 class Clip:
-    """A plan for weights of these shapes and its state, as an optimizer holds them."""
+    """QK-clip of weights of these shapes, as an optimizer has it."""
 
-    def __init__(self, attention, qk_clip, settings, shapes):
-        self.plan = attention.plan_clip(attention.clip_settings(settings), shapes)
-        self.rules, self.state = qk_clip, qk_clip.clip_state(self.plan, torch.get_default_device())
+    def __init__(self, kernel, settings, shapes):
+        self.rule = importlib.import_module(".qk_clip.clip", kernel.__name__).QKClip(settings)
+        self.names = {torch.empty(shape): name for name, shape in shapes.items()}
+        self.rule.follow(list(shapes), list(self.names))
 
     def observe_(self, layer, logits):
-        self.rules.observe_(self.plan, self.state, layer, torch.as_tensor(logits))
+        self.rule.observe_(layer, torch.as_tensor(logits))
 
-    def scales(self):
-        return self.rules.row_scales(self.plan, self.state)
+    def take_scales(self):
+        """The factors of the rows by the weight's name."""
+        return {self.names[p]: scale for p, scale in self.rule.take_scales().items()}
 
     def counts(self):
-        return tuple(count.item() for count in self.rules.clip_counts(self.plan, self.state))
+        """How many heads the last factors scale down, and how many they spare as a logit was not finite."""
+        return tuple(self.rule.counts.tolist())
 
 
 @pytest.fixture
-def clip(attention, qk_clip):
-    return lambda settings, shapes: Clip(attention, qk_clip, settings, shapes)
+def clip(kernel):
+    return lambda settings, shapes: Clip(kernel, settings, shapes)
 
 
 def pair(heads, keys=None, head_dim=4, width=8, layer="layers.0.self_attn"):
@@ -73,7 +66,7 @@ def test_factors_of_rows_are_the_published_ones(clip, golden):
         settings, shapes = golden_layer(case)
         layer = clip({**settings, "threshold": case["threshold"]}, shapes)
         layer.observe_(0, case["max_logits"])
-        for actual, expected in zip(layer.scales().values(), case["row_scales"].values(), strict=True):
+        for actual, expected in zip(layer.take_scales().values(), case["row_scales"].values(), strict=True):
             expected = torch.tensor(expected, dtype=torch.float64)
             # The logits too were rounded, to float32, and no factor is their power above 1.
             assert ((actual - expected).abs() <= 2 * ROUNDING * expected).all(), case["id"]
@@ -89,7 +82,7 @@ def test_the_descent_scales_the_rows_of_a_shard_by_their_factors(kernel, clip, g
         layer = clip({**settings, "threshold": case["threshold"]}, shapes)
         layer.observe_(0, case["max_logits"])
         first, last = case["shard"]["rows"]
-        scale = list(layer.scales().values())[list(case["row_scales"]).index(case["shard"]["matrix"])][first:last]
+        scale = list(layer.take_scales().values())[list(case["row_scales"]).index(case["shard"]["matrix"])][first:last]
         rows, cols = torch.arange(first, last)[:, None], torch.arange(case["shard"]["columns"])
         shard = ((7 * rows + 3 * cols) % 11 - 5).float()
         kernel.kernels.native.descend_(
@@ -123,7 +116,7 @@ def test_the_largest_logit_of_the_scaled_weights_is_the_threshold(clip, heads, k
     assert (before > THRESHOLD).any() and (before < THRESHOLD).any()
     layer = clip({"head_dim": 4, "threshold": THRESHOLD, "alpha": alpha}, shapes)
     layer.observe_(0, before)
-    of_q, of_k = layer.scales().values()
+    of_q, of_k = layer.take_scales().values()
     after = logits(of_q[:, None] * q, of_k[:, None] * k)
     # Each logit has the rounding of the observed maximum and of its two factors.
     assert (after <= THRESHOLD * (1 + 4 * ROUNDING)).all()
@@ -148,27 +141,26 @@ def test_the_largest_logit_of_scaled_latent_attention_is_the_threshold(clip):
     before = logits(q, kv)
     assert (before > THRESHOLD).all()
     layer.observe_(0, before)
-    of_q, of_kv = layer.scales().values()
+    of_q, of_kv = layer.take_scales().values()
     after = logits(of_q[:, None] * q, of_kv[:, None] * kv)
     torch.testing.assert_close(after, torch.full_like(after, THRESHOLD), rtol=4 * ROUNDING, atol=0)
     assert (of_kv.reshape(heads, -1)[:, nope:] == 1).all()
 
 
-def test_largest_logits_are_kept_until_they_are_reset_whatever_their_dtype_and_leading_shape(clip, qk_clip):
+def test_largest_logits_are_kept_until_they_are_taken_whatever_their_dtype_and_leading_shape(clip):
     layer = clip({"head_dim": 4}, pair(2))
     layer.observe_(0, torch.tensor([[3.0, 2.0], [400.0, 1.0]], dtype=torch.float16))
     layer.observe_(0, torch.tensor([1.0, 1600.0], dtype=torch.bfloat16, requires_grad=True))
     layer.observe_(0, torch.empty(0, 2))
-    assert layer.scales()["layers.0.self_attn.q_proj.weight"].tolist() == [0.5] * 4 + [0.25] * 4
+    assert layer.take_scales()["layers.0.self_attn.q_proj.weight"].tolist() == [0.5] * 4 + [0.25] * 4
     assert layer.counts() == (2, 0)
-    qk_clip.reset_(layer.state)
-    assert (layer.scales()["layers.0.self_attn.q_proj.weight"] == 1).all() and layer.counts() == (0, 0)
+    assert (layer.take_scales()["layers.0.self_attn.q_proj.weight"] == 1).all() and layer.counts() == (0, 0)
 
 
 def test_layers_are_independent(clip):
     layer = clip({"head_dim": 4}, {**pair(2), **pair(4, 2, layer="layers.1.self_attn")})
     layer.observe_("layers.1.self_attn", [400.0, 1.0, 1.0, 1600.0])
-    scales = {name: values.reshape(-1, 4)[:, 0].tolist() for name, values in layer.scales().items()}
+    scales = {name: values.reshape(-1, 4)[:, 0].tolist() for name, values in layer.take_scales().items()}
     assert list(scales.values()) == [[1, 1], [1, 1], [0.5, 1, 1, 0.25], [0.5, 0.25]]
 
 
@@ -177,7 +169,7 @@ def test_a_logit_that_is_not_finite_keeps_the_rows_of_its_head_and_is_counted(cl
     layer = clip({"head_dim": 4}, pair(4, 2))
     layer.observe_(0, [value, 400.0, 1.0, 1.0])
     layer.observe_(0, [300.0, 1.0, 1.0, 1.0])
-    of_q, of_k = (scale.reshape(-1, 4)[:, 0].tolist() for scale in layer.scales().values())
+    of_q, of_k = (scale.reshape(-1, 4)[:, 0].tolist() for scale in layer.take_scales().values())
     assert of_q == [1, 0.5, 1, 1] and of_k == [0.5, 1] and layer.counts() == (1, 1)
 
 
@@ -185,6 +177,7 @@ def test_a_head_without_logits_is_no_error(clip):
     """Where everything is masked the largest logit is -inf."""
     layer = clip({"head_dim": 4}, pair(2))
     layer.observe_(0, [-torch.inf, 400.0])
+    layer.take_scales()
     assert layer.counts() == (1, 0)
 
 
@@ -193,29 +186,28 @@ def test_logits_of_another_number_of_heads_are_refused_and_change_nothing(clip):
     for logits in (torch.ones(3) * 400, torch.tensor(400.0)):
         with pytest.raises(ValueError, match=r"logits of layer 0 must be \(\.\.\., 2\)"):
             layer.observe_(0, logits)
+    layer.take_scales()
     assert layer.counts() == (0, 0)
 
 
-def test_nothing_reads_a_value_back(clip, qk_clip):
+def test_nothing_reads_a_value_back(clip):
     """Fake tensors have no values, so that reading one raises."""
     layer = clip({"head_dim": 4}, pair(4, 2))
     with FakeTensorMode() as mode:
-        layer.state = qk_clip.ClipState(*(mode.from_tensor(tensor) for tensor in layer.state))
+        for name, value in vars(layer.rule).items():
+            if isinstance(value, torch.Tensor):
+                setattr(layer.rule, name, mode.from_tensor(value))
         layer.observe_(0, torch.empty(2, 4))
-        assert [tuple(scale.shape) for scale in layer.scales().values()] == [(16,), (8,)]
-        qk_clip.clip_counts(layer.plan, layer.state)
-        qk_clip.reset_(layer.state)
+        assert [tuple(scale.shape) for scale in layer.take_scales().values()] == [(16,), (8,)]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="waiting is a GPU's")
-def test_nothing_waits_for_the_gpu(clip, qk_clip, device):
+def test_nothing_waits_for_the_gpu(clip, device):
     layer, logits = clip({"head_dim": 4}, pair(4, 2)), torch.full((4,), 400.0, device=device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         layer.observe_(0, logits)
-        layer.scales()
-        qk_clip.clip_counts(layer.plan, layer.state)
-        qk_clip.reset_(layer.state)
+        layer.take_scales()
     finally:
         torch.cuda.set_sync_debug_mode("default")

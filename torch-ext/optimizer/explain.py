@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping, NamedTuple, Optional, Sequence, Union
+import math
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor
 
@@ -14,48 +15,44 @@ from .parameters.settings import Group
 from .plan.plan import Plan
 from .plan.sums import described
 
-_FALLBACKS = {"adamw": "AdamW", "nadamw": "NAdamW"}
-_FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*"}
+# The name and the kernel of each.
+_FALLBACKS = {"adamw": ("AdamW", "torch._fused_adamw_"), "nadamw": ("NAdamW", "torch._foreach_*")}
 
 
 class Route(NamedTuple):
-    """One parameter's way; `branch` is `muon` or `adamw`, and what does not apply is None."""
+    """Where one parameter goes; `branch` is `muon`, `adamw` or `nadamw`, and what does not apply is None."""
 
     name: str
     shape: tuple[int, ...]
     branch: str
     reason: str
-    matrices: int
-    multiplier: Optional[float]
+    matrices: int = 0
+    multiplier: Optional[float] = None
     owner: Union[int, str, None] = None  # a rank, `several` for matrices of several; None: this process
     kernel: Optional[str] = None
 
 
 class Explanation:
-    """The routes of all parameters, in `rows`, and what is to be said of all, in `notes`; printed as a table."""
+    """The routes of all parameters, in `rows`, and the lines below them, in `notes`; printed as a table."""
 
     def __init__(self, rows: Iterable[Route], notes: Iterable[str] = ()):
         self.rows = list(rows)
         self.notes = list(notes)
 
     def __str__(self) -> str:
-        header = [field for field in Route._fields]
-        cells = [header, *([_cell(value) for value in row] for row in self.rows)]
+        cells = [Route._fields, *([_cell(value) for value in row] for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
         lines.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join([*lines, self._summary(), *self.notes])
+        muon = [math.prod(row.shape) for row in self.rows if row.branch == "muon"]
+        rest = [math.prod(row.shape) for row in self.rows if row.branch != "muon"]
+        branches = {row.branch for row in self.rows}
+        fallbacks = [name for branch, (name, _) in _FALLBACKS.items() if branch in branches] or ["AdamW"]
+        summary = f"{len(muon)} parameters ({sum(muon):,} elements) by Muon, "
+        summary += f"{len(rest)} ({sum(rest):,} elements) by {' and '.join(fallbacks)}"
+        return "\n".join([*lines, summary, *self.notes])
 
     __repr__ = __str__
-
-    def _summary(self) -> str:
-        muon = [row for row in self.rows if row.branch == "muon"]
-        rest = [row for row in self.rows if row.branch != "muon"]
-        fallback = " and ".join(_FALLBACKS[branch] for branch in _FALLBACKS if branch in {row.branch for row in rest})
-        return (
-            f"{len(muon)} parameters ({sum(map(_numel, muon)):,} elements) by Muon, "
-            f"{len(rest)} ({sum(map(_numel, rest)):,} elements) by {fallback or 'AdamW'}"
-        )
 
 
 def route(
@@ -76,10 +73,10 @@ def route(
         experts = is_expert(names[0], expert_keys)
         branch, reason = decide(names, p, is_muon, experts)
         if branch == "adamw":
-            rows.append(Route(names[0], tuple(p.shape), branch, reason, 0, None))
+            rows.append(Route(names[0], tuple(p.shape), branch, reason))
             continue
-        settings = dict(conv_mode=conv_mode, normalize_spatial=normalize_spatial, experts=experts)
-        rows.append(_muon_route(names[0], p, reason, matrix_view(names[0], p, **settings), adjust_lr_fn))
+        view = matrix_view(names[0], p, conv_mode=conv_mode, normalize_spatial=normalize_spatial, experts=experts)
+        rows.append(_muon_route(names[0], p, reason, view, adjust_lr_fn))
     return Explanation(rows)
 
 
@@ -93,8 +90,8 @@ def explanation_of(groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor,
             # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
             reason = reasons.get(p, "use_muon")
             if not group["use_muon"]:
-                kernel = _FALLBACK_KERNELS[group["fallback"]]
-                rows.append(Route(name, tuple(p.shape), group["fallback"], reason, 0, None, None, kernel))
+                _, kernel = _FALLBACKS[group["fallback"]]
+                rows.append(Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel))
                 continue
             matrices = next(planned)
             route = _muon_route(name, p, reason, view_in_group(name, p, group), group["adjust_lr_fn"])
@@ -106,22 +103,15 @@ def explanation_of(groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor,
 
 
 def _muon_route(name: str, p: Tensor, reason: str, view: MatrixView, adjust_lr_fn: Optional[str]) -> Route:
-    """Return the way of a parameter that Muon updates; its multiplier is that of the first of its matrices."""
+    """Return the route of a parameter that Muon updates; its multiplier is that of the first of its matrices."""
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
     multiplier = step_multiplier(adjust_lr_fn, *view.shapes[0]) * view.scale
     return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
 
 
-def _numel(row: Route) -> int:
-    count = 1
-    for size in row.shape:
-        count *= size
-    return count
-
-
-def _cell(value) -> str:
-    if value is None:
-        return "-"
+def _cell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(str, value)) or "scalar"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "x".join(map(str, value)) or "scalar" if isinstance(value, tuple) else str(value)
+    return "-" if value is None else str(value)

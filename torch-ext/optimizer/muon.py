@@ -29,9 +29,9 @@ from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
 from .step.agreement import StepAgreement, agreed_scalings
-from .step.batch import UpdateNorms, packed_memory, update_local_
-from .step.direction import polar_update
+from .step.batch import UpdateNorms, update_local_
 from .step.metrics import gradient_norms, update_metrics
+from .step.polar_update import packed_memory, polar_update
 from .step.recipe import Recipes, snapshot
 from .step.update import scale_rows_, update_fallback_, update_shared_
 from .step.workspace import Workspace, addresses
@@ -49,7 +49,7 @@ class Muon(Optimizer):
     Args:
         params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. A group
             that holds both kinds becomes two neighbours, so that each has one live `lr`. Group keys: every argument
-            up to `offload` except `is_muon`; `use_muon` or its opposite `use_fallback` (absent: decided by
+            that `docs/arguments.md` marks; `use_muon` or its opposite `use_fallback` (absent: decided by
             routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values.
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
@@ -89,7 +89,7 @@ class Muon(Optimizer):
     """
 
     # What a copy or a pickle keeps besides groups and state.
-    _kept = ("_is_muon", "_reasons", "_exchange", "_copies", "_release_grads", "_clip")
+    _kept = ("_is_muon", "_reasons", "_exchange", "_replica_ranks", "_release_grads", "_clip")
     _plan = Plan()
     _workspace: Optional[Workspace] = None
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
@@ -99,7 +99,7 @@ class Muon(Optimizer):
     _agreements: Sequence[StepAgreement] = ()  # of the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
-    # GradScaler then passes `grad_scale` and `found_inf` on, for which nobody waits.
+    # Makes GradScaler pass `grad_scale` and `found_inf` as tensors, so that the host need not wait.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -142,7 +142,7 @@ class Muon(Optimizer):
         if not isinstance(exchange, (ExchangeOptions, type(None))):
             raise TypeError(f"exchange must be ExchangeOptions, got {type(exchange).__name__}")
         exchange = exchange or ExchangeOptions()
-        self._copies = ranks_of(exchange.process_group)
+        self._replica_ranks = ranks_of(exchange.process_group)
         self._exchange = replace(exchange, process_group=None)  # which no pickle could hold
         self._release_grads = release_grads
         self._clip = None if qk_clip is None else QKClip(qk_clip)
@@ -186,7 +186,7 @@ class Muon(Optimizer):
         if row_scales:
             self._scale_other_rows_(row_scales, scalings)
         for group in self.param_groups:
-            group["rounding_step"] += group["stochastic_rounding"]
+            group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
         self._grad_scale = snapshot(scaling.grad_scale)
         self._agreements = tuple(agreements.values())
         for agreement in self._agreements:
@@ -232,7 +232,7 @@ class Muon(Optimizer):
         for done, batch in enumerate(kinds.values(), 1):
             count, first = len(batch.matrices), batch.matrices[0]
             zeros = packed_memory(batch, count, first.parameter.device).zero_()
-            polar_update(zeros, batch.iteration, self.param_groups[first.parameter.group]["eps"])
+            polar_update(batch, zeros, self.param_groups[first.parameter.group]["eps"])
             what = f"{count} x {first.rows} x {first.cols} {batch.iteration}"
             (progress or _print_progress)(done, len(kinds), what)
 
@@ -339,7 +339,7 @@ class Muon(Optimizer):
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
         for group, name, p in named:
             check_parameter(name, p, group["use_muon"])
-            if group["use_muon"] and group["offload"] and layout_of(name, p, self._copies) is not None:
+            if group["use_muon"] and group["offload"] and layout_of(name, p, self._replica_ranks) is not None:
                 raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
             if not p.is_meta and (_is_trained(p) or p in self.state):
                 ensure_state(self.state[p], p, group)
@@ -347,10 +347,10 @@ class Muon(Optimizer):
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]
         clip = self._clip or "no qk_clip"
-        of_all = f"{self._exchange} among {self._copies}, release_grads={self._release_grads}, {clip}"
-        self._plan = make_plan(self.param_groups, self.state, self._exchange, self._copies, of_all)
+        common_line = f"{self._exchange} among {self._replica_ranks}, release_grads={self._release_grads}, {clip}"
+        self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)
         if self._clip is not None:
-            self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._copies)
+            self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
 
     def _forget_plan(self) -> None:
         self._forget_workspace()
@@ -365,7 +365,7 @@ class Muon(Optimizer):
         """Raise ValueError unless all ranks that share parameters have made the same plan since they last compared."""
         if self._compared_plan is self._plan:
             return
-        # Without what schedulers move: a rank must not compare alone.
+        # By the fixed lines only: a scheduler's change on one rank would have it start a collective alone.
         fixed = {ranks: terms.fixed for ranks, terms in self._plan.terms.items()}
         if fixed != self._compared_terms:
             for ranks, terms in sorted(self._plan.terms.items()):
@@ -381,14 +381,14 @@ class Muon(Optimizer):
     def _scaling(self) -> GradientScaling:
         """Return what GradScaler says."""
         found_inf = getattr(self, "found_inf", None)
-        # An int where nothing had a gradient on this rank.
+        # GradScaler passes an int when no parameter on this rank had a gradient.
         return GradientScaling(getattr(self, "grad_scale", None), found_inf if isinstance(found_inf, Tensor) else None)
 
     def _scale_other_rows_(self, row_scales: Mapping[Tensor, Tensor], scalings: Mapping[Any, GradientScaling]) -> None:
         """Apply QK-clip to what no batch has scaled: biases and frozen weights."""
         matrices = {p.tensor for p in self._workspace.parameters if p.tensor in self.state}
         for p in row_scales.keys() - matrices:
-            scale_rows_(p, row_scales[p], self._copies, scalings)
+            scale_rows_(p, row_scales[p], self._replica_ranks, scalings)
 
     def _check_capture(self) -> None:
         if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():

@@ -1,36 +1,28 @@
-"""The state of another Muon loaded into ours: parameters matched, momentum rescaled, settings translated."""
+"""Another Muon's state loaded into this one: parameters are matched, momentum is rescaled, settings are translated."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor
 
 from ..muon import Muon
 from ..parameters.groups import names_of
 from ..parameters.routing import bare_name
-from .state_sources import SOURCES, Settings, Source, as_ours, settings_of, without_counterpart
+from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
 
-_BRANCHES = {True: "muon", False: "adamw"}
+_BRANCHES = ("muon", "adamw")
 
 
 class Entry(NamedTuple):
-    """One parameter of a source; `branch` is None where it has had no gradient and nothing else says."""
+    """One parameter in a state dict; `branch` is None where it has had no gradient and nothing else says."""
 
+    key: Union[int, str]
     name: Optional[str]
     branch: Optional[str]
-    group: Mapping[str, Any]
+    group: Settings
     state: Mapping[str, Any]
-
-
-class Own(NamedTuple):
-    """One parameter of ours; `group` and `position` are those in the state dict."""
-
-    name: str
-    branch: str
-    group: int
-    position: int
-    parameter: Tensor
+    shape: tuple[int, ...] = ()  # of parameters of the optimizer that state is imported into
 
 
 def import_state(
@@ -49,147 +41,147 @@ def import_state(
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
             `motif` or `dion`.
-        adamw_state_dict: that of the torch.optim.AdamW beside a torch.optim.Muon; without it the parameters that are
-            no matrices stay as they are.
+        adamw_state_dict: that of the torch.optim.AdamW beside a torch.optim.Muon; without it parameters that are
+            not matrices stay as they are.
         names: of the source's parameters, in its order, those of `adamw_state_dict` last. Without them the names in
-            its groups count, else the order: the k-th matrix there is the k-th here, and so for the rest.
+            its groups count, else the order: its k-th matrix is the optimizer's k-th, and likewise for the rest.
 
     Sums of gradients, which `motif` and `dion` keep, become averages: times 1 - momentum, of the group as it was saved.
     Settings that mean the same are taken over, with those that a source has as constants; an eps that it adds to the
     norm becomes the norm's lower bound. The sentences name the others: those unknown here, those that the state does
     not hold, and those that differ between groups which are one group here.
 
-    Raises TypeError for an optimizer that is not ours, and ValueError for settings that cannot work or, in one list,
-    for all parameters that are missing, unknown, of another branch, of another shape or with other state. Nothing is
-    changed then.
+    Raises TypeError for another optimizer, and ValueError for settings that cannot work or, in one list, for all
+    parameters that are missing, unknown, of another branch, of another shape or with other state. Then nothing has
+    changed.
     """
     if not isinstance(optimizer, Muon):
         raise TypeError(f"state is imported into a Muon of this package, got {type(optimizer).__name__}")
-    kind = SOURCES.get(source)
-    if kind is None or (adamw_state_dict is not None and source != "torch"):
+    known = SOURCES.get(source)
+    if known is None or (adamw_state_dict is not None and source != "torch"):
         raise ValueError(f"source must be one of {', '.join(SOURCES)}, torch with adamw_state_dict, got {source!r}")
-    entries = _entries(state_dict, kind)
+    entries = _entries(state_dict, known.branch_of)
     if adamw_state_dict is not None:
-        entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, kind)]
+        entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
     if names is not None:
         if len(names) != len(entries):
             raise ValueError(f"{len(names)} names were given for {len(entries)} parameters of the source")
         entries = [entry._replace(name=name) for entry, name in zip(entries, names)]
-    ours = optimizer.state_dict()
-    own = _own_parameters(optimizer)
-    pairs, left, problems = _matched(own, entries, kind)
-    # A frozen parameter has no state that could be missed.
-    left = [o for o in left if o.position in ours["state"]]
-    kept = [o for o in left if source == "torch" and adamw_state_dict is None and o.branch == "adamw"]
-    problems += [f"{o.name} is missing in the source" for o in left if o not in kept]
+    target = optimizer.state_dict()
+    shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
+    parameters = _entries(target, branch_by_flag)
+    parameters = [parameter._replace(shape=shape) for parameter, shape in zip(parameters, shapes)]
+    pairs, unmatched, problems = _matched(parameters, entries, known)
+    state = {}
+    for parameter in unmatched:
+        if not parameter.state:  # a frozen parameter has none that could be missed
+            continue
+        if source == "torch" and adamw_state_dict is None and parameter.branch == "adamw":
+            state[parameter.key] = parameter.state
+        else:
+            problems.append(f"{parameter.name} is missing in the source")
     if problems:
         raise ValueError("the state does not fit:\n  " + "\n  ".join(problems))
-    state = {o.position: ours["state"][o.position] for o in kept}
-    state.update({o.position: as_ours(e.state, e.group, o.branch, kind) for o, e in pairs if e.state})
-    groups, notes = _merged_groups(ours["param_groups"], pairs, kind)
-    optimizer.load_state_dict({**ours, "state": state, "param_groups": groups})
+    for parameter, entry in pairs:
+        if entry.state:
+            state[parameter.key] = translated_state(entry.state, entry.group, parameter.branch, known)
+    groups, notes = [], []
+    for i, group in enumerate(target["param_groups"]):
+        # Groups of the source are told apart by identity, since they hold tensors.
+        by_id = {id(entry.group): entry.group for parameter, entry in pairs if parameter.group is group}
+        changes, group_notes = _merged_settings(group, list(by_id.values()), known)
+        groups.append({**group, **changes})
+        notes += [f"group {i}: {note}" for note in group_notes]
+    optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
     return notes
 
 
-def _entries(state_dict: Mapping[str, Any], source: Source) -> list[Entry]:
+def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[str]]) -> list[Entry]:
+    """Return the parameters of a state dict in its order; ValueError for anything else than a state dict."""
     if not {"state", "param_groups"} <= set(state_dict):
         raise ValueError(f"need what state_dict() of an optimizer returns, got the keys {', '.join(state_dict)}")
     entries = []
     for group in state_dict["param_groups"]:
-        names = group.get("param_names") or group.get("names") or [None] * len(group["params"])
+        names = names_of(group) if "param_names" in group else group.get("names") or [None] * len(group["params"])
         for key, name in zip(group["params"], names):
             state = dict(state_dict["state"].get(key, {}))
-            branch = source.branch_of(group, state)
+            branch = branch_of(group, state)
             state.pop("use_muon", None)  # timm notes the branch there
             if state and branch == "adamw" and "step" not in state and "step" in group:  # dion counts by group
                 state["step"] = group["step"]
             # Distributed checkpoints have names for positions.
-            entries.append(Entry(key if isinstance(key, str) else name, branch, group, state))
+            entries.append(Entry(key, key if isinstance(key, str) else name, branch, group, state))
     return entries
 
 
-def _own_parameters(optimizer: Muon) -> list[Own]:
-    own: list[Own] = []
-    for i, group in enumerate(optimizer.param_groups):
-        for name, p in zip(names_of(group), group["params"]):
-            own.append(Own(name, _BRANCHES[group["use_muon"]], i, len(own), p))
-    return own
-
-
 def _matched(
-    own: list[Own], entries: list[Entry], source: Source
-) -> tuple[list[tuple[Own, Entry]], list[Own], list[str]]:
-    """Return our parameters with theirs, by name and then by order; ours that have none; and what does not fit."""
-    by_name = {bare_name(o.name): o for o in own}
-    pairs, missing, problems = [], [], []
-    for entry in (e for e in entries if e.name is not None):
-        o = by_name.pop(bare_name(entry.name), None)
-        if o is None:
+    parameters: list[Entry], entries: list[Entry], source: Source
+) -> tuple[list[tuple[Entry, Entry]], list[Entry], list[str]]:
+    """Return the parameters with their entries, by name and then by order; those without; and what does not fit."""
+    by_name = {bare_name(parameter.name): parameter for parameter in parameters}
+    pairs, unmatched, problems = [], [], []
+    for entry in entries:
+        if entry.name is None:
+            continue
+        parameter = by_name.pop(bare_name(entry.name), None)
+        if parameter is None:
             problems.append(f"{entry.name} of the source is not here, or comes twice")
         else:
-            pairs.append((o, entry))
-    named = {o.position for o, _ in pairs}
-    unnamed = [entry for entry in entries if entry.name is None]
-    unclear = {str(entry.branch) for entry in unnamed} - set(_BRANCHES.values())
+            pairs.append((parameter, entry))
+    named = {parameter.key for parameter, _ in pairs}
+    unclear = {str(entry.branch) for entry in entries if entry.name is None} - set(_BRANCHES)
     if unclear:
         problems.append(f"parameters of the source without a name are of an unclear branch: {', '.join(unclear)}")
-    for branch in _BRANCHES.values():
-        ours = [o for o in own if o.branch == branch and o.position not in named]
-        theirs = [entry for entry in unnamed if entry.branch == branch]
-        if not theirs:
-            missing += ours
-        elif len(ours) != len(theirs):
-            here = ", ".join(o.name for o in ours)
-            problems.append(
-                f"{len(theirs)} parameters of {branch} in the source, without names, meet {len(ours)}: {here}"
-            )
+    for branch in _BRANCHES:
+        rest = [parameter for parameter in parameters if parameter.branch == branch and parameter.key not in named]
+        unnamed = [entry for entry in entries if entry.branch == branch and entry.name is None]
+        if not unnamed:
+            unmatched += rest
+        elif len(rest) != len(unnamed):
+            count, meet = len(unnamed), f"{len(rest)}: {', '.join(parameter.name for parameter in rest)}"
+            problems.append(f"{count} parameters of {branch} in the source, without names, meet {meet}")
         else:
-            if source.sorts and any(_other_shapes(o, entry) for o, entry in zip(ours, theirs)):
-                ours = sorted(ours, key=lambda o: o.parameter.shape, reverse=True)
-            pairs += zip(ours, theirs)
-    return pairs, missing, problems + [text for o, entry in pairs for text in _misfits(o, entry, source)]
+            if source.sorts and any(map(_other_shapes, rest, unnamed)):
+                rest = sorted(rest, key=lambda parameter: parameter.shape, reverse=True)
+            pairs += zip(rest, unnamed)
+    return pairs, unmatched, problems + [text for pair in pairs for text in _misfits(*pair, source)]
 
 
-def _misfits(o: Own, entry: Entry, source: Source) -> list[str]:
-    if entry.branch not in (o.branch, None):
-        return [f"{o.name} is a parameter of {entry.branch} in the source, and of {o.branch} here"]
-    wanted = set(source.state[o.branch].values())
+def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
+    if entry.branch not in (parameter.branch, None):
+        return [f"{parameter.name} is a parameter of {entry.branch} in the source, and of {parameter.branch} here"]
+    wanted = set(source.state[parameter.branch].values())
     if entry.state and set(entry.state) != wanted:
-        return [f"{o.name} needs the state {', '.join(sorted(wanted))}, got {', '.join(sorted(entry.state))}"]
+        return [f"{parameter.name} needs the state {', '.join(sorted(wanted))}, got {', '.join(sorted(entry.state))}"]
+    other_shapes = _other_shapes(parameter, entry).items()
     return [
-        f"{o.name} is {tuple(o.parameter.shape)} here, its {key} in the source {given}"
-        for key, given in _other_shapes(o, entry).items()
+        f"{parameter.name} is {parameter.shape} here, its {key} in the source {shape}" for key, shape in other_shapes
     ]
 
 
-def _other_shapes(o: Own, entry: Entry) -> dict[str, tuple[int, ...]]:
-    tensors = {key: value for key, value in entry.state.items() if isinstance(value, Tensor) and key != "step"}
-    return {key: tuple(value.shape) for key, value in tensors.items() if value.shape != o.parameter.shape}
+def _other_shapes(parameter: Entry, entry: Entry) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of state tensors that are not the parameter's."""
+    shapes = {key: tuple(value.shape) for key, value in entry.state.items() if isinstance(value, Tensor)}
+    return {key: shape for key, shape in shapes.items() if key != "step" and shape != parameter.shape}
 
 
-def _merged_groups(
-    ours: list[Settings], pairs: list[tuple[Own, Entry]], source: Source
-) -> tuple[list[Settings], list[str]]:
-    """Return our groups with the settings of theirs, and what of those was not taken over."""
-    groups, notes = [], []
-    for i, group in enumerate(ours):
-        branch = _BRANCHES[group["use_muon"]]
-        # One of each, told apart by identity: groups hold tensors.
-        theirs = list({id(entry.group): entry.group for o, entry in pairs if o.group == i}.values())
-        found = [settings_of(other, branch, source) for other in theirs]
-        changes, here = {}, []
-        for key in dict.fromkeys(key for settings in found for key in settings):
-            values = [settings.get(key) for settings in found]
-            if any(bool(value != values[0]) for value in values):
-                here.append(f"{key} is {' and '.join(map(str, values))} in the source")
-            elif key in group or key == "initial_lr":
-                changes[key] = values[0]
-            else:
-                here.append(f"{key}={values[0]!r} of the source is no setting here")
-        over = dict.fromkeys(text for other in theirs for text in without_counterpart(other, branch, source))
-        here += [f"{text} of the source has no counterpart" for text in over]
-        if theirs and branch == "muon":
-            here += [f"{key} is not in the state of the source" for key in source.unsaid]
-        notes += [f"group {i}: {text}" for text in here]
-        groups.append({**group, **changes})
-    return groups, notes
+def _merged_settings(group: Settings, source_groups: list[Settings], source: Source) -> tuple[Settings, list[str]]:
+    """Return the settings that `group` takes from the groups of its parameters in the source, and what it does not."""
+    branch = branch_by_flag(group, {})
+    translations = [translated(source_group, branch, source) for source_group in source_groups]
+    changes, notes = {}, []
+    for key in dict.fromkeys(key for settings, _ in translations for key in settings):
+        values = [settings.get(key) for settings, _ in translations]
+        if any(bool(value != values[0]) for value in values):
+            notes.append(f"{key} is {' and '.join(map(str, values))} in the source")
+        elif key in group or key == "initial_lr":
+            changes[key] = values[0]
+        else:
+            notes.append(f"{key}={values[0]!r} of the source is no setting here")
+    for text in dict.fromkeys(text for _, lost in translations for text in lost):
+        notes.append(f"{text} of the source has no counterpart")
+    if source_groups and branch == "muon":
+        said = {**source.settings["muon"], **source.constants}
+        unsaid = [key for key in ("ns_coefficients", "ns_steps") if key not in said]
+        notes += [f"{key} is not in the state of the source" for key in unsaid]
+    return changes, notes

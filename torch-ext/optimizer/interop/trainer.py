@@ -16,15 +16,15 @@ _UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
 class MuonFactory:
     """What the Trainer makes without arguments and then calls with the model and keyword arguments.
 
-    The Trainer passes the model on, and not the groups that it makes for an optimizer class, as optimizers that tell
-    parameters apart by name need it. It does not pass its own `learning_rate`, `weight_decay` and betas on: give them.
+    The Trainer passes a factory the model, whose names routing needs, instead of groups of unnamed parameters. Its own
+    `learning_rate`, `weight_decay` and betas it does not pass on: give them as settings.
     """
 
     def __call__(self, model: nn.Module, **settings: Any) -> Muon:
         """Return a Muon of the model's trainable parameters, by name, in the groups that the Trainer would make.
 
-        `settings` are arguments of `Muon`; `weight_decay` is of the parameters that the Trainer decays, and the others
-        have none. Raises TypeError for anything but a module, and what `Muon` raises.
+        `settings` are arguments of `Muon`; `weight_decay` is for the parameters that the Trainer decays, and is 0 for
+        the others. Raises TypeError for anything but a module, and what `Muon` raises.
         """
         return Muon(decay_groups(model), **settings)
 
@@ -32,9 +32,9 @@ class MuonFactory:
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Return the trainable parameters of `model` as two groups of `(name, parameter)`: decayed, and not.
 
-    Not decayed are all of `nn.LayerNorm`s, and what has a name with `bias`, `layernorm` or `rmsnorm`, or with a part
-    that is `norm` or ends in `_norm`. A parameter with several names goes by its first, as in the Trainer. Also for an
-    optimizer that the Trainer takes ready-made: `optimizers=(Muon(decay_groups(model)), None)`.
+    Not decayed are parameters of `nn.LayerNorm`, and those whose name contains `bias`, `layernorm` or `rmsnorm`, or a
+    part that is `norm` or ends in `_norm`. A parameter with several names goes by its first, as in the Trainer. Also
+    for an optimizer that the Trainer takes ready-made: `optimizers=(Muon(decay_groups(model)), None)`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is needed, for the names of its parameters, got {type(model).__name__}")

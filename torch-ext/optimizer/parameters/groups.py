@@ -26,7 +26,6 @@ def split_group(
     `adamw_lr`, else the default `lr`. Unnamed parameters are called `param_<first>` and so on; tied ones come once.
     Raises ValueError or TypeError for what cannot be optimized.
     """
-    entries = _entries(group)
     changed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
     forced = _forced_branch(changed)
     settings = plain_settings({**defaults, **changed})
@@ -34,7 +33,7 @@ def split_group(
     learning_rates = {"muon": settings["lr"], "adamw": next(rate for rate in adamw_rates if rate is not None)}
     halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
     reasons = {}
-    for names, p in unique_parameters(entries, first):
+    for names, p in unique_parameters(_named_parameters(group), first):
         experts = is_expert(names[0], settings["expert_keys"])
         branch, reasons[p] = (forced, "use_muon") if forced else decide(names, p, is_muon, experts)
         check_parameter(names[0], p, branch == "muon")
@@ -53,37 +52,31 @@ def split_group(
 
 def view_in_group(name: str, p: Tensor, group: Group) -> MatrixView:
     """Return how `p` is seen as matrices by the settings of its group; ValueError where it cannot be."""
-    return matrix_view(
-        name,
-        p,
-        conv_mode=group["conv_mode"],
-        normalize_spatial=group["normalize_spatial"],
-        experts=is_expert(name, group["expert_keys"]),
-        split_rows=group["split_rows"],
-    )
+    settings = {key: group[key] for key in ("conv_mode", "normalize_spatial", "split_rows")}
+    return matrix_view(name, p, experts=is_expert(name, group["expert_keys"]), **settings)
 
 
 def saved_group(group: Group) -> dict[str, Any]:
-    """Return what of a group goes into a file, which cannot hold functions."""
+    """Return a group as it goes into a file, which cannot hold functions."""
     return {**group, "adjust_lr_fn": FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]}
 
 
 def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:
     """Return the saved group with the names of the `current` one, and its settings where the saved group has none.
 
-    Where momentum lives is a matter of the machine: `offload` stays as it is here.
-
-    `state` is what was loaded, by parameter. Raises ValueError or TypeError where group or state do not fit.
+    Where momentum lives is a matter of the machine: `offload` stays as it is. `state` is what was loaded, by parameter.
+    Raises ValueError or TypeError where group or state do not fit.
     """
     _check_same_group(current, saved)
     for p in current["params"]:
         check_loaded(state.get(p, {}), p, current["use_muon"])
     kept = {key: current[key] for key in ("params", "param_names", "use_muon", "state_format", "offload")}
     if saved.get("adjust_lr_fn") == FUNCTION:
-        adjustment = current["adjust_lr_fn"]
-        if not callable(adjustment):
-            raise ValueError(f"adjust_lr_fn was a function when the state was saved, and is {adjustment} here")
-        kept["adjust_lr_fn"] = adjustment
+        kept["adjust_lr_fn"] = current["adjust_lr_fn"]
+        if not callable(kept["adjust_lr_fn"]):
+            raise ValueError(
+                f"adjust_lr_fn was a function when the state was saved, and is {kept['adjust_lr_fn']} here"
+            )
     return {**plain_settings({**current, **saved, **kept}), **kept}
 
 
@@ -103,29 +96,31 @@ def _check_same_group(current: Group, saved: Group) -> None:
             f"a group of {len(saved['params'])} parameters was saved for {names[saved['use_muon']]} "
             f"and is {names[current['use_muon']]}'s here: the parameters or their order differ"
         )
-    ours, theirs = (list(map(bare_name, group.get("param_names", ()))) for group in (current, saved))
-    if ours != theirs and sorted(ours) == sorted(theirs):
-        raise ValueError(f"the same parameters were saved in another order: {theirs}, here {ours}")
+    names, saved_names = ([bare_name(name) for name in group.get("param_names", ())] for group in (current, saved))
+    if names != saved_names and sorted(names) == sorted(saved_names):
+        raise ValueError(f"the same parameters were saved in another order: {saved_names}, here {names}")
 
 
-def _entries(group: Group) -> list:
+def _named_parameters(group: Group) -> list:
+    """Return the `params` of a group as a list, in pairs with its `param_names` if it has them."""
     params = group["params"]
     if isinstance(params, set):
         raise TypeError("params must keep their order between runs: give a list, not a set")
-    entries = [params] if isinstance(params, Tensor) else list(params)
+    params = [params] if isinstance(params, Tensor) else list(params)
     if "param_names" not in group:
-        return entries
-    if len(group["param_names"]) != len(entries):
-        raise ValueError(f"{len(group['param_names'])} param_names were given for {len(entries)} params")
-    return list(zip(group["param_names"], entries))
+        return params
+    if len(group["param_names"]) != len(params):
+        raise ValueError(f"{len(group['param_names'])} param_names were given for {len(params)} params")
+    return list(zip(group["param_names"], params))
 
 
 def _forced_branch(settings: dict[str, Any]) -> Optional[str]:
     """Take `use_muon` and `use_fallback`, its opposite, out of `settings` and return the branch that they ask for."""
-    asked = [settings.pop("use_muon", None), settings.pop("use_fallback", None)]
-    if any(value not in (True, False, None) for value in asked):
-        raise TypeError(f"use_muon and use_fallback must be True, False or None, got {asked}")
-    branches = {asked[0], None if asked[1] is None else not asked[1]} - {None}
-    if len(branches) > 1:
-        raise ValueError(f"use_muon={asked[0]} and use_fallback={asked[1]} contradict each other")
-    return {True: "muon", False: "adamw"}[branches.pop()] if branches else None
+    use_muon, use_fallback = settings.pop("use_muon", None), settings.pop("use_fallback", None)
+    if any(value not in (True, False, None) for value in (use_muon, use_fallback)):
+        raise TypeError(f"use_muon and use_fallback must be True, False or None, got {[use_muon, use_fallback]}")
+    if use_muon is not None and use_muon == use_fallback:
+        raise ValueError(f"use_muon={use_muon} and use_fallback={use_fallback} contradict each other")
+    if use_fallback is not None:
+        use_muon = not use_fallback
+    return {True: "muon", False: "adamw", None: None}[use_muon]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from typing import Callable, Iterable, Optional, Sequence, Union
@@ -37,7 +38,7 @@ def unique_parameters(
     Warns of an unnamed one that comes twice. Raises TypeError for what is neither a tensor nor a pair of name and
     tensor.
     """
-    names_of: dict[Tensor, list[str]] = {}
+    aliases: dict[Tensor, list[str]] = {}
     unnamed = []
     for i, entry in enumerate(params, first):
         named = isinstance(entry, (tuple, list)) and len(entry) == 2
@@ -46,10 +47,10 @@ def unique_parameters(
             got = type(entry).__name__
             raise TypeError(f"params must be tensors or (name, tensor) pairs, got {got} at position {i - first}")
         unnamed += [] if named else [p]
-        names_of.setdefault(p, []).append(name)
+        aliases.setdefault(p, []).append(name)
     if len(set(unnamed)) < len(unnamed):
         warnings.warn("got a parameter group with duplicate parameters: each is optimized once", stacklevel=2)
-    return [(names, p) for p, names in names_of.items()]
+    return [(names, p) for p, names in aliases.items()]
 
 
 def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None, experts: bool = False) -> tuple[str, str]:
@@ -62,11 +63,12 @@ def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None, ex
         if verdict:
             check_matrix(names[0], p)
         return ("muon" if verdict else "adamw"), "is_muon"
-    suitable, reason = shape_verdict(tuple(p.shape)[1:] if experts and p.ndim > 2 else tuple(p.shape))
+    shape = tuple(p.shape)
+    suitable, reason = shape_verdict(shape[1:] if experts and p.ndim > 2 else shape)
     if not suitable:
         return "adamw", reason
     for name in names:
-        role = role_by_name(name, tuple(p.shape))
+        role = role_by_name(name, shape)
         if role is not None:
             return "adamw", role
     return "muon", "matrix"
@@ -83,10 +85,7 @@ def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: 
         return False, "insufficient_dims"
     if shape[0] == 1 or shape[1] == 1:
         return False, "leading_unit_dims"
-    rows, cols = shape[0], 1
-    for size in shape[1:]:
-        cols *= size
-    short, long = min(rows, cols), max(rows, cols)
+    short, long = sorted((shape[0], math.prod(shape[1:])))
     if short < min_side:
         return False, f"min_dim_too_small:{short}"
     if long / short > max_aspect:

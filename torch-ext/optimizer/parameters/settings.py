@@ -1,7 +1,8 @@
 """The settings of a parameter group, in one table: how each is checked, and what a change of it touches.
 
-To add a setting, add an argument of this name to `Muon` and an entry here. Everything else follows from `SETTINGS`:
-what is checked, what remakes the plan, which matrices may share a batch, and what ranks compare.
+To add a setting, add an argument of this name to `Muon` and an entry here. From the entry follow what is checked, what
+remakes the plan, which matrices may share a batch, and what ranks compare. What reads it in a step is `step/recipe.py`,
+or for the fallback `step/update.py`.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Role(Enum):
     METHOD = "how matrices are worked on: a change remakes the plan, and matrices of one batch agree in it"
     STATE = "how new state is made"
     RECIPE = "read at every step, and matrices of one batch agree in it"
-    LIVE = "read at every step, for each matrix of a batch"
+    LIVE = "read at every step, and matrices of one batch may differ in it"
     HOST = "of this process alone, and never compared"
 
 
 class Setting(NamedTuple):
-    """One key of a parameter group: `plain(key, value)` returns the value as a plain one, or raises."""
+    """One key of a parameter group: `check(key, value)` returns the value as a plain one, or raises."""
 
-    plain: Callable[[str, Any], Any]
+    check: Callable[[str, Any], Any]
     role: Role
 
 
@@ -50,7 +51,7 @@ def plain_settings(settings: Group) -> dict[str, Any]:
     """
     if "betas" in settings:
         raise ValueError("betas are called adamw_betas here")
-    plain = {key: SETTINGS[key].plain(key, value) if key in SETTINGS else value for key, value in settings.items()}
+    plain = {key: SETTINGS[key].check(key, value) if key in SETTINGS else value for key, value in settings.items()}
     if plain["stochastic_rounding"] and plain["capturable"]:
         raise ValueError("stochastic_rounding draws new seeds at every step, and a captured step would repeat them")
     if plain["offload"] and plain["capturable"]:
@@ -66,7 +67,7 @@ def work_dtype_of(group: Group) -> Optional[torch.dtype]:
 
 
 def _live_number(key: str, value: Any) -> float | Tensor:
-    """Return a number as a float and a float32 or float64 tensor of one element as it is; raise for anything else."""
+    """Return a number as a float, and a one-element float32 or float64 tensor unchanged."""
     if not isinstance(value, Tensor):
         return _number(key, value, math.inf)
     if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64):

@@ -46,8 +46,9 @@ def laid_out_like(p: Tensor, value: Tensor, dtype: torch.dtype, host: bool = Fal
     """
     alike = value.stride() == p.stride()
     if host:
-        there = alike and value.device.type == "cpu" and value.is_pinned() == p.is_cuda and value.dtype == dtype
-        return value if there and not copy else host_zeros_like(p, dtype).copy_(value)
+        on_host = value.device.type == "cpu" and value.is_pinned() == p.is_cuda
+        unchanged = alike and on_host and value.dtype == dtype
+        return value if unchanged and not copy else host_zeros_like(p, dtype).copy_(value)
     if alike and value.device == p.device:
         return value.to(dtype=dtype, copy=copy)
     return torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(value)

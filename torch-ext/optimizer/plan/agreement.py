@@ -19,7 +19,7 @@ from .process_groups import Ranks, explaining_timeouts, group_of
 class Terms(NamedTuple):
     """What the ranks that share some parameters must agree about: a line for each parameter, and one for all."""
 
-    of_all: str
+    common_line: str
     names: tuple[str, ...]
     lines: tuple[str, ...]
     groups: tuple[int, ...]  # the number of each parameter's group
@@ -28,7 +28,7 @@ class Terms(NamedTuple):
     @property
     def fixed(self) -> tuple[str, ...]:
         """The lines without what schedulers move."""
-        return self.of_all, *self.lines
+        return self.common_line, *self.lines
 
     def settings(self, groups: Sequence[Group]) -> str:
         """Return what schedulers and users may have moved, as one line."""
@@ -37,20 +37,20 @@ class Terms(NamedTuple):
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines, those of parameters with what schedulers and users may have moved."""
         live = {number: _live_settings(groups[number]) for number in dict.fromkeys(self.groups)}
-        return [self.of_all, *(f"{line} and {live[number]}" for line, number in zip(self.lines, self.groups))]
+        return [self.common_line, *(f"{line} and {live[number]}" for line, number in zip(self.lines, self.groups))]
 
 
 def terms_of(
-    groups: Sequence[Group], of_all: str, copies: Optional[Ranks], state: Container[Tensor]
+    groups: Sequence[Group], common_line: str, replica_ranks: Optional[Ranks], state: Container[Tensor]
 ) -> dict[Ranks, Terms]:
-    """Return the terms of all groups of ranks that share parameters with this one; `of_all` is a line for each.
+    """Return the terms of all groups of ranks that share parameters with this one; `common_line` is a line for each.
 
-    `copies` are the ranks that have a copy of every plain parameter; parameters without `state` are frozen.
+    `replica_ranks` have a copy of every plain parameter; parameters without `state` are frozen.
     """
     shared: dict[Ranks, list[tuple[str, str, int, torch.device]]] = {}
     for number, group in enumerate(groups):
         for name, p in zip(names_of(group), group["params"]):
-            layout = layout_of(name, p, copies)
+            layout = layout_of(name, p, replica_ranks)
             if layout is not None:
                 frozen = ", frozen" if not p.is_meta and p not in state else ""
                 entry = name, _line_of(name, p, layout, group) + frozen, number, local_part(p).device
@@ -58,7 +58,7 @@ def terms_of(
     terms = {}
     for ranks, entries in shared.items():
         names, lines, numbers, devices = zip(*entries)
-        terms[ranks] = Terms(of_all, names, lines, numbers, devices[0])
+        terms[ranks] = Terms(common_line, names, lines, numbers, devices[0])
     return terms
 
 

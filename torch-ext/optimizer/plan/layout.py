@@ -47,8 +47,8 @@ class Layout(NamedTuple):
     """How a tensor of `shape` lies on a mesh, in numbers: the same on every rank.
 
     Each dimension of the mesh replicates the tensor, None, or splits a dimension of it as `torch.chunk` does. With a
-    factor above 1 it first cuts that dimension into as many pieces, and each of them: so FSDP2 splits what tensor
-    parallelism has split before.
+    factor f above 1 that dimension is first cut into f pieces, and each piece is split over the dimension of the mesh
+    (torch's `_StridedShard`): so FSDP2 splits what tensor parallelism has split before.
     """
 
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ def layout_of(name: str, tensor: Tensor, ranks: Optional[tuple[int, ...]] = None
 
 @functools.lru_cache(maxsize=2**16)
 def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
-    """Return how `count` of a tensor's copies lie, side by side, those that `rank` is among; `count` divides all."""
+    """Return the layout of the aligned run of `count` copies with the one of `rank`; `count` divides their number."""
     copies: dict[tuple[int, ...], list[int]] = {}
     for member in layout.mesh.ranks:
         copies.setdefault(layout.copy_of(member), []).append(member)

@@ -32,7 +32,7 @@ class Parameter:
     name: str
     group: int  # number of its parameter group
     position: int  # in that group
-    recipe: int  # number of the first group whose matrices may be stacked with those of this one
+    stack_group: int  # number of the first group whose matrices may be stacked with those of this one
     schedule: Schedule
     view: MatrixView
     shards: Optional[Shards]  # None: this process alone has it
@@ -75,7 +75,7 @@ class Parameter:
     @property
     def family(self) -> Hashable:
         """What parameters have in common whose matrices are exchanged in the same messages."""
-        return self.sharers, self.device, self.dtype, self.momentum_dtype, self.recipe
+        return self.sharers, self.device, self.dtype, self.momentum_dtype, self.stack_group
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Matrix:
     cols: int
     multiplier: float  # of the learning rate
     iteration: Iteration
-    shards: Optional[Shards]  # the parameter's, or as many of its copies as work together
+    shards: Optional[Shards]  # the parameter's; in an exchange, limited to the replicas that work together
     cost: int  # by `owners_cost`
 
     @property

@@ -30,7 +30,8 @@ PartPlace = tuple[int, Part, int]
 class HolderSide(NamedTuple):
     """What a rank does for the parts that it holds. Places are elements in the buffer that is sent or received.
 
-    A copy of a part whose owner has another source is not sent. Its direction goes into scratch memory behind what is.
+    If several ranks hold copies of a part, only the rank in the owner's copy sends it. The others write their direction
+    to scratch memory behind the outgoing messages.
     """
 
     sent: tuple[int, ...]  # elements of the message to each rank, in the gather

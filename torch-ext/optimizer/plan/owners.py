@@ -10,11 +10,10 @@ from .matrix import Matrix
 
 
 def chunks_by_size(matrices: Sequence[Matrix], everybody: Hashable, limit: int) -> Iterator[list[int]]:
-    """Yield the positions of `matrices`, of falling cost, in chunks.
+    """Yield the positions of `matrices` in descending cost, cut into chunks.
 
-    Those with the same holders lie at the same place, those held by `everybody` at all places. At each place a chunk
-    has parts whose sizes sum to at most `limit`, or as many matrices as they have parts there. Of equal cost, places
-    take turns, so that all have something in a chunk.
+    For each set of holders a chunk has parts of at most `limit` elements in total, or one matrix for each part; what
+    `everybody` holds counts for all sets. At equal cost sets of holders alternate, so that no rank idles in a chunk.
     """
     places = [None if matrix.holders == everybody else matrix.holders for matrix in matrices]
     turns: Counter[tuple[int, Optional[Hashable]]] = Counter()

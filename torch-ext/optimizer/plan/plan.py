@@ -22,6 +22,7 @@ from .shards import Shards, check_shards
 from .sums import SummedBatch, as_summed, plan_sums
 
 State = Mapping[Tensor, Mapping[str, Tensor]]
+Groups = Sequence[Group]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,19 +61,19 @@ class Plan:
 
 
 def make_plan(
-    groups: Sequence[Group], state: State, options: ExchangeOptions, copies: Optional[Ranks], of_all: str
+    groups: Groups, state: State, options: ExchangeOptions, replica_ranks: Optional[Ranks], common_line: str
 ) -> Plan:
     """Return the plan for the parameters of `groups`.
 
-    `copies` are the ranks that have a copy of every plain parameter; parameters without `state` are frozen; ranks
-    compare `of_all` besides parameters and settings. Raises ValueError for parameters that no plan can be made for.
+    `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen. Ranks compare
+    `common_line` besides parameters and settings. Raises ValueError for parameters that no plan can be made for.
     """
     local: list[Matrix] = []
     exchanged: list[Matrix] = []
     summed: list[Matrix] = []
     choose = functools.lru_cache(maxsize=None)(choose_iteration)
     matrices = []
-    for parameter, frozen in _parameters(groups, state, copies):
+    for parameter, frozen in _parameters(groups, state, replica_ranks):
         every = parameter.matrices(groups[parameter.group], choose)
         matrices.append(every)
         owned = [] if frozen else [matrix for matrix in every if matrix.has_owner]
@@ -85,23 +86,23 @@ def make_plan(
         batches=plan_batches(local),
         exchanges=plan_exchanges(exchanged, this_rank(), options.chunk_bytes),
         sums=plan_sums(summed, this_rank(), options.chunk_bytes),
-        fallback=tuple(_fallback_batches(groups, copies)),
-        terms=terms_of(groups, of_all, copies, state),
+        fallback=tuple(_fallback_batches(groups, replica_ranks)),
+        terms=terms_of(groups, common_line, replica_ranks, state),
     )
 
 
-def recipes_of(groups: Sequence[Group]) -> list[int]:
+def stack_groups(groups: Groups) -> list[int]:
     """Return for each group the number of the first one whose matrices may share batches with its own."""
-    recipes = [tuple(group[key] for key in STACKED) for group in groups]
-    return [recipes.index(recipe) for recipe in recipes]
+    values = [tuple(group[key] for key in STACKED) for group in groups]
+    return [values.index(value) for value in values]
 
 
-def planned_settings(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
+def planned_settings(groups: Groups) -> list[tuple[Any, ...]]:
     """Return what of the settings of each group a plan depends on.
 
-    Of those that schedulers move it is only which groups agree: momentum that rises in all groups remakes no plan.
+    For live settings only equality between groups matters: momentum that rises equally everywhere keeps the plan.
     """
-    return [(recipe, *(group[key] for key in PLANNED)) for recipe, group in zip(recipes_of(groups), groups)]
+    return [(number, *(group[key] for key in PLANNED)) for number, group in zip(stack_groups(groups), groups)]
 
 
 def local_indices(parameter: Parameter) -> Sequence[int]:
@@ -111,15 +112,15 @@ def local_indices(parameter: Parameter) -> Sequence[int]:
     return parameter.shards.local(this_rank())[1]
 
 
-def _parameters(groups: Sequence[Group], state: State, copies: Optional[Ranks]) -> Iterator[tuple[Parameter, bool]]:
+def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) -> Iterator[tuple[Parameter, bool]]:
     """Yield Muon's parameters, and whether each is frozen."""
     number = 0
-    for i, (group, recipe) in enumerate(zip(groups, recipes_of(groups))):
+    for i, (group, stack_group) in enumerate(zip(groups, stack_groups(groups))):
         if not group["use_muon"]:
             continue
         schedule = resolve_schedule(group["ns_coefficients"], group["ns_steps"])
         for position, (name, p) in enumerate(zip(names_of(group), group["params"])):
-            view, layout = view_in_group(name, p, group), layout_of(name, p, copies)
+            view, layout = view_in_group(name, p, group), layout_of(name, p, replica_ranks)
             shards = None if layout is None else Shards(view, layout)
             if shards is not None:
                 check_shards(name, shards)
@@ -130,7 +131,7 @@ def _parameters(groups: Sequence[Group], state: State, copies: Optional[Ranks]) 
                 name=name,
                 group=i,
                 position=position,
-                recipe=recipe,
+                stack_group=stack_group,
                 schedule=schedule,
                 view=view,
                 shards=shards,
@@ -144,11 +145,11 @@ def _parameters(groups: Sequence[Group], state: State, copies: Optional[Ranks]) 
             number += 1
 
 
-def _fallback_batches(groups: Sequence[Group], copies: Optional[Ranks]) -> Iterator[FallbackBatch]:
+def _fallback_batches(groups: Groups, replica_ranks: Optional[Ranks]) -> Iterator[FallbackBatch]:
     for number, group in enumerate(groups):
         if group["use_muon"]:
             continue
-        layouts = [layout_of(name, p, copies) for name, p in zip(names_of(group), group["params"])]
+        layouts = [layout_of(name, p, replica_ranks) for name, p in zip(names_of(group), group["params"])]
         sharers = [None if layout is None else layout.mesh.members for layout in layouts]
         keys = [(local_part(p).device, p.dtype, ranks) for p, ranks in zip(group["params"], sharers)]
         for positions in grouped(keys):

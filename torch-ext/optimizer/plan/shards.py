@@ -83,7 +83,7 @@ class Shards(NamedTuple):
         return side if side is not None and size[side] >= size[1 - side] else None
 
     def holders(self, index: int) -> tuple[int, ...]:
-        """Return the ranks that have something of the matrix at `index`, or might have but for an uneven split."""
+        """Return the ranks that have something of the matrix at `index`, or an empty share of an uneven split."""
         if not self.layout.split_dims & {*self.view.stack_axes}:
             return self.layout.mesh.members
         return _holders(self.layout).get(index // len(self.view.rows), ())

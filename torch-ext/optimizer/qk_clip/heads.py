@@ -12,10 +12,11 @@ Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1, which
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Union
 
 Layer = Union[str, int]
-Shapes = Mapping[str, Sequence[int]]
+Shapes = Mapping[str, tuple[int, ...]]
+Weights = dict[tuple[Layer, ...], list[str]]  # of each layer, by its keys: a query and a key weight, or a fused one
 
 # Modules and parameters of Llama, DeepSeek, timm, Phi and torch. Not here: names like `query_key_value` and `c_attn`,
 # under which models have a fused weight's heads in other rows, or in columns.
@@ -26,7 +27,8 @@ _ROLES = {
 }
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _COUNTS = ("head_dim", "num_kv_heads", *_LATENT)
-_KEYS = {"threshold", "alpha", "layers", "q_indices", "k_indices", "is_mla", *_COUNTS}
+_INDICES = ("q_indices", "k_indices")
+_KEYS = {"threshold", "alpha", "layers", "is_mla", *_INDICES, *_COUNTS}
 
 
 class ClipSettings(NamedTuple):
@@ -49,20 +51,13 @@ class Run(NamedTuple):
     exponent: float
 
 
-class ClipLayer(NamedTuple):
-    """One attention: how many heads have logits, how many those of the layers before, and the runs of each weight."""
+class Attention(NamedTuple):
+    """One layer whose logits can be observed under any of `keys`."""
 
-    heads: int
-    first: int
-    weights: dict[str, tuple[Run, ...]]
-
-
-class ClipPlan(NamedTuple):
-    """All layers whose logits can be observed, each under its name and, where that is its alone, its number."""
-
-    threshold: float
-    layers: tuple[ClipLayer, ...]
-    by_key: dict[Layer, ClipLayer]
+    keys: tuple[Layer, ...]
+    heads: int  # that have logits
+    first: int  # how many heads the layers before have
+    weights: dict[str, tuple[Run, ...]]  # with their biases
 
 
 def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
@@ -86,135 +81,125 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     is_mla = qk_clip.get("is_mla", any(latent))
     if not (all(latent) if is_mla else counts["head_dim"]):
         raise ValueError(f"qk_clip needs {', '.join(_LATENT) if is_mla else 'head_dim'}, got {dict(qk_clip)}")
-    return ClipSettings(
-        threshold,
-        alpha,
-        counts["head_dim"],
-        counts["num_kv_heads"],
-        latent if is_mla else None,
-        _plain_layers(qk_clip.get("layers")),
-        _plain_indices(qk_clip),
-    )
+    indices = None
+    if any(key in qk_clip for key in _INDICES):
+        indices = tuple(tuple(_count(key, i) for i in qk_clip.get(key) or ()) for key in _INDICES)
+    layers = _plain_layers(qk_clip.get("layers"))
+    head_dim, num_kv_heads = counts["head_dim"], counts["num_kv_heads"]
+    return ClipSettings(threshold, alpha, head_dim, num_kv_heads, latent if is_mla else None, layers, indices)
 
 
-def plan_clip(settings: ClipSettings, shapes: Shapes) -> ClipPlan:
-    """Return what `settings` mean for parameters of these names and shapes.
+def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
+    """Return the attentions that `settings` mean among parameters of these names and shapes.
 
     A weight's bias is scaled as the weight is. A layer that is found by name is called as its module, and by the last
     number in that, unless it shares the number. Raises ValueError for weights that are missing, or no whole heads.
     """
-    named = settings.layers is not None
-    found = _weights_of(settings.layers, shapes) if named else _found_by_name(shapes)
+    found = _found_by_name(shapes) if settings.layers is None else _named_weights(settings.layers, shapes)
     names = [name for weights in found.values() for name in weights]
     if len(set(names)) < len(names):
         raise ValueError(f"a weight can be in one layer of qk_clip, {max(names, key=names.count)} is in several")
-    layers: list[ClipLayer] = []
-    for weights in found.values():
-        heads, runs = _fused(settings, *weights, shapes) if len(weights) == 1 else _pair(settings, *weights, shapes)
+    layers: list[Attention] = []
+    first = 0
+    for keys, weights in found.items():
+        heads, runs = _layer_runs(settings, weights, shapes)
         biases = {f"{name[:-6]}bias": runs[name] for name in weights if name.endswith("weight")}
         runs.update((bias, rows) for bias, rows in biases.items() if bias in shapes)
-        layers.append(ClipLayer(heads, sum(layer.heads for layer in layers), runs))
-    by_key = dict(zip(found, layers))
-    numbers = [] if named else [_last_number(key) for key in found]
-    by_key.update((n, layer) for n, layer in zip(numbers, layers) if n is not None and numbers.count(n) == 1)
-    return ClipPlan(settings.threshold, tuple(layers), by_key)
+        layers.append(Attention(keys, heads, first, runs))
+        first += heads
+    return layers
 
 
-def _pair(settings: ClipSettings, query: str, key: str, shapes: Shapes) -> tuple[int, dict[str, tuple[Run, ...]]]:
-    """Return the number of query heads, and the runs of a query and a key weight; latent keys have their values."""
+def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> tuple[int, dict[str, tuple[Run, ...]]]:
+    """Return the number of query heads, and the runs of a layer's query and key weights or of its fused one.
+
+    A fused weight has all queries, then all keys, then all values; the key weight of latent attention has the values.
+    """
     nope, rope, value = settings.latent or (settings.head_dim, 0, 0)
-    heads, keys = _whole_heads(query, shapes, nope + rope), _whole_heads(key, shapes, nope + value)
-    of_queries, of_keys = _sharing(settings, query, heads, keys)
-    alpha = settings.alpha
-    return heads, {
-        query: _runs(of_queries, ((nope, alpha), (rope, 1.0))),
-        key: _runs(of_keys, ((nope, 1 - alpha), (value, 0.0))),
-    }
-
-
-def _fused(settings: ClipSettings, name: str, shapes: Shapes) -> tuple[int, dict[str, tuple[Run, ...]]]:
-    """Return the number of query heads, and the runs of a weight that has all queries, then all keys, then values."""
-    rows, alpha = settings.head_dim, settings.alpha
-    if settings.latent is not None:
-        raise ValueError(f"qk_clip knows latent attention by a query and a key weight, not by one, {name}")
-    total = _whole_heads(name, shapes, rows)
-    keys = settings.num_kv_heads or total // 3
-    if not settings.num_kv_heads and total % 3:
-        raise ValueError(f"qk_clip needs num_kv_heads for {name}, which has {total} heads of {rows} rows")
-    heads = total - 2 * keys
-    of_queries, of_keys = _sharing(settings, name, heads, keys)
-    values = Run(keys * rows, (), 0.0)
-    return heads, {name: (*_runs(of_queries, ((rows, alpha),)), *_runs(of_keys, ((rows, 1 - alpha),)), values)}
-
-
-def _sharing(settings: ClipSettings, name: str, heads: int, keys: int) -> tuple[list[tuple[int, ...]], ...]:
-    """Return for each query head, and for each key head, the logits that it takes part in."""
-    if settings.indices is not None:
-        return _standing_for(settings.indices[0], heads, heads), _standing_for(settings.indices[1], keys, heads)
-    if keys < 1 or heads < 1 or heads % keys:
-        raise ValueError(f"the {heads} query heads of {name} cannot share {keys} key heads evenly")
-    shared = heads // keys
-    return [(i,) for i in range(heads)], [tuple(range(j, j + shared)) for j in range(0, heads, shared)]
-
-
-def _standing_for(indices: Sequence[int], heads: int, logits: int) -> list[tuple[int, ...]]:
-    if len(indices) > logits or (indices and max(indices) >= heads):
-        raise ValueError(f"indices of qk_clip must be at most {logits} heads below {heads}, got {indices}")
-    return [tuple(i for i, head in enumerate(indices) if head == j) for j in range(heads)]
-
-
-def _runs(groups: Sequence[tuple[int, ...]], parts: Sequence[tuple[int, float]]) -> tuple[Run, ...]:
-    return tuple(Run(rows, group, exponent) for group in groups for rows, exponent in parts if rows)
+    query, key, is_fused = weights[0], weights[-1], len(weights) == 1
+    if not is_fused:
+        queries, keys = _whole_heads(query, shapes, nope + rope), _whole_heads(key, shapes, nope + value)
+    elif settings.latent is not None:
+        raise ValueError(f"qk_clip knows latent attention by a query and a key weight, not by one, {query}")
+    else:
+        heads = _whole_heads(query, shapes, nope)
+        if not settings.num_kv_heads and heads % 3:
+            raise ValueError(f"qk_clip needs num_kv_heads for {query}, which has {heads} heads of {nope} rows")
+        keys = settings.num_kv_heads or heads // 3
+        queries = heads - 2 * keys
+    query_logits, key_logits = _logits_of_heads(settings, query, queries, keys)
+    query_runs = _runs(query_logits, ((nope, settings.alpha), (rope, 1.0)))
+    key_runs = _runs(key_logits, ((nope, 1 - settings.alpha), (value, 0.0)))
+    if is_fused:
+        return queries, {query: (*query_runs, *key_runs, Run(keys * nope, (), 0.0))}
+    return queries, {query: query_runs, key: key_runs}
 
 
 def _whole_heads(name: str, shapes: Shapes, rows: int) -> int:
-    shape = tuple(shapes[name])
+    shape = shapes[name]
     if len(shape) != 2 or shape[0] % rows:
         raise ValueError(f"qk_clip needs whole heads of {rows} rows in {name}, whose shape is {shape}")
     return shape[0] // rows
 
 
-def _weights_of(layers: Sequence[tuple[Layer, tuple[Layer, ...]]], shapes: Shapes) -> dict[Layer, list[str]]:
-    """Return the names of each layer's weights, for which positions may stand."""
+def _logits_of_heads(settings: ClipSettings, name: str, queries: int, keys: int) -> list[list[tuple[int, ...]]]:
+    """Return for each query head, and for each key head, the logits that it takes part in."""
+    indices = settings.indices
+    if indices is None:
+        if keys < 1 or queries < 1 or queries % keys:
+            raise ValueError(f"the {queries} query heads of {name} cannot share {keys} key heads evenly")
+        shared = queries // keys
+        indices = tuple(range(queries)), tuple(i // shared for i in range(queries))
+    logits_of_heads = []
+    for head_of_logit, heads in zip(indices, (queries, keys)):
+        if len(head_of_logit) > queries or (head_of_logit and max(head_of_logit) >= heads):
+            raise ValueError(f"indices of qk_clip must be at most {queries} heads below {heads}, got {head_of_logit}")
+        logits: list[list[int]] = [[] for _ in range(heads)]
+        for logit, head in enumerate(head_of_logit):
+            logits[head].append(logit)
+        logits_of_heads.append([tuple(of_head) for of_head in logits])
+    return logits_of_heads
+
+
+def _runs(logits_of_heads: Iterable[tuple[int, ...]], parts: Iterable[tuple[int, float]]) -> tuple[Run, ...]:
+    """Return the runs of a weight whose heads each consist of these parts (rows, exponent)."""
+    return tuple(Run(rows, logits, exponent) for logits in logits_of_heads for rows, exponent in parts if rows)
+
+
+def _named_weights(layers: Iterable[tuple[Layer, tuple[Layer, ...]]], shapes: Shapes) -> Weights:
+    """Return the names of the given weights, for which positions may stand."""
     by_key: dict[Layer, str] = {**dict(enumerate(shapes)), **{name: name for name in shapes}}
     missing = [name for _, names in layers for name in names if name not in by_key]
     if missing:
         raise ValueError(f"qk_clip names weights that are no parameters: {missing}")
-    return {key: [by_key[name] for name in names] for key, names in layers}
+    return {(layer,): [by_key[name] for name in names] for layer, names in layers}
 
 
-def _found_by_name(shapes: Shapes) -> dict[Layer, list[str]]:
+def _found_by_name(shapes: Shapes) -> Weights:
     """Return the names of the weights of each module that has a fused one, or a query and a key."""
-    found: dict[Layer, dict[str, str]] = {}
-    for name in (name for name, shape in shapes.items() if len(shape) == 2):
+    modules: dict[str, dict[str, str]] = {}
+    for name, shape in shapes.items():
         parts = name.split(".")
         for i in range(len(parts))[-2:]:
-            if parts[i] in _ROLES:
-                found.setdefault(".".join(parts[:i]), {})[_ROLES[parts[i]]] = name
-    for module, roles in found.items():
+            if len(shape) == 2 and parts[i] in _ROLES:
+                modules.setdefault(".".join(parts[:i]), {})[_ROLES[parts[i]]] = name
+    if not modules:
+        raise ValueError("qk_clip finds no query and key weights by their names: give them in its `layers`")
+    numbers = {module: [int(part) for part in module.split(".") if part.isdigit()][-1:] for module in modules}
+    found: Weights = {}
+    for module, roles in modules.items():
         if set(roles) not in ({"fused"}, {"query", "key"}):
             raise ValueError(f"qk_clip needs one fused weight, or query and key, in {module!r}, found {roles}")
-    if not found:
-        raise ValueError("qk_clip finds no query and key weights by their names: give them in its `layers`")
-    order = ("fused", "query", "key")
-    return {module: [roles[role] for role in order if role in roles] for module, roles in found.items()}
-
-
-def _last_number(module: Layer) -> Optional[int]:
-    return next((int(part) for part in reversed(str(module).split(".")) if part.isdigit()), None)
+        is_alone = list(numbers.values()).count(numbers[module]) == 1
+        keys = (module, *numbers[module]) if is_alone else (module,)
+        found[keys] = [roles[role] for role in ("fused", "query", "key") if role in roles]
+    return found
 
 
 def _count(key: str, value: Any) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{key} of qk_clip must be a whole number of at least 0, got {value!r}")
     return int(value)
-
-
-def _plain_indices(qk_clip: Mapping[str, Any]) -> Optional[tuple[tuple[int, ...], ...]]:
-    keys = ("q_indices", "k_indices")
-    if not any(key in qk_clip for key in keys):
-        return None
-    return tuple(tuple(_count(key, i) for i in qk_clip.get(key) or ()) for key in keys)
 
 
 def _plain_layers(layers: Any) -> Optional[tuple[tuple[Layer, tuple[Layer, ...]], ...]]:

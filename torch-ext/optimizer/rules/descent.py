@@ -18,12 +18,12 @@ HALVES = (torch.float16, torch.bfloat16)
 DECAY_MODES = ("decoupled", "independent", "cautious")
 
 
-class Destination(NamedTuple):
-    """Which matrices of a list change, and by how much more than by the rule; None where nothing is to be said.
+class DescentOptions(NamedTuple):
+    """Optional inputs of a descent, for each matrix: row scales, seeds, masks, and where its update lies in a buffer.
 
     `row_scale`, float32 with an entry for each row of all matrices, multiplies the result; `seeds`, B int64, round
     half-precision parameters stochastically; where `found_inf` is not 0, or `active`, B bool, is not set, nothing
-    changes; `offsets` are the places of the directions in a buffer of one dimension; `origins` tell for each matrix, as
+    changes; `offsets` are the places of the updates in a buffer of one dimension; `origins` tell for each matrix, as
     a part of a larger one, its first row and column there and that one's columns, so that seeds round it as the whole.
     """
 
@@ -35,7 +35,7 @@ class Destination(NamedTuple):
     origins: Optional[Sequence[int]] = None
 
 
-ALL = Destination()
+PLAIN = DescentOptions()
 
 
 class DescentRule(NamedTuple):
@@ -62,7 +62,7 @@ def descent_rule(
 
 
 def descend_packed_(
-    parameters: Sequence[Tensor], directions: Tensor, rule: DescentRule, destination: Destination = ALL
+    parameters: Sequence[Tensor], directions: Tensor, rule: DescentRule, options: DescentOptions = PLAIN
 ) -> None:
     """Update `parameters`, B matrices (m, n), in place by `directions` (B, m, n), rounding each element once.
 
@@ -71,7 +71,7 @@ def descend_packed_(
     arXiv:2510.12402.
     """
     mode, multiplier = DECAY_MODES.index(rule.decay_mode), _as_tensor(rule.multiplier)
-    descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **destination._asdict())
+    descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **options._asdict())
     # So that autograd refuses a backward pass through the old values, as it does after torch's own updates.
     torch.autograd.graph.increment_version(parameters)
 

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.batches import Batch
-from ..rules.descent import Destination, descend_packed_, scaled_rows
+from ..rules.descent import DescentOptions, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
-from .direction import polar_update
+from .polar_update import as_parameter, packed_memory, polar_update
 from .recipe import Recipes
 from .workspace import LocalBatch, LocalMatrix
 
 
 class UpdateNorms(NamedTuple):
-    """The Frobenius norms (B,) of a batch's directions, its elements, and the step size that they were taken with."""
+    """The Frobenius norms (B,) of a batch's updates, their elements, and the step size that they were taken with."""
 
     norms: Tensor
     elements: int
@@ -47,26 +46,16 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     """Update the parameters and momentum buffers of one batch in place, from its gradients."""
     batch, parts = work.batch, work.parts
     recipe = recipes.of([part.matrix for part in parts])
-    parameters = [part.parameter for part in parts]
+    parameters = [part.view for part in parts]
     packed = packed_memory(batch, len(parts), parameters[0].device)
     momenta, gradients = [part.momentum for part in parts], [part.gradient() for part in parts]
     pack_momentum_(momenta, gradients, as_parameter(batch, packed), recipe.momentum, recipe.scaling)
     del gradients  # which may be the last to hold their memory
-    directions, norms = polar_update(packed, batch.iteration, recipe.eps)
+    updates, norms = polar_update(batch, packed, recipe.eps)
     rule = recipe.descent._replace(multiplier=work.multiplier)
-    destination = Destination(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
-    descend_packed_(parameters, as_parameter(batch, directions), rule, destination)
-    return UpdateNorms(norms, directions.numel(), work.multiplier, rule.lr)
-
-
-def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
-    """Return memory for `count` of a batch's matrices, as they are packed."""
-    return torch.empty(count, *batch.packed_shape, dtype=batch.packed_dtype, device=device)
-
-
-def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
-    """Return the view (B, rows, cols) of what is packed."""
-    return packed.mT if batch.transposed else packed
+    options = DescentOptions(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
+    descend_packed_(parameters, updates, rule, options)
+    return UpdateNorms(norms, updates.numel(), work.multiplier, rule.lr)
 
 
 def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
@@ -75,7 +64,7 @@ def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
         return None
     scales = [part.row_scale for part in parts]
     ones = next(scale for scale in scales if scale is not None).new_ones(1)
-    return torch.cat([ones.expand(len(p.parameter)) if scale is None else scale for p, scale in zip(parts, scales)])
+    return torch.cat([ones.expand(len(p.view)) if scale is None else scale for p, scale in zip(parts, scales)])
 
 
 def seeds(parts: Sequence[LocalMatrix], groups: Sequence[Group]) -> Optional[Tensor]:
@@ -90,4 +79,4 @@ def _scale_rows_of_absent_(work: LocalBatch, recipes: Recipes) -> None:
     for part in work.parts:
         if part.row_scale is not None and not part.has_gradient:
             found_inf = recipes.scalings[part.matrix.parameter.sharers].found_inf
-            part.parameter.copy_(scaled_rows(part.parameter, part.row_scale, found_inf))
+            part.view.copy_(scaled_rows(part.view, part.row_scale, found_inf))

@@ -13,22 +13,22 @@ from ..parameters.settings import Group
 from ..plan.blocks import Block
 from ..plan.exchanges import Chunk, OwnedBatch
 from ..plan.process_groups import explaining_timeouts
-from ..rules.descent import Destination, Number, descend_packed_, scaled_rows
+from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
 from .agreement import StepAgreement
-from .batch import UpdateNorms, as_parameter, packed_memory, row_scales, seeds
-from .direction import polar_update
+from .batch import UpdateNorms, row_scales, seeds
+from .polar_update import as_parameter, packed_memory, polar_update
 from .recipe import Recipe, Recipes
 from .workspace import LocalChunk, LocalMatrix
 
 
-def update_chunk(
+def update_chunk_(
     work: LocalChunk, recipes: Recipes, agreement: StepAgreement, group: dist.ProcessGroup
 ) -> Generator[None, None, list[UpdateNorms]]:
     """Update this rank's parts of a chunk and their momentum; yields twice, once after each started exchange.
 
-    What no rank has a gradient of is left alone. So is what only one of two copies has a gradient of: `agreement` is
-    told. Returns the norms of the updates of owned matrices, 0 for those that are left alone.
+    Matrices without a gradient on any rank are unchanged. So are those where only some copies have one, which
+    `agreement` records. Returns the norms of the updates of owned matrices, 0 for those that are left alone.
     """
     chunk, holder, owner = work.chunk, work.chunk.messages.holder, work.chunk.messages.owner
     parts = ShardedParts(work.parts, recipes.of(holder.matrices or [chunk.some_matrix]), recipes.groups)
@@ -67,8 +67,7 @@ class ShardedParts:
         """Take the gradients into the momentum buffers, and write the directions into `packed`, at `places` of it."""
         self._momenta = [p.momentum.clone() if i in self.absent else p.momentum for i, p in enumerate(self.parts)]
         gradients = [
-            torch.zeros_like(part.parameter) if i in self.absent else part.gradient()
-            for i, part in enumerate(self.parts)
+            torch.zeros_like(part.view) if i in self.absent else part.gradient() for i, part in enumerate(self.parts)
         ]
         pack_momentum_(self._momenta, gradients, packed, self._recipe.momentum, self._recipe.scaling, places)
 
@@ -80,15 +79,15 @@ class ShardedParts:
         parts, alive, overflow = self.parts, verdicts > 0, self._recipe.scaling.found_inf
         origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
         rounding = seeds(parts, self._groups)
-        destination = Destination(row_scales(parts), rounding, overflow, alive, places, origins)
+        options = DescentOptions(row_scales(parts), rounding, overflow, alive, places, origins)
         rule = self._recipe.descent._replace(multiplier=multiplier)
-        descend_packed_([part.parameter for part in parts], updates, rule, destination)
+        descend_packed_([part.view for part in parts], updates, rule, options)
         for i in sorted(self.absent):
             part = parts[i]
             part.momentum.copy_(torch.where(alive[i], self._momenta[i], part.momentum))
             if part.row_scale is not None:  # QK-clip holds for what nobody updates, too
-                scaled = scaled_rows(part.parameter, part.row_scale, overflow)
-                part.parameter.copy_(torch.where(alive[i], part.parameter, scaled))
+                scaled = scaled_rows(part.view, part.row_scale, overflow)
+                part.view.copy_(torch.where(alive[i], part.view, scaled))
 
 
 def _exchanged(
@@ -97,10 +96,10 @@ def _exchanged(
     """Send the front of `buffer`, `sent` elements to each rank, and return what has come; yields while that flies."""
     front, incoming = buffer[: sum(sent)], buffer.new_empty(sum(received))
     with record_function("muon.send"), explaining_timeouts("parts", chunk.names):
-        work = dist.all_to_all_single(incoming, front, list(received), list(sent), group=group, async_op=True)
+        pending = dist.all_to_all_single(incoming, front, list(received), list(sent), group=group, async_op=True)
     yield
     with record_function("muon.wait"), explaining_timeouts("parts", chunk.names):
-        work.wait()
+        pending.wait()
     return incoming
 
 
@@ -111,7 +110,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
     verdicts = _verdicts(work, received)
     returned = torch.empty(sum(chunk.messages.owner.sent), dtype=chunk.work_dtype, device=chunk.device)
     for owned, positions in work.owned:
-        update = _return_(returned, owned, received, recipes.of(owned.batch.matrices))
+        update = _write_updates_(returned, owned, received, recipes.of(owned.batch.matrices))
         alive = verdicts.index_select(0, positions) > 0
         norms.append(update._replace(norms=update.norms.where(alive, 0.0)))
     matrices, places = work.verdicts_out
@@ -119,14 +118,13 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
     return returned, norms
 
 
-def _return_(returned: Tensor, owned: OwnedBatch, received: Tensor, recipe: Recipe) -> UpdateNorms:
-    """Write the blocks of a batch's directions into `returned`, and return their norms."""
-    directions, norms = polar_update(_assembled(owned, received), owned.batch.iteration, recipe.eps)
+def _write_updates_(returned: Tensor, owned: OwnedBatch, received: Tensor, recipe: Recipe) -> UpdateNorms:
+    """Write the blocks of a batch's updates into `returned`, and return their norms."""
+    updates, norms = polar_update(owned.batch, _assembled(owned, received), recipe.eps)
     if owned.blocks_out:
-        matrices = as_parameter(owned.batch, directions)
         targets = [_in_buffer(block, returned) for block in owned.blocks_out]
-        torch._foreach_copy_(targets, [_in_batch(block, matrices) for block in owned.blocks_out])
-    return UpdateNorms(norms, directions.numel(), owned.batch.matrices[0].multiplier, recipe.descent.lr)
+        torch._foreach_copy_(targets, [_in_batch(block, updates) for block in owned.blocks_out])
+    return UpdateNorms(norms, updates.numel(), owned.batch.matrices[0].multiplier, recipe.descent.lr)
 
 
 def _assembled(owned: OwnedBatch, received: Tensor) -> Tensor:

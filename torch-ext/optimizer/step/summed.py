@@ -18,13 +18,13 @@ from ..plan.process_groups import explaining_timeouts
 from ..polar import frobenius_norm, normalize, window_product
 from ..schedules import Schedule
 from .batch import UpdateNorms
-from .direction import finished
+from .polar_update import update_of_factors
 from .recipe import Recipes
 from .sharded import ShardedParts
 from .workspace import LocalBatch
 
 
-def update_sum(
+def update_sum_(
     work: LocalBatch, recipes: Recipes, group: dist.ProcessGroup
 ) -> Generator[None, None, list[UpdateNorms]]:
     """Update this rank's parts of a batch and their momentum; yields once after each sum that was started.
@@ -49,8 +49,8 @@ def update_sum(
         X = _times_window(iteration, R, window, X)
     if not work.parts:
         return []
-    directions, norms = finished(X.mT if batch.tall else X)
-    parts.descend_(directions, work.multiplier, present)
+    updates, norms = update_of_factors(X.mT if batch.tall else X)
+    parts.descend_(updates, work.multiplier, present)
     return [UpdateNorms(norms.where(present > 0, 0.0), X.numel(), work.multiplier, recipe.descent.lr)]
 
 
@@ -79,7 +79,7 @@ def _each(iteration: Iteration, matrices: Tensor, function: Callable[[Tensor], T
 def _summed_(values: Tensor, work: LocalBatch, group: dist.ProcessGroup) -> Iterator[None]:
     """Sum `values` over the ranks in place; yields while that is on its way."""
     with record_function("muon.send"):
-        sum_ = dist.all_reduce(values, group=group, async_op=True)
+        pending = dist.all_reduce(values, group=group, async_op=True)
     yield
     with record_function("muon.wait"), explaining_timeouts("parts", work.batch.names):
-        sum_.wait()
+        pending.wait()

@@ -21,8 +21,8 @@ from .agreement import StepAgreement
 from .batch import UpdateNorms, update_local_
 from .pipeline import advanced
 from .recipe import Recipes
-from .sharded import update_chunk
-from .summed import update_sum
+from .sharded import update_chunk_
+from .summed import update_sum_
 from .workspace import Workspace
 
 FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
@@ -31,7 +31,7 @@ FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
 def update_shared_(
     workspace: Workspace, recipes: Recipes, agreements: Mapping[Ranks, StepAgreement], in_flight: int
 ) -> list[UpdateNorms]:
-    """Update the matrices that this process shares with others where any rank has a gradient, and the rest meanwhile.
+    """Update shared matrices if any rank has a gradient, and those of this process while messages are in flight.
 
     Up to `in_flight` chunks have a message on its way while another is worked on. Returns norms as `update_local_`.
     """
@@ -47,12 +47,12 @@ def _chunks(
     workspace: Workspace, recipes: Recipes, agreements: Mapping[Ranks, StepAgreement]
 ) -> Iterator[Iterator[Generator]]:
     for ranks, works in workspace.exchanges:
-        yield (update_chunk(work, recipes, agreements[work.chunk.sharers], group_of(ranks)) for work in works)
+        yield (update_chunk_(work, recipes, agreements[work.chunk.sharers], group_of(ranks)) for work in works)
 
 
 def _sums(workspace: Workspace, recipes: Recipes) -> Iterator[Iterator[Generator]]:
     for ranks, works in workspace.sums:
-        yield (update_sum(work, recipes, group_of(ranks)) for work in works)
+        yield (update_sum_(work, recipes, group_of(ranks)) for work in works)
 
 
 def update_fallback_(
@@ -72,10 +72,10 @@ def update_fallback_(
 def scale_rows_(
     p: Tensor,
     row_scale: Tensor,
-    copies: Optional[Ranks],
+    replica_ranks: Optional[Ranks],
     scalings: Mapping[Optional[Ranks], GradientScaling],
 ) -> None:
     """Multiply each row of `p`, in place, with its factor; a bias has one element a row."""
-    layout, local = layout_of("", p, copies), local_part(p)
+    layout, local = layout_of("", p, replica_ranks), local_part(p)
     sharers = None if layout is None else layout.mesh.members
     local.copy_(scaled_rows(local, local_rows(row_scale, layout, this_rank()), scalings[sharers].found_inf))

@@ -70,7 +70,7 @@ class LocalMatrix(NamedTuple):
     """What this process has of a matrix: views rows x cols of its parameter and of its momentum buffer."""
 
     matrix: Matrix
-    parameter: Tensor
+    view: Tensor  # of the parameter
     momentum: Tensor
     source: LocalParameter
     position: int  # among the local matrices of the source

@@ -1,0 +1,38 @@
+"""From packed momentum to updates: the iteration, and the one place between orthogonalization and descent.
+
+The matrices of this process, those of an owner and those whose Gram matrix is summed all come through
+`update_of_factors`. An update rule that goes on from the polar factor belongs there; a CUDA graph for each shape
+belongs around `polar_factors` in `polar_update`. docs/architecture.md says where a second state of a matrix lives.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..plan.batches import Batch
+from ..polar import polar_factors
+
+
+def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
+    """Return memory for `count` of a batch's matrices, as they are packed."""
+    return torch.empty(count, *batch.packed_shape, dtype=batch.packed_dtype, device=device)
+
+
+def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
+    """Return the view (B, rows, cols) of what is packed."""
+    return packed.mT if batch.transposed else packed
+
+
+def polar_update(batch: Batch, packed: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the updates (B, rows, cols) of whole matrices from their packed momentum, and their norms (B,)."""
+    return update_of_factors(as_parameter(batch, polar_factors(packed, batch.iteration, eps)))
+
+
+def update_of_factors(factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the updates that polar factors (B, rows, cols), or the same part of each, become, and their norms (B,).
+
+    Norms are Frobenius norms, at least float32, and NaN for a matrix that is not finite.
+    """
+    dtype = torch.promote_types(factors.dtype, torch.float32)
+    return factors, torch.linalg.vector_norm(factors, dim=(-2, -1), dtype=dtype)
