@@ -38,7 +38,7 @@ def assert_close(actual: Tensor, exact: Tensor, computing: Tensor, spacings: flo
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("numbers", ["cpu", "device"])
-def test_each_of_many_matrices_is_packed_by_the_formula(native, device, numbers):
+def test_long_list_packs_each_matrix_by_the_formula(native, device, numbers):
     momentum, gradient = matrices(torch.float32, 0), matrices(torch.bfloat16, 1)
     before, active = [m.clone() for m in momentum], torch.arange(COUNT) % 3 != 1
     offsets, size = scattered_offsets()
@@ -58,7 +58,7 @@ def test_each_of_many_matrices_is_packed_by_the_formula(native, device, numbers)
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("numbers", ["cpu", "device"])
-def test_each_of_many_parameters_descends_by_its_own_numbers(native, device, numbers):
+def test_long_list_descends_each_parameter_by_own_numbers(native, device, numbers):
     """Stochastic rounding goes to a neighbour, less than a spacing away, and to the one it goes to without the list."""
     parameter, update = matrices(torch.bfloat16, 0), matrices(torch.float32, 1)
     alone, before = [p.clone() for p in parameter], [p.clone() for p in parameter]

@@ -105,7 +105,7 @@ def test_singular_values_follow_the_scalar_polynomial(kernel, spectrum, m, n):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("spectrum", ["flat", "clustered"])
-def test_the_result_is_close_to_the_polar_factor(kernel, spectrum):
+def test_result_is_close_to_the_polar_factor(kernel, spectrum):
     """U Vᵀ of G = U S Vᵀ, within the band that the schedule promises for sigma in [1e-3, 1]."""
     G = with_spectrum(SPECTRA[spectrum](40), 40, 96, seed=1)
     U, _, Vh = torch.linalg.svd(G, full_matrices=False)
@@ -116,7 +116,7 @@ def test_the_result_is_close_to_the_polar_factor(kernel, spectrum):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("exponent", [100, -100])
-def test_a_power_of_two_changes_no_bit(kernel, dtype, exponent):
+def test_scaling_by_a_power_of_two_changes_no_bit(kernel, dtype, exponent):
     """1e30 and 1e-30 overflow and underflow squares in float32; the norm must not notice."""
     G = with_spectrum(SPECTRA["power_law"](24), 24, 40, seed=2).float()
     plain = kernel.orthogonalize(G, dtype=dtype, eps=0)
@@ -125,7 +125,7 @@ def test_a_power_of_two_changes_no_bit(kernel, dtype, exponent):
     assert torch.equal(plain, scaled)
 
 
-def test_float64_norms_do_not_overflow_either(kernel):
+def test_float64_norms_do_not_overflow(kernel):
     G = with_spectrum(SPECTRA["flat"](8), 8, 12, seed=3)
     scaled = kernel.orthogonalize(G * 2.0**900, eps=0)
     torch.testing.assert_close(scaled, kernel.orthogonalize(G, eps=0), atol=1e-10, rtol=0)
@@ -138,7 +138,7 @@ def test_zero_gives_zero(kernel, dtype, eps):
     assert torch.equal(kernel.orthogonalize(torch.zeros(2, 6, 9), dtype=dtype, eps=eps), torch.zeros(2, 6, 9))
 
 
-def test_gradients_below_eps_are_not_blown_up(kernel):
+def test_gradients_below_eps_stay_small(kernel):
     G = with_spectrum(SPECTRA["flat"](8), 8, 8, seed=4)
     gain = math.prod(a for a, _, _ in kernel.schedules.resolve_schedule("polar_express", 5))
     x = 1e-14 / 1e-7
@@ -156,7 +156,7 @@ def test_gradients_below_eps_are_not_blown_up(kernel):
     + [(shape, dtype) for shape in ((1, 8, 300), (5, 31, 64), (5, 300, 7)) for dtype in DTYPES],
     ids=str,
 )
-def test_a_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, dtype, shape):
+def test_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, dtype, shape):
     G = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     together = kernel.orthogonalize(G, ns_steps=2, dtype=dtype)
     for i in (0, len(G) // 2, len(G) - 1):
@@ -165,7 +165,7 @@ def test_a_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, dtype, shape):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_stays_in_its_matrix(kernel, value):
+def test_non_finite_value_stays_in_its_matrix(kernel, value):
     G = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(6))
     clean = kernel.orthogonalize(G)
     G[1, 2, 3] = value
@@ -177,7 +177,7 @@ def test_a_value_that_is_not_finite_stays_in_its_matrix(kernel, value):
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(6, 9), (9, 6), (2, 3, 6, 9), (0, 4, 5), (3, 0, 5), (4, 1, 1)], ids=str)
-def test_shape_and_dtype_are_kept_and_the_input_is_untouched(kernel, shape, dtype):
+def test_shape_and_dtype_are_kept_and_input_is_untouched(kernel, shape, dtype):
     G = torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(dtype)
     before = G.clone()
     result = kernel.orthogonalize(G, dtype=dtype)

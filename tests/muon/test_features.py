@@ -18,7 +18,7 @@ def matrix(rows, cols, seed, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("work_dtype", ["float32", "bfloat16", "float16"])
-def test_split_rows_are_parameters_of_their_own(kernel, work_dtype):
+def test_split_rows_are_stepped_as_separate_parameters(kernel, work_dtype):
     """Bit for bit, with the multiplier of each part's own shape."""
     rows = (24, 8, 8)
     whole = {"qkv.weight": Parameter(matrix(40, 16, 0))}
@@ -36,7 +36,7 @@ def test_split_rows_are_parameters_of_their_own(kernel, work_dtype):
     assert ours.explain().rows[0].matrices == 3
 
 
-def test_experts_are_parameters_of_their_own(kernel):
+def test_experts_are_stepped_as_separate_parameters(kernel):
     stack = Parameter(torch.stack([matrix(8, 12, seed) for seed in range(5)]))
     single = [Parameter(p.clone()) for p in stack.detach()]
     ours = kernel.Muon([("moe.experts.w1", stack)], expert_keys=["experts"], lr=0.1)
@@ -49,7 +49,7 @@ def test_experts_are_parameters_of_their_own(kernel):
     assert torch.equal(stack, torch.stack(single))
 
 
-def test_a_group_can_say_by_itself_what_its_matrices_are(kernel):
+def test_group_can_set_its_own_conv_mode_and_experts(kernel):
     conv, experts = (Parameter(torch.zeros(shape)) for shape in ((8, 4, 3, 3), (5, 8, 12)))
     optimizer = kernel.Muon(
         [
@@ -63,7 +63,7 @@ def test_a_group_can_say_by_itself_what_its_matrices_are(kernel):
     ]
 
 
-def test_depthwise_thin_and_extreme_shapes_are_adamws_unless_the_user_says_otherwise(kernel):
+def test_thin_and_extreme_shapes_go_to_adamw_unless_forced(kernel):
     shapes = {"depthwise": (16, 1, 3, 3), "thin": (3, 64), "extreme": (4, 1024), "pos": (1, 16, 12)}
     params = {f"{name}.weight": Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
     branches = [row.branch for row in kernel.Muon(params.items()).explain().rows]
@@ -71,8 +71,8 @@ def test_depthwise_thin_and_extreme_shapes_are_adamws_unless_the_user_says_other
     assert branches == ["adamw"] * 4 and [row.branch for row in forced] == ["muon"] * 4
 
 
-def test_groups_that_differ_in_lr_and_decay_alone_are_as_optimizers_of_their_own(kernel):
-    """And share a batch, as the plan says: see test_groups_with_equal_recipes_share_a_batch."""
+def test_groups_differing_in_lr_and_decay_step_independently(kernel):
+    """They share a batch all the same: see test_groups_with_equal_recipes_share_a_batch."""
     settings = [dict(lr=0.1, weight_decay=0.0), dict(lr=torch.tensor(0.02), weight_decay=0.5), dict(lr=0.0)]
     together = [{"params": [(f"{i}.weight", Parameter(matrix(16, 16, i)))], **own} for i, own in enumerate(settings)]
     alone = [[(f"{i}.weight", Parameter(matrix(16, 16, i)))] for i in range(3)]
@@ -117,7 +117,7 @@ def decayed(kernel, mode, p, gradient, lr, decay):
 
 @pytest.mark.parametrize("mode", ["decoupled", "independent", "cautious"])
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["numbers", "tensors"])
-def test_decay_is_what_its_mode_says(kernel, mode, as_tensor):
+def test_decay_follows_its_mode(kernel, mode, as_tensor):
     p = Parameter(matrix(12, 20, 0, torch.float64))
     lr, decay = (torch.tensor(v, dtype=torch.float64) if as_tensor else v for v in (0.1, 0.3))
     optimizer = kernel.Muon([p], lr=lr, weight_decay=decay, decay_mode=mode, momentum=0.0, ns_dtype="float32")
@@ -129,7 +129,7 @@ def test_decay_is_what_its_mode_says(kernel, mode, as_tensor):
     torch.testing.assert_close(p.detach(), expected, rtol=0, atol=0.1 * 0.2 * 20**0.5 * gain * 2**-23)
 
 
-def test_the_modes_of_decay_differ_from_each_other(kernel):
+def test_decay_modes_differ_from_each_other(kernel):
     p, gradient = matrix(12, 20, 0), matrix(12, 20, 1)
     results = [decayed(kernel, mode, p, gradient, 0.1, 0.3) for mode in ("decoupled", "independent", "cautious")]
     assert min((a - b).abs().max() for a in results for b in results if a is not b) > 0.01
@@ -138,8 +138,8 @@ def test_the_modes_of_decay_differ_from_each_other(kernel):
 @pytest.mark.parametrize("mode", ["decoupled", "independent", "cautious"])
 @pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)], ids=["number", "tensor"])
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
-def test_zero_gradients_with_lr_zero_leave_every_bit_and_make_all_state(kernel, mode, lr, fallback):
-    """Not even the sign of a zero; distributed checkpoints have optimizers make their state like that."""
+def test_zero_gradients_at_lr_zero_keep_every_bit(kernel, mode, lr, fallback):
+    """Not even the sign of a zero changes, and all state is made: so checkpoints initialise optimizers."""
     params = named_parameters(torch.bfloat16)
     for p in params.values():
         p.data.flatten()[:2] = torch.tensor([0.0, -0.0])
@@ -152,7 +152,7 @@ def test_zero_gradients_with_lr_zero_leave_every_bit_and_make_all_state(kernel, 
     assert all(len(optimizer.state[p]) in (1, 3) for p in params.values())
 
 
-def test_the_multiplier_may_be_a_function_of_the_matrixs_shape(kernel):
+def test_multiplier_may_be_a_function_of_the_shape(kernel):
     shapes = []
 
     def adjustment(rows, cols):
@@ -169,7 +169,7 @@ def test_the_multiplier_may_be_a_function_of_the_matrixs_shape(kernel):
     assert torch.equal(p, q)
 
 
-def test_a_function_is_not_saved_and_has_to_be_there_to_load(kernel):
+def test_multiplier_function_is_not_saved_but_needed_to_load(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), adjust_lr_fn=lambda rows, cols: 0.5)
     file = io.BytesIO()
@@ -184,14 +184,14 @@ def test_a_function_is_not_saved_and_has_to_be_there_to_load(kernel):
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_function_that_gives_no_multiplier_is_refused(kernel, value):
+def test_multiplier_function_must_return_a_positive_number(kernel, value):
     with pytest.raises(ValueError, match="finite number above 0"):
         kernel.Muon(named_parameters().items(), adjust_lr_fn=lambda rows, cols: value)
 
 
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_tensor_of_weight_decay_is_read_at_every_step_and_does_what_the_number_does(kernel, fallback, dtype):
+def test_tensor_weight_decay_is_live_and_equals_the_number(kernel, fallback, dtype):
     """In half precision, too, where a factor of 1 - lr * weight_decay of its own would round to 1."""
     results = []
     for decay in (0.1, torch.tensor(9.0)):
@@ -206,7 +206,7 @@ def test_a_tensor_of_weight_decay_is_read_at_every_step_and_does_what_the_number
         torch.testing.assert_close(results[0][name], results[1][name], rtol=2**-22, atol=2**-22)
 
 
-def test_settings_of_the_step_are_live(kernel):
+def test_settings_of_a_group_are_live(kernel):
     """As torch's are: what a group says when the step begins counts."""
     changes = dict(momentum=0.5, nesterov=False, eps=1e-3, decay_mode="cautious", maximize=True, ns_steps=3)
     live, fixed = named_parameters(), named_parameters()
@@ -218,7 +218,8 @@ def test_settings_of_the_step_are_live(kernel):
     assert same_bits(live, fixed)
 
 
-def test_capture_is_refused_unless_it_was_asked_for_and_for_what_it_would_not_repeat(kernel, monkeypatch):
+def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):
+    """So is a capture that was not asked for; nothing moves then."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     clip = dict(head_dim=6, layers=[("up.weight", "down.weight")], report=print)

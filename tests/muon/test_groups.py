@@ -11,7 +11,7 @@ from tests.support.small_model import named_parameters
 pytestmark = pytest.mark.kernels_ci
 
 
-def test_a_mixed_group_becomes_two_neighbours_with_their_own_learning_rates(kernel):
+def test_mixed_group_splits_into_two_with_own_learning_rates(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), lr=0.02, adamw_lr=0.003)
     muon, adamw = optimizer.param_groups
@@ -20,7 +20,7 @@ def test_a_mixed_group_becomes_two_neighbours_with_their_own_learning_rates(kern
     assert adamw["param_names"] == ["wte.weight", "up.bias", "norm.weight"]
 
 
-def test_a_scheduler_scales_both_learning_rates(kernel):
+def test_scheduler_scales_both_learning_rates(kernel):
     optimizer = kernel.Muon(named_parameters().items(), lr=0.02, adamw_lr=0.004)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     optimizer.step()
@@ -28,13 +28,13 @@ def test_a_scheduler_scales_both_learning_rates(kernel):
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.002]
 
 
-def test_one_cycle_moves_momentum(kernel):
+def test_one_cycle_sets_momentum(kernel):
     optimizer = kernel.Muon(named_parameters().items())
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.8, max_momentum=0.9)
     assert optimizer.param_groups[0]["momentum"] == 0.9
 
 
-def test_groups_bring_their_own_settings_and_override_routing(kernel):
+def test_groups_override_settings_and_routing(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(
         [
@@ -66,7 +66,7 @@ def test_explain_says_what_runs(kernel):
     )  # fmt: skip
 
 
-def test_a_tied_parameter_is_optimized_once(kernel):
+def test_tied_parameter_is_optimized_once(kernel):
     tied = Parameter(torch.ones(16, 8))
     up = Parameter(torch.ones(8, 8))
     optimizer = kernel.Muon([("decoder.weight", tied), ("wte.weight", tied), ("up.weight", up)])
@@ -120,7 +120,7 @@ def test_wrong_parameters_are_named(kernel, make, error, words):
         kernel.Muon(params)
 
 
-def test_a_refused_group_leaves_the_optimizer_as_it_was(kernel):
+def test_refused_group_leaves_the_optimizer_unchanged(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     before = copy.deepcopy(optimizer.state_dict())
@@ -130,7 +130,7 @@ def test_a_refused_group_leaves_the_optimizer_as_it_was(kernel):
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
 
 
-def test_a_group_whose_plan_cannot_be_made_is_refused_and_leaves_no_state(kernel):
+def test_group_without_a_possible_plan_leaves_no_state(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     before = copy.deepcopy(optimizer.state_dict())

@@ -16,7 +16,7 @@ from tests.support.small_model import named_parameters, same_bits, set_gradients
 pytestmark = pytest.mark.kernels_ci
 
 
-def test_adamws_groups_do_what_torchs_fused_adamw_does(kernel):
+def test_fallback_equals_torchs_fused_adamw(kernel):
     params, torchs = named_parameters(), named_parameters()
     settings = dict(lr=0.01, weight_decay=0.3)
     optimizer = kernel.Muon(
@@ -28,7 +28,7 @@ def test_adamws_groups_do_what_torchs_fused_adamw_does(kernel):
     assert same_bits(params, torchs)
 
 
-def test_is_muon_is_asked_by_name_and_none_leaves_it_to_routing(kernel):
+def test_is_muon_is_asked_by_name_and_none_keeps_routing(kernel):
     verdicts = {"wte.weight": True, "down.weight": False}
     optimizer = kernel.Muon(named_parameters().items(), is_muon=lambda name, p: verdicts.get(name))
     found = {row.name: (row.branch, row.reason) for row in optimizer.explain().rows}
@@ -36,7 +36,7 @@ def test_is_muon_is_asked_by_name_and_none_leaves_it_to_routing(kernel):
     assert found["up.weight"] == ("muon", "matrix")
 
 
-def test_eps_bounds_how_far_a_small_gradient_is_blown_up(kernel):
+def test_eps_bounds_the_step_of_small_gradients(kernel):
     moved = []
     for eps in (0.0, 1.0):
         p = Parameter(torch.zeros(8, 8))
@@ -50,7 +50,7 @@ def test_eps_bounds_how_far_a_small_gradient_is_blown_up(kernel):
 
 @pytest.mark.parametrize("dtype, scale", [(torch.float32, 1e30), (torch.float32, 1e-30), (torch.float64, 2.0**200)])
 @pytest.mark.parametrize("work_dtype", ["float16", "bfloat16", "float32"])
-def test_a_step_does_not_see_the_gradients_scale(kernel, dtype, scale, work_dtype):
+def test_step_is_independent_of_the_gradients_scale(kernel, dtype, scale, work_dtype):
     results = []
     for factor in (1.0, scale):
         p = Parameter(torch.zeros(12, 20, dtype=dtype))
@@ -77,19 +77,19 @@ def test_a_step_does_not_see_the_gradients_scale(kernel, dtype, scale, work_dtyp
     ],
     ids=str,
 )
-def test_the_nearest_learning_rate_wins(kernel, group, constructor, expected):
+def test_nearest_learning_rate_wins(kernel, group, constructor, expected):
     optimizer = kernel.Muon([{"params": [("norm.weight", Parameter(torch.ones(8)))], **group}], **constructor)
     assert optimizer.param_groups[0]["lr"] == expected
 
 
-def test_a_groups_dict_is_left_as_it_is(kernel):
+def test_given_group_dict_is_left_unchanged(kernel):
     group = {"params": list(named_parameters().items()), "lr": 1, "ns_coefficients": [[2.0, -1.5, 0.5]]}
     before = {**group, "params": list(group["params"]), "ns_coefficients": [[2.0, -1.5, 0.5]]}
     kernel.Muon([group])
     assert group == before
 
 
-def test_what_is_stored_is_plain(kernel):
+def test_stored_settings_are_plain_values(kernel):
     optimizer = kernel.Muon(
         named_parameters().items(),
         lr=np.float64(0.02),
@@ -105,7 +105,7 @@ def test_what_is_stored_is_plain(kernel):
 
 
 @pytest.mark.parametrize("ns_dtype", ["float32", torch.float32])
-def test_the_work_dtype_is_live(kernel, ns_dtype):
+def test_work_dtype_is_live(kernel, ns_dtype):
     params, others = named_parameters(), named_parameters()
     optimizer = kernel.Muon(params.items(), ns_dtype="bfloat16")
     for group in optimizer.param_groups:
@@ -115,7 +115,7 @@ def test_the_work_dtype_is_live(kernel, ns_dtype):
     assert same_bits(params, others)
 
 
-def test_unnamed_parameters_get_names_of_their_own(kernel):
+def test_unnamed_parameters_get_distinct_names(kernel):
     params = list(named_parameters().values())
     optimizer = kernel.Muon(params[:3])
     optimizer.add_param_group({"params": params[3:4]})
@@ -126,7 +126,7 @@ def test_unnamed_parameters_get_names_of_their_own(kernel):
 
 
 @pytest.mark.parametrize("default", ["meta", "cpu"])
-def test_the_default_device_does_not_matter(kernel, default):
+def test_default_device_does_not_matter(kernel, default):
     params = named_parameters()
     torch.set_default_device(default)
     try:
@@ -168,12 +168,12 @@ def test_wrong_group_settings_are_named(kernel, group, error, words):
     ],
     ids=["float8", "sparse"],
 )
-def test_parameters_that_cannot_be_optimized_are_refused(kernel, make, error, words):
+def test_unsupported_parameters_are_refused(kernel, make, error, words):
     with pytest.raises(error, match=words):
         kernel.Muon([make().detach().requires_grad_() if words == "float8" else make()])
 
 
-def test_parameters_whose_parts_are_yet_to_be_summed_are_refused(kernel):
+def test_partial_parameters_are_refused(kernel):
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         part = DTensor.from_local(torch.ones(4, 4), init_device_mesh("cpu", (2,)), [Partial()], run_check=False)
@@ -183,7 +183,7 @@ def test_parameters_whose_parts_are_yet_to_be_summed_are_refused(kernel):
         dist.destroy_process_group()
 
 
-def test_settings_survive_a_copy_of_the_defaults(kernel):
+def test_settings_missing_from_a_state_dict_are_kept(kernel):
     """A dict from before a setting existed loads: what it lacks stays as it is here."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), ns_dtype="float32")

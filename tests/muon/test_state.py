@@ -21,7 +21,8 @@ def serialized(state_dict):
     return torch.load(file, weights_only=True)
 
 
-def test_state_is_there_from_the_start_with_the_same_keys_for_every_parameter(kernel):
+def test_state_exists_from_the_start(kernel):
+    """It is zero, with the same keys for all parameters of a branch."""
     optimizer = kernel.Muon(named_parameters().items())
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -30,7 +31,7 @@ def test_state_is_there_from_the_start_with_the_same_keys_for_every_parameter(ke
             assert all(not value.any() for value in state.values())
 
 
-def test_zero_gradients_with_learning_rate_zero_change_no_weight(kernel):
+def test_zero_gradients_at_lr_zero_change_no_parameter(kernel):
     """That is how distributed checkpoints initialise an optimizer."""
     params = named_parameters()
     before = copy.deepcopy(params)
@@ -42,7 +43,7 @@ def test_zero_gradients_with_learning_rate_zero_change_no_weight(kernel):
 
 
 @pytest.mark.parametrize("split", [0, 1, 3])
-def test_a_run_resumed_from_a_file_goes_on_bit_for_bit(kernel, split):
+def test_run_resumed_from_a_file_continues_bit_for_bit(kernel, split):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), lr=0.02, ns_dtype=torch.bfloat16, ns_coefficients=[(2, -1.5, 0.5)])
     take_steps(optimizer, params, range(split))
@@ -55,7 +56,7 @@ def test_a_run_resumed_from_a_file_goes_on_bit_for_bit(kernel, split):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_go_on_bit_for_bit_and_keep_the_settings(kernel, duplicate):
+def test_copies_continue_bit_for_bit_with_their_settings(kernel, duplicate):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), lr=0.02, adamw_lr=0.005)
     take_steps(optimizer, params, range(2))
@@ -68,7 +69,7 @@ def test_copies_go_on_bit_for_bit_and_keep_the_settings(kernel, duplicate):
     assert other.param_groups[-1]["lr"] == 0.005
 
 
-def test_frozen_parameters_cost_no_state_until_they_are_trained(kernel):
+def test_frozen_parameters_have_no_state_until_trained(kernel):
     params = named_parameters()
     params["up.weight"].requires_grad_(False)
     optimizer = kernel.Muon(params.items())
@@ -78,8 +79,8 @@ def test_frozen_parameters_cost_no_state_until_they_are_trained(kernel):
     assert set(optimizer.state[params["up.weight"]]) == STATE[True]
 
 
-def test_replaced_parameters_get_new_state_and_stale_state_goes(kernel):
-    """Wrappers that shard or cast a model rewrite the groups after construction."""
+def test_replaced_parameters_get_new_state(kernel):
+    """Stale state goes. Wrappers that shard or cast a model rewrite the groups after construction."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     old = params["up.weight"]
@@ -91,7 +92,8 @@ def test_replaced_parameters_get_new_state_and_stale_state_goes(kernel):
     assert len(optimizer.state_dict()["state"]) == len(params)
 
 
-def test_state_of_other_parameters_is_refused_before_anything_is_loaded(kernel):
+def test_state_of_other_parameters_is_refused(kernel):
+    """It is refused before anything is loaded."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [1])
@@ -108,7 +110,7 @@ def test_state_of_other_parameters_is_refused_before_anything_is_loaded(kernel):
 
 
 @pytest.mark.parametrize("saved, words", [(2, "saved in format 2, known here are 1 to 1"), ("1", "format 1, known")])
-def test_state_of_a_format_that_is_not_known_is_refused(kernel, saved, words):
+def test_state_of_an_unknown_format_is_refused(kernel, saved, words):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     assert all(group["state_format"] == 1 for group in optimizer.state_dict()["param_groups"])

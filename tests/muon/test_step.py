@@ -11,7 +11,7 @@ from tests.support.small_model import named_parameters, same_bits, set_gradients
 pytestmark = pytest.mark.kernels_ci
 
 
-def test_the_live_learning_rate_is_used_and_a_tensor_is_as_good(kernel):
+def test_live_lr_is_used_as_number_or_tensor(kernel):
     results = []
     for lr in (0.02, torch.tensor(0.02, dtype=torch.float64)):
         params = named_parameters()
@@ -25,7 +25,7 @@ def test_the_live_learning_rate_is_used_and_a_tensor_is_as_good(kernel):
     torch.testing.assert_close(results[0]["up.bias"], results[1]["up.bias"], rtol=1e-6, atol=1e-6)
 
 
-def test_gradients_are_left_as_they_are(kernel):
+def test_gradients_are_left_unchanged(kernel):
     for nesterov in (True, False):
         for dtype in (torch.float32, torch.bfloat16):
             params = named_parameters(dtype)
@@ -37,7 +37,7 @@ def test_gradients_are_left_as_they_are(kernel):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_momentum_buffer_is_the_average_of_gradients_and_nothing_else(kernel, dtype):
+def test_momentum_buffer_is_the_average_of_gradients(kernel, dtype):
     """Normalising the direction must not reach the buffer, not even where no cast separates the two."""
     params = named_parameters(dtype)
     optimizer = kernel.Muon(params.items(), lr=0.0, momentum=0.75, nesterov=False, ns_dtype=dtype)
@@ -63,7 +63,7 @@ def test_parameters_without_gradient_and_their_state_stay(kernel):
     assert not torch.equal(params["up.weight"], up)
 
 
-def test_a_gradient_that_is_not_finite_stays_in_its_parameter(kernel):
+def test_non_finite_gradient_stays_in_its_parameter(kernel):
     params, clean = named_parameters(), named_parameters()
     for tensors, poison in ((params, True), (clean, False)):
         optimizer = kernel.Muon(tensors.items())
@@ -76,7 +76,7 @@ def test_a_gradient_that_is_not_finite_stays_in_its_parameter(kernel):
     assert same_bits(params, clean)
 
 
-def test_the_closure_runs_with_gradients_and_its_loss_is_returned(kernel):
+def test_closure_runs_with_gradients_and_returns_its_loss(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     assert optimizer.step(lambda: (params["up.weight"] ** 2).sum().mul(2).requires_grad_() + 1).requires_grad
@@ -103,7 +103,7 @@ def test_strides_of_parameters_and_gradients_do_not_matter(kernel, name):
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
-def test_maximize_is_descent_on_the_negated_gradient(kernel):
+def test_maximize_descends_on_the_negated_gradient(kernel):
     params, mirrored = named_parameters(), named_parameters()
     take_steps(kernel.Muon(params.items()), params, [1])
     set_gradients(mirrored, 1)
@@ -124,7 +124,7 @@ def test_sparse_gradients_are_refused_before_anything_moves(kernel):
     assert same_bits(params, before)
 
 
-def test_a_closure_is_called_once_with_gradients_before_anything_else(kernel):
+def test_closure_is_called_once_before_anything_else(kernel):
     params, twin = named_parameters(), named_parameters()
     optimizer, reference = kernel.Muon(params.items()), kernel.Muon(twin.items())
     calls = []

@@ -20,7 +20,7 @@ def norm_of(tensors):
 
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 @pytest.mark.parametrize("maximize", [False, True])
-def test_metrics_are_the_norms_of_what_a_step_did(kernel, fallback, maximize):
+def test_metrics_are_the_norms_of_the_step(kernel, fallback, maximize):
     """Without weight decay the update is the difference that the step has made, but for its rounding."""
     params = named_parameters(torch.float64)
     optimizer = kernel.Muon(
@@ -47,7 +47,7 @@ def test_metrics_are_the_norms_of_what_a_step_did(kernel, fallback, maximize):
     assert {key: value.item() for key, value in found.items()} == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_update_has_the_root_mean_square_of_adamws(kernel):
+def test_update_rms_is_that_of_adamw(kernel):
     """0.2 with singular values of 1, which are within [0.863, 1.131] here."""
     params = {"wide.weight": Parameter(torch.zeros(64, 512))}
     optimizer = kernel.Muon(params.items(), lr=0.5, ns_dtype="float32")
@@ -55,7 +55,8 @@ def test_the_update_has_the_root_mean_square_of_adamws(kernel):
     assert 0.863 <= optimizer.metrics()["muon_update_rms"] / (0.5 * 0.2) <= 1.131
 
 
-def test_metrics_have_the_same_names_before_the_first_step_and_without_gradients(kernel):
+def test_metrics_have_constant_names(kernel):
+    """Also before the first step and without gradients, where all are zero."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     fresh = optimizer.metrics()
@@ -68,7 +69,7 @@ def test_metrics_have_the_same_names_before_the_first_step_and_without_gradients
     assert all(isinstance(value, torch.Tensor) and value.ndim == 0 for value in after.values())
 
 
-def test_matrices_whose_gradient_is_not_finite_are_counted_and_the_others_go_on(kernel):
+def test_non_finite_matrices_are_counted_and_others_go_on(kernel):
     params = {f"{i}.weight": Parameter(torch.zeros(8, 8)) for i in range(4)}
     optimizer = kernel.Muon(params.items())
     for name, value in (("1.weight", float("nan")), ("2.weight", float("inf"))):
@@ -80,7 +81,7 @@ def test_matrices_whose_gradient_is_not_finite_are_counted_and_the_others_go_on(
     assert finite == [True, False, False, True]
 
 
-def test_metrics_of_a_step_stay_when_a_scheduler_changes_its_tensor(kernel):
+def test_metrics_stay_when_a_tensor_lr_changes(kernel):
     params = named_parameters()
     lr = torch.tensor(0.02)
     optimizer = kernel.Muon(params.items(), lr=lr)
@@ -106,7 +107,7 @@ def test_metrics_are_of_unscaled_gradients(kernel, fallback):
     assert found[0] == pytest.approx(found[1], rel=1e-6) and found[0]["fallback_gradient_norm"] > 1
 
 
-def test_a_step_that_overflowed_has_no_updates(kernel):
+def test_overflowed_step_reports_no_updates(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [0])
@@ -119,7 +120,7 @@ def test_a_step_that_overflowed_has_no_updates(kernel):
     assert found["muon_update_norm"] == 0 and found["fallback_update_norm"] == 0
 
 
-def test_copies_have_metrics_of_their_own(kernel):
+def test_copies_have_their_own_metrics(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [0])
@@ -129,7 +130,7 @@ def test_copies_have_metrics_of_their_own(kernel):
     assert other.metrics()["matrices"] == 2
 
 
-def test_warming_up_changes_nothing_and_tells_how_far_it_is(kernel, capsys):
+def test_warmup_changes_nothing_and_reports_progress(kernel, capsys):
     params = named_parameters()
     params["half.weight"] = Parameter(torch.ones(24, 12, dtype=torch.bfloat16))
     optimizer = kernel.Muon(params.items(), lr=torch.tensor(0.02))
@@ -147,7 +148,7 @@ def test_warming_up_changes_nothing_and_tells_how_far_it_is(kernel, capsys):
     assert not capsys.readouterr().out
 
 
-def test_warming_up_prints_a_line_for_each_kernel_by_default(kernel, capsys):
+def test_warmup_prints_a_line_for_each_kernel_by_default(kernel, capsys):
     optimizer = kernel.Muon(named_parameters().items(), ns_dtype="float32")
     optimizer.warmup()
     assert capsys.readouterr().out.splitlines() == [
@@ -156,5 +157,5 @@ def test_warming_up_prints_a_line_for_each_kernel_by_default(kernel, capsys):
     ]
 
 
-def test_warming_up_without_matrices_is_fine(kernel):
+def test_warmup_works_without_matrices(kernel):
     kernel.Muon([Parameter(torch.ones(3))]).warmup()

@@ -12,7 +12,7 @@ from tests.support.small_model import STATE, named_parameters, same_bits, set_gr
 pytestmark = pytest.mark.kernels_ci
 
 
-def test_autograd_refuses_to_go_through_what_a_step_has_changed(kernel):
+def test_backward_through_changed_parameters_raises(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     for name in ("up.weight", "wte.weight"):  # one of Muon's, one of AdamW's
@@ -25,8 +25,8 @@ def test_autograd_refuses_to_go_through_what_a_step_has_changed(kernel):
 
 
 @pytest.mark.parametrize("name", ["up.weight", "wte.weight"])
-def test_a_parameter_that_has_changed_its_shape_is_refused_before_anything_moves(kernel, name):
-    """torch's fused AdamW would read and write past the end of the old state."""
+def test_parameter_with_a_changed_shape_is_refused(kernel, name):
+    """It is refused before anything moves. torch's fused AdamW would read and write past the end of the old state."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [0])
@@ -38,7 +38,8 @@ def test_a_parameter_that_has_changed_its_shape_is_refused_before_anything_moves
     assert same_bits(params, before)
 
 
-def test_a_frozen_parameter_with_a_gradient_is_updated_as_torch_does(kernel):
+def test_frozen_parameter_with_a_gradient_is_updated(kernel):
+    """As torch's optimizers do."""
     params = named_parameters()
     params["up.weight"].requires_grad_(False)
     optimizer = kernel.Muon(params.items())
@@ -49,7 +50,7 @@ def test_a_frozen_parameter_with_a_gradient_is_updated_as_torch_does(kernel):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_casting_the_model_keeps_the_momentum_and_resumes_bit_for_bit(kernel, dtype):
+def test_casting_the_model_keeps_momentum_and_resumes(kernel, dtype):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), lr=0.02)
     take_steps(optimizer, params, [0])
@@ -65,7 +66,7 @@ def test_casting_the_model_keeps_the_momentum_and_resumes_bit_for_bit(kernel, dt
     assert same_bits(params, resumed)
 
 
-def test_meta_parameters_wait(kernel):
+def test_meta_parameters_get_state_once_they_are_real(kernel):
     params = {name: Parameter(p.detach().to("meta")) for name, p in named_parameters().items()}
     optimizer = kernel.Muon(params.items())
     assert not optimizer.state
@@ -75,21 +76,21 @@ def test_meta_parameters_wait(kernel):
     assert len(optimizer.state) == len(params)
 
 
-def test_a_wrapper_that_puts_a_vector_into_a_group_of_matrices_is_told(kernel):
+def test_vector_in_a_group_of_matrices_raises(kernel):
     optimizer = kernel.Muon(named_parameters().items())
     optimizer.param_groups[0]["params"][0] = Parameter(torch.ones(24 * 12))
     with pytest.raises(ValueError, match=r"up.weight, which is no matrix: its shape is \(288,\)"):
         optimizer.step()
 
 
-def test_a_parameter_that_a_wrapper_appends_is_explained(kernel):
+def test_parameter_appended_to_a_group_is_explained(kernel):
     optimizer = kernel.Muon(named_parameters().items())
     optimizer.param_groups[0]["params"].append(Parameter(torch.ones(8, 8)))
     assert len(optimizer.explain().rows) == len(named_parameters()) + 1
 
 
 @pytest.mark.parametrize("spoil", ["foreign", "keys", "settings", "hook"])
-def test_a_load_that_fails_changes_nothing(kernel, spoil):
+def test_failed_load_changes_nothing(kernel, spoil):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), lr=0.02)
     take_steps(optimizer, params, [0])
@@ -113,7 +114,7 @@ def test_a_load_that_fails_changes_nothing(kernel, spoil):
         assert all(torch.equal(after["state"][i][key], value) for key, value in state.items())
 
 
-def test_the_state_of_torchs_muon_loads(kernel):
+def test_state_of_torchs_muon_loads(kernel):
     p, q = (Parameter(torch.ones(8, 12)) for _ in range(2))
     theirs = torch.optim.Muon([p], lr=0.1)
     p.grad = torch.randn(8, 12, generator=torch.Generator().manual_seed(0))
@@ -124,7 +125,7 @@ def test_the_state_of_torchs_muon_loads(kernel):
     assert ours.param_groups[0]["lr"] == 0.1 and ours.param_groups[0]["use_muon"]
 
 
-def test_a_grad_scaler_skips_a_step_that_overflowed_and_takes_the_next(kernel):
+def test_grad_scaler_skips_only_overflowed_steps(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -139,7 +140,7 @@ def test_a_grad_scaler_skips_a_step_that_overflowed_and_takes_the_next(kernel):
         assert same_bits(params, before) is not moves
 
 
-def test_distributed_checkpoints_state_dict_goes_there_and_back(kernel):
+def test_distributed_state_dict_round_trip_is_exact(kernel):
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
     twin = copy.deepcopy(model)
     optimizer = kernel.Muon(model.named_parameters(), lr=0.02)
@@ -152,7 +153,7 @@ def test_distributed_checkpoints_state_dict_goes_there_and_back(kernel):
     assert same_bits(model.state_dict(), twin.state_dict())
 
 
-def test_orthogonalize_takes_a_parameter_and_a_batched_function(kernel):
+def test_orthogonalize_supports_autograd_and_vmap(kernel):
     G = Parameter(torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(0)))
     assert kernel.orthogonalize(G, dtype=torch.float32).requires_grad
     one_by_one = torch.vmap(lambda X: kernel.orthogonalize(X, dtype=torch.float32))(G.detach())

@@ -38,7 +38,7 @@ from tests.support.sharded_models import (
 
 @on_every_backend()
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_gradients_that_are_none_everywhere_leave_everything_alone(pools, layout):
+def test_missing_gradients_on_all_ranks_change_nothing(pools, layout):
     case = Case(model(layout, seed=5), missing="always", steps=2)
     for result in pools(4).run(train, case):
         for i, (p, state) in enumerate(zip(result.parameters, result.state)):
@@ -48,7 +48,7 @@ def test_gradients_that_are_none_everywhere_leave_everything_alone(pools, layout
 
 @on_every_backend()
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_gradients_of_zero_are_only_decay(kernel, pools, layout):
+def test_zero_gradients_apply_only_weight_decay(kernel, pools, layout):
     case = Case(model(layout, seed=6), {"lr": 0.1, "weight_decay": 0.5}, zero=(0, 2, 3), steps=1)
     assert_as_alone(kernel, pools, case)
     for result in pools(4).run(train, case):
@@ -58,7 +58,8 @@ def test_gradients_of_zero_are_only_decay(kernel, pools, layout):
 
 @on_every_backend()
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_nan_in_one_shard_reaches_its_own_matrix_on_all_ranks_and_no_other(kernel, pools, layout):
+def test_nan_in_one_shard_stays_in_its_matrix(kernel, pools, layout):
+    """All of that matrix is NaN then, on all ranks."""
     specs = tuple(Spec(f"layers.{i}.up.weight", (12, 8 + i % 2), layout) for i in range(6))
     sound = Case(specs, {"chunk_bytes": 600}, steps=2)
     expected = train_alone(kernel, sound, [torch.zeros(spec.shape) for spec in specs], pools.device)
@@ -92,7 +93,7 @@ def train_amid_churn(kernel, case: Case):
 @pytest.mark.slow
 @on_every_backend()
 @pytest.mark.parametrize("in_flight", [1, 2, 3, 5])  # 500 steps each, 2,000 in all
-def test_memory_that_is_reused_meanwhile_tears_no_message(kernel, pools, in_flight):
+def test_memory_churn_corrupts_no_message(kernel, pools, in_flight):
     layouts = ["rows", "hsdp", "columns and rows", "rows", "strided rows", "columns"] * 2
     specs = tuple(Spec(f"layers.{i}.up.weight", (9 + i, 14), LAYOUTS[name]) for i, name in enumerate(layouts))
     case = Case(specs, {"chunk_bytes": 1, "chunks_in_flight": in_flight, "lr": 1e-3}, steps=500)
@@ -116,7 +117,7 @@ def layouts_of_state(kernel, case: Case):
     return found
 
 
-def test_state_is_there_from_the_start_and_lies_as_its_parameter(pools):
+def test_state_exists_from_the_start_and_is_sharded_alike(pools):
     layouts = list(LAYOUTS.values())
     specs = tuple(Spec(f"layers.{i}.up.weight", (13, 22), layout) for i, layout in enumerate(layouts))
     specs += tuple(Spec(f"layers.{i}.up.bias", (13,), LAYOUTS[name]) for i, name in enumerate(("rows", "hsdp")))
@@ -134,14 +135,14 @@ def raised_for(kernel, name, shape, placements, settings):
         return str(error)
 
 
-def test_values_that_are_yet_to_be_summed_raise(pools):
+def test_partial_parameters_raise(pools):
     for text in pools(2).run(raised_for, "up.weight", (8, 8), [Partial()], {}):
         assert "up.weight" in text
         assert "Partial" in text
 
 
 @pytest.mark.parametrize("conv_mode", ["flatten", "batched"])
-def test_a_convolution_sharded_along_its_kernel_raises(pools, conv_mode):
+def test_convolution_sharded_along_its_kernel_raises(pools, conv_mode):
     for text in pools(2).run(raised_for, "a.weight", (8, 8, 2, 3), [Shard(2)], {"conv_mode": conv_mode}):
         assert "a.weight" in text
         assert "[2]" in text
@@ -163,7 +164,8 @@ def step_with_gradient(kernel, placements):
 
 
 @pytest.mark.parametrize("placements", [[Partial()], [Shard(1)], [Replicate()]], ids=str)
-def test_a_gradient_that_lies_otherwise_than_its_parameter_raises_before_anything_moves(pools, placements):
+def test_gradient_with_other_placements_raises(pools, placements):
+    """It raises before anything moves."""
     for text, unmoved in pools(2).run(step_with_gradient, placements):
         assert str(placements[0]).split("(")[0] in text and "redistribute" in text
         assert unmoved
@@ -184,7 +186,7 @@ def train_with_one_overflow(kernel, case: Case):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_gradients_that_overflow_on_one_rank_move_nothing_on_any(kernel, pools, layout):
+def test_overflow_on_one_rank_moves_no_rank(kernel, pools, layout):
     specs = (*model(layout, seed=7), Spec("tok_embeddings.weight", (30, 14), layout))
     results = pools(4).run(train_with_one_overflow, Case(specs))
     for first, second, third in results:
@@ -205,7 +207,7 @@ def metrics_of_step(kernel, case: Case, part=sharded):
 
 @pytest.mark.parametrize("spoiled", [None, 1])
 @pytest.mark.parametrize("name", ["rows", "columns", "rows and columns", "strided rows"])
-def test_what_ranks_have_seen_adds_up_to_what_one_process_sees(kernel, pools, name, spoiled):
+def test_metrics_of_ranks_add_up_to_those_of_one_process(kernel, pools, name, spoiled):
     layout = LAYOUTS[name]
     sizes = [(13, 7), (9, 30), (22, 22)]
     specs = tuple(Spec(f"layers.{i}.up.weight", size, layout) for i, size in enumerate(sizes))
@@ -223,7 +225,7 @@ def test_what_ranks_have_seen_adds_up_to_what_one_process_sees(kernel, pools, na
 
 @pytest.mark.parametrize("key", ["chunk_bytes", "chunks_in_flight"])
 @pytest.mark.parametrize("value, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
-def test_numbers_of_the_exchange_that_cannot_be_raise(kernel, key, value, error):
+def test_impossible_chunk_settings_raise(kernel, key, value, error):
     with pytest.raises(error, match=f"{key} must be .*{value}"):
         kernel.Muon([nn.Parameter(torch.ones(4, 4))], **{key: value})
 
@@ -234,7 +236,7 @@ def error_of_unsorted_group(kernel):
         kernel.Muon([nn.Parameter(torch.ones(4, 4))], process_group=group)
 
 
-def test_a_process_group_in_another_order_raises(pools):
+def test_process_group_in_another_order_raises(pools):
     pools(2).run(error_of_unsorted_group)
 
 
@@ -250,7 +252,7 @@ def steps_on_two_meshes(kernel, seed: int):
     return all(not bits_equal(whole(p), torch.ones(8, 8)) for p in params)
 
 
-def test_ranks_that_meet_in_two_exchanges_come_to_them_in_one_order(pools):
+def test_ranks_meet_in_two_exchanges_in_one_order(pools):
     assert pools(4).run(steps_on_two_meshes, 0) == [True] * 4
 
 

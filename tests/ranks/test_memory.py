@@ -100,7 +100,7 @@ def surely_together(kernel, chunks: list[Held], in_flight: int) -> int:
 @pytest.mark.parametrize("chunk_bytes", [1, 80_000, None])
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("name", ["rows", "hsdp", "rows and columns"])
-def test_a_step_holds_the_buffers_of_the_chunks_under_way_and_one_batch(pools, name, in_flight, chunk_bytes):
+def test_step_holds_the_chunks_under_way_and_one_batch(pools, name, in_flight, chunk_bytes):
     """Where all ranks have all gradients; one without holds zeros in their place, and copies of its momentum."""
     case = case_on(name, ns_dtype="float32", chunk_bytes=chunk_bytes, chunks_in_flight=in_flight)
     for peak, most, least in pools(4).run(counted_step, case):
@@ -108,7 +108,8 @@ def test_a_step_holds_the_buffers_of_the_chunks_under_way_and_one_batch(pools, n
 
 
 @pytest.mark.parametrize("name", ["rows", "hsdp"])
-def test_so_it_does_where_messages_come_back_in_a_smaller_dtype(pools, name):
+def test_memory_formula_holds_for_smaller_returned_messages(pools, name):
+    """Messages come back in the dtype of the products, here float16."""
     case = case_on(name, ns_dtype="float16", ns_method="standard", chunk_bytes=80_000, chunks_in_flight=2)
     for peak, most, least in pools(4).run(counted_step, case):
         assert least <= peak <= most + SMALL
@@ -154,12 +155,13 @@ def case_of_several_matrices(name: str, release: bool) -> Case:
 
 @on_every_backend()
 @pytest.mark.parametrize("name", ["rows", "columns", "hsdp", "rows and columns"])
-def test_released_gradients_of_shards_are_freed_as_soon_as_their_last_matrix_is_packed(pools, name):
+def test_released_gradients_of_shards_are_freed_once_packed(pools, name):
+    """As soon as the last matrix of their parameter is packed."""
     for gathers, needed, _ in pools(4).run(gradients_alive, case_of_several_matrices(name, release=True)):
         assert gathers == needed
 
 
 @on_every_backend()
-def test_gradients_that_are_not_released_stay(pools):
+def test_unreleased_gradients_stay(pools):
     for gathers, _, every in pools(4).run(gradients_alive, case_of_several_matrices("rows", release=False)):
         assert all(alive == every for alive in gathers)

@@ -39,7 +39,7 @@ def cases_of_dtensor(world: int):
 
 
 @pytest.mark.parametrize("world, sample", [(8, range(8)), (96, (0, 37, 95))])
-def test_what_a_rank_holds_is_what_dtensor_gives_it(kernel, fake_ranks, world, sample):
+def test_rank_holds_what_dtensor_gives_it(kernel, fake_ranks, world, sample):
     placement = kernel.distributed.placement
     for rank in sample:
         fake_ranks(rank, world)
