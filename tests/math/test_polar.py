@@ -1,5 +1,7 @@
 """Orthogonalization against the golden results and against the scalar polynomial that specifies it."""
 
+import functools
+import itertools
 import json
 import math
 
@@ -10,6 +12,17 @@ import torch
 from tests.support.spectra import SPECTRA, composed, with_spectrum
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+METHODS = [
+    (torch.float64, "standard"),
+    (torch.float64, "gram"),
+    (torch.float32, "standard"),
+    (torch.float32, "gram"),
+    (torch.bfloat16, "standard"),
+    (torch.bfloat16, "gram_float32"),
+    (torch.float16, "standard"),
+    (torch.float16, "gram"),
+    (torch.float16, "gram_float32"),
+]
 FLOORS = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}
 
 
@@ -147,29 +160,37 @@ def test_gradients_below_eps_stay_small(kernel):
     torch.testing.assert_close(small, gain * x * G, rtol=5 * (gain * x) ** 2, atol=0)
 
 
+@functools.cache
+def of_many_spectra(batch, m, n):
+    """Return float64 matrices (batch, m, n) with one spectrum after the other."""
+    spectra = itertools.islice(itertools.cycle(SPECTRA.values()), batch)
+    return torch.stack([with_spectrum(spectrum(min(m, n)), m, n, seed=i) for i, spectrum in enumerate(spectra)])
+
+
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize(
-    "shape, dtype",
+    "shape, steps, dtype, method",
     # The long shapes are where libraries split the sum over k by the batch; emulated float16 takes its time there.
-    [((8, 200, 4096), dtype) for dtype in DTYPES[:3]]
-    + [((16, 128, 512), dtype) for dtype in DTYPES[:3]]
-    + [(shape, dtype) for shape in ((1, 8, 300), (5, 31, 64), (5, 300, 7)) for dtype in DTYPES],
+    [(shape, 2, *of) for shape in ((8, 200, 4096), (16, 128, 512)) for of in METHODS if of[0] != torch.float16]
+    + [(shape, 5, *of) for shape in ((8, 64, 160), (1, 8, 300), (5, 31, 64), (5, 300, 7)) for of in METHODS],
     ids=str,
 )
-def test_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, dtype, shape):
-    G = torch.randn(shape, generator=torch.Generator().manual_seed(5))
-    together = kernel.orthogonalize(G, ns_steps=2, dtype=dtype)
+def test_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, shape, steps, dtype, method):
+    G = of_many_spectra(*shape).to(torch.promote_types(dtype, torch.float32))
+    together = kernel.orthogonalize(G, ns_steps=steps, dtype=dtype, method=method)
     for i in (0, len(G) // 2, len(G) - 1):
-        assert torch.equal(together[i], kernel.orthogonalize(G[i], ns_steps=2, dtype=dtype))
+        alone = kernel.orthogonalize(G[i], ns_steps=steps, dtype=dtype, method=method)
+        assert torch.equal(together[i], alone)
 
 
 @pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype, method", METHODS, ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_non_finite_value_stays_in_its_matrix(kernel, value):
-    G = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(6))
-    clean = kernel.orthogonalize(G)
+def test_non_finite_value_stays_in_its_matrix(kernel, dtype, method, value):
+    G = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(6)).to(dtype)
+    clean = kernel.orthogonalize(G, dtype=dtype, method=method)
     G[1, 2, 3] = value
-    result = kernel.orthogonalize(G)
+    result = kernel.orthogonalize(G, dtype=dtype, method=method)
     assert torch.equal(result[[0, 2]], clean[[0, 2]])
     assert result[1].isnan().any()
 

@@ -138,9 +138,10 @@ def test_decay_modes_differ_from_each_other(kernel):
 @pytest.mark.parametrize("mode", ["decoupled", "independent", "cautious"])
 @pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)], ids=["number", "tensor"])
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
-def test_zero_gradients_at_lr_zero_keep_every_bit(kernel, mode, lr, fallback):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_zero_gradients_at_lr_zero_keep_every_bit(kernel, mode, lr, fallback, dtype):
     """Not even the sign of a zero changes, and all state is made: so checkpoints initialise optimizers."""
-    params = named_parameters(torch.bfloat16)
+    params = named_parameters(dtype)
     for p in params.values():
         p.data.flatten()[:2] = torch.tensor([0.0, -0.0])
     before = copy.deepcopy(params)

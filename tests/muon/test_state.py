@@ -31,17 +31,6 @@ def test_state_exists_from_the_start(kernel):
             assert all(not value.any() for value in state.values())
 
 
-def test_zero_gradients_at_lr_zero_change_no_parameter(kernel):
-    """That is how distributed checkpoints initialise an optimizer."""
-    params = named_parameters()
-    before = copy.deepcopy(params)
-    optimizer = kernel.Muon(params.items(), lr=0.0, weight_decay=0.5)
-    for p in params.values():
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    assert same_bits(params, before)
-
-
 @pytest.mark.parametrize("split", [0, 1, 3])
 def test_run_resumed_from_a_file_continues_bit_for_bit(kernel, split):
     params = named_parameters()

@@ -92,7 +92,7 @@ def test_overflow_in_one_shard_is_no_step_on_any_rank(kernel, pools, name):
         assert all(map(bits_equal, result[-1][0], expected))
 
 
-@pytest.mark.parametrize("name", ["hsdp", "replicated", "replicated within"])
-def test_overflow_in_one_copy_is_no_step_on_any_rank(pools, name):
-    """The scaler asks no other copy, so that scales are each rank's own; no rank may move."""
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_overflow_on_one_rank_is_no_step_on_any_rank(pools, name):
+    """In one copy alone, too: the scaler asks no other, so that scales are each rank's own; no rank may move."""
     assert_second_step_was_none(pools(4).run(train_scaled, case_on(name), (1,)))

@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from tests.support.iterations import Carried
+from tests.support.iterations import Carried, standard
 from tests.support.spectra import composed
 
 # Polar Express's first steps, slowed by 1.05, and one that ends near 1.
@@ -54,14 +54,13 @@ def largest_error(G: Tensor, windows, scale: float, dtype: torch.dtype) -> float
     X = Carried.exact(scale * G.double() / torch.linalg.matrix_norm(G.double()), 0).to(torch.float32).to(dtype)
     identity = torch.eye(len(G), dtype=torch.float64)
     for window in windows:
+        if len(window) == 1:
+            X = standard(X, window)
+            continue
         R = X @ X.mT
         Q = None
         for i, (a, b, c) in enumerate(window, 1):
-            H = R.addmm(R, R, beta=b, alpha=c)
-            if len(window) == 1:
-                X = X.addmm(H, X, beta=a)
-                break
-            H = H.add(identity, alpha=a)
+            H = R.addmm(R, R, beta=b, alpha=c).add(identity, alpha=a)
             Q = H if Q is None else H @ Q
             if i < len(window):
                 R = H @ (H @ R)
