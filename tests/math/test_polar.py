@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn import Parameter
 
 from tests.support.spectra import SPECTRA, composed, with_spectrum
 
@@ -244,3 +245,14 @@ def test_compiles_to_one_graph_with_the_same_result(kernel):
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
     compiled = torch.compile(kernel.orthogonalize, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(G), kernel.orthogonalize(G))
+
+
+@pytest.mark.kernels_ci
+def test_orthogonalize_supports_autograd_and_vmap(kernel):
+    G = Parameter(torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(0)))
+    assert kernel.orthogonalize(G, dtype=torch.float32).requires_grad
+    one_by_one = torch.vmap(lambda X: kernel.orthogonalize(X, dtype=torch.float32))(G.detach())
+    gain = torch.tensor([a for a, _, _ in kernel.polar_express()]).prod().item()
+    torch.testing.assert_close(
+        one_by_one, kernel.orthogonalize(G.detach(), dtype=torch.float32), rtol=0, atol=16 * gain * 2**-23
+    )

@@ -5,6 +5,9 @@ import math
 
 import pytest
 import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import matrix
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -217,3 +220,35 @@ def test_view_depends_on_shape_and_layout_and_is_frozen(matrices):
     assert real == matrices.matrix_view("other", torch.ones(6, 4, 3, 2, device="meta", dtype=torch.bfloat16))
     with pytest.raises(AttributeError):
         real.cols = 1
+
+
+@pytest.mark.parametrize("work_dtype", ["float32", "bfloat16", "float16"])
+def test_split_rows_are_stepped_as_separate_parameters(kernel, work_dtype):
+    """Bit for bit, with the multiplier of each part's own shape."""
+    rows = (24, 8, 8)
+    whole = {"qkv.weight": Parameter(matrix(40, 16, 0))}
+    parts = {name: Parameter(part.clone()) for name, part in zip("qkv", whole["qkv.weight"].detach().split(rows))}
+    options = dict(lr=0.1, ns_dtype=work_dtype, adjust_lr_fn="match_rms_adamw")
+    ours = kernel.Muon([{"params": whole.items(), "split_rows": rows}], **options)
+    separate = kernel.Muon(parts.items(), **options, is_muon=lambda *_: True)
+    for seed in range(2):
+        whole["qkv.weight"].grad = matrix(40, 16, 10 + seed)
+        for p, gradient in zip(parts.values(), whole["qkv.weight"].grad.split(rows)):
+            p.grad = gradient.clone()
+        ours.step()
+        separate.step()
+    assert torch.equal(whole["qkv.weight"], torch.cat(list(parts.values())))
+    assert ours.explain().rows[0].matrices == 3
+
+
+def test_experts_are_stepped_as_separate_parameters(kernel):
+    stack = Parameter(torch.stack([matrix(8, 12, seed) for seed in range(5)]))
+    single = [Parameter(p.clone()) for p in stack.detach()]
+    ours = kernel.Muon([("moe.experts.w1", stack)], expert_keys=["experts"], lr=0.1)
+    separate = kernel.Muon(single, lr=0.1)
+    stack.grad = torch.stack([matrix(8, 12, 10 + seed) for seed in range(5)])
+    for p, gradient in zip(single, stack.grad):
+        p.grad = gradient.clone()
+    ours.step()
+    separate.step()
+    assert torch.equal(stack, torch.stack(single))

@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.small_model import gradient_of, named_parameters, same_bits, state_of, take_steps
+from tests.support.small_model import (
+    gradient_of,
+    named_parameters,
+    same_bits,
+    state_of,
+    take_steps,
+)
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -103,3 +109,20 @@ def test_float32_momentum_averages_half_precision_gradients(kernel):
         optimizer.step()
     # Eight steps of one rounding each, which bfloat16 would make 2**16 times as large.
     torch.testing.assert_close(optimizer.state[p]["momentum_buffer"].double(), expected, rtol=0, atol=8 * 2**-24)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_casting_the_model_keeps_momentum_and_resumes(kernel, dtype):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), lr=0.02)
+    take_steps(optimizer, params, [0])
+    for p in params.values():
+        p.data = p.data.to(dtype)
+    take_steps(optimizer, params, [1])
+    assert optimizer.state[params["up.weight"]]["momentum_buffer"].dtype == torch.float32
+    resumed = {name: Parameter(p.detach().clone()) for name, p in params.items()}
+    other = kernel.Muon(resumed.items())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    take_steps(optimizer, params, [2, 3])
+    take_steps(other, resumed, [2, 3])
+    assert same_bits(params, resumed)

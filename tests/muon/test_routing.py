@@ -4,6 +4,9 @@ import json
 
 import pytest
 import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import named_parameters
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -94,6 +97,14 @@ def test_hidden_matrices_go_to_muon(kernel, name, shape):
     assert branches(kernel, [(name, shape)])[name] == ("muon", "matrix")
 
 
+def test_thin_and_extreme_shapes_go_to_adamw_unless_forced(kernel):
+    shapes = {"depthwise": (16, 1, 3, 3), "thin": (3, 64), "extreme": (4, 1024), "pos": (1, 16, 12)}
+    params = {f"{name}.weight": Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    branches = [row.branch for row in kernel.Muon(params.items()).explain().rows]
+    forced = kernel.Muon(params.items(), is_muon=lambda name, p: True).explain().rows
+    assert branches == ["adamw"] * 4 and [row.branch for row in forced] == ["muon"] * 4
+
+
 def test_any_name_of_a_tied_parameter_can_exclude_it(kernel):
     """It comes once, under its first name."""
     tied = parameter(64, 32)
@@ -112,6 +123,14 @@ def test_is_muon_overrides_routing_and_none_keeps_it(kernel):
     ]
     with pytest.raises(ValueError, match=r"norm.weight, which is no matrix: its shape is \(32,\)"):
         kernel.route([("norm.weight", parameter(32))], is_muon=lambda name, p: True)
+
+
+def test_is_muon_is_asked_by_name_and_none_keeps_routing(kernel):
+    verdicts = {"wte.weight": True, "down.weight": False}
+    optimizer = kernel.Muon(named_parameters().items(), is_muon=lambda name, p: verdicts.get(name))
+    found = {row.name: (row.branch, row.reason) for row in optimizer.explain().rows}
+    assert found["wte.weight"] == ("muon", "is_muon") and found["down.weight"] == ("adamw", "is_muon")
+    assert found["up.weight"] == ("muon", "matrix")
 
 
 def test_routing_rows_print_as_a_table(kernel):

@@ -78,3 +78,17 @@ def test_tensor_lr_is_scheduled_like_a_number(kernel, name):
     assert [[lr for lr, _ in groups] for groups in tensors] == [
         [pytest.approx(lr) for lr, _ in groups] for groups in numbers
     ]
+
+
+def test_scheduler_scales_both_learning_rates(kernel):
+    optimizer = kernel.Muon(named_parameters().items(), lr=0.02, adamw_lr=0.004)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    optimizer.step()
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.002]
+
+
+def test_one_cycle_sets_momentum(kernel):
+    optimizer = kernel.Muon(named_parameters().items())
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.8, max_momentum=0.9)
+    assert optimizer.param_groups[0]["momentum"] == 0.9

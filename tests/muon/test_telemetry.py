@@ -1,4 +1,4 @@
-"""What an optimizer tells: metrics of the last step against plain computations, and the progress of its warm-up."""
+"""What an optimizer tells: metrics of the last step against plain ones, progress of its warm-up, what runs."""
 
 import copy
 import math
@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of, take_steps
+from tests.support.small_model import (
+    gradient_of,
+    named_parameters,
+    same_bits,
+    set_gradients,
+    state_of,
+    take_steps,
+)
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -159,3 +166,13 @@ def test_warmup_prints_a_line_for_each_kernel_by_default(kernel, capsys):
 
 def test_warmup_works_without_matrices(kernel):
     kernel.Muon([Parameter(torch.ones(3))]).warmup()
+
+
+def test_explain_says_what_runs(kernel):
+    params = named_parameters()
+    rows = {row.name: row for row in kernel.Muon(params.items(), ns_dtype="float32").explain().rows}
+    assert rows["up.weight"].kernel == "standard torch.mm float32" and rows["up.weight"].matrices == 1
+    assert rows["up.weight"].multiplier == pytest.approx(0.2 * 24**0.5)
+    assert (rows["up.bias"].branch, rows["up.bias"].kernel, rows["up.bias"].multiplier) == (
+        "adamw", "torch._fused_adamw_", None,
+    )  # fmt: skip

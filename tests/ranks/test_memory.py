@@ -1,17 +1,36 @@
-"""What a step on shards holds beyond parameters, gradients and state: a formula, and allocations that are counted."""
+"""What a step on shards holds beyond parameters, gradients and state: a formula, and allocations that are counted.
+
+Others may use memory again that a step has let go.
+"""
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 import weakref
 from typing import NamedTuple
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.support.allocations import Allocations
 from tests.support.backends import on_every_backend
-from tests.support.sharded_models import LAYOUTS, Case, Spec, muon, part_of, sharded, whole_gradient
+from tests.support.rank_pool import device_of_ranks
+from tests.support.sharded_models import (
+    LAYOUTS,
+    Case,
+    Spec,
+    assert_same,
+    muon,
+    part_of,
+    sharded,
+    train,
+    train_alone,
+    whole_gradient,
+)
 
 SHAPES = ((96, 160), (160, 96), (120, 120), (64, 200)) * 3
 # Flags of presence, verdicts and norms: fewer than eight numbers of eight bytes for each matrix.
@@ -165,3 +184,37 @@ def test_released_gradients_of_shards_are_freed_once_packed(pools, name):
 def test_unreleased_gradients_stay(pools):
     for gathers, _, every in pools(4).run(gradients_alive, case_of_several_matrices("rows", release=False)):
         assert all(alive == every for alive in gathers)
+
+
+def train_amid_churn(kernel, case: Case):
+    """Train while another thread takes memory, fills it with NaN and gives it back, and ranks are late at random."""
+    done = threading.Event()
+    draw = random.Random(dist.get_rank())
+    # A thread has a current device of its own.
+    device = torch.empty(0, device=device_of_ranks()).device
+
+    def churn():
+        while not done.is_set():
+            [torch.empty(draw.randint(1, 5000), device=device).fill_(float("nan")) for _ in range(20)]
+            time.sleep(draw.choice([0.0, 0.0, 0.001]))
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        return train(kernel, case)
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.slow
+@on_every_backend()
+@pytest.mark.parametrize("in_flight", [1, 2, 3, 5])  # 500 steps each, 2,000 in all
+def test_memory_churn_corrupts_no_message(kernel, pools, in_flight):
+    layouts = ["rows", "hsdp", "columns and rows", "rows", "strided rows", "columns"] * 2
+    specs = tuple(Spec(f"layers.{i}.up.weight", (9 + i, 14), LAYOUTS[name]) for i, name in enumerate(layouts))
+    case = Case(specs, {"chunk_bytes": 1, "chunks_in_flight": in_flight, "lr": 1e-3}, steps=500)
+    results = pools(4).run(train_amid_churn, case, seconds=400)
+    alone = train_alone(kernel, case, results[0].holders, pools.device)
+    for result in results:
+        assert_same(case, result, alone)
