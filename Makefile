@@ -6,7 +6,7 @@ PY := .venv/bin/python
 
 setup: .venv/ready
 
-.venv/ready: requirements/run.txt requirements/develop.txt
+.venv/ready: requirements/run.txt requirements/gpu.txt requirements/develop.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "need Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --requirement requirements/develop.txt
