@@ -13,8 +13,8 @@ from benchmarks import peers, shapes, work
 from benchmarks.built_kernel import load_built
 from benchmarks.exact_polynomial import errors, exact_factor
 from benchmarks.result_file import UNMEASURED, ResultFile
-from benchmarks.rounds import quartiles, ratios
 from benchmarks.step_costs import PIECES, host_milliseconds, replaced
+from benchmarks.timing import quartiles, ratios
 
 
 def run_sweep(repository: Path, variant: Path, name: str, file: Path, *options: str) -> dict:

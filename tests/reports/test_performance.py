@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tools.lab.tables import lab_tables, sweep_tables
 from tools.pages import performance
+from tools.pages.tables import lab_tables, sweep_tables
 
 
 def record(stage: str, key: str, status: str = "ok", problem: str = "", value: object = None) -> dict:

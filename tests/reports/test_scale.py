@@ -71,4 +71,4 @@ def test_docs_have_the_table_of_the_results_file(repository):
 
 def test_a_page_without_markers_raises():
     with pytest.raises(ValueError, match="markers"):
-        report.filled("nothing", {})
+        report.markdown.fill("nothing", {"scale": ""})

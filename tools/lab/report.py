@@ -13,7 +13,7 @@ from rich.table import Table as Drawn
 
 from tools.lab.items import STAGES
 from tools.lab.records import Records
-from tools.lab.tables import Table, lab_tables
+from tools.pages.tables import Table, lab_tables
 
 
 def write_report(records: Records, folder: Path, date: str, say=print) -> int:
