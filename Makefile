@@ -40,7 +40,7 @@ bench: setup build
 	$(PY) -m benchmarks.sweep_step
 
 # Proves, tunes and measures on the GPU that is here: `make gpu-lab LAB="--only tune --minutes 5"`. A machine with a GPU
-# may have no network: then a python that has torch will do.
+# may have no network: then a python with torch will do that has what requirements/gpu.txt names, carried there as wheels.
 gpu-lab:
 	@test -x $(PY) || $(PYTHON) -c 'import torch' 2>/dev/null || $(MAKE) setup
 	@$$(test -x $(PY) && echo $(PY) || echo $(PYTHON)) -m tools.lab $(LAB)

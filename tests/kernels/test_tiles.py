@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 
+np = pytest.importorskip("numpy")
 triton = pytest.importorskip("triton")
 tl = triton.language
 interpreter = pytest.importorskip("triton.runtime.interpreter")

@@ -159,12 +159,15 @@ def test_a_broken_test_is_recorded_and_the_rest_goes_on(tmp_path):
         "last": "ok",
         "pytest": "ok",
     }
+    assert all(
+        "crashed" in record.problem for key, record in records.of("prove").items() if key.endswith(("dead", "lost"))
+    )
     (tmp_path / "again").touch()
     assert {key for key, status in statuses().items() if status == "failed"} == {"wrong"}
     assert (tmp_path / "runs").read_text() == "x"
 
 
-def test_records_survive_a_cut_line_and_another_commits_are_put_aside(tmp_path):
+def test_records_survive_a_cut_and_are_put_aside_by_another_run(tmp_path):
     records = Records(tmp_path, {"commit": "a"})
     for status in ("failed", "ok"):
         append(records.file, Record("prove", "key", status, 0.1, value=[1, 2]))
