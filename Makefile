@@ -6,7 +6,7 @@ PY := .venv/bin/python
 
 setup: .venv/ready
 
-.venv/ready: requirements/run.txt requirements/develop.txt
+.venv/ready: requirements/run.txt requirements/gpu.txt requirements/develop.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "need Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --requirement requirements/develop.txt
@@ -42,7 +42,7 @@ bench: setup build
 	$(PY) -m benchmarks.sweep_host_time
 
 # Proves, tunes and measures on the GPU that is here: `make gpu-lab LAB="--only tune --minutes 5"`. A machine with a GPU
-# may have no network: then a python that has torch will do.
+# may have no network: then a python with torch will do that has what requirements/gpu.txt names, carried there as wheels.
 gpu-lab:
 	@test -x $(PY) || $(PYTHON) -c 'import torch' 2>/dev/null || $(MAKE) setup
 	@$$(test -x $(PY) && echo $(PY) || echo $(PYTHON)) -m tools.lab $(LAB)

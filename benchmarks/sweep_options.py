@@ -12,7 +12,7 @@ import torch
 from benchmarks import peers
 from benchmarks.built_kernel import load_built
 from benchmarks.result_file import ResultFile, default_path, facts
-from benchmarks.rounds import Deadline
+from benchmarks.timing import Deadline
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -27,9 +27,9 @@ from benchmarks.exact_polynomial import errors, exact_factor
 from benchmarks.orthogonalize_cases import CPU_SIZE, Case, default_cases, find_cases
 from benchmarks.orthogonalizers import COMPILED, NAMES, OURS, STEPS, Contestant, Task, find_contestant
 from benchmarks.result_file import UNMEASURED
-from benchmarks.rounds import Deadline, quartiles, ratios, run_rounds
 from benchmarks.shapes import MODELS
 from benchmarks.sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
+from benchmarks.timing import Deadline, quartiles, ratios, run_rounds
 from benchmarks.work import dense_flop, factor_bytes, ideal_seconds, method_flop
 
 SCHEDULE = "polar_express"

@@ -28,11 +28,11 @@ from benchmarks import peers
 from benchmarks.exact_polynomial import exact_factor
 from benchmarks.orthogonalizers import STEPS
 from benchmarks.result_file import UNMEASURED
-from benchmarks.rounds import Deadline, quartiles, ratios, run_rounds
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, matrix_counts
 from benchmarks.step_costs import PIECES, breakdown, host_milliseconds, launched_kernels, peak_bytes
 from benchmarks.step_rivals import LR, NAMES, OURS, SETTINGS, Rival, find_rival, make_weights, step_of
 from benchmarks.sweep_options import chosen, chosen_contestants, make_parser, prepare, run_cases, sizes
+from benchmarks.timing import Deadline, quartiles, ratios, run_rounds
 from benchmarks.work import dense_flop, ideal_seconds, method_flop, pass_bytes
 
 CPU_MODELS = ("gpt2-124m", "vit-s", "resnet-50")

@@ -23,7 +23,7 @@ def bookkeeping(repository, variant, tmp_path_factory):
     return json.loads(file.read_text())
 
 
-def test_bookkeeping_is_measured_in_both_directions(bookkeeping):
+def test_bookkeeping_sweep_measures_both_operations(bookkeeping):
     assert {row["operation"] for row in bookkeeping["results"]} == {"momentum_pack_", "descend_"}
     for row in bookkeeping["results"]:
         assert row["seconds"] > 0 and row["foreach_seconds"] > 0 and row["copy_seconds"] > 0
@@ -36,7 +36,7 @@ def test_results_name_the_machine_and_the_commit(bookkeeping, variant):
     assert bookkeeping["device"] and bookkeeping["threads"] >= 1 and bookkeeping["torch"]
 
 
-def test_a_cuda_torch_measures_a_variant_for_cpus_on_the_cpu(tmp_path, monkeypatch):
+def test_cpu_variant_is_measured_on_cpu_under_cuda_torch(tmp_path, monkeypatch):
     """Such a torch takes no CPU variant that it is not asked to take by name."""
     write_variant(tmp_path / "torch-cpu", "0000002", factor=2)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -45,7 +45,7 @@ def test_a_cuda_torch_measures_a_variant_for_cpus_on_the_cpu(tmp_path, monkeypat
     assert (Path(kernel.__file__).parent, device.type) == (tmp_path / "torch-cpu", "cpu")
 
 
-def test_a_build_without_a_variant_for_this_torch_is_named(tmp_path):
+def test_build_without_a_matching_variant_raises(tmp_path):
     write_variant(tmp_path / "torch-metal", "0000003", factor=2)
     metadata = tmp_path / "torch-metal" / "metadata.json"
     metadata.write_text(metadata.read_text().replace('"cpu"', '"metal"'))
@@ -60,7 +60,7 @@ def linked_results(repository: Path, name: str) -> tuple[str, dict]:
     return readme, json.loads((repository / file).read_text())
 
 
-def test_the_readmes_range_of_the_bookkeeping_is_that_of_its_file(repository):
+def test_readme_quotes_bookkeeping_range_from_its_file(repository):
     readme, content = linked_results(repository, "bookkeeping")
     for operation in ("momentum_pack_", "descend_"):
         rows = [row for row in content["results"] if row["operation"] == operation]
@@ -68,7 +68,7 @@ def test_the_readmes_range_of_the_bookkeeping_is_that_of_its_file(repository):
         assert re.search(rf"`{operation}` (took )?{min(shares):.2f} to {max(shares):.2f}", readme)
 
 
-def test_the_readmes_comparison_with_adamw_is_that_of_its_file(repository):
+def test_readme_quotes_adamw_comparison_from_its_file(repository):
     readme, content = linked_results(repository, "character-model")
     muon, adamw = (content["results"][name]["validation_loss"] for name in ("Muon", "AdamW"))
     for losses in (muon, adamw):
@@ -78,7 +78,7 @@ def test_the_readmes_comparison_with_adamw_is_that_of_its_file(repository):
     assert f"after {step:.0f} of {steps} steps" in readme
 
 
-def test_the_sweep_of_the_symmetric_kernel_runs_and_finds_it_right(repository, variant, tmp_path):
+def test_symmetric_gemm_sweep_runs_and_finds_no_problem(repository, variant, tmp_path):
     file = tmp_path / "symmetric.json"
     arguments = ["-m", "benchmarks.sweep_symmetric_gemm", "--tiny", "--build", variant.parent, "--json", file]
     subprocess.run([sys.executable, *arguments], cwd=repository, check=True, capture_output=True)
@@ -104,7 +104,7 @@ def product(A, B, out=None, *, spoil):
     ],
     ids=["right", "wrong", "asymmetric", "by batch", "not a number"],
 )
-def test_the_sweep_proves_before_it_times(spoil, problem):
+def test_sweep_proof_finds_wrong_products(spoil, problem):
     X = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0)).half()
     problems = sweep_symmetric_gemm.prove(lambda *args, **options: product(*args, **options, spoil=spoil), X)
     assert problems == [] if problem is None else any(problem in found for found in problems)

@@ -13,8 +13,9 @@ from benchmarks import peers, shapes, work
 from benchmarks.built_kernel import load_built
 from benchmarks.exact_polynomial import errors, exact_factor
 from benchmarks.result_file import UNMEASURED, ResultFile
-from benchmarks.rounds import quartiles, ratios
 from benchmarks.step_costs import PIECES, host_milliseconds, replaced
+from benchmarks.timing import quartiles, ratios
+from tests.support.spectra import composed
 
 
 def run_sweep(repository: Path, variant: Path, name: str, file: Path, *options: str) -> dict:
@@ -46,7 +47,7 @@ def check_contestants(row: dict, present: set[str], absent: set[str]):
     assert contestants["optimizer"]["ratio"] == [1, 1, 1]
 
 
-def test_the_sweep_of_the_orthogonalization_has_its_columns(orthogonalize):
+def test_orthogonalize_sweep_has_its_columns(orthogonalize):
     for row in orthogonalize["results"]:
         present = {"optimizer", "torch products", "torch.optim.Muon"}
         check_contestants(row, present, {"torch.compile", "pytorch-optimizer", "gram-newton-schulz"})
@@ -57,7 +58,7 @@ def test_the_sweep_of_the_orthogonalization_has_its_columns(orthogonalize):
     assert orthogonalize["commit"] and orthogonalize["input_dtype"] == "float32" and "timm" in orthogonalize["peers"]
 
 
-def test_the_sweep_of_the_step_has_its_columns(step):
+def test_step_sweep_has_its_columns(step):
     (row,) = step["results"]
     check_contestants(row, {"optimizer", "torch.optim.Muon", "AdamW"}, {"timm", "pytorch-optimizer", "muon-optimizer"})
     assert row["contestants"]["AdamW"]["error"] == "-"
@@ -77,19 +78,20 @@ def test_the_sweep_of_the_plan_has_its_columns(repository, variant, tmp_path):
     assert content["commit"] and content["device"]
 
 
-def test_errors_of_the_sweeps_are_those_of_the_work_dtype(orthogonalize, step):
+def test_sweep_errors_are_within_bfloat16_rounding(orthogonalize, step):
     """Every product rounds once, fifteen in all; another schedule or multiplier would be off by a tenth and more."""
     for row in orthogonalize["results"] + step["results"]:
         for name in ("optimizer", "torch.optim.Muon"):
             assert 0 < row["contestants"][name]["error"] < 15 * torch.finfo(torch.bfloat16).eps / 2
 
 
-def test_without_time_every_row_is_unmeasured(repository, variant, tmp_path):
+def test_zero_minutes_leave_every_row_unmeasured(repository, variant, tmp_path):
     results = run_sweep(repository, variant, "step", tmp_path / "step.json", "--minutes", "0")["results"]
     assert results and all(row["status"] == UNMEASURED for row in results)
 
 
-def test_a_result_file_is_continued_where_it_ended(tmp_path):
+def test_result_file_resumes_where_it_ended(tmp_path):
+    """A file of another commit raises."""
     file, facts = tmp_path / "results.json", {"commit": "a", "sides": (1, 2)}
     ResultFile(file, facts, ["first", "second"]).put("first", {"milliseconds": 1.0})
     again = ResultFile(file, facts, ["first", "second"])
@@ -100,7 +102,7 @@ def test_a_result_file_is_continued_where_it_ended(tmp_path):
         ResultFile(file, {**facts, "commit": "b"}, ["first", "second"])
 
 
-def test_a_peer_that_fails_is_marked_and_ours_raises():
+def test_failing_peer_is_marked_but_our_failure_raises():
     def make(name: str) -> str:
         if name == "absent":
             raise peers.MissingError("not installed")
@@ -115,7 +117,7 @@ def test_a_peer_that_fails_is_marked_and_ours_raises():
         peers.admit(["broken"], "broken", make)
 
 
-def test_ratios_compare_what_ran_in_the_same_round():
+def test_ratios_compare_times_of_the_same_round():
     assert ratios([2, 30, 8], [1, 10, 2]) == (2.5, 3, 3.5)
     assert quartiles([7]) == (7, 7, 7)
 
@@ -131,12 +133,12 @@ def test_ratios_compare_what_ran_in_the_same_round():
         ("llama-70b", 70_553_706_496, 560),
     ],
 )
-def test_models_have_as_many_parameters_as_their_authors_count(model, elements, matrices):
+def test_models_have_their_published_parameter_counts(model, elements, matrices):
     assert sum(p.elements for p in shapes.MODELS[model]) == elements
     assert sum(shapes.matrix_counts(shapes.MODELS[model]).values()) == matrices
 
 
-def test_the_mixture_has_64_experts_a_layer():
+def test_mixture_has_64_experts_per_layer():
     counts = shapes.matrix_counts(shapes.MODELS["moe-64"])
     assert counts[512, 1280] == 2 * counts[1280, 512] == 2 * 4 * 64
 
@@ -160,7 +162,7 @@ def counted_with_symmetry(run, gemms) -> float:
 
 
 @pytest.mark.parametrize("m, n", [(8, 8), (8, 24), (16, 40)])
-def test_formulas_of_the_work_are_what_torch_counts(built, m, n):
+def test_flop_formulas_match_torchs_counter(built, m, n):
     X, gemms = torch.randn(m, n, generator=torch.Generator().manual_seed(0)), built.kernels.products.SINGLE
     schedule = built.schedules.resolve_schedule("polar_express", 5)
     standard = lambda gemms: built.polar.newton_schulz(X, schedule, gemms)  # noqa: E731
@@ -171,7 +173,7 @@ def test_formulas_of_the_work_are_what_torch_counts(built, m, n):
     assert counted_with_symmetry(gram, gemms) == work.gram_flop(m, n, 5, 2)
 
 
-def test_the_work_of_an_iteration_is_that_of_its_method(built):
+def test_iteration_flop_follows_its_method(built):
     schedule = built.schedules.resolve_schedule("polar_express", 5)
     choose = built.iteration.choose_iteration
     iterations = [
@@ -182,25 +184,23 @@ def test_the_work_of_an_iteration_is_that_of_its_method(built):
 
 
 @pytest.mark.parametrize("rows, cols", [(12, 20), (20, 12)])
-def test_the_exact_factor_is_the_polynomial_of_the_singular_values(rows, cols):
+def test_exact_factor_applies_polynomial_to_singular_values(rows, cols):
     G = torch.randn(rows, cols, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     U, sigma, Vh = torch.linalg.svd(G, full_matrices=False)
     x, schedule = sigma / sigma.norm(), ((3.0, -3.2, 1.2), (2.0, -1.5, 0.5))
-    for a, b, c in schedule:
-        x = a * x + b * x**3 + c * x**5
     exact = exact_factor(G, schedule)
-    torch.testing.assert_close(exact, U @ x.diag() @ Vh, rtol=0, atol=1e-12)
+    torch.testing.assert_close(exact, U @ composed(schedule, x).diag() @ Vh, rtol=0, atol=1e-12)
     assert errors(exact * (1 + 1e-3), exact) == pytest.approx((1e-3, 1e-3 * exact.abs().max().item()))
 
 
-def test_the_hosts_time_has_no_product_in_it(built):
+def test_host_time_excludes_products(built):
     milliseconds = []
     model = shapes.TINY_MODEL
     assert counted(lambda: milliseconds.append(host_milliseconds(built, model, torch.device("cpu"), 2))) == 0
     assert milliseconds[0] > 0
 
 
-def test_replaced_functions_come_back(built):
+def test_replaced_functions_are_restored(built):
     pack = built.kernels.native.momentum_pack_
     with pytest.raises(KeyError), replaced(built, {pack: None.__class__}):
         assert built.rules.momentum.momentum_pack_ is built.kernels.native.momentum_pack_ is not pack

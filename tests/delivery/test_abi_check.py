@@ -29,7 +29,7 @@ def use(toy: Path, declaration: str, call: str) -> None:
         ({"-ltorch_cpu", "-lc10"}, "manylinux_2_28: .*ostringstream.*GLIBCXX"),
     ],
 )
-def test_a_library_linked_without_it_is_refused(toy, tmp_path, monkeypatch, removed, complaint):
+def test_library_missing_a_required_link_is_refused(toy, tmp_path, monkeypatch, removed, complaint):
     def link_line(*arguments):
         return [word for word in OURS(*arguments) if Path(word).name not in removed]
 
@@ -48,7 +48,7 @@ def test_a_library_linked_without_it_is_refused(toy, tmp_path, monkeypatch, remo
     ],
     ids=["c10", "torch", "newer shim", "Python"],
 )
-def test_a_symbol_outside_the_stable_interfaces_is_refused(toy, tmp_path, declaration, call, complaint):
+def test_symbol_outside_stable_interfaces_is_refused(toy, tmp_path, declaration, call, complaint):
     use(toy, declaration, call)
     with pytest.raises(BuildError, match=complaint):
         variants.build_variants(toy, ["cpu"], tmp_path / "out")
@@ -59,14 +59,14 @@ def test_shims_as_old_as_the_target_are_accepted(toy, tmp_path):
     assert variants.build_variants(toy, ["cpu"], tmp_path / "out")
 
 
-def test_a_stripped_library_cannot_pass_as_checked(toy, tmp_path):
+def test_stripped_library_is_refused(toy, tmp_path):
     (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
     recipe = variants.read_recipe(toy, variants.read_build(toy), "cpu")
     with pytest.raises(BuildError, match="is stripped"):
         abi_check.violations(built.path / f"{built.ops}.abi3.so", recipe)
 
 
-def test_the_library_tells_nothing_of_the_machine_that_built_it(toy, tmp_path):
+def test_library_holds_no_paths_of_the_build_machine(toy, tmp_path):
     (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
     library = (built.path / f"{built.ops}.abi3.so").read_bytes()
     assert b"toy_cpu/toy.cpp" in library
@@ -74,7 +74,8 @@ def test_the_library_tells_nothing_of_the_machine_that_built_it(toy, tmp_path):
     assert str(compilers.TORCH).encode() not in library
 
 
-def test_the_variant_needs_no_newer_glibc_than_manylinux_2_28_has(variant):
+def test_variant_needs_glibc_2_28_or_older(variant):
+    """It links libtorch, and not libtorch_python."""
     (library,) = variant.glob("*.abi3.so")
     assert tuple(map(int, abi_check.newest_version(library, "GLIBC").split("."))) <= (2, 28)
     needed = compilers.run(["readelf", "--dynamic", library])
@@ -89,7 +90,7 @@ def test_versions_are_compared_as_numbers(monkeypatch):
 
 @pytest.mark.slow
 @needs_nvcc
-def test_the_cuda_variant_covers_three_architectures_and_newer_ones(toy, tmp_path):
+def test_cuda_variant_covers_three_archs_and_newer_by_ptx(toy, tmp_path):
     (built,) = variants.build_variants(toy, ["cuda"], tmp_path / "out")
     assert built.path.name.startswith("torch-stable-abi211-cu13")
     assert read_metadata(built.path).backend.archs == ["8.0", "9.0", "10.0+PTX"]
@@ -100,7 +101,7 @@ def test_the_cuda_variant_covers_three_architectures_and_newer_ones(toy, tmp_pat
 
 @pytest.mark.slow
 @needs_nvcc
-def test_a_static_cudart_is_refused(toy, tmp_path, monkeypatch):
+def test_static_cudart_is_refused(toy, tmp_path, monkeypatch):
     def link_line(*arguments):
         static = ["-lcudart_static", "-ldl", "-lrt", "-lpthread"]
         return [word for word in OURS(*arguments) if not str(word).startswith("-l:libcudart")] + static

@@ -31,7 +31,8 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(file.read_text().replace(old, new))
 
 
-def test_a_variant_holds_the_package_the_library_and_what_is_generated(toy, tmp_path):
+def test_variant_holds_package_library_and_generated_files(toy, tmp_path):
+    """A stale generated file in the package is replaced."""
     (toy / "torch-ext/toy/_ops.py").write_text("stale = True\n")
     built = build_cpu(toy, tmp_path / "out")
     assert built.path == tmp_path / "out" / CPU
@@ -46,19 +47,20 @@ def test_a_variant_holds_the_package_the_library_and_what_is_generated(toy, tmp_
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == ["CARD.md", CPU]
 
 
-def test_the_card_is_filled(toy, tmp_path):
+def test_card_template_is_filled(toy, tmp_path):
     build_cpu(toy, tmp_path / "out")
     assert (tmp_path / "out/CARD.md").read_text().strip() == "org/toy 3 ['_ops']"
 
 
-def test_the_card_may_use_only_what_the_builder_fills_in(toy, tmp_path):
+def test_unknown_card_placeholder_is_refused(toy, tmp_path):
+    """Nothing is written then."""
     edit(toy / "CARD.md", "{{ repo_id }}", "{{ repository }}")
     with pytest.raises(BuildError, match="'repository' is undefined"):
         build_cpu(toy, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_metadata_says_what_was_built_from_what(toy, tmp_path):
+def test_metadata_records_build_and_provenance(toy, tmp_path):
     edit(toy / "build.toml", "version = 3", 'version = 3\nsource = "https://example.org/toy"')
     commit(toy)
     built = build_cpu(toy, tmp_path / "out")
@@ -80,27 +82,28 @@ def test_two_builds_of_one_commit_are_byte_identical(toy, tmp_path, backend):
     assert first == second
 
 
-def test_a_cpu_build_does_not_depend_on_where_the_repository_is(toy, tmp_path):
+def test_cpu_build_is_independent_of_repository_path(toy, tmp_path):
     elsewhere = shutil.copytree(toy, tmp_path / "another/place")
     first, second = build_cpu(toy, tmp_path / "out").path, build_cpu(elsewhere, tmp_path / "elsewhere").path
     assert contents(first) == contents(second)
 
 
-def test_a_changed_tracked_file_makes_the_build_dirty(toy, tmp_path):
+def test_changed_tracked_file_makes_the_build_dirty(toy, tmp_path):
     edit(toy / "CARD.md", "{{ repo_id }}", "The {{ repo_id }}")
     built = build_cpu(toy, tmp_path / "out")
     assert built.ops.endswith("_dirty")
     assert variant_metadata.read_metadata(built.path).provenance.kernel.dirty
 
 
-def test_an_untracked_file_makes_the_build_dirty_only_if_it_goes_in(toy, tmp_path):
+def test_untracked_file_makes_build_dirty_only_if_packed(toy, tmp_path):
     (toy / "torch-ext/toy/notes.md").write_text("Not packed.\n")
     assert not build_cpu(toy, tmp_path / "out").ops.endswith("_dirty")
     (toy / "torch-ext/toy/more.py").touch()
     assert build_cpu(toy, tmp_path / "out").ops.endswith("_dirty")
 
 
-def test_a_failed_compile_leaves_the_old_variant_and_says_why(toy, tmp_path):
+def test_failed_compile_leaves_the_old_variant(toy, tmp_path):
+    """The error names the file, the line and the cause."""
     before = contents(build_cpu(toy, tmp_path / "out").path)
     edit(toy / "toy_cpu/toy.cpp", "return value;", "return missing_name;")
     with pytest.raises(BuildError, match=r"toy_cpu/toy\.cpp:6.*error: .missing_name. was not declared"):
@@ -108,7 +111,7 @@ def test_a_failed_compile_leaves_the_old_variant_and_says_why(toy, tmp_path):
     assert contents(tmp_path / "out" / CPU) == before
 
 
-def test_a_build_of_which_one_variant_fails_changes_neither_the_other_nor_the_card(toy, tmp_path, monkeypatch):
+def test_one_failed_variant_leaves_the_whole_output_unchanged(toy, tmp_path, monkeypatch):
     """The second job is a CPU variant, too, so that this needs no nvcc."""
     plan = variants.plan
 
@@ -129,7 +132,7 @@ def test_a_build_of_which_one_variant_fails_changes_neither_the_other_nor_the_ca
     assert contents(tmp_path / "out") == before
 
 
-def test_when_a_move_fails_all_that_were_made_are_undone(tmp_path):
+def test_failed_move_undoes_all_moves(tmp_path):
     output, made = tmp_path / "out", tmp_path / "made"
     for folder, text in (output, "old"), (made, "new"):
         (folder / "variant").mkdir(parents=True)
@@ -159,20 +162,20 @@ def test_when_a_move_fails_all_that_were_made_are_undone(tmp_path):
     ],
     ids=["missing source", "unlisted header", "flag not honoured", "unknown key", "no version", "torch too old"],
 )
-def test_a_mistake_in_build_toml_is_named(toy, tmp_path, file, old, new, complaint):
+def test_mistake_in_build_toml_is_named(toy, tmp_path, file, old, new, complaint):
     edit(toy / file, old, new)
     with pytest.raises(BuildError, match=complaint):
         build_cpu(toy, tmp_path / "out")
     assert not list((tmp_path / "out").glob("torch*"))
 
 
-def test_a_folder_outside_of_git_is_refused(toy, tmp_path):
+def test_folder_outside_git_is_refused(toy, tmp_path):
     shutil.rmtree(toy / ".git")
     with pytest.raises(BuildError, match="has to be a git repository with a commit"):
         build_cpu(toy, tmp_path / "out")
 
 
-def test_without_nvcc_cuda_is_skipped_by_default_and_refused_by_name(toy, monkeypatch, capsys):
+def test_without_nvcc_cuda_is_skipped_or_refused_if_named(toy, monkeypatch, capsys):
     monkeypatch.setattr(compilers.shutil, "which", lambda program: None)
     monkeypatch.setattr(variants, "ROOT", toy)
     monkeypatch.setattr("sys.argv", ["variants"])
@@ -186,7 +189,7 @@ def test_without_nvcc_cuda_is_skipped_by_default_and_refused_by_name(toy, monkey
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_an_nvcc_of_another_cuda_is_not_taken(toy, tmp_path, monkeypatch):
+def test_nvcc_of_another_cuda_release_is_refused(toy, tmp_path, monkeypatch):
     nvcc = tmp_path / "nvcc"
     nvcc.write_text('#!/bin/sh\necho "Cuda compilation tools, release 12.6, V12.6.20"\n')
     nvcc.chmod(0o755)
@@ -196,19 +199,20 @@ def test_an_nvcc_of_another_cuda_is_not_taken(toy, tmp_path, monkeypatch):
 
 
 @needs_nvcc
-def test_cuda_is_built_in_a_folder_with_a_space(toy, tmp_path):
+def test_cuda_builds_in_a_path_with_spaces(toy, tmp_path):
     (built,) = variants.build_variants(toy.rename(tmp_path / "a toy"), ["cuda"], tmp_path / "the output")
     assert b"/a toy/" not in (built.path / f"{built.ops}.abi3.so").read_bytes()
 
 
-def test_a_path_that_nvcc_would_divide_is_refused_before_compiling(toy, tmp_path, monkeypatch):
+def test_path_with_a_comma_is_refused_for_nvcc(toy, tmp_path, monkeypatch):
+    """nvcc would divide it there; the refusal comes before anything is compiled."""
     monkeypatch.setattr(variants, "find_cuda", lambda: compilers.Cuda("nvcc", Path("/cuda"), "13.0"))
     with pytest.raises(BuildError, match=r"nvcc cannot take a path with ',' in it: .*/one,two"):
         variants.build_variants(toy, ["cuda"], tmp_path / "one,two")
     assert not (tmp_path / "one,two").exists()
 
 
-def test_a_hooks_variables_lead_git_to_no_other_repository(toy, tmp_path, monkeypatch):
+def test_git_hook_variables_do_not_redirect_git(toy, tmp_path, monkeypatch):
     """git sets them for the hooks that it runs, and tests are what a hook runs."""
     another = write_toy_kernel(tmp_path / "another")
     (another / "more.txt").touch()
@@ -224,7 +228,7 @@ def test_a_hooks_variables_lead_git_to_no_other_repository(toy, tmp_path, monkey
     assert git(another, "log", "--all", "--format=%H") == before
 
 
-def test_a_second_build_into_one_folder_waits_for_the_first(tmp_path):
+def test_second_build_into_a_folder_waits_for_the_first(tmp_path):
     def enter():
         with variants.work_folder(tmp_path):
             pass
@@ -238,13 +242,13 @@ def test_a_second_build_into_one_folder_waits_for_the_first(tmp_path):
     assert not second.is_alive() and not work.exists()
 
 
-def test_other_machines_are_told_so(toy, tmp_path, monkeypatch):
+def test_other_architectures_are_refused(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(variants.platform, "machine", lambda: "aarch64")
     with pytest.raises(BuildError, match="makes x86_64-linux only, this is aarch64-linux"):
         build_cpu(toy, tmp_path / "out")
 
 
-def test_equal_trees_have_equal_names_in_different_commits(toy, tmp_path):
+def test_equal_trees_have_equal_names_across_commits(toy, tmp_path):
     first = build_cpu(toy, tmp_path / "out").ops
     (toy / "more.txt").touch()
     commit(toy)

@@ -13,12 +13,12 @@ FOREIGN = """
 
 
 @pytest.mark.parametrize("name", FOREIGN.split())
-def test_no_setting_of_the_caller_reaches_a_client(name, monkeypatch, tmp_path):
+def test_caller_settings_do_not_reach_the_client(name, monkeypatch, tmp_path):
     monkeypatch.setenv(name, "1")
     assert name not in client_environment("http://127.0.0.1:1", tmp_path)
 
 
-def test_the_hub_and_the_home_are_the_given_ones_and_all_else_stays(monkeypatch, tmp_path):
+def test_client_gets_given_hub_and_home_and_keeps_the_rest(monkeypatch, tmp_path):
     for name in ("HF_ENDPOINT", "HF_HOME", "UNHEARD_OF"):
         monkeypatch.setenv(name, "the caller's")
     found = client_environment("http://127.0.0.1:1", tmp_path)

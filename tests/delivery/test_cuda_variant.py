@@ -62,28 +62,28 @@ def look(cuda_variant):
     return look
 
 
-def test_machine_code_for_each_architecture_and_ptx_for_newer_ones_are_in(look):
+def test_library_has_machine_code_and_ptx_for_newer_archs(look):
     assert sorted(set(re.findall(r"\.(sm_\w+)\.cubin", look("-lelf")))) == ARCHS
     assert set(re.findall(r"\.(sm_\w+)\.ptx", look("-lptx"))) == {"sm_100"}
 
 
-def test_no_kernel_spills_registers_or_needs_a_stack(look):
+def test_kernels_use_no_stack_and_spill_no_registers(look):
     used = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", look("-res-usage"))
     assert len(used) == KERNELS * len(ARCHS)
     assert {(stack, local) for _, stack, local in used} == {("0", "0")}
 
 
-def test_every_kernel_moves_16_bytes_at_once(look):
+def test_kernels_load_and_store_16_bytes_at_once(look):
     kernels = look("-sass").split("Function :")[1:]
     assert len(kernels) == KERNELS * len(ARCHS)
     assert all("LDG.E.128" in kernel and "STG.E.128" in kernel for kernel in kernels)
 
 
-def test_the_variant_is_intact(cuda_variant, capsys):
+def test_cuda_variant_verifies_as_intact(cuda_variant, capsys):
     assert verify.main([str(cuda_variant)]) == 0, capsys.readouterr().out
 
 
-def test_its_operations_work_on_the_cpu(repository, cuda_variant, tmp_path):
+def test_cuda_variant_passes_operation_tests_on_cpu(repository, cuda_variant, tmp_path):
     """The tests of the operations, with the CUDA variant loaded; a torch without CUDA gets the symbol it lacks."""
     home = compilers.find_cuda().home
     libraries = [str(home / "lib64"), str(home / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]

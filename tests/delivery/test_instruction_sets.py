@@ -110,7 +110,8 @@ def test_every_level_descends_to_the_same_bits(native, operations):
 
 @pytest.mark.skipif(not levels(), reason="clones are made on x86-64 alone")
 @pytest.mark.parametrize(("release", "has_clones"), [(11, False), (12, True)])
-def test_gcc_before_12_which_knows_no_such_levels_makes_the_plain_build(repository, release, has_clones):
+def test_gcc_before_12_builds_without_clones(repository, release, has_clones):
+    """It does not know these levels as targets."""
     command = ["g++", "-std=c++20", f"-I{compilers.TORCH / 'include'}", "-U__GNUC__", f"-D__GNUC__={release}"]
     command += ["-E", "-dM", "-x", "c++", repository / "optimizer_cpu/tiles.h"]
     macros = subprocess.run(command, check=True, capture_output=True, text=True).stdout

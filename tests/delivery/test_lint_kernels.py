@@ -40,13 +40,13 @@ def refusal(package: Path, case: cases.Case) -> str:
 
 
 @pytest.mark.slow
-def test_three_generations_of_gpus_pass(variant):
+def test_fast_cases_pass_on_three_gpu_generations(variant):
     rows = lint.examine_all(variant, cases.fast_cases(variant))
     assert {row.case.gpu for row in rows} == {"sm_80", "sm_90", "sm_100"}
     assert not [(row.case.name, row.problems) for row in rows if row.problems]
 
 
-def test_every_configuration_that_can_be_chosen_is_linted(kernel, variant):
+def test_every_symmetric_gemm_config_is_linted(kernel, variant):
     tuned = kernel.kernels.tuned
     linted = {(case.gpu, case.dtype, tuple(case.config)) for case in cases.all_cases(variant)}
     sides = (1, 64, tuned.SMALL_SIDE, tuned.SMALL_SIDE + 1, 1000, 4096, 20000)
@@ -60,7 +60,7 @@ def test_every_configuration_that_can_be_chosen_is_linted(kernel, variant):
         assert any((gpu, name, config) in linted for name in names), (gpu, dtype, m, flags, config)
 
 
-def test_every_configuration_for_small_matrices_is_linted(kernel, variant):
+def test_every_small_polar_config_is_linted(kernel, variant):
     tuned = kernel.kernels.tuned
     linted = {(case.gpu, case.dtype, case.config) for case in cases.all_cases(variant) if case.kernel == "small_polar"}
     for gpu, dtype, m in itertools.product(cases.GPUS, ("float16", "bfloat16", "float32"), range(1, 129)):
@@ -69,7 +69,8 @@ def test_every_configuration_for_small_matrices_is_linted(kernel, variant):
         assert (gpu, dtype.replace("bfloat16", "float16"), config) in linted, (gpu, dtype, m, config)
 
 
-def test_measured_configurations_are_linted_with_every_layout(package):
+def test_measured_configs_are_linted_in_every_layout(package):
+    """A file that does not name its target raises."""
     entry = {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 4, "warps": 8, "stages": 3, "gain": 1.3}
     (package / "kernels/configs").mkdir(exist_ok=True)
     file = package / "kernels/configs/NVIDIA_H200.json"
@@ -85,7 +86,7 @@ def test_measured_configurations_are_linted_with_every_layout(package):
         cases.all_cases(package)
 
 
-def test_configurations_that_do_not_fit_are_refused(variant):
+def test_symmetric_gemm_configs_that_do_not_fit_are_refused(variant):
     planted = {
         ("sm_80", (256, 64, 8, 8, 2)): "spills [1-9]",
         ("sm_90", (128, 128, 8, 8, 4)): "needs .* bytes of shared memory, a block has 232448",
@@ -97,7 +98,7 @@ def test_configurations_that_do_not_fit_are_refused(variant):
         assert re.search(complaint, "; ".join(row.problems)), row.case
 
 
-def test_small_matrices_configurations_that_do_not_fit_are_refused(variant):
+def test_small_polar_configs_that_do_not_fit_are_refused(variant):
     planted = {
         ("float16", (128, 128, 64, 4, 2)): "spills [1-9]",
         ("float16", (128, 64, 64, 8, 10)): "needs .* bytes of shared memory, a block has 166912",
@@ -108,7 +109,7 @@ def test_small_matrices_configurations_that_do_not_fit_are_refused(variant):
         assert re.search(complaint, "; ".join(row.problems)), row.case
 
 
-def test_a_step_that_multiplies_more_often_than_it_must_is_refused(package):
+def test_step_with_extra_products_is_refused(package):
     sums = "sums = panel(A, B, first, SIDE, SIDE, WIDTH, DEPTH)"
     edit(package / "kernels/panels.py", sums, "\n    ".join([sums, *7 * [sums.replace("sums =", "sums +=", 1)]]))
     case = cases.SmallPolarCase("sm_80", True, "float16", 64, (64, 64, 64, 4, 2))
@@ -122,12 +123,12 @@ def test_a_step_that_multiplies_more_often_than_it_must_is_refused(package):
         (f"tl.dot(b.T, a.T, {DOT})", "multiplies 2 times what a tile needs"),
     ],
 )
-def test_a_kernel_that_does_not_multiply_each_tile_once_is_refused(package, instead, complaint):
+def test_kernel_not_multiplying_each_tile_once_is_refused(package, instead, complaint):
     edit(package / "kernels/symmetric_gemm.py", DOT, instead)
     assert complaint in refusal(package, WIDE)
 
 
-def test_a_launch_without_a_fault_passes():
+def test_launch_without_a_fault_passes():
     assert list(lint.problems(WIDE, GOOD, True)) == []
 
 
@@ -152,7 +153,7 @@ def test_each_fault_is_named(changed, complaint):
 
 
 @pytest.mark.parametrize("gpu, rounding, exact", [("sm_80", "HMMA.1688.F32.TF32", "FFMA"), GFX])
-def test_float32_is_not_rounded_by_matrix_instructions(gpu, rounding, exact):
+def test_float32_cases_refuse_rounding_instructions(gpu, rounding, exact):
     case = WIDE._replace(gpu=gpu, dtype="float32", config=(64, 32, 8, 8, 2))
     facts = binary.Facts(16384, 80, 0, {"STG.E.128": 1, "global_store_dwordx4": 1}, 64 * 64 * 32, False)
     assert list(lint.problems(case, facts._replace(opcodes=facts.opcodes | {exact: 64}), False)) == []
@@ -160,7 +161,7 @@ def test_float32_is_not_rounded_by_matrix_instructions(gpu, rounding, exact):
     assert "round" in found
 
 
-def test_work_is_that_of_products_inside_loops():
+def test_work_counts_only_products_inside_loops():
     product = "tt.dot %a, %b, %c : tensor<64x32xf16, #x> * tensor<32x128xf16, #y> -> tensor<64x128xf32, #z>"
     loop = ["%r = scf.for %i = %0 to %k step %s {", product, "scf.if %p {", product, "}", "scf.yield {a = 1}", "}"]
     assert binary.loop_work("\n".join([product, *loop, product])) == 2 * 64 * 32 * 128
@@ -169,7 +170,7 @@ def test_work_is_that_of_products_inside_loops():
 @pytest.mark.parametrize(
     ("m", "symmetric", "dense"), [(1024, (36, 1, 27), (64, 1, 48)), (2048, (136, 2, 52), (256, 2, 97))]
 )
-def test_small_results_save_no_wave(m, symmetric, dense):
+def test_symmetry_saves_no_wave_of_small_results(m, symmetric, dense):
     """132 multiprocessors with one tile of 128 each."""
     for half, (tiles, count, percent) in ((True, symmetric), (False, dense)):
         found = waves.waves(waves.tiles(m, 128, half), 132)
@@ -177,25 +178,25 @@ def test_small_results_save_no_wave(m, symmetric, dense):
     assert waves.saves_waves(m, 128, 132) == 0
 
 
-def test_half_the_tiles_save_half_the_waves_of_large_results():
+def test_symmetry_halves_the_waves_of_large_results():
     assert waves.waves(waves.tiles(4096, 128, True), 132) == (528, 4, Fraction(1), Fraction(1))
     assert waves.waves(waves.tiles(4096, 128, False), 132).count == 8
     assert waves.saves_waves(4096, 128, 132) == 4
 
 
-def test_the_last_wave_is_told_from_the_others():
+def test_use_of_the_last_wave_is_reported_apart():
     assert waves.waves(136, 132) == (136, 2, Fraction(136, 264), Fraction(4, 132))
     assert waves.waves(132, 132) == (132, 1, Fraction(1), Fraction(1))
 
 
-def test_batching_saves_waves_that_one_matrix_does_not():
+def test_batching_saves_waves_one_matrix_does_not():
     # Two matrices have 72 and 128 tiles, one wave each; three have 108 and 192, one wave and two.
     assert [waves.saves_waves(1024, 128, 132, batch) for batch in (1, 2, 3)] == [0, 0, 1]
     assert waves.smallest_saving_batch(1024, 128, 132) == 3
     assert waves.smallest_saving_batch(128, 128, 132) is None, "one tile has no mirror"
 
 
-def test_blocks_are_limited_by_what_runs_out_first():
+def test_blocks_per_sm_follow_the_scarcest_resource():
     limits = lint.LIMITS["sm_90"].shared_of_sm
     assert waves.blocks_per_sm(131104, 90, 8, limits) == 1
     assert waves.blocks_per_sm(65568, 58, 4, limits) == 3

@@ -23,7 +23,7 @@ from tools.build.compilers import Cuda
         ("12.8", "13.0", "cpu"),
     ],
 )
-def test_cuda_is_chosen_only_if_torch_takes_what_nvcc_makes(torchs, toolkit, backend, monkeypatch):
+def test_cuda_is_chosen_only_if_nvcc_is_no_newer_than_torch(torchs, toolkit, backend, monkeypatch):
     def find_cuda() -> Cuda:
         if toolkit is None:
             raise BuildError("there is no nvcc")

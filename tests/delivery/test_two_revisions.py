@@ -59,7 +59,7 @@ def next_revision(repository: Path, root: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_two_revisions_of_the_kernel_load_in_one_process(tmp_path, repository, variant, native_backend):
+def test_two_revisions_load_in_one_process(tmp_path, repository, variant, native_backend):
     """By version, commit and tag; each revision with ops of its own."""
     tree = next_revision(repository, tmp_path / "tree")
     with Hub(tmp_path / "hub", trusted=["org"]) as hub:

@@ -34,7 +34,7 @@ def printed(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def test_what_was_built_is_intact(variant, printed):
+def test_built_variant_is_intact(variant, printed):
     status, lines = printed(variant)
     metadata = json.loads((variant / "metadata.json").read_text())
     assert status == 0
@@ -44,7 +44,7 @@ def test_what_was_built_is_intact(variant, printed):
     assert line.endswith("uncommitted changes") == metadata["provenance"]["kernel"]["dirty"]
 
 
-def test_a_changed_file_is_named(copy, printed):
+def test_changed_file_is_named(copy, printed):
     with (copy / "_ops.py").open("a") as file:
         file.write("\n")
     status, lines = printed(copy)
@@ -52,25 +52,25 @@ def test_a_changed_file_is_named(copy, printed):
     assert len(lines) == 2 and "changed" in lines[0] and "mismatch for _ops.py" in lines[1]
 
 
-def test_an_added_file_is_named(copy, printed):
+def test_added_file_is_named(copy, printed):
     (copy / "data/more.py").touch()
     status, lines = printed(copy)
     assert (status, lines[1:]) == (1, ["  Unknown file: data/more.py"])
 
 
-def test_a_removed_file_is_named(copy, printed):
+def test_removed_file_is_named(copy, printed):
     (copy / "data/sizes.json").unlink()
     status, lines = printed(copy)
     assert (status, lines[1:]) == (1, ["  Missing file: data/sizes.json"])
 
 
-def test_bytecode_left_by_loading_is_no_change(copy, printed):
+def test_bytecode_left_by_loading_is_ignored(copy, printed):
     (copy / "__pycache__").mkdir()
     (copy / "__pycache__/__init__.cpython-311.pyc").touch()
     assert printed(copy)[0] == 0
 
 
-def test_a_digest_that_is_not_there_proves_nothing(copy, printed):
+def test_missing_digest_fails(copy, printed):
     metadata = json.loads((copy / "metadata.json").read_text())
     del metadata["digest"], metadata["provenance"]
     (copy / "metadata.json").write_text(json.dumps(metadata))
@@ -80,14 +80,14 @@ def test_a_digest_that_is_not_there_proves_nothing(copy, printed):
 
 
 @pytest.mark.parametrize("text", ["", '{"name": ', "{}", "\0"])
-def test_a_broken_metadata_file_gives_one_line(copy, printed, text):
+def test_broken_metadata_gives_a_one_line_error(copy, printed, text):
     (copy / "metadata.json").write_text(text)
     status, lines = printed(copy)
     assert status == 1
     assert len(lines) == 1 and lines[0].startswith(f"{copy.name}/metadata.json: ")
 
 
-def test_every_variant_of_a_build_folder_is_looked_at(copy, printed):
+def test_every_variant_of_a_build_folder_is_verified(copy, printed):
     other = shutil.copytree(copy, copy.parent / "torch-universal")
     (other / "__init__.py").unlink()
     status, lines = printed(copy.parent)
@@ -95,13 +95,13 @@ def test_every_variant_of_a_build_folder_is_looked_at(copy, printed):
     assert [line.split(";")[0] for line in lines if ";" in line] == [f"{copy.name}: intact", f"{other.name}: changed"]
 
 
-def test_a_variant_without_metadata_is_not_passed_over(copy, printed):
+def test_variant_without_metadata_fails(copy, printed):
     (copy / "metadata.json").unlink()
     status, lines = printed(copy.parent)
     assert (status, len(lines)) == (1, 1)
     assert f"{copy.name}/metadata.json" in lines[0]
 
 
-def test_a_folder_without_variants_is_an_error(tmp_path, printed):
+def test_folder_without_variants_fails(tmp_path, printed):
     status, lines = printed(tmp_path)
     assert (status, len(lines)) == (1, 1)

@@ -56,7 +56,7 @@ def test_every_figure_and_table_is_written(comparison, corpus, kernel, tmp_path)
     assert "layers.1.mlp.up.weight" in (tmp_path / "routing.txt").read_text()
 
 
-def test_the_summary_says_what_ran_and_where_it_came_from(comparison, corpus, kernel):
+def test_summary_names_versions_corpus_and_losses(comparison, corpus, kernel):
     content = json.loads(json.dumps(report.summary(comparison, corpus, origin_of(kernel))))
     assert content["versions"]["torch"] == torch.__version__
     assert set(content["versions"]["optimizer"]) >= {"variant", "ops", "digest", "source_commit", "dirty"}
@@ -67,7 +67,7 @@ def test_the_summary_says_what_ran_and_where_it_came_from(comparison, corpus, ke
         assert of_name["lr_is_at_the_edge_of_the_trial"]
 
 
-def test_both_optimizers_start_from_the_same_model_on_the_same_batch(comparison):
+def test_optimizers_start_from_the_same_model_and_batch(comparison):
     adamw, muon = comparison.finals_of("AdamW"), comparison.finals_of("Muon")
     for ours, theirs in zip(adamw, muon):
         assert ours.run.seed == theirs.run.seed
@@ -75,7 +75,7 @@ def test_both_optimizers_start_from_the_same_model_on_the_same_batch(comparison)
 
 
 @pytest.mark.parametrize("loss", [100.0, float("nan")])
-def test_the_demonstration_fails_unless_muon_is_better(loss, comparison, kernel, tmp_path, monkeypatch, capsys):
+def test_demo_fails_unless_muon_is_better(loss, comparison, kernel, tmp_path, monkeypatch, capsys):
     origin = origin_of(kernel)
     monkeypatch.setattr(experiment, "load_by_version_and_commit", lambda *asked: (kernel, origin, origin))
     monkeypatch.setattr(experiment, "compare", lambda *asked: worse(comparison, loss))
@@ -85,7 +85,8 @@ def test_the_demonstration_fails_unless_muon_is_better(loss, comparison, kernel,
     assert "is NOT below AdamW's" in capsys.readouterr().out
 
 
-def test_validation_text_is_never_trained_on_and_no_window_mixes_rows():
+def test_validation_text_is_never_trained_on():
+    """No window mixes rows of the text."""
     letters = bytes(range(33, 33 + 2 * HOLD_OUT_EVERY))  # row i holds nothing but letter i
     corpus = read_corpus(b"".join(bytes([letter]) * BLOCK for letter in letters))
     batch = corpus.batch(500, 65, torch.Generator().manual_seed(0))
@@ -95,7 +96,7 @@ def test_validation_text_is_never_trained_on_and_no_window_mixes_rows():
     assert not set(held_out[:, 0].tolist()) & set(batch[:, 0].tolist())
 
 
-def test_a_kernel_whose_files_were_changed_is_refused(kernel, tmp_path):
+def test_kernel_with_changed_files_is_refused(kernel, tmp_path):
     variant = tmp_path / "variant"
     shutil.copytree(Path(kernel.__file__).parent, variant)
     with (variant / "muon.py").open("a") as file:
@@ -104,7 +105,7 @@ def test_a_kernel_whose_files_were_changed_is_refused(kernel, tmp_path):
         origin_of(SimpleNamespace(__file__=str(variant / "__init__.py")))
 
 
-def test_it_starts_from_the_top_of_the_repository_alone(repository):
+def test_examples_import_from_the_repository_root(repository):
     """As `make demo` runs it, with nothing else on its path."""
     command = [sys.executable, "-c", "import examples.character_model.experiment, examples.train_fsdp2"]
     subprocess.run(command, cwd=repository, env={**os.environ, "PYTHONPATH": ""}, check=True, timeout=120)

@@ -37,7 +37,7 @@ def alone(kernel, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first, then", [("fsdp", "tp"), ("tp", "hsdp"), ("hsdp", "single")])
-def test_a_run_that_changes_its_layout_ends_at_the_loss_of_one_process(kernel, alone, tmp_path, first, then):
+def test_changing_layout_ends_at_the_loss_of_one_process(kernel, alone, tmp_path, first, then):
     checkpoint = tmp_path / "checkpoint"
     begun = train(kernel, tmp_path, first, "--stop-after", STEPS // 2, "--checkpoint", checkpoint)
     ended = train(kernel, tmp_path, then, "--checkpoint", checkpoint, "--resume")
@@ -47,7 +47,7 @@ def test_a_run_that_changes_its_layout_ends_at_the_loss_of_one_process(kernel, a
 
 
 @pytest.mark.slow
-def test_the_trace_of_a_run_is_drawn(kernel, tmp_path, capsys):
+def test_trace_of_a_run_is_drawn(kernel, tmp_path, capsys):
     train(kernel, tmp_path, "fsdp", "--trace", tmp_path / "trace")
     picture = tmp_path / "overlap.png"
     for rank in range(4):
@@ -70,7 +70,7 @@ EVENTS = [
 ]
 
 
-def test_stages_are_those_of_the_step_that_is_asked_for():
+def test_trace_spans_are_those_of_the_chosen_step():
     spans = overlap.spans_of_step(EVENTS, -1)
     assert [(span.name, span.start, span.stop) for span in spans] == [("muon.send", 0.5, 0.51), ("muon.wait", 1.5, 2.0)]
     assert overlap.exchanges(spans) == [(0.5, 2.0)]

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from tests.support import oracles
+from tests.support.symmetric_products import normal
 
 COUNT = 300  # a launch takes 128
 SHAPES = [(i % 3, 4) if i % 7 == 0 else (1 + i % 5, 1 + i % 9) for i in range(COUNT)]  # some without rows
+
+FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -38,7 +41,7 @@ def assert_close(actual: Tensor, exact: Tensor, computing: Tensor, spacings: flo
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("numbers", ["cpu", "device"])
-def test_each_of_many_matrices_is_packed_by_the_formula(native, device, numbers):
+def test_long_list_packs_each_matrix_by_the_formula(native, device, numbers):
     momentum, gradient = matrices(torch.float32, 0), matrices(torch.bfloat16, 1)
     before, active = [m.clone() for m in momentum], torch.arange(COUNT) % 3 != 1
     offsets, size = scattered_offsets()
@@ -58,7 +61,7 @@ def test_each_of_many_matrices_is_packed_by_the_formula(native, device, numbers)
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("numbers", ["cpu", "device"])
-def test_each_of_many_parameters_descends_by_its_own_numbers(native, device, numbers):
+def test_long_list_descends_each_parameter_by_own_numbers(native, device, numbers):
     """Stochastic rounding goes to a neighbour, less than a spacing away, and to the one it goes to without the list."""
     parameter, update = matrices(torch.bfloat16, 0), matrices(torch.float32, 1)
     alone, before = [p.clone() for p in parameter], [p.clone() for p in parameter]
@@ -80,3 +83,24 @@ def test_each_of_many_parameters_descends_by_its_own_numbers(native, device, num
             assert torch.equal(parameter[i], alone[i])
         else:
             assert torch.equal(parameter[i], before[i])
+
+
+@pytest.mark.parametrize("packed_as", FLOATS, ids=str)
+@pytest.mark.parametrize("stored", FLOATS, ids=str)
+def test_every_device_gives_the_bits_of_the_cpu(native, device, stored, packed_as):
+    """One formula, whose added products are fma everywhere; matrices lie one behind the other in the buffer."""
+    shapes = (130, 70), (3, 900), (1, 1)
+    momentum, gradient = ([normal(*s, seed=seed + i).to(stored) for i, s in enumerate(shapes)] for seed in (0, 10))
+    sizes = [x.numel() for x in momentum]
+    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+    numbers = [torch.tensor(x, dtype=torch.float64, device="cpu") for x in (0.02, 0.1, 1.5)]
+    seeds = {} if stored.itemsize > 2 else {"seeds": torch.arange(3, device="cpu")}
+    results = []
+    for place in ("cpu", device):
+        kept, given = ([x.clone().to(place) for x in group] for group in (momentum, gradient))
+        packed = torch.full((sum(sizes),), torch.nan, dtype=packed_as, device=place)
+        native.momentum_pack_(kept, given, packed, 0.95, True, offsets=offsets)
+        stepped = [x.clone() for x in kept]
+        native.descend_(stepped, packed, *numbers, 2, offsets=offsets, **seeds)
+        results.append([x.cpu() for x in (*kept, packed, *stepped)])
+    assert all(torch.equal(x, y) for x, y in zip(*results))

@@ -12,7 +12,7 @@ def matrices(*shape, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (3, 5, 9), (2, 3, 4, 6), (0, 4, 6), (4, 0), (0, 4), (1, 1)], ids=str)
-def test_the_product_is_that_of_torch(kernel, shape, dtype):
+def test_product_equals_torchs(kernel, shape, dtype):
     X = matrices(*shape, dtype=dtype)
     expected = X @ X.mT
     assert torch.equal(kernel.matmul_transpose(X), expected)
@@ -21,7 +21,7 @@ def test_the_product_is_that_of_torch(kernel, shape, dtype):
     assert torch.equal(out, expected)
 
 
-def test_the_name_that_the_motif_kernel_has_writes_into_its_second_argument(kernel):
+def test_motif_name_writes_into_its_second_argument(kernel):
     X = matrices(4, 7)
     out = torch.empty(4, 4)
     kernel.compat.matmul_transpose_assign(X, out)
@@ -39,14 +39,14 @@ def test_the_name_that_the_motif_kernel_has_writes_into_its_second_argument(kern
     ],
     ids=["vector", "integers", "shape", "dtype", "device"],
 )
-def test_what_does_not_fit_is_named_and_left_alone(kernel, X, out, words):
+def test_wrong_operands_raise_and_leave_out_unchanged(kernel, X, out, words):
     before = None if out is None or out.is_meta else out.clone()
     with pytest.raises(ValueError, match=words):
         kernel.matmul_transpose(X, out)
     assert before is None or torch.equal(out, before)
 
 
-def test_a_result_that_shares_the_operands_memory_is_refused(kernel):
+def test_result_sharing_the_operands_memory_is_refused(kernel):
     X = matrices(6, 6)
     before = X.clone()
     with pytest.raises(ValueError, match="share its storage"):
@@ -56,7 +56,7 @@ def test_a_result_that_shares_the_operands_memory_is_refused(kernel):
     assert torch.equal(X, before)
 
 
-def test_the_symmetric_kernel_is_chosen_only_where_it_was_measured_to_be_faster(kernel, monkeypatch):
+def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypatch):
     gemms, tuned = kernel.kernels.products, kernel.kernels.tuned
     entries = [{"m": 512, "k": 512, "gain": 0.9}, {"m": 4096, "k": 4096, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
@@ -80,7 +80,7 @@ def test_the_symmetric_kernel_is_chosen_only_where_it_was_measured_to_be_faster(
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (3, 5, 9), (2, 3, 4, 6), (0, 4, 6), (4, 0), (0, 4), (2, 3, 4, 0)], ids=str)
-def test_the_kernels_branch_gives_the_product_in_place_or_not(kernel, monkeypatch, shape):
+def test_symmetric_branch_gives_the_product_in_place_or_new(kernel, monkeypatch, shape):
     """On a CPU the kernel's stand-in runs: shapes, results in place and gradients are what this shows."""
     monkeypatch.setattr(kernel.kernels.products, "symmetric_gain", lambda *_: 2.0)
     X = matrices(*shape)
@@ -95,7 +95,7 @@ def test_the_kernels_branch_gives_the_product_in_place_or_not(kernel, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["matmul_transpose", "orthogonalize"])
-def test_public_functions_trace_for_a_gpu_that_is_not_there(kernel, name):
+def test_public_functions_trace_for_an_absent_gpu(kernel, name):
     function = getattr(kernel, name)
     with torch._subclasses.fake_tensor.FakeTensorMode():
         X = torch.empty(2, 32, 64, dtype=torch.float16, device="cuda")
@@ -106,7 +106,7 @@ def test_public_functions_trace_for_a_gpu_that_is_not_there(kernel, name):
         assert compiled(X).shape == result.shape and len(graphs) == 1
 
 
-def test_the_iteration_over_the_symmetric_kernel_is_the_iteration(kernel):
+def test_iteration_is_the_same_with_symmetric_products(kernel):
     """On a CPU the kernel's stand-in computes the lower triangle and its mirror image in float32."""
     G = matrices(2, 12, 20)
     schedule = kernel.polar_express(steps=3)
@@ -121,7 +121,7 @@ def test_the_iteration_over_the_symmetric_kernel_is_the_iteration(kernel):
 
 @pytest.mark.parametrize("device, gain", [("cpu", None), ("cuda", None), ("cuda", 0.5)])
 @pytest.mark.parametrize("name", ["matmul_transpose", "orthogonalize"])
-def test_sizes_may_vary_from_call_to_call_of_a_compiled_function(kernel, monkeypatch, name, device, gain):
+def test_compiled_functions_accept_changing_sizes(kernel, monkeypatch, name, device, gain):
     """The second size makes dynamo trace with symbols in place of numbers."""
     gains = () if gain is None else ((32, 64, gain), (512, 512, gain))
     monkeypatch.setattr(kernel.kernels.products, "_measured_gains", lambda *_: gains)

@@ -1,11 +1,10 @@
-"""Small matrices' orthogonalization: its kernel in Triton's interpreter, its operation on CPUs and under tracing."""
+"""Small matrices' operation on CPUs, on a GPU and under tracing; its kernel is in `test_small_polar_laws`."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,27 +12,24 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support.interpreted_laws import laws, verdicts
-from tests.support.small_polynomial import SCHEDULE, SIZES, exact, in_windows, largest_error, matrices, steps_of
+from tests.support.small_polynomial import (
+    SCALE,
+    SCHEDULE,
+    SIZES,
+    check_polar,
+    in_windows,
+    matrices,
+    prove_small,
+    steps_of,
+)
+from tests.support.symmetric_products import DTYPES, WrongResultError, every_other
 
 pytest.importorskip("triton")
 
-INTERPRETED = Path(__file__).with_name("interpreted_small_polar.py")
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-SCALE, EPS = 4.0, 1e-7
+EPS = 1e-7
+# How matrices lie in memory; tall ones come as their transposed view.
+LAYOUTS = {"tall": lambda G: G.mT.contiguous().mT, "sliced": every_other}
 WINDOWS = in_windows(SCHEDULE, (1, 2), SCALE)
-
-
-@pytest.fixture(scope="module")
-def found(kernel, tmp_path_factory) -> dict[str, list[str]]:
-    return verdicts([INTERPRETED], tmp_path_factory.mktemp("interpreted"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("law", laws(INTERPRETED))
-def test_the_kernel_keeps_in_the_interpreter(found, law):
-    assert law in found
-    assert not found[law], "\n".join(found[law])
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +40,43 @@ def module(kernel):
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n", SIZES)
-def test_on_a_cpu_the_error_is_that_of_the_iterations_roundings(module, dtype, m, n):
+def test_error_is_that_of_the_iterations_roundings(module, device, dtype, m, n):
     G = matrices(2, m, n).to(dtype)
-    for c, g in zip(module.small_polar(G, WINDOWS, SCALE, EPS, dtype, torch.float32), G):
-        error = torch.linalg.matrix_norm(c.double() - exact(g, SCHEDULE))
-        assert error <= largest_error(g, WINDOWS, SCALE, dtype)
+    check_polar(module.small_polar(G, WINDOWS, SCALE, EPS, dtype, torch.float32), G, WINDOWS, SCALE, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides_are_read_and_nothing_around_is_written(module, device, dtype, layout):
+    for m, n in (1, 1), (7, 7), (13, 40), (60, 300), (128, 129):
+        G = matrices(2, m, n)
+        buffer = G.new_full((3, 2 * m + 1, 2 * n + 3), 7.0, dtype=dtype)
+        C = buffer[1:, 1::2, 3::2].fill_(math.nan)
+        module.small_polar_(LAYOUTS[layout](G), C, steps_of(WINDOWS), SCALE, EPS, dtype)
+        check_polar(C, G, WINDOWS, SCALE, dtype)
+        C.fill_(7.0)
+        assert (buffer == 7.0).all()
+
+
+# What may go wrong in a launch.
+FAULTS = {
+    "wrong": lambda C: C * 1.02,
+    "NaN is lost": lambda C: C.nan_to_num(),
+    "NaN spreads": lambda C: C + 0 * C.sum(),
+    "knows its batch": lambda C: C * (1 + len(C) * torch.finfo(C.dtype).eps),
+}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_proof_finds_what_is_wrong(module, fault):
+    spoil = FAULTS.get(fault, lambda C: C)
+
+    def launch(G, C, steps, scaling) -> None:
+        module.small_polar_(G, C, steps, *scaling)
+        C.copy_(spoil(C))
+
+    with pytest.raises(WrongResultError) if fault else contextlib.nullcontext():
+        prove_small(launch, 16, torch.float16)
 
 
 @pytest.mark.kernels_ci

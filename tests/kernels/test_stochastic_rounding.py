@@ -52,7 +52,7 @@ def test_rounding_is_unbiased_and_lands_on_neighbours(descend_, dtype, work, siz
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_numbers_of_the_dtype_stay_as_they_are(descend_, dtype):
+def test_representable_numbers_are_unchanged(descend_, dtype):
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     values = bits.view(dtype)[None]
     result = rounded(descend_, values.float(), dtype)
@@ -61,7 +61,7 @@ def test_numbers_of_the_dtype_stay_as_they_are(descend_, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_every_size_goes_to_one_of_its_two_neighbours(descend_, dtype):
+def test_all_magnitudes_round_to_a_neighbour(descend_, dtype):
     torch.manual_seed(0)
     exponents = torch.rand(40, 1000) * 280 - 150
     values = torch.randn(40, 1000).sign() * exponents.exp2().clamp_max(60000.0)
@@ -71,7 +71,8 @@ def test_every_size_goes_to_one_of_its_two_neighbours(descend_, dtype):
 
 
 @pytest.mark.kernels_ci
-def test_one_seed_gives_one_result_and_another_seed_another(descend_):
+def test_result_is_a_function_of_the_seed(descend_):
+    """Another seed gives another result."""
     torch.manual_seed(0)
     values = torch.rand(50, 70)
     first, again, other = (rounded(descend_, values, torch.bfloat16, seed) for seed in (3, 3, 4))
@@ -98,14 +99,14 @@ def first_elements(descend_, value: Tensor, dtype: torch.dtype, seeds: int) -> T
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("share", [1 / 3, 0.5, 0.9])
-def test_the_first_element_is_rounded_without_bias_over_seeds(descend_, dtype, share):
+def test_first_element_is_unbiased_over_seeds(descend_, dtype, share):
     seeds, eps = 1 << 14, torch.finfo(dtype).eps
     ups = (first_elements(descend_, torch.tensor(1 + share * eps), dtype, seeds).double() - 1) / eps
     assert abs(ups.mean() - share) <= 5 * (share * (1 - share) / seeds) ** 0.5 + 2.0**-13
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_no_small_seed_leaves_the_first_element_without_random_bits(descend_, dtype):
+def test_small_seeds_give_the_first_element_random_bits(descend_, dtype):
     """At 1 - 2^-13 of the spacing all random numbers but 2^-13 of them round up; zero cuts."""
     value = torch.tensor(1 + (1 - 2.0**-13) * torch.finfo(dtype).eps)
     assert (first_elements(descend_, value, dtype, seeds=16) > 1).all()
@@ -113,7 +114,7 @@ def test_no_small_seed_leaves_the_first_element_without_random_bits(descend_, dt
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_a_shard_rounds_as_the_whole_does(descend_, dtype):
+def test_shard_rounds_as_the_whole_does(descend_, dtype):
     torch.manual_seed(0)
     whole = torch.rand(40, 60)
     expected = rounded(descend_, whole, dtype, seed=9)

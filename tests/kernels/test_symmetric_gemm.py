@@ -1,13 +1,11 @@
-"""The symmetric product: its kernel in Triton's interpreter, and its operation on CPUs and under tracing."""
+"""The symmetric product's operation: on CPUs, on a GPU and traced; its kernel is in `test_symmetric_gemm_laws`."""
 
 from __future__ import annotations
 
-import ast
-import os
+import contextlib
+import math
 import subprocess
 import sys
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,42 +13,22 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support import oracles
-from tests.support.spectra import SPECTRA, with_spectrum
+from tests.support.symmetric_products import (
+    ALPHA,
+    BETA,
+    DTYPES,
+    LAYOUTS,
+    PROVEN_SIZES,
+    WrongResultError,
+    check_nan,
+    check_product,
+    normal,
+    prove_product,
+    symmetric,
+)
+from tests.support.symmetric_products import operands as laid_out
 
 pytest.importorskip("triton")
-
-INTERPRETED = [Path(__file__).with_name(f"interpreted_{part}.py") for part in ("symmetric_gemm", "tiles")]
-LAWS = [
-    node.name
-    for file in INTERPRETED
-    for node in ast.parse(file.read_text()).body
-    if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-]
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-@pytest.fixture(scope="module")
-def verdicts(kernel, tmp_path_factory) -> dict[str, list[str]]:
-    """What was wrong with each law in the interpreter, which has one process for all of them."""
-    report = tmp_path_factory.mktemp("interpreted") / "report.xml"
-    # One thread: the products are small, and threads that wait for each other cost more than they do.
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, INTERPRETED)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert report.exists(), f"the interpreter ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
-    found: dict[str, list[str]] = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        problems = [f"{case.get('name')}: {problem.text}" for problem in case]
-        found.setdefault(case.get("name").split("[")[0], []).extend(problems)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("law", LAWS)
-def test_the_kernel_keeps_in_the_interpreter(verdicts, law):
-    assert law in verdicts
-    assert not verdicts[law], "\n".join(verdicts[law])
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +38,8 @@ def module(kernel):
 
 def operands(dtype=torch.float32, batch=2, m=6, k=5) -> dict:
     """A, B = Aᵀ, a symmetric D with eigenvalues 1 / n, and coefficients of a Newton-Schulz step."""
-    generator = torch.Generator().manual_seed(0)
-    A = torch.randn(batch, m, k, generator=generator).to(dtype)
-    vectors = with_spectrum(SPECTRA["flat"](m), m, m, seed=0)
-    D = vectors @ torch.diag(SPECTRA["power_law"](m)) @ vectors.mT
-    D = ((D + D.mT) / 2).to(dtype).expand(batch, m, m)
-    scalars = {"alpha": torch.tensor(2.0315), "beta": torch.tensor(-4.775)}
+    A, D = normal(batch, m, k, dtype=dtype), symmetric(1, m, dtype).expand(batch, m, m)
+    scalars = {"alpha": torch.tensor(ALPHA), "beta": torch.tensor(BETA)}
     return {"A": A, "B": A.mT, "D": D, "C": A.new_full((batch, m, m), 7.0), **scalars}
 
 
@@ -81,12 +55,52 @@ def inputs(**options) -> tuple:
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_on_a_cpu_too_products_err_by_their_roundings(module, dtype):
-    A, B, D, alpha, beta = inputs(dtype=dtype, m=33, k=65)
-    C = module.symmetric_gemm(A, B, D, alpha, beta)
-    exact, error = oracles.symmetric_product(A, B, D, alpha.item(), beta.item())
-    assert ((C.double() - exact).abs() <= error).all()
-    assert torch.equal(C, C.mT)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_err_by_their_roundings(module, device, dtype, layout):
+    """And nothing is written around a result of odd strides."""
+    for m, k in [(1, 7), (7, 1), (33, 65), *(PROVEN_SIZES if device == "cuda" else ())]:
+        A, B = laid_out(layout, 2, m, k, dtype)
+        D = symmetric(2, m, dtype)
+        buffer = A.new_full((3, 2 * m + 1, 2 * m + 3), 7.0)
+        C = buffer[1:, 1::2, 3::2].fill_(math.nan)
+        module.symmetric_gemm(A, B, D, ALPHA, BETA, out=C)
+        check_product(C, A, B, D, (ALPHA, BETA))
+        C.fill_(7.0)
+        assert (buffer == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_nan_stays_in_its_matrix_row_and_column(module, device, dtype):
+    check_nan(module.symmetric_gemm, normal(3, 272, 208, dtype=dtype))
+
+
+def test_numbers_and_tensors_give_the_same_bits(module, device):
+    S = symmetric(2, 272, torch.float16)
+    tensors = torch.tensor(ALPHA), torch.tensor(BETA)
+    numbers = [x.item() for x in tensors]
+    assert torch.equal(module.symmetric_gemm(S, S, S, *numbers), module.symmetric_gemm(S, S, S, *tensors))
+
+
+# What may go wrong in a launch.
+FAULTS = {
+    "wrong": lambda C: C * 1.02,
+    "asymmetric": lambda C: C + torch.ones_like(C).triu(1) * 1e-3,
+    "not written": lambda C: C.index_fill(1, torch.tensor([0]), torch.nan),
+    "NaN is lost": lambda C: C.nan_to_num(),
+    "NaN spreads": lambda C: C + 0 * C.sum((1, 2), keepdim=True),
+    "knows its batch": lambda C: C * (1 + len(C) * torch.finfo(C.dtype).eps),
+}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_proof_finds_what_is_wrong(module, fault):
+    spoil = FAULTS.get(fault, lambda C: C)
+
+    def launch(A, B, D, C, scalars) -> None:
+        C.copy_(spoil(module.symmetric_gemm(A, B, D, *scalars)))
+
+    with pytest.raises(WrongResultError) if fault else contextlib.nullcontext():
+        prove_product(launch, torch.float16, [(48, 32)])
 
 
 @pytest.mark.kernels_ci

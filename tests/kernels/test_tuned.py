@@ -38,17 +38,17 @@ def entries(tuned, monkeypatch) -> list[dict]:
     "m, k, expected",
     [(1, 1, 0), (500, 500, 0), (530, 530, 1), (1024, 2800, 1), (1024, 3000, 2), (10**6, 10**6, 2), (0, 0, 0)],
 )
-def test_the_nearest_entry_is_the_one_with_the_smallest_ratios(tuned, entries, m, k, expected):
+def test_nearest_entry_has_the_smallest_size_ratios(tuned, entries, m, k, expected):
     """Half way between 256 and 1024 is 512, and between 1024 and 8192 it is 2896."""
     assert tuned.nearest("a GPU", torch.bfloat16, m, k) is entries[expected]
 
 
-def test_what_was_not_measured_has_no_entry(tuned, entries):
+def test_unmeasured_device_or_dtype_has_no_entry(tuned, entries):
     assert tuned.nearest("another GPU", torch.bfloat16, 256, 256) is None
     assert tuned.nearest("a GPU", torch.float16, 256, 256) is None
 
 
-def test_a_measured_configuration_is_chosen_for_aligned_operands_alone(tuned, entries):
+def test_measured_config_is_chosen_for_aligned_operands_only(tuned, entries):
     target = tuned.Target("cuda", 90)
     for name, dtype, aligned in itertools.product(
         ("a GPU", "another GPU"), (torch.bfloat16, torch.float16), (True, False)
@@ -59,7 +59,7 @@ def test_a_measured_configuration_is_chosen_for_aligned_operands_alone(tuned, en
         assert chosen == (tuned.Config(128, 64, 1, 8, 3) if was_measured else safe)
 
 
-def test_measurements_are_read_from_the_file_of_the_device(tuned, monkeypatch, tmp_path):
+def test_measurements_are_read_from_the_devices_file(tuned, monkeypatch, tmp_path):
     table = {"bfloat16": [{"m": 1, "k": 1, **FIELDS}]}
     (tmp_path / "NVIDIA_Some_GPU.json").write_text(json.dumps({"symmetric_gemm": table}))
     monkeypatch.setattr(tuned, "_CONFIGS", tmp_path)
@@ -68,7 +68,7 @@ def test_measurements_are_read_from_the_file_of_the_device(tuned, monkeypatch, t
     assert read("NVIDIA Other GPU") == {}
 
 
-def test_safe_configurations_are_what_a_kernel_can_be_launched_with(tuned):
+def test_safe_configs_can_be_launched(tuned):
     """Triton needs powers of two, and a dot product 16 or more on each side."""
     targets = [tuned.Target("cuda", capability) for capability in (80, 86, 89, 90, 100, 103, 120)]
     dtypes = torch.float16, torch.bfloat16, torch.float32
@@ -80,7 +80,7 @@ def test_safe_configurations_are_what_a_kernel_can_be_launched_with(tuned):
         assert min(config.group, config.stages, config.warps) >= 1
 
 
-def test_small_matrices_are_padded_to_whole_panels(tuned):
+def test_safe_small_configs_pad_to_whole_panels(tuned):
     """Triton needs powers of two, and a dot product 16 or more on each side; panels and sums must end with a square."""
     targets = [tuned.Target("cuda", capability) for capability in (80, 90, 100, 120)] + [tuned.Target("hip", 0)]
     for target, dtype, m in itertools.product(targets, (torch.float16, torch.bfloat16, torch.float32), range(1, 129)):
@@ -90,7 +90,7 @@ def test_small_matrices_are_padded_to_whole_panels(tuned):
         assert config.side % config.width == 0 == config.side % config.depth and config.stages >= 1
 
 
-def test_every_shipped_file_holds_what_the_package_reads(tuned):
+def test_shipped_config_files_hold_what_is_read(tuned):
     for file in tuned._CONFIGS.glob("*.json"):
         table = json.loads(file.read_text())["symmetric_gemm"]
         for dtype, rows in table.items():
@@ -116,7 +116,7 @@ def launches(module, monkeypatch) -> list:
     return calls
 
 
-def test_a_launch_is_on_the_device_of_its_operands(module, launches):
+def test_launch_is_on_the_operands_device(module, launches):
     A, C = torch.ones(1, 3, 2), torch.empty(1, 3, 3)
     module.symmetric_gemm_._init_fn(A, A.mT, None, C, torch.tensor(2), torch.tensor(0.5))
     ((device, *_, result, scalars, _),) = launches
@@ -125,7 +125,7 @@ def test_a_launch_is_on_the_device_of_its_operands(module, launches):
 
 
 @pytest.mark.parametrize("name", [None, "A", "B", "C", "D"])
-def test_an_operand_that_is_not_aligned_takes_no_measured_configuration(module, launches, entries, name):
+def test_unaligned_operand_takes_no_measured_config(module, launches, entries, name):
     values = {operand: torch.zeros(1, 64, 64, dtype=torch.bfloat16) for operand in "ABDC"}
     if name:
         values[name] = torch.zeros(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(1, 64, 64)
@@ -134,7 +134,7 @@ def test_an_operand_that_is_not_aligned_takes_no_measured_configuration(module, 
     assert was_measured == (name is None)
 
 
-def test_descriptors_are_for_panels_that_their_hardware_can_address(module):
+def test_descriptors_need_panels_the_hardware_can_address(module):
     X = torch.zeros(2, 32, 16, dtype=torch.float16)
     for panel in X, X.mT, X[:, 1:, 8:], X[:, :31]:
         assert module.fits_descriptor(panel)
@@ -143,7 +143,7 @@ def test_descriptors_are_for_panels_that_their_hardware_can_address(module):
         assert not module.fits_descriptor(panel)
 
 
-def test_small_matrices_take_what_was_measured_for_their_padded_rows(tuned, monkeypatch):
+def test_small_configs_are_chosen_by_padded_rows(tuned, monkeypatch):
     target = tuned.Target("cuda", 90)
     entry = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 3, "gain": 1.5}
     monkeypatch.setattr(

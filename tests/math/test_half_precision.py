@@ -50,7 +50,7 @@ def test_gram_in_bfloat16_diverges(kernel, name):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_folded_scale_changes_no_bit_where_the_range_is_wide(kernel, scale):
+def test_folded_scale_changes_no_bit_in_float64(kernel, scale):
     """Powers of two are exact, and float64 has no subnormal numbers here: what the scale does is only shift."""
     X = with_spectrum(SPECTRA["power_law"](24), 24, 40, seed=0) / 2
     products, split = kernel.kernels.products.SINGLE, kernel.stability.split
@@ -71,7 +71,8 @@ def test_a_folded_scale_changes_no_bit_where_the_range_is_wide(kernel, scale):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("m, scale", [(1, 1), (2, 2), (7, 2), (8, 4), (1024, 32), (2047, 32), (2048, 64), (10**6, 64)])
-def test_the_scale_is_the_power_of_two_next_to_the_root_of_m_up_to_64(kernel, m, scale):
+def test_scale_is_the_power_of_two_nearest_root_m_up_to_64(kernel, m, scale):
+    """Other dtypes than float16 have a scale of 1."""
     assert kernel.iteration.folded_scale(torch.float16, m) == scale
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         assert kernel.iteration.folded_scale(dtype, m) == 1
@@ -80,7 +81,7 @@ def test_the_scale_is_the_power_of_two_next_to_the_root_of_m_up_to_64(kernel, m,
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("method", ["standard", "gram"])
 @pytest.mark.parametrize("scale", SCALES)
-def test_rank_one_stays_finite_at_every_scale(kernel, scale, method):
+def test_rank_one_is_accurate_at_every_scale(kernel, scale, method):
     """The one singular value is 1, and is one entry or all of them: the largest Gram matrices there are."""
     one_entry, spread = torch.zeros(8, 24), torch.ones(8, 24)
     one_entry[2, 3] = 1
@@ -98,7 +99,7 @@ def test_rank_one_stays_finite_at_every_scale(kernel, scale, method):
 
 
 @pytest.mark.kernels_ci
-def test_the_scale_gives_the_gram_matrix_of_a_large_matrix_its_digits_back(kernel):
+def test_scale_keeps_digits_of_a_large_gram_matrix(kernel):
     """Entries of X Xᵀ are about 1 / (m sqrt(n)) = 1e-5 here, and float16's smallest normal number is 6e-5."""
     m = n = 2048
     G = torch.randn(m, n, generator=torch.Generator().manual_seed(0))

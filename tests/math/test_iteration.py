@@ -36,7 +36,7 @@ def choose(kernel, schedule):
 
 @pytest.mark.parametrize("m, n", [(1, 1), (64, 64), (512, 2048), (4096, 16384)])
 @pytest.mark.parametrize("steps, windows", [(1, 1), (5, 1), (5, 2), (5, 3), (5, 5), (8, 3)])
-def test_costs_are_the_formulas_of_symmetric_products(kernel, halving, m, n, steps, windows):
+def test_costs_follow_the_formulas_of_symmetric_products(kernel, halving, m, n, steps, windows):
     standard, gram = kernel.iteration.iteration_costs(m, n, steps, windows, halving)
     assert standard == steps * (3 * m**2 * n + m**3)
     assert gram == 4 * steps * m**3 + 3 * windows * m**2 * (n - m)
@@ -52,14 +52,14 @@ def test_costs_of_full_products_count_every_flop(kernel, m, n):
     assert gram == 2 * 2 * (2 * m**2 * n) + squares * 2 * m**3
 
 
-def test_auto_takes_gram_in_float16_exactly_where_it_is_cheaper(choose):
+def test_auto_takes_gram_in_float16_exactly_where_cheaper(choose):
     """With full products, 20 m² n + 10 m³ against 8 m² n + 28 m³: where n is more than 1.5 m."""
     for m in (2, 64, 1000):
         assert choose(torch.float16, m, 3 * m // 2).method == "standard"
         assert choose(torch.float16, m, 3 * m // 2 + 1).method == "gram"
 
 
-def test_auto_takes_gram_for_all_but_squares_where_products_save_half(kernel, halving, choose, monkeypatch):
+def test_auto_takes_gram_for_non_squares_if_products_save_half(kernel, halving, choose, monkeypatch):
     """15 m² n + 5 m³ against 20 m³ + 6 m² (n - m)."""
     monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_products", lambda *size: halving)
     assert choose(torch.float16, 64, 64).method == "standard"
@@ -67,12 +67,12 @@ def test_auto_takes_gram_for_all_but_squares_where_products_save_half(kernel, ha
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float16], ids=str)
-def test_auto_takes_gram_in_no_other_dtype(choose, dtype):
+def test_auto_takes_gram_only_in_float16(choose, dtype):
     for m, n in ((1, 100), (64, 64), (64, 6400)):
         assert choose(dtype, m, n).method == "standard"
 
 
-def test_auto_stays_with_standard_where_gram_is_not_safe(kernel, choose):
+def test_auto_takes_standard_where_gram_is_unsafe(kernel, choose):
     many = kernel.schedules.resolve_schedule("original", 12)
     assert choose(torch.float16, 64, 6400, schedule=many).method == "standard"
 
@@ -89,21 +89,21 @@ def test_auto_stays_with_standard_where_gram_is_not_safe(kernel, choose):
     ],
     ids=str,
 )
-def test_an_iteration_prints_its_method_windows_products_and_dtype(choose, dtype, m, n, method, text):
+def test_iteration_prints_method_windows_and_dtype(choose, dtype, m, n, method, text):
     # Behind the products' name may stand what else of them was chosen.
     first, *_, last = str(choose(dtype, m, n, method)).split()
     assert (first, last) == (text.split()[0], text.split()[-1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gram_float32_keeps_its_chain_in_float32_or_more(choose, dtype):
+def test_gram_float32_chain_is_float32_or_wider(choose, dtype):
     iteration = choose(dtype, 64, 640, "gram_float32")
     assert iteration.chain_dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert (iteration.work_dtype, len(iteration.windows)) == (dtype, 1)
 
 
 @pytest.mark.parametrize("dtype, method", [*itertools.product(DTYPES, METHODS[::2]), (torch.float16, "gram")], ids=str)
-def test_windows_are_the_whole_schedule_for_the_scale(kernel, choose, schedule, dtype, method):
+def test_windows_join_to_the_schedule_with_folded_scale(kernel, choose, schedule, dtype, method):
     iteration = choose(dtype, 64, 160, method)
     steps = tuple(step for window in iteration.windows for step in window)
     assert steps == kernel.schedules.with_folded_scale(schedule, iteration.scale)
@@ -122,7 +122,7 @@ def test_windows_are_the_whole_schedule_for_the_scale(kernel, choose, schedule, 
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_refused_before_any_work(kernel, options, words):
+def test_impossible_requests_are_refused_before_any_work(kernel, options, words):
     G = torch.ones(4, 9)
     with pytest.raises(ValueError, match=words), Untouched():
         kernel.orthogonalize(G, **options)
@@ -168,7 +168,7 @@ class Held(TorchDispatchMode):
     ],
     ids=str,
 )
-def test_the_peak_of_memory_is_a_formula(kernel, choose, dtype, method, shape, batch):
+def test_peak_memory_follows_a_formula(kernel, choose, dtype, method, shape, batch):
     """For the matrices worked on together two copies and their squares, and the results where there are more."""
     m, n = shape
     iteration = choose(dtype, m, n, method)
@@ -188,7 +188,7 @@ def test_the_peak_of_memory_is_a_formula(kernel, choose, dtype, method, shape, b
 
 
 @pytest.mark.parametrize("gain, expected", [((), False), ((64, 256, 0.9), False), ((64, 256, 1.1), True)])
-def test_small_matrices_run_in_one_launch_where_that_was_measured_to_be_faster(kernel, monkeypatch, gain, expected):
+def test_one_launch_is_chosen_only_where_measured_faster(kernel, monkeypatch, gain, expected):
     measured = lambda device, dtype, name: (gain,) if gain and name == "small_polar" else ()  # noqa: E731
     monkeypatch.setattr(kernel.kernels.products, "_measured_gains", measured)
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
@@ -204,7 +204,7 @@ def test_small_matrices_run_in_one_launch_where_that_was_measured_to_be_faster(k
 
 @pytest.mark.parametrize("method", ["standard", "gram"])
 @pytest.mark.parametrize("shape", [(3, 40, 96), (3, 96, 40)])
-def test_one_launch_does_what_the_products_do(kernel, choose, method, shape):
+def test_one_launch_agrees_with_separate_products(kernel, choose, method, shape):
     """Both within what float16 makes of the polynomial: each errs as the accuracy tests allow, so twice that apart."""
     G = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     iteration = choose(torch.float16, 40, 96, method)

@@ -16,7 +16,7 @@ def update(kernel, name, rows, cols):
 
 
 @pytest.mark.parametrize("rows, cols", SHAPES)
-def test_match_rms_adamw_gives_a_root_mean_square_of_one_fifth(kernel, rows, cols):
+def test_match_rms_adamw_gives_an_rms_of_one_fifth(kernel, rows, cols):
     assert update(kernel, "match_rms_adamw", rows, cols).square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-12)
 
 
@@ -31,13 +31,13 @@ def test_original_gives_the_spectral_norm_of_torchs_muon(kernel, name, rows, col
 
 
 @pytest.mark.parametrize("rows, cols", SHAPES)
-def test_rms_to_rms_gives_operator_norm_one_between_root_mean_squares(kernel, rows, cols):
+def test_rms_to_rms_gives_an_rms_operator_norm_of_one(kernel, rows, cols):
     W = update(kernel, "rms_to_rms", rows, cols)
     x = torch.linalg.svd(W).Vh[0]  # the input that is stretched most
     stretched = (W @ x).square().mean().sqrt() / x.square().mean().sqrt()
     assert stretched.item() == pytest.approx(1.0, rel=1e-12)
 
 
-def test_an_unknown_adjustment_is_named(kernel):
+def test_unknown_adjustment_is_named(kernel):
     with pytest.raises(ValueError, match="'rms' is none of original, match_rms_adamw, rms_to_rms"):
         kernel.learning_rate.step_multiplier("rms", 4, 4)

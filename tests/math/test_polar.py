@@ -1,15 +1,29 @@
 """Orthogonalization against the golden results and against the scalar polynomial that specifies it."""
 
+import functools
+import itertools
 import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import Parameter
 
 from tests.support.spectra import SPECTRA, composed, with_spectrum
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+METHODS = [
+    (torch.float64, "standard"),
+    (torch.float64, "gram"),
+    (torch.float32, "standard"),
+    (torch.float32, "gram"),
+    (torch.bfloat16, "standard"),
+    (torch.bfloat16, "gram_float32"),
+    (torch.float16, "standard"),
+    (torch.float16, "gram"),
+    (torch.float16, "gram_float32"),
+]
 FLOORS = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}
 
 
@@ -105,7 +119,7 @@ def test_singular_values_follow_the_scalar_polynomial(kernel, spectrum, m, n):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("spectrum", ["flat", "clustered"])
-def test_the_result_is_close_to_the_polar_factor(kernel, spectrum):
+def test_result_is_close_to_the_polar_factor(kernel, spectrum):
     """U Vᵀ of G = U S Vᵀ, within the band that the schedule promises for sigma in [1e-3, 1]."""
     G = with_spectrum(SPECTRA[spectrum](40), 40, 96, seed=1)
     U, _, Vh = torch.linalg.svd(G, full_matrices=False)
@@ -116,7 +130,7 @@ def test_the_result_is_close_to_the_polar_factor(kernel, spectrum):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("exponent", [100, -100])
-def test_a_power_of_two_changes_no_bit(kernel, dtype, exponent):
+def test_scaling_by_a_power_of_two_changes_no_bit(kernel, dtype, exponent):
     """1e30 and 1e-30 overflow and underflow squares in float32; the norm must not notice."""
     G = with_spectrum(SPECTRA["power_law"](24), 24, 40, seed=2).float()
     plain = kernel.orthogonalize(G, dtype=dtype, eps=0)
@@ -125,7 +139,7 @@ def test_a_power_of_two_changes_no_bit(kernel, dtype, exponent):
     assert torch.equal(plain, scaled)
 
 
-def test_float64_norms_do_not_overflow_either(kernel):
+def test_float64_norms_do_not_overflow(kernel):
     G = with_spectrum(SPECTRA["flat"](8), 8, 12, seed=3)
     scaled = kernel.orthogonalize(G * 2.0**900, eps=0)
     torch.testing.assert_close(scaled, kernel.orthogonalize(G, eps=0), atol=1e-10, rtol=0)
@@ -138,7 +152,7 @@ def test_zero_gives_zero(kernel, dtype, eps):
     assert torch.equal(kernel.orthogonalize(torch.zeros(2, 6, 9), dtype=dtype, eps=eps), torch.zeros(2, 6, 9))
 
 
-def test_gradients_below_eps_are_not_blown_up(kernel):
+def test_gradients_below_eps_stay_small(kernel):
     G = with_spectrum(SPECTRA["flat"](8), 8, 8, seed=4)
     gain = math.prod(a for a, _, _ in kernel.schedules.resolve_schedule("polar_express", 5))
     x = 1e-14 / 1e-7
@@ -147,29 +161,37 @@ def test_gradients_below_eps_are_not_blown_up(kernel):
     torch.testing.assert_close(small, gain * x * G, rtol=5 * (gain * x) ** 2, atol=0)
 
 
+@functools.cache
+def of_many_spectra(batch, m, n):
+    """Return float64 matrices (batch, m, n) with one spectrum after the other."""
+    spectra = itertools.islice(itertools.cycle(SPECTRA.values()), batch)
+    return torch.stack([with_spectrum(spectrum(min(m, n)), m, n, seed=i) for i, spectrum in enumerate(spectra)])
+
+
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize(
-    "shape, dtype",
+    "shape, steps, dtype, method",
     # The long shapes are where libraries split the sum over k by the batch; emulated float16 takes its time there.
-    [((8, 200, 4096), dtype) for dtype in DTYPES[:3]]
-    + [((16, 128, 512), dtype) for dtype in DTYPES[:3]]
-    + [(shape, dtype) for shape in ((1, 8, 300), (5, 31, 64), (5, 300, 7)) for dtype in DTYPES],
+    [(shape, 2, *of) for shape in ((8, 200, 4096), (16, 128, 512)) for of in METHODS if of[0] != torch.float16]
+    + [(shape, 5, *of) for shape in ((8, 64, 160), (1, 8, 300), (5, 31, 64), (5, 300, 7)) for of in METHODS],
     ids=str,
 )
-def test_a_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, dtype, shape):
-    G = torch.randn(shape, generator=torch.Generator().manual_seed(5))
-    together = kernel.orthogonalize(G, ns_steps=2, dtype=dtype)
+def test_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, shape, steps, dtype, method):
+    G = of_many_spectra(*shape).to(torch.promote_types(dtype, torch.float32))
+    together = kernel.orthogonalize(G, ns_steps=steps, dtype=dtype, method=method)
     for i in (0, len(G) // 2, len(G) - 1):
-        assert torch.equal(together[i], kernel.orthogonalize(G[i], ns_steps=2, dtype=dtype))
+        alone = kernel.orthogonalize(G[i], ns_steps=steps, dtype=dtype, method=method)
+        assert torch.equal(together[i], alone)
 
 
 @pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype, method", METHODS, ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_stays_in_its_matrix(kernel, value):
-    G = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(6))
-    clean = kernel.orthogonalize(G)
+def test_non_finite_value_stays_in_its_matrix(kernel, dtype, method, value):
+    G = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(6)).to(dtype)
+    clean = kernel.orthogonalize(G, dtype=dtype, method=method)
     G[1, 2, 3] = value
-    result = kernel.orthogonalize(G)
+    result = kernel.orthogonalize(G, dtype=dtype, method=method)
     assert torch.equal(result[[0, 2]], clean[[0, 2]])
     assert result[1].isnan().any()
 
@@ -177,7 +199,7 @@ def test_a_value_that_is_not_finite_stays_in_its_matrix(kernel, value):
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(6, 9), (9, 6), (2, 3, 6, 9), (0, 4, 5), (3, 0, 5), (4, 1, 1)], ids=str)
-def test_shape_and_dtype_are_kept_and_the_input_is_untouched(kernel, shape, dtype):
+def test_shape_and_dtype_are_kept_and_input_is_untouched(kernel, shape, dtype):
     G = torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(dtype)
     before = G.clone()
     result = kernel.orthogonalize(G, dtype=dtype)
@@ -223,3 +245,14 @@ def test_compiles_to_one_graph_with_the_same_result(kernel):
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
     compiled = torch.compile(kernel.orthogonalize, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(G), kernel.orthogonalize(G))
+
+
+@pytest.mark.kernels_ci
+def test_orthogonalize_supports_autograd_and_vmap(kernel):
+    G = Parameter(torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(0)))
+    assert kernel.orthogonalize(G, dtype=torch.float32).requires_grad
+    one_by_one = torch.vmap(lambda X: kernel.orthogonalize(X, dtype=torch.float32))(G.detach())
+    gain = torch.tensor([a for a, _, _ in kernel.polar_express()]).prod().item()
+    torch.testing.assert_close(
+        one_by_one, kernel.orthogonalize(G.detach(), dtype=torch.float32), rtol=0, atol=16 * gain * 2**-23
+    )

@@ -87,7 +87,7 @@ def test_solver_gives_the_golden_quintics(schedules, golden):
 
 
 @pytest.mark.parametrize("low, high", [(1e-3, 1.0), (0.02, 1.0), (0.1, 1.9), (0.4, 1.6)])
-def test_solver_agrees_with_an_exchange_over_a_grid(schedules, low, high):
+def test_solver_agrees_with_remez_on_a_grid(schedules, low, high):
     a, b, c = (float(k) for k in schedules.minimax_quintic(Decimal(low), Decimal(high)))
     coefficients, error = remez_on_a_grid(low, high)
     x = np.linspace(low, high, 20001)
@@ -101,7 +101,7 @@ def test_solver_agrees_with_an_exchange_over_a_grid(schedules, low, high):
     assert np.max(np.abs(ours - composed([tuple(coefficients)], x))) <= 6 * slack + 1e-9
 
 
-def test_polar_express_presets_come_out_of_the_solver(schedules):
+def test_solver_reproduces_the_polar_express_presets(schedules):
     for name, safety in (("polar_express", 1e-2), ("polar_express_safer", 2e-2)):
         found = schedules.polar_express(lower=1e-3, steps=8, safety=safety, cushion=0.02)
         published = schedules.PRESETS[name].coefficients
@@ -110,7 +110,7 @@ def test_polar_express_presets_come_out_of_the_solver(schedules):
         assert largest_relative_difference(found, published) <= 1e-5
 
 
-def test_safety_slows_the_argument(schedules):
+def test_safety_divides_the_argument(schedules):
     """Dividing a, b and c by one number would scale the result instead."""
     plain = schedules.polar_express(lower=1e-2, steps=2, safety=0.0, cushion=0.0)[0]
     slowed = schedules.polar_express(lower=1e-2, steps=2, safety=0.25, cushion=0.0)[0]
@@ -148,6 +148,6 @@ def test_wrong_coefficients_or_steps_are_named(schedules, coefficients, steps, e
 @pytest.mark.parametrize(
     "options", [dict(lower=0.0), dict(lower=1.0), dict(steps=0), dict(safety=-1.0), dict(cushion=1.0)], ids=str
 )
-def test_solver_refuses_intervals_that_make_no_sense(kernel, options):
+def test_solver_refuses_impossible_options(kernel, options):
     with pytest.raises(ValueError, match="polar_express needs"):
         kernel.polar_express(**options)

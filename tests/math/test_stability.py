@@ -87,7 +87,7 @@ def largest_amplification(windows, sigma, E):
     return worst
 
 
-def test_presets_restart_once_in_float16_and_never_in_more(stability, schedule):
+def test_presets_restart_once_in_float16_and_never_above(stability, schedule):
     assert stability.restart_positions(schedule, FLOAT16) == (2,)
     assert stability.restart_positions(schedule, FLOAT32) == ()
     assert stability.restart_positions(schedule, FLOAT64) == ()
@@ -102,7 +102,7 @@ def test_longer_schedules_restart_more_often_in_float16(kernel, stability, name,
 
 @pytest.mark.parametrize("roundoff", [2.0**-6, 2.0**-8, 2.0**-9, FLOAT16, 2.0**-16])
 @pytest.mark.parametrize("steps", [1, 2, 4, 6])
-def test_restarts_are_the_fewest_that_are_safe_and_of_those_the_best(kernel, stability, steps, roundoff):
+def test_restarts_are_the_fewest_safe_and_the_best_of_those(kernel, stability, steps, roundoff):
     for name in SCHEDULES:
         schedule = kernel.schedules.resolve_schedule(name, steps)
         chosen = stability.restart_positions(schedule, roundoff)
@@ -116,7 +116,7 @@ def test_restarts_are_the_fewest_that_are_safe_and_of_those_the_best(kernel, sta
             assert chosen is None, name
 
 
-def test_a_schedule_that_is_never_safe_has_no_restarts(kernel, stability):
+def test_never_safe_schedule_has_no_restarts(kernel, stability):
     """The first step of Polar Express, again and again, lets everything grow; 12 steps of Jordan's are too many."""
     (first, *_) = kernel.schedules.PRESETS["polar_express"].coefficients
     for roundoff in (FLOAT16, FLOAT32, FLOAT64):
@@ -126,7 +126,7 @@ def test_a_schedule_that_is_never_safe_has_no_restarts(kernel, stability):
     assert stability.restart_positions(many, FLOAT32) is not None
 
 
-def test_no_small_change_of_a_gram_matrix_is_amplified_by_more_than_the_bound(stability, schedule):
+def test_no_small_gram_change_is_amplified_beyond_the_bound(stability, schedule):
     generator = torch.Generator().manual_seed(0)
     zoo = torch.stack([spectrum(24) / spectrum(24).norm() for spectrum in SPECTRA.values()])
     three = three_values()
@@ -142,7 +142,7 @@ def test_no_small_change_of_a_gram_matrix_is_amplified_by_more_than_the_bound(st
         assert in_one_place >= 0.5 * bound, restarts
 
 
-def test_the_bound_holds_for_a_schedule_that_no_preset_resembles(kernel, stability):
+def test_bound_holds_for_a_schedule_unlike_any_preset(kernel, stability):
     """Without safety and cushion later windows are steep where earlier ones end."""
     schedule = kernel.polar_express(1e-4, 5, 0.0, 0.0)
     for restarts in [(2,), (1, 3)]:
@@ -151,7 +151,7 @@ def test_the_bound_holds_for_a_schedule_that_no_preset_resembles(kernel, stabili
         assert 0.5 * bound <= found <= 10**0.1 * bound, restarts
 
 
-def test_rounding_to_float16_changes_no_more_than_the_bound_at_the_chosen_restarts(stability, schedule):
+def test_float16_rounding_changes_no_more_than_the_bound(stability, schedule):
     """Not infinitesimal: every entry of R by half a spacing, up or down, which may push eigenvalues below zero."""
     generator = torch.Generator().manual_seed(1)
     left, right = singular_vectors(32, 32, seed=2)
@@ -170,7 +170,7 @@ def test_rounding_to_float16_changes_no_more_than_the_bound_at_the_chosen_restar
             assert (change <= bound * share).all()
 
 
-def test_restarts_that_amplify_ten_times_more_err_more(kernel, stability, schedule):
+def test_restarts_with_ten_times_the_bound_err_more(kernel, stability, schedule):
     """The bound ranks as the worst error over spectra does, of which those with one large value are the worst."""
     m, n = 48, 112
     left, right = singular_vectors(m, n, seed=3)

@@ -35,7 +35,8 @@ def test_query_heads_share_key_heads_in_order(plan):
     assert of_k == ((4, (0, 1), 0.75), (4, (2, 3), 0.75))
 
 
-def test_of_latent_attention_rotary_queries_take_the_whole_factor_and_values_none(plan):
+def test_latent_attention_scales_rotary_queries_fully(plan):
+    """Values are not scaled."""
     shapes = {"model.layers.3.self_attn.q_b_proj.weight": (12, 8), "model.layers.3.self_attn.kv_b_proj.weight": (14, 8)}
     of_q, of_kv = plan({**LATENT, "alpha": 0.25}, shapes)[3].weights.values()
     assert of_q == ((4, (0,), 0.25), (2, (0,), 1.0), (4, (1,), 0.25), (2, (1,), 1.0))
@@ -44,14 +45,15 @@ def test_of_latent_attention_rotary_queries_take_the_whole_factor_and_values_non
 
 @pytest.mark.parametrize("name", ["blocks.0.attn.qkv.weight", "blocks.0.self_attn.in_proj_weight", "0.attn.qkv_proj"])
 @pytest.mark.parametrize("num_kv_heads, rows", [(0, 36), (3, 36), (1, 20)])
-def test_a_fused_weight_is_queries_then_keys_then_values(plan, name, num_kv_heads, rows):
+def test_fused_weight_is_queries_then_keys_then_values(plan, name, num_kv_heads, rows):
     keys = num_kv_heads or 3
     (fused,) = plan({"head_dim": 4, "num_kv_heads": num_kv_heads}, {name: (rows, 8)})[0].weights.values()
     of_q, of_k = plan({"head_dim": 4}, pair(3, keys))[0].weights.values()
     assert fused == (*of_q, *of_k, (keys * 4, (), 0.0)) and sum(run.rows for run in fused) == rows
 
 
-def test_biases_go_with_their_weights_and_layers_follow_each_other(plan):
+def test_biases_follow_their_weights(plan):
+    """Heads are numbered through the layers."""
     others = {"layers.1.mlp.up.weight": (8, 8), "layers.1.attn.o_proj.bias": (8,)}
     biases = {"layers.1.attn.q_proj.bias": (12,), "layers.1.attn.k_proj.bias": (12,)}
     made = plan({"head_dim": 4}, {**pair(2), **pair(3, layer="layers.1.attn"), **others, **biases})
@@ -62,7 +64,7 @@ def test_biases_go_with_their_weights_and_layers_follow_each_other(plan):
 
 
 @pytest.mark.parametrize("is_mla", [False, True])
-def test_indices_of_motif_name_the_head_that_each_logit_stands_for(plan, is_mla):
+def test_motif_indices_name_the_head_of_each_logit(plan, is_mla):
     """A head that several logits stand for takes the smallest factor; one that none stands for stays."""
     config = {"q_indices": [1, 0, 1], "k_indices": [0, 0, 0], "head_dim": 4, "threshold": 100, "is_mla": is_mla}
     latent = LATENT if is_mla else dict.fromkeys(LATENT, 0)
@@ -81,13 +83,13 @@ def test_motifs_default_configuration_scales_nothing(plan):
 @pytest.mark.parametrize(
     "layers, keys", [({"cross": ("to_q", "to_k")}, ["cross"]), ([(2, 3)], [0]), ((("to_q", "to_k"),), [0])]
 )
-def test_layers_can_be_given_by_names_and_by_positions(plan, layers, keys):
+def test_layers_can_be_given_by_names_or_positions(plan, layers, keys):
     shapes = {"a": (8, 8), "b": (3, 3), "to_q": (8, 8), "to_k": (8, 8)}
     made = plan({"head_dim": 4, "layers": layers}, shapes)
     assert list(made) == keys and list(made[keys[0]].weights) == ["to_q", "to_k"]
 
 
-def test_layers_that_share_a_number_are_known_by_name_alone(plan):
+def test_layers_sharing_a_number_are_known_only_by_name(plan):
     shapes = {**pair(2, layer="encoder.0.attn"), **pair(2, layer="decoder.0.attn"), **pair(2, layer="decoder.1.attn")}
     assert set(plan({"head_dim": 4}, shapes)) == {"encoder.0.attn", "decoder.0.attn", "decoder.1.attn", 1}
 
@@ -108,7 +110,7 @@ def test_layers_that_share_a_number_are_known_by_name_alone(plan):
         ([("head_dim", 4)], TypeError, "must be a dict of settings, got list"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(attention, settings, error, message):
+def test_impossible_settings_are_refused(attention, settings, error, message):
     with pytest.raises(error, match=message):
         attention.clip_settings(settings)
 

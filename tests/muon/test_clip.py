@@ -26,7 +26,7 @@ def muon(kernel, attention, branch="muon", **options):
 
 @any_kind
 @any_branch
-def test_the_largest_logits_after_a_step_are_the_threshold(kernel, kind, branch):
+def test_largest_logits_after_a_step_are_the_threshold(kernel, kind, branch):
     attention = copy.deepcopy(KINDS[kind])
     before = attention.largest_logits()
     optimizer = muon(kernel, attention, branch, lr=0.0)
@@ -60,7 +60,7 @@ def test_rows_are_scaled_after_the_update(kernel, kind, branch):
         torch.testing.assert_close(clipped.named[name].detach(), plain.named[name] * factors, rtol=4e-7, atol=1e-7)
 
 
-def test_a_layer_whose_weights_have_no_gradient_is_clipped_all_the_same(kernel):
+def test_layer_without_gradients_is_clipped(kernel):
     attention = copy.deepcopy(KINDS["mha"])
     optimizer = muon(kernel, attention)
     before = attention.largest_logits()
@@ -70,7 +70,7 @@ def test_a_layer_whose_weights_have_no_gradient_is_clipped_all_the_same(kernel):
 
 
 @any_branch
-def test_factors_are_not_rounded_to_half_precision_before_they_are_applied(kernel, branch):
+def test_factors_are_applied_before_rounding_to_half_precision(kernel, branch):
     attention = copy.deepcopy(KINDS["mha"])
     for name, p in attention.named.items():
         attention.named[name] = Parameter(p.detach().bfloat16())
@@ -85,7 +85,7 @@ def test_factors_are_not_rounded_to_half_precision_before_they_are_applied(kerne
         assert torch.equal(attention.named[name], (start * factors.view(-1, *[1] * (start.ndim - 1))).bfloat16())
 
 
-def test_an_overflow_scales_nothing_and_the_next_good_step_does(kernel):
+def test_overflow_scales_nothing_and_the_next_good_step_does(kernel):
     attention = copy.deepcopy(KINDS["mha"])
     optimizer = muon(kernel, attention)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
@@ -102,7 +102,7 @@ def test_an_overflow_scales_nothing_and_the_next_good_step_does(kernel):
         assert same_bits(state_of(optimizer, attention.named), state) is overflows
 
 
-def test_reports_come_one_step_later_and_metrics_at_once(kernel):
+def test_reports_come_one_step_late_and_metrics_at_once(kernel):
     attention, told = copy.deepcopy(KINDS["mha"]), []
     optimizer = muon(kernel, attention, clip=dict(report=lambda *counts: told.append(counts)))
     logits = [torch.tensor([1.0, 21.0, 22.0, 23.0]), torch.tensor([1.0, 2.0, float("nan"), 23.0]), torch.zeros(4)]
@@ -115,8 +115,8 @@ def test_reports_come_one_step_later_and_metrics_at_once(kernel):
     assert told == [(3, 0), (1, 1)] and counted == [(3, 0), (1, 1), (0, 0)]
 
 
-def test_observations_are_of_one_step_and_the_largest_of_it_counts(kernel):
-    """As gradients are, over the micro-batches of an accumulation."""
+def test_largest_observation_of_one_step_counts(kernel):
+    """Observations are of one step, as gradients are, over the micro-batches of an accumulation."""
     once, twice = (copy.deepcopy(KINDS["mha"]) for _ in range(2))
     logits = once.largest_logits()
     for attention, observed in ((once, [logits]), (twice, [0.5 * logits, logits, 0.1 * logits])):
@@ -157,7 +157,7 @@ def test_copies_clip_their_own_parameters(kernel, duplicate):
     assert other.metrics()["heads_clipped"] > 0
 
 
-def test_parameters_that_a_wrapper_has_replaced_are_clipped(kernel):
+def test_replaced_parameters_are_clipped(kernel):
     attention = copy.deepcopy(KINDS["mha"])
     optimizer = muon(kernel, attention, lr=0.0)
     optimizer.observe_qk_logits("attn", attention.largest_logits())
@@ -168,7 +168,7 @@ def test_parameters_that_a_wrapper_has_replaced_are_clipped(kernel):
     assert attention.largest_logits().max() < 1.01 * THRESHOLD
 
 
-def test_a_layer_that_is_added_can_be_observed_at_once(kernel):
+def test_added_layer_can_be_observed_at_once(kernel):
     first, second = copy.deepcopy(KINDS["mha"]), copy.deepcopy(KINDS["mha"])
     renamed = {f"layers.{i}.{n}": p for i, a in enumerate((first, second)) for n, p in a.named.items()}
     names = list(renamed)
@@ -179,7 +179,7 @@ def test_a_layer_that_is_added_can_be_observed_at_once(kernel):
     assert second.largest_logits().max() < 1.01 * THRESHOLD < first.largest_logits().max()
 
 
-def test_a_group_that_no_clip_fits_is_refused_and_leaves_nothing_behind(kernel):
+def test_group_without_fitting_clip_is_refused_and_undone(kernel):
     attention = copy.deepcopy(KINDS["mha"])
     optimizer = muon(kernel, attention)
     before = copy.deepcopy(optimizer.state_dict()["param_groups"])

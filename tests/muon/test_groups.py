@@ -1,17 +1,22 @@
-"""Groups: how they split, what they may set, what schedulers do with them, and what is refused."""
+"""Groups: how they split, what they may set, which share a batch, and which parameters are refused."""
 
 import copy
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import Parameter
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.support.small_model import named_parameters
+from tests.support.inside import plan_of
+from tests.support.small_model import matrix, named_parameters
 
 pytestmark = pytest.mark.kernels_ci
 
 
-def test_a_mixed_group_becomes_two_neighbours_with_their_own_learning_rates(kernel):
+def test_mixed_group_splits_into_two_with_own_learning_rates(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), lr=0.02, adamw_lr=0.003)
     muon, adamw = optimizer.param_groups
@@ -20,21 +25,7 @@ def test_a_mixed_group_becomes_two_neighbours_with_their_own_learning_rates(kern
     assert adamw["param_names"] == ["wte.weight", "up.bias", "norm.weight"]
 
 
-def test_a_scheduler_scales_both_learning_rates(kernel):
-    optimizer = kernel.Muon(named_parameters().items(), lr=0.02, adamw_lr=0.004)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    optimizer.step()
-    scheduler.step()
-    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.002]
-
-
-def test_one_cycle_moves_momentum(kernel):
-    optimizer = kernel.Muon(named_parameters().items())
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.8, max_momentum=0.9)
-    assert optimizer.param_groups[0]["momentum"] == 0.9
-
-
-def test_groups_bring_their_own_settings_and_override_routing(kernel):
+def test_groups_override_settings_and_routing(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(
         [
@@ -56,17 +47,56 @@ def test_groups_bring_their_own_settings_and_override_routing(kernel):
     assert [row.reason for row in optimizer.explain().rows] == ["use_muon", "use_muon", "matrix", "insufficient_dims"]
 
 
-def test_explain_says_what_runs(kernel):
-    params = named_parameters()
-    rows = {row.name: row for row in kernel.Muon(params.items(), ns_dtype="float32").explain().rows}
-    assert rows["up.weight"].kernel == "standard torch.mm float32" and rows["up.weight"].matrices == 1
-    assert rows["up.weight"].multiplier == pytest.approx(0.2 * 24**0.5)
-    assert (rows["up.bias"].branch, rows["up.bias"].kernel, rows["up.bias"].multiplier) == (
-        "adamw", "torch._fused_adamw_", None,
-    )  # fmt: skip
+def test_group_can_set_its_own_conv_mode_and_experts(kernel):
+    conv, experts = (Parameter(torch.zeros(shape)) for shape in ((8, 4, 3, 3), (5, 8, 12)))
+    optimizer = kernel.Muon(
+        [
+            {"params": [("conv.weight", conv)], "conv_mode": "batched"},
+            {"params": [("moe.experts.w", experts)], "expert_keys": ["experts"]},
+        ]
+    )
+    assert [(row.matrices, row.reason) for row in optimizer.explain().rows] == [
+        (9, "matrix: 9 matrices 8x4"),
+        (5, "matrix: 5 matrices 8x12"),
+    ]
 
 
-def test_a_tied_parameter_is_optimized_once(kernel):
+def test_groups_differing_in_lr_and_decay_step_independently(kernel):
+    """They share a batch all the same: see test_groups_with_equal_recipes_share_a_batch."""
+    settings = [dict(lr=0.1, weight_decay=0.0), dict(lr=torch.tensor(0.02), weight_decay=0.5), dict(lr=0.0)]
+    together = [{"params": [(f"{i}.weight", Parameter(matrix(16, 16, i)))], **own} for i, own in enumerate(settings)]
+    alone = [[(f"{i}.weight", Parameter(matrix(16, 16, i)))] for i in range(3)]
+    optimizers = [kernel.Muon(together), *(kernel.Muon(pair, **own) for pair, own in zip(alone, settings))]
+    for seed in range(2):
+        for i, group in enumerate([*(group["params"] for group in together), *alone]):
+            group[0][1].grad = matrix(16, 16, 10 * seed + i % 3)
+        for optimizer in optimizers:
+            optimizer.step()
+    for group, pair in zip(together, alone):
+        assert torch.equal(group["params"][0][1], pair[0][1])
+
+
+@pytest.mark.parametrize("differs", [dict(momentum=0.5), dict(nesterov=False), dict(eps=1e-3), dict(maximize=True)])
+def test_groups_with_equal_recipes_share_a_batch(kernel, monkeypatch, differs):
+    """Where products take several matrices at once, as on GPUs; here the plan is asked to believe that of a CPU."""
+    monkeypatch.setattr(kernel.plan.batches, "_length", lambda *_: 4)
+    params = [Parameter(matrix(16, 16, i)) for i in range(4)]
+    groups = [{"params": [p], "lr": 0.1 * i, "weight_decay": 0.1 * i} for i, p in enumerate(params)]
+    groups[3].update(differs)
+    optimizer = kernel.Muon(groups)
+    assert sorted(len(batch.matrices) for batch in plan_of(optimizer).batches) == [1, 3]
+    alone = [copy.deepcopy(p) for p in params]
+    others = [kernel.Muon([{**group, "params": [p]}]) for group, p in zip(groups, alone)]
+    for i, p in enumerate([*params, *alone]):
+        p.grad = matrix(16, 16, 10 + i % 4)
+    for each in (optimizer, *others):
+        each.step()
+    # torch's batched products may sum in another order than single ones.
+    for p, other in zip(params, alone):
+        torch.testing.assert_close(p, other, rtol=0, atol=0.5 * 0.3 * 0.8 * 2**-8 * 16)
+
+
+def test_tied_parameter_is_optimized_once(kernel):
     tied = Parameter(torch.ones(16, 8))
     up = Parameter(torch.ones(8, 8))
     optimizer = kernel.Muon([("decoder.weight", tied), ("wte.weight", tied), ("up.weight", up)])
@@ -75,29 +105,14 @@ def test_a_tied_parameter_is_optimized_once(kernel):
     assert [row.reason for row in optimizer.explain().rows] == ["matrix", "output_head:decoder"]
 
 
-@pytest.mark.parametrize(
-    "options, error, words",
-    [
-        (dict(lr=-1.0), ValueError, "lr must be at least 0"),
-        (dict(lr=torch.zeros(2)), ValueError, "lr must be a number or a float32 or float64 tensor of one element"),
-        (dict(lr="fast"), TypeError, "lr must be a number"),
-        (dict(weight_decay=-0.1), ValueError, "weight_decay"),
-        (dict(momentum=1.0), ValueError, "momentum must be at least 0 and below 1"),
-        (dict(adamw_betas=(0.9,)), ValueError, "adamw_betas must be two numbers"),
-        (dict(adamw_betas=(0.9, 1.0)), ValueError, "adamw_betas"),
-        (dict(eps=float("nan")), ValueError, "eps"),
-        (dict(ns_steps=0), ValueError, "ns_steps must be at least 1"),
-        (dict(ns_coefficients="cubic"), ValueError, "cubic"),
-        (dict(adjust_lr_fn="rms"), ValueError, "adjust_lr_fn 'rms' is none of"),
-        (dict(ns_dtype="int8"), ValueError, "int8"),
-        (dict(ns_dtype="half precision"), ValueError, "half precision"),
-        (dict(foreach=True), TypeError, "foreach"),
-    ],
-    ids=lambda value: str(value)[:24],
-)
-def test_wrong_settings_are_named(kernel, options, error, words):
-    with pytest.raises(error, match=words):
-        kernel.Muon(named_parameters().items(), **options)
+def test_unnamed_parameters_get_distinct_names(kernel):
+    params = list(named_parameters().values())
+    optimizer = kernel.Muon(params[:3])
+    optimizer.add_param_group({"params": params[3:4]})
+    optimizer.add_param_group({"params": [("last", params[4])]})
+    optimizer.add_param_group({"params": []})
+    assert sorted(row.name for row in optimizer.explain().rows) == ["last", "param_0", "param_1", "param_2", "param_3"]
+    assert [row.name for row in kernel.route(params[:3]).rows] == ["param_0", "param_1", "param_2"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +135,30 @@ def test_wrong_parameters_are_named(kernel, make, error, words):
         kernel.Muon(params)
 
 
-def test_a_refused_group_leaves_the_optimizer_as_it_was(kernel):
+@pytest.mark.parametrize(
+    "make, error, words",
+    [
+        (lambda: Parameter(torch.ones(4, 4)).to(torch.float8_e4m3fn), TypeError, "float8"),
+        (lambda: torch.ones(4, 4).to_sparse().requires_grad_(), ValueError, "dense"),
+    ],
+    ids=["float8", "sparse"],
+)
+def test_unsupported_parameters_are_refused(kernel, make, error, words):
+    with pytest.raises(error, match=words):
+        kernel.Muon([make().detach().requires_grad_() if words == "float8" else make()])
+
+
+def test_partial_parameters_are_refused(kernel):
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        part = DTensor.from_local(torch.ones(4, 4), init_device_mesh("cpu", (2,)), [Partial()], run_check=False)
+        with pytest.raises(ValueError, match=r"w has placements .* must be reduced before a step"):
+            kernel.Muon([("w", Parameter(part))])
+    finally:
+        dist.destroy_process_group()
+
+
+def test_refused_group_leaves_the_optimizer_unchanged(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     before = copy.deepcopy(optimizer.state_dict())
@@ -130,7 +168,7 @@ def test_a_refused_group_leaves_the_optimizer_as_it_was(kernel):
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
 
 
-def test_a_group_whose_plan_cannot_be_made_is_refused_and_leaves_no_state(kernel):
+def test_group_without_a_possible_plan_leaves_no_state(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     before = copy.deepcopy(optimizer.state_dict())
@@ -139,3 +177,16 @@ def test_a_group_whose_plan_cannot_be_made_is_refused_and_leaves_no_state(kernel
         optimizer.add_param_group({"params": fresh, "ns_method": "gram", "ns_dtype": "bfloat16"})
     after = optimizer.state_dict()
     assert after["param_groups"] == before["param_groups"] and after["state"].keys() == before["state"].keys()
+
+
+def test_vector_in_a_group_of_matrices_raises(kernel):
+    optimizer = kernel.Muon(named_parameters().items())
+    optimizer.param_groups[0]["params"][0] = Parameter(torch.ones(24 * 12))
+    with pytest.raises(ValueError, match=r"up.weight, which is not a matrix: its shape is \(288,\)"):
+        optimizer.step()
+
+
+def test_parameter_appended_to_a_group_is_explained(kernel):
+    optimizer = kernel.Muon(named_parameters().items())
+    optimizer.param_groups[0]["params"].append(Parameter(torch.ones(8, 8)))
+    assert len(optimizer.explain().rows) == len(named_parameters()) + 1

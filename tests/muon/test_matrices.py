@@ -5,6 +5,9 @@ import math
 
 import pytest
 import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import matrix
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -47,7 +50,8 @@ def view_and_parameter(matrices, case):
 
 
 @pytest.mark.parametrize("case", VIEWS)
-def test_each_element_is_in_one_matrix_of_the_shape_that_the_view_tells(matrices, case):
+def test_each_element_is_in_exactly_one_matrix(matrices, case):
+    """Matrices have the shapes that the view tells."""
     view, p = view_and_parameter(matrices, case)
     found = view.matrices(p)
     assert tuple(tuple(M.shape) for M in found) == view.shapes
@@ -56,7 +60,7 @@ def test_each_element_is_in_one_matrix_of_the_shape_that_the_view_tells(matrices
 
 
 @pytest.mark.parametrize("case", VIEWS)
-def test_what_is_written_to_the_matrices_is_written_to_the_parameter(matrices, case):
+def test_writing_to_matrices_writes_to_the_parameter(matrices, case):
     view, p = view_and_parameter(matrices, case)
     version = p._version
     with torch.no_grad():
@@ -75,7 +79,8 @@ def test_flatten_is_the_reshaped_parameter(matrices, shape):
     assert torch.equal(M, p.reshape(6, -1))
 
 
-def test_flattened_channels_last_has_the_columns_of_the_contiguous_parameter_in_one_order_for_all_tensors(matrices):
+def test_flattened_channels_last_orders_columns_alike(matrices):
+    """Columns are the contiguous parameter's, in one order for parameters and for gradients of any layout."""
     generator = torch.Generator().manual_seed(0)
     p, gradient = torch.randn(2, 6, 4, 3, 2, generator=generator).unbind(0)
     last = channels_last(p)
@@ -86,7 +91,7 @@ def test_flattened_channels_last_has_the_columns_of_the_contiguous_parameter_in_
         assert torch.equal(view.matrices(g, read_only=True)[0], gradient.reshape(6, 24)[:, columns])
 
 
-def test_memory_format_changes_the_update_by_rounding_alone(kernel, matrices):
+def test_memory_format_changes_the_update_only_by_rounding(kernel, matrices):
     """Five steps amplify rounding by at most the product of their first coefficients, of which the largest is 8.3."""
     p = torch.randn(8, 4, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     last = channels_last(p)
@@ -99,20 +104,21 @@ def test_memory_format_changes_the_update_by_rounding_alone(kernel, matrices):
     assert (results[0] - results[1]).abs().max() <= 8.3**5 * torch.finfo(torch.float64).eps
 
 
-def test_batched_has_one_matrix_for_each_position_in_the_order_of_the_kernel(matrices):
+def test_batched_has_one_matrix_for_each_kernel_position(matrices):
+    """They come in the order of the kernel."""
     view, p = view_and_parameter(matrices, "batched_last")
     expected = [p[:, :, i, j] for i in range(3) for j in range(2)]
     assert all(torch.equal(M, E) for M, E in zip(view.matrices(p), expected))
 
 
-def test_parts_are_the_rows_of_each_matrix_one_after_another(matrices):
+def test_split_parts_are_consecutive_rows_of_each_matrix(matrices):
     view, p = view_and_parameter(matrices, "experts_split")
     expected = [part for expert in p for part in (expert[:2], expert[2:])]
     assert all(torch.equal(M, E) for M, E in zip(view.matrices(p), expected))
 
 
 @pytest.mark.parametrize("case", ["matrix", "split", "conv_split", "batched_split", "experts_split"])
-def test_values_of_rows_go_with_their_rows(matrices, case):
+def test_row_values_go_with_their_rows(matrices, case):
     """Each row of each matrix is found in the rows of the parameter that its value names."""
     view, p = view_and_parameter(matrices, case)
     rows = p.movedim(1, 0) if case == "experts_split" else p
@@ -120,7 +126,7 @@ def test_values_of_rows_go_with_their_rows(matrices, case):
         assert all(set(row.tolist()) <= set(rows[i].flatten().tolist()) for row, i in zip(M, values, strict=True))
 
 
-def test_normalize_spatial_divides_the_steps_of_batched_convolutions_alone(matrices):
+def test_normalize_spatial_scales_only_batched_convolutions(matrices):
     p = torch.zeros(8, 4, 3, 3)
     assert matrices.matrix_view("w", p, conv_mode="batched").scale == pytest.approx(1 / 3)
     assert matrices.matrix_view("w", p, conv_mode="batched", normalize_spatial=False).scale == 1
@@ -128,7 +134,7 @@ def test_normalize_spatial_divides_the_steps_of_batched_convolutions_alone(matri
     assert matrices.matrix_view("w", p[0], conv_mode="batched", experts=True).scale == 1
 
 
-def test_an_expert_that_is_a_module_of_its_own_has_one_matrix(matrices):
+def test_expert_in_its_own_module_is_one_matrix(matrices):
     p = torch.zeros(6, 4)
     view = matrices.matrix_view("experts.0.w1.weight", p, experts=True)
     assert view.shapes == ((6, 4),) and view.matrices(p)[0] is p
@@ -145,7 +151,7 @@ def test_an_expert_that_is_a_module_of_its_own_has_one_matrix(matrices):
         ("layers.0.moe.w1", (), False),
     ],
 )
-def test_experts_are_found_by_whole_components_of_their_names(matrices, name, keys, expected):
+def test_experts_are_found_by_whole_name_components(matrices, name, keys, expected):
     assert matrices.is_expert(name, keys) is expected
 
 
@@ -160,11 +166,11 @@ def test_experts_are_found_by_whole_components_of_their_names(matrices, name, ke
         ("experts_split", "5 matrices 6x4 split 2+4"),
     ],
 )
-def test_a_view_prints_what_it_does(matrices, case, text):
+def test_view_prints_what_it_does(matrices, case, text):
     assert str(view_and_parameter(matrices, case)[0]) == text
 
 
-def test_many_equal_parts_are_counted(matrices):
+def test_many_equal_parts_print_as_a_count(matrices):
     assert str(matrices.matrix_view("w", torch.zeros(96, 4), split_rows=(8,) * 12)) == "96x4 split 12*8"
 
 
@@ -177,7 +183,7 @@ def test_many_equal_parts_are_counted(matrices):
         ((3, 4, 5), {"conv_mode": "flat"}, "conv_mode must be one of flatten, batched, got 'flat'"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(matrices, shape, settings, message):
+def test_impossible_views_are_refused_by_name(matrices, shape, settings, message):
     with pytest.raises(ValueError, match=message):
         matrices.matrix_view("attn.qkv", torch.zeros(shape), **settings)
 
@@ -193,12 +199,13 @@ def test_what_cannot_be_is_refused_by_name(matrices, shape, settings, message):
         (7, TypeError),
     ],
 )
-def test_row_counts_are_whole_positive_numbers(matrices, value, error):
+def test_split_rows_must_be_positive_integers(matrices, value, error):
     with pytest.raises(error, match="split_rows"):
         matrices.plain_split_rows(value)
 
 
-def test_a_layout_that_no_view_flattens_is_refused_and_never_copied(matrices):
+def test_layout_that_cannot_be_viewed_is_refused(matrices):
+    """It is never copied."""
     p = torch.zeros(4, 6, 3).transpose(0, 1)
     with pytest.raises(ValueError, match="w must be contiguous or channels_last"):
         matrices.matrix_view("w", p)
@@ -208,8 +215,40 @@ def test_a_layout_that_no_view_flattens_is_refused_and_never_copied(matrices):
         view.matrices(p)
 
 
-def test_a_view_follows_from_shape_and_layout_and_is_frozen(matrices):
+def test_view_depends_on_shape_and_layout_and_is_frozen(matrices):
     real = matrices.matrix_view("w", torch.zeros(6, 4, 3, 2))
     assert real == matrices.matrix_view("other", torch.ones(6, 4, 3, 2, device="meta", dtype=torch.bfloat16))
     with pytest.raises(AttributeError):
         real.cols = 1
+
+
+@pytest.mark.parametrize("work_dtype", ["float32", "bfloat16", "float16"])
+def test_split_rows_are_stepped_as_separate_parameters(kernel, work_dtype):
+    """Bit for bit, with the multiplier of each part's own shape."""
+    rows = (24, 8, 8)
+    whole = {"qkv.weight": Parameter(matrix(40, 16, 0))}
+    parts = {name: Parameter(part.clone()) for name, part in zip("qkv", whole["qkv.weight"].detach().split(rows))}
+    options = dict(lr=0.1, ns_dtype=work_dtype, adjust_lr_fn="match_rms_adamw")
+    ours = kernel.Muon([{"params": whole.items(), "split_rows": rows}], **options)
+    separate = kernel.Muon(parts.items(), **options, is_muon=lambda *_: True)
+    for seed in range(2):
+        whole["qkv.weight"].grad = matrix(40, 16, 10 + seed)
+        for p, gradient in zip(parts.values(), whole["qkv.weight"].grad.split(rows)):
+            p.grad = gradient.clone()
+        ours.step()
+        separate.step()
+    assert torch.equal(whole["qkv.weight"], torch.cat(list(parts.values())))
+    assert ours.explain().rows[0].matrices == 3
+
+
+def test_experts_are_stepped_as_separate_parameters(kernel):
+    stack = Parameter(torch.stack([matrix(8, 12, seed) for seed in range(5)]))
+    single = [Parameter(p.clone()) for p in stack.detach()]
+    ours = kernel.Muon([("moe.experts.w1", stack)], expert_keys=["experts"], lr=0.1)
+    separate = kernel.Muon(single, lr=0.1)
+    stack.grad = torch.stack([matrix(8, 12, 10 + seed) for seed in range(5)])
+    for p, gradient in zip(single, stack.grad):
+        p.grad = gradient.clone()
+    ours.step()
+    separate.step()
+    assert torch.equal(stack, torch.stack(single))

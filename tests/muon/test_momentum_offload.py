@@ -56,7 +56,7 @@ def test_offload_changes_no_bit_of_parameters_and_state(kernel, device, variant)
     assert all(torch.equal(expected[key].cpu(), found[key].cpu()) for key in expected)
 
 
-def test_momentum_is_in_host_memory_and_the_rest_is_not(kernel, device):
+def test_only_momentum_is_in_host_memory(kernel, device):
     _, (_, optimizer) = pair(kernel, device)
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -67,7 +67,7 @@ def test_momentum_is_in_host_memory_and_the_rest_is_not(kernel, device):
                 assert key == "step" or value.stride() == p.stride()
 
 
-def test_the_device_holds_two_of_the_largest_batch(kernel, device):
+def test_device_holds_twice_the_largest_batch(kernel, device):
     """Buffers rounded up to 512 bytes; host memory has one element for each of the matrices' elements."""
     params = {f"{i}.weight": Parameter(torch.ones(shape, device=device)) for i, shape in enumerate([(8, 8)] * 3)}
     params["large"] = Parameter(torch.ones(64, 48, device=device))
@@ -86,7 +86,7 @@ def resumed(state_dict, kernel, params, offload):
 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("after", [False, True])
-def test_a_run_is_resumed_with_or_without_offload_bit_for_bit(kernel, before, after):
+def test_run_resumes_with_or_without_offload(kernel, before, after):
     """Where momentum lives is a matter of the machine, which may be another: the loaded settings do not say it."""
     (params, others), optimizers = pair(kernel)
     first, own = optimizers[before], (params, others)[before]
@@ -101,7 +101,7 @@ def test_a_run_is_resumed_with_or_without_offload_bit_for_bit(kernel, before, af
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
-def test_copies_have_host_memory_of_their_own(kernel, device, duplicate):
+def test_copies_have_their_own_host_memory(kernel, device, duplicate):
     (_, params), (_, optimizer) = pair(kernel, device)
     take_steps(optimizer, params, [0])
     other, others = duplicate((optimizer, params))
@@ -113,7 +113,7 @@ def test_copies_have_host_memory_of_their_own(kernel, device, duplicate):
     assert same_bits(params, others)
 
 
-def test_the_setting_is_live(kernel):
+def test_offload_setting_is_live(kernel):
     (params, others), (optimizer, changing) = pair(kernel)
     for seed in range(4):
         for group in changing.param_groups:
@@ -123,7 +123,7 @@ def test_the_setting_is_live(kernel):
     assert same_bits(params, others)
 
 
-def test_groups_that_differ_in_it_share_no_batch(kernel, monkeypatch):
+def test_groups_differing_in_offload_share_no_batch(kernel, monkeypatch):
     monkeypatch.setattr(kernel.plan.batches, "_length", lambda *_: 4)
     params = [Parameter(torch.ones(8, 8)) for _ in range(4)]
     optimizer = kernel.Muon([{"params": params[:3], "offload": True}, {"params": params[3:]}])
@@ -132,7 +132,7 @@ def test_groups_that_differ_in_it_share_no_batch(kernel, monkeypatch):
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_frozen_parameter_joins_when_it_has_a_gradient(kernel, offload):
+def test_frozen_parameter_joins_when_it_has_a_gradient(kernel, offload):
     params, others = parameters(), parameters()
     params["up.weight"].requires_grad_(False)
     settings = dict(momentum_dtype="bfloat16", expert_keys=["experts"])
@@ -143,7 +143,7 @@ def test_a_frozen_parameter_joins_when_it_has_a_gradient(kernel, offload):
     assert same_bits(params, others)
 
 
-def test_a_step_that_failed_in_a_batch_leaves_momentum_to_the_next(kernel, monkeypatch):
+def test_failed_step_leaves_momentum_to_the_next(kernel, monkeypatch):
     (params, others), (optimizer, offloaded) = pair(kernel)
 
     def fail(*_):
@@ -160,14 +160,14 @@ def test_a_step_that_failed_in_a_batch_leaves_momentum_to_the_next(kernel, monke
     assert same_bits(params, others)
 
 
-def test_what_offload_cannot_do_raises(kernel):
+def test_unsupported_offload_options_raise(kernel):
     with pytest.raises(ValueError, match="captured"):
         kernel.Muon([Parameter(torch.ones(4, 4))], offload=True, capturable=True)
     with pytest.raises(TypeError, match="offload must be True or False, got 1"):
         kernel.Muon([Parameter(torch.ones(4, 4))], offload=1)
 
 
-def test_matrices_of_several_ranks_raise(kernel, tmp_path):
+def test_offload_of_matrices_on_several_ranks_raises(kernel, tmp_path):
     distributed = torch.distributed
     distributed.init_process_group(
         "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
@@ -180,7 +180,7 @@ def test_matrices_of_several_ranks_raise(kernel, tmp_path):
         distributed.destroy_process_group()
 
 
-def test_momentum_that_somebody_has_put_there_is_the_momentum(kernel):
+def test_replaced_momentum_buffer_is_used(kernel):
     """Chunks are of tensors: another one in the place of a buffer has to be noticed."""
     both, optimizers = pair(kernel)
     for params, optimizer in zip(both, optimizers):

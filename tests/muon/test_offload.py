@@ -51,7 +51,7 @@ def rounded_up(tensors):
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("left_out", [(), (1,), (0, 2, 3)], ids=str)
-def test_state_goes_and_comes_as_if_it_had_stayed(offload, device, count, left_out):
+def test_offloaded_state_equals_state_that_stayed(offload, device, count, left_out):
     expected = examples(count=count)
     chunks = on_host(offload, expected, device)
     host = offload.HostChunks(chunks, torch.device(device))
@@ -83,7 +83,7 @@ def test_at_most_two_chunks_are_on_the_device(offload, device):
     assert seen == [{0, 1}, {1, 2}, {2, 3}, {3, 4}, {4}]
 
 
-def test_chunks_that_are_on_the_device_together_do_not_overlap(offload, device):
+def test_chunks_on_the_device_together_do_not_overlap(offload, device):
     chunks = on_host(offload, examples(), device)
     host = offload.HostChunks(chunks, torch.device(device))
     for k in range(len(chunks) - 1):
@@ -99,13 +99,13 @@ def test_chunks_that_are_on_the_device_together_do_not_overlap(offload, device):
         host.synchronize()
 
 
-def test_one_chunk_takes_one_slot_and_none_takes_nothing(offload, device):
+def test_one_chunk_takes_one_slot_and_no_chunk_none(offload, device):
     (chunk, *_) = on_host(offload, examples(), device)
     assert offload.HostChunks([chunk], torch.device(device)).device_bytes == rounded_up(chunk)
     assert offload.HostChunks([], torch.device(device)).device_bytes == 0
 
 
-def test_host_memory_is_what_counts_after_synchronize(offload, device):
+def test_changes_in_host_memory_count_after_synchronize(offload, device):
     chunks = on_host(offload, examples(), device)
     host = offload.HostChunks(chunks, torch.device(device))
     host.fetch(0)  # brings chunk 1 as well
@@ -119,7 +119,7 @@ def test_host_memory_is_what_counts_after_synchronize(offload, device):
         host.write_back(k)
 
 
-def test_strided_views_come_contiguous_and_go_back_to_their_places(offload, device):
+def test_strided_views_come_contiguous_and_go_back(offload, device):
     whole = offload.host_zeros_like(torch.zeros(6, 4, 3, device=device))
     views = [whole[:, :, i] for i in range(3)]
     host = offload.HostChunks([views[:2], views[2:]], torch.device(device))
@@ -134,7 +134,7 @@ def test_strided_views_come_contiguous_and_go_back_to_their_places(offload, devi
 
 
 @pytest.mark.parametrize("layout", [lambda t: t, lambda t: t.mT, lambda t: t.to(memory_format=torch.channels_last)])
-def test_zeros_in_host_memory_are_laid_out_like_the_tensor(offload, device, layout):
+def test_host_zeros_have_the_layout_of_the_tensor(offload, device, layout):
     p = layout(torch.nn.Parameter(torch.ones(2, 4, 3, 5, device=device)))
     zeros = offload.host_zeros_like(p, torch.bfloat16)
     assert zeros.shape == p.shape and zeros.stride() == p.stride() and not zeros.any()
@@ -142,7 +142,7 @@ def test_zeros_in_host_memory_are_laid_out_like_the_tensor(offload, device, layo
     assert zeros.is_pinned() == (device == "cuda")
 
 
-def test_a_chunk_is_used_alone(offload, device):
+def test_chunks_must_be_used_one_at_a_time(offload, device):
     host = offload.HostChunks(on_host(offload, examples(), device), torch.device(device))
     with pytest.raises(RuntimeError, match="chunk 0 is written back, but None was fetched"):
         host.write_back(0)
@@ -156,7 +156,7 @@ def test_a_chunk_is_used_alone(offload, device):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_order_that_the_streams_may_take_changes_a_bit(offload, monkeypatch, seed):
+def test_no_stream_order_changes_a_bit(offload, monkeypatch, seed):
     """The copies of a GPU, simulated: each stream gets on as far as its waits let it, whenever it likes."""
     choice = random.Random(seed)
     copies, current, done = Queue(), Queue(), set()

@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.small_model import gradient_of, named_parameters, same_bits, state_of, take_steps
+from tests.support.small_model import (
+    gradient_of,
+    named_parameters,
+    same_bits,
+    state_of,
+    take_steps,
+)
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -28,7 +34,7 @@ def rounded(kernel, steps, **options):
     return torch.stack(seen)
 
 
-def test_stochastic_rounding_is_unbiased_where_nearest_loses_everything(kernel):
+def test_stochastic_rounding_is_unbiased_where_nearest_stalls(kernel):
     """32 steps of 2**-14 on the diagonals of four matrices; 1 has neighbours 2**-8 below and 2**-7 above."""
     lr = 2.0**-14 / (0.2 * 4)
     nearest, ours = (rounded(kernel, 32, lr=lr, stochastic_rounding=flag) for flag in (False, True))
@@ -42,15 +48,18 @@ def test_stochastic_rounding_is_unbiased_where_nearest_loses_everything(kernel):
     assert abs(moved.sum() - expected) < 0.14 * expected + 4 * deviation
 
 
-def test_stochastic_rounding_draws_anew_for_each_step_matrix_and_parameter(kernel):
-    """With a chance of one half for each of 16 elements, two draws are alike with a chance of 2**-16."""
+def test_stochastic_rounding_draws_anew_each_time(kernel):
+    """Draws differ between steps, matrices and parameters.
+
+    With a chance of one half for each of 16 elements, two draws are alike with a chance of 2**-16.
+    """
     seen = rounded(kernel, 4, lr=2.0**-9 / (0.2 * 4), stochastic_rounding=True)
     diagonals = torch.stack([torch.stack([m.diagonal() for m in state.split(16)]) for state in seen])
     steps = torch.diff(torch.cat([torch.ones(1, 4, 16), diagonals]), dim=0).ne(0).flatten(0, 1)
     assert len({tuple(row.tolist()) for row in steps}) == len(steps)
 
 
-def test_a_run_with_stochastic_rounding_resumes_bit_for_bit(kernel):
+def test_stochastic_rounding_resumes_bit_for_bit(kernel):
     options = dict(lr=0.02, stochastic_rounding=True, momentum_dtype=torch.float32)
     params = named_parameters(torch.bfloat16)
     optimizer = kernel.Muon(params.items(), **options)
@@ -63,7 +72,7 @@ def test_a_run_with_stochastic_rounding_resumes_bit_for_bit(kernel):
     assert same_bits(params, resumed)
 
 
-def test_stochastic_rounding_leaves_parameters_of_full_precision_as_they_are_without(kernel):
+def test_stochastic_rounding_leaves_full_precision_alone(kernel):
     results = []
     for flag in (False, True):
         params = named_parameters()
@@ -75,7 +84,7 @@ def test_stochastic_rounding_leaves_parameters_of_full_precision_as_they_are_wit
 
 
 @pytest.mark.parametrize("dtype", ["float32", torch.bfloat16, "float64"], ids=str)
-def test_momentum_has_the_dtype_asked_for_and_keeps_it_in_files(kernel, dtype):
+def test_momentum_keeps_its_dtype_through_files(kernel, dtype):
     params = named_parameters(torch.float16)
     optimizer = kernel.Muon(params.items(), momentum_dtype=dtype)
     take_steps(optimizer, params, range(2))
@@ -90,7 +99,7 @@ def test_momentum_has_the_dtype_asked_for_and_keeps_it_in_files(kernel, dtype):
     assert same_bits(params, resumed) and same_bits(state_of(optimizer, params), state_of(other, resumed))
 
 
-def test_momentum_of_higher_precision_is_the_average_rounded_to_it(kernel):
+def test_float32_momentum_averages_half_precision_gradients(kernel):
     p = Parameter(torch.zeros(8, 8, dtype=torch.bfloat16))
     optimizer = kernel.Muon([p], momentum=0.95, momentum_dtype=torch.float32)
     expected = torch.zeros(8, 8, dtype=torch.float64)
@@ -100,3 +109,20 @@ def test_momentum_of_higher_precision_is_the_average_rounded_to_it(kernel):
         optimizer.step()
     # Eight steps of one rounding each, which bfloat16 would make 2**16 times as large.
     torch.testing.assert_close(optimizer.state[p]["momentum_buffer"].double(), expected, rtol=0, atol=8 * 2**-24)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_casting_the_model_keeps_momentum_and_resumes(kernel, dtype):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), lr=0.02)
+    take_steps(optimizer, params, [0])
+    for p in params.values():
+        p.data = p.data.to(dtype)
+    take_steps(optimizer, params, [1])
+    assert optimizer.state[params["up.weight"]]["momentum_buffer"].dtype == torch.float32
+    resumed = {name: Parameter(p.detach().clone()) for name, p in params.items()}
+    other = kernel.Muon(resumed.items())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    take_steps(optimizer, params, [2, 3])
+    take_steps(other, resumed, [2, 3])
+    assert same_bits(params, resumed)

@@ -96,8 +96,8 @@ class Run:
 
 @repeatable
 @given(groups, st.dictionaries(st.integers(0, STEPS - 1), st.sampled_from(sorted(copies)), min_size=1), st.booleans())
-def test_a_run_that_is_interrupted_anywhere_is_the_uninterrupted_one(kernel, given_groups, interruptions, offload):
-    """Wherever the state of the interrupted one is."""
+def test_interrupted_run_equals_the_uninterrupted_one(kernel, given_groups, interruptions, offload):
+    """Wherever it is interrupted, and wherever its state is."""
     straight, interrupted = Run(kernel, given_groups), Run(kernel, given_groups, offload)
     for number in range(STEPS):
         if number in interruptions:
@@ -110,7 +110,7 @@ def test_a_run_that_is_interrupted_anywhere_is_the_uninterrupted_one(kernel, giv
 
 @repeatable
 @given(groups)
-def test_a_parameter_goes_the_same_way_alone_and_beside_others(kernel, given_groups):
+def test_parameter_steps_alone_as_it_does_among_others(kernel, given_groups):
     """Bit for bit on a CPU, but for stochastic rounding, whose draws follow from the place among the others."""
     given_groups = [(members, {**own, "stochastic_rounding": False}) for members, own in given_groups]
     together = Run(kernel, given_groups)
@@ -128,7 +128,7 @@ def test_a_parameter_goes_the_same_way_alone_and_beside_others(kernel, given_gro
 
 @repeatable
 @given(groups)
-def test_a_parameter_without_gradient_keeps_itself_and_its_state(kernel, given_groups):
+def test_parameter_without_gradient_keeps_itself_and_state(kernel, given_groups):
     run = Run(kernel, given_groups)
     for number in range(STEPS):
         before, state = copy.deepcopy(run.params), copy.deepcopy(state_of(run.optimizer, run.params))

@@ -17,7 +17,7 @@ def optimizer(kernel, params, **options):
     return kernel.Muon(params.items(), expert_keys=("experts",), **options)
 
 
-def test_the_update_is_the_same(kernel):
+def test_released_gradients_give_the_same_update(kernel):
     kept, released = parameters(), parameters()
     for params, release in ((kept, False), (released, True)):
         optimizer(kernel, params, release_grads=release).step()
@@ -26,14 +26,14 @@ def test_the_update_is_the_same(kernel):
     assert all(p.grad is not None for p in kept.values())
 
 
-def test_gradients_of_matrices_are_gone_and_the_fallbacks_stay(kernel):
+def test_only_gradients_of_matrices_are_released(kernel):
     params = parameters()
     optimizer(kernel, params, release_grads=True).step()
     assert [name for name, p in params.items() if p.grad is not None] == ["a.bias"]
 
 
 @pytest.mark.parametrize("release", [False, True])
-def test_the_memory_is_free_before_the_matrix_is_orthogonalized(kernel, monkeypatch, release):
+def test_memory_is_freed_before_orthogonalization(kernel, monkeypatch, release):
     """When a parameter's last matrix is worked on, nobody holds its gradient any more."""
     params = parameters()
     muon = optimizer(kernel, params, release_grads=release)

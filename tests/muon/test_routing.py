@@ -4,6 +4,9 @@ import json
 
 import pytest
 import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import named_parameters
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -22,14 +25,14 @@ def branches(kernel, named_shapes):
     return {row.name: (row.branch, row.reason) for row in rows}
 
 
-def test_shapes_are_judged_as_timm_judges_them(kernel, golden):
+def test_shape_verdicts_equal_timms(kernel, golden):
     for case in golden["timm"]:
         limits = case.get("min_dim_size", 4), case.get("max_aspect_ratio", 128.0)
         verdict = kernel.parameters.routing.shape_verdict(tuple(case["shape"]), *limits)
         assert verdict == (case["suitable"], case["reason"]), case
 
 
-def test_names_keep_out_at_least_what_the_wrapper_keeps_out(kernel, golden):
+def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
     """Stricter than the wrapper where its docstring is: embeddings and heads never go to Muon."""
     # It knows no convolutions.
     cases = [case for case in golden["make_param_groups"] if case["requires_grad"] and len(case["shape"]) < 3]
@@ -69,7 +72,7 @@ def test_names_keep_out_at_least_what_the_wrapper_keeps_out(kernel, golden):
         ("layers.0.norm.weight", (64,), "insufficient_dims"),
     ],
 )
-def test_what_is_no_map_between_hidden_spaces_is_adamws(kernel, name, shape, reason):
+def test_non_hidden_parameters_go_to_adamw(kernel, name, shape, reason):
     assert branches(kernel, [(name, shape)])[name] == ("adamw", reason)
 
 
@@ -90,17 +93,26 @@ def test_what_is_no_map_between_hidden_spaces_is_adamws(kernel, name, shape, rea
         ("0.weight", (16, 16)),
     ],
 )
-def test_hidden_matrices_are_muons(kernel, name, shape):
+def test_hidden_matrices_go_to_muon(kernel, name, shape):
     assert branches(kernel, [(name, shape)])[name] == ("muon", "matrix")
 
 
-def test_a_tied_parameter_comes_once_and_any_of_its_names_can_keep_it_out(kernel):
+def test_thin_and_extreme_shapes_go_to_adamw_unless_forced(kernel):
+    shapes = {"depthwise": (16, 1, 3, 3), "thin": (3, 64), "extreme": (4, 1024), "pos": (1, 16, 12)}
+    params = {f"{name}.weight": Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    branches = [row.branch for row in kernel.Muon(params.items()).explain().rows]
+    forced = kernel.Muon(params.items(), is_muon=lambda name, p: True).explain().rows
+    assert branches == ["adamw"] * 4 and [row.branch for row in forced] == ["muon"] * 4
+
+
+def test_any_name_of_a_tied_parameter_can_exclude_it(kernel):
+    """It comes once, under its first name."""
     tied = parameter(64, 32)
     (row,) = kernel.route([("decoder.proj.weight", tied), ("lm_head.weight", tied)]).rows
     assert (row.name, row.branch, row.reason) == ("decoder.proj.weight", "adamw", "output_head:lm_head")
 
 
-def test_the_users_word_overrides_routing_and_none_leaves_it(kernel):
+def test_is_muon_overrides_routing_and_none_keeps_it(kernel):
     params = [("wte.weight", parameter(64, 32)), ("up.weight", parameter(64, 32)), ("down.weight", parameter(32, 64))]
     verdicts = {"wte.weight": True, "up.weight": False}
     rows = kernel.route(params, is_muon=lambda name, p: verdicts.get(name)).rows
@@ -113,7 +125,16 @@ def test_the_users_word_overrides_routing_and_none_leaves_it(kernel):
         kernel.route([("norm.weight", parameter(32))], is_muon=lambda name, p: True)
 
 
-def test_rows_name_the_multiplier_and_print_as_a_table(kernel):
+def test_is_muon_is_asked_by_name_and_none_keeps_routing(kernel):
+    verdicts = {"wte.weight": True, "down.weight": False}
+    optimizer = kernel.Muon(named_parameters().items(), is_muon=lambda name, p: verdicts.get(name))
+    found = {row.name: (row.branch, row.reason) for row in optimizer.explain().rows}
+    assert found["wte.weight"] == ("muon", "is_muon") and found["down.weight"] == ("adamw", "is_muon")
+    assert found["up.weight"] == ("muon", "matrix")
+
+
+def test_routing_rows_print_as_a_table(kernel):
+    """They name the multiplier."""
     table = kernel.route([("up.weight", parameter(64, 36)), parameter(5)], adjust_lr_fn="original")
     assert table.rows[0]._asdict() == dict(
         name="up.weight", shape=(64, 36), branch="muon", reason="matrix", matrices=1, multiplier=(64 / 36) ** 0.5,
@@ -126,6 +147,6 @@ def test_rows_name_the_multiplier_and_print_as_a_table(kernel):
     assert lines[-1] == "1 parameters (2,304 elements) by Muon, 1 (5 elements) by AdamW"
 
 
-def test_what_is_no_parameter_is_refused(kernel):
+def test_non_parameters_are_refused(kernel):
     with pytest.raises(TypeError, match="got str at position 1"):
         kernel.route([parameter(4, 4), "weight"])

@@ -33,7 +33,7 @@ SCHEDULERS = {
 }
 
 
-def test_no_scheduler_of_torch_is_left_out():
+def test_every_torch_scheduler_is_tested():
     named = {name for name in schedulers.__all__ if name not in ("LRScheduler", "_LRScheduler")}
     assert named <= set(SCHEDULERS)
 
@@ -51,7 +51,7 @@ def run(kernel, name, lr):
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_scheduled_run_is_one_whose_settings_are_set_by_hand(kernel, name):
+def test_scheduled_run_equals_settings_by_hand(kernel, name):
     params, seen = run(kernel, name, 0.02)
     assert len({tuple(groups) for groups in map(tuple, seen)}) > 1
     # Each branch has its own learning rate, and is scaled as the other is.
@@ -66,15 +66,29 @@ def test_a_scheduled_run_is_one_whose_settings_are_set_by_hand(kernel, name):
 
 
 @pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
-def test_momentum_is_cycled(kernel, name):
+def test_cyclic_schedulers_cycle_momentum(kernel, name):
     momenta = [muon[1] for muon, _ in run(kernel, name, 0.02)[1]]
     assert max(momenta) == pytest.approx(0.95 if name == "OneCycleLR" else 0.9) and len(set(momenta)) > 2
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_tensor_is_scheduled_as_a_number_is(kernel, name):
+def test_tensor_lr_is_scheduled_like_a_number(kernel, name):
     """Each group then has a tensor of its own, here two: torch changes it where it is."""
     numbers, tensors = (run(kernel, name, lr)[1] for lr in (0.02, torch.tensor(0.02, dtype=torch.float64)))
     assert [[lr for lr, _ in groups] for groups in tensors] == [
         [pytest.approx(lr) for lr, _ in groups] for groups in numbers
     ]
+
+
+def test_scheduler_scales_both_learning_rates(kernel):
+    optimizer = kernel.Muon(named_parameters().items(), lr=0.02, adamw_lr=0.004)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    optimizer.step()
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.002]
+
+
+def test_one_cycle_sets_momentum(kernel):
+    optimizer = kernel.Muon(named_parameters().items())
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.8, max_momentum=0.9)
+    assert optimizer.param_groups[0]["momentum"] == 0.9

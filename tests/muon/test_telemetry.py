@@ -1,4 +1,4 @@
-"""What an optimizer tells: metrics of the last step against plain computations, and the progress of its warm-up."""
+"""What an optimizer tells: metrics of the last step against plain ones, progress of its warm-up, what runs."""
 
 import copy
 import math
@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of, take_steps
+from tests.support.small_model import (
+    gradient_of,
+    named_parameters,
+    same_bits,
+    set_gradients,
+    state_of,
+    take_steps,
+)
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -20,7 +27,7 @@ def norm_of(tensors):
 
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 @pytest.mark.parametrize("maximize", [False, True])
-def test_metrics_are_the_norms_of_what_a_step_did(kernel, fallback, maximize):
+def test_metrics_are_the_norms_of_the_step(kernel, fallback, maximize):
     """Without weight decay the update is the difference that the step has made, but for its rounding."""
     params = named_parameters(torch.float64)
     optimizer = kernel.Muon(
@@ -46,7 +53,7 @@ def test_metrics_are_the_norms_of_what_a_step_did(kernel, fallback, maximize):
     assert {key: value.item() for key, value in found.items()} == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_update_has_the_root_mean_square_of_adamws(kernel):
+def test_update_rms_is_that_of_adamw(kernel):
     """0.2 with singular values of 1, which are within [0.863, 1.131] here."""
     params = {"wide.weight": Parameter(torch.zeros(64, 512))}
     optimizer = kernel.Muon(params.items(), lr=0.5, ns_dtype="float32")
@@ -54,7 +61,8 @@ def test_the_update_has_the_root_mean_square_of_adamws(kernel):
     assert 0.863 <= optimizer.metrics()["muon_update_rms"] / (0.5 * 0.2) <= 1.131
 
 
-def test_metrics_have_the_same_names_before_the_first_step_and_without_gradients(kernel):
+def test_metrics_have_constant_names(kernel):
+    """Also before the first step and without gradients, where all are zero."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     fresh = optimizer.metrics()
@@ -67,7 +75,7 @@ def test_metrics_have_the_same_names_before_the_first_step_and_without_gradients
     assert all(isinstance(value, torch.Tensor) and value.ndim == 0 for value in after.values())
 
 
-def test_matrices_whose_gradient_is_not_finite_are_counted_and_the_others_go_on(kernel):
+def test_non_finite_matrices_are_counted_and_others_go_on(kernel):
     params = {f"{i}.weight": Parameter(torch.zeros(8, 8)) for i in range(4)}
     optimizer = kernel.Muon(params.items())
     for name, value in (("1.weight", float("nan")), ("2.weight", float("inf"))):
@@ -79,7 +87,7 @@ def test_matrices_whose_gradient_is_not_finite_are_counted_and_the_others_go_on(
     assert finite == [True, False, False, True]
 
 
-def test_metrics_of_a_step_stay_when_a_scheduler_changes_its_tensor(kernel):
+def test_metrics_stay_when_a_tensor_lr_changes(kernel):
     params = named_parameters()
     lr = torch.tensor(0.02)
     optimizer = kernel.Muon(params.items(), lr=lr)
@@ -105,7 +113,7 @@ def test_metrics_are_of_unscaled_gradients(kernel, fallback):
     assert found[0] == pytest.approx(found[1], rel=1e-6) and found[0]["fallback_gradient_norm"] > 1
 
 
-def test_a_step_that_overflowed_has_no_updates(kernel):
+def test_overflowed_step_reports_no_updates(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [0])
@@ -118,7 +126,7 @@ def test_a_step_that_overflowed_has_no_updates(kernel):
     assert found["muon_update_norm"] == 0
 
 
-def test_copies_have_metrics_of_their_own(kernel):
+def test_copies_have_their_own_metrics(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [0])
@@ -128,7 +136,7 @@ def test_copies_have_metrics_of_their_own(kernel):
     assert other.metrics()["matrices"] == 2
 
 
-def test_warming_up_changes_nothing_and_tells_how_far_it_is(kernel, capsys):
+def test_warmup_changes_nothing_and_reports_progress(kernel, capsys):
     params = named_parameters()
     params["half.weight"] = Parameter(torch.ones(24, 12, dtype=torch.bfloat16))
     optimizer = kernel.Muon(params.items(), lr=torch.tensor(0.02))
@@ -146,7 +154,7 @@ def test_warming_up_changes_nothing_and_tells_how_far_it_is(kernel, capsys):
     assert not capsys.readouterr().out
 
 
-def test_warming_up_prints_a_line_for_each_kernel_by_default(kernel, capsys):
+def test_warmup_prints_a_line_for_each_kernel_by_default(kernel, capsys):
     optimizer = kernel.Muon(named_parameters().items(), ns_dtype="float32")
     optimizer.warmup()
     assert capsys.readouterr().out.splitlines() == [
@@ -155,5 +163,15 @@ def test_warming_up_prints_a_line_for_each_kernel_by_default(kernel, capsys):
     ]
 
 
-def test_warming_up_without_matrices_is_fine(kernel):
+def test_warmup_works_without_matrices(kernel):
     kernel.Muon([Parameter(torch.ones(3))]).warmup()
+
+
+def test_explain_says_what_runs(kernel):
+    params = named_parameters()
+    rows = {row.name: row for row in kernel.Muon(params.items(), ns_dtype="float32").explain().rows}
+    assert rows["up.weight"].kernel == "standard torch.mm float32" and rows["up.weight"].matrices == 1
+    assert rows["up.weight"].multiplier == pytest.approx(0.2 * 24**0.5)
+    assert (rows["up.bias"].branch, rows["up.bias"].kernel, rows["up.bias"].multiplier) == (
+        "adamw", "torch._fused_adamw_", None,
+    )  # fmt: skip

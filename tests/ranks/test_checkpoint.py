@@ -101,7 +101,7 @@ def test_any_layout_continues_a_checkpoint_of_any_other(kernel, pools, checkpoin
 
 
 @pytest.mark.parametrize("name", ["fsdp", "tp and fsdp"])
-def test_a_checkpoint_saved_while_training_goes_on_is_that_of_its_time(kernel, pools, uninterrupted, tmp_path, name):
+def test_async_checkpoint_holds_the_state_of_its_time(kernel, pools, uninterrupted, tmp_path, name):
     run(kernel, pools, name, save_while_training_goes_on, tmp_path)
     for found in run(kernel, pools, "hsdp", resume, tmp_path):
         assert_same_network(found, uninterrupted)

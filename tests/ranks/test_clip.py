@@ -54,7 +54,8 @@ def clipped_on_ranks(kernel, layout, missing, overflow):
 @on_every_backend()
 @pytest.mark.parametrize("missing, overflow", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_rows_are_scaled_as_in_one_process_that_has_seen_all_logits(kernel, pools, layout, missing, overflow):
+def test_rows_are_scaled_as_in_one_process(kernel, pools, layout, missing, overflow):
+    """That process has seen the logits of all ranks."""
     together = torch.stack([logits(rank) for rank in range(4)]).amax(0)
     with one_thread(), one_by_one(kernel):
         expected = steps_of(kernel, None, pools.device, together, missing, overflow)

@@ -80,7 +80,7 @@ def take_steps(case: Case, optimizer, params, steps) -> None:
 
 @on_every_backend()
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_ranks_that_disagree_all_say_who_does_and_about_what(pools, what):
+def test_disagreeing_ranks_all_say_which_rank_and_what(pools, what):
     changes, words = DIFFERENT[what]
     case = Case(SPECS)
     for kind, text, unchanged in pools(4).run(errors_of_steps, case, case._replace(**changes)):
@@ -102,7 +102,7 @@ def steps_on_another_processor(kernel, case: Case):
         iteration._CPU_WORK_DTYPE = usual
 
 
-def test_ranks_on_different_processors_are_told_to_agree_about_the_dtype_of_products(pools):
+def test_ranks_on_different_processors_must_agree_on_dtype(pools):
     for kind, text, unchanged in pools(4).run(steps_on_another_processor, Case(SPECS, {"ns_dtype": None})):
         assert (kind, unchanged) == ("ValueError", True)
         assert f"rank {ODD}" in text and "here torch.bfloat16" in text and "here torch.float32" in text
@@ -140,8 +140,11 @@ def steps_apart(kernel, case: Case, key: str, odd: tuple[int, ...]):
 @pytest.mark.parametrize("name", ["rows", "hsdp", "replicated", "columns and rows"])
 @pytest.mark.parametrize("odd", [(ODD,), (2, 3)], ids=["one rank", "a copy"])
 @on_every_backend()
-def test_what_ranks_move_alone_changes_nothing_and_is_told_by_the_next_step(pools, name, key, odd):
-    """Also where copies work for themselves, as two matrices on four ranks, and what is no matrix, or not exchanged."""
+def test_settings_changed_on_one_rank_raise_on_the_next_step(pools, name, key, odd):
+    """The step itself changes nothing.
+
+    Also where copies work for themselves, as two matrices on four ranks, and of what is no matrix, or not exchanged.
+    """
     specs = tuple(spec._replace(layout=LAYOUTS[name]) for spec in SPECS[:2])
     specs += () if "1" in LAYOUTS[name].splits else (Spec("layers.0.up.bias", (8,), LAYOUTS[name]),)
     for rank, (errors, unmoved) in enumerate(pools(4).run(steps_apart, Case(specs, {"chunk_bytes": 500}), key, odd)):
@@ -162,7 +165,8 @@ def steps_with_a_gradient_on_one_copy(kernel, case: Case):
     return all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
 
 
-def test_a_gradient_that_only_one_of_two_copies_has_moves_nothing_and_is_told_by_the_next_step(pools):
+def test_gradient_on_only_one_copy_raises_on_the_next_step(pools):
+    """The step itself moves nothing."""
     case = Case(tuple(spec._replace(layout=LAYOUTS["hsdp"]) for spec in SPECS))
     assert all(pools(4).run(steps_with_a_gradient_on_one_copy, case))
 
@@ -213,7 +217,7 @@ def test_a_rank_that_is_killed_ends_all_others(doomed, name, at_step):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_late_beyond_the_timeout_ends_all_others(doomed):
+def test_rank_late_beyond_the_timeout_ends_all_others(doomed):
     """Had they waited for it to come, there would be no error."""
     for rank, text in enumerate(doomed.run(die_or_sleep, Case(SPECS), 3, 3 * SECONDS)):
         assert "up.weight" in text
@@ -221,11 +225,11 @@ def test_a_rank_that_is_late_beyond_the_timeout_ends_all_others(doomed):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_late_within_the_timeout_is_waited_for(pools):
+def test_rank_late_within_the_timeout_is_waited_for(pools):
     assert pools(4).run(die_or_sleep, Case(SPECS), 3, 1.0) == [None] * 4
 
 
-def test_a_pool_of_which_a_rank_died_is_replaced(kernel, pools):
+def test_pool_with_a_dead_rank_is_replaced(kernel, pools):
     pool = pools(2)
     assert pool.run(die, may_die=(1,)) == [None, None]
     case = Case((Spec("up.weight", (5, 7), Layout((2,), ("0",))),), steps=2)

@@ -35,7 +35,7 @@ def train_frozen(kernel, case: Case, frozen: int, thawed: int):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_frozen_parameter_stays_and_costs_no_state(pools, layout):
+def test_frozen_parameter_stays_and_has_no_state(pools, layout):
     case = Case(model(layout, seed=5), steps=2)
     for params, has_state in pools(4).run(train_frozen, case, 2, 9):
         assert not has_state
@@ -44,7 +44,7 @@ def test_a_frozen_parameter_stays_and_costs_no_state(pools, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_frozen_parameter_joins_when_it_is_trained(pools, layout):
+def test_frozen_parameter_joins_when_it_is_trained(pools, layout):
     case = Case(model(layout, seed=5), steps=2)
     for params, has_state in pools(4).run(train_frozen, case, 2, 2):
         assert has_state

@@ -49,7 +49,7 @@ def train_network(kernel, name: str):
 
 
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "tp and fsdp"])
-def test_real_backward_passes_under_fsdp2_end_as_in_one_process(kernel, pools, name):
+def test_fsdp2_backward_passes_end_as_in_one_process(kernel, pools, name):
     network = network_on("one process", pools.device)
     optimizer = kernel.Muon(network.named_parameters(), lr=LR)
     for step in zip(*pools(4).run(train_network, name)):
@@ -80,7 +80,7 @@ def train_stages(kernel, stages):
     return [whole(p) for p in params]
 
 
-def test_stages_of_a_pipeline_wait_for_none_but_their_own_ranks(kernel, pools):
+def test_pipeline_stages_wait_only_for_their_own_ranks(kernel, pools):
     """They differ in parameters, in chunks, and in the number of steps that they make."""
     shapes = [(9, 12), (13, 4), (6, 6), (12, 9), (2, 20)]
     specs = tuple(Spec(f"layers.{i}.up.weight", shape) for i, shape in enumerate(shapes))

@@ -146,7 +146,7 @@ def golden_owners(kernel, monkeypatch):
     return follow
 
 
-def test_messages_are_as_long_as_the_golden_ones_and_their_flags(golden, golden_owners):
+def test_message_lengths_are_the_golden_ones_plus_flags(golden, golden_owners):
     for pipeline in golden:
         golden_owners(pipeline.case)
         chunks = pipeline.chunks()
@@ -159,7 +159,7 @@ def test_messages_are_as_long_as_the_golden_ones_and_their_flags(golden, golden_
                 assert list(side.received) == [a + b for a, b in zip(counts["recv_counts"][rank], received)]
 
 
-def test_what_is_gathered_and_scattered_are_the_golden_elements_in_the_golden_order(golden, golden_owners):
+def test_messages_hold_the_golden_elements_in_order(golden, golden_owners):
     for pipeline in golden:
         golden_owners(pipeline.case)
         chunks = pipeline.chunks()
@@ -169,14 +169,14 @@ def test_what_is_gathered_and_scattered_are_the_golden_elements_in_the_golden_or
                 assert list(map(elements, buffers)) == pipeline.case[name][key]
 
 
-def test_owners_of_equal_matrices_are_the_golden_balanced_ones(golden):
+def test_owners_of_equal_matrices_are_the_golden_ones(golden):
     balanced = [pipeline for pipeline in golden if pipeline.case["mode"] == "balanced"]
     assert len(balanced) == 4
     for pipeline in balanced:
         assert all([rank for _, rank in chunk.owners] == pipeline.case["owner"] for chunk in pipeline.chunks())
 
 
-def test_a_real_plan_of_ceil_splits_exchanges_the_same_elements_among_owners_of_its_own(kernel, golden):
+def test_real_plan_exchanges_the_golden_elements(kernel, golden):
     """DTensors are split as `ceil` is; of costs that differ, order and owners are the plan's."""
     cases = [pipeline for pipeline in golden if pipeline.case["mode"] == "ceil"]
     assert len(cases) == 4

@@ -1,18 +1,37 @@
-"""What a step on shards holds beyond parameters, gradients and state: a formula, and allocations that are counted."""
+"""What a step on shards holds beyond parameters, gradients and state: a formula, and allocations that are counted.
+
+Others may use memory again that a step has let go.
+"""
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 import weakref
 from typing import NamedTuple
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.support.allocations import Allocations
 from tests.support.backends import on_every_backend
 from tests.support.inside import chunks_of, plan_of
-from tests.support.sharded_models import LAYOUTS, Case, Spec, muon, part_of, sharded, whole_gradient
+from tests.support.rank_pool import device_of_ranks
+from tests.support.sharded_models import (
+    LAYOUTS,
+    Case,
+    Spec,
+    assert_same,
+    muon,
+    part_of,
+    sharded,
+    train,
+    train_alone,
+    whole_gradient,
+)
 
 SHAPES = ((96, 160), (160, 96), (120, 120), (64, 200)) * 3
 # Flags of presence, verdicts and norms: fewer than eight numbers of eight bytes for each matrix.
@@ -103,7 +122,7 @@ def surely_together(kernel, chunks: list[Held], in_flight: int) -> int:
 @pytest.mark.parametrize("chunk_bytes", [1, 80_000, None])
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("name", ["rows", "hsdp", "rows and columns"])
-def test_a_step_holds_the_buffers_of_the_chunks_under_way_and_one_batch(pools, name, in_flight, chunk_bytes):
+def test_step_holds_the_chunks_under_way_and_one_batch(pools, name, in_flight, chunk_bytes):
     """Where all ranks have all gradients; one without holds zeros in their place, and copies of its momentum."""
     case = case_on(name, ns_dtype="float32", chunk_bytes=chunk_bytes, chunks_in_flight=in_flight)
     for peak, most, least in pools(4).run(counted_step, case):
@@ -111,7 +130,8 @@ def test_a_step_holds_the_buffers_of_the_chunks_under_way_and_one_batch(pools, n
 
 
 @pytest.mark.parametrize("name", ["rows", "hsdp"])
-def test_so_it_does_where_messages_come_back_in_a_smaller_dtype(pools, name):
+def test_memory_formula_holds_for_smaller_returned_messages(pools, name):
+    """Messages come back in the dtype of the products, here float16."""
     case = case_on(name, ns_dtype="float16", ns_method="standard", chunk_bytes=80_000, chunks_in_flight=2)
     for peak, most, least in pools(4).run(counted_step, case):
         assert least <= peak <= most + SMALL
@@ -155,12 +175,47 @@ def case_of_several_matrices(name: str, release: bool) -> Case:
 
 @on_every_backend()
 @pytest.mark.parametrize("name", ["rows", "columns", "hsdp", "rows and columns"])
-def test_released_gradients_of_shards_are_freed_as_soon_as_their_last_matrix_is_packed(pools, name):
+def test_released_gradients_of_shards_are_freed_once_packed(pools, name):
+    """As soon as the last matrix of their parameter is packed."""
     for gathers, needed, _ in pools(4).run(gradients_alive, case_of_several_matrices(name, release=True)):
         assert gathers == needed
 
 
 @on_every_backend()
-def test_gradients_that_are_not_released_stay(pools):
+def test_unreleased_gradients_stay(pools):
     for gathers, _, every in pools(4).run(gradients_alive, case_of_several_matrices("rows", release=False)):
         assert all(alive == every for alive in gathers)
+
+
+def train_amid_churn(kernel, case: Case):
+    """Train while another thread takes memory, fills it with NaN and gives it back, and ranks are late at random."""
+    done = threading.Event()
+    draw = random.Random(dist.get_rank())
+    # A thread has a current device of its own.
+    device = torch.empty(0, device=device_of_ranks()).device
+
+    def churn():
+        while not done.is_set():
+            [torch.empty(draw.randint(1, 5000), device=device).fill_(float("nan")) for _ in range(20)]
+            time.sleep(draw.choice([0.0, 0.0, 0.001]))
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        return train(kernel, case)
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.slow
+@on_every_backend()
+@pytest.mark.parametrize("in_flight", [1, 2, 3, 5])  # 500 steps each, 2,000 in all
+def test_memory_churn_corrupts_no_message(kernel, pools, in_flight):
+    layouts = ["rows", "hsdp", "columns and rows", "rows", "strided rows", "columns"] * 2
+    specs = tuple(Spec(f"layers.{i}.up.weight", (9 + i, 14), LAYOUTS[name]) for i, name in enumerate(layouts))
+    case = Case(specs, {"chunk_bytes": 1, "chunks_in_flight": in_flight, "lr": 1e-3}, steps=500)
+    results = pools(4).run(train_amid_churn, case, seconds=400)
+    alone = train_alone(kernel, case, results[0].holders, pools.device)
+    for result in results:
+        assert_same(case, result, alone)

@@ -85,7 +85,7 @@ def case_on(layout: Layout, **settings) -> Case:
 
 @pytest.mark.parametrize("chunk_bytes", [1, 20_000, None])
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "replicated"])
-def test_a_step_has_two_messages_a_chunk_of_the_bytes_of_the_formula(pools, name, chunk_bytes):
+def test_step_sends_two_messages_per_chunk_of_formula_bytes(pools, name, chunk_bytes):
     """(S/R)(1 + 1/D - 2/(RD)) times the bytes of an element, for S elements on R parts in D copies, and flags."""
     layout = LAYOUTS[name]
     copies = math.prod(size for size, split in zip(layout.mesh, layout.splits) if split == "r")
@@ -115,12 +115,13 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("spec", WHOLE.values(), ids=WHOLE)
-def test_experts_heads_and_small_copies_that_ranks_hold_whole_are_not_sent(pools, spec):
+def test_matrices_that_ranks_hold_whole_are_not_sent(pools, spec):
+    """Experts, heads and small copies."""
     for calls, chunks in pools(4).run(count_steps, Case((spec,), {"expert_keys": ("experts",)}, steps=2)):
         assert (calls, chunks) == ([], 0)
 
 
-def test_of_heads_only_those_are_sent_that_ranks_cut(pools):
+def test_only_heads_that_ranks_cut_are_sent(pools):
     """With 12 rows on each rank three parts lie on one each, and the last of 28 rows on three."""
     spec = Spec("wq.weight", (48, 20), LAYOUTS["rows"], {"split_rows": (6, 6, 8, 28)})
     results = pools(4).run(count_steps, Case((spec,), {"ns_dtype": "float32"}, steps=2))
@@ -130,7 +131,7 @@ def test_of_heads_only_those_are_sent_that_ranks_cut(pools):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_messages_are_of_the_dtype_of_the_products(pools, dtype):
+def test_messages_have_the_dtype_of_the_products(pools, dtype):
     for calls, _ in pools(4).run(count_steps, case_on(LAYOUTS["rows"], ns_dtype=dtype)):
         assert {itemsize for _, _, itemsize in calls} == {getattr(torch, dtype).itemsize}
 
@@ -148,7 +149,8 @@ def elements_in_flight(kernel, case: Case):
 
 @pytest.mark.parametrize("chunk_bytes", [1, 40_000])
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "replicated"])
-def test_a_chunk_holds_no_more_than_chunk_bytes_or_one_matrix_of_each_kind(pools, name, chunk_bytes):
+def test_chunk_holds_at_most_chunk_bytes_or_one_matrix(pools, name, chunk_bytes):
+    """Of each kind: what is gathered and what goes back, here and at the owner."""
     layout, matrix = LAYOUTS[name], math.prod(SIZE)
     copies = math.prod(size for size, split in zip(layout.mesh, layout.splits) if split == "r")
     # And a flag for each matrix, each way, at most.
@@ -185,7 +187,8 @@ def order_of_step(kernel, case: Case):
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("chunk_bytes", [1, None])
-def test_work_of_a_rank_alone_comes_behind_the_first_gather_and_before_all_else(pools, in_flight, chunk_bytes):
+def test_local_work_follows_the_first_gather(pools, in_flight, chunk_bytes):
+    """It comes before everything that follows."""
     specs = (WHOLE["experts"], WHOLE["copies"], *case_on(LAYOUTS["rows"]).specs)
     settings = {"expert_keys": ("experts",), "chunk_bytes": chunk_bytes, "chunks_in_flight": in_flight}
     for found, batches, chunks in pools(4).run(order_of_step, Case(specs, settings)):

@@ -22,7 +22,7 @@ class Work(NamedTuple):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 64, 4096])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_rank_has_more_than_the_largest_first_bound(kernel, ranks, seed):
+def test_no_rank_exceeds_the_largest_first_bound(kernel, ranks, seed):
     draw = random.Random(seed)
     costs = [draw.choice([1, 5, 40, 41, 300, 7000]) * draw.randint(1, 9) for _ in range(draw.randint(1, 3 * ranks))]
     owners = kernel.plan.owners.Owners(ranks)
@@ -51,7 +51,7 @@ def test_largest_first_is_within_a_third_of_the_best(kernel, seed):
 
 
 @pytest.mark.parametrize("ranks, matrices, per_chunk", [(4, 10, 3), (8, 100, 12), (64, 1000, 100), (5, 3, 1)])
-def test_equal_matrices_differ_by_at_most_one_in_each_chunk_and_in_total(kernel, ranks, matrices, per_chunk):
+def test_equal_matrices_are_spread_evenly(kernel, ranks, matrices, per_chunk):
     owners = kernel.plan.owners.Owners(ranks)
     items = [Work(7, 1, 1)] * matrices
     for positions in kernel.plan.owners.chunks_by_size(items, EVERYBODY, per_chunk):
@@ -63,7 +63,7 @@ def test_equal_matrices_differ_by_at_most_one_in_each_chunk_and_in_total(kernel,
 
 
 @pytest.mark.parametrize("limit, least", [(1, 1), (1, 5), (30, 1), (30, 5), (10**6, 3)])
-def test_chunks_hold_all_within_the_limit_or_the_least_number(kernel, limit, least):
+def test_chunks_are_full_to_the_limit_or_the_least_number(kernel, limit, least):
     draw = random.Random(limit + least)
     costs, sizes = [draw.randint(1, 50) for _ in range(40)], [draw.randint(1, 20) for _ in range(40)]
     items = [Work(cost, size, least) for cost, size in zip(costs, sizes)]
@@ -78,7 +78,7 @@ def test_chunks_hold_all_within_the_limit_or_the_least_number(kernel, limit, lea
 
 
 @pytest.mark.parametrize("limit", [1, 30, 200])
-def test_of_work_at_several_places_a_chunk_has_as_much_at_each_as_the_limit_lets(kernel, limit):
+def test_chunk_is_full_at_each_place(kernel, limit):
     draw = random.Random(limit)
     places, parts = 5, 3
     # Neighbours lie at the same place, as experts do.

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from tests.support.sharded_models import (
+    bits_equal,
+    mesh_of,
+    whole,
+)
 
 
 def order(kernel, chunks: int, in_flight: int) -> list[str]:
@@ -37,13 +47,13 @@ def test_local_work_hides_the_first_gather(kernel, chunks, in_flight):
     assert sorted(found) == sorted(["local", *(f"{stage}{k}" for k in every for stage in "gwd")])
 
 
-def test_an_exchange_begins_when_the_one_before_has_ended(kernel):
+def test_exchange_begins_when_the_one_before_has_ended(kernel):
     found = order(kernel, 3, 5)
     assert found.index("d2") < found.index("g100")
 
 
 @pytest.mark.parametrize("in_flight", [2, 3, 9])
-def test_behind_work_on_a_chunk_fly_the_gather_of_the_next_and_the_results_of_the_last(kernel, in_flight):
+def test_work_overlaps_the_next_gather_and_the_last_results(kernel, in_flight):
     found = order(kernel, 6, in_flight)
     for k in range(5):
         assert found.index(f"g{k + 1}") < found.index(f"w{k}")
@@ -51,8 +61,24 @@ def test_behind_work_on_a_chunk_fly_the_gather_of_the_next_and_the_results_of_th
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 5])
-def test_besides_the_one_that_is_worked_on_no_more_chunks_are_under_way_than_asked_for(kernel, in_flight):
+def test_at_most_in_flight_plus_one_chunks_are_started(kernel, in_flight):
     under_way = 0
     for event in order(kernel, 12, in_flight):
         under_way += {"g": 1, "d": -1}.get(event[0], 0)
         assert under_way <= in_flight + 1
+
+
+def steps_on_two_meshes(kernel, seed: int):
+    """Some parameters lie on all ranks, some on two of them; ranks have them in one order or the other."""
+    pairs, every = mesh_of((2, 2))["y"], mesh_of((4,))
+    params = [nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])) for mesh in (pairs, every)]
+    named = [("a.weight", params[0]), ("b.weight", params[1])]
+    optimizer = kernel.Muon(named if dist.get_rank() < 2 else named[::-1], lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return all(not bits_equal(whole(p), torch.ones(8, 8)) for p in params)
+
+
+def test_ranks_meet_in_two_exchanges_in_one_order(pools):
+    assert pools(4).run(steps_on_two_meshes, 0) == [True] * 4

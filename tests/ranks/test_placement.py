@@ -1,4 +1,7 @@
-"""Which indices a rank holds of a DTensor: those that DTensor itself gives it, at ranks that need not exist."""
+"""Which indices a rank holds of a DTensor: those that DTensor itself gives it, at ranks that need not exist.
+
+State is placed as its parameter is, and placements with which a step cannot work raise.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,20 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.random_plans import indices
-from tests.support.sharded_models import Layout
+from tests.support.sharded_models import (
+    LAYOUTS,
+    Case,
+    Layout,
+    Spec,
+    mesh_of,
+    part_of,
+)
 
 
 @pytest.fixture
@@ -39,7 +50,7 @@ def cases_of_dtensor(world: int):
 
 
 @pytest.mark.parametrize("world, sample", [(8, range(8)), (96, (0, 37, 95))])
-def test_what_a_rank_holds_is_what_dtensor_gives_it(kernel, fake_ranks, world, sample):
+def test_rank_holds_what_dtensor_gives_it(kernel, fake_ranks, world, sample):
     placement = kernel.plan.layout
     for rank in sample:
         fake_ranks(rank, world)
@@ -51,3 +62,76 @@ def test_what_a_rank_holds_is_what_dtensor_gives_it(kernel, fake_ranks, world, s
             own = given.to_local()
             assert own.numel() == len(rows) * len(cols), (rank, layout, size)
             assert torch.equal(own, numbers[rows][:, cols].reshape(own.shape)), (rank, layout, size)
+
+
+def layouts_of_state(kernel, case: Case):
+    """Return whether the state of each parameter lies as it does, before a step and after it."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = kernel.Muon([(spec.name, p) for spec, p in zip(case.specs, params)])
+    found = []
+    for _ in range(2):
+        for p in params:
+            tensors = [value for key, value in optimizer.state[p].items() if key != "step"]
+            found += [_lies_as(value, p) for value in tensors]
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    return found
+
+
+def _lies_as(value, p) -> bool:
+    same = value.placements == p.placements and value.device_mesh == p.device_mesh
+    return same and value._local_tensor.shape == p._local_tensor.shape
+
+
+def test_state_exists_from_the_start_and_is_sharded_alike(pools):
+    layouts = list(LAYOUTS.values())
+    specs = tuple(Spec(f"layers.{i}.up.weight", (13, 22), layout) for i, layout in enumerate(layouts))
+    specs += tuple(Spec(f"layers.{i}.up.bias", (13,), LAYOUTS[name]) for i, name in enumerate(("rows", "hsdp")))
+    for found in pools(4).run(layouts_of_state, Case(specs)):
+        assert len(found) == 2 * (len(layouts) + 2 * 2)
+        assert all(found)
+
+
+def raised_for(kernel, name, shape, placements, settings):
+    local = torch.zeros(shape)
+    p = nn.Parameter(DTensor.from_local(local, mesh_of((2,)), placements, run_check=False))
+    try:
+        kernel.Muon([(name, p)], **settings)
+    except ValueError as error:
+        return str(error)
+
+
+def test_partial_parameters_raise(pools):
+    for text in pools(2).run(raised_for, "up.weight", (8, 8), [Partial()], {}):
+        assert "up.weight" in text
+        assert "Partial" in text
+
+
+@pytest.mark.parametrize("conv_mode", ["flatten", "batched"])
+def test_convolution_sharded_along_its_kernel_raises(pools, conv_mode):
+    for text in pools(2).run(raised_for, "a.weight", (8, 8, 2, 3), [Shard(2)], {"conv_mode": conv_mode}):
+        assert "a.weight" in text
+        assert "[2]" in text
+
+
+def step_with_gradient(kernel, placements):
+    """Return the error of a step whose gradient has these placements, and whether the parameter moved."""
+    p = nn.Parameter(DTensor.from_local(torch.ones(4, 6), mesh_of((2,)), [Shard(0)], run_check=False))
+    before = p.to_local().clone()
+    optimizer = kernel.Muon([("up.weight", p)])
+    local = torch.ones(4, 6) if placements == [Shard(0)] else torch.ones(8, 6 if placements != [Shard(1)] else 3)
+    gradient = DTensor.from_local(local, mesh_of((2,)), placements, run_check=False)
+    object.__setattr__(p, "grad", None)
+    p.grad = gradient
+    try:
+        optimizer.step()
+    except ValueError as error:
+        return str(error), torch.equal(p.to_local(), before)
+
+
+@pytest.mark.parametrize("placements", [[Partial()], [Shard(1)], [Replicate()]], ids=str)
+def test_gradient_with_other_placements_raises(pools, placements):
+    """It raises before anything moves."""
+    for text, unmoved in pools(2).run(step_with_gradient, placements):
+        assert str(placements[0]).split("(")[0] in text and "redistribute" in text
+        assert unmoved

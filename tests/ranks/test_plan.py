@@ -29,7 +29,7 @@ def whole_plan(kernel, world, seed):
 
 
 @pytest.mark.parametrize("world, seed", SMALL)
-def test_every_matrix_has_one_owner_on_whom_all_ranks_agree(kernel, world, seed):
+def test_all_ranks_agree_on_the_one_owner_of_each_matrix(kernel, world, seed):
     model, chunks = whole_plan(kernel, world, seed)
     owned = [matrix for chunk in chunks for side in chunk for matrix in side.owner.matrices]
     assert sorted(matrix.key for matrix in owned) == sorted(matrix.key for matrix in model.matrices)
@@ -39,7 +39,7 @@ def test_every_matrix_has_one_owner_on_whom_all_ranks_agree(kernel, world, seed)
 
 
 @pytest.mark.parametrize("world, seed", SMALL)
-def test_an_owner_gets_each_element_of_its_matrices_once(kernel, world, seed):
+def test_owner_gets_each_element_of_its_matrices_once(kernel, world, seed):
     model, chunks = whole_plan(kernel, world, seed)
     for chunk in chunks:
         buffers = []
@@ -62,7 +62,7 @@ def test_an_owner_gets_each_element_of_its_matrices_once(kernel, world, seed):
 
 
 @pytest.mark.parametrize("world, seed", SMALL)
-def test_each_holder_gets_back_its_own_part_of_each_matrix(kernel, world, seed):
+def test_holders_get_back_their_own_parts(kernel, world, seed):
     model, chunks = whole_plan(kernel, world, seed)
     for chunk in chunks:
         buffers = []
@@ -86,7 +86,7 @@ def test_each_holder_gets_back_its_own_part_of_each_matrix(kernel, world, seed):
 
 
 @pytest.mark.parametrize("world, seed", SMALL)
-def test_flags_of_all_holders_reach_the_owner_and_its_answer_all_holders(kernel, world, seed):
+def test_flags_reach_the_owner_and_its_answer_all_holders(kernel, world, seed):
     model, chunks = whole_plan(kernel, world, seed)
     for chunk in chunks:
         outgoing = [np.zeros(sum(side.holder.sent) + side.holder.scratch, dtype=np.int64) for side in chunk]
@@ -111,7 +111,7 @@ def test_flags_of_all_holders_reach_the_owner_and_its_answer_all_holders(kernel,
 
 
 @pytest.mark.parametrize("world, seed", LARGE)
-def test_at_many_ranks_what_one_sends_is_what_the_other_expects(kernel, world, seed):
+def test_many_ranks_send_what_the_others_expect(kernel, world, seed):
     model = Model(kernel, world, seed, parameters=40)
     draw = random.Random(seed)
     sample = sorted(draw.sample(range(world), 24))
@@ -124,7 +124,8 @@ def test_at_many_ranks_what_one_sends_is_what_the_other_expects(kernel, world, s
 
 
 @pytest.mark.parametrize("world, seed", LARGE)
-def test_at_many_ranks_the_blocks_of_an_owner_cover_each_of_its_matrices_once(kernel, world, seed):
+def test_blocks_of_an_owner_among_many_ranks_cover_its_matrices(kernel, world, seed):
+    """Each element once."""
     model = Model(kernel, world, seed, parameters=40)
     (_, owner), *_ = model.plan(0)[0][0].owners
     for side in model.plan(owner)[0]:
@@ -157,7 +158,7 @@ def even_plan(kernel, layout: Layout, count: int):
 
 
 @pytest.mark.parametrize("layout", EVEN, ids=str)
-def test_bytes_are_those_of_the_formula_without_padding(kernel, layout):
+def test_bytes_follow_the_formula_without_padding(kernel, layout):
     """(S/R)(1 + 1/D - 2/(RD)) elements of S on R parts in D copies, and a flag for each part and each way it goes."""
     copies = math.prod(size for size, split in zip(layout.mesh, layout.splits) if split == "r")
     ranks, parts = math.prod(layout.mesh), math.prod(layout.mesh) // copies
@@ -177,8 +178,11 @@ def test_bytes_are_those_of_the_formula_without_padding(kernel, layout):
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 9, 16, 40])
-def test_as_many_copies_work_together_as_can_work_in_the_time_of_the_largest_matrix(kernel, count):
-    """8 copies of 4 parts: of equal matrices, so many as have an owner for each."""
+def test_as_many_copies_work_together_as_are_useful(kernel, count):
+    """As many as can work in the time of the largest matrix.
+
+    8 copies of 4 parts: of equal matrices, so many as have an owner for each.
+    """
     model, _ = even_plan(kernel, Layout((8, 4), ("r", "0")), count)
     expected = next(copies for copies in (1, 2, 4, 8) if 4 * copies >= min(count, 32))
     groups = {}

@@ -58,7 +58,7 @@ def test_every_layout_gives_the_bits_of_one_process(kernel, pools, number):
 
 @on_every_backend()
 @pytest.mark.parametrize("seed", range(6))
-def test_parameters_of_different_layouts_and_none_mix(kernel, pools, seed):
+def test_mixed_layouts_give_the_bits_of_one_process(kernel, pools, seed):
     draw = random.Random(seed)
     found = enumerate(model(None, seed))
     specs = [Spec(f"blocks.{i}.up.weight", own.shape, draw.choice([None, *LAYOUTS.values()])) for i, own in found]
@@ -116,7 +116,7 @@ def test_convolutions_give_the_bits_of_one_process(kernel, pools, layout, conv_m
 
 @on_every_backend()
 @pytest.mark.parametrize("layout", [None, LAYOUTS["replicated"], LAYOUTS["hsdp"]], ids=["plain", "replicated", "hsdp"])
-def test_copies_of_large_matrices_are_shared_out_with_the_bits_of_one_process(kernel, pools, layout):
+def test_shared_large_copies_give_the_bits_of_one_process(kernel, pools, layout):
     # 384 x 400 costs 3.5e8 FLOPs a step of the iteration, over the 2**28 from which copies are worth sending.
     specs = tuple(Spec(f"layers.{i}.up.weight", (384, 400), layout) for i in range(10, 13)) + model(layout, seed=3)
     assert_as_alone(kernel, pools, Case(specs, {"ns_steps": 2}, steps=4, missing="everywhere", shared=layout is None))
@@ -124,7 +124,7 @@ def test_copies_of_large_matrices_are_shared_out_with_the_bits_of_one_process(ke
 
 @on_every_backend()
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_plain_copies_of_a_process_group_give_the_bits_of_one_process(kernel, pools, ranks):
+def test_plain_copies_give_the_bits_of_one_process(kernel, pools, ranks):
     case = Case(model(None, seed=4), {"chunk_bytes": 500}, missing="everywhere", shared=True)
     assert_as_alone(kernel, pools, case, ranks)
 
@@ -132,7 +132,7 @@ def test_plain_copies_of_a_process_group_give_the_bits_of_one_process(kernel, po
 @on_every_backend()
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 @pytest.mark.parametrize("layout", ["rows", "columns", "hsdp", "strided rows"])
-def test_parameters_of_the_fallback_give_the_bits_of_one_process(kernel, pools, layout, fallback):
+def test_fallback_parameters_give_the_bits_of_one_process(kernel, pools, layout, fallback):
     layout = LAYOUTS[layout]
     vector = layout if "1" not in layout.splits else LAYOUTS["rows"]
     specs = (

@@ -67,7 +67,7 @@ MISSING += [(name, missing) for name in LONG if name != "experts" for missing in
 
 
 @pytest.mark.parametrize("name, missing", MISSING)
-def test_long_matrices_end_as_in_one_process_but_for_rounding(kernel, pools, name, missing):
+def test_summed_matrices_end_as_in_one_process_up_to_rounding(kernel, pools, name, missing):
     assert_close_to_alone(kernel, pools, case_on(*LONG[name], missing=missing))
 
 
@@ -79,12 +79,12 @@ def train_at_any_cost(kernel, case: Case):
 
 @pytest.mark.parametrize("missing", ["nowhere", "here and there", "all but one"])
 @pytest.mark.parametrize("shape, layout", [((9, 3), "rows"), ((2, 5), "columns"), ((1, 6), "strided columns")])
-def test_ranks_whose_parts_are_empty_sum_along(kernel, pools, shape, layout, missing):
+def test_ranks_with_empty_parts_take_part_in_sums(kernel, pools, shape, layout, missing):
     assert_close_to_alone(kernel, pools, case_on(shape, LAYOUTS[layout], missing=missing), train_at_any_cost)
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_bits_depend_neither_on_chunks_nor_on_how_many_are_in_flight(kernel, pools, name):
+def test_bits_depend_on_neither_chunk_size_nor_chunks_in_flight(kernel, pools, name):
     case = case_on(*LONG[name], missing="here and there")
     results = [
         pools(4).run(train, case._replace(settings={**case.settings, **changes}))
@@ -111,7 +111,8 @@ STAYING = {
 
 
 @pytest.mark.parametrize("why", STAYING)
-def test_all_others_go_to_owners_with_the_bits_of_one_process(kernel, pools, why):
+def test_unsummed_matrices_give_the_bits_of_one_process(kernel, pools, why):
+    """They go to owners."""
     shape, layout, settings = STAYING[why]
     case = case_on(shape, layout, settings=settings, steps=2)
     assert all("summed" not in text for rows in pools(4).run(explained, case) for text, _ in rows)
@@ -134,14 +135,14 @@ def collectives_of_step(kernel, case: Case):
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_a_batch_takes_a_sum_of_norms_and_one_of_gram_matrices_for_each_window(pools, name):
+def test_batch_sums_norms_once_and_grams_once_per_window(pools, name):
     for calls, (windows,), batches in pools(4).run(collectives_of_step, case_on(*LONG[name])):
         # And one by which ranks agree about settings.
         assert calls == ["all_reduce"] * (1 + batches * (1 + windows))
 
 
 @pytest.mark.parametrize("zero, spoiled", [((0, 2), None), ((), 1)])
-def test_zero_gradients_are_only_decay_and_a_nan_stays_in_its_matrix(kernel, pools, zero, spoiled):
+def test_zero_gradients_decay_and_nan_stays_in_its_matrix(kernel, pools, zero, spoiled):
     case = case_on(*LONG["columns of wide ones"], zero=zero, spoiled=spoiled, steps=1)
     for result in pools(4).run(train, case):
         alone = train_alone(kernel, case, result.holders)
@@ -170,11 +171,11 @@ def move_lr_alone(kernel, case: Case):
     return unmoved
 
 
-def test_a_rank_that_moves_a_setting_alone_moves_nothing(pools):
+def test_setting_changed_on_one_rank_moves_nothing(pools):
     assert all(pools(4).run(move_lr_alone, case_on(*LONG["columns of wide ones"])))
 
 
-def test_long_and_other_matrices_mix(kernel, pools):
+def test_summed_and_other_matrices_mix(kernel, pools):
     long = (Spec(f"long.{i}.up.weight", (4, 200 + i), LAYOUTS["columns"]) for i in range(3))
     specs = (*model(LAYOUTS["columns"], seed=3), *long)
     case = Case(specs, {**SUMMED, "chunk_bytes": 1000, "lr": 0.02}, missing="here and there", steps=4)

@@ -41,31 +41,31 @@ def error(results, spectrum, dtype, method):
     return found[0]
 
 
-def test_the_tables_are_those_of_the_results_file(page, results, file):
+def test_page_tables_match_the_results_file(page, results, file):
     assert filled(page, results, f"../{file}") == page
 
 
-def test_every_figure_of_the_page_is_there(repository, page):
+def test_every_figure_of_the_page_exists(repository, page):
     figures = re.findall(r"!\[[^]]+\]\((figures/[^)]+)\)", page)
     assert len(figures) == 4
     for figure in figures:
         assert (repository / "docs" / figure).stat().st_size < 200_000
 
 
-def test_a_page_without_its_markers_is_refused(page, results):
+def test_page_without_its_markers_is_refused(page, results):
     with pytest.raises(ValueError, match="got none"):
         filled("# Numerics\n", results, "")
     with pytest.raises(ValueError, match="once each"):
         filled(page.replace("numerics: bands", "numerics: band"), results, "")
 
 
-def test_a_measurement_fills_page_and_figures(page, tiny, tmp_path):
+def test_measurement_fills_page_and_figures(page, tiny, tmp_path):
     assert filled(page, tiny, "file.json").count("\n| ") > 30
     drawn = draw_all(tiny, tmp_path)
     assert sorted(drawn) == sorted(file.name for file in tmp_path.iterdir())
 
 
-def test_the_results_have_the_coefficients_of_the_presets(kernel, results):
+def test_results_have_the_coefficients_of_the_presets(kernel, results):
     """Else they are results of other schedules."""
     for name, preset in kernel.schedules.PRESETS.items():
         steps = kernel.schedules.resolve_schedule(name, 5)
@@ -78,8 +78,8 @@ def test_float16_errs_about_eight_times_less_than_bfloat16(results):
         assert 6 < ratio < 10, spectrum
 
 
-def test_gram_costs_in_float16_and_float32_what_the_page_says(results):
-    """But for equal singular values, where nothing is lost."""
+def test_gram_errors_are_as_the_page_says(results):
+    """In float16 and float32, but for equal singular values, where nothing is lost."""
     for spectrum in ("power_law", "log_spaced", "condition_1e6", "clustered", "rank_deficient", "gaussian"):
         half = error(results, spectrum, "float16", "gram") / error(results, spectrum, "float16", "standard")
         single = error(results, spectrum, "float32", "gram") / error(results, spectrum, "float32", "standard")
@@ -98,7 +98,7 @@ def test_restarts_behave_as_the_page_says(results):
     assert found["float32", "gram[5]"]["bound"] < results["limit"]
 
 
-def test_the_scale_keeps_digits_of_large_gram_matrices(results):
+def test_scale_keeps_digits_of_large_gram_matrices(results):
     for row in results["scales"]:
         assert row["product_with"] < 2.5e-4, row
         assert row["m"] < 1024 or row["product_without"] > 1.8 * row["product_with"], row

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tools.lab.tables import lab_tables, sweep_tables
 from tools.pages import performance
+from tools.pages.tables import lab_tables, sweep_tables
 
 
 def record(stage: str, key: str, status: str = "ok", problem: str = "", value: object = None) -> dict:
@@ -27,13 +27,13 @@ def lab_report() -> dict:
     return {"lab": {"device": "Some GPU", "torch": "2.13.0", "commit": "c" * 40}, "date": "today", "stages": stages}
 
 
-def test_the_page_is_what_the_tool_makes_of_the_results():
+def test_page_is_what_the_tool_makes_of_the_results():
     assert performance.PAGE.read_text() == performance.page(performance.RESULTS, performance.PAGE.parent), (
         "run `make report`"
     )
 
 
-def test_a_section_says_where_and_at_which_commit_it_was_measured(tmp_path):
+def test_section_names_its_device_and_commit(tmp_path):
     (tmp_path / "some-gpu.json").write_text(json.dumps(lab_report()))
     (tmp_path / "some-gpu-ideal.png").touch()
     page = performance.page(tmp_path, tmp_path.parent)
@@ -43,14 +43,14 @@ def test_a_section_says_where_and_at_which_commit_it_was_measured(tmp_path):
     assert f"| symmetric_gemm | float16 | 2 x 64 x 64 | {config} | 2.0 ±1% | 3.0 | 1.50 | 7.0% |" in page
 
 
-def test_what_failed_is_shown_with_its_reason():
+def test_failures_are_shown_with_their_reason():
     tables = {table.title: table for table in lab_tables(lab_report())}
     assert ("prove", "0", "1", "1") in tables["Verdicts"].rows
     assert ("prove", "NaN float16", "failed", "elsewhere") in tables["What failed or was skipped"].rows
     assert tables["new"].headings == ("size", "milliseconds") and tables["new"].rows == [("3", "0.25")]
 
 
-def test_peers_are_shown_by_their_time_over_ours_or_why_they_have_none():
+def test_peers_are_shown_by_time_ratio_or_reason():
     measured = {"milliseconds": 1.0, "ideal_milliseconds": 0.5}
     contestants = {"ours": {"error": 1e-3}, "torch": {"ratio": [1.8, 2.0, 2.2]}, "timm": "not installed"}
     rows = [{"case": "1x8x8", **measured, "contestants": contestants}, {"case": "1x9x9", "status": "unmeasured"}]
@@ -60,7 +60,7 @@ def test_peers_are_shown_by_their_time_over_ours_or_why_they_have_none():
     assert table.rows[1] == ("1x9x9", "unmeasured", "", "", "", "", "")
 
 
-def test_a_step_is_shown_with_the_host_s_time_memory_and_launches():
+def test_step_row_shows_host_time_memory_and_launches():
     ours = {"error": 1e-3, "peak_bytes": 2_500_000, "kernels": 40}
     row = {"case": "gpt2-124m", "milliseconds": 4.0, "ideal_milliseconds": 3.0, "contestants": {"ours": ours}}
     (table,) = sweep_tables({"results": [{**row, "host_milliseconds_per_100_matrices": 0.5}]})

@@ -23,7 +23,7 @@ def tiny(monkeypatch):
     return "tiny"
 
 
-def test_bytes_and_flops_of_one_copy_are_those_of_the_formulas(kernel, tiny):
+def test_plan_of_one_copy_follows_the_formulas(kernel, tiny):
     row = schemes.plan(kernel, tiny, 10, MACHINE, chunk_bytes=2**20)
     assert (row.matrices, row.chunks, row.messages) == (10 + 2 * 64, 1, 2)
     # Ten ranks own one matrix each, 4 m² n + 2 m³ a step; a matrix 64 x 128 is of 7 rows on each but the last.
@@ -31,7 +31,7 @@ def test_bytes_and_flops_of_one_copy_are_those_of_the_formulas(kernel, tiny):
     assert row.imbalance < 1.2
 
 
-def test_whole_experts_are_worked_on_where_they_are(kernel, tiny, monkeypatch):
+def test_whole_experts_stay_on_their_ranks(kernel, tiny, monkeypatch):
     monkeypatch.setitem(models.MODELS, "tiny", [Weights("experts.up", (64, 32, 64), 2)])
     row = schemes.plan(kernel, tiny, 64, MACHINE, chunk_bytes=2**20)
     assert (row.chunks, row.sent_bytes, row.bytes_in_flight, row.imbalance) == (0, 0, 0, 1.0)
@@ -39,14 +39,15 @@ def test_whole_experts_are_worked_on_where_they_are(kernel, tiny, monkeypatch):
     assert row.seconds["planned"] == pytest.approx(row.flop / 0.5e12)
 
 
-def test_of_few_sizes_owners_by_cost_are_no_slower_than_in_turn_nor_a_step_faster_than_its_products(kernel, tiny):
+def test_planned_owners_are_no_slower_than_round_robin(kernel, tiny):
+    """Of few sizes of matrices; and no step is faster than its products."""
     for gpus in (16, 64, 128):
         row = schemes.plan(kernel, tiny, gpus, MACHINE, chunk_bytes=4096)
         assert row.seconds["planned"] <= row.seconds["round robin"] * (1 + 1e-9)
         assert row.seconds["planned, in chunks"] >= MACHINE.products(row.flop / plans.STEPS)
 
 
-def test_the_report_writes_results_table_and_figure(kernel, tiny, tmp_path, monkeypatch, capsys):
+def test_report_writes_results_table_and_figure(kernel, tiny, tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- scale -->\nold\n<!-- end -->\nafter\n")
     monkeypatch.setattr(report, "PAGE", page)
@@ -69,6 +70,6 @@ def test_docs_have_the_table_of_the_results_file(repository):
     assert report.filled(page, results) == page
 
 
-def test_a_page_without_markers_raises():
+def test_page_without_markers_raises():
     with pytest.raises(ValueError, match="markers"):
-        report.filled("nothing", {})
+        report.markdown.fill("nothing", {"scale": ""})

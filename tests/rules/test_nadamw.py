@@ -110,7 +110,7 @@ def test_float64_follows_timm(rules, trajectories):
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-def test_every_element_takes_the_step_of_the_formula(rules, maximize):
+def test_every_element_follows_the_formula(rules, maximize):
     settings = {**SETTINGS, "maximize": maximize}
     parameters, gradients, states = example(rules)
     expected = []
@@ -126,7 +126,7 @@ def test_every_element_takes_the_step_of_the_formula(rules, maximize):
     assert [state.step.item() for state in states] == [1, 3, 1001]
 
 
-def test_float32_errs_by_its_roundings_alone(rules):
+def test_float32_errs_only_by_its_roundings(rules):
     parameters, gradients, states = example(rules, torch.float32)
     exact = [t.double() for t in parameters], [t.double() for t in gradients]
     exact_states = [State(s.average.double(), s.square.double(), s.step.clone()) for s in states]
@@ -170,7 +170,7 @@ def test_strides_do_not_matter(rules, dtype, turned):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_learning_rate_in_a_tensor_is_the_number_in_it(rules, dtype):
+def test_tensor_lr_equals_the_number_in_it(rules, dtype):
     results = []
     for lr in (0.125, torch.tensor(0.125, dtype=dtype)):
         parameters, gradients, states = example(rules, torch.float32)
@@ -181,7 +181,7 @@ def test_a_learning_rate_in_a_tensor_is_the_number_in_it(rules, dtype):
 
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_gradients_stay_as_they_are(rules, dtype, maximize):
+def test_gradients_are_left_unchanged(rules, dtype, maximize):
     parameters, gradients, states = example(rules, dtype)
     before = [g.clone() for g in gradients]
     take_step(rules, parameters, gradients, states, rule(rules, maximize=maximize))
@@ -189,14 +189,14 @@ def test_gradients_stay_as_they_are(rules, dtype, maximize):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_autograd_learns_of_every_change(rules, dtype):
+def test_every_change_raises_the_version_counter(rules, dtype):
     parameters, gradients, states = example(rules, dtype)
     before = [t._version for t in tensors(parameters, states)]
     take_step(rules, parameters, gradients, states, rule(rules))
     assert all(t._version > old for t, old in zip(tensors(parameters, states), before))
 
 
-def test_zero_gradients_with_learning_rate_zero_change_no_weight(rules):
+def test_zero_gradients_at_lr_zero_change_no_weight(rules):
     parameters, _, _ = example(rules, torch.float32)
     before = [p.clone() for p in parameters]
     zeros = [torch.zeros_like(p) for p in parameters]
@@ -204,7 +204,7 @@ def test_zero_gradients_with_learning_rate_zero_change_no_weight(rules):
     assert all(torch.equal(p, old) for p, old in zip(parameters, before))
 
 
-def test_a_bad_gradient_stays_in_its_element(rules):
+def test_nan_gradient_stays_in_its_element(rules):
     parameters, gradients, states = example(rules)
     gradients[1][2, 3] = math.nan
     take_step(rules, parameters, gradients, states, rule(rules))

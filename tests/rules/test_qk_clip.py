@@ -60,7 +60,7 @@ def golden(repository):
     return json.loads((repository / "tests/golden/qk_clip.json").read_text())["cases"]
 
 
-def test_factors_of_rows_are_the_published_ones(clip, golden):
+def test_row_factors_are_the_published_ones(clip, golden):
     kinds = set()
     for case in golden:
         settings, shapes = golden_layer(case)
@@ -75,7 +75,7 @@ def test_factors_of_rows_are_the_published_ones(clip, golden):
     assert len(kinds) == 3 * 5  # attentions, and ways in which logits meet the threshold
 
 
-def test_the_descent_scales_the_rows_of_a_shard_by_their_factors(kernel, clip, golden):
+def test_descent_scales_shard_rows_by_their_factors(kernel, clip, golden):
     zero = torch.zeros((), dtype=torch.float64, device="cpu")
     for case in golden:
         settings, shapes = golden_layer(case)
@@ -100,7 +100,7 @@ def largest_logits(x, queries, keys):
 
 @pytest.mark.parametrize("alpha", [0.5, 0.0, 0.3, 1.0])
 @pytest.mark.parametrize("heads, keys", [(4, 4), (6, 2), (4, 1)], ids=["mha", "gqa", "mqa"])
-def test_the_largest_logit_of_the_scaled_weights_is_the_threshold(clip, heads, keys, alpha):
+def test_largest_logit_of_scaled_weights_is_the_threshold(clip, heads, keys, alpha):
     generator = torch.Generator().manual_seed(0)
     shapes = pair(heads, keys)
     scaling = torch.logspace(-1.5, 1, heads, dtype=torch.float64, device="cpu").repeat_interleave(4)[:, None]
@@ -124,7 +124,7 @@ def test_the_largest_logit_of_the_scaled_weights_is_the_threshold(clip, heads, k
         torch.testing.assert_close(after, before.clamp_max(THRESHOLD), rtol=4 * ROUNDING, atol=0)
 
 
-def test_the_largest_logit_of_scaled_latent_attention_is_the_threshold(clip):
+def test_largest_logit_of_latent_attention_is_the_threshold(clip):
     heads, (nope, rope, value) = 3, LATENT.values()
     generator = torch.Generator().manual_seed(1)
     shapes = {"wq_b.weight": (heads * (nope + rope), 8), "wkv_b.weight": (heads * (nope + value), 8)}
@@ -147,7 +147,7 @@ def test_the_largest_logit_of_scaled_latent_attention_is_the_threshold(clip):
     assert (of_kv.reshape(heads, -1)[:, nope:] == 1).all()
 
 
-def test_largest_logits_are_kept_until_they_are_taken_whatever_their_dtype_and_leading_shape(clip):
+def test_largest_logits_are_kept_until_taken(clip):
     layer = clip({"head_dim": 4}, pair(2))
     layer.observe_(0, torch.tensor([[3.0, 2.0], [400.0, 1.0]], dtype=torch.float16))
     layer.observe_(0, torch.tensor([1.0, 1600.0], dtype=torch.bfloat16, requires_grad=True))
@@ -165,7 +165,7 @@ def test_layers_are_independent(clip):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_logit_that_is_not_finite_keeps_the_rows_of_its_head_and_is_counted(clip, value):
+def test_non_finite_logit_is_counted_and_scales_nothing(clip, value):
     layer = clip({"head_dim": 4}, pair(4, 2))
     layer.observe_(0, [value, 400.0, 1.0, 1.0])
     layer.observe_(0, [300.0, 1.0, 1.0, 1.0])
@@ -173,7 +173,7 @@ def test_a_logit_that_is_not_finite_keeps_the_rows_of_its_head_and_is_counted(cl
     assert of_q == [1, 0.5, 1, 1] and of_k == [0.5, 1] and layer.counts() == (1, 1)
 
 
-def test_a_head_without_logits_is_no_error(clip):
+def test_head_without_logits_is_no_error(clip):
     """Where everything is masked the largest logit is -inf."""
     layer = clip({"head_dim": 4}, pair(2))
     layer.observe_(0, [-torch.inf, 400.0])
@@ -181,7 +181,8 @@ def test_a_head_without_logits_is_no_error(clip):
     assert layer.counts() == (1, 0)
 
 
-def test_logits_of_another_number_of_heads_are_refused_and_change_nothing(clip):
+def test_logits_of_a_wrong_head_count_are_refused(clip):
+    """They change nothing."""
     layer = clip({"head_dim": 4}, pair(2))
     for logits in (torch.ones(3) * 400, torch.tensor(400.0)):
         with pytest.raises(ValueError, match=r"logits of layer 0 must be \(\.\.\., 2\)"):
@@ -190,7 +191,7 @@ def test_logits_of_another_number_of_heads_are_refused_and_change_nothing(clip):
     assert layer.counts() == (0, 0)
 
 
-def test_nothing_reads_a_value_back(clip):
+def test_nothing_is_read_on_the_host(clip):
     """Fake tensors have no values, so that reading one raises."""
     layer = clip({"head_dim": 4}, pair(4, 2))
     with FakeTensorMode() as mode:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import Tensor
 
 # Fields of ExchangeOptions, which cases have among Muon's other settings.
 EXCHANGE = ("process_group", "chunk_bytes", "chunks_in_flight", "sum_gram")
@@ -81,3 +83,24 @@ def lengths(messages, stage: str) -> SimpleNamespace:
     holder, owner = messages.holder, messages.owner
     sent, received = (holder.sent, owner.received) if stage == "gather" else (owner.sent, holder.received)
     return SimpleNamespace(sent=sent, received=received)
+
+
+def iterate(kernel: ModuleType, G: Tensor, dtype: torch.dtype, method: str, products: str) -> Tensor:
+    """Return the polar factors of G by Polar Express on `BATCHED` products, torch's, or on `SYMMETRIC` ones."""
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    iteration = kernel.iteration.choose_iteration(G.device, dtype, tuple(sorted(G.shape[1:])), schedule, method)
+    chosen = iteration._replace(products=getattr(kernel.kernels.products, products), in_one_launch=False)
+    return kernel.polar.polar_factors(G, chosen, 1e-7)
+
+
+def always_exchanged(kernel: ModuleType):
+    """Return a patch by which a rank that is alone sends its matrices all the same."""
+    return mock.patch.object(kernel.plan.matrix.Matrix, "has_owner", True)
+
+
+def steps_of(iteration) -> list[float]:
+    """Return a, b, c of each step of an iteration and whether its window ends with it, as `small_polar_` takes them."""
+    windows = iteration.windows
+    if iteration.method == "standard":
+        windows = [(step,) for step in windows[0]]
+    return [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]

@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from tests.support.iterations import standard
 from tests.support.small_model import named_parameters
 
 MATRICES, REST = ["up.weight", "down.weight"], ["wte.weight", "up.bias", "norm.weight"]
@@ -41,11 +42,8 @@ class Reference:
         g = g if self.sums else (1 - beta) * g
         momentum = beta * self.state[name][0] + g
         X = beta * momentum + g if self.nesterov else momentum
-        X = X / X.norm()
-        for a, b, c in self.schedule:
-            A = X @ X.mT
-            X = a * X + (b * A + c * A @ A) @ X
-        return p * (1 - lr * decay) - lr * self.multiplier(*p.shape) * X
+        factor = standard(X / X.norm(), self.schedule)
+        return p * (1 - lr * decay) - lr * self.multiplier(*p.shape) * factor
 
     def other_step(self, name, p, g):
         lr, decay, (beta1, beta2), eps = self.rest

@@ -17,6 +17,10 @@ def named_parameters(dtype=torch.float32, seed=0):
     return {name: Parameter(torch.randn(shape, generator=generator).to(dtype)) for name, shape in shapes.items()}
 
 
+def matrix(rows, cols, seed, dtype=torch.float32):
+    return torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
 def gradient_of(name, p, seed):
     generator = torch.Generator().manual_seed(1000 * seed + zlib.crc32(name.encode()) % 1000)
     return torch.randn(p.shape, generator=generator).to(p.dtype)

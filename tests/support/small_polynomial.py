@@ -1,14 +1,21 @@
-"""What `small_polar` should return, and how far roundings may take it from there."""
+"""What `small_polar` should return, and how far roundings may take it from there.
+
+`prove_small` is asked by the tests of the kernel, in Triton's interpreter and on a GPU, and by the tuner before it
+writes a configuration.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from tests.support.iterations import Carried
+from tests.support.iterations import Carried, standard
 from tests.support.spectra import composed
+from tests.support.symmetric_products import WrongResultError
 
 # Polar Express's first steps, slowed by 1.05, and one that ends near 1.
 SCHEDULE = (
@@ -16,14 +23,15 @@ SCHEDULE = (
     (3.888039999109367, -2.499220158273262, 0.411573557690163),
     (1.875, -1.25, 0.375),
 )
+SCALE = 4.0
 # Multiples of no tile, of one tile and of several, short sides padded to each side there is.
 SIZES = [(1, 1), (1, 7), (3, 5), (16, 16), (17, 40), (40, 160), (64, 70), (100, 100), (128, 131)]
 
 
 def matrices(batch: int, m: int, n: int, seed: int = 0) -> Tensor:
-    """Normal entries in float32, but of few bits, so that every dtype holds them."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, m, n, generator=generator).bfloat16().float()
+    """Normal entries in float32, but of few bits, so that every dtype holds them; the same on every device."""
+    drawn = torch.randn(batch, m, n, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    return drawn.bfloat16().float().to(torch.get_default_device())
 
 
 def in_windows(schedule, lengths, scale: float) -> list:
@@ -41,7 +49,7 @@ def steps_of(windows) -> list[float]:
 
 def exact(G: Tensor, schedule, norm: float | None = None) -> Tensor:
     """Return the polynomial of G / norm in float64; `norm` None is G's."""
-    U, sigma, Vh = torch.linalg.svd(G.double(), full_matrices=False)
+    U, sigma, Vh = torch.linalg.svd(G.cpu().double(), full_matrices=False)
     return U @ torch.diag(composed(schedule, sigma / (norm or torch.linalg.vector_norm(sigma)))) @ Vh
 
 
@@ -51,20 +59,65 @@ def largest_error(G: Tensor, windows, scale: float, dtype: torch.dtype) -> float
     `Carried` draws signs for roundings that are all as large as they may be, 2.4 times what is to be expected. The
     norm and the quotient by it, in float32, move X by less than its rounding to the work dtype, which is next.
     """
+    with torch.device("cpu"):
+        return _carried(G.cpu(), windows, scale, dtype).error()
+
+
+def _carried(G: Tensor, windows, scale: float, dtype: torch.dtype) -> Carried:
+    """Return the kernel's iteration with its roundings."""
     X = Carried.exact(scale * G.double() / torch.linalg.matrix_norm(G.double()), 0).to(torch.float32).to(dtype)
     identity = torch.eye(len(G), dtype=torch.float64)
     for window in windows:
+        if len(window) == 1:
+            X = standard(X, window)
+            continue
         R = X @ X.mT
         Q = None
         for i, (a, b, c) in enumerate(window, 1):
-            H = R.addmm(R, R, beta=b, alpha=c)
-            if len(window) == 1:
-                X = X.addmm(H, X, beta=a)
-                break
-            H = H.add(identity, alpha=a)
+            H = R.addmm(R, R, beta=b, alpha=c).add(identity, alpha=a)
             Q = H if Q is None else H @ Q
             if i < len(window):
                 R = H @ (H @ R)
             else:
                 X = Q @ X
-    return X.error()
+    return X
+
+
+def check_polar(C: Tensor, G: Tensor, windows, scale: float, dtype: torch.dtype) -> None:
+    """Raise WrongResultError unless every matrix of C is as near to the polynomial as roundings may take it."""
+    for c, g in zip(C.cpu(), G.cpu()):
+        error = torch.linalg.matrix_norm(c.double() - exact(g, SCHEDULE)).item()
+        allowed = largest_error(g, windows, scale, dtype)
+        if not error <= allowed:
+            raise WrongResultError(f"{tuple(G.shape)}: error {error:.1e} where {allowed:.1e} is allowed")
+
+
+def prove_small(launch: Callable[..., None], side: int, dtype: torch.dtype) -> None:
+    """Raise WrongResultError unless a launch on matrices that are padded to `side` rows gives their polynomial.
+
+    `launch(G, C, steps, (scale, eps, dtype))` writes C. A matrix must get the bits in a batch that it gets alone, and
+    a NaN must stay in its matrix.
+    """
+
+    def factors(G: Tensor, windows) -> Tensor:
+        C = torch.full_like(G, math.nan, dtype=dtype)
+        launch(G, C, steps_of(windows), (SCALE, 0.0, dtype))
+        return C
+
+    for (m, n), windows in itertools.product(((side - 3, 4 * side - 1), (side, 2 * side)), _proven_windows(dtype)):
+        G = matrices(3, m, n)
+        C = factors(G, windows)
+        check_polar(C, G, windows, SCALE, dtype)
+        if not torch.equal(factors(G[1:2], windows), C[1:2]):
+            raise WrongResultError(f"{m} x {n}: other bits alone than in a batch")
+        G[0, 0, 0] = math.nan
+        spoiled = factors(G, windows)
+        if not spoiled[0].isnan().all() or not torch.equal(spoiled[1:], C[1:]):
+            raise WrongResultError(f"{m} x {n}: a NaN changed its neighbours, or went away")
+
+
+def _proven_windows(dtype: torch.dtype) -> Iterator[list]:
+    """Yield the standard iteration and, in the dtype in which Muon takes it on GPUs, a Gram iteration."""
+    yield in_windows(SCHEDULE, (1, 1, 1), SCALE)
+    if dtype == torch.float16:
+        yield in_windows(SCHEDULE, (1, 2), SCALE)

@@ -74,13 +74,13 @@ def test_error_inputs_raise(info, number):
             optimizer.step()
 
 
-def test_every_error_input_of_torch_is_tried_or_taken():
+def test_every_torch_error_input_is_tried_or_accepted():
     described = {error.optimizer_error_input.desc for error in get_error_inputs_for_all_optims("cpu", torch.float32)}
     assert TAKEN < described and len(described) == 6
 
 
 @pytest.mark.parametrize("impl", ["foreach", "fused", "differentiable"])
-def test_implementations_that_are_not_supported_are_no_arguments(info, impl):
+def test_unsupported_implementations_are_no_arguments(info, impl):
     """Inputs name none of them, as torch asks of an `OptimizerInfo`."""
     assert impl not in info.supported_impls and not any(
         impl in inputs.kwargs for inputs in info.optim_inputs_func("cpu")
@@ -113,14 +113,14 @@ def descend(info, inputs, schedulers=()):
 
 @any_input
 @pytest.mark.parametrize("scheduled", [False, True])
-def test_steps_go_the_right_way(info, inputs, scheduled):
+def test_steps_reduce_the_loss(info, inputs, scheduled):
     for schedulers in info.scheduler_inputs if scheduled else [()]:
         losses = descend(info, inputs, schedulers)
         assert losses[-1] < losses[0]
 
 
 @any_input
-def test_a_tensor_for_lr_is_as_good_as_a_number(info, inputs):
+def test_tensor_lr_is_as_good_as_a_number(info, inputs):
     if isinstance(inputs.kwargs.get("lr"), torch.Tensor):
         inputs = OptimizerInput(None, {**inputs.kwargs, "lr": 0.001}, inputs.desc)
     results = []
@@ -137,7 +137,7 @@ def test_a_tensor_for_lr_is_as_good_as_a_number(info, inputs):
 
 
 @any_input
-def test_state_dicts_are_deterministic_and_load_with_weights_only(info, inputs):
+def test_state_dicts_are_deterministic_and_load_weights_only(info, inputs):
     optimizer, params = build(info, inputs)
     take_steps(optimizer, params, range(2))
     file = io.BytesIO()
@@ -149,7 +149,7 @@ def test_state_dicts_are_deterministic_and_load_with_weights_only(info, inputs):
 
 
 @any_input
-def test_state_dicts_from_before_a_flag_was_known_load(info, inputs):
+def test_state_dicts_from_before_a_flag_load(info, inputs):
     optimizer, params = build(info, inputs)
     take_steps(optimizer, params, [0])
     saved = copy.deepcopy(optimizer.state_dict())
@@ -160,7 +160,7 @@ def test_state_dicts_from_before_a_flag_was_known_load(info, inputs):
 
 
 @pytest.mark.parametrize("saved_with_names", [False, True])
-def test_state_dicts_go_between_named_and_unnamed_parameters(info, saved_with_names):
+def test_state_dicts_load_between_named_and_unnamed(info, saved_with_names):
     """With names that route as shapes alone do."""
 
     def build_one(named):
@@ -191,7 +191,7 @@ def test_steps_saved_as_numbers_load(info, inputs, make):
 
 
 @any_input
-def test_a_step_without_gradients_changes_nothing(info, inputs):
+def test_step_without_gradients_changes_nothing(info, inputs):
     optimizer, params = build(info, inputs)
     before, state = copy.deepcopy(params), copy.deepcopy(optimizer.state_dict())
     optimizer.step()
@@ -199,7 +199,7 @@ def test_a_step_without_gradients_changes_nothing(info, inputs):
 
 
 @any_input
-def test_a_step_with_zero_gradients_and_no_decay_changes_no_parameter(info, inputs):
+def test_zero_gradients_without_decay_change_no_parameter(info, inputs):
     optimizer, params = build(info, OptimizerInput(None, {**inputs.kwargs, "weight_decay": 0.0}))
     before = copy.deepcopy(params)
     for p in params.values():
@@ -218,7 +218,7 @@ def test_copies_have_every_public_attribute(info, inputs):
 
 
 @any_input
-def test_an_optimizer_prints_its_groups(info, inputs):
+def test_optimizer_prints_its_groups(info, inputs):
     optimizer, _ = build(info, inputs)
     assert "Parameter Group 1" in repr(optimizer) and "momentum" in str(optimizer)
 

@@ -27,7 +27,7 @@ def snapshot(optimizer):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_next_step_is_that_of_the_source(kernel, case):
+def test_next_step_is_that_of_the_source(kernel, case):
     reference, state_dict, source, others, options = CASES[case]()
     params, optimizer = fresh(kernel, nesterov=not reference.nesterov, **options)
     before = {name: p.detach().clone() for name, p in params.items()}
@@ -53,14 +53,14 @@ def test_the_next_step_is_that_of_the_source(kernel, case):
         ("dion", 0.05 * 1e-8),
     ],
 )
-def test_eps_bounds_the_norm_of_the_average(kernel, case, eps):
+def test_imported_eps_bounds_the_norm_of_the_average(kernel, case, eps):
     _, state_dict, source, others, _ = CASES[case]()
     _, optimizer = fresh(kernel)
     kernel.import_state(optimizer, state_dict, source, **others)
     assert optimizer.param_groups[0]["eps"] == pytest.approx(eps, rel=1e-12)
 
 
-def test_flags_of_groups_are_understood(kernel):
+def test_group_flags_are_imported(kernel):
     _, muon, source, others, _ = torch_case()
     others["adamw_state_dict"]["param_groups"][0]["maximize"] = True
     _, optimizer = fresh(kernel)
@@ -72,7 +72,7 @@ def test_flags_of_groups_are_understood(kernel):
     assert optimizer.param_groups[0]["conv_mode"] == "flatten"
 
 
-def test_a_group_says_the_branch_of_what_timm_has_not_routed_yet(kernel):
+def test_groups_name_the_branch_of_unrouted_timm_parameters(kernel):
     _, state_dict, source, _, _ = timm_case()
     (group,) = state_dict["param_groups"]
     groups = [{**group, "params": [1, 3], "use_muon": True}, {**group, "params": [0, 2, 4], "use_fallback": True}]
@@ -82,7 +82,7 @@ def test_a_group_says_the_branch_of_what_timm_has_not_routed_yet(kernel):
     assert not any(value.any() for state in optimizer.state_dict()["state"].values() for value in state.values())
 
 
-def test_torchs_own_optimizers_are_followed(kernel, monkeypatch):
+def test_next_step_is_that_of_torchs_own_optimizers(kernel, monkeypatch):
     def orthogonalize(G, coefficients, steps, eps):
         return kernel.orthogonalize(G, [coefficients], steps, dtype=torch.float64, eps=eps)
 
@@ -104,7 +104,7 @@ def test_torchs_own_optimizers_are_followed(kernel, monkeypatch):
         torch.testing.assert_close(params_here[name], p, rtol=0, atol=1e-13)
 
 
-def test_without_its_adamw_torchs_muon_leaves_the_other_parameters_alone(kernel):
+def test_torchs_muon_alone_leaves_other_parameters_unchanged(kernel):
     _, muon, source, _, _ = torch_case()
     params, optimizer = fresh(kernel)
     take_steps(optimizer, params, [0])
@@ -140,7 +140,7 @@ def test_names_find_their_parameters_in_any_order(kernel, how):
         assert torch.equal(optimizer.state[p][key], reference.state[name][0])
 
 
-def test_matrices_that_keller_jordan_sorted_are_found(kernel):
+def test_matrices_sorted_by_keller_jordan_are_found(kernel):
     shapes = {"a.weight": (8, 4), "b.weight": (12, 4), "c.weight": (8, 4), "d.weight": (8, 6)}
     params = {name: Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
     sorted_names = ["b.weight", "d.weight", "a.weight", "c.weight"]
@@ -152,7 +152,7 @@ def test_matrices_that_keller_jordan_sorted_are_found(kernel):
     assert found == {"b.weight": 1, "d.weight": 2, "a.weight": 3, "c.weight": 4}
 
 
-def test_schedulers_find_the_learning_rate_that_they_started_with(kernel):
+def test_initial_learning_rates_are_imported(kernel):
     _, state_dict, source, _, _ = timm_case()
     state_dict["param_groups"][0]["initial_lr"] = 0.04
     _, optimizer = fresh(kernel)
@@ -164,7 +164,8 @@ def test_schedulers_find_the_learning_rate_that_they_started_with(kernel):
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.01]
 
 
-def test_state_is_copied_complete_and_readable_with_weights_only(kernel):
+def test_imported_state_is_a_complete_copy(kernel):
+    """It can be saved and read with weights_only."""
     _, state_dict, source, _, _ = keller_jordan_case()
     given = copy.deepcopy(state_dict)
     params, optimizer = fresh(kernel)

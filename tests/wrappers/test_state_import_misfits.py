@@ -21,7 +21,8 @@ def same_state(one, other):
         assert all(torch.equal(state[key], other["state"][i][key]) for key in state)
 
 
-def test_everything_that_does_not_fit_is_listed_at_once_and_nothing_is_changed(kernel):
+def test_all_misfits_are_listed_at_once(kernel):
+    """Nothing is changed."""
     _, state_dict, source, _, _ = timm_case()
     names = ["wte.weight", "up.weight", "up.bias", "gone.weight", "norm.weight"]
     state_dict["state"][0] = {"momentum_buffer": torch.zeros(40, 12), "use_muon": True}
@@ -43,7 +44,7 @@ def test_everything_that_does_not_fit_is_listed_at_once_and_nothing_is_changed(k
     ]
 
 
-def test_another_number_of_parameters_without_names_is_refused(kernel):
+def test_wrong_parameter_count_without_names_is_refused(kernel):
     _, muon, source, _, _ = torch_case()
     muon["param_groups"][0]["params"].append(2)
     _, optimizer = fresh(kernel)
@@ -51,7 +52,7 @@ def test_another_number_of_parameters_without_names_is_refused(kernel):
         kernel.import_state(optimizer, muon, source)
 
 
-def test_a_frozen_parameter_is_not_missed(kernel):
+def test_frozen_parameter_is_not_missed(kernel):
     _, state_dict, source, _, _ = timm_case()
     (group,) = state_dict["param_groups"]
     params = named_parameters(torch.float64)
@@ -63,7 +64,7 @@ def test_a_frozen_parameter_is_not_missed(kernel):
     assert params["norm.weight"] not in optimizer.state
 
 
-def test_a_parameter_that_timm_has_not_routed_yet_needs_a_name(kernel):
+def test_unrouted_timm_parameter_needs_a_name(kernel):
     _, state_dict, source, _, _ = timm_case()
     del state_dict["state"][1]
     params, optimizer = fresh(kernel)
@@ -76,7 +77,8 @@ def test_a_parameter_that_timm_has_not_routed_yet_needs_a_name(kernel):
 
 
 @pytest.mark.parametrize("spoil", [dict(lr=-1.0), dict(momentum=1.5)], ids=str)
-def test_settings_that_cannot_work_are_refused_and_nothing_is_changed(kernel, spoil):
+def test_impossible_settings_are_refused(kernel, spoil):
+    """Nothing is changed."""
     _, state_dict, source, _, _ = motif_case()
     state_dict["param_groups"][0].update(spoil)
     _, optimizer = fresh(kernel)
@@ -86,7 +88,7 @@ def test_settings_that_cannot_work_are_refused_and_nothing_is_changed(kernel, sp
     same_state(optimizer.state_dict(), before)
 
 
-def test_what_is_not_taken_over_is_said(kernel):
+def test_settings_not_taken_over_are_noted(kernel):
     _, state_dict, source, _, _ = dion_case()
     muon, rest = state_dict["param_groups"]
     muon.update(adjust_lr=None, params=[0])
@@ -103,7 +105,7 @@ def test_what_is_not_taken_over_is_said(kernel):
     assert optimizer.param_groups[0]["lr"] == FOREIGN["lr"] and optimizer.param_groups[0]["momentum"] == 0.95
 
 
-def test_nothing_is_noted_where_everything_is_taken_over(kernel):
+def test_nothing_is_noted_where_all_is_taken_over(kernel):
     for case in ("torch", "timm", "timm with nadamw", "keller_jordan"):
         _, state_dict, source, others, _ = CASES[case]()
         assert kernel.import_state(fresh(kernel)[1], state_dict, source, **others) == []

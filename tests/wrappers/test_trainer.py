@@ -85,11 +85,11 @@ def named(optimizer):
     return {name: p for group in optimizer.param_groups for name, p in zip(group["param_names"], group["params"])}
 
 
-def test_the_trainer_takes_it_for_a_factory(trainer):
+def test_trainer_takes_it_for_a_factory(trainer):
     assert not issubclass(trainer.MuonFactory, torch.optim.Optimizer)
 
 
-def test_the_groups_decay_what_the_trainer_decays(create_optimizer):
+def test_groups_decay_what_the_trainer_decays(create_optimizer):
     model = Network()
     optimizer = create_optimizer(model)
     found = {name: g["weight_decay"] for g in optimizer.param_groups for name in g["param_names"]}
@@ -98,7 +98,7 @@ def test_the_groups_decay_what_the_trainer_decays(create_optimizer):
     assert all(p is own[name] for name, p in named(optimizer).items())
 
 
-def test_names_route_the_parameters_and_each_branch_has_its_learning_rate(create_optimizer):
+def test_names_route_parameters_and_set_learning_rates(create_optimizer):
     optimizer = create_optimizer(Network())
     found = {
         name: (group["use_muon"], group["lr"]) for group in optimizer.param_groups for name in group["param_names"]
@@ -107,23 +107,23 @@ def test_names_route_the_parameters_and_each_branch_has_its_learning_rate(create
     assert found == {name: (True, 0.02) if name in matrices else (False, 0.003) for name in DECAYED}
 
 
-def test_a_layer_norm_that_is_the_model_is_told_by_names_alone(trainer):
+def test_layer_norm_as_the_model_is_told_by_names(trainer):
     """As the Trainer does: it looks at the types of a model's children."""
     weights, biases = (group["params"] for group in trainer.decay_groups(nn.LayerNorm(8)))
     assert [name for name, _ in weights + biases] == ["weight", "bias"]
 
 
-def test_a_model_without_weights_to_decay_has_one_group(trainer):
+def test_model_without_weights_to_decay_has_one_group(trainer):
     (group,) = trainer.decay_groups(nn.Sequential(nn.LayerNorm(8)))
     assert group["weight_decay"] == 0.0 and len(group["params"]) == 2
 
 
-def test_groups_of_parameters_without_names_are_refused(trainer):
+def test_groups_of_unnamed_parameters_are_refused(trainer):
     with pytest.raises(TypeError, match=r"the model is needed, .* got list"):
         trainer.MuonFactory()([{"params": [Parameter(torch.ones(8, 8))]}])
 
 
-def test_a_scheduler_scales_every_group(create_optimizer):
+def test_scheduler_scales_every_group(create_optimizer):
     optimizer = create_optimizer(Network())
     before = [group["lr"] for group in optimizer.param_groups]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
@@ -132,7 +132,7 @@ def test_a_scheduler_scales_every_group(create_optimizer):
     assert [group["lr"] for group in optimizer.param_groups] == [lr / 2 for lr in before]
 
 
-def test_a_run_that_the_trainer_resumes_goes_on_bit_for_bit(create_optimizer, tmp_path):
+def test_resumed_trainer_run_continues_bit_for_bit(create_optimizer, tmp_path):
     model = Network()
     optimizer = create_optimizer(model)
     take_steps(optimizer, named(optimizer), range(2))
@@ -145,7 +145,7 @@ def test_a_run_that_the_trainer_resumes_goes_on_bit_for_bit(create_optimizer, tm
     assert same_bits(model.state_dict(), other_model.state_dict())
 
 
-def test_preparing_loads_its_own_state_back(create_optimizer):
+def test_loading_own_state_back_changes_nothing(create_optimizer):
     """accelerate puts the state on a device that way, tensor by tensor in dicts of the same type."""
     model = Network()
     twin = copy.deepcopy(model)
@@ -158,7 +158,7 @@ def test_preparing_loads_its_own_state_back(create_optimizer):
     assert same_bits(model.state_dict(), twin.state_dict())
 
 
-def test_a_scaler_around_a_patched_step_is_understood(create_optimizer):
+def test_scaler_around_a_patched_step_works(create_optimizer):
     """accelerate puts a function in the place of `step` while its GradScaler runs."""
     model = Network()
     optimizer = create_optimizer(model)
@@ -173,7 +173,7 @@ def test_a_scaler_around_a_patched_step_is_understood(create_optimizer):
     assert len(called) == 1 and optimizer.state[model.norm.weight]["exp_avg"].unique().item() == pytest.approx(0.1)
 
 
-def test_parameters_that_preparing_puts_in_the_place_of_others_are_followed(create_optimizer):
+def test_parameters_replaced_by_preparing_are_followed(create_optimizer):
     """accelerate under FSDP2 first puts placeholders of one element there, then the sharded parameters."""
     model = Network()
     twin = copy.deepcopy(model)
@@ -190,7 +190,7 @@ def test_parameters_that_preparing_puts_in_the_place_of_others_are_followed(crea
     assert len(other.state_dict()["state"]) == len(DECAYED)
 
 
-def test_the_trainer_itself_groups_trains_and_resumes(trainer, tmp_path):
+def test_trainer_groups_trains_and_resumes(trainer, tmp_path):
     transformers = pytest.importorskip("transformers")
     data = [{"input_ids": torch.arange(i, i + 6) % 16, "labels": torch.arange(i + 1, i + 7) % 16} for i in range(16)]
 

@@ -36,14 +36,14 @@ def model(seed=0):
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
-def test_parameters_of_fsdp1_are_refused_with_the_reason(kernel, fully_sharded, use_orig_params):
+def test_fsdp1_parameters_are_refused_with_the_reason(kernel, fully_sharded, use_orig_params):
     wrapped = fully_sharded(model(), use_orig_params=use_orig_params)
     for params in (wrapped.named_parameters(), list(wrapped.parameters())):
         with pytest.raises(ValueError, match=r"belongs to FSDP1 .* Muon needs whole parameters"):
             kernel.Muon(params)
 
 
-def test_parameters_that_fsdp1_wraps_after_construction_are_refused_at_the_step(kernel, fully_sharded):
+def test_later_fsdp1_wrapping_is_refused_at_the_step(kernel, fully_sharded):
     whole = model()
     optimizer = kernel.Muon(whole.named_parameters())
     wrapped = fully_sharded(whole, use_orig_params=True)
@@ -74,7 +74,7 @@ def flat_shard(p, **attributes):
 )
 @pytest.mark.parametrize("later", [False, True], ids=["at construction", "later"])
 @pytest.mark.parametrize("name", ["up.weight", "wte.weight"])
-def test_flat_shards_raise_and_do_not_fall_to_adamw(kernel, attributes, wrapper, later, name):
+def test_flat_shards_raise_instead_of_going_to_adamw(kernel, attributes, wrapper, later, name):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     shard = flat_shard(params[name], **attributes)
@@ -85,7 +85,7 @@ def test_flat_shards_raise_and_do_not_fall_to_adamw(kernel, attributes, wrapper,
         optimizer.state_dict() if later else kernel.Muon(params.items())
 
 
-def test_a_parameter_that_zero_has_emptied_is_refused(kernel):
+def test_parameter_emptied_by_zero_is_refused(kernel):
     """zero.Init leaves parameters of shape (0,)."""
     p = Parameter(torch.zeros(0))
     p.ds_id, p.ds_shape = 0, torch.Size([24, 12])
@@ -93,7 +93,7 @@ def test_a_parameter_that_zero_has_emptied_is_refused(kernel):
         kernel.Muon([("up.weight", p)])
 
 
-def test_a_flat_vector_in_the_place_of_a_group_of_matrices_is_refused(kernel):
+def test_flat_vector_for_a_group_of_matrices_is_refused(kernel):
     """ZeRO's first stages put one plain vector there."""
     optimizer = kernel.Muon(named_parameters().items())
     optimizer.param_groups[0]["params"] = [Parameter(torch.zeros(2 * 24 * 12))]
@@ -102,7 +102,7 @@ def test_a_flat_vector_in_the_place_of_a_group_of_matrices_is_refused(kernel):
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_wrapper_may_replace_all_parameters_before_they_are_stepped(kernel, steps):
+def test_wrapper_may_replace_all_parameters(kernel, steps):
     """As accelerate does under FSDP2: new parameters in `group["params"]`, state and plan are of the old ones."""
     params, twin = named_parameters(), named_parameters()
     optimizer, reference = kernel.Muon(params.items(), lr=0.02), kernel.Muon(twin.items(), lr=0.02)
@@ -123,7 +123,7 @@ def test_a_wrapper_may_replace_all_parameters_before_they_are_stepped(kernel, st
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("flatten", [False, True])
-def test_distributed_checkpoints_take_the_state_in_both_forms(kernel, tmp_path, flatten):
+def test_distributed_checkpoints_take_state_in_both_forms(kernel, tmp_path, flatten):
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
     first, second = model(0), model(1)
     settings = dict(lr=0.02, momentum_dtype="bfloat16", adjust_lr_fn=lambda rows, cols: 0.3)
@@ -140,7 +140,7 @@ def test_distributed_checkpoints_take_the_state_in_both_forms(kernel, tmp_path, 
     assert same_bits(first.state_dict(), second.state_dict())
 
 
-def test_a_compiled_training_function_steps_as_it_does_uncompiled(kernel):
+def test_compiled_training_steps_as_uncompiled(kernel):
     eager, compiled = model(), model()
     optimizers = [kernel.Muon(m.named_parameters(), lr=0.02) for m in (eager, compiled)]
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -158,7 +158,8 @@ def test_a_compiled_training_function_steps_as_it_does_uncompiled(kernel):
     assert same_bits(eager.state_dict(), compiled.state_dict())
 
 
-def test_hooks_around_steps_and_state_dicts_are_called_and_heard(kernel):
+def test_step_and_state_dict_hooks_are_called(kernel):
+    """What they return is heeded."""
     params, called = named_parameters(), []
     optimizer = kernel.Muon(params.items(), lr=0.02)
     optimizer.register_step_pre_hook(lambda *_: called.append("before"))
@@ -190,7 +191,7 @@ def changed(_, given):
     return {"state": state, "param_groups": [{**group, "lr": 0.5} for group in given["param_groups"]]}
 
 
-def test_a_group_may_be_added_at_any_time_and_has_its_state_at_once(kernel):
+def test_group_added_late_has_its_state_at_once(kernel):
     params, late = (
         named_parameters(),
         {"late.weight": Parameter(torch.ones(16, 8)), "late.bias": Parameter(torch.ones(8))},
@@ -212,7 +213,7 @@ def test_a_group_may_be_added_at_any_time_and_has_its_state_at_once(kernel):
     assert same_bits(params, everything) and same_bits(state_of(optimizer, params), state_of(reference, everything))
 
 
-def test_an_accelerated_loop_of_clipping_and_schedules_goes_on_from_a_file_bit_for_bit(kernel):
+def test_training_loop_resumes_from_a_file_bit_for_bit(kernel):
     """What a trainer does around a step: clip, step, schedule, zero, save; and then load into new objects."""
 
     def run(steps, resume_at=None):

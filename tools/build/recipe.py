@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomllib
-from kernels._rust import Build, KernelName
 
 from tools.build.commands import BuildError
 
@@ -52,10 +51,18 @@ def read_build(root: Path) -> dict:
     """Return the tables of `root/build.toml`; `BuildError` if the Hub's parser or this driver cannot take it."""
     if not (root / "build.toml").is_file():
         raise BuildError(f"{root} has no build.toml")
+    # Here, so that a machine without the Hub's package can read the recipe and build for itself.
+    from kernels._rust import Build
+
     try:
         Build.open(root)
     except ValueError as error:
         raise BuildError(f"build.toml: {' '.join(str(error).split())}") from None
+    return read_tables(root)
+
+
+def read_tables(root: Path) -> dict:
+    """Return the tables of `root/build.toml`, on which the Hub's parser has not been heard."""
     tables = tomllib.loads((root / "build.toml").read_text())
     if "torch" not in tables or "repo-id" not in tables["general"].get("hub", {}):
         raise BuildError("build.toml needs a table [torch] and a repo-id in [general.hub]")
@@ -75,7 +82,7 @@ def read_recipe(root: Path, tables: dict, backend: str) -> Recipe:
     abi = torch.get("stable-abi", {}).get(backend)
     if not sections or not abi:
         raise BuildError(f"build.toml needs a [kernel] section and a [torch.stable-abi] version for {backend}")
-    name = KernelName(general["name"]).python_name
+    name = general["name"].replace("-", "_")  # as the Hub's builder does
     package = Path("torch-ext", name)
     recipe = Recipe(
         name=name,

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.build.abi_check import MANYLINUX, PYTHON_ABI, newest_version, violations
+from tools.build.assembly import assemble
 from tools.build.card import fill_card
 from tools.build.commands import BuildError
 from tools.build.compilers import HOST, Cuda, Job, check_headers, check_paths, compile_library, find_cuda, strip
-from tools.build.generated_sources import ops_py
 from tools.build.recipe import read_build, read_recipe
 from tools.build.source_tree import read_revision
 from tools.build.variant_metadata import write_metadata
@@ -119,15 +119,6 @@ def build_variant(job: Job) -> Built:
     write_metadata(variant, job.recipe, job.ops, job.revision)
     versions = [newest_version(library, family) for family in ("GLIBC", "GLIBCXX")]
     return Built(variant, job.ops, time.perf_counter() - start, *versions)
-
-
-def assemble(variant: Path, job: Job, library: Path) -> None:
-    """Fill the new folder `variant` with the Python package, the library and `_ops.py`."""
-    for file in job.recipe.package_files:
-        (variant / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(job.root / job.recipe.package / file, variant / file)
-    shutil.copyfile(library, variant / library.name)
-    (variant / "_ops.py").write_text(ops_py(job.ops))
 
 
 def put_in_place(made: Sequence[Path], output: Path) -> None:

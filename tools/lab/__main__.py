@@ -4,123 +4,28 @@
 
 Each stage is a process with a time limit; what it finds is written at once, to `records.jsonl` in the output folder,
 and what is there already is not done again. A kernel that is wrong, hangs or ends its process is recorded, and the rest
-goes on. Tuned configurations go into the package, the report into benchmarks/results; with `--out` the report goes
-there, with a copy of the configurations. Without a GPU the whole flow is walked through on the CPU, with tiny sizes: it
+goes on. `prove` runs the tests that need a GPU; `tune` writes configurations into the package, each of which it has
+proven; the report goes into benchmarks/results or, with a copy of the configurations, into `--out`. To go on on another
+machine carry `records.jsonl` there. Without a GPU the whole flow is walked through on the CPU, with tiny sizes: it
 proves nothing and writes no results.
 """
 
-from __future__ import annotations
-
-import argparse
-import signal
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from importlib.util import find_spec
 
-import torch
-
-from benchmarks.built_kernel import find_variant, read_metadata
-from benchmarks.machine import device_name, triton_version
-from tools.build.commands import BuildError
-from tools.lab.items import STAGES
-from tools.lab.records import Records
-from tools.lab.report import write_report
-from tools.lab.runner import Stage, clock, run_stage
-from tools.lab.variant import PACKAGE, digest, prepare
-
-ROOT = Path(__file__).resolve().parents[2]
-
-# How the time is shared out among the stages that run.
-SHARES = {"environment": 2, "prove": 9, "tune": 8, "measure": 6}
-
-# Kept for the report, and for ending a stage that will not end.
-RESERVE_SECONDS = 15.0
+# What requirements/gpu.txt installs, by the names under which it is imported.
+NEEDED = ("torch", "pytest", "pytest_timeout", "xdist", "pytest_reportlog", "expecttest", "hypothesis", "rich")
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where the lab works: `work` is scratch, `out` has the records, the report goes to `results`."""
-
-    build: Path
-    work: Path
-    out: Path
-    results: Path
-    configs: tuple[Path, ...]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    given = parse(arguments)
-    sys.stdout.reconfigure(line_buffering=True)
-    # Ends the stage's process, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    began, on_gpu = time.monotonic(), torch.cuda.is_available()
-    places = places_for(given, on_gpu)
-    if not on_gpu:
-        print("gpu-lab: there is no GPU here; this is a dry run of the whole flow on the CPU, which proves nothing")
-    places.out.mkdir(parents=True, exist_ok=True)
-    try:
-        variants = prepare(given.build, places.work, "cuda" if on_gpu else "cpu")
-    except (BuildError, OSError) as error:
-        print(f"gpu-lab: {error}", file=sys.stderr)
+def main() -> int:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        print(f"gpu-lab: {', '.join(missing)} must be installed: requirements/gpu.txt says how", file=sys.stderr)
         return 1
-    device = "cuda" if on_gpu else "cpu"
-    records = Records(places.out, identity(variants, torch.device(device)))
-    if records.put_aside:
-        print(f"{places.out} had records of another device, commit or torch: they are in records.old.jsonl")
-    own = find_variant(variants) / "kernels/configs"
-    order = {
-        "variants": str(variants),
-        "device": device,
-        "out": str(places.out),
-        "configs": [str(folder) for folder in (own, *places.configs)],
-        "tiny": not on_gpu,
-    }
-    chosen = [stage for stage in STAGES if stage == "environment" or not given.only or stage in given.only]
-    end = began + 60 * given.minutes - RESERVE_SECONDS
-    for i, name in enumerate(chosen):
-        share = SHARES[name] / sum(SHARES[later] for later in chosen[i:])
-        until = time.monotonic() + max(end - time.monotonic(), 0.0) * share
-        print(f"[{name}] has {clock(until - time.monotonic())} of {clock(end - time.monotonic())}")
-        run_stage(Stage(name, f"tools.lab.{name}", order, until, places.out / "lab.log"), records)
-    failed = write_report(records, places.results, time.strftime("%Y-%m-%d"))
-    print(f"gpu-lab: {clock(time.monotonic() - began)} of {clock(60 * given.minutes)}, {failed} failed")
-    return int(failed > 0)
+    # Only now: it needs them all.
+    from tools.lab.stages import run_stages
 
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Prove, tune and measure the package on the GPU that is here.")
-    parser.add_argument("--only", action="append", choices=STAGES[1:], help="may be repeated; default: all stages")
-    parser.add_argument("--minutes", type=float, default=8.0, help="in which it ends; default: %(default)s")
-    parser.add_argument("--out", type=Path, help="for records, report and figures; resumed where it has records")
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
-    return parser.parse_args(arguments)
-
-
-def places_for(given: argparse.Namespace, on_gpu: bool) -> Places:
-    """Return the folders to work in; a dry run stays out of the package and of the results."""
-    scratch = ROOT / "out/gpu-lab"
-    if not on_gpu:
-        dry = given.out or scratch / "dry"
-        return Places(given.build, dry / "work", dry, dry, (dry / "configs",))
-    out = given.out or scratch
-    tree = PACKAGE / "kernels/configs"
-    copies = (tree, out) if given.out else (tree,)
-    return Places(given.build, scratch / "work", out, given.out or ROOT / "benchmarks/results", copies)
-
-
-def identity(variants: Path, device: torch.device) -> dict:
-    """Return what records must agree in to be of one run."""
-    built = read_metadata(find_variant(variants))["provenance"]["kernel"]
-    return {
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "triton": triton_version(),
-        "commit": built["commit"],
-        "dirty": built["dirty"],
-        "variant": digest(variants),
-    }
+    return run_stages()
 
 
 if __name__ == "__main__":

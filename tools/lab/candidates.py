@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 
 from tools.lab.items import Lab
+from tools.lab.records import FILE, read
+from tools.lint.cases import LARGE, AnyCase, Case, SmallPolarCase
+from tools.lint.kernels import examine_all
+
+STATIC_CHECK = "static check"
 
 PRODUCT, SMALL = "symmetric_gemm", "small_polar"
 HALVES = (torch.float16, torch.bfloat16)
@@ -110,3 +116,42 @@ def all_launches(lab: Lab) -> Iterator[Launch]:
     yield Launch(PRODUCT, torch.float32, tuned.safe_config(target(lab), torch.float32, 1, True, True))
     for side, dtype in product(small_sides(lab), (*HALVES, torch.float32)[: 1 if lab.tiny else None]):
         yield from small_launches(lab, dtype, side)
+
+
+def examine(lab: Lab) -> dict:
+    """Compile all candidates ahead, in parallel, and return what is wrong with those that are not to be launched.
+
+    What is compiled here lies in Triton's cache when it is launched.
+    """
+    one = 1 if lab.tiny else None  # enough to see that it works, where each takes seconds
+    pairs = [(launch.key, case) for launch in all_launches(lab) for case in cases(lab, launch)][:one]
+    rows = examine_all(Path(lab.kernel.__file__).parent, [case for _, case in pairs], one)
+    found: dict[str, list[str]] = {}
+    for (key, _), row in zip(pairs, rows):
+        if row.problems:
+            found.setdefault(key, []).extend(row.problems)
+    return {"refused": found}
+
+
+def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:
+    """Yield what is compiled of a launch."""
+    config = tuple(launch.config)
+    if launch.kernel == PRODUCT:
+        for layout in ("wide", "square"):
+            yield Case(lint_target(lab), layout, short(launch.dtype), *LARGE, False, config)
+    else:
+        for aligned in (True, False):
+            yield SmallPolarCase(lint_target(lab), aligned, short(launch.dtype), config[0], config)
+
+
+def lint_target(lab: Lab) -> str:
+    """Return the GPU among those of `tools/lint/kernels.py` that has this one's limits, or is nearest below it."""
+    major, minor = capability(lab)
+    return {8: "sm_80", 9: "sm_90", 10: "sm_100", 11: "sm_100", 12: "sm_120"}.get(major, f"sm_{major}{minor}")
+
+
+def fit(lab: Lab, launches: Iterable[Launch]) -> list[Launch]:
+    """Return those launches that the static check has not refused."""
+    records = {record.key: record for record in read(lab.out / FILE)[1] if record.status == "ok"}
+    refused = records[STATIC_CHECK].value["refused"] if STATIC_CHECK in records else ()
+    return [launch for launch in launches if launch.key not in refused]

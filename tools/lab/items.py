@@ -17,7 +17,7 @@ class NotApplicableError(Exception):
     """An item that does not apply here; the message says why."""
 
 
-class WrongResultError(Exception):
+class FailedError(Exception):
     """An item that ran and found something wrong; the message says what, `value` is kept all the same."""
 
     def __init__(self, message: str, value: object = None):
@@ -25,7 +25,7 @@ class WrongResultError(Exception):
         self.value = value
 
 
-def loses_gpu(error: Exception) -> bool:
+def loses_gpu(error: BaseException) -> bool:
     """Whether a process cannot use the GPU any more after an error: torch's and Triton's errors of a kernel."""
     return any(words in str(error) for words in ("CUDA error", "Triton Error [CUDA]"))
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.lab.items import Item, Lab, WrongResultError
+from tools.lab.items import FailedError, Item, Lab
 from tools.lab.step_ways import compare_ways
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -81,7 +81,7 @@ def measure(lab: Lab, sweep: Sweep) -> dict:
     file = lab.out / f"{sweep.program}.json"
     seconds = seconds_for(sweep, lab.until - time.monotonic())
     if seconds <= 0:
-        raise WrongResultError("there was no time left for it")
+        raise FailedError("there was no time left for it")
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", f"benchmarks.{sweep.program}", "--build", lab.variants]
     command += ["--tiny"] if lab.tiny else sweep.options or ()
@@ -97,7 +97,7 @@ def measure(lab: Lab, sweep: Sweep) -> dict:
         print(done.stdout, done.stderr, sep="\n")
         status, said = f"status {done.returncode}", (done.stderr or done.stdout).strip().splitlines()
     if not file.exists():
-        raise WrongResultError(f"{status}, no results; {said[-1][:300] if said else 'it said nothing'}")
+        raise FailedError(f"{status}, no results; {said[-1][:300] if said else 'it said nothing'}")
     content = json.loads(file.read_text())
     file.unlink()
     return {"ended": status, **content}

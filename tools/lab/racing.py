@@ -9,13 +9,17 @@ import torch
 
 from benchmarks.timing import replayed, take_turns
 from tools.lab.candidates import Launch
-from tools.lab.items import WrongResultError, loses_gpu
+from tools.lab.items import FailedError, loses_gpu
 
 FINALISTS = 4
 FIRST_ROUNDS, FINAL_ROUNDS, TINY_ROUNDS = 7, 31, 2
 
 # Calls of a launch, each on operands of its own, which together do not fit into the cache.
 Calls = Callable[[Launch], Sequence[Callable[[], object]]]
+
+
+# What is wrong with what a launch computes, nothing where it is right.
+Proof = Callable[[Launch], str]
 
 
 @dataclass
@@ -27,14 +31,28 @@ class Timed:
     spread: float
 
 
-def find_fastest(launches: list[Launch], before: Launch, calls: Calls, tiny: bool) -> tuple[Timed, Timed, int]:
-    """Return the winner, the best of the others, and how many could be launched; `before` was chosen until now."""
+@dataclass
+class Found:
+    """The winner and the best of the others, how many could be launched, and which of the fastest were wrong."""
+
+    winner: Timed
+    second: Timed
+    count: int
+    wrong: dict[str, str]
+
+
+def find_fastest(launches: list[Launch], before: Launch, calls: Calls, proof: Proof, tiny: bool) -> Found:
+    """Return the winner of those that are right; `before` was chosen until now."""
     first = race(list(dict.fromkeys([before, *launches])), calls, TINY_ROUNDS if tiny else FIRST_ROUNDS)
-    if len(first) == 1:
-        return first[0], first[0], 1
-    best = [timed.launch for timed in sorted(first, key=lambda timed: timed.seconds)[:FINALISTS]]
-    final = race(list(dict.fromkeys([before, *best])), calls, TINY_ROUNDS if tiny else FINAL_ROUNDS)
-    return *decide(final, before), len(first)
+    best, wrong = [], {}
+    for launch in dict.fromkeys([before, *(t.launch for t in sorted(first, key=lambda timed: timed.seconds))]):
+        if len(best) <= FINALISTS and any(timed.launch == launch for timed in first):
+            problem = proof(launch)
+            wrong |= {launch.key: problem} if problem else {}
+            best += [] if problem else [launch]
+    if not best:
+        raise FailedError(f"no candidate is right: {wrong}")
+    return Found(*decide(race(best, calls, TINY_ROUNDS if tiny else FINAL_ROUNDS), before), len(first), wrong)
 
 
 def race(launches: list[Launch], calls: Calls, rounds: int) -> list[Timed]:
@@ -53,7 +71,7 @@ def race(launches: list[Launch], calls: Calls, rounds: int) -> list[Timed]:
                 raise
             print(f"{launch.key} is left out: {type(error).__name__}: {str(error)[:200]}")
     if not started:
-        raise WrongResultError("no candidate can be launched")
+        raise FailedError("no candidate can be launched")
     times = take_turns(works, device, rounds)
     return [Timed(launch, seconds / count, spread) for (launch, count), (seconds, spread) in zip(started, times)]
 

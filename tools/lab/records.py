@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FILE = "records.jsonl"
@@ -11,7 +12,7 @@ FILE = "records.jsonl"
 
 @dataclass(frozen=True)
 class Record:
-    """How an item ended: `ok`, `failed` with its `problem`, or `skipped` with the reason."""
+    """How an item ended, and when: `ok`, `failed` with its `problem`, or `skipped` with the reason."""
 
     stage: str
     key: str
@@ -19,6 +20,7 @@ class Record:
     seconds: float
     problem: str = ""
     value: object = None
+    at: float = field(default_factory=time.time)
 
 
 class Records:
@@ -34,28 +36,28 @@ class Records:
         self.put_aside = before is not None and before[0] != identity
         if self.put_aside:
             self.file.replace(folder / "records.old.jsonl")
-        self.all: list[Record] = before[1] if before and not self.put_aside else []
+        kept = before[1] if before and not self.put_aside else []
         # Written whole, because a run that was killed may have left half a line.
-        self.file.write_text("".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, self.all)]))
+        self.file.write_text("".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, kept)]))
 
-    def add(self, record: Record) -> None:
-        """Keep a record, in place of an older one of the same item."""
-        self.drop(record.stage, record.key)
-        self.all.append(record)
-        with self.file.open("a") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
-
-    def drop(self, stage: str, key: str) -> None:
-        """Forget a record."""
-        self.all = [r for r in self.all if (r.stage, r.key) != (stage, key)]
+    @property
+    def all(self) -> list[Record]:
+        """The newest record of each item."""
+        return read(self.file)[1]
 
     def of(self, stage: str) -> dict[str, Record]:
         """Return the records of a stage by the keys of their items."""
         return {record.key: record for record in self.all if record.stage == stage}
 
-    def done(self, stage: str) -> list[str]:
-        """Return the keys of a stage's items that need not run again; what failed may be tried once more."""
-        return [key for key, record in self.of(stage).items() if record.status != "failed"]
+    def done(self, stage: str, since: float) -> list[str]:
+        """Return the keys of the items that need not run again: what failed before a time may be tried once more."""
+        return [key for key, record in self.of(stage).items() if record.status != "failed" or record.at >= since]
+
+
+def append(file: Path, record: Record) -> None:
+    """Write a record, which takes the place of an older one of the same item."""
+    with file.open("a") as lines:
+        lines.write(json.dumps(asdict(record)) + "\n")
 
 
 def read(file: Path) -> tuple[dict, list[Record]] | None:
@@ -71,3 +73,8 @@ def read(file: Path) -> tuple[dict, list[Record]] | None:
         return None
     newest = {(fields["stage"], fields["key"]): Record(**fields) for fields in found[1:]}
     return found[0], list(newest.values())
+
+
+def clock(seconds: float) -> str:
+    """Return minutes and seconds as they are read."""
+    return f"{int(max(seconds, 0)) // 60}:{int(max(seconds, 0)) % 60:02}"

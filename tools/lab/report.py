@@ -7,9 +7,13 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Drawn
+
 from tools.lab.items import STAGES
 from tools.lab.records import Records
-from tools.lab.tables import Table, lab_tables
+from tools.pages.tables import Table, lab_tables
 
 
 def write_report(records: Records, folder: Path, date: str, say=print) -> int:
@@ -18,7 +22,7 @@ def write_report(records: Records, folder: Path, date: str, say=print) -> int:
     file = folder / f"{slug(records.identity['device'])}-{date}.json"
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1) + "\n")
-    show(list(lab_tables(content)), say)
+    show(list(lab_tables(content)))
     try:
         # Here, because it needs matplotlib, without which there is a report all the same.
         from tools.lab.figures import draw
@@ -42,17 +46,8 @@ def report(records: Records, date: str) -> dict:
     return {"lab": records.identity, "date": date, "stages": {name: found for name, found in stages.items() if found}}
 
 
-def show(tables: list[Table], say) -> None:
-    """Print tables, by rich where it is installed."""
-    try:
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table as Drawn
-    except ModuleNotFoundError:
-        say("tables are plain: rich is not installed")
-        for table in tables:
-            say("\n".join([table.title, *(" | ".join(row) for row in [table.headings, *table.rows])]))
-        return
+def show(tables: list[Table]) -> None:
+    """Print tables."""
     console = Console(width=None if Console().is_terminal else 160)
     for table in tables:
         drawn = Drawn(*table.headings, title=table.title)

@@ -1,8 +1,8 @@
 """Stage 3: the fastest configuration for each size, and where one way of computing overtakes another.
 
-Candidates passed the static check and did not fail their proof. They are timed as graphs that rotate through operands
-larger than the cache. What wins is proven at its own size. What was chosen before stays unless it is slower by more
-than both spreads.
+Candidates passed the static check. They are timed as graphs that rotate through operands larger than the cache, and the
+fastest are proven before they are timed once more; a symmetric product that wins is proven at its own size, too. What
+was chosen before stays unless it is slower by more than both spreads.
 """
 
 from __future__ import annotations
@@ -16,13 +16,29 @@ from torch import Tensor
 
 from benchmarks.machine import describe
 from benchmarks.timing import replayed, rotated, take_turns
-from tools.lab.candidates import HALVES, PRODUCT, SMALL, Launch, module, product_launches, short, small_launches, target
+from tests.support.inside import steps_of
+from tests.support.small_polynomial import prove_small
+from tests.support.symmetric_products import PROVEN_SIZES, WrongResultError, check_product, normal, prove_product
+from tools.lab.candidates import (
+    HALVES,
+    PRODUCT,
+    SMALL,
+    STATIC_CHECK,
+    Launch,
+    examine,
+    fit,
+    lint_target,
+    module,
+    product_launches,
+    short,
+    small_launches,
+    target,
+)
 from tools.lab.configs import read_entries, write_entry
-from tools.lab.fitness import fit, lint_target, refused, static_check
-from tools.lab.items import Item, Lab, WrongResultError
-from tools.lab.product_checks import Draw, compare, poisoned
-from tools.lab.racing import FINAL_ROUNDS, TINY_ROUNDS, Timed, find_fastest
-from tools.lab.small_checks import EPS, check_small, steps_of
+from tools.lab.items import FailedError, Item, Lab
+from tools.lab.racing import FINAL_ROUNDS, TINY_ROUNDS, Found, find_fastest
+
+EPS = 1e-7
 
 # (m, k) of the product, those of common layers first: the time may be over before the end.
 SIZES = (
@@ -46,8 +62,7 @@ BATCH_SIDE = 2048
 
 def items(lab: Lab) -> Iterator[Item]:
     """Yield the items of this stage."""
-    if refused(lab) is None:
-        yield static_check(lab)
+    yield Item(STATIC_CHECK, partial(examine, lab), 300.0)
     for m, k in TINY_SIZES if lab.tiny else SIZES:
         for dtype in HALVES[: 1 if lab.tiny else None]:
             yield Item(f"{PRODUCT} {short(dtype)} {m}x{k}", partial(tune_product, lab, dtype, m, k), 90.0)
@@ -59,23 +74,19 @@ def items(lab: Lab) -> Iterator[Item]:
 
 def tune_product(lab: Lab, dtype: torch.dtype, m: int, k: int) -> dict:
     """Return the entry for X Xᵀ of X (b, m, k), having written it to the files of configurations."""
-    X = Draw(lab.device).normal(batch_of(lab, m), m, k, dtype=dtype)
-    copies, out, launch = rotated(X), poisoned(X), module(lab, PRODUCT).launch_symmetric_gemm
+    X = drawn(lab, batch_of(lab, m), m, k).to(dtype)
+    copies, out, launch = rotated(X), X.new_empty(len(X), m, m), module(lab, PRODUCT).launch_symmetric_gemm
 
     def calls(of: Launch) -> list[Callable]:
         return [partial(launch, x, x.mT, None, out, (1.0, 0.0), of.config) for x in copies]
 
     before = incumbent(lab, PRODUCT, dtype, m, k)
-    winner, second, count = find_fastest(fit(lab, product_launches(lab, dtype)), before, calls, lab.tiny)
-    calls(winner.launch)[0]()
-    for x, c in zip(copies[0], out):  # one by one: float64 takes four times the memory
-        problems = compare(c[None], x[None], x[None].mT, None, (1.0, 0.0))
-        if problems:
-            raise WrongResultError(f"{winner.launch.key}: {problems[0]}")
+    found = find_fastest(fit(lab, product_launches(lab, dtype)), before, calls, partial(proof, lab), lab.tiny)
+    out.fill_(torch.nan)
+    calls(found.winner.launch)[0]()
+    check_product(out, copies[0], copies[0].mT)
     torchs = seconds_of(lab, [partial(torch.bmm, x, x.mT, out=out) for x in copies])
-    entry = {"m": m, "k": k, **figures(winner, second, torchs), "batch": len(X), "candidates": count}
-    write_entry(lab.configs, header(lab), PRODUCT, short(dtype), entry)
-    return entry
+    return written(lab, found, dtype, {"m": m, "k": k, **figures(found, torchs), "batch": len(X)})
 
 
 def tune_small(lab: Lab, m: int, n: int) -> dict:
@@ -84,37 +95,31 @@ def tune_small(lab: Lab, m: int, n: int) -> dict:
     schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
     iteration = lab.kernel.iteration.choose_iteration(lab.device, dtype, (m, n), schedule)._replace(in_one_launch=False)
     launch, steps = module(lab, SMALL).launch_small_polar, steps_of(iteration)
-    draw, scaling = Draw(lab.device), (iteration.scale, EPS, dtype)
+    scaling = iteration.scale, EPS, dtype
 
     def calls(of: Launch, copies: list[Tensor]) -> list[Callable]:
         return [partial(launch, G, torch.empty_like(G, dtype=dtype), steps, scaling, of.config) for G in copies]
 
     side = lab.kernel.kernels.tuned.padded_side(m)
     usual, batches = (1, (1,)) if lab.tiny else (USUAL_BATCH, SMALL_BATCHES)
-    copies = rotated(draw.normal(usual, m, n))
+    copies = rotated(drawn(lab, usual, m, n))
     candidates = fit(lab, small_launches(lab, dtype, side))
     before = incumbent(lab, SMALL, dtype, m, n)
-    winner, second, count = find_fastest(candidates, before, partial(calls, copies=copies), lab.tiny)
-    problems = check_small(lab, dtype, winner.launch.config)
-    if problems:
-        raise WrongResultError(f"{winner.launch.key}: {problems[0]}")
+    found = find_fastest(candidates, before, partial(calls, copies=copies), partial(proof, lab), lab.tiny)
     times: dict[str, tuple[float, float]] = {}
     for batch in batches:
-        copies = rotated(draw.normal(batch, m, n))
+        copies = rotated(drawn(lab, batch, m, n))
         others = [partial(lab.kernel.polar.polar_factors, G, iteration, EPS) for G in copies]
-        times[str(batch)] = seconds_of(lab, calls(winner.launch, copies)), seconds_of(lab, others)
+        times[str(batch)] = seconds_of(lab, calls(found.winner.launch, copies)), seconds_of(lab, others)
     batched = times[str(usual)][1]
     gains = {batch: round(theirs / ours, 4) for batch, (ours, theirs) in times.items()}
-    entry = {"m": m, "k": n, **figures(winner, second, batched), "gains": gains}
-    entry |= {"batch": usual, "candidates": count}
-    write_entry(lab.configs, header(lab), SMALL, short(dtype), entry)
-    return entry
+    return written(lab, found, dtype, {"m": m, "k": n, **figures(found, batched), "gains": gains, "batch": usual})
 
 
 def compare_methods(lab: Lab, m: int, n: int) -> dict:
     """Return the seconds of the standard and the Gram iteration in float16, and what `auto` takes."""
     lab.kernel.kernels.tuned.measured.cache_clear()  # gains were written since the kernel was loaded
-    X = Draw(lab.device).normal(batch_of(lab, m), m, n)
+    X = drawn(lab, batch_of(lab, m), m, n)
     schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
     chosen = lab.kernel.iteration.choose_iteration(lab.device, torch.float16, (m, n), schedule)
     methods = ("standard", "gram")
@@ -124,6 +129,36 @@ def compare_methods(lab: Lab, m: int, n: int) -> dict:
     timed = {f"{method}_seconds": seconds for method, (seconds, _) in zip(methods, times)}
     spreads = {f"{method}_spread": spread for method, (_, spread) in zip(methods, times)}
     return {"m": m, "n": n, "batch": len(X), **timed, **spreads, "auto": str(chosen)}
+
+
+def proof(lab: Lab, launch: Launch) -> str:
+    """Return what is wrong with a launch, which is proven once in a process."""
+    if launch not in PROVEN:
+        PROVEN[launch] = ""
+        try:
+            with lab.device:
+                prove(lab, launch)
+        except WrongResultError as found:
+            PROVEN[launch] = str(found)
+    return PROVEN[launch]
+
+
+PROVEN: dict[Launch, str] = {}
+
+
+def prove(lab: Lab, launch: Launch) -> None:
+    """Raise WrongResultError where a launch is wrong."""
+    if launch.kernel == SMALL:
+        start = module(lab, SMALL).launch_small_polar
+        return prove_small(lambda *given: start(*given, launch.config), launch.config.side, launch.dtype)
+    start = module(lab, PRODUCT).launch_symmetric_gemm
+    sizes = TINY_SIZES if lab.tiny else PROVEN_SIZES
+    return prove_product(lambda *given: start(*given, launch.config), launch.dtype, sizes)
+
+
+def drawn(lab: Lab, *shape: int) -> Tensor:
+    with lab.device:
+        return normal(*shape)
 
 
 def batch_of(lab: Lab, m: int) -> int:
@@ -136,8 +171,17 @@ def seconds_of(lab: Lab, calls: list[Callable]) -> float:
     return take_turns([work], lab.device, TINY_ROUNDS if lab.tiny else FINAL_ROUNDS)[0][0] / len(calls)
 
 
-def figures(winner: Timed, second: Timed, others: float) -> dict:
+def written(lab: Lab, found: Found, dtype: torch.dtype, entry: dict) -> dict:
+    """Return an entry, having written it; FailedError, with the entry, where faster ones were wrong."""
+    write_entry(lab.configs, header(lab), found.winner.launch.kernel, short(dtype), entry)
+    if found.wrong:
+        raise FailedError("; ".join(f"{key}: {problem}" for key, problem in found.wrong.items()), entry)
+    return entry
+
+
+def figures(found: Found, others: float) -> dict:
     """Return the fields that an entry has for every kernel; `gain` is the time of the `others` over the winner's."""
+    winner, second = found.winner, found.second
     return {
         **winner.launch.config._asdict(),
         "gain": round(others / winner.seconds, 4),
@@ -145,6 +189,7 @@ def figures(winner: Timed, second: Timed, others: float) -> dict:
         "spread": round(winner.spread, 4),
         "other_seconds": others,
         "margin": round(second.seconds / winner.seconds - 1, 4),
+        "candidates": found.count,
     }
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from benchmarks.built_kernel import find_variant, read_metadata
-from tools.build.commands import BuildError, git, run
+from tools.build.assembly import assemble
+from tools.build.commands import BuildError, git
+from tools.build.compilers import Job, check_headers, compile_library, find_cuda
+from tools.build.recipe import Recipe, read_recipe, read_tables
+from tools.build.source_tree import Revision
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torch-ext/optimizer"
 COMPILED = ("optimizer_common", "optimizer_cpu", "optimizer_cuda", "torch-ext/torch_binding.cpp", "build.toml")
 PYTHON = (".py", ".json")
@@ -61,17 +65,51 @@ def usable(build: Path, backend: str) -> Path | None:
 
 
 def build_here(output: Path, backend: str) -> Path:
-    """Return a variant built into `output`, by the repository's builder where what it needs is there."""
+    """Return a variant built into `output`, as it is published where what that takes is here."""
     shutil.rmtree(output, ignore_errors=True)
-    complete = all(find_spec(name) for name in ("kernels", "kernel_abi_check")) and (ROOT / ".git").exists()
-    tool = "tools.build.variants" if complete else "tools.lab.bare_build"
-    capability = [] if complete or backend == "cpu" else ["--capability", "{}.{}".format(*capability_here())]
-    run([sys.executable, "-m", tool, "--backend", backend, "--output", output, *capability], cwd=ROOT)
-    return find_variant(output)
+    if not all(importable(name) for name in ("kernels", "kernel_abi_check")) or not (ROOT / ".git").exists():
+        return build_for_this_gpu(output, backend)
+    # Only now: it needs the Hub's package.
+    from tools.build.variants import build_variants
+
+    (built,) = build_variants(ROOT, [backend], output)
+    return built.path
 
 
-def capability_here() -> tuple[int, int]:
-    return torch.cuda.get_device_capability()
+def importable(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # of a name that stands for no module
+        return False
+
+
+def build_for_this_gpu(output: Path, backend: str) -> Path:
+    """Return a variant checked for nothing, not to be published; it takes neither git nor the Hub's package."""
+    recipe = read_recipe(ROOT, read_tables(ROOT), backend)
+    check_headers(recipe)
+    cuda = backend == "cuda"
+    recipe = replace(recipe, archs=("{}.{}".format(*torch.cuda.get_device_capability()),) if cuda else ())
+    revision = Revision(commit_here(), digest_of(recipe), dirty=True)
+    job = Job(ROOT, recipe, revision, output.resolve() / ".work", find_cuda() if cuda else None)
+    library = compile_library(job)
+    variant = output / job.variant_name
+    assemble(variant, job, library)
+    made_from = {"commit": revision.commit, "dirty": revision.dirty}
+    metadata = {"id": job.ops, "backend": {"type": backend}, "provenance": {"kernel": made_from}}
+    (variant / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+    return variant
+
+
+def commit_here() -> str:
+    try:
+        return git(ROOT, "rev-parse", "HEAD").strip()
+    except BuildError:
+        return "unknown"
+
+
+def digest_of(recipe: Recipe) -> str:
+    """Return a digest of all that goes into a variant, which names its operators."""
+    return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in recipe.inputs)).hexdigest()
 
 
 def overlay(variant: Path) -> bool:

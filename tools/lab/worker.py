@@ -1,47 +1,51 @@
-"""A stage in a process of its own: runs its items one by one and tells on stdout, in lines of JSON, how each ended.
+"""A stage in a process of its own: runs its items one by one and records how each ended.
 
-    echo '{"stage": ..., "skip": [...], ...}' | python -m tools.lab.worker
+    echo '{"stage": "tune", "skip": [...], ...}' | python -m tools.lab.worker
 
-What items print goes to stderr. After an error that leaves the GPU unusable the process ends, for a new one to go on.
+An item is recorded as failed before it begins: that stays where it hangs, which ends the process, or ends it otherwise.
+After an error that leaves the GPU unusable the process ends, too, for a new one to go on.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import json
-import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.built_kernel import find_variant, load_variant
-from tools.lab.items import Item, Lab, NotApplicableError, WrongResultError, loses_gpu
+from tools.lab.items import FailedError, Item, Lab, NotApplicableError, loses_gpu
+from tools.lab.records import FILE, Record, append, clock
 
 GPU_LOST = 3
 
 
 def main() -> int:
-    events = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
     order = json.load(sys.stdin)
     lab = make_lab(order)
-    items = importlib.import_module(order["module"]).items(lab)
     # What failed before is tried again after what was never tried.
-    waiting = [item for item in items if item.key not in order["skip"]]
+    waiting = [item for item in importlib.import_module(order["module"]).items(lab) if item.key not in order["skip"]]
     waiting.sort(key=lambda item: item.key in order["failed"])
     gc.freeze()  # what is there now stays: collecting it again would cost time at every graph
-    tell(events, {"items": [item.key for item in waiting]})
-    for item in waiting:
-        tell(events, {"begin": item.key, "limit": item.limit})
-        ended, lost = attempt(item)
-        tell(events, {"ended": item.key, **ended})
+    for place, item in enumerate(waiting, 1):
+        unfinished = f"it ended its process, or did not end in {item.limit:g} s"
+        began = Record(order["stage"], item.key, "failed", 0.0, unfinished)
+        append(lab.out / FILE, began)
+        faulthandler.dump_traceback_later(item.limit, exit=True)
+        ended, lost = attempt(item, began)
+        faulthandler.cancel_dump_traceback_later()
+        append(lab.out / FILE, ended)
+        left = f"{len(waiting) - place} to go, {clock(lab.until - time.monotonic())} left"
+        print(f"[{ended.stage}] {item.key}: {ended.status} ({ended.seconds:.1f} s; {left}) {ended.problem}", flush=True)
         if lost:
             return GPU_LOST
-    tell(events, {"finished": True})
     return 0
 
 
@@ -50,16 +54,12 @@ def make_lab(order: dict) -> Lab:
         # Only now: the kernels' module reads TRITON_INTERPRET when it is imported.
         importlib.import_module("tests.support.triton_interpreter").repair_bfloat16()
     variants, out = Path(order["variants"]), Path(order["out"])
-    kernel = load_variant(find_variant(variants))
     configs = tuple(map(Path, order["configs"]))
-    return Lab(kernel, torch.device(order["device"]), variants, out, configs, order["tiny"], order["until"])
+    kernel, device = load_variant(find_variant(variants)), torch.device(order["device"])
+    return Lab(kernel, device, variants, out, configs, order["tiny"], order["until"])
 
 
-def tell(events, event: dict) -> None:
-    print(json.dumps(event), file=events, flush=True)
-
-
-def attempt(item: Item) -> tuple[dict, bool]:
+def attempt(item: Item, began: Record) -> tuple[Record, bool]:
     """Return how an item ended, and whether the GPU is lost to this process."""
     start, lost = time.perf_counter(), False
     status, problem, value = "ok", "", None
@@ -69,7 +69,7 @@ def attempt(item: Item) -> tuple[dict, bool]:
             torch.cuda.synchronize()  # an error of a kernel shows up here at the latest
     except NotApplicableError as reason:
         status, problem = "skipped", str(reason)
-    except WrongResultError as found:
+    except FailedError as found:
         status, problem, value = "failed", str(found), found.value
     except torch.cuda.OutOfMemoryError as error:
         status, problem = "failed", f"out of memory: {str(error).splitlines()[0]}"
@@ -78,7 +78,8 @@ def attempt(item: Item) -> tuple[dict, bool]:
         traceback.print_exc()
         status, problem = "failed", f"{type(error).__name__}: {str(error)[:500]}"
         lost = loses_gpu(error)
-    return {"status": status, "problem": problem, "value": value, "seconds": time.perf_counter() - start}, lost
+    seconds = time.perf_counter() - start
+    return replace(began, status=status, problem=problem, value=value, seconds=seconds, at=time.time()), lost
 
 
 if __name__ == "__main__":

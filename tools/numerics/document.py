@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 
-MARKED = re.compile(r"(<!-- numerics: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+from tools.pages.markdown import fill, table
 
 
 def filled(page: str, results: dict, file: str) -> str:
@@ -14,10 +13,7 @@ def filled(page: str, results: dict, file: str) -> str:
     Raises ValueError for a marker that names no table, and for a table without its marker.
     """
     made = {name: make(results) for name, make in TABLES.items()} | {"source": source(results, file)}
-    names = [name for _, name, _ in MARKED.findall(page)]
-    if sorted(names) != sorted(made):
-        raise ValueError(f"the page needs the markers {', '.join(made)}, once each, got {', '.join(names) or 'none'}")
-    return MARKED.sub(lambda found: f"{found[1]}\n{made[found[2]]}\n\n{found[3]}", page)
+    return fill(page, {f"numerics: {name}": text for name, text in made.items()})
 
 
 def source(results: dict, file: str) -> str:
@@ -90,11 +86,6 @@ def scales(results: dict) -> str:
         for row in results["scales"]
     ]
     return table(["m", "scale", *(heading for _, heading in columns)], lines)
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def words(name: str) -> str:

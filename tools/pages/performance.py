@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.lab.tables import Table, lab_tables, sweep_tables, words
+from tools.pages import markdown
+from tools.pages.tables import lab_tables, sweep_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/performance.md"
@@ -43,7 +44,7 @@ def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
     yield f"{origin(content)} [The file]({link(file, beside)}).\n"
     tables = lab_tables(content) if "lab" in content else sweep_tables(content, file.stem)
     for table in tables:
-        yield from markdown(table)
+        yield f"### {table.title}\n\n{markdown.table(table.headings, table.rows)}\n"
     for figure in sorted(file.parent.glob(f"{file.stem}-*.png")):
         yield f"![{figure.stem}]({link(figure, beside)})\n"
 
@@ -61,14 +62,6 @@ def origin(content: dict) -> str:
     commit = str(facts.get("commit") or package.get("source_commit") or "unknown")[:12]
     changed = ", with changes that are not in it" if facts.get("dirty", package.get("dirty")) else ""
     return f"{device}, {', '.join(named)}; commit `{commit}`{changed}."
-
-
-def markdown(table: Table) -> Iterator[str]:
-    """Yield the lines of a table."""
-    yield f"### {table.title}\n"
-    for row in (table.headings, ("---",) * len(table.headings), *table.rows):
-        yield f"| {' | '.join(words(cell).replace('|', '/') for cell in row)} |"
-    yield ""
 
 
 def link(file: Path, beside: Path) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.built_kernel import find_variant, load_variant
+from tools.pages import markdown
 from tools.scale.models import MODELS
 from tools.scale.plans import IN_FLIGHT, STEPS, Machine
 from tools.scale.schemes import Row, plan
@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "scale-model.json"
 PAGE = ROOT / "docs" / "distributed.md"
 FIGURE = ROOT / "docs" / "figures" / "scale.png"
-MARKED = re.compile(r"(<!-- scale -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,9 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def filled(page: str, results: dict) -> str:
     """Return the page with the table between its markers made anew."""
-    if not MARKED.search(page):
-        raise ValueError("the page needs the markers <!-- scale --> and <!-- end -->")
-    return MARKED.sub(lambda found: f"{found[1]}\n{table(results)}\n\n{found[2]}", page)
+    return markdown.fill(page, {"scale": table(results)})
 
 
 def table(results: dict) -> str:
@@ -83,15 +80,14 @@ def table(results: dict) -> str:
         "MiB in flight",
         *(f"{s}, ms" for s in schemes),
     ]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    lines = []
     for row in rows:
         numbers = f"{row.sent_bytes / 2**20:,.0f}", f"{row.flop / 1e12:.1f}", f"{row.imbalance:.2f}"
         predicted = (f"{1e3 * row.seconds[scheme]:,.1f}" for scheme in schemes)
         in_flight = f"{row.bytes_in_flight / 2**20:,.0f}"
         lines.append([row.model, f"{row.gpus:,}", str(row.chunks), *numbers, in_flight, *predicted])
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return (
-        f"{text}\n\n"
+        f"{markdown.table(head, lines, numbers=True)}\n\n"
         f"Bytes, FLOPs ({STEPS} steps, symmetric products in full) and memory are of the busiest rank.\n"
         'An element has two bytes each way, as with `ns_dtype="bfloat16"`; float16 has four on its first way.\n'
         "Milliseconds are predicted, not measured: a GPU sends "

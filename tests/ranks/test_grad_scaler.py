@@ -78,8 +78,11 @@ def assert_second_step_was_none(results) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_overflow_in_one_shard_is_no_step_on_any_rank_and_the_scale_backs_off_on_all(kernel, pools, name):
-    """In all copies of the shard, as reduced gradients are. Scales, powers of two, divide out exactly."""
+def test_overflow_in_one_shard_is_no_step_on_any_rank(kernel, pools, name):
+    """The scale backs off on all ranks; all copies of the shard overflow, as reduced gradients do.
+
+    Scales are powers of two, which divide out exactly.
+    """
     case = case_on(name)
     results = pools(4).run(train_scaled, case, (1, 3) if name == "hsdp" else (1,))
     assert_second_step_was_none(results)
@@ -89,7 +92,7 @@ def test_an_overflow_in_one_shard_is_no_step_on_any_rank_and_the_scale_backs_off
         assert all(map(bits_equal, result[-1][0], expected))
 
 
-@pytest.mark.parametrize("name", ["hsdp", "replicated", "replicated within"])
-def test_an_overflow_in_one_copy_alone_is_no_step_on_any_rank(pools, name):
-    """The scaler asks no other copy, so that scales are each rank's own; no rank may move."""
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_overflow_on_one_rank_is_no_step_on_any_rank(pools, name):
+    """In one copy alone, too: the scaler asks no other, so that scales are each rank's own; no rank may move."""
     assert_second_step_was_none(pools(4).run(train_scaled, case_on(name), (1,)))

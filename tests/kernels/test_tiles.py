@@ -1,25 +1,31 @@
-"""Laws of the tiles' order, and of the interpreter that tests kernels, in Triton's interpreter.
-
-`test_symmetric_gemm.py` runs this file in a process of its own, with TRITON_INTERPRET=1.
-"""
+"""Laws of the tiles' order, on a GPU and in Triton's interpreter, and of that interpreter."""
 
 from __future__ import annotations
 
-import kernels
-import numpy as np
+import sys
+
 import pytest
 import torch
-import triton
-import triton.language as tl
-from triton.runtime import interpreter
 
-from tests.support import triton_interpreter
+np = pytest.importorskip("numpy")
+triton = pytest.importorskip("triton")
+tl = triton.language
+interpreter = pytest.importorskip("triton.runtime.interpreter")
 
-triton_interpreter.repair_bfloat16()
-PACKAGE = kernels.get_kernel("org/optimizer", version=1, trust_remote_code=True)
+pytestmark = pytest.mark.usefixtures("place")
+interpreter_alone = pytest.mark.parametrize(
+    "place", [pytest.param("interpreter", marks=pytest.mark.slow)], indirect=True
+)
+
 # Kernels find by name, among the globals of their module, what they call.
-grouped_lower_triangle = PACKAGE.kernels.tiles.grouped_lower_triangle
-lower_triangle = PACKAGE.kernels.tiles.lower_triangle
+grouped_lower_triangle = lower_triangle = None
+
+
+@pytest.fixture(autouse=True)
+def walks(kernel, monkeypatch):
+    """Put the package's functions in their places."""
+    for name in ("grouped_lower_triangle", "lower_triangle"):
+        monkeypatch.setattr(sys.modules[__name__], name, getattr(kernel.kernels.tiles, name))
 
 
 @triton.jit
@@ -47,8 +53,9 @@ def _rows(index, rows, COUNT: tl.constexpr):
     tl.store(rows + each, i)
 
 
+@interpreter_alone
 @pytest.mark.parametrize("ulps", [-2, 0, 2])
-def test_rows_are_found_at_both_of_their_ends_whatever_the_last_bits_of_a_root(ulps, monkeypatch):
+def test_an_inexact_root_finds_both_ends_of_each_row(ulps, monkeypatch):
     """Up to 45,056 rows, with indices of 30 bits; in tiles of 64 these are 2.9 million rows of a matrix.
 
     The square root of GPUs is off by up to one ulp, that of the interpreter by half of one.
@@ -74,6 +81,7 @@ def _round(x, y, COUNT: tl.constexpr):
     tl.store(y + each, tl.load(x + each).to(y.dtype.element_ty))
 
 
+@interpreter_alone
 def test_the_repaired_interpreter_rounds_as_torch_does():
     bits = torch.randint(-(2**31), 2**31, (4096,), generator=torch.Generator().manual_seed(0)).to(torch.int32)
     bits[:2048] &= -(2**15)  # ties among the low bits that are dropped
@@ -89,6 +97,7 @@ def _square(x, y, TILE: tl.constexpr):
     tl.store(y + places, tl.dot(tile, tile))
 
 
+@interpreter_alone
 def test_the_repaired_interpreter_multiplies_values():
     x, y = torch.randn(16, 16, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.empty(16, 16)
     _square[(1,)](x, y, TILE=16)

@@ -42,8 +42,11 @@ def scaled_step(optimizer, scaler, params, seed, overflow=False):
 
 @any_options
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_training_with_a_scaler_is_training_without_and_overflows_are_no_steps(kernel, options, dtype):
-    """Bit for bit: scales are powers of two, which divide out exactly, and change after overflows and good steps."""
+def test_scaled_training_equals_unscaled_training(kernel, options, dtype):
+    """Overflows are no steps in either.
+
+    Bit for bit: scales are powers of two, which divide out exactly, and change after overflows and good steps.
+    """
     scaled, plain = named_parameters(dtype), named_parameters(dtype)
     ours, reference = kernel.Muon(scaled.items(), **options), kernel.Muon(plain.items(), **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
@@ -58,7 +61,7 @@ def test_training_with_a_scaler_is_training_without_and_overflows_are_no_steps(k
 
 
 @any_options
-def test_an_overflow_changes_neither_parameters_nor_state_nor_gradients(kernel, options):
+def test_overflow_changes_no_parameter_state_or_gradient(kernel, options):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -70,7 +73,7 @@ def test_an_overflow_changes_neither_parameters_nor_state_nor_gradients(kernel, 
 
 
 @any_options
-def test_nobody_waits_to_hear_of_an_overflow(kernel, options):
+def test_overflow_is_handled_without_reading_on_the_host(kernel, options):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), qk_clip=dict(head_dim=6, layers=[("up.weight", "down.weight")]), **options)
     scaler = torch.amp.GradScaler("cpu")
@@ -85,8 +88,8 @@ def test_nobody_waits_to_hear_of_an_overflow(kernel, options):
         scaler.update()
 
 
-def test_gradients_that_were_unscaled_before_are_not_scaled_again(kernel):
-    """So that they can be clipped, as accelerate and Lightning do."""
+def test_unscaled_gradients_are_not_unscaled_again(kernel):
+    """They may be unscaled before the step so that they can be clipped, as accelerate and Lightning do."""
     scaled, plain = named_parameters(), named_parameters()
     ours, reference = kernel.Muon(scaled.items()), kernel.Muon(plain.items())
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -104,7 +107,7 @@ def test_gradients_that_were_unscaled_before_are_not_scaled_again(kernel):
 
 
 @any_options
-def test_scaled_gradients_stay_scaled(kernel, options):
+def test_step_leaves_scaled_gradients_scaled(kernel, options):
     """torch's fused AdamW would write the unscaled ones back."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), **options)
@@ -112,7 +115,7 @@ def test_scaled_gradients_stay_scaled(kernel, options):
     assert all(torch.equal(p.grad, 4 * gradient_of(name, p, 0)) for name, p in params.items())
 
 
-def test_a_step_without_any_gradient_is_fine(kernel):
+def test_scaler_steps_without_any_gradient(kernel):
     params = named_parameters()
     before = copy.deepcopy(params)
     optimizer = kernel.Muon(params.items(), qk_clip=dict(head_dim=6, layers=[("up.weight", "down.weight")]))
@@ -122,7 +125,7 @@ def test_a_step_without_any_gradient_is_fine(kernel):
     assert same_bits(params, before)
 
 
-def test_a_scale_that_somebody_else_sets_is_divided_out(kernel):
+def test_scale_set_without_a_scaler_is_divided_out(kernel):
     """torch's contract: `grad_scale` may be there without a scaler."""
     scaled, plain = named_parameters(), named_parameters()
     ours, reference = kernel.Muon(scaled.items()), kernel.Muon(plain.items())

@@ -1,0 +1,129 @@
+"""Where a law of a Triton kernel is tried: in Triton's interpreter, and on the GPU that is here.
+
+TRITON_INTERPRET=1 must be set before Triton is imported, and in the interpreter an access out of bounds ends the
+process: a session's laws for the interpreter run together in one process of their own, and each tells here what it
+found there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.report_log import read_log
+from tests.support.symmetric_products import PROVEN_SIZES
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+VERDICTS = pytest.StashKey[dict[str, str]]()
+
+
+class Interpreter:
+    """Operands on the CPU, where nothing may be read behind them and holes take no memory."""
+
+    device = "cpu"
+    sizes = ((48, 32), (33, 7))  # at which a proof takes seconds
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def targets(self, tuned: ModuleType) -> list:
+        """Return what kernels may be compiled for."""
+        return [tuned.Target("cuda", capability) for capability in (80, 90, 100, 120)] + [tuned.Target("hip", 0)]
+
+    def guarded(self, x: Tensor) -> Tensor:
+        """Return a copy that nothing follows: its file is mapped further than it goes, and to read there is fatal."""
+        length = -(-x.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        file = self.folder / "guarded"
+        mapped = torch.from_file(str(file), True, 2 * length // x.element_size(), dtype=x.dtype)
+        os.truncate(file, length)
+        file.unlink()
+        end = length // x.element_size()
+        return mapped[end - x.numel() : end].view(x.shape).copy_(x)
+
+    def sparse(self, elements: int) -> Tensor:
+        """Return room for many elements, in a file with holes, which takes the pages that are written."""
+        file = self.folder / "sparse"
+        mapped = torch.from_file(str(file), True, elements, dtype=torch.float16)
+        file.unlink()
+        return mapped
+
+
+class Gpu:
+    """Operands on a GPU, where compute-sanitizer sees what is read behind them."""
+
+    device = "cuda"
+    sizes = PROVEN_SIZES
+
+    def targets(self, tuned: ModuleType) -> list:
+        major, minor = torch.cuda.get_device_capability()
+        return [tuned.Target("hip", 0) if torch.version.hip else tuned.Target("cuda", 10 * major + minor)]
+
+    def guarded(self, x: Tensor) -> Tensor:
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def sparse(self, elements: int) -> Tensor:
+        if torch.cuda.mem_get_info()[0] < 5 * 2 * elements:
+            pytest.skip("three operands of this size do not fit into this GPU")
+        return torch.empty(elements, dtype=torch.float16)
+
+
+@pytest.fixture(
+    params=[pytest.param("interpreter", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Interpreter | Gpu]:
+    """Each place where kernels run, its device being the one on which tensors are made."""
+    found = Gpu() if request.param == "cuda" else Interpreter(tmp_path)
+    if INTERPRETING:
+        # Only here: it takes Triton for what it is in the interpreter.
+        from tests.support.triton_interpreter import repair_bfloat16
+
+        repair_bfloat16()
+    torch.set_default_device(found.device)
+    yield found
+    torch.set_default_device(None)
+
+
+def interpreted(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("place") == "interpreter"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tell what a law found in the interpreter's process, in place of running it in this one."""
+    if INTERPRETING or not interpreted(pyfuncitem):
+        return None
+    session = pyfuncitem.session
+    if VERDICTS not in session.stash:
+        pyfuncitem._request.getfixturevalue("kernel")  # says by LOCAL_KERNELS what the process shall load
+        session.stash[VERDICTS] = verdicts([item.nodeid for item in session.items if interpreted(item)])
+    problem = session.stash[VERDICTS].get(pyfuncitem.nodeid, "it did not come to its end there")
+    if problem:
+        pytest.fail(f"in the interpreter: {problem}", pytrace=False)
+    return True
+
+
+def verdicts(nodes: list[str]) -> dict[str, str]:
+    """Return what was wrong with each law that came to its end, nothing where all was right."""
+    # One thread: the products are small, and threads that wait for each other cost more than they do.
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        arguments, log = Path(folder, "arguments"), Path(folder, "log.jsonl")
+        arguments.write_text("\n".join(["-pno:cacheprovider", f"--report-log={log}", *nodes]))
+        command = [sys.executable, "-m", "pytest", f"@{arguments}"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        found = {node: verdict.said for node, verdict in read_log(log).items()}
+    if len(found) < len(nodes):
+        print(f"the interpreter ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return found

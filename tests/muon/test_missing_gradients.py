@@ -1,0 +1,56 @@
+"""Gradients that are missing, zero or not finite: what stays, and that no other parameter notices."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.support.small_model import named_parameters, same_bits, set_gradients, take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def test_parameters_without_gradient_and_their_state_stay(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [1])
+    before = copy.deepcopy([params["down.weight"], params["norm.weight"]])
+    states = copy.deepcopy([optimizer.state[params[name]] for name in ("down.weight", "norm.weight")])
+    set_gradients(params, 2, without=("down.weight", "norm.weight"))
+    up = params["up.weight"].clone()
+    optimizer.step()
+    assert torch.equal(params["down.weight"], before[0]) and torch.equal(params["norm.weight"], before[1])
+    for name, state in zip(("down.weight", "norm.weight"), states):
+        assert all(torch.equal(optimizer.state[params[name]][key], state[key]) for key in state)
+    assert not torch.equal(params["up.weight"], up)
+
+
+def test_non_finite_gradient_stays_in_its_parameter(kernel):
+    params, clean = named_parameters(), named_parameters()
+    for tensors, poison in ((params, True), (clean, False)):
+        optimizer = kernel.Muon(tensors.items())
+        set_gradients(tensors, seed=3)
+        if poison:
+            tensors["up.weight"].grad[0, 0] = float("nan")
+        optimizer.step()
+    assert params["up.weight"].isnan().any()
+    del params["up.weight"], clean["up.weight"]
+    assert same_bits(params, clean)
+
+
+@pytest.mark.parametrize("mode", ["decoupled", "independent", "cautious"])
+@pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_zero_gradients_at_lr_zero_keep_every_bit(kernel, mode, lr, fallback, dtype):
+    """Not even the sign of a zero changes, and all state is made: so checkpoints initialise optimizers."""
+    params = named_parameters(dtype)
+    for p in params.values():
+        p.data.flatten()[:2] = torch.tensor([0.0, -0.0])
+    before = copy.deepcopy(params)
+    optimizer = kernel.Muon(params.items(), lr=lr, weight_decay=0.5, decay_mode=mode, fallback=fallback)
+    for p in params.values():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert all(p.view(torch.int16).equal(before[name].view(torch.int16)) for name, p in params.items())
+    assert all(len(optimizer.state[p]) in (1, 3) for p in params.values())

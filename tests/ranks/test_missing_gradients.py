@@ -1,0 +1,52 @@
+"""Gradients of sharded parameters that are missing, zero or not finite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.backends import on_every_backend
+from tests.support.sharded_models import (
+    LAYOUTS,
+    Case,
+    Spec,
+    assert_as_alone,
+    bits_equal,
+    model,
+    train,
+    train_alone,
+    whole_parameter,
+)
+
+
+@on_every_backend()
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_missing_gradients_on_all_ranks_change_nothing(pools, layout):
+    case = Case(model(layout, seed=5), missing="always", steps=2)
+    for result in pools(4).run(train, case):
+        for i, (p, state) in enumerate(zip(result.parameters, result.state)):
+            assert bits_equal(p, whole_parameter(case, i))
+            assert not state["momentum_buffer"].any()
+
+
+@on_every_backend()
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_zero_gradients_apply_only_weight_decay(kernel, pools, layout):
+    case = Case(model(layout, seed=6), {"lr": 0.1, "weight_decay": 0.5}, zero=(0, 2, 3), steps=1)
+    assert_as_alone(kernel, pools, case)
+    for result in pools(4).run(train, case):
+        # 1 - lr * decay, rounded, and the product once more.
+        torch.testing.assert_close(result.parameters[2], 0.95 * whole_parameter(case, 2), rtol=2**-22, atol=0)
+
+
+@on_every_backend()
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_nan_in_one_shard_stays_in_its_matrix(kernel, pools, layout):
+    """All of that matrix is NaN then, on all ranks."""
+    specs = tuple(Spec(f"layers.{i}.up.weight", (12, 8 + i % 2), layout) for i in range(6))
+    sound = Case(specs, {"chunk_bytes": 600}, steps=2)
+    expected = train_alone(kernel, sound, [torch.zeros(spec.shape) for spec in specs], pools.device)
+    for result in pools(4).run(train, sound._replace(spoiled=3)):
+        assert result.parameters[3].isnan().all()
+        for i in (0, 1, 2, 4, 5):
+            assert bits_equal(result.parameters[i], expected.parameters[i])

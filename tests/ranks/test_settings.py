@@ -1,0 +1,25 @@
+"""Settings of an exchange that cannot be raise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@pytest.mark.parametrize("key", ["chunk_bytes", "chunks_in_flight"])
+@pytest.mark.parametrize("value, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_impossible_chunk_settings_raise(kernel, key, value, error):
+    with pytest.raises(error, match=f"{key} must be .*{value}"):
+        kernel.ExchangeOptions(**{key: value})
+
+
+def error_of_unsorted_group(kernel):
+    group = dist.new_group([1, 0], sort_ranks=False)
+    with pytest.raises(ValueError, match="rising order"):
+        kernel.Muon([nn.Parameter(torch.ones(4, 4))], exchange=kernel.ExchangeOptions(process_group=group))
+
+
+def test_process_group_in_another_order_raises(pools):
+    pools(2).run(error_of_unsorted_group)

@@ -1,0 +1,46 @@
+"""Metrics of ranks beside those of one process."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import nn
+
+from tests.support.sharded_models import (
+    LAYOUTS,
+    Case,
+    Spec,
+    muon,
+    one_thread,
+    sharded,
+    whole_gradient,
+    whole_parameter,
+)
+
+
+def metrics_of_step(kernel, case: Case, part=sharded):
+    params = [part(whole_parameter(case, i), spec.layout) for i, spec in enumerate(case.specs)]
+    optimizer = muon(kernel, case, params)
+    for i, (spec, p) in enumerate(zip(case.specs, params)):
+        p.grad = part(whole_gradient(case, 1, i), spec.layout).data
+    optimizer.step()
+    return {name: value.item() for name, value in optimizer.metrics().items()}
+
+
+@pytest.mark.parametrize("spoiled", [None, 1])
+@pytest.mark.parametrize("name", ["rows", "columns", "rows and columns", "strided rows"])
+def test_metrics_of_ranks_add_up_to_those_of_one_process(kernel, pools, name, spoiled):
+    layout = LAYOUTS[name]
+    sizes = [(13, 7), (9, 30), (22, 22)]
+    specs = tuple(Spec(f"layers.{i}.up.weight", size, layout) for i, size in enumerate(sizes))
+    case = Case((*specs, Spec("tok_embeddings.weight", (30, 14), layout)), {"chunk_bytes": 400}, spoiled=spoiled)
+    found = pools(4).run(metrics_of_step, case)
+    with one_thread():
+        alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
+    for key in ("matrices", "matrices_not_finite"):
+        assert sum(own[key] for own in found) == alone[key]
+    key = "muon_update_norm"
+    # In two orders of summation, of float32 norms; NaN where the whole is.
+    assert sum(own[key] ** 2 for own in found) ** 0.5 == pytest.approx(alone[key], rel=1e-6, nan_ok=True)
+    assert all(math.isfinite(own["muon_update_norm"]) for own in found if not own["matrices_not_finite"])

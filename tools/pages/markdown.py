@@ -1,0 +1,25 @@
+"""Tables in pages of docs/, and what stands there between the markers <!-- name --> and <!-- end -->."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+MARKED = re.compile(r"(<!-- (\w+(?:: \w+)?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill(page: str, made: Mapping[str, str]) -> str:
+    """Return a page with each text between the markers of its name.
+
+    Raises ValueError unless the page has each of these names once, and no other.
+    """
+    names = [name for _, name, _ in MARKED.findall(page)]
+    if sorted(names) != sorted(made):
+        raise ValueError(f"the page needs the markers {', '.join(made)}, once each, got {', '.join(names) or 'none'}")
+    return MARKED.sub(lambda found: f"{found[1]}\n{made[found[2]]}\n\n{found[3]}", page)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
+    """Return a table; with `numbers` all columns but the first are aligned to the right."""
+    ruler = ["---", *["---:" if numbers else "---"] * (len(headings) - 1)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in (headings, ruler, *rows))
