@@ -29,7 +29,7 @@ from benchmarks.built_kernel import load_variant
 from benchmarks.host_cases import CASES, CHUNK_BYTES, TINY_CASES, Case
 from benchmarks.host_worker import Worker
 from benchmarks.result_file import UNMEASURED, ResultFile, default_path, facts
-from benchmarks.rounds import LEAST_ROUNDS, Deadline, quartiles, ratios
+from benchmarks.timing import LEAST_ROUNDS, Deadline, quartiles, ratios
 from benchmarks.variants import chosen_variants
 
 TARGET = 1.0

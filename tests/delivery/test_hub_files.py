@@ -41,7 +41,7 @@ def test_the_flake_parses(repository):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_card_names_version_functions_and_the_consent_that_loading_needs(repository):
+def test_card_names_version_functions_and_consent(repository):
     tables = recipe.read_build(repository)
     text = card.fill_card(repository, tables, Path("torch-ext/optimizer"))
     assert text.startswith("---\nlibrary_name: kernels\nlicense: apache-2.0\n")

@@ -101,7 +101,7 @@ def test_a_new_branch_holds_the_variants_and_the_benchmarks_only(seen):
     assert seen["next version"]["files"] == [*ALWAYS, *variant_files("torch-cpu")]
 
 
-def test_on_an_existing_branch_only_the_given_variants_are_replaced(seen):
+def test_only_given_variants_of_a_branch_are_replaced(seen):
     assert seen["one variant"]["commit"] != seen["two variants"]["commit"]
     assert seen["one variant"]["files"] == [*ALWAYS, *variant_files("torch-cpu", "torch-universal")]
 
@@ -200,7 +200,7 @@ def test_a_release_needs_a_repository(tmp_path):
     assert read_release(tree, repo_id="org/other").repo_id == "org/other"
 
 
-def test_the_command_says_what_it_did_and_keeps_the_token_to_itself(tmp_path, repository):
+def test_command_says_what_it_did_and_hides_the_token(tmp_path, repository):
     tree = write_tree(tmp_path / "tree")
     with Hub(tmp_path / "hub", trusted=["org"]) as hub:
         variables = environment(hub.endpoint, tmp_path / "home", HF_TOKEN="hf_secret")

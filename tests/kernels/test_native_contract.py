@@ -112,7 +112,7 @@ def native(kernel):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("message", BAD_PACKS)
-def test_bad_arguments_of_momentum_pack_raise_and_nothing_is_written(native, message):
+def test_bad_arguments_of_momentum_pack_raise(native, message):
     assert_refuses(native.momentum_pack_, {**pack_arguments(), **BAD_PACKS[message]}, message)
 
 
@@ -124,7 +124,7 @@ def test_bad_arguments_of_descend_raise_and_nothing_is_written(native, message):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("case", SHARING_PACKS)
-def test_momentum_and_packed_share_no_memory_and_nothing_is_written(native, case):
+def test_shared_memory_of_momentum_and_packed_raises(native, case):
     assert_refuses(native.momentum_pack_, {**pack_arguments(), **SHARING_PACKS[case]}, "must not share memory")
 
 

@@ -162,7 +162,7 @@ def test_gradients_are_untouched(pack_):
 
 
 @pytest.mark.parametrize("scale", [torch.tensor(1024.0), scalar(1024)], ids=["float32", "float64"])
-def test_gradients_are_divided_by_grad_scale_and_negated_to_maximize(pack_, scale):
+def test_gradients_are_unscaled_and_negated_to_maximize(pack_, scale):
     gradient, results = random(SHAPE, torch.float32, 1), []
     for given, options in (gradient, {"maximize": True, "grad_scale": scale}), (-gradient / 1024, {}):
         momentum, packed = random(SHAPE, torch.float32, 0), torch.zeros(1, *SHAPE)

@@ -185,7 +185,7 @@ BAD = {
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("message", BAD)
-def test_what_does_not_fit_is_a_value_error_that_says_so_and_nothing_is_written(module, message):
+def test_misfits_raise_and_write_nothing(module, message):
     values = operands()
     values |= BAD[message](values)
     before = values["C"].clone()
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_a_value_error_that_says_so_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("hip", [None, "6.0"], ids=["cuda", "hip"])
-def test_a_launch_is_on_the_device_of_its_operands_and_takes_numbers(module, monkeypatch, hip):
+def test_launch_is_on_the_device_of_its_operands(module, monkeypatch, hip):
     """Numbers are arguments of a launch that is captured; a tensor of them would have to be copied to the device."""
     current, launches = [], []
 

@@ -127,7 +127,7 @@ def test_the_operation_keeps_torchs_rules_for_operators(module, has_D):
 
 
 @pytest.mark.kernels_ci
-def test_a_compiled_product_is_the_eager_one_and_is_compiled_once_for_all_coefficients(module):
+def test_compiled_product_equals_eager_for_all_coefficients(module):
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda *args: combined(module, *args), fullgraph=True, backend=graphs)
     A, B, D, alpha, beta = inputs()
@@ -188,7 +188,7 @@ def sharing(name: str, values: dict) -> dict:
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("message", BAD)
-def test_what_does_not_fit_is_a_value_error_that_says_so_and_nothing_is_written(module, message):
+def test_misfits_raise_and_write_nothing(module, message):
     assert_refuses(module, message, BAD[message])
 
 

@@ -204,7 +204,7 @@ def test_a_configuration_is_changed_only_by_more_than_the_noise(old, new, winner
     assert (chosen.launch, runner_up.launch) == (winner, {"old": "new", "new": "old"}[winner])
 
 
-def test_an_entry_takes_the_place_of_that_of_its_size_and_leaves_the_others(tmp_path):
+def test_entry_replaces_only_that_of_its_size(tmp_path):
     header = {"device": "Some GPU", "target": "sm_90"}
     for m, gain in ((256, 1.0), (128, 1.1), (256, 1.2)):
         write_entry([tmp_path], header, "symmetric_gemm", "float16", {"m": m, "k": 256, "gain": gain})
@@ -225,7 +225,7 @@ def test_sweeps_leave_time_to_those_after_them():
     ]
 
 
-def test_the_tree_s_python_files_are_laid_over_a_build_and_make_it_dirty(tmp_path, repository):
+def test_python_files_of_the_tree_make_a_build_dirty(tmp_path, repository):
     package = repository / "torch-ext/optimizer"
     (tmp_path / "kernels").mkdir()
     (tmp_path / "_ops.py").write_text("of the build")

@@ -144,7 +144,8 @@ def test_exchanged_matrices_get_the_bits_of_those_that_are_not(kernel, device, d
         always_exchanged(kernel),
         mock.patch.object(dist, "all_to_all_single", wraps=dist.all_to_all_single) as sent,
     ):
-        within = muon(kernel, shared, dtype, process_group=group, chunk_bytes=1)
+        exchange = kernel.ExchangeOptions(process_group=group, chunk_bytes=1)
+        within = muon(kernel, shared, dtype, exchange=exchange)
         for step in range(STEPS):
             gradients = drawn(10 * (step + 1))
             take_step(without, alone, gradients)

@@ -12,7 +12,7 @@ from torch.library import Library
 from benchmarks import sweep_host_time
 from benchmarks.host_cases import Case, build_optimizer, imagined_ranks
 from benchmarks.host_worker import Worker, empty_ops
-from tools.lab.tables import sweep_tables
+from tools.pages.tables import sweep_tables
 
 
 @pytest.fixture(scope="module")
