@@ -62,12 +62,13 @@ class Held(NamedTuple):
 
 def held_by(chunk) -> Held:
     holder, owner = chunk.messages.holder, chunk.messages.owner
-    packed, work = chunk.packed_dtype.itemsize, chunk.work_dtype.itemsize
+    parameter = chunk.first.parameter
+    packed, work = parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
     return Held(
         (sum(holder.sent) + holder.scratch + sum(owner.received)) * packed,
         sum(owner.received) * packed + sum(owner.sent) * work,
         (sum(owner.sent) + sum(holder.received)) * work,
-        chunk.buffer_bytes(),
+        chunk.messages.buffer_bytes(packed, work),
         max((batch_bytes(owned.batch, packed, work) for owned in chunk.batches), default=0),
     )
 

@@ -159,16 +159,18 @@ def bits_equal(one: Tensor, other: Tensor) -> bool:
 def muon(kernel, case: Case, params: Sequence[Tensor], **settings):
     """Return an optimizer for `params`, in which thin matrices, too, are Muon's."""
     return kernel.Muon(
-        groups_of(case, params), is_muon=_is_matrix, **muon_settings(kernel, {**case.settings, **settings})
+        groups_of(case, params),
+        is_muon=lambda name, p: (p.ndim > 1 and "embeddings" not in name) or None,
+        **muon_settings(kernel, {**case.settings, **settings}),
     )
 
 
 def groups_of(case: Case, params: Sequence[Tensor]) -> list[dict[str, Any]]:
     """Return parameter groups: one for all, and one for each that has settings of its own."""
     named = [(spec, (spec.name, p)) for spec, p in zip(case.specs, params)]
-    own = [{"params": [pair], **spec.group} for spec, pair in named if spec.group]
     common = [pair for spec, pair in named if not spec.group]
-    return ([{"params": common}] if common else []) + own
+    groups = [{"params": [pair], **spec.group} for spec, pair in named if spec.group]
+    return [{"params": common}, *groups] if common else groups
 
 
 def whole_parameter(case: Case, number: int) -> Tensor:
@@ -207,10 +209,10 @@ def holder_of(layout: Layout | None) -> int:
     """Return this rank's number among those that hold different parts; copies have one number."""
     if layout is None:
         return 0
-    found = 0
+    holder = 0
     for size, split, index in zip(layout.mesh, layout.splits, mesh_of(layout.mesh).get_coordinate()):
-        found = found if split == "r" else found * size + index
-    return found
+        holder = holder if split == "r" else holder * size + index
+    return holder
 
 
 def whole(value: Tensor) -> Tensor:
@@ -220,12 +222,7 @@ def whole(value: Tensor) -> Tensor:
 
 
 def wholes(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return each of the tensors as a whole."""
     return {key: whole(value) for key, value in values.items()}
-
-
-def _is_matrix(name: str, p: Tensor) -> bool | None:
-    return True if p.ndim > 1 and "embeddings" not in name else None
 
 
 def _random(case: Case, step: int, number: int) -> Tensor:
@@ -234,10 +231,9 @@ def _random(case: Case, step: int, number: int) -> Tensor:
 
 
 def _holders(spec: Spec) -> Tensor:
-    own = sharded(torch.zeros(spec.shape), spec.layout).data
-    local = own._local_tensor if isinstance(own, DTensor) else own
-    local.fill_(holder_of(spec.layout))
-    return whole(own)
+    value = sharded(torch.zeros(spec.shape), spec.layout).data
+    (value._local_tensor if isinstance(value, DTensor) else value).fill_(holder_of(spec.layout))
+    return whole(value)
 
 
 @functools.cache

@@ -55,11 +55,27 @@ def choose_iteration(
     launch where that was measured to be faster.
     Raises ValueError for an unknown method and for one that is not safe in this dtype with this schedule.
     """
-    chosen = _choose_method(device, work_dtype, size, schedule, method, differentiable)
-    small = (
-        chosen.chain_dtype == work_dtype and not differentiable and (small_gain(device, work_dtype, *size) or 0) >= 1
-    )
-    return chosen._replace(in_one_launch=small)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
+    products = select_products(device, chain_dtype, *size, differentiable)
+    small = chain_dtype == work_dtype and not differentiable and (small_gain(device, work_dtype, *size) or 0) >= 1
+    scale = folded_scale(work_dtype, size[0])
+    folded = with_folded_scale(schedule, scale)
+    standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, small)
+    if method == "standard" or (method == "auto" and work_dtype != torch.float16):
+        return standard
+    restarts = _restarts(schedule, chain_dtype)
+    if restarts is None and method != "auto":
+        raise ValueError(
+            f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} "
+            f"with up to {MAX_WINDOWS} windows: use 'standard'"
+        )
+    if method == "auto":
+        costs = iteration_costs(*size, len(schedule), len(restarts or ()) + 1, products)
+        if restarts is None or costs[0] <= costs[1]:
+            return standard
+    return standard._replace(method="gram" if method == "auto" else method, windows=split(folded, restarts))
 
 
 def summed_iteration(
@@ -72,38 +88,6 @@ def summed_iteration(
     if work_dtype == torch.float64 or _restarts(schedule, torch.float32) is None:
         return None
     return choose_iteration(device, work_dtype, size, schedule, "gram_float32")
-
-
-def _choose_method(
-    device: torch.device,
-    work_dtype: torch.dtype,
-    size: tuple[int, int],
-    schedule: Schedule,
-    method: str,
-    differentiable: bool,
-) -> Iteration:
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
-    m, n = size
-    products = select_products(device, chain_dtype, m, n, differentiable)
-    scale = folded_scale(work_dtype, m)
-    folded = with_folded_scale(schedule, scale)
-    standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products)
-    if method == "standard" or (method == "auto" and work_dtype != torch.float16):
-        return standard
-    restarts = _restarts(schedule, chain_dtype)
-    if restarts is None and method != "auto":
-        raise ValueError(
-            f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} "
-            f"with up to {MAX_WINDOWS} windows: use 'standard'"
-        )
-    if method == "auto":
-        costs = iteration_costs(m, n, len(schedule), len(restarts or ()) + 1, products)
-        if restarts is None or costs[0] <= costs[1]:
-            return standard
-    chosen = "gram" if method == "auto" else method
-    return standard._replace(method=chosen, windows=split(folded, restarts))
 
 
 def iteration_costs(m: int, n: float, steps: int, windows: int, products: Products) -> tuple[float, float]:

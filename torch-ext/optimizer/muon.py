@@ -19,7 +19,7 @@ from .learning_rate import Adjustment
 from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
-from .parameters.settings import SETTINGS, plain_settings
+from .parameters.settings import SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, laid_out_like
 from .plan.agreement import check_agreement
 from .plan.exchanges import ExchangeOptions
@@ -33,7 +33,7 @@ from .step.batch import UpdateNorms, update_local_
 from .step.metrics import gradient_norms, update_metrics
 from .step.polar_update import packed_memory, polar_update
 from .step.recipe import Recipes, snapshot
-from .step.update import scale_rows_, update_fallback_, update_shared_
+from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.workspace import Workspace, addresses
 
 
@@ -94,7 +94,6 @@ class Muon(Optimizer):
     _workspace: Optional[Workspace] = None
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
     _addresses: Sequence[Any] = ()
-    _compared_plan: Optional[Plan] = None
     _compared_terms: Mapping[tuple[int, ...], Sequence[str]] = {}
     _agreements: Sequence[StepAgreement] = ()  # of the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
@@ -137,14 +136,12 @@ class Muon(Optimizer):
         # Every argument that is a setting of groups, by its name.
         settings = {key: value for key, value in locals().items() if key in SETTINGS}
         defaults = plain_settings({**settings, "split_rows": None, "rounding_step": 0})
-        if not isinstance(release_grads, bool):
-            raise TypeError(f"release_grads must be True or False, got {release_grads!r}")
+        self._release_grads = flag("release_grads", release_grads)
         if not isinstance(exchange, (ExchangeOptions, type(None))):
             raise TypeError(f"exchange must be ExchangeOptions, got {type(exchange).__name__}")
         exchange = exchange or ExchangeOptions()
         self._replica_ranks = ranks_of(exchange.process_group)
         self._exchange = replace(exchange, process_group=None)  # which no pickle could hold
-        self._release_grads = release_grads
         self._clip = None if qk_clip is None else QKClip(qk_clip)
         self._is_muon = is_muon
         self._reasons: dict[Tensor, str] = {}
@@ -170,7 +167,9 @@ class Muon(Optimizer):
         self._refresh()
         check_gradients(p for group in self.param_groups for p in group["params"] if p.grad is not None)
         self._compare_plans()
-        scaling = self._scaling()
+        # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)
         scalings, agreements = agreed_scalings(self._plan.terms, self.param_groups, scaling)
         row_scales = {} if self._clip is None else self._clip.take_scales()
         for parameter in self._workspace.parameters:
@@ -184,7 +183,8 @@ class Muon(Optimizer):
         for batch in self._plan.fallback:
             update_fallback_(batch, self.param_groups[batch.group], self.state, scalings)
         if row_scales:
-            self._scale_other_rows_(row_scales, scalings)
+            scaled = {p.tensor for p in self._workspace.parameters if p.tensor in self.state}
+            scale_other_rows_(row_scales, scaled, self._replica_ranks, scalings)
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
         self._grad_scale = snapshot(scaling.grad_scale)
@@ -363,32 +363,17 @@ class Muon(Optimizer):
 
     def _compare_plans(self) -> None:
         """Raise ValueError unless all ranks that share parameters have made the same plan since they last compared."""
-        if self._compared_plan is self._plan:
-            return
         # By the fixed lines only: a scheduler's change on one rank would have it start a collective alone.
         fixed = {ranks: terms.fixed for ranks, terms in self._plan.terms.items()}
         if fixed != self._compared_terms:
             for ranks, terms in sorted(self._plan.terms.items()):
                 check_agreement(ranks, terms.with_settings(self.param_groups), terms.device)
             self._compared_terms = fixed
-        self._compared_plan = self._plan
 
     def _check_last_step(self) -> None:
         """Raise RuntimeError if ranks had different settings in the last step."""
         for agreement in self._agreements:
             agreement.check()
-
-    def _scaling(self) -> GradientScaling:
-        """Return what GradScaler says."""
-        found_inf = getattr(self, "found_inf", None)
-        # GradScaler passes an int when no parameter on this rank had a gradient.
-        return GradientScaling(getattr(self, "grad_scale", None), found_inf if isinstance(found_inf, Tensor) else None)
-
-    def _scale_other_rows_(self, row_scales: Mapping[Tensor, Tensor], scalings: Mapping[Any, GradientScaling]) -> None:
-        """Apply QK-clip to what no batch has scaled: biases and frozen weights."""
-        matrices = {p.tensor for p in self._workspace.parameters if p.tensor in self.state}
-        for p in row_scales.keys() - matrices:
-            scale_rows_(p, row_scales[p], self._replica_ranks, scalings)
 
     def _check_capture(self) -> None:
         if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():

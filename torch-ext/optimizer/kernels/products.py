@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .native import gemm_, gemm_instructions
-from .tuned import distance, measured_entries
+from .tuned import measured_entries, nearest_of
 
 try:
     from . import small_polar, symmetric_gemm
@@ -151,7 +151,7 @@ def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> 
 
     None where nothing was measured, or cannot apply: there are no measurements of sizes that divide by no 16.
     """
-    return None if m % 16 or k % 16 else _nearest_gain(device, dtype, "symmetric_gemm", m, k)
+    return None if m % 16 or k % 16 else nearest_of(_measured_gains(device, dtype, "symmetric_gemm"), m, k)
 
 
 def small_gain(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Optional[float]:
@@ -161,18 +161,7 @@ def small_gain(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Opti
     """
     if symmetric_gemm is None or not small_polar.fits(m, n, dtype):
         return None
-    return _nearest_gain(device, dtype, "small_polar", m, n)
-
-
-def _nearest_gain(device: torch.device, dtype: torch.dtype, kernel: str, m: int, k: int) -> Optional[float]:
-    gains = _measured_gains(device, dtype, kernel)
-    if not gains:
-        return None
-    nearest = gains[0]
-    for entry in gains:  # a loop, which is traced with sizes that vary, as min() with a key is not
-        if distance(*entry[:2], m, k) < distance(*nearest[:2], m, k):
-            nearest = entry
-    return nearest[2]
+    return nearest_of(_measured_gains(device, dtype, "small_polar"), m, n)
 
 
 @torch.compiler.assume_constant_result

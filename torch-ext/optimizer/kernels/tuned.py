@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -130,12 +131,17 @@ def measured_entries(device_name: str, dtype: torch.dtype, kernel: str = "symmet
 def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = "symmetric_gemm") -> Optional[dict]:
     """Return the measured entry nearest to m x k, or None where the device or dtype was not measured."""
     entries = measured_entries(device_name, dtype, kernel)
-    return min(entries, key=lambda entry: distance(entry["m"], entry["k"], m, k), default=None)
+    return nearest_of([(entry["m"], entry["k"], entry) for entry in entries], m, k)
 
 
-def distance(measured_m: int, measured_k: int, m: int, k: int) -> float:
-    """Return by which factor, in both sizes together, m x k is away from what was measured."""
-    return _ratio(measured_m, max(m, 1)) * _ratio(measured_k, max(k, 1))
+def nearest_of(entries: Sequence[tuple[int, int, Any]], m: int, k: int) -> Any:
+    """Return what was measured by the smallest factor, in both sizes together, away from m x k; else None."""
+    found, smallest = None, math.inf
+    for measured_m, measured_k, value in entries:  # a loop, which is traced with sizes that vary, as min() is not
+        factor = _ratio(measured_m, max(m, 1)) * _ratio(measured_k, max(k, 1))
+        if factor < smallest:
+            found, smallest = value, factor
+    return found
 
 
 def _ratio(a: int, b: int) -> float:

@@ -98,7 +98,8 @@ def matrix_view(
     Raises ValueError for row counts of another sum, experts of another rank, or a layout that no view flattens.
     Source: timm, https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py (convolutions).
     """
-    check_conv_mode(conv_mode)
+    if conv_mode not in CONV_MODES:
+        raise ValueError(f"conv_mode must be one of {', '.join(CONV_MODES)}, got {conv_mode!r}")
     shape = tuple(p.shape)
     if experts and len(shape) > 3:
         raise ValueError(f"the weights of experts must be (experts, rows, cols), {name} is {shape}")
@@ -106,13 +107,17 @@ def matrix_view(
     if len(shape) > 2 and experts:
         stack_axes, row_axis, col_axes = (0,), 1, (2,)
     elif len(shape) > 2 and conv_mode == "flatten":
-        col_axes = _memory_order(p)
+        # Dimensions of size 1, whose strides mean nothing, stay apart from the rest wherever they end up.
+        col_axes = tuple(sorted(range(1, p.ndim), key=p.stride, reverse=True))
     elif len(shape) > 2:
         stack_axes = tuple(range(2, len(shape)))
     stack, cols = (math.prod(shape[axis] for axis in axes) for axes in (stack_axes, col_axes))
     spatial = stack_axes and row_axis == 0  # the positions of a kernel
     scale = stack**-0.5 if spatial and normalize_spatial else 1.0
-    rows = _parts(name, shape[row_axis], split_rows)
+    rows = plain_split_rows(split_rows) or (shape[row_axis],)
+    if sum(rows) != shape[row_axis]:
+        total = f"{_sum(rows)} gives {sum(rows)}"
+        raise ValueError(f"split_rows of {name} must sum to its {shape[row_axis]} rows, {total}")
     view = MatrixView(stack_axes, row_axis, col_axes, stack, rows, cols, scale)
     try:
         # Of its strides alone: a sharded parameter is cut where its local tensor is.
@@ -127,13 +132,6 @@ def is_expert(name: str, expert_keys: Sequence[str]) -> bool:
     return any(f".{key}." in f".{name}." for key in expert_keys)
 
 
-def check_conv_mode(conv_mode: str) -> str:
-    """Return `conv_mode`; ValueError unless it is one of `CONV_MODES`."""
-    if conv_mode not in CONV_MODES:
-        raise ValueError(f"conv_mode must be one of {', '.join(CONV_MODES)}, got {conv_mode!r}")
-    return conv_mode
-
-
 def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:
     """Return row counts as a tuple of ints, None for None; TypeError or ValueError for what are none."""
     if split_rows is None:
@@ -143,19 +141,6 @@ def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int,
     if not split_rows or min(split_rows) < 1 or any(isinstance(count, bool) for count in split_rows):
         raise ValueError(f"split_rows must be numbers of rows of at least 1, got {split_rows!r}")
     return tuple(int(count) for count in split_rows)
-
-
-def _parts(name: str, rows: int, split_rows: Optional[Sequence[int]]) -> tuple[int, ...]:
-    parts = plain_split_rows(split_rows) or (rows,)
-    if sum(parts) != rows:
-        raise ValueError(f"split_rows of {name} must sum to its {rows} rows, {_sum(parts)} gives {sum(parts)}")
-    return parts
-
-
-def _memory_order(p: Tensor) -> tuple[int, ...]:
-    """Return the dimensions but the first, from the slowest in memory to the fastest."""
-    # Dimensions of size 1, whose strides mean nothing, stay apart from the rest wherever they end up.
-    return tuple(sorted(range(1, p.ndim), key=lambda dim: -p.stride(dim)))
 
 
 def _sum(parts: Sequence[int]) -> str:

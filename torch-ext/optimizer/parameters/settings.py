@@ -69,18 +69,14 @@ def work_dtype_of(group: Group) -> Optional[torch.dtype]:
 def _live_number(key: str, value: Any) -> float | Tensor:
     """Return a number as a float, and a one-element float32 or float64 tensor unchanged."""
     if not isinstance(value, Tensor):
-        return _number(key, value, math.inf)
+        return _number(key, value)
     if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64):
         got = f"{tuple(value.shape)} {value.dtype}"
         raise ValueError(f"{key} must be a number or a float32 or float64 tensor of one element, got {got}")
     return value
 
 
-def _optional_live_number(key: str, value: Any) -> float | Tensor | None:
-    return None if value is None else _live_number(key, value)
-
-
-def _number(key: str, value: Any, high: float) -> float:
+def _number(key: str, value: Any, high: float = math.inf) -> float:
     """Return a number of [0, high) as a float."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{key} must be a number, got {value!r}")
@@ -93,17 +89,14 @@ def _below_one(key: str, value: Any) -> float:
     return _number(key, value, 1.0)
 
 
-def _at_least_zero(key: str, value: Any) -> float:
-    return _number(key, value, math.inf)
-
-
 def _betas(key: str, value: Any) -> tuple[float, ...]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ValueError(f"{key} must be two numbers, got {value!r}")
     return tuple(_below_one(key, beta) for beta in value)
 
 
-def _flag(key: str, value: Any) -> bool:
+def flag(key: str, value: Any) -> bool:
+    """Return `value`; TypeError unless it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{key} must be True or False, got {value!r}")
     return value
@@ -154,27 +147,28 @@ SETTINGS: dict[str, Setting] = {
     "lr": Setting(_live_number, Role.LIVE),
     "weight_decay": Setting(_live_number, Role.LIVE),
     "momentum": Setting(_below_one, Role.RECIPE),
-    "nesterov": Setting(_flag, Role.RECIPE),
+    "nesterov": Setting(flag, Role.RECIPE),
     "ns_coefficients": Setting(_coefficients, Role.METHOD),
-    "eps": Setting(_at_least_zero, Role.RECIPE),
+    "eps": Setting(_number, Role.RECIPE),
     "ns_steps": Setting(_count, Role.METHOD),
     "adjust_lr_fn": Setting(_adjustment, Role.METHOD),
     "ns_dtype": Setting(_dtype_name, Role.METHOD),
     "ns_method": Setting(_one_of(METHODS), Role.METHOD),
     "decay_mode": Setting(_one_of(DECAY_MODES), Role.RECIPE),
-    "maximize": Setting(_flag, Role.RECIPE),
+    "maximize": Setting(flag, Role.RECIPE),
     "conv_mode": Setting(_one_of(CONV_MODES), Role.MATRICES),
-    "normalize_spatial": Setting(_flag, Role.MATRICES),
+    "normalize_spatial": Setting(flag, Role.MATRICES),
     "expert_keys": Setting(_names, Role.MATRICES),
     "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
     "fallback": Setting(_one_of(FALLBACKS), Role.LIVE),
-    "adamw_lr": Setting(_optional_live_number, Role.HOST),  # becomes the `lr` of the fallback's groups
+    # Becomes the `lr` of the fallback's groups.
+    "adamw_lr": Setting(lambda key, value: None if value is None else _live_number(key, value), Role.HOST),
     "adamw_betas": Setting(_betas, Role.LIVE),
-    "adamw_eps": Setting(_at_least_zero, Role.LIVE),
-    "stochastic_rounding": Setting(_flag, Role.RECIPE),
+    "adamw_eps": Setting(_number, Role.LIVE),
+    "stochastic_rounding": Setting(flag, Role.RECIPE),
     "momentum_dtype": Setting(_dtype_name, Role.STATE),
-    "offload": Setting(_flag, Role.METHOD),
-    "capturable": Setting(_flag, Role.HOST),
+    "offload": Setting(flag, Role.METHOD),
+    "capturable": Setting(flag, Role.HOST),
 }
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and how many steps have drawn seeds.
 _DERIVED = {"use_muon": Role.MATRICES, "rounding_step": Role.LIVE}

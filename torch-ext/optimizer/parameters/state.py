@@ -26,13 +26,12 @@ def ensure_state(state: dict[str, Tensor], p: Tensor, group: Mapping[str, Any]) 
     """
     check_shapes(state, p)
     use_muon, name = group["use_muon"], group["momentum_dtype"]
-    momentum_dtype = p.dtype if name is None else getattr(torch, name)
+    dtype = getattr(torch, name) if use_muon and name is not None else p.dtype
     host = group["offload"] and use_muon
     for key in MUON_KEYS if use_muon else ADAMW_KEYS:
         if key == "step":
             state[key] = state.get(key, torch.zeros((), dtype=torch.float32, device=p.device)).to(p.device)
         elif key not in state:
-            dtype = momentum_dtype if use_muon else p.dtype
             make = host_zeros_like if host else torch.zeros_like
             state[key] = make(p, dtype=dtype).requires_grad_(False)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Any, Container, NamedTuple, Optional, Sequence
 
 import torch
@@ -36,8 +37,8 @@ class Terms(NamedTuple):
 
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines, those of parameters with what schedulers and users may have moved."""
-        live = {number: _live_settings(groups[number]) for number in dict.fromkeys(self.groups)}
-        return [self.common_line, *(f"{line} and {live[number]}" for line, number in zip(self.lines, self.groups))]
+        lines = zip(self.lines, self.groups)
+        return [self.common_line, *(f"{line} and {_live_settings(groups[number])}" for line, number in lines)]
 
 
 def terms_of(
@@ -79,14 +80,14 @@ def check_agreement(ranks: Ranks, lines: Sequence[str], device: torch.device) ->
             return
         odd = ranks[others[0]]
         plans = [_broadcast(lines, rank, group, device) for rank in (ranks[0], odd)]
-    first, other = _first_difference(*plans)
+    pairs = itertools.zip_longest(*plans, fillvalue="nothing more")
+    first, other = next(pair for pair in pairs if pair[0] != pair[1])
     raise ValueError(f"ranks disagree about what they update: rank {ranks[0]} has {first}, rank {odd} has {other}")
 
 
 def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
     """Return what the plan of a parameter depends on, as one line."""
-    settings = {key: group[key] for key in COMPARED_ONCE}
-    settings = {key: getattr(value, "__qualname__", value) for key, value in settings.items()}  # functions by name
+    settings = {key: getattr(group[key], "__qualname__", group[key]) for key in COMPARED_ONCE}  # functions by name
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     if group["use_muon"] and group["ns_dtype"] is None:  # each rank's own choice, by what its processor multiplies
         settings["ns_dtype"] = f"None, here {default_work_dtype(p)}"
@@ -111,12 +112,3 @@ def _broadcast(lines: Sequence[str], rank: int, group: dist.ProcessGroup, device
     boxed: list[Optional[list[str]]] = [list(lines)]
     dist.broadcast_object_list(boxed, src=rank, group=group, device=device)
     return boxed[0]
-
-
-def _first_difference(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
-    for a, b in zip(ours, theirs):
-        if a != b:
-            return a, b
-    longer = max(ours, theirs, key=len)
-    extra = longer[min(len(ours), len(theirs))]
-    return (extra, "nothing more") if longer is ours else ("nothing more", extra)

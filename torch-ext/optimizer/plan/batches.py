@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Hashable, Iterable, Optional, Sequence
+from typing import Callable, Hashable, Iterable, Optional, Sequence, TypeVar
 
 import torch
 
 from ..iteration import Iteration
 from ..polar import matrices_together
 from .matrix import Matrix
+
+Member = TypeVar("Member")
 
 # What a batch may hold on a GPU: enough to fill it.
 BATCH_BYTES = 256 * 2**20
@@ -33,23 +35,22 @@ def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) 
     together. Where products take one matrix at a time there is nothing to be saved by stacking. Tall matrices are
     transposed on a CPU while they are packed, since the iteration wants wide contiguous ones there.
     """
-    every = list(matrices)
     batches = []
-    for positions in grouped(matrix.batch_key for matrix in every):
-        first = every[positions[0]]
+    for members in grouped(matrices, lambda matrix: matrix.batch_key):
+        first = members[0]
         transposed = first.parameter.device.type == "cpu" and first.rows > first.cols
         shape = (first.cols, first.rows) if transposed else (first.rows, first.cols)
-        for some in slices([every[i] for i in positions], _length(first, chunk_bytes)):
+        for some in slices(members, _length(first, chunk_bytes)):
             batches.append(Batch(tuple(some), first.iteration, transposed, shape, first.parameter.packed_dtype))
     return tuple(batches)
 
 
-def grouped(keys: Iterable[Hashable]) -> list[tuple[int, ...]]:
-    """Return the positions of equal keys, group by group, in the order of their first one."""
-    positions: dict[Hashable, list[int]] = {}
-    for i, key in enumerate(keys):
-        positions.setdefault(key, []).append(i)
-    return [tuple(members) for members in positions.values()]
+def grouped(members: Iterable[Member], key: Callable[[Member], Hashable]) -> list[list[Member]]:
+    """Return the members of equal keys, group by group, in the order of their first one."""
+    groups: dict[Hashable, list[Member]] = {}
+    for member in members:
+        groups.setdefault(key(member), []).append(member)
+    return list(groups.values())
 
 
 def slices(members: Sequence, length: int) -> list[Sequence]:

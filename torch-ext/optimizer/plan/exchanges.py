@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
-import torch
 from torch.distributed import ProcessGroup
 
+from ..parameters.settings import flag
 from .batches import Batch, grouped, plan_batches
 from .blocks import Block, blocks_of
 from .layout import Layout, replica_subset
@@ -44,8 +44,7 @@ class ExchangeOptions:
                 raise TypeError(f"{key} must be a whole number, got {value!r}")
             if value < 1:
                 raise ValueError(f"{key} must be at least 1, got {value}")
-        if not isinstance(self.sum_gram, bool):
-            raise TypeError(f"sum_gram must be True or False, got {self.sum_gram!r}")
+        flag("sum_gram", self.sum_gram)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,25 +63,12 @@ class Chunk:
 
     messages: Messages
     batches: tuple[OwnedBatch, ...]
-    packed_dtype: torch.dtype
-    work_dtype: torch.dtype
-    device: torch.device
-    sharers: Ranks  # of the parameters
     names: str  # of some of the parameters, for errors
 
     @property
-    def some_matrix(self) -> Matrix:
-        """One of the matrices, for a rank that neither holds nor owns any and still takes part."""
+    def first(self) -> Matrix:
+        """A matrix that stands for all in what they have in common; this rank may neither hold nor own any."""
         return self.messages.owners[0][0]
-
-    def sent_bytes(self, position: int) -> int:
-        """Return what goes to other ranks in both exchanges from the rank at this position among them."""
-        gather, scatter = (sum(s) - s[position] for s in (self.messages.holder.sent, self.messages.owner.sent))
-        return gather * self.packed_dtype.itemsize + scatter * self.work_dtype.itemsize
-
-    def buffer_bytes(self) -> int:
-        """Return what the buffers of the chunk take at most."""
-        return self.messages.buffer_bytes(self.packed_dtype.itemsize, self.work_dtype.itemsize)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +81,11 @@ class Exchange:
     loads: tuple[int, ...]  # cost of each rank's matrices
 
     def __str__(self) -> str:
-        sent = sum(chunk.sent_bytes(self.position) for chunk in self.chunks)
+        parameter = self.chunks[0].first.parameter
+        sizes = parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
+        sent = sum(chunk.messages.sent_bytes(self.position, *sizes) for chunk in self.chunks)
         imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)
-        buffers = max(chunk.buffer_bytes() for chunk in self.chunks)
+        buffers = max(chunk.messages.buffer_bytes(*sizes) for chunk in self.chunks)
         return (
             f"{len(self.chunks)} chunks among {len(self.ranks)} ranks, {2 * len(self.chunks)} messages; this rank "
             f"sends {sent / 2**20:.1f} MiB a step, and has buffers of up to {buffers / 2**20:.1f} MiB for a chunk; the "
@@ -110,7 +98,7 @@ def plan_exchanges(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[
 
     A chunk holds matrices of at most `chunk_bytes`, None: CHUNK_BYTES, on each rank, or one for each part of a matrix.
     """
-    families = [[matrices[i] for i in positions] for positions in grouped(m.parameter.family for m in matrices)]
+    families = grouped(matrices, lambda matrix: matrix.parameter.family)
     exchanges = []
     # By ranks, so that two ranks that meet in several exchanges come to them in one order.
     for members in sorted(families, key=lambda members: members[0].parameter.sharers):
@@ -144,19 +132,10 @@ def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Ma
 
 
 def _chunk(messages: Messages, chunk_bytes: Optional[int]) -> Chunk:
-    first = messages.owners[0][0].parameter
     positions = {matrix: i for i, matrix in enumerate(messages.owner.matrices)}
     batches = plan_batches(messages.owner.matrices, chunk_bytes)
-    names = names_of_parameters(matrix for matrix, _ in messages.owners)
-    return Chunk(
-        messages=messages,
-        batches=tuple(_owned_batch(batch, [positions[m] for m in batch.matrices], messages) for batch in batches),
-        packed_dtype=first.packed_dtype,
-        work_dtype=first.work_dtype,
-        device=first.device,
-        sharers=first.sharers,
-        names=shortened(names),
-    )
+    owned = tuple(_owned_batch(batch, [positions[m] for m in batch.matrices], messages) for batch in batches)
+    return Chunk(messages, owned, shortened(names_of_parameters(matrix for matrix, _ in messages.owners)))
 
 
 def _owned_batch(batch: Batch, positions: Sequence[int], messages: Messages) -> OwnedBatch:

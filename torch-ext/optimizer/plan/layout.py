@@ -107,32 +107,26 @@ def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
 
 def check_gradients(params: Iterable[Tensor]) -> None:
     """Raise ValueError unless each gradient is dense, has the shape of its parameter and lies on ranks as that does."""
-    for p in list(params):
-        _check_gradient(p)
+    for p in params:
+        gradient = p.grad
+        if gradient.layout != torch.strided or gradient.shape != p.shape:  # which `p` itself may have lost
+            raise ValueError(
+                f"gradients must be dense and of their parameter's shape {tuple(p.shape)}, "
+                f"got {tuple(gradient.shape)}, {gradient.layout}"
+            )
+        if not _lie_alike(p, gradient):
+            raise ValueError(
+                f"a parameter {tuple(p.shape)} with placements {getattr(p, 'placements', 'none')} has a gradient with "
+                f"{getattr(gradient, 'placements', 'none')}; bring it in line before the step: "
+                "p.grad = p.grad.redistribute(placements=p.placements)"
+            )
 
 
-def _check_gradient(p: Tensor) -> None:
-    gradient = p.grad
-    if gradient.layout != torch.strided or gradient.shape != p.shape:  # which `p` itself may have lost
-        raise ValueError(
-            f"gradients must be dense and of their parameter's shape {tuple(p.shape)}, "
-            f"got {tuple(gradient.shape)}, {gradient.layout}"
-        )
-    if isinstance(p, DTensor) != isinstance(gradient, DTensor) or (isinstance(p, DTensor) and not _alike(p, gradient)):
-        raise ValueError(
-            f"a parameter {tuple(p.shape)} with placements {_placements(p)} has a gradient with "
-            f"{_placements(gradient)}; bring it in line before the step: "
-            "p.grad = p.grad.redistribute(placements=p.placements)"
-        )
-
-
-def _alike(a: DTensor, b: DTensor) -> bool:
+def _lie_alike(a: Tensor, b: Tensor) -> bool:
+    if not isinstance(a, DTensor) or not isinstance(b, DTensor):
+        return isinstance(a, DTensor) == isinstance(b, DTensor)
     # The same object nearly always, and DTensors compare their meshes rank by rank.
     return a.placements == b.placements and (a.device_mesh is b.device_mesh or a.device_mesh == b.device_mesh)
-
-
-def _placements(tensor: Tensor) -> str:
-    return str(tensor.placements) if isinstance(tensor, DTensor) else "none"
 
 
 def local_part(tensor: Tensor) -> Tensor:

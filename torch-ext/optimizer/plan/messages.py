@@ -63,6 +63,11 @@ class Messages(NamedTuple):
     owner: OwnerSide
     owners: tuple[tuple[Matrix, int], ...]
 
+    def sent_bytes(self, position: int, packed: int, work: int) -> int:
+        """Return what goes to other ranks in both exchanges from the rank at this position among them."""
+        gather, scatter = (sum(sent) - sent[position] for sent in (self.holder.sent, self.owner.sent))
+        return gather * packed + scatter * work
+
     def buffer_bytes(self, packed: int, work: int) -> int:
         """Return what the buffers take at most: while they are gathered, worked on by owners, or come back.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+import itertools
+from collections import Counter, defaultdict
 from typing import Hashable, Iterator, Optional, Sequence
 
 from .matrix import Matrix
@@ -16,11 +17,8 @@ def chunks_by_size(matrices: Sequence[Matrix], everybody: Hashable, limit: int) 
     `everybody` holds counts for all sets. At equal cost sets of holders alternate, so that no rank idles in a chunk.
     """
     places = [None if matrix.holders == everybody else matrix.holders for matrix in matrices]
-    turns: Counter[tuple[int, Optional[Hashable]]] = Counter()
-    order = []
-    for position, (matrix, place) in enumerate(zip(matrices, places)):
-        order.append((-matrix.cost, turns[matrix.cost, place], position))
-        turns[matrix.cost, place] += 1
+    turns: defaultdict[tuple[int, Optional[Hashable]], Iterator[int]] = defaultdict(itertools.count)
+    order = [(-m.cost, next(turns[m.cost, place]), i) for i, (m, place) in enumerate(zip(matrices, places))]
     chunk, filling = [], _Filling()
     for _, _, position in sorted(order):
         matrix, place = matrices[position], places[position]
@@ -62,8 +60,6 @@ class Owners:
 
     def __init__(self, ranks: int):
         self.loads = [0] * ranks
-        self._in_chunk = [0] * ranks
-        self._heap: list[tuple[int, int, int]] = []
         self.next_chunk()
 
     def next_chunk(self) -> None:

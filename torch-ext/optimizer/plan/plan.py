@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
@@ -114,7 +115,7 @@ def local_indices(parameter: Parameter) -> Sequence[int]:
 
 def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) -> Iterator[tuple[Parameter, bool]]:
     """Yield Muon's parameters, and whether each is frozen."""
-    number = 0
+    numbers = itertools.count()
     for i, (group, stack_group) in enumerate(zip(groups, stack_groups(groups))):
         if not group["use_muon"]:
             continue
@@ -127,7 +128,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
             # A frozen parameter has no momentum yet; what it gets later is like the parameter.
             momentum = state[p]["momentum_buffer"] if p in state else p
             parameter = Parameter(
-                number=number,
+                number=next(numbers),
                 name=name,
                 group=i,
                 position=position,
@@ -142,15 +143,15 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 work_dtype=work_dtype_of(group) or default_work_dtype(p),
             )
             yield parameter, not p.is_meta and p not in state
-            number += 1
 
 
 def _fallback_batches(groups: Groups, replica_ranks: Optional[Ranks]) -> Iterator[FallbackBatch]:
     for number, group in enumerate(groups):
         if group["use_muon"]:
             continue
-        layouts = [layout_of(name, p, replica_ranks) for name, p in zip(names_of(group), group["params"])]
-        sharers = [None if layout is None else layout.mesh.members for layout in layouts]
-        keys = [(local_part(p).device, p.dtype, ranks) for p, ranks in zip(group["params"], sharers)]
-        for positions in grouped(keys):
-            yield FallbackBatch(number, positions, sharers[positions[0]])
+        keys = []
+        for name, p in zip(names_of(group), group["params"]):
+            layout = layout_of(name, p, replica_ranks)
+            keys.append((None if layout is None else layout.mesh.members, local_part(p).device, p.dtype))
+        for positions in grouped(range(len(keys)), keys.__getitem__):
+            yield FallbackBatch(number, tuple(positions), keys[positions[0]][0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
 from dataclasses import replace
 from typing import NamedTuple, Optional
@@ -53,11 +54,9 @@ class Shards(NamedTuple):
         """Return how the local tensor of `rank` is seen as parts of matrices, and the index of each one's matrix."""
         stack, rows, cols = self._runs(rank)
         places = [place for start, stop in stack for place in range(start, stop)]
-        counts, first = [], 0
-        for count in self.view.rows:
-            counts.append(length(within(rows, first, first + count)))
-            first += count
-        view = replace(self.view, stack=len(places), rows=tuple(counts), cols=length(cols))
+        ends = itertools.accumulate(self.view.rows)
+        counts = tuple(length(within(rows, end - count, end)) for count, end in zip(self.view.rows, ends))
+        view = replace(self.view, stack=len(places), rows=counts, cols=length(cols))
         return view, tuple(place * len(counts) + part for place in places for part in range(len(counts)))
 
     def is_whole(self, index: int) -> bool:

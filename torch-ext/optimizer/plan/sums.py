@@ -56,14 +56,12 @@ def plan_sums(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[int])
     """
     here = [matrix for matrix in matrices if rank in matrix.holders]
     batches: list[SummedBatch] = []
-    for positions in grouped(map(_batch_key, here)):
-        members = [here[i] for i in positions]
+    for members in grouped(here, _batch_key):
         first = members[0]
         bytes_of_one = first.part_size * first.parameter.packed_dtype.itemsize
         count = max(1, (chunk_bytes or CHUNK_BYTES) // bytes_of_one) if first.iteration.products.batched else 1
         batches += [_batch(some, rank) for some in slices(members, count)]
-    groups = sorted(grouped(batch.ranks for batch in batches), key=lambda group: batches[group[0]].ranks)
-    return tuple(tuple(batches[i] for i in group) for group in groups)
+    return tuple(map(tuple, sorted(grouped(batches, lambda batch: batch.ranks), key=lambda some: some[0].ranks)))
 
 
 def described(batches: Sequence[SummedBatch]) -> str:

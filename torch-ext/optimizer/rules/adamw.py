@@ -58,8 +58,7 @@ def _fused_step_(tensors: Sequence[FallbackTensors], rule: FallbackRule, scaling
         eps=rule.eps,
         amsgrad=False,
         maximize=rule.maximize,
-        grad_scale=scaling.grad_scale,
-        found_inf=scaling.found_inf,
+        **scaling._asdict(),
     )
     torch.autograd.graph.increment_version([*parameters, *averages, *squares])
 

@@ -51,14 +51,12 @@ class DescentRule(NamedTuple):
     multiplier: Number = 1.0
 
 
-def descent_rule(
-    lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str = "decoupled", multiplier: Number = 1.0
-) -> DescentRule:
+def descent_rule(lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str) -> DescentRule:
     """Return the rule of one or B learning rates and decays; a tensor is read by the kernels where it is."""
     if decay_mode == "independent":
         # A step with lr 0, by which checkpoint tools have state made, is to leave parameters as they are.
         weight_decay = [decay * (rate != 0) for rate, decay in zip(lr, weight_decay)]
-    return DescentRule(_together(lr), _together(weight_decay), decay_mode, multiplier)
+    return DescentRule(_together(lr), _together(weight_decay), decay_mode)
 
 
 def descend_packed_(
@@ -70,7 +68,7 @@ def descend_packed_(
     Sources: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101; cautious decay: Chen et al.,
     arXiv:2510.12402.
     """
-    mode, multiplier = DECAY_MODES.index(rule.decay_mode), _as_tensor(rule.multiplier)
+    mode, multiplier = DECAY_MODES.index(rule.decay_mode), as_tensor(rule.multiplier)
     descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **options._asdict())
     # So that autograd refuses a backward pass through the old values, as it does after torch's own updates.
     torch.autograd.graph.increment_version(parameters)
@@ -87,11 +85,11 @@ def scaled_rows(p: Tensor, row_scale: Tensor, found_inf: Optional[Tensor] = None
 
 def _together(values: Sequence[Number]) -> Tensor:
     if len(values) == 1:
-        return _as_tensor(values[0])
+        return as_tensor(values[0])
     if any(isinstance(value, Tensor) for value in values):
         device = next(value.device for value in values if isinstance(value, Tensor))
         return torch.stack([_on_device(value, device) for value in values])
-    return torch.tensor(values, dtype=torch.float64, device="cpu")
+    return as_tensor(values)
 
 
 def _on_device(value: Number, device: torch.device) -> Tensor:
@@ -101,6 +99,6 @@ def _on_device(value: Number, device: torch.device) -> Tensor:
     return value.reshape(()).to(device, torch.float64)
 
 
-def _as_tensor(value: Number) -> Tensor:
-    # float64 on the CPU: the value arrives exactly, and the kernels read it without a copy to the device.
+def as_tensor(value: Union[Number, Sequence[float]]) -> Tensor:
+    """Return numbers in float64 on the CPU, exactly, where the kernels read them without a copy; a tensor as it is."""
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")

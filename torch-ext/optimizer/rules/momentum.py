@@ -35,15 +35,5 @@ def pack_momentum_(
     buffers alone and give zeros.
     Source: Sutskever et al., On the importance of initialization and momentum in deep learning (2013), as an average.
     """
-    momentum_pack_(
-        buffers,
-        gradients,
-        packed,
-        rule.beta,
-        rule.nesterov,
-        rule.maximize,
-        grad_scale=scaling.grad_scale,
-        found_inf=scaling.found_inf,
-        offsets=offsets,
-    )
+    momentum_pack_(buffers, gradients, packed, *rule, **scaling._asdict(), offsets=offsets)
     torch.autograd.graph.increment_version([*buffers, packed])

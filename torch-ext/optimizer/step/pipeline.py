@@ -19,11 +19,15 @@ def advanced(exchanges: Iterable[Iterable[Generator]], in_flight: int) -> Iterat
         while waiting or running:
             if waiting and len(running) <= in_flight:
                 running.insert(0, waiting.popleft())
-            results = []
-            for chunk in list(running):
-                try:
-                    next(chunk)
-                except StopIteration as end:
-                    running.remove(chunk)
-                    results.append(end.value)
-            yield results
+            stages = [(chunk, *_advance(chunk)) for chunk in running]
+            running = [chunk for chunk, goes_on, _ in stages if goes_on]
+            yield [result for _, goes_on, result in stages if not goes_on]
+
+
+def _advance(chunk: Generator) -> tuple[bool, Any]:
+    """Take a chunk to its next message; return whether it goes on, and what it has returned if not."""
+    try:
+        next(chunk)
+    except StopIteration as end:
+        return False, end.value
+    return True, None

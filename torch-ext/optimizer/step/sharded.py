@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generator, Optional, Sequence
+from typing import Generator, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from torch.profiler import record_function
 from ..parameters.settings import Group
 from ..plan.blocks import Block
 from ..plan.exchanges import Chunk, OwnedBatch
-from ..plan.process_groups import explaining_timeouts
+from ..plan.process_groups import Ranks, explaining_timeouts
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
 from .agreement import StepAgreement
@@ -23,19 +23,22 @@ from .workspace import LocalChunk, LocalMatrix
 
 
 def update_chunk_(
-    work: LocalChunk, recipes: Recipes, agreement: StepAgreement, group: dist.ProcessGroup
+    work: LocalChunk, recipes: Recipes, agreements: Mapping[Ranks, StepAgreement], group: dist.ProcessGroup
 ) -> Generator[None, None, list[UpdateNorms]]:
     """Update this rank's parts of a chunk and their momentum; yields twice, once after each started exchange.
 
     Matrices without a gradient on any rank are unchanged. So are those where only some copies have one, which
-    `agreement` records. Returns the norms of the updates of owned matrices, 0 for those that are left alone.
+    `agreements` record. Returns the norms of the updates of owned matrices, 0 for those that are left alone.
     """
     chunk, holder, owner = work.chunk, work.chunk.messages.holder, work.chunk.messages.owner
-    parts = ShardedParts(work.parts, recipes.of(holder.matrices or [chunk.some_matrix]), recipes.groups)
-    outgoing = torch.empty(sum(holder.sent) + holder.scratch, dtype=chunk.packed_dtype, device=chunk.device)
+    parts = ShardedParts(work.parts, recipes.of(holder.matrices or [chunk.first]), recipes.groups)
+    parameter = chunk.first.parameter
+    outgoing = torch.empty(sum(holder.sent) + holder.scratch, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
         parts.pack_(outgoing, holder.directions)
-        _write_presence_(outgoing, work, parts.absent)
+        # Each part's flag: 1 if there is a gradient, else 0. The device is not waited for.
+        flags = torch.tensor([float(i not in parts.absent) for i in range(len(work.parts))], dtype=outgoing.dtype)
+        outgoing.index_copy_(0, work.presence_out, flags.to(outgoing.device, non_blocking=True))
     received = yield from _exchanged(chunk, outgoing, holder.sent, owner.received, group)
     del outgoing
     returned, norms = _orthogonalized(work, received, recipes)
@@ -44,7 +47,7 @@ def update_chunk_(
     del returned
     if work.parts:
         verdicts = updates.index_select(0, work.verdicts_in)
-        agreement.note_absent_copies(chunk.names, verdicts)
+        agreements[parameter.sharers].note_absent_copies(chunk.names, verdicts)
         parts.descend_(updates, work.multipliers, verdicts, holder.updates)
     return norms
 
@@ -108,7 +111,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
     """Return what is sent back, the blocks of the owned matrices' updates and their flags; and the updates' norms."""
     chunk, norms = work.chunk, []
     verdicts = _verdicts(work, received)
-    returned = torch.empty(sum(chunk.messages.owner.sent), dtype=chunk.work_dtype, device=chunk.device)
+    returned = received.new_empty(sum(chunk.messages.owner.sent), dtype=chunk.first.parameter.work_dtype)
     for owned, positions in work.owned:
         update = _write_updates_(returned, owned, received, recipes.of(owned.batch.matrices))
         alive = verdicts.index_select(0, positions) > 0
@@ -147,13 +150,6 @@ def _in_batch(block: Block, matrices: Tensor) -> Tensor:
 def _in_buffer(block: Block, buffer: Tensor) -> Tensor:
     """Return the view (count, rows, cols) of a block in a message."""
     return buffer.as_strided((block.count, block.rows, block.cols), (block.step, block.row_step, 1), block.offset)
-
-
-def _write_presence_(buffer: Tensor, work: LocalChunk, absent: frozenset[int]) -> None:
-    """Write the flag of each held part into `buffer`: 1 if there is a gradient, else 0."""
-    flags = torch.tensor([float(i not in absent) for i in range(len(work.parts))], dtype=buffer.dtype)
-    # The device is not waited for.
-    buffer.index_copy_(0, work.presence_out, flags.to(buffer.device, non_blocking=True))
 
 
 def _verdicts(work: LocalChunk, received: Tensor) -> Tensor:

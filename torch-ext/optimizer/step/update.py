@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Generator, Iterator, Mapping, Optional
+from typing import Container, Mapping, Optional
 
 from torch import Tensor
 
@@ -31,28 +31,21 @@ FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
 def update_shared_(
     workspace: Workspace, recipes: Recipes, agreements: Mapping[Ranks, StepAgreement], in_flight: int
 ) -> list[UpdateNorms]:
-    """Update shared matrices if any rank has a gradient, and those of this process while messages are in flight.
+    """Update shared matrices of which any rank has a gradient, and those of this process while messages fly.
 
     Up to `in_flight` chunks have a message on its way while another is worked on. Returns norms as `update_local_`.
     """
-    rounds = advanced(chain(_chunks(workspace, recipes, agreements), _sums(workspace, recipes)), in_flight)
+    chunks = (
+        [update_chunk_(work, recipes, agreements, group_of(ranks)) for work in works]
+        for ranks, works in workspace.exchanges
+    )
+    sums = ([update_sum_(work, recipes, group_of(ranks)) for work in works] for ranks, works in workspace.sums)
+    rounds = advanced(chain(chunks, sums), in_flight)
     results = next(rounds, [])  # the first parts are on their way
     norms = update_local_(workspace.batches, recipes)
     for ended in rounds:
         results += ended
     return norms + list(chain.from_iterable(results))
-
-
-def _chunks(
-    workspace: Workspace, recipes: Recipes, agreements: Mapping[Ranks, StepAgreement]
-) -> Iterator[Iterator[Generator]]:
-    for ranks, works in workspace.exchanges:
-        yield (update_chunk_(work, recipes, agreements[work.chunk.sharers], group_of(ranks)) for work in works)
-
-
-def _sums(workspace: Workspace, recipes: Recipes) -> Iterator[Iterator[Generator]]:
-    for ranks, works in workspace.sums:
-        yield (update_sum_(work, recipes, group_of(ranks)) for work in works)
 
 
 def update_fallback_(
@@ -69,13 +62,15 @@ def update_fallback_(
     FALLBACK_UPDATES[group["fallback"]](tensors, rule, scalings[batch.sharers])
 
 
-def scale_rows_(
-    p: Tensor,
-    row_scale: Tensor,
+def scale_other_rows_(
+    row_scales: Mapping[Tensor, Tensor],
+    scaled: Container[Tensor],
     replica_ranks: Optional[Ranks],
     scalings: Mapping[Optional[Ranks], GradientScaling],
 ) -> None:
-    """Multiply each row of `p`, in place, with its factor; a bias has one element a row."""
-    layout, local = layout_of("", p, replica_ranks), local_part(p)
-    sharers = None if layout is None else layout.mesh.members
-    local.copy_(scaled_rows(local, local_rows(row_scale, layout, this_rank()), scalings[sharers].found_inf))
+    """Apply QK-clip, in place, to what no batch has `scaled`: biases, of one element a row, and frozen weights."""
+    for p, row_scale in row_scales.items():
+        if p not in scaled:
+            layout, local = layout_of("", p, replica_ranks), local_part(p)
+            sharers = None if layout is None else layout.mesh.members
+            local.copy_(scaled_rows(local, local_rows(row_scale, layout, this_rank()), scalings[sharers].found_inf))

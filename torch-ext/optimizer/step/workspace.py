@@ -6,6 +6,7 @@ It is made when the plan is, and again when a parameter's or a momentum buffer's
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Iterable, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -21,7 +22,7 @@ from ..plan.plan import Plan, State, local_indices
 from ..plan.process_groups import this_rank
 from ..plan.shards import local_rows
 from ..plan.sums import SummedBatch
-from ..rules.descent import HALVES
+from ..rules.descent import HALVES, as_tensor
 
 
 class LocalParameter:
@@ -160,12 +161,12 @@ class Workspace:
         parts = self._of(holder.matrices)
 
         def indices(places: Sequence, shape: Sequence[int] = (-1,)) -> Tensor:
-            return torch.tensor(places, dtype=torch.int64, device=chunk.device).reshape(shape)
+            return torch.tensor(places, dtype=torch.int64, device=chunk.first.parameter.device).reshape(shape)
 
         return LocalChunk(
             chunk=chunk,
             parts=parts,
-            multipliers=_number_tensor([part.matrix.multiplier for part in parts]),
+            multipliers=as_tensor([part.matrix.multiplier for part in parts]),
             presence_out=indices(holder.presence),
             verdicts_in=indices(holder.verdicts),
             presence_in=indices(owner.presence, (-1, 3)).T,
@@ -174,7 +175,7 @@ class Workspace:
         )
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:
-        return LocalBatch(batch, self._of(batch.matrices), _number_tensor(batch.matrices[0].multiplier))
+        return LocalBatch(batch, self._of(batch.matrices), as_tensor(batch.matrices[0].multiplier))
 
     def _of(self, matrices: Iterable[Matrix]) -> list[LocalMatrix]:
         return [self._parts[matrix.key] for matrix in matrices if matrix.key in self._parts]
@@ -191,21 +192,14 @@ def addresses(groups: Sequence[Group], state: State) -> list[Any]:
 
 def _with_host(works: list[LocalBatch], offloaded: Sequence[bool]) -> list[LocalBatch]:
     """Return `works`, with those that are `offloaded` as chunks of host memory that each device fetches in turn."""
-    devices = [work.batch.matrices[0].parameter.device if off else None for work, off in zip(works, offloaded)]
-    for positions in grouped(devices):
-        device = devices[positions[0]]
-        if device is not None:
-            host = HostChunks([[part.momentum for part in works[i].parts] for i in positions], device)
-            for chunk, i in enumerate(positions):
-                works[i] = works[i]._replace(host=host, host_chunk=chunk)
+    devices = [work.batch.matrices[0].parameter.device for work in works]
+    for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
+        host = HostChunks([[part.momentum for part in works[i].parts] for i in positions], devices[positions[0]])
+        for chunk, i in enumerate(positions):
+            works[i] = works[i]._replace(host=host, host_chunk=chunk)
     return works
 
 
 def _origin(matrix: Matrix) -> tuple[int, int, int]:
     first = (0, 0) if matrix.shards is None else matrix.part(this_rank()).origin()
     return (*first, matrix.cols)
-
-
-def _number_tensor(value: Any) -> Tensor:
-    # On the CPU, where the compiled ops read it at the call.
-    return torch.tensor(value, dtype=torch.float64, device="cpu")
