@@ -165,7 +165,7 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._refresh()
-        check_gradients(p for group in self.param_groups for p in group["params"] if p.grad is not None)
+        check_gradients([p for group in self.param_groups for p in group["params"] if p.grad is not None])
         self._compare_plans()
         # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
@@ -322,11 +322,14 @@ class Muon(Optimizer):
         Wrappers and `module.to()` replace or change parameters silently, so every step checks.
         """
         params = [p for group in self.param_groups for p in group["params"]]
-        facts = [(p.device, p.dtype, p.shape, p.stride(), _is_trained(p)) for p in params]
+        # One flat list: thousands of tuples a step would keep the garbage collector busy. A frozen parameter whose
+        # gradient somebody has set is updated all the same.
+        trained = [p.requires_grad or p.grad is not None for p in params]
+        facts = [fact for p in params for fact in (p.device, p.dtype, p.shape, p.stride())] + trained
         facts += planned_settings(self.param_groups)
         before, facts_before = self._planned_for or ([], None)
         if facts != facts_before or not all(map(operator.is_, params, before)):
-            self._make_plan()
+            self._make_plan(trained)
             self._planned_for = params, facts
         now = addresses(self.param_groups, self.state)
         if self._workspace is None or now != self._addresses:
@@ -334,14 +337,14 @@ class Muon(Optimizer):
             self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
             self._addresses = now
 
-    def _make_plan(self) -> None:
+    def _make_plan(self, trained: Sequence[bool]) -> None:
         self._forget_plan()
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
-        for group, name, p in named:
+        for (group, name, p), is_trained in zip(named, trained):
             check_parameter(name, p, group["use_muon"])
             if group["use_muon"] and group["offload"] and layout_of(name, p, self._replica_ranks) is not None:
                 raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
-            if not p.is_meta and (_is_trained(p) or p in self.state):
+            if not p.is_meta and (is_trained or p in self.state):
                 ensure_state(self.state[p], p, group)
         current = {p for _, _, p in named}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
@@ -387,11 +390,6 @@ class Muon(Optimizer):
             raise RuntimeError("lr and weight_decay on the CPU cannot be read by a captured step: put them on the GPU")
         if self._clip is not None and self._clip.reports:
             raise RuntimeError("a captured step calls no report of qk_clip: read metrics() instead")
-
-
-def _is_trained(p: Tensor) -> bool:
-    # A frozen parameter whose gradient somebody has set is updated all the same.
-    return p.requires_grad or p.grad is not None
 
 
 def _print_progress(done: int, total: int, what: str) -> None:

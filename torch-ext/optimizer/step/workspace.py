@@ -186,7 +186,8 @@ def addresses(groups: Sequence[Group], state: State) -> list[Any]:
     tensors = [p for group in groups if group["use_muon"] for p in group["params"]]
     tensors += [entry["momentum_buffer"] for entry in map(state.get, tensors) if entry is not None]
     # Storages themselves: views stay right while the memory of one moves.
-    places = [(t.untyped_storage()._cdata, t.storage_offset()) for t in list(map(local_part, tensors))]
+    parts = list(map(local_part, tensors))
+    places = [place for t in parts for place in (t.untyped_storage()._cdata, t.storage_offset())]
     return [*places, *(group["stochastic_rounding"] for group in groups)]
 
 
