@@ -34,7 +34,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.polar_update import packed_memory, polar_update
 from .step.recipe import Recipes, snapshot
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
-from .step.workspace import Workspace, addresses
+from .step.workspace import Workspace, dependencies
 
 
 class Muon(Optimizer):
@@ -93,7 +93,7 @@ class Muon(Optimizer):
     _plan = Plan()
     _workspace: Optional[Workspace] = None
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
-    _addresses: Sequence[Any] = ()
+    _workspace_for: Sequence[Any] = ()
     _compared_terms: Mapping[tuple[int, ...], Sequence[str]] = {}
     _agreements: Sequence[StepAgreement] = ()  # of the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
@@ -172,16 +172,13 @@ class Muon(Optimizer):
         scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)
         scalings, agreements = agreed_scalings(self._plan.terms, self.param_groups, scaling)
         row_scales = {} if self._clip is None else self._clip.take_scales()
-        for parameter in self._workspace.parameters:
-            parameter.begin_step(row_scales.get(parameter.tensor))
-        recipes = Recipes(self.param_groups, scalings)
-        if self._workspace.exchanges or self._workspace.sums:
-            in_flight = self._exchange.chunks_in_flight
-            self._norms = update_shared_(self._workspace, recipes, agreements, in_flight)
-        else:
-            self._norms = update_local_(self._workspace.batches, recipes)
-        for batch in self._plan.fallback:
-            update_fallback_(batch, self.param_groups[batch.group], self.state, scalings)
+        try:
+            self._workspace.begin_step(self.state, row_scales)
+            self._update_(Recipes(self.param_groups, scalings), agreements)
+            for batch in self._plan.fallback:
+                update_fallback_(batch, self.param_groups[batch.group], self.state, scalings)
+        finally:
+            self._workspace.end_step()
         if row_scales:
             scaled = {p.tensor for p in self._workspace.parameters if p.tensor in self.state}
             scale_other_rows_(row_scales, scaled, self._replica_ranks, scalings)
@@ -316,6 +313,14 @@ class Muon(Optimizer):
         self._forget_plan()
         self._compared_terms, self._agreements = {}, ()
 
+    def _update_(self, recipes: Recipes, agreements: Mapping[tuple[int, ...], StepAgreement]) -> None:
+        """Momentum, orthogonalization and descent of all matrices."""
+        if self._workspace.exchanges or self._workspace.sums:
+            in_flight = self._exchange.chunks_in_flight
+            self._norms = update_shared_(self._workspace, recipes, agreements, in_flight)
+        else:
+            self._norms = update_local_(self._workspace.batches, recipes)
+
     def _refresh(self) -> None:
         """Bring state, plan and workspace in line with parameters and settings, each only where something changed.
 
@@ -326,16 +331,16 @@ class Muon(Optimizer):
         # gradient somebody has set is updated all the same.
         trained = [p.requires_grad or p.grad is not None for p in params]
         facts = [fact for p in params for fact in (p.device, p.dtype, p.shape, p.stride())] + trained
-        facts += planned_settings(self.param_groups)
+        facts += [len(group["params"]) for group in self.param_groups] + planned_settings(self.param_groups)
         before, facts_before = self._planned_for or ([], None)
         if facts != facts_before or not all(map(operator.is_, params, before)):
             self._make_plan(trained)
             self._planned_for = params, facts
-        now = addresses(self.param_groups, self.state)
-        if self._workspace is None or now != self._addresses:
+        now = dependencies(self.param_groups, self.state)
+        if self._workspace is None or now != self._workspace_for:
             self._forget_workspace()
             self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
-            self._addresses = now
+            self._workspace_for = now
 
     def _make_plan(self, trained: Sequence[bool]) -> None:
         self._forget_plan()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..rules.descent import DescentOptions, descend_packed_, scaled_rows
+from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
 from .polar_update import as_parameter, packed_memory, polar_update
 from .recipe import Recipes
@@ -21,7 +21,7 @@ class UpdateNorms(NamedTuple):
 
     norms: Tensor
     elements: int
-    multiplier: Tensor
+    multiplier: Number
     lr: Tensor
 
 
@@ -35,10 +35,9 @@ def update_local_(batches: Iterable[LocalBatch], recipes: Recipes) -> list[Updat
         if not present:
             continue
         with nullcontext() if work.host is None else work.host.borrowed(work.host_chunk) as momenta:
-            parts = [work.parts[i] for i in present]
-            if momenta is not None:
-                parts = [part._replace(momentum=momenta[i]) for i, part in zip(present, parts)]
-            norms.append(update_batch_(work._replace(parts=parts), recipes))
+            for part, momentum in zip(work.parts, momenta or ()):  # on the device, for as long as the batch needs it
+                part.source.momenta[part.position] = momentum
+            norms.append(update_batch_(work._replace(parts=[work.parts[i] for i in present]), recipes))
     return norms
 
 

@@ -1,13 +1,13 @@
-"""The workspace: the tensors that the plan's records stand for, kept as views between steps.
+"""The workspace: what the plan's records stand for on this process, looked up once and not in every step.
 
-It is made when the plan is, and again when a parameter's or a momentum buffer's memory is replaced, which
-`addresses` tells. Nothing is cut, looked up or laid out in a step that could be done here.
+Tensors of parameters and momentum are taken when a step begins and let go when it ends, so that memory which somebody
+replaces between steps, such as a state that is moved to the host, is free at once.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterable, NamedTuple, Optional, Sequence, Union
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -26,29 +26,40 @@ from ..rules.descent import HALVES, as_tensor
 
 
 class LocalParameter:
-    """What this process has of one parameter of Muon, and of its gradient while a step reads it."""
+    """What this process has of one parameter of Muon, and, while a step runs, its matrices, momentum and gradient."""
 
     def __init__(self, parameter: Parameter, p: Tensor, release_grad: bool):
         self.tensor = p
-        self.row_scales: Optional[list[Tensor]] = None  # of QK-clip in this step, for each local matrix
         self._shards = parameter.shards
         self._release = release_grad
         self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
         self._is_plain = self._view.is_plain
-        self._left: Optional[dict[int, Tensor]] = None  # of the gradient, what is not taken yet
+        self.end_step()
 
     def cut(self, tensor: Tensor, read_only: bool = False) -> list[Tensor]:
         """Return the local matrices of a tensor that is laid out like the parameter."""
-        return self._view.matrices(local_part(tensor), read_only)
+        part = local_part(tensor)
+        return [part] if self._is_plain else self._view.matrices(part, read_only)
 
-    def begin_step(self, row_scale: Optional[Tensor]) -> None:
-        """Forget the gradient of the last step; `row_scale` has a factor of QK-clip for each row of the whole."""
-        self._left = self.row_scales = None
+    def begin_step(self, momentum: Optional[Tensor], row_scale: Optional[Tensor]) -> None:
+        """Take the parameter's and its momentum's matrices; None: it is frozen.
+
+        `row_scale` has QK-clip's factor for each row of the whole.
+        """
+        if momentum is not None:
+            self.views, self.momenta = self.cut(self.tensor), self.cut(momentum)
         if row_scale is not None:
             layout = None if self._shards is None else self._shards.layout
             self.row_scales = self._view.row_values(local_rows(row_scale, layout, this_rank()))
         if self._release and not local_part(self.tensor).numel():  # as on other ranks, whose parts are read
             self.tensor.grad = None
+
+    def end_step(self) -> None:
+        """Let go of all tensors but the parameter."""
+        self.views: list[Tensor] = []
+        self.momenta: list[Tensor] = []
+        self.row_scales: Optional[list[Tensor]] = None  # of QK-clip, for each local matrix
+        self._left: Optional[dict[int, Tensor]] = None  # of the gradient, what is not taken yet
 
     def take_gradient(self, position: int) -> Tensor:
         """Return the gradient's local matrix at `position`, once.
@@ -56,7 +67,7 @@ class LocalParameter:
         The gradient is cut when the first is taken, and let go with the last where gradients are to be released.
         """
         if self._is_plain:
-            part = self.tensor.grad if self._shards is None else local_part(self.tensor.grad)
+            part = local_part(self.tensor.grad)
         else:
             if self._left is None:
                 cut = self.cut(self.tensor.grad, read_only=True)
@@ -68,14 +79,22 @@ class LocalParameter:
 
 
 class LocalMatrix(NamedTuple):
-    """What this process has of a matrix: views rows x cols of its parameter and of its momentum buffer."""
+    """This process's part of a matrix, rows x cols, by its position among the local matrices of its parameter."""
 
     matrix: Matrix
-    view: Tensor  # of the parameter
-    momentum: Tensor
     source: LocalParameter
-    position: int  # among the local matrices of the source
+    position: int
     origin: Optional[tuple[int, int, int]]  # its first row and column in the whole, and the whole's columns
+
+    @property
+    def view(self) -> Tensor:
+        """The parameter's part, in this step."""
+        return self.source.views[self.position]
+
+    @property
+    def momentum(self) -> Tensor:
+        """The momentum buffer's part, in this step."""
+        return self.source.momenta[self.position]
 
     @property
     def has_gradient(self) -> bool:
@@ -132,9 +151,21 @@ class Workspace:
         for matrices in plan.matrices:
             self._add(matrices, groups[matrices[0].parameter.group], state, release_grads)
         offloaded = [groups[batch.matrices[0].parameter.group]["offload"] for batch in plan.batches]
-        self.batches = _with_host(list(map(self._local_batch, plan.batches)), offloaded)
+        self.batches = _with_host(list(map(self._local_batch, plan.batches)), offloaded, state)
         self.exchanges = [(each.ranks, [self._local_chunk(chunk) for chunk in each.chunks]) for each in plan.exchanges]
         self.sums = [(batches[0].ranks, list(map(self._local_batch, batches))) for batches in plan.sums]
+
+    def begin_step(self, state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
+        """Take the tensors of all parameters; `row_scales` has QK-clip's factors of some of them."""
+        for source in self.parameters:
+            entry = state.get(source.tensor)
+            momentum = None if entry is None else entry["momentum_buffer"]
+            source.begin_step(momentum, row_scales.get(source.tensor))
+
+    def end_step(self) -> None:
+        """Let go of them, also after a step that has failed."""
+        for source in self.parameters:
+            source.end_step()
 
     def synchronize(self) -> None:
         """Wait until host memory has all momentum that lives there."""
@@ -149,12 +180,10 @@ class Workspace:
         if p not in state:  # frozen, and without a gradient
             return
         rounds = group["stochastic_rounding"] and p.dtype in HALVES
-        pieces = zip(source.cut(p), source.cut(state[p]["momentum_buffer"]))
-        for position, (index, (view, momentum)) in enumerate(zip(local_indices(parameter), pieces)):
+        for position, (index, view) in enumerate(zip(local_indices(parameter), source.cut(p))):
             if view.numel():
                 matrix = matrices[index]
-                origin = _origin(matrix) if rounds else None
-                self._parts[matrix.key] = LocalMatrix(matrix, view, momentum, source, position, origin)
+                self._parts[matrix.key] = LocalMatrix(matrix, source, position, _origin(matrix) if rounds else None)
 
     def _local_chunk(self, chunk: Chunk) -> LocalChunk:
         holder, owner = chunk.messages.holder, chunk.messages.owner
@@ -181,21 +210,22 @@ class Workspace:
         return [self._parts[matrix.key] for matrix in matrices if matrix.key in self._parts]
 
 
-def addresses(groups: Sequence[Group], state: State) -> list[Any]:
-    """Return what a workspace depends on besides the plan: where tensors are, and whether seeds are needed."""
-    tensors = [p for group in groups if group["use_muon"] for p in group["params"]]
-    tensors += [entry["momentum_buffer"] for entry in map(state.get, tensors) if entry is not None]
-    # Storages themselves: views stay right while the memory of one moves.
-    parts = list(map(local_part, tensors))
-    places = [place for t in parts for place in (t.untyped_storage()._cdata, t.storage_offset())]
+def dependencies(groups: Sequence[Group], state: State) -> list[Any]:
+    """Return what a workspace depends on besides the plan: where momentum in host memory is, and who needs seeds."""
+    offloaded = (p for group in groups if group["use_muon"] and group["offload"] for p in group["params"])
+    places = [state[p]["momentum_buffer"].data_ptr() for p in offloaded if p in state]
     return [*places, *(group["stochastic_rounding"] for group in groups)]
 
 
-def _with_host(works: list[LocalBatch], offloaded: Sequence[bool]) -> list[LocalBatch]:
+def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State) -> list[LocalBatch]:
     """Return `works`, with those that are `offloaded` as chunks of host memory that each device fetches in turn."""
     devices = [work.batch.matrices[0].parameter.device for work in works]
     for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
-        host = HostChunks([[part.momentum for part in works[i].parts] for i in positions], devices[positions[0]])
+        parts = [works[i].parts for i in positions]
+        sources = {part.source for some in parts for part in some}
+        cut = {source: source.cut(state[source.tensor]["momentum_buffer"]) for source in sources}
+        momenta = [[cut[part.source][part.position] for part in some] for some in parts]
+        host = HostChunks(momenta, devices[positions[0]])
         for chunk, i in enumerate(positions):
             works[i] = works[i]._replace(host=host, host_chunk=chunk)
     return works

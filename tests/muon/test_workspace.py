@@ -1,0 +1,68 @@
+"""What a step looks up once follows parameters that move between groups, and keeps no memory from step to step."""
+
+import copy
+import weakref
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import same_bits, set_gradients, take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def parameters():
+    shapes = {"a.weight": (12, 8), "b.weight": (8, 12), "experts.w": (3, 8, 12), "c.weight": (16, 8)}
+    generator = torch.Generator().manual_seed(0)
+    return {name: Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+
+
+def optimizer_of(kernel, params, *cuts, **second):
+    named = list(params.items())
+    cut = cuts[0] if cuts else 2
+    groups = [{"params": named[:cut]}, {"params": named[cut:], **second}]
+    return kernel.Muon(groups, expert_keys=["experts"])
+
+
+@pytest.mark.parametrize("second", [dict(ns_steps=2), dict(use_muon=False)], ids=str)
+def test_parameter_that_crosses_to_the_next_group_follows_it(kernel, second):
+    """The order of all parameters is the same then, and so are the settings of the groups."""
+    params = parameters()
+    moved, expected = optimizer_of(kernel, params, 2, **second), copy.deepcopy(params)
+    first, last = moved.param_groups
+    last["params"].insert(0, first["params"].pop())
+    last["param_names"].insert(0, first["param_names"].pop())
+    take_steps(moved, params, range(2))
+    take_steps(optimizer_of(kernel, expected, 1, **second), expected, range(2))
+    assert same_bits(params, expected)
+
+
+@pytest.mark.parametrize("name", ["a.weight", "experts.w"])
+def test_memory_replaced_between_steps_is_free_at_once(kernel, name):
+    params = parameters()
+    optimizer = optimizer_of(kernel, params)
+    take_steps(optimizer, params, [0])
+    p, state = params[name], optimizer.state[params[name]]
+    old = [weakref.ref(t.untyped_storage()) for t in (p.data, state["momentum_buffer"])]
+    p.data = p.data.clone()
+    state["momentum_buffer"] = state["momentum_buffer"].clone()
+    assert [storage() for storage in old] == [None, None]
+    take_steps(optimizer, params, [1])
+
+
+def test_step_that_failed_keeps_no_gradient(kernel, monkeypatch):
+    params = parameters()
+    optimizer = optimizer_of(kernel, params)
+    set_gradients(params, 0)
+    gradient = weakref.ref(params["experts.w"].grad.untyped_storage())
+
+    def fail(*_):
+        raise MemoryError("of the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel.step.batch, "polar_update", fail)
+        with pytest.raises(MemoryError):
+            optimizer.step()
+    optimizer.zero_grad()
+    assert gradient() is None
