@@ -46,9 +46,9 @@ class Task(NamedTuple):
     def over_torch(self):
         """The same iteration, standard and over torch's own products."""
         tables = self.kernel.kernels.products
-        gemms = tables.SINGLE if self.device.type == "cpu" else tables.BATCHED
+        products = tables.SINGLE if self.device.type == "cpu" else tables.BATCHED
         scaled = self.kernel.schedules.with_folded_scale(self.schedule, self.iteration.scale)
-        return self.iteration._replace(method="standard", windows=(scaled,), products=gemms, in_one_launch=False)
+        return self.iteration._replace(method="standard", windows=(scaled,), products=products, in_one_launch=False)
 
 
 def find_contestant(name: str, task: Task) -> Contestant:

@@ -1,6 +1,6 @@
 // gemm_, products of bfloat16 matrices on the CPU: picks an instruction set and starts the work.
 //
-// The rest is in headers that only this file includes. In reading order:
+// The rest is in headers. In reading order:
 //
 //     gemm.h           the arguments of the op, checked: a call
 //     gemm_blocks.h    blocks of a result, the order in which operands are packed, what an instruction set provides

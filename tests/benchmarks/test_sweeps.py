@@ -155,22 +155,22 @@ def counted(run) -> int:
     return counter.get_total_flops()
 
 
-def counted_with_symmetry(run, gemms) -> float:
+def counted_with_symmetry(run, products) -> float:
     """Count half of each product but the last, B X, whose result alone is not symmetric."""
-    symmetric = counted(lambda: run(gemms._replace(affine=lambda B, X, a: torch.empty_like(X))))
-    return counted(lambda: run(gemms)) - symmetric / 2
+    symmetric = counted(lambda: run(products._replace(affine=lambda B, X, a: torch.empty_like(X))))
+    return counted(lambda: run(products)) - symmetric / 2
 
 
 @pytest.mark.parametrize("m, n", [(8, 8), (8, 24), (16, 40)])
 def test_flop_formulas_match_torchs_counter(built, m, n):
-    X, gemms = torch.randn(m, n, generator=torch.Generator().manual_seed(0)), built.kernels.products.SINGLE
+    X, products = torch.randn(m, n, generator=torch.Generator().manual_seed(0)), built.kernels.products.SINGLE
     schedule = built.schedules.resolve_schedule("polar_express", 5)
-    standard = lambda gemms: built.polar.newton_schulz(X, schedule, gemms)  # noqa: E731
-    assert counted(lambda: standard(gemms)) == work.dense_flop(m, n, 5)
-    assert counted_with_symmetry(standard, gemms) == work.standard_flop(m, n, 5)
+    standard = lambda products: built.polar.newton_schulz(X, schedule, products)  # noqa: E731
+    assert counted(lambda: standard(products)) == work.dense_flop(m, n, 5)
+    assert counted_with_symmetry(standard, products) == work.standard_flop(m, n, 5)
     windows = schedule[:2], schedule[2:]
-    gram = lambda gemms: built.polar.gram_newton_schulz(X, windows, gemms, X.dtype)  # noqa: E731
-    assert counted_with_symmetry(gram, gemms) == work.gram_flop(m, n, 5, 2)
+    gram = lambda products: built.polar.gram_newton_schulz(X, windows, products, X.dtype)  # noqa: E731
+    assert counted_with_symmetry(gram, products) == work.gram_flop(m, n, 5, 2)
 
 
 def test_iteration_flop_follows_its_method(built):

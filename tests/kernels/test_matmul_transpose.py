@@ -57,12 +57,12 @@ def test_result_sharing_the_operands_memory_is_refused(kernel):
 
 
 def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypatch):
-    gemms, tuned = kernel.kernels.products, kernel.kernels.tuned
+    products, tuned = kernel.kernels.products, kernel.kernels.tuned
     entries = [{"m": 512, "k": 512, "gain": 0.9}, {"m": 4096, "k": 4096, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     device = torch.device("cuda", 0)
-    assert gemms.select_products(device, torch.float16, 4096, 4096).name == "torch.bmm (symmetric_gemm unmeasured)"
+    assert products.select_products(device, torch.float16, 4096, 4096).name == "torch.bmm (symmetric_gemm unmeasured)"
     table = {"symmetric_gemm": {"float16": entries}}
     monkeypatch.setattr(tuned, "measured", lambda name: table if name == "Imagined GPU" else {})
     names = {
@@ -71,12 +71,12 @@ def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypat
         (torch.bfloat16, 4096, 8192): "torch.bmm (symmetric_gemm unmeasured)",
         (torch.float16, 4095, 8192): "torch.bmm (symmetric_gemm unmeasured)",  # measured are multiples of 16
     }
-    assert {key: gemms.select_products(device, *key).name for key in names} == names
+    assert {key: products.select_products(device, *key).name for key in names} == names
     # The product over n may be worth it where the one over m is not.
     entries[0]["gain"], entries[1]["k"] = 0.5, 16384
-    mixed = gemms.select_products(device, torch.float16, 512, 16384)
-    assert (mixed.gram, mixed.gram_affine) == (gemms.SYMMETRIC.gram, gemms.BATCHED.gram_affine)
-    assert gemms.select_products(torch.device("cpu"), torch.float16, 4096, 8192) is gemms.SINGLE
+    mixed = products.select_products(device, torch.float16, 512, 16384)
+    assert (mixed.gram, mixed.gram_affine) == (products.SYMMETRIC.gram, products.BATCHED.gram_affine)
+    assert products.select_products(torch.device("cpu"), torch.float16, 4096, 8192) is products.SINGLE
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (3, 5, 9), (2, 3, 4, 6), (0, 4, 6), (4, 0), (0, 4), (2, 3, 4, 0)], ids=str)
@@ -110,10 +110,10 @@ def test_iteration_is_the_same_with_symmetric_products(kernel):
     """On a CPU the kernel's stand-in computes the lower triangle and its mirror image in float32."""
     G = matrices(2, 12, 20)
     schedule = kernel.polar_express(steps=3)
-    gemms = kernel.kernels.products
+    products = kernel.kernels.products
     X = kernel.polar.normalize(G, torch.float32, 1e-7)
-    ours = kernel.polar.newton_schulz(X, schedule, gemms.SYMMETRIC)
-    torchs = kernel.polar.newton_schulz(X, schedule, gemms.BATCHED)
+    ours = kernel.polar.newton_schulz(X, schedule, products.SYMMETRIC)
+    torchs = kernel.polar.newton_schulz(X, schedule, products.BATCHED)
     # Both round to float32 after every product; errors grow by at most the product of the first coefficients.
     gain = torch.tensor([a for a, _, _ in schedule]).prod().item()
     torch.testing.assert_close(ours, torchs, rtol=0, atol=16 * gain * torch.finfo(torch.float32).eps)

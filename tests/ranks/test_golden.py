@@ -80,7 +80,7 @@ class Pipeline:
         """Return what each rank sends to owners, and what comes."""
         sent = [torch.full((sum(side.holder.sent),), float("nan")) for side in chunks]
         for rank, (side, buffer) in enumerate(zip(chunks, sent)):
-            for matrix, place in zip(side.holder.matrices, side.holder.directions):
+            for matrix, place in zip(side.holder.matrices, side.holder.direction_places):
                 part = torch.from_numpy(cut(self.values(matrix).numpy(), matrix.part(rank))).flatten()
                 buffer[place : place + len(part)] = part
         return sent, self._exchanged([inside.lengths(side, "gather") for side in chunks], sent)

@@ -45,7 +45,7 @@ def test_owner_gets_each_element_of_its_matrices_once(kernel, world, seed):
         buffers = []
         for rank, side in enumerate(chunk):
             buffer = np.zeros(sum(side.holder.sent) + side.holder.scratch, dtype=np.int64)
-            for matrix, place in zip(side.holder.matrices, side.holder.directions, strict=True):
+            for matrix, place in zip(side.holder.matrices, side.holder.direction_places, strict=True):
                 own = model.part(matrix, rank).ravel()
                 assert not buffer[place : place + own.size].any()  # nothing lies over another
                 buffer[place : place + own.size] = own
@@ -77,7 +77,7 @@ def test_holders_get_back_their_own_parts(kernel, world, seed):
         for rank, side in enumerate(chunk):
             held = {matrix for matrix in model.matrices if matrix.part(rank).size}
             assert set(side.holder.matrices) <= held
-            for matrix, place in zip(side.holder.matrices, side.holder.updates, strict=True):
+            for matrix, place in zip(side.holder.matrices, side.holder.update_places, strict=True):
                 own = model.part(matrix, rank).ravel()
                 np.testing.assert_array_equal(received[rank][place : place + own.size], own)
     everything = [set().union(*(chunk[rank].holder.matrices for chunk in chunks)) for rank in model.ranks]
@@ -91,22 +91,22 @@ def test_flags_reach_the_owner_and_its_answer_all_holders(kernel, world, seed):
     for chunk in chunks:
         outgoing = [np.zeros(sum(side.holder.sent) + side.holder.scratch, dtype=np.int64) for side in chunk]
         for rank, (side, buffer) in enumerate(zip(chunk, outgoing)):
-            buffer[list(side.holder.presence)] = 1 + rank
+            buffer[list(side.holder.presence_places)] = 1 + rank
         answers = []
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "gather") for side in chunk], outgoing)):
             heard = [
-                sorted(received[place] for which, place, _ in side.owner.presence if which == k)
+                sorted(received[place] for which, place, _ in side.owner.presence_places if which == k)
                 for k in range(len(side.owner.matrices))
             ]
             for matrix, who in zip(side.owner.matrices, heard):
                 holders = [1 + rank for rank, other in enumerate(chunk) if matrix in other.holder.matrices]
                 assert who == holders
             answer = np.zeros(sum(side.owner.sent), dtype=np.int64)
-            for which, place in side.owner.verdicts:
+            for which, place in side.owner.verdict_places:
                 answer[place] = model.numbers[side.owner.matrices[which]][0, 0]
             answers.append(answer)
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "scatter") for side in chunk], answers)):
-            for matrix, place in zip(side.holder.matrices, side.holder.verdicts, strict=True):
+            for matrix, place in zip(side.holder.matrices, side.holder.verdict_places, strict=True):
                 assert received[place] == model.numbers[matrix][0, 0]
 
 

@@ -1,4 +1,4 @@
-"""What tests and tools may see inside the package: every name of its middle that they use stands here.
+"""What several tests and tools see inside the package: names of its middle that they share stand here.
 
 `kernel` is the package as `get_kernel` returns it.
 """

@@ -20,8 +20,9 @@ INTRODUCTION = """\
 # Arguments of `Muon`
 
 Names and order follow `torch.optim.Muon`; what it lacks is keyword-only. Where *group* says yes, a parameter group may
-have a value of its own, and *change* says what setting it between two steps does: it makes a new plan, or the next
-step reads it. `python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
+have a value of its own. *Change* says what setting it between two steps does: it makes a new plan, the next step reads
+it, or state that is made from then on has it. `python -m tools.pages.arguments` makes this page from the class and from
+`parameters/settings.py`.
 
 | argument | default | group | change | meaning |
 | --- | --- | --- | --- | --- |
@@ -34,7 +35,7 @@ WHEN = {
     "STATE": "for new state",
     "RECIPE": "next step",
     "LIVE": "next step",
-    "HOST": "for this process",
+    "HOST": "",
 }
 
 

@@ -27,14 +27,14 @@ Group = Mapping[str, Any]
 
 
 class Role(Enum):
-    """What depends on a setting. Ranks compare the first three before the first step, the next two at every step."""
+    """What depends on a setting; `COMPARED_ONCE` and `COMPARED_AT_EVERY_STEP` say which of them ranks compare."""
 
     MATRICES = "which matrices there are: a change remakes the plan"
     METHOD = "how matrices are worked on: a change remakes the plan, and matrices of one batch agree in it"
     STATE = "how new state is made"
     RECIPE = "read at every step, and matrices of one batch agree in it"
     LIVE = "read at every step, and matrices of one batch may differ in it"
-    HOST = "of this process alone, and never compared"
+    HOST = "of this process alone, or read only when groups are made"
 
 
 class Setting(NamedTuple):

@@ -26,7 +26,7 @@ WORTH_SENDING = 2**28
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """One parameter of Muon, the same on every rank but for the device; equal to itself alone."""
+    """One parameter of Muon; numbers count the parameters and groups of this rank. Equal to itself alone."""
 
     number: int  # among Muon's parameters
     name: str

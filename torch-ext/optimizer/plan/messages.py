@@ -38,10 +38,10 @@ class HolderSide(NamedTuple):
     received: tuple[int, ...]  # from each rank, in the scatter
     scratch: int
     matrices: tuple[Matrix, ...]  # of the parts, in the order of the chunk; what follows has an entry for each
-    directions: tuple[int, ...]
-    updates: tuple[int, ...]
-    presence: tuple[int, ...]  # of the flag that is sent
-    verdicts: tuple[int, ...]  # of the flag that comes back
+    direction_places: tuple[int, ...]
+    update_places: tuple[int, ...]
+    presence_places: tuple[int, ...]  # of the flag that is sent
+    verdict_places: tuple[int, ...]  # of the flag that comes back
 
 
 class OwnerSide(NamedTuple):
@@ -52,8 +52,8 @@ class OwnerSide(NamedTuple):
     matrices: tuple[Matrix, ...]
     parts_in: tuple[PartPlace, ...]
     parts_out: tuple[PartPlace, ...]
-    presence: tuple[tuple[int, int, int], ...]  # matrix, place of the flag and of another copy's
-    verdicts: tuple[tuple[int, int], ...]  # matrix and place, for each flag that is sent
+    presence_places: tuple[tuple[int, int, int], ...]  # matrix, place of the flag and of another copy's
+    verdict_places: tuple[tuple[int, int], ...]  # matrix and place, for each flag that is sent
 
 
 class Messages(NamedTuple):
@@ -124,10 +124,10 @@ def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks
         received=received,
         scratch=behind - sum(sent),
         matrices=tuple(matrices[i] for i in held),
-        directions=tuple(directions),
-        updates=tuple(places_in[i] for i in held),
-        presence=tuple(flags_out[i] for i in held),
-        verdicts=tuple(flags_in[i] for i in held),
+        direction_places=tuple(directions),
+        update_places=tuple(places_in[i] for i in held),
+        presence_places=tuple(flags_out[i] for i in held),
+        verdict_places=tuple(flags_in[i] for i in held),
     )
 
 
@@ -146,8 +146,8 @@ def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
         matrices=tuple(owned),
         parts_in=tuple((*senders[k][1:], places_in[k]) for k in some if sources[k]),
         parts_out=tuple((*senders[k][1:], places_out[k]) for k in some),
-        presence=tuple((senders[k][1], flags_in[k], flags_in[twin]) for k, twin in zip(some, twins)),
-        verdicts=tuple((senders[k][1], flags_out[k]) for k in some),
+        presence_places=tuple((senders[k][1], flags_in[k], flags_in[twin]) for k, twin in zip(some, twins)),
+        verdict_places=tuple((senders[k][1], flags_out[k]) for k in some),
     )
 
 

@@ -35,7 +35,7 @@ def update_chunk_(
     parameter = chunk.first.parameter
     outgoing = torch.empty(sum(holder.sent) + holder.scratch, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
-        parts.pack_(outgoing, holder.directions)
+        parts.pack_(outgoing, holder.direction_places)
         # Each part's flag: 1 if there is a gradient, else 0. The device is not waited for.
         flags = torch.tensor([float(i not in parts.absent) for i in range(len(work.parts))], dtype=outgoing.dtype)
         outgoing.index_copy_(0, work.presence_out, flags.to(outgoing.device, non_blocking=True))
@@ -48,7 +48,7 @@ def update_chunk_(
     if work.parts:
         verdicts = updates.index_select(0, work.verdicts_in)
         agreements[parameter.sharers].note_absent_copies(chunk.names, verdicts)
-        parts.descend_(updates, work.multipliers, verdicts, holder.updates)
+        parts.descend_(updates, work.multipliers, verdicts, holder.update_places)
     return norms
 
 

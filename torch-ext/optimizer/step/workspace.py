@@ -196,10 +196,10 @@ class Workspace:
             chunk=chunk,
             parts=parts,
             multipliers=as_tensor([part.matrix.multiplier for part in parts]),
-            presence_out=indices(holder.presence),
-            verdicts_in=indices(holder.verdicts),
-            presence_in=indices(owner.presence, (-1, 3)).T,
-            verdicts_out=indices(owner.verdicts, (-1, 2)).T,
+            presence_out=indices(holder.presence_places),
+            verdicts_in=indices(holder.verdict_places),
+            presence_in=indices(owner.presence_places, (-1, 3)).T,
+            verdicts_out=indices(owner.verdict_places, (-1, 2)).T,
             owned=[(owned, indices(owned.positions)) for owned in chunk.batches],
         )
 
