@@ -262,7 +262,7 @@ class Muon(Optimizer):
         """
         self._check_last_step()
         self._refresh()
-        self._workspace.synchronize()
+        self._synchronize()
         saved = super().state_dict()
         return {**saved, "param_groups": [saved_group(group) for group in saved["param_groups"]]}
 
@@ -299,8 +299,7 @@ class Muon(Optimizer):
                     self.state[p][key] = laid_out_like(p, value, dtype, momentum and offload, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._workspace is not None:
-            self._workspace.synchronize()
+        self._synchronize()
         return {**super().__getstate__(), **{key: getattr(self, key) for key in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -338,7 +337,7 @@ class Muon(Optimizer):
             self._planned_for = params, facts
         now = dependencies(self.param_groups, self.state)
         if self._workspace is None or now != self._workspace_for:
-            self._forget_workspace()
+            self._synchronize()
             self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
             self._workspace_for = now
 
@@ -361,13 +360,12 @@ class Muon(Optimizer):
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
 
     def _forget_plan(self) -> None:
-        self._forget_workspace()
-        self._planned_for, self._plan = None, Plan()
+        self._synchronize()
+        self._planned_for, self._plan, self._workspace = None, Plan(), None
 
-    def _forget_workspace(self) -> None:
+    def _synchronize(self) -> None:
         if self._workspace is not None:
             self._workspace.synchronize()
-        self._workspace = None
 
     def _compare_plans(self) -> None:
         """Raise ValueError unless all ranks that share parameters have made the same plan since they last compared."""

@@ -169,7 +169,7 @@ class Workspace:
 
     def synchronize(self) -> None:
         """Wait until host memory has all momentum that lives there."""
-        for host in {id(work.host): work.host for work in self.batches if work.host is not None}.values():
+        for host in {work.host for work in self.batches} - {None}:
             host.synchronize()
 
     def _add(self, matrices: Sequence[Matrix], group: Group, state: State, release_grads: bool) -> None:
