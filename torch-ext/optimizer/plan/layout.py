@@ -22,10 +22,7 @@ _MESHES: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary
 
 
 class Mesh:
-    """The ranks of a mesh of `shape`, in the order of their coordinates; equal ones are one object (`mesh_of`).
-
-    `digest` is of the ranks.
-    """
+    """The ranks of a mesh of `shape`, in the order of their coordinates; equal ones are one object (`mesh_of`)."""
 
     def __init__(self, shape: tuple[int, ...], ranks: tuple[int, ...]):
         self.shape = shape

@@ -8,10 +8,7 @@ from torch import Tensor
 
 
 class GradientScaling(NamedTuple):
-    """The factor that gradients were multiplied with, and 1 if they overflowed, else 0.
-
-    Both are float32 tensors of one element on the device of the parameters, or None without a GradScaler.
-    """
+    """The factor of gradients, and 1 if they overflowed, else 0: float32 tensors of one element, None if unscaled."""
 
     grad_scale: Optional[Tensor]
     found_inf: Optional[Tensor]
