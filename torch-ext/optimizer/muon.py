@@ -194,8 +194,7 @@ class Muon(Optimizer):
         """Note the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
 
         They are the ones before the softmax, scaled as it sees them, -inf for heads that only other ranks have; the
-        device is not waited for. Raises ValueError without `qk_clip`, for an unknown layer, and for another number of
-        heads.
+        device is not waited for. Raises ValueError without `qk_clip`, for an unknown layer or number of heads.
         """
         if self._clip is None:
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")

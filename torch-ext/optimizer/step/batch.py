@@ -13,7 +13,7 @@ from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
 from .polar_update import as_parameter, packed_memory, polar_update
 from .recipe import Recipes
-from .workspace import LocalBatch, LocalMatrix
+from .workspace import LocalBatch, LocalMatrix, tensors_of
 
 
 class UpdateNorms(NamedTuple):
@@ -45,9 +45,8 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     """Update the parameters and momentum buffers of one batch in place, from its gradients."""
     batch, parts = work.batch, work.parts
     recipe = recipes.of([part.matrix for part in parts])
-    parameters = [part.view for part in parts]
+    parameters, momenta, gradients = tensors_of(parts)
     packed = packed_memory(batch, len(parts), parameters[0].device)
-    momenta, gradients = [part.momentum for part in parts], [part.gradient() for part in parts]
     pack_momentum_(momenta, gradients, as_parameter(batch, packed), recipe.momentum, recipe.scaling)
     del gradients  # which may be the last to hold their memory
     updates, norms = polar_update(batch, packed, recipe.eps)
@@ -68,9 +67,8 @@ def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
 
 def seeds(parts: Sequence[LocalMatrix], groups: Sequence[Group]) -> Optional[Tensor]:
     """Return the seed of each part, None where nothing is rounded stochastically."""
-    if parts[0].origin is None:
-        return None
-    return torch.tensor([part.seed(groups) for part in parts], dtype=torch.int64, device="cpu")
+    numbers = None if parts[0].origin is None else [part.seed(groups) for part in parts]
+    return None if numbers is None else torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def _scale_rows_of_absent_(work: LocalBatch, recipes: Recipes) -> None:

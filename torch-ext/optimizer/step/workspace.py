@@ -36,22 +36,21 @@ class LocalParameter:
         self._is_plain = self._view.is_plain
         self.end_step()
 
-    def cut(self, tensor: Tensor, read_only: bool = False) -> list[Tensor]:
-        """Return the local matrices of a tensor that is laid out like the parameter."""
-        part = local_part(tensor)
-        return [part] if self._is_plain else self._view.matrices(part, read_only)
+    def cut(self, local: Tensor, read_only: bool = False) -> list[Tensor]:
+        """Return the matrices of a local tensor that is laid out like the parameter's."""
+        return [local] if self._is_plain else self._view.matrices(local, read_only)
 
-    def begin_step(self, momentum: Optional[Tensor], row_scale: Optional[Tensor]) -> None:
-        """Take the parameter's and its momentum's matrices; None: it is frozen.
+    def begin_step(self, local: Tensor, momentum: Optional[Tensor], row_scale: Optional[Tensor]) -> None:
+        """Take the matrices of the local tensor and of its momentum, None if the parameter is frozen.
 
         `row_scale` has QK-clip's factor for each row of the whole.
         """
         if momentum is not None:
-            self.views, self.momenta = self.cut(self.tensor), self.cut(momentum)
+            self.views, self.momenta = self.cut(local), self.cut(momentum)
         if row_scale is not None:
             layout = None if self._shards is None else self._shards.layout
             self.row_scales = self._view.row_values(local_rows(row_scale, layout, this_rank()))
-        if self._release and not local_part(self.tensor).numel():  # as on other ranks, whose parts are read
+        if self._release and not local.numel():  # as on other ranks, whose parts are read
             self.tensor.grad = None
 
     def end_step(self) -> None:
@@ -66,11 +65,12 @@ class LocalParameter:
 
         The gradient is cut when the first is taken, and let go with the last where gradients are to be released.
         """
+        gradient = self.tensor.grad if self._shards is None else local_part(self.tensor.grad)
         if self._is_plain:
-            part = local_part(self.tensor.grad)
+            part = gradient
         else:
             if self._left is None:
-                cut = self.cut(self.tensor.grad, read_only=True)
+                cut = self.cut(gradient, read_only=True)
                 self._left = {i: matrix for i, matrix in enumerate(cut) if matrix.numel()}
             part = self._left.pop(position)
         if self._release and not self._left:
@@ -119,6 +119,12 @@ class LocalMatrix(NamedTuple):
         return (groups[parameter.group]["rounding_step"] << 40) + (parameter.number << 20) + self.matrix.index
 
 
+def tensors_of(parts: Sequence[LocalMatrix]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return the parameters, momentum buffers and gradients of parts that have a gradient; gradients once in a step."""
+    views, momenta = [part.view for part in parts], [part.momentum for part in parts]
+    return views, momenta, [part.gradient() for part in parts]
+
+
 class LocalBatch(NamedTuple):
     """A batch and this process's parts of it; momentum may be in host memory, as one of several chunks."""
 
@@ -157,10 +163,11 @@ class Workspace:
 
     def begin_step(self, state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
         """Take the tensors of all parameters; `row_scales` has QK-clip's factors of some of them."""
-        for source in self.parameters:
-            entry = state.get(source.tensor)
-            momentum = None if entry is None else entry["momentum_buffer"]
-            source.begin_step(momentum, row_scales.get(source.tensor))
+        tensors = [source.tensor for source in self.parameters]
+        momenta = [None if entry is None else entry["momentum_buffer"] for entry in map(state.get, tensors)]
+        parts = list(map(local_part, tensors)), list(map(local_part, momenta))
+        for source, local, momentum in zip(self.parameters, *parts):
+            source.begin_step(local, momentum, row_scales.get(source.tensor))
 
     def end_step(self) -> None:
         """Let go of them, also after a step that has failed."""
@@ -180,7 +187,7 @@ class Workspace:
         if p not in state:  # frozen, and without a gradient
             return
         rounds = group["stochastic_rounding"] and p.dtype in HALVES
-        for position, (index, view) in enumerate(zip(local_indices(parameter), source.cut(p))):
+        for position, (index, view) in enumerate(zip(local_indices(parameter), source.cut(local_part(p)))):
             if view.numel():
                 matrix = matrices[index]
                 self._parts[matrix.key] = LocalMatrix(matrix, source, position, _origin(matrix) if rounds else None)
@@ -223,7 +230,7 @@ def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State)
     for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
         parts = [works[i].parts for i in positions]
         sources = {part.source for some in parts for part in some}
-        cut = {source: source.cut(state[source.tensor]["momentum_buffer"]) for source in sources}
+        cut = {source: source.cut(local_part(state[source.tensor]["momentum_buffer"])) for source in sources}
         momenta = [[cut[part.source][part.position] for part in some] for some in parts]
         host = HostChunks(momenta, devices[positions[0]])
         for chunk, i in enumerate(positions):
