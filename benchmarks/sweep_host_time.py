@@ -75,16 +75,16 @@ def take_turns(workers: Mapping[str, Worker], steps: int, rounds: int, deadline:
     return seconds
 
 
-def run_cases(cases: Sequence[Case], variants: Mapping[str, Path], given: argparse.Namespace) -> list[dict]:
+def run_cases(cases: Sequence[Case], variants: Mapping[str, Path], options: argparse.Namespace) -> list[dict]:
     """Return the rows of every case and variant, in the result file as soon as they are known."""
-    rounds, device = TINY_ROUNDS if given.tiny else ROUNDS, torch.device("cpu")
+    rounds, device = TINY_ROUNDS if options.tiny else ROUNDS, torch.device("cpu")
     kernel = load_variant(next(iter(variants.values())))
     settings = {"threads": 1, "rounds": rounds, "chunk_bytes": CHUNK_BYTES, "builds": list(variants)}
-    path = given.output or (None if given.tiny else default_path("host-time", device))
+    path = options.output or (None if options.tiny else default_path("host-time", device))
     keys = {case: {label: row_name(case, label, variants) for label in variants} for case in cases}
     names = [key for of_case in keys.values() for key in of_case.values()]
     results = ResultFile(path, facts(kernel, device, settings), names)
-    deadline = Deadline(given.minutes)
+    deadline = Deadline(options.minutes)
     for case, of_case in keys.items():
         if all(map(results.is_measured, of_case.values())) or deadline.passed():
             continue
@@ -99,10 +99,10 @@ def row_name(case: Case, label: str, variants: Mapping[str, Path]) -> str:
 
 def chosen_cases(text: str | None, cases: Sequence[Case]) -> list[Case]:
     """Return the cases whose name has `text`; ValueError where there is none."""
-    found = [case for case in cases if text is None or text in str(case)]
-    if not found:
+    chosen = [case for case in cases if text is None or text in str(case)]
+    if not chosen:
         raise ValueError(f"--cases must be part of one of: {'; '.join(map(str, cases))}; got {text}")
-    return found
+    return chosen
 
 
 def report(rows: Sequence[Mapping]) -> Table:
@@ -131,9 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, help="after this time end the case at hand and start no other")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results, none if tiny")
     parser.add_argument("--tiny", action="store_true", help="small models and few rounds, to see that it runs")
-    given = parser.parse_args(arguments)
-    cases = chosen_cases(given.cases, TINY_CASES if given.tiny else CASES)
-    rows = run_cases(cases, chosen_variants(given.variant), given)
+    options = parser.parse_args(arguments)
+    cases = chosen_cases(options.cases, TINY_CASES if options.tiny else CASES)
+    rows = run_cases(cases, chosen_variants(options.variant), options)
     Console(width=None if Console().is_terminal else 140).print(report(rows))
 
 

@@ -5,12 +5,13 @@ python -m tools.pages.arguments [--check]
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from tools.pages.generated import write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torch-ext" / "optimizer"
@@ -79,17 +80,5 @@ def roles_of_settings(package: Path) -> dict[str, str]:
     return {key.value: call.args[1].attr for key, call in zip(table.value.keys, table.value.values, strict=True)}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Make docs/arguments.md from the class and the table of settings.")
-    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if the page is not up to date")
-    arguments = parser.parse_args()
-    made = page(PACKAGE)
-    if arguments.check:
-        return int(not PAGE.exists() or PAGE.read_text() != made)
-    PAGE.write_text(made)
-    print(f"written: {PAGE.relative_to(ROOT)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page(PACKAGE), "Make docs/arguments.md from the class and the table of settings."))

@@ -5,7 +5,6 @@ python -m tools.pages.performance [--check]
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.pages import markdown
+from tools.pages.generated import write_or_check
 from tools.pages.tables import lab_tables, sweep_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,17 +68,5 @@ def link(file: Path, beside: Path) -> str:
     return Path(os.path.relpath(file, beside)).as_posix()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Make docs/performance.md from the results.")
-    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if the page is not up to date")
-    arguments = parser.parse_args()
-    made = page(RESULTS, PAGE.parent)
-    if arguments.check:
-        return int(not PAGE.exists() or PAGE.read_text() != made)
-    PAGE.write_text(made)
-    print(f"written: {PAGE.relative_to(ROOT)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page(RESULTS, PAGE.parent), "Make docs/performance.md from the results."))

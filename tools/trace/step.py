@@ -34,15 +34,15 @@ from tools.trace.tracer import Trace
 HEADINGS = ("build", "processes", "calls", "functions", "files", "changes", "with returns", "nesting")
 
 
-def cells(label: str, ranks: int, found: Trace) -> tuple[str, ...]:
+def cells(label: str, ranks: int, trace: Trace) -> tuple[str, ...]:
     """Return the row of one trace."""
-    counts = found.calls, len(found.functions), found.files, found.changes, found.switches, found.nesting
+    counts = trace.calls, len(trace.functions), trace.files, trace.changes, trace.switches, trace.nesting
     return label, str(ranks), *map(str, counts)
 
 
-def walk(found: Trace) -> Iterator[str]:
+def walk(trace: Trace) -> Iterator[str]:
     """Yield a line for each stay: each function once, in the order of first entries, with how often it was entered."""
-    for number, stay in enumerate(found.stays, 1):
+    for number, stay in enumerate(trace.stays, 1):
         counts = Counter(name.replace(".<locals>", "") for name in stay.functions)
         names = ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items())
         yield f"{number:4} {'  ' * stay.depth}{stay.file}: {names}"
@@ -70,17 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=4, help="processes of the second trace: %(default)s; 1: none")
     parser.add_argument("--walk", action="store_true", help="list the stays as well")
     parser.add_argument("--markdown", action="store_true", help="print the table as in docs/architecture.md")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     console = Console(width=None if Console().is_terminal else 120)
     rows = []
-    for label, folder in chosen_variants(given.variant).items():
-        for ranks in dict.fromkeys((1, given.ranks)):
-            found = trace_variant(folder, ranks)
-            rows.append(cells(label, ranks, found))
-            if given.walk:
-                lines = (f"{label}, processes: {ranks}", *walk(found), "")
+    for label, folder in chosen_variants(options.variant).items():
+        for ranks in dict.fromkeys((1, options.ranks)):
+            trace = trace_variant(folder, ranks)
+            rows.append(cells(label, ranks, trace))
+            if options.walk:
+                lines = (f"{label}, processes: {ranks}", *walk(trace), "")
                 console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-    if given.markdown:
+    if options.markdown:
         print("\n".join(markdown(rows)))
     else:
         console.print(report(rows))
