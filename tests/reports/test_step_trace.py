@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 
 import pytest
@@ -97,13 +98,24 @@ def test_every_rank_is_traced_by_itself(kernel, pools):
         assert found.files > 1 and found.nesting > 1
 
 
-def test_the_tool_prints_a_row_of_a_build(variant, capsys):
-    step.main(["--variant", str(variant.parent), "--ranks", "1", "--markdown"])
-    heading, _, row = (
-        [word.strip() for word in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
-    )
-    assert heading == list(step.HEADINGS) and row[:2] == [commit_of(variant), "1"]
+def test_the_tool_writes_results_and_table(variant, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- trace -->\nold\n<!-- end -->\nafter\n")
+    monkeypatch.setattr(step, "PAGE", page)
+    monkeypatch.setattr(step, "RESULTS", tmp_path / "trace.json")
+    step.main(["--variant", str(variant.parent), "--ranks", "1", "--write"])
+    results = json.loads((tmp_path / "trace.json").read_text())
+    (row,) = results["rows"]
+    assert row[:2] == [commit_of(variant), "1"] and len(row) == len(step.HEADINGS)
     assert all(int(count) > 0 for count in row[1:])
+    assert " | ".join(row) in page.read_text() and "old" not in page.read_text()
+    assert row[2] in capsys.readouterr().out
+
+
+def test_architecture_has_the_table_of_the_results_file(repository):
+    results = json.loads((repository / "benchmarks/results/step-trace.json").read_text())
+    page = (repository / "docs/architecture.md").read_text()
+    assert step.filled(page, results) == page
 
 
 def test_builds_are_called_by_their_commits(variant):

@@ -1,6 +1,6 @@
 """Count what a warm step of Muon runs through: functions of the package, its files, and how often they change.
 
-    python -m tools.trace.step [--variant PATH]... [--ranks 4] [--walk] [--markdown]
+    python -m tools.trace.step [--variant PATH]... [--ranks 4] [--walk] [--write]
 
 A step of three matrices and a vector is traced in one process, and on rank 0 of several whose parameters are row
 shards, over gloo on this machine. Each `--variant` is a build to trace: its folder, or the one that holds it.
@@ -14,23 +14,30 @@ nesting          the most package functions inside each other
 
 The processor chooses the products of the iteration, and Python 3.12 has fewer functions, as comprehensions are none
 there: compare builds on one machine. `--walk` lists the stays in order: a file, and the functions that were entered
-before another file was; indented by how deep the first of them is.
+before another file was; indented by how deep the first of them is. `--write` puts the table into docs/architecture.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import platform
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import cpu_name
 from benchmarks.variants import chosen_variants
+from tools.pages import markdown
 from tools.trace.traced_step import trace_variant
 from tools.trace.tracer import Trace
 
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "step-trace.json"
+PAGE = ROOT / "docs" / "architecture.md"
 HEADINGS = ("build", "processes", "calls", "functions", "files", "changes", "with returns", "nesting")
 
 
@@ -48,10 +55,9 @@ def walk(trace: Trace) -> Iterator[str]:
         yield f"{number:4} {'  ' * stay.depth}{stay.file}: {names}"
 
 
-def markdown(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the lines of a table in Markdown."""
-    for row in (HEADINGS, ("---",) * len(HEADINGS), *rows):
-        yield f"| {' | '.join(row)} |"
+def filled(page: str, results: Mapping) -> str:
+    """Return the page with the table between its markers made anew."""
+    return markdown.fill(page, {"trace": markdown.table(HEADINGS, results["rows"], numbers=True)})
 
 
 def report(rows: Sequence[tuple[str, ...]]) -> Table:
@@ -69,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--variant", type=Path, action="append", help="a build to trace; by default the one in build/")
     parser.add_argument("--ranks", type=int, default=4, help="processes of the second trace: %(default)s; 1: none")
     parser.add_argument("--walk", action="store_true", help="list the stays as well")
-    parser.add_argument("--markdown", action="store_true", help="print the table as in docs/architecture.md")
+    parser.add_argument("--write", action="store_true", help="renew the results and the table of docs/")
     options = parser.parse_args(arguments)
     console = Console(width=None if Console().is_terminal else 120)
     rows = []
@@ -80,10 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.walk:
                 lines = (f"{label}, processes: {ranks}", *walk(trace), "")
                 console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-    if options.markdown:
-        print("\n".join(markdown(rows)))
-    else:
-        console.print(report(rows))
+    console.print(report(rows))
+    if options.write:
+        results = {"processor": cpu_name(), "python": platform.python_version(), "rows": rows}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        PAGE.write_text(filled(PAGE.read_text(), results))
 
 
 if __name__ == "__main__":
