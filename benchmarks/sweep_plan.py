@@ -60,7 +60,9 @@ def sharded_parameters(case: Case) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def sharded_parameter(mesh: DeviceMesh, shape: tuple[int, int]) -> torch.nn.Parameter:
-    local = torch.empty(-(-shape[0] // mesh.shape[1]), shape[1], device="meta")
+    rows = -(-shape[0] // mesh.shape[1])
+    left = shape[0] - rows * mesh.get_local_rank(1)  # what this rank and later ones have
+    local = torch.empty(min(max(left, 0), rows), shape[1], device="meta")
     placements = [Replicate(), Shard(0)]
     whole = DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
     return torch.nn.Parameter(whole)

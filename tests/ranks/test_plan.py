@@ -91,16 +91,23 @@ def test_flags_reach_the_owner_and_its_answer_all_holders(kernel, world, seed):
     for chunk in chunks:
         outgoing = [np.zeros(sum(side.holder.sent) + side.holder.scratch, dtype=np.int64) for side in chunk]
         for rank, (side, buffer) in enumerate(zip(chunk, outgoing)):
-            buffer[list(side.holder.presence_places)] = 1 + rank
+            buffer[[place for _, place in side.holder.presence_places]] = 1 + rank
         answers = []
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "gather") for side in chunk], outgoing)):
             heard = [
-                sorted(received[place] for which, place, _ in side.owner.presence_places if which == k)
+                sorted(received[place] for which, place in side.owner.presence_places if which == k)
                 for k in range(len(side.owner.matrices))
             ]
             for matrix, who in zip(side.owner.matrices, heard):
-                holders = [1 + rank for rank, other in enumerate(chunk) if matrix in other.holder.matrices]
-                assert who == holders
+                senders = [
+                    1 + rank
+                    for rank, other in enumerate(chunk)
+                    if matrix in [other.holder.matrices[part] for part, _ in other.holder.presence_places]
+                ]
+                assert who == senders and len(set(who)) == len(who)
+                # One for each part that is not empty, whatever the copies.
+                parts = {matrix.part(rank) for rank in model.ranks if matrix.part(rank).size}
+                assert len(who) == len(parts)
             answer = np.zeros(sum(side.owner.sent), dtype=np.int64)
             for which, place in side.owner.verdict_places:
                 answer[place] = model.numbers[side.owner.matrices[which]][0, 0]
@@ -158,8 +165,11 @@ def even_plan(kernel, layout: Layout, count: int):
 
 
 @pytest.mark.parametrize("layout", EVEN, ids=str)
-def test_bytes_follow_the_formula_without_padding(kernel, layout):
-    """(S/R)(1 + 1/D - 2/(RD)) elements of S on R parts in D copies, and a flag for each part and each way it goes."""
+def test_bytes_follow_the_formula_up_to_padding(kernel, layout):
+    """(S/R)(1 + 1/D - 2/(RD)) elements of S on R parts in D copies; a flag for each part that is sent; padding.
+
+    Parts of these matrices are multiples of 16 bytes, so that only the flags of a message are padded, by less than 16.
+    """
     copies = math.prod(size for size, split in zip(layout.mesh, layout.splits) if split == "r")
     ranks, parts = math.prod(layout.mesh), math.prod(layout.mesh) // copies
     count = 3 * ranks
@@ -168,13 +178,15 @@ def test_bytes_follow_the_formula_without_padding(kernel, layout):
         sum(sum(s) - s[rank] for chunk in chunks for s in (chunk[rank].holder.sent, chunk[rank].owner.sent))
         for rank in model.ranks
     ]
-    # To the owner of each matrix that is another's, and from this one's to all others.
-    flags = (count - 3) + 3 * (ranks - 1)
+    # From the other parts of its copy to the owner of each matrix, and from there to all others, of all ranks.
+    flags = count * (parts - 1 + ranks - 1)
+    messages = 2 * len(chunks) * ranks * (ranks - 1)
     formula = count * 64 * 128 / parts * (1 + 1 / copies - 2 / (parts * copies))
     # A copy gathers to those owners that it has, whose number is even only over all copies.
-    assert sum(sent) - ranks * flags == pytest.approx(ranks * formula, rel=1e-12)
+    padding = sum(sent) - ranks * formula - flags
+    assert 0 <= padding <= 3 * messages  # of four bytes each
     if copies == 1:
-        assert sent == [pytest.approx(formula + flags, rel=1e-12)] * ranks
+        assert max(sent) - min(sent) <= 2 * 3 * len(chunks) * (ranks - 1)
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 9, 16, 40])

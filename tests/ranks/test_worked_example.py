@@ -22,13 +22,13 @@ def example(kernel):
 def test_the_messages_are_those_of_the_header(kernel):
     holder, owner, owners = example(kernel)
     assert [(matrix.key, rank) for matrix, rank in owners] == [((0, 0), 0), ((1, 0), 1)]
-    assert (holder.sent, owner.received, owner.sent, holder.received) == ((5, 3), (5, 5), (5, 5), (5, 3))
-    assert (holder.direction_places, holder.presence_places) == ((0, 5), (4, 7))
-    assert [offset for _, _, offset in owner.parts_in] == [0, 5]
-    assert [place for _, place, _ in owner.presence_places] == [4, 9]
-    assert [offset for _, _, offset in owner.parts_out] == [0, 5]
-    assert [place for _, place in owner.verdict_places] == [4, 9]
-    assert (holder.update_places, holder.verdict_places) == ((0, 5), (4, 7))
+    assert (holder.sent, owner.received, owner.sent, holder.received) == ((8, 4), (8, 8), (8, 8), (8, 4))
+    assert (holder.direction_places, holder.presence_places) == ((0, 8), ((0, 4), (1, 10)))
+    assert [offset for _, _, offset in owner.parts_in] == [0, 8]
+    assert [place for _, place in owner.presence_places] == [4, 12]
+    assert [offset for _, _, offset in owner.parts_out] == [0, 8]
+    assert [place for _, place in owner.verdict_places] == [4, 12]
+    assert (holder.update_places, holder.verdict_places) == ((0, 8), (4, 10))
 
 
 def test_like_parts_in_a_row_are_one_block(kernel):

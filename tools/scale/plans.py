@@ -11,7 +11,8 @@ import torch
 
 from tools.scale.models import Weights
 
-BYTES = 2  # of an element on the wire, both ways, as with ns_dtype="bfloat16"
+WIRE = torch.bfloat16  # an element on its way, to the owner and back, as with ns_dtype="bfloat16"
+BYTES = WIRE.itemsize
 STEPS = 5  # of the iteration
 IN_FLIGHT = 2  # chunks that fly while another one is worked on
 EXPERT_RANKS = 64  # among which the experts of a layer are split
@@ -107,7 +108,7 @@ class Planned:
             view = self._kernel.parameters.matrices.matrix_view(kind.name, p, experts=experts)
             shards = plan.shards.Shards(view, self._layout(kind.shape))
             for _ in range(kind.count):
-                parameter = SimpleNamespace(number=number, name=kind.name)
+                parameter = SimpleNamespace(number=number, name=kind.name, packed_dtype=WIRE, work_dtype=WIRE)
                 for index, (rows, cols) in enumerate(view.shapes):
                     cost = plan.matrix.owners_cost(rows, cols, STEPS)
                     yield plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)

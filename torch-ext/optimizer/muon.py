@@ -7,6 +7,7 @@ state, copies, `step`) reads best in one place. All that it does is in the floor
 from __future__ import annotations
 
 import operator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Callable, Mapping, Optional, Sequence
 
@@ -15,20 +16,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .explain import Explanation, explanation_of
+from .kernels.autocast import without_autocast
 from .learning_rate import Adjustment
 from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, laid_out_like
-from .plan.agreement import check_agreement
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import check_gradients, layout_of
 from .plan.plan import Plan, make_plan, planned_settings
-from .plan.process_groups import ranks_of
+from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
-from .step.agreement import StepAgreement, agreed_scalings
+from .step.agreement import RankAgreement
 from .step.batch import UpdateNorms, update_local_
 from .step.metrics import gradient_norms, update_metrics
 from .step.polar_update import packed_memory, polar_update
@@ -89,13 +90,12 @@ class Muon(Optimizer):
     """
 
     # What a copy or a pickle keeps besides groups and state.
-    _kept = ("_is_muon", "_reasons", "_exchange", "_replica_ranks", "_release_grads", "_clip")
+    _kept = "_is_muon", "_reasons", "_exchange", "_replica_ranks", "_release_grads", "_clip", "_agreement", "_broke_off"
     _plan = Plan()
     _workspace: Optional[Workspace] = None
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
     _workspace_for: Sequence[Any] = ()
-    _compared_terms: Mapping[tuple[int, ...], Sequence[str]] = {}
-    _agreements: Sequence[StepAgreement] = ()  # of the last step
+    _broke_off = False  # the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
     # Makes GradScaler pass `grad_scale` and `found_inf` as tensors, so that the host need not wait.
@@ -145,8 +145,10 @@ class Muon(Optimizer):
         self._clip = None if qk_clip is None else QKClip(qk_clip)
         self._is_muon = is_muon
         self._reasons: dict[Tensor, str] = {}
+        self._agreement = RankAgreement()
         super().__init__(params, defaults)
         self._refresh()
+        self._agreement.count_optimizer(self._plan.terms)
 
     # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
     @torch._disable_dynamo
@@ -154,9 +156,11 @@ class Muon(Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """Update every parameter that has a gradient, and return what `closure`, called first if given, returns.
 
-        Parameters and state change in place; gradients do not. Raises ValueError before anything is changed for
-        gradients that are sparse, and for parameters whose shape is no longer that of their state; RuntimeError while
-        a CUDA graph is captured, for what it would not repeat, and if ranks had different settings in the last step.
+        Parameters and state change in place; gradients do not. `torch.autocast` changes nothing. Raises ValueError
+        before anything is changed for gradients that are sparse, and for parameters whose shape is no longer that of
+        their state; RuntimeError while a CUDA graph is captured, for what it would not repeat; before anything is
+        changed, on a GPU at the next call, if ranks take different steps: with other settings, of other optimizers, or
+        with gradients of some copies of a part only; and after a step that broke off, until a state is loaded.
         """
         self._check_capture()
         self._check_last_step()
@@ -166,28 +170,20 @@ class Muon(Optimizer):
                 loss = closure()
         self._refresh()
         check_gradients([p for group in self.param_groups for p in group["params"] if p.grad is not None])
-        self._compare_plans()
+        self._agreement.compare_plans(self._plan.terms, self.param_groups)
         # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)
-        scalings, agreements = agreed_scalings(self._plan.terms, self.param_groups, scaling)
-        row_scales = {} if self._clip is None else self._clip.take_scales()
-        try:
-            self._workspace.begin_step(self.state, row_scales)
-            self._update_(Recipes(self.param_groups, scalings), agreements)
-            for batch in self._plan.fallback:
-                update_fallback_(batch, self.param_groups[batch.group], self.state, scalings)
-        finally:
-            self._workspace.end_step()
-        if row_scales:
-            scaled = {p.tensor for p in self._workspace.parameters if p.tensor in self.state}
-            scale_other_rows_(row_scales, scaled, self._replica_ranks, scalings)
+        scalings = self._agreement.scalings(self._plan.terms, self.param_groups, scaling)
+        self._broke_off = True  # unless what follows ends
+        with ExitStack() as stack:
+            for device_type in {p.device.type for group in self.param_groups for p in group["params"]}:
+                stack.enter_context(without_autocast(device_type))
+            self._update_(scalings)
+        self._broke_off = False
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
         self._grad_scale = snapshot(scaling.grad_scale)
-        self._agreements = tuple(agreements.values())
-        for agreement in self._agreements:
-            agreement.close()
         return loss
 
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
@@ -257,7 +253,7 @@ class Muon(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state and groups, of the parameters as they are now; of functions only that there was one.
 
-        Raises RuntimeError if ranks had different settings in the last step.
+        Raises RuntimeError if the last step broke off, or on a GPU, once, if ranks were not at one in it.
         """
         self._check_last_step()
         self._refresh()
@@ -296,6 +292,7 @@ class Muon(Optimizer):
                     momentum = key == "momentum_buffer"
                     dtype = value.dtype if momentum else self.state[p][key].dtype
                     self.state[p][key] = laid_out_like(p, value, dtype, momentum and offload, copy=True)
+        self._broke_off = False
 
     def __getstate__(self) -> dict[str, Any]:
         self._synchronize()
@@ -309,15 +306,25 @@ class Muon(Optimizer):
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
         self._forget_plan()
-        self._compared_terms, self._agreements = {}, ()
+        self._agreement.forget()
 
-    def _update_(self, recipes: Recipes, agreements: Mapping[tuple[int, ...], StepAgreement]) -> None:
-        """Momentum, orthogonalization and descent of all matrices."""
-        if self._workspace.exchanges or self._workspace.sums:
-            in_flight = self._exchange.chunks_in_flight
-            self._norms = update_shared_(self._workspace, recipes, agreements, in_flight)
-        else:
-            self._norms = update_local_(self._workspace.batches, recipes)
+    def _update_(self, scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
+        """Momentum, orthogonalization and descent of all matrices, then the other parameters."""
+        row_scales = {} if self._clip is None else self._clip.take_scales()
+        recipes, workspace = Recipes(self.param_groups, scalings), self._workspace
+        try:
+            workspace.begin_step(self.state, row_scales)
+            if workspace.exchanges or workspace.sums:
+                self._norms = update_shared_(workspace, recipes, self._exchange.chunks_in_flight)
+            else:
+                self._norms = update_local_(workspace.batches, recipes)
+            for batch in self._plan.fallback:
+                update_fallback_(batch, self.param_groups[batch.group], self.state, scalings)
+        finally:
+            workspace.end_step()
+        if row_scales:
+            scaled = {p.tensor for p in workspace.parameters if p.tensor in self.state}
+            scale_other_rows_(row_scales, scaled, self._replica_ranks, scalings)
 
     def _refresh(self) -> None:
         """Bring state, plan and workspace in line with parameters and settings, each only where something changed.
@@ -366,19 +373,16 @@ class Muon(Optimizer):
         if self._workspace is not None:
             self._workspace.synchronize()
 
-    def _compare_plans(self) -> None:
-        """Raise ValueError unless all ranks that share parameters have made the same plan since they last compared."""
-        # By the fixed lines only: a scheduler's change on one rank would have it start a collective alone.
-        fixed = {ranks: terms.fixed for ranks, terms in self._plan.terms.items()}
-        if fixed != self._compared_terms:
-            for ranks, terms in sorted(self._plan.terms.items()):
-                check_agreement(ranks, terms.with_settings(self.param_groups), terms.device)
-            self._compared_terms = fixed
-
     def _check_last_step(self) -> None:
-        """Raise RuntimeError if ranks had different settings in the last step."""
-        for agreement in self._agreements:
-            agreement.check()
+        """Raise RuntimeError if the last step broke off, or, once, if the ranks were not at one in it."""
+        if self._broke_off:
+            raise RuntimeError(
+                "the last step broke off with an error: some parameters and states have moved and others have not, "
+                "and neither a step nor a checkpoint of them would be right. On all ranks that share parameters, load "
+                "the parameters and the optimizer's state of a checkpoint (load_state_dict), or make a new optimizer, "
+                "whose momentum begins at zero"
+            )
+        self._agreement.check()
 
     def _check_capture(self) -> None:
         if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():

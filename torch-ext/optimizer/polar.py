@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
+from .kernels.autocast import without_autocast
 from .kernels.products import Products, add_to_diagonal_, fits_a_core, small_polar
 from .schedules import Schedule, resolve_schedule
 
@@ -31,8 +32,8 @@ def orthogonalize(
     `method` is `standard`; `gram`, which iterates on the small G Gᵀ; `gram_float32`, which keeps that in float32; or
     `auto`, the cheaper of the first two where both are safe (`choose_iteration`).
 
-    The norm never overflows, a zero matrix gives zeros even with `eps` 0, and a NaN stays in its own matrix. On a CPU
-    a matrix gets the same bits alone and in any batch.
+    `torch.autocast` changes nothing. The norm never overflows, a zero matrix gives zeros even with `eps` 0, and a NaN
+    stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.
 
     Raises ValueError for fewer than two dimensions, dtypes that are not floating point or that the device cannot
     multiply, negative eps, an invalid schedule, and a method that is unknown or not safe in the dtype.
@@ -49,7 +50,8 @@ def orthogonalize(
     iteration = choose_iteration(G.device, work_dtype, size, schedule, method, wants_gradient)
     if G.numel() == 0:
         return torch.zeros_like(G)
-    factors = polar_factors(G.reshape(-1, *G.shape[-2:]), iteration, eps)
+    with without_autocast(G.device.type):
+        factors = polar_factors(G.reshape(-1, *G.shape[-2:]), iteration, eps)
     return factors.to(G.dtype).reshape(G.shape)
 
 

@@ -8,6 +8,7 @@ from typing import Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .autocast import without_autocast
 from .native import gemm_, gemm_instructions
 from .tuned import measured_entries, nearest_of
 
@@ -185,7 +186,8 @@ def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
         _check_result(out, X)
     wants_gradient = torch.is_grad_enabled() and X.requires_grad
     if wants_gradient or (symmetric_gain(X.device, X.dtype, *X.shape[-2:]) or 0) < 1:
-        return torch.matmul(X, X.mT, out=out)
+        with without_autocast(X.device.type):
+            return torch.matmul(X, X.mT, out=out)
     batch = X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])
     if out is not None and out.is_contiguous():
         symmetric_gemm.symmetric_gemm(batch, batch.mT, out=out.view(len(batch), X.size(-2), X.size(-2)))

@@ -196,7 +196,7 @@ def _polar_factor(X: Tensor, steps: Sequence[float], work_dtype: torch.dtype) ->
             R = rounded(X @ X.mT)
         alone = opens and closes
         H = c * (R @ R) + b * R
-        H = rounded(H if alone else H + a * torch.eye(len(R), device=R.device))
+        H = rounded(H if alone else H + a * torch.eye(len(R), dtype=R.dtype, device=R.device))
         Q = H if opens else rounded(H @ Q)
         if closes:
             X = Q @ X + a * X if alone else Q @ X

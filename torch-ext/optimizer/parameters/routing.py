@@ -63,12 +63,13 @@ def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None, ex
         if verdict:
             check_matrix(names[0], p)
         return ("muon" if verdict else "adamw"), "is_muon"
-    shape = tuple(p.shape)
-    suitable, reason = shape_verdict(shape[1:] if experts and p.ndim > 2 else shape)
+    is_stack = experts and p.ndim > 2
+    shape = tuple(p.shape[1:] if is_stack else p.shape)
+    suitable, reason = shape_verdict(shape)
     if not suitable:
         return "adamw", reason
     for name in names:
-        role = role_by_name(name, shape)
+        role = role_by_name(name, shape, is_stack)
         if role is not None:
             return "adamw", role
     return "muon", "matrix"
@@ -93,7 +94,7 @@ def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: 
     return True, "ok"
 
 
-def role_by_name(name: str, shape: tuple[int, ...]) -> Optional[str]:
+def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> Optional[str]:
     """Return the role of a parameter that is a table, a head, a norm or a router by its name, else None.
 
     Embeddings and heads have one row a token, so that most rows of their gradient are zero or noise, and routers one
@@ -112,7 +113,7 @@ def role_by_name(name: str, shape: tuple[int, ...]) -> Optional[str]:
         return f"embedding:{top}"
     if layer in _HEADS or top in _TOP_PARTS or (top == layer and layer in _TOP_LAYERS):
         return f"output_head:{layer}"
-    if "router" in parts or (layer in _ROUTERS and shape[0] < shape[1]):
+    if "router" in parts or (layer in _ROUTERS and shape[0] < shape[1] and not is_stack):
         return f"router:{layer}"
     if parts[-1] == "a_log":
         return "state_space:a_log"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import Any, Container, NamedTuple, Optional, Sequence
+from collections import Counter
+from typing import Any, Container, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,19 @@ from ..iteration import default_work_dtype
 from ..parameters.groups import names_of
 from ..parameters.settings import COMPARED_AT_EVERY_STEP, COMPARED_ONCE, Group
 from .layout import Layout, layout_of, local_part
-from .process_groups import Ranks, explaining_timeouts, group_of
+from .process_groups import Ranks, explaining_timeouts, group_of, this_rank
+
+# How many optimizers this process has made for parameters that these ranks share.
+_OPTIMIZERS: Counter[Ranks] = Counter()
+
+
+class Copies(NamedTuple):
+    """Parameters that lie alike and in several copies: what the copies of a part do must be the same."""
+
+    positions: tuple[int, ...]  # of those of which this rank's part is not empty, among the parameters of the terms
+    parts: int  # in how many parts each copy lies
+    part: int  # the one that this rank has
+    part_of: Mapping[int, int]  # that each rank has
 
 
 class Terms(NamedTuple):
@@ -23,8 +36,10 @@ class Terms(NamedTuple):
     common_line: str
     names: tuple[str, ...]
     lines: tuple[str, ...]
-    groups: tuple[int, ...]  # the number of each parameter's group
+    places: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and where it is there
     device: torch.device
+    copies: tuple[Copies, ...]
+    digest: str  # of `fixed`
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -33,12 +48,23 @@ class Terms(NamedTuple):
 
     def settings(self, groups: Sequence[Group]) -> str:
         """Return what schedulers and users may have moved, as one line."""
-        return "; ".join(str(_live_settings(groups[number])) for number in dict.fromkeys(self.groups))
+        return "; ".join(str(_live_settings(groups[number])) for number in dict.fromkeys(g for g, _ in self.places))
 
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines, those of parameters with what schedulers and users may have moved."""
-        lines = zip(self.lines, self.groups)
-        return [self.common_line, *(f"{line} and {_live_settings(groups[number])}" for line, number in lines)]
+        lines = zip(self.lines, self.places)
+        return [self.common_line, *(f"{line} and {_live_settings(groups[number])}" for line, (number, _) in lines)]
+
+
+class _Shared(NamedTuple):
+    """A parameter that this rank shares with others."""
+
+    name: str
+    line: str
+    place: tuple[int, int]
+    device: torch.device
+    layout: Layout
+    is_empty: bool  # this rank's part
 
 
 def terms_of(
@@ -48,33 +74,51 @@ def terms_of(
 
     `replica_ranks` have a copy of every plain parameter; parameters without `state` are frozen.
     """
-    shared: dict[Ranks, list[tuple[str, str, int, torch.device]]] = {}
+    shared: dict[Ranks, list[_Shared]] = {}
     for number, group in enumerate(groups):
-        for name, p in zip(names_of(group), group["params"]):
+        for position, (name, p) in enumerate(zip(names_of(group), group["params"])):
             layout = layout_of(name, p, replica_ranks)
-            if layout is not None:
-                frozen = ", frozen" if not p.is_meta and p not in state else ""
-                entry = name, _line_of(name, p, layout, group) + frozen, number, local_part(p).device
-                shared.setdefault(layout.mesh.members, []).append(entry)
-    terms = {}
-    for ranks, entries in shared.items():
-        names, lines, numbers, devices = zip(*entries)
-        terms[ranks] = Terms(common_line, names, lines, numbers, devices[0])
-    return terms
+            if layout is None or this_rank() not in layout.mesh:
+                continue
+            frozen = ", frozen" if not p.is_meta and p not in state else ""
+            line, local = _line_of(name, p, layout, group) + frozen, local_part(p)
+            entry = _Shared(name, line, (number, position), local.device, layout, not local.numel())
+            shared.setdefault(layout.mesh.members, []).append(entry)
+    return {ranks: _terms(common_line, parameters) for ranks, parameters in shared.items()}
 
 
-def check_agreement(ranks: Ranks, lines: Sequence[str], device: torch.device) -> None:
+def _terms(common_line: str, parameters: Sequence[_Shared]) -> Terms:
+    names, lines, places, devices, _, _ = zip(*parameters)
+    digest = hashlib.sha256("\n".join((common_line, *lines)).encode()).hexdigest()
+    return Terms(common_line, names, lines, places, devices[0], tuple(_copies(parameters)), digest)
+
+
+def _copies(parameters: Sequence[_Shared]) -> Iterator[Copies]:
+    """Yield the parameters that lie in several copies, those together whose copies are on the same ranks."""
+    alike: dict[tuple, list[int]] = {}
+    for position, parameter in enumerate(parameters):
+        if parameter.layout.copies > 1:
+            alike.setdefault((parameter.layout.mesh, parameter.layout.splits), []).append(position)
+    for positions in alike.values():
+        layout = parameters[positions[0]].layout
+        part_of = {rank: layout.part_of(rank) for rank in layout.mesh.ranks}
+        here = tuple(position for position in positions if not parameters[position].is_empty)
+        yield Copies(here, layout.parts, part_of[this_rank()], part_of)
+
+
+def check_agreement(ranks: Ranks, lines: Sequence[str], device: torch.device, names: str) -> None:
     """Raise ValueError on each of `ranks` unless all of them have the same `lines`, one for each parameter.
 
-    The message names the first rank that differs from the first of `ranks`, and where. All ranks must call it.
+    The message names the first rank that differs from the first of `ranks`, and where. All ranks must call it. Where
+    they do not, the error says that it was for the parameters `names`.
     """
-    group = group_of(ranks)
+    group = group_of(ranks, names)
     digest = torch.frombuffer(bytearray(hashlib.sha256("\n".join(lines).encode()).digest()), dtype=torch.uint8)
     digest = digest.to(device)
-    gathered = [torch.empty_like(digest) for _ in ranks]
-    with explaining_timeouts("plans"):
-        dist.all_gather(gathered, digest, group=group)
-        digests = torch.stack(gathered).cpu()
+    digests_of_all = [torch.empty_like(digest) for _ in ranks]
+    with explaining_timeouts("plans", names):
+        dist.all_gather(digests_of_all, digest, group=group)
+        digests = torch.stack(digests_of_all).cpu()
         others = (digests != digests[0]).any(1).nonzero().flatten().tolist()
         if not others:
             return
@@ -83,6 +127,15 @@ def check_agreement(ranks: Ranks, lines: Sequence[str], device: torch.device) ->
     pairs = itertools.zip_longest(*plans, fillvalue="nothing more")
     first, other = next(pair for pair in pairs if pair[0] != pair[1])
     raise ValueError(f"ranks disagree about what they update: rank {ranks[0]} has {first}, rank {odd} has {other}")
+
+
+def count_optimizer(ranks: Ranks) -> int:
+    """Return how many optimizers this process has made for parameters that `ranks` share, and count this one.
+
+    It tells optimizers of like parameters apart, such as those of an actor and a critic: ranks make them in one order.
+    """
+    _OPTIMIZERS[ranks] += 1
+    return _OPTIMIZERS[ranks]
 
 
 def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:

@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from .process_groups import offer_group, this_rank
+
 # Neighbouring indices of one dimension, as (start, stop), in rising order.
 Runs = tuple[tuple[int, int], ...]
 
@@ -30,6 +32,9 @@ class Mesh:
         self.members = tuple(sorted(ranks))
         self._position = {rank: i for i, rank in enumerate(ranks)}
         self.digest = f"{zlib.crc32(repr(ranks).encode()):08x}"
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._position
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return where `rank` is in each dimension."""
@@ -67,6 +72,18 @@ class Layout(NamedTuple):
         coordinates = zip(self.splits, self.mesh.coordinates(rank))
         return tuple(index for split, index in coordinates if split is None)
 
+    def part_of(self, rank: int) -> int:
+        """Return the number of the part that `rank` has: copies of one part have one number, below `parts`."""
+        number = 0
+        for split, size, index in zip(self.splits, self.mesh.shape, self.mesh.coordinates(rank)):
+            number = number if split is None else number * size + index
+        return number
+
+    @property
+    def parts(self) -> int:
+        """In how many parts each copy lies."""
+        return len(self.mesh.ranks) // self.copies
+
 
 @functools.cache
 def mesh_of(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Mesh:
@@ -77,7 +94,7 @@ def mesh_of(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Mesh:
 def layout_of(name: str, tensor: Tensor, ranks: Optional[tuple[int, ...]] = None) -> Optional[Layout]:
     """Return the layout of a DTensor, or of a plain tensor that each of `ranks` has a copy of; else None.
 
-    Raises ValueError for a DTensor whose parts are yet to be summed.
+    Raises ValueError for a DTensor whose parts are yet to be summed, or whose part here is not what its placements say.
     """
     if not isinstance(tensor, DTensor):
         if ranks is None:
@@ -86,7 +103,20 @@ def layout_of(name: str, tensor: Tensor, ranks: Optional[tuple[int, ...]] = None
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise ValueError(f"{name} has placements {tensor.placements}: Partial values must be reduced before a step")
     splits = tuple(_split_of(name, placement) for placement in tensor.placements)
-    return Layout(tuple(tensor.shape), _numbers_of(tensor.device_mesh), splits)
+    layout = Layout(tuple(tensor.shape), _numbers_of(tensor.device_mesh), splits)
+    _check_local_shape(name, tensor, layout)
+    return layout
+
+
+def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
+    expected = tuple(length(runs) for runs in runs_of(layout, this_rank()))
+    shape = tuple(tensor._local_tensor.shape)
+    if shape != expected and this_rank() in layout.mesh:
+        raise ValueError(
+            f"{name} {layout.shape} has a part {shape} on rank {this_rank()}, where its placements {tensor.placements} "
+            f"on a mesh of ranks {layout.mesh.ranks} say {expected}. fully_shard goes by the order of the ranks in "
+            "their group: give it a mesh whose ranks rise. DTensor.from_local takes parts only as torch.chunk cuts them"
+        )
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -133,7 +163,9 @@ def local_part(tensor: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=2**16)
 def runs_of(layout: Layout, rank: int) -> tuple[Runs, ...]:
-    """Return, for each dimension of the tensor, the indices that `rank` holds."""
+    """Return, for each dimension of the tensor, the indices that `rank` holds: none if it is not in the mesh."""
+    if rank not in layout.mesh:
+        return ((),) * len(layout.shape)
     runs_by_dim = [((0, size),) for size in layout.shape]
     for split, parts, index in zip(layout.splits, layout.mesh.shape, layout.mesh.coordinates(rank)):
         if split is not None:
@@ -180,6 +212,9 @@ def _joined(runs: Runs) -> Runs:
 def _numbers_of(mesh: DeviceMesh) -> Mesh:
     if mesh not in _MESHES:
         _MESHES[mesh] = mesh_of(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+        if mesh.get_coordinate() is not None:  # this rank is in it, and in a group along each of its dimensions
+            for dim in range(mesh.ndim):
+                offer_group(mesh.get_group(dim))
     return _MESHES[mesh]
 
 

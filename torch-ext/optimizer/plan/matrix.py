@@ -13,7 +13,7 @@ from ..learning_rate import step_multiplier
 from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group
 from ..schedules import Schedule
-from .process_groups import Ranks
+from .process_groups import Ranks, this_rank
 from .shards import Part, Shards
 
 # FLOPs in whose time an element goes over the wire: 4e14 FLOPs and 5e10 bytes a second, of two bytes each. It keeps
@@ -64,6 +64,11 @@ class Parameter:
             )
             for index, (rows, cols) in enumerate(self.view.shapes)
         )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this rank is in the mesh that the parameter lies on."""
+        return self.sharers is None or this_rank() in self.sharers
 
     @property
     def packed_dtype(self) -> torch.dtype:

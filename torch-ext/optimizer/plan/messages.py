@@ -1,22 +1,25 @@
 """What each rank sends to whom, so that owners can orthogonalize whole matrices: integers only.
 
 A message has the sender's parts of the receiver's matrices, in the order of the chunk, and then a flag for each part.
-Its length follows from the plan alone, whatever gradients there are. For example, two ranks hold rows of A (4 x 2) and
-of B (2 x 2); rank 0 owns A, rank 1 owns B. A0 are the 4 elements of A on rank 0, B1 the 2 of B on rank 1, and f a flag.
+Its length follows from the plan alone, whatever gradients there are. Each part and each message begins at a multiple of
+16 bytes, since NCCL copies what does not byte by byte. For example, two ranks hold rows of A (4 x 2) and of B (2 x 2),
+in float32; rank 0 owns A, rank 1 owns B. A0 are the 4 elements of A on rank 0, B1 the 2 of B on rank 1, and f a flag.
 The buffers of rank 0, with the offset of each piece, where | stands between the messages of rank 0 and of rank 1:
 
-    gather, sent         0: A0   4: f  |  5: B0   7: f         parts of what each rank owns
-    gather, received     0: A0   4: f  |  5: A1   9: f         A is whole here: orthogonalize it
-    scatter, sent        0: A0   4: f  |  5: A1   9: f         parts of A's update
-    scatter, received    0: A0   4: f  |  5: B0   7: f         updates of what this rank holds
+    gather, sent         0: A0   4: f  |  8: B0  10: f         parts of what each rank owns
+    gather, received     0: A0   4: f  |  8: A1  12: f         A is whole here: orthogonalize it
+    scatter, sent        0: A0   4: f  |  8: A1  12: f         parts of A's update
+    scatter, received    0: A0   4: f  |  8: B0  10: f         updates of what this rank holds
 
-In the gather a flag is 1 if the sender had a gradient, else 0. In the scatter it is 1 if any rank had one, 0 if none
-had, and -1 if of two copies of a part only one had. Each rank makes its own side of the plan, from what all know.
+In the gather a flag is 1 if the sender had a gradient, else 0. In the scatter it is 1 if any rank had one, else 0; that
+copies of a part have theirs together is seen to before (`step/agreement.py`). Each rank makes its own side of the plan,
+from what all know.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence
+import itertools
+from typing import Iterable, NamedTuple, Optional, Sequence
 
 from .matrix import Matrix
 from .owners import Owners, chunks_by_size
@@ -25,6 +28,9 @@ from .shards import Part
 
 # A part of one of the owned matrices of a chunk, by its position among them, and the part's place in a buffer.
 PartPlace = tuple[int, Part, int]
+
+# At multiples of it parts and messages begin: what NCCL and the compiled passes move at once.
+ALIGNED_BYTES = 16
 
 
 class HolderSide(NamedTuple):
@@ -37,10 +43,10 @@ class HolderSide(NamedTuple):
     sent: tuple[int, ...]  # elements of the message to each rank, in the gather
     received: tuple[int, ...]  # from each rank, in the scatter
     scratch: int
-    matrices: tuple[Matrix, ...]  # of the parts, in the order of the chunk; what follows has an entry for each
+    matrices: tuple[Matrix, ...]  # of the parts, in the order of the chunk; places have an entry for each
     direction_places: tuple[int, ...]
     update_places: tuple[int, ...]
-    presence_places: tuple[int, ...]  # of the flag that is sent
+    presence_places: tuple[tuple[int, int], ...]  # number of a part that is sent, and the place of its flag
     verdict_places: tuple[int, ...]  # of the flag that comes back
 
 
@@ -52,7 +58,7 @@ class OwnerSide(NamedTuple):
     matrices: tuple[Matrix, ...]
     parts_in: tuple[PartPlace, ...]
     parts_out: tuple[PartPlace, ...]
-    presence_places: tuple[tuple[int, int, int], ...]  # matrix, place of the flag and of another copy's
+    presence_places: tuple[tuple[int, int], ...]  # matrix and place, for each flag that comes
     verdict_places: tuple[tuple[int, int], ...]  # matrix and place, for each flag that is sent
 
 
@@ -109,16 +115,17 @@ def _candidates(matrix: Matrix, where: dict[int, int]) -> Optional[list[int]]:
 
 
 def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks, rank: int) -> HolderSide:
+    units = _units(matrices)
     sizes = [matrix.part(rank).size for matrix in matrices]
-    sources = [_same_copy(matrix, rank, owner) for matrix, owner in zip(matrices, owners)]
-    entries = [(owner, size if source else 0, size > 0) for owner, size, source in zip(owners, sizes, sources)]
-    sent, places_out, flags_out = _lay_out(ranks, entries)
-    received, places_in, flags_in = _lay_out(ranks, [(owner, size, size > 0) for owner, size in zip(owners, sizes)])
+    sources = [size > 0 and _same_copy(matrix, rank, o) for matrix, o, size in zip(matrices, owners, sizes)]
+    sent_sizes = [size * is_source for size, is_source in zip(sizes, sources)]
+    sent, places_out, flags_out = _lay_out(ranks, zip(owners, sent_sizes), units[0])
+    received, places_in, flags_in = _lay_out(ranks, zip(owners, sizes), units[1])
     held = [i for i, size in enumerate(sizes) if size]
     behind, directions = sum(sent), []
     for i in held:
         directions.append(places_out[i] if sources[i] else behind)
-        behind += 0 if sources[i] else sizes[i]
+        behind += 0 if sources[i] else _padded(sizes[i], units[0])
     return HolderSide(
         sent=sent,
         received=received,
@@ -126,29 +133,35 @@ def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks
         matrices=tuple(matrices[i] for i in held),
         direction_places=tuple(directions),
         update_places=tuple(places_in[i] for i in held),
-        presence_places=tuple(flags_out[i] for i in held),
+        presence_places=tuple((part, flags_out[i]) for part, i in enumerate(held) if sources[i]),
         verdict_places=tuple(flags_in[i] for i in held),
     )
 
 
 def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
-    senders = [(r, i, matrix.part(r)) for r in ranks for i, matrix in enumerate(owned)]
-    sources = [_same_copy(owned[i], r, rank) for r, i, _ in senders]
-    entries = [(r, part.size if source else 0, part.size > 0) for (r, _, part), source in zip(senders, sources)]
-    received, places_in, flags_in = _lay_out(ranks, entries)
-    sent, places_out, flags_out = _lay_out(ranks, [(r, part.size, part.size > 0) for r, _, part in senders])
-    some = [k for k, (_, _, part) in enumerate(senders) if part.size]
-    first: dict[tuple[int, Part], int] = {}  # of the copies of a part
-    twins = [first.setdefault(senders[k][1:], k) for k in some]
+    units = _units(owned)
+    parts = [(r, i, matrix.part(r)) for r in ranks for i, matrix in enumerate(owned)]
+    parts = [entry for entry in parts if entry[2].size]
+    sources = [entry for entry in parts if _same_copy(owned[entry[1]], entry[0], rank)]
+    received, places_in, flags_in = _lay_out(ranks, ((r, part.size) for r, _, part in sources), units[0])
+    sent, places_out, flags_out = _lay_out(ranks, ((r, part.size) for r, _, part in parts), units[1])
     return OwnerSide(
         received=received,
         sent=sent,
         matrices=tuple(owned),
-        parts_in=tuple((*senders[k][1:], places_in[k]) for k in some if sources[k]),
-        parts_out=tuple((*senders[k][1:], places_out[k]) for k in some),
-        presence_places=tuple((senders[k][1], flags_in[k], flags_in[twin]) for k, twin in zip(some, twins)),
-        verdict_places=tuple((senders[k][1], flags_out[k]) for k in some),
+        parts_in=tuple((i, part, place) for (_, i, part), place in zip(sources, places_in)),
+        parts_out=tuple((i, part, place) for (_, i, part), place in zip(parts, places_out)),
+        presence_places=tuple((i, place) for (_, i, _), place in zip(sources, flags_in)),
+        verdict_places=tuple((i, place) for (_, i, _), place in zip(parts, flags_out)),
     )
+
+
+def _units(matrices: Sequence[Matrix]) -> tuple[int, int]:
+    """Return how many elements `ALIGNED_BYTES` are on the way to the owners and back."""
+    if not matrices:
+        return 1, 1
+    parameter = matrices[0].parameter
+    return ALIGNED_BYTES // parameter.packed_dtype.itemsize, ALIGNED_BYTES // parameter.work_dtype.itemsize
 
 
 def _same_copy(matrix: Matrix, rank: int, owner: int) -> bool:
@@ -157,23 +170,28 @@ def _same_copy(matrix: Matrix, rank: int, owner: int) -> bool:
     return layout.copy_of(rank) == layout.copy_of(owner)
 
 
-def _lay_out(ranks: Ranks, entries: Sequence[tuple[int, int, bool]]) -> tuple[tuple[int, ...], list[int], list[int]]:
+def _lay_out(
+    ranks: Ranks, entries: Iterable[tuple[int, int]], unit: int
+) -> tuple[tuple[int, ...], list[int], list[int]]:
     """Return how long the message of each rank is, and the places of each entry's elements and of its flag.
 
-    Entries are (rank, elements, whether it has a flag), in the order in which they are in their message.
+    Entries are (rank, elements), in the order in which they are in their message; one without elements has no flag.
+    Each begins at a multiple of `unit` elements.
     """
-    elements, flags = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
-    for rank, size, flag in entries:
-        elements[rank] += size
-        flags[rank] += flag
-    starts, total = {}, 0
-    for rank in ranks:
-        starts[rank], total = total, total + elements[rank] + flags[rank]
-    next_flag = {rank: starts[rank] + elements[rank] for rank in ranks}
-    places, flag_places = [], []
-    for rank, size, flag in entries:
-        places.append(starts[rank])
-        starts[rank] += size
-        flag_places.append(next_flag[rank])
-        next_flag[rank] += flag
-    return tuple(elements[rank] + flags[rank] for rank in ranks), places, flag_places
+    ends, flags = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    parts, flags_before = [], []  # where each part is in its message, and how many flags are before its own
+    for rank, size in entries:
+        parts.append((rank, _padded(ends[rank], unit)))
+        flags_before.append(flags[rank])
+        if size:
+            ends[rank] = parts[-1][1] + size
+            flags[rank] += 1
+    lengths = [_padded(ends[rank] + flags[rank], unit) for rank in ranks]
+    starts = dict(zip(ranks, itertools.accumulate(lengths, initial=0)))
+    places = [starts[rank] + place for rank, place in parts]
+    flag_places = [starts[rank] + ends[rank] + before for (rank, _), before in zip(parts, flags_before)]
+    return tuple(lengths), places, flag_places
+
+
+def _padded(elements: int, unit: int) -> int:
+    return -(-elements // unit) * unit

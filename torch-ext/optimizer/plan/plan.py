@@ -77,6 +77,8 @@ def make_plan(
     for parameter, frozen in _parameters(groups, state, replica_ranks):
         every = parameter.matrices(groups[parameter.group], choose)
         matrices.append(every)
+        if not parameter.is_here:
+            continue
         owned = [] if frozen else [matrix for matrix in every if matrix.has_owner]
         sums = {matrix: as_summed(matrix) for matrix in owned} if options.sum_gram else {}
         summed += filter(None, sums.values())

@@ -1,90 +1,203 @@
-"""Whether ranks that share parameters take a step alike: with the same settings, and gradients of the same copies."""
+"""Whether ranks that share parameters take the same step: with equal settings, and with gradients of all copies.
+
+They find out before anything moves, in the one small message that also says whether gradients overflow anywhere.
+"""
 
 from __future__ import annotations
 
-import zlib
-from typing import Mapping, Optional, Sequence
+import hashlib
+import itertools
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.agreement import Terms
-from ..plan.process_groups import Ranks, all_reduce_max_, shortened, this_rank
+from ..plan.agreement import Terms, check_agreement, count_optimizer
+from ..plan.process_groups import Ranks, all_reduce_max_, gathered, shortened, this_rank
 from ..rules.scaling import GradientScaling
+
+# What a rank says for parts that it does not have: every code is larger.
+_NOTHING = -(2**62)
+
+
+class Statement(NamedTuple):
+    """What a rank says about its step: which one it is, with which settings, and what it has no gradient of."""
+
+    optimizer: str  # which of those of the same ranks, and the digest of its plan
+    step: int
+    settings: str
+    absent: tuple[frozenset[str], ...]  # of each set of copies, the parameters without a gradient
+
+    def codes(self, terms: Terms) -> list[int]:
+        """Return numbers of which the largest and the smallest of all ranks are equal only if all say the same.
+
+        The first is of the step; then come, for each set of copies, one for each part.
+        """
+        codes = [_code(f"{self.optimizer} {self.step} {self.settings}")]
+        for copies, absent in zip(terms.copies, self.absent):
+            parts: list[Optional[int]] = [None] * copies.parts
+            parts[copies.part] = _code(repr(sorted(absent)))
+            codes += parts
+        return codes
+
+
+def statement_of(terms: Terms, groups: Sequence[Group], optimizer: str, step: int) -> Statement:
+    """Return what this rank says about a step of the shared parameters, by their gradients as they are now."""
+    has_gradient = [groups[group]["params"][position].grad is not None for group, position in terms.places]
+    absent = (frozenset(terms.names[i] for i in each.positions if not has_gradient[i]) for each in terms.copies)
+    return Statement(f"{optimizer} of plan {terms.digest[:12]}", step, terms.settings(groups), tuple(absent))
 
 
 class StepAgreement:
-    """What the ranks that share some parameters tell each other in one step.
+    """What `ranks`, which share some parameters, tell each other in one step.
 
-    They compare a checksum of their settings. Where it differs the step changes nothing, as where gradients overflow.
-    The result is read back when the next step begins, so that this one never waits for the device.
+    Where they are not at one the step changes nothing that they share, as where gradients overflow. On a CPU they know
+    at once. From other devices the result is read when the next step begins, so that this one never waits for them.
     """
 
-    def __init__(self, terms: Terms, groups: Sequence[Group]):
-        self._names = shortened(terms.names)
-        self._settings = terms.settings(groups)
-        self._device = terms.device
-        self._disputes: list[tuple[Optional[str], Tensor]] = []  # None: settings, else names of parameters
-        self._on_host: Optional[Tensor] = None
+    def __init__(self, ranks: Ranks, terms: Terms, statement: Statement):
+        self._ranks, self._terms, self._statement = ranks, terms, statement
+        self._disputed: Optional[Tensor] = None
         self._copied: Optional[torch.Event] = None
 
-    def overflow(self, ranks: Ranks, found_inf: Optional[Tensor]) -> Tensor:
-        """Return, float32 (1), 1 if gradients overflow on any of `ranks` or their settings differ, 0 if not.
+    def overflow(self, found_inf: Optional[Tensor]) -> Tensor:
+        """Return, float32 (1), 1 if gradients overflow on any of the ranks or these are not at one, 0 if not.
 
         `found_inf` is what GradScaler says on this rank. All ranks must call it.
         """
-        code = float(zlib.crc32(self._settings.encode()) % 2**24)  # which float32 holds
-        # The largest code and the largest negated one are those of all ranks only if all have the same.
-        values = torch.tensor([code, -code, 0.0], dtype=torch.float32).to(self._device, non_blocking=True)
+        codes = self._statement.codes(self._terms)
+        signed = [_NOTHING if code is None else sign * code for sign in (1, -1) for code in codes]
+        values = torch.tensor([0, *signed], dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
         if found_inf is not None:
-            values[2:].copy_(found_inf.reshape(1))
-        all_reduce_max_(values, ranks, "settings", self._names)
-        differ = values[:1] != -values[1:2]
-        self._disputes.append((None, differ))
-        return torch.maximum(values[2:], differ.float())
-
-    def note_absent_copies(self, names: str, verdicts: Tensor) -> None:
-        """Note the owners' verdicts on matrices of the parameters `names`: below zero where copies are at odds."""
-        self._disputes.append((names, (verdicts < 0).any().reshape(1)))
-
-    def close(self) -> None:
-        """Start copying the results to the host."""
-        disputed = torch.cat([disputed for _, disputed in self._disputes])
-        self._on_host = disputed.to("cpu", non_blocking=True)
+            values[:1].copy_(found_inf.reshape(1) != 0)
+        all_reduce_max_(values, self._ranks, "settings", shortened(self._terms.names))
+        largest, smallest = values[1:].chunk(2)
+        disputed = (largest != -smallest).any().reshape(1)
+        self._disputed = disputed.to("cpu", non_blocking=True)
         if disputed.device.type != "cpu":
             self._copied = torch.Event(disputed.device)
             self._copied.record()
+        return torch.maximum(values[:1], disputed.long()).to(torch.float32)
 
-    def check(self) -> None:
-        """Raise RuntimeError if ranks were not at one in the step that is closed."""
-        if self._on_host is None:
-            return
+    @property
+    def is_known(self) -> bool:
+        """Whether the result can be read without waiting for a device."""
+        return self._copied is None
+
+    def dispute(self) -> Optional[str]:
+        """Return what the ranks were not at one about, None if they were; all of them must call it."""
         if self._copied is not None:
             self._copied.synchronize()
-        disputed = [names for (names, _), yes in zip(self._disputes, self._on_host.tolist()) if yes]
-        if None in disputed:
-            raise RuntimeError(
-                f"in the last step ranks had different settings for {self._names}, and nothing that they "
-                f"share was changed: rank {this_rank()} had {self._settings}"
+        if not self._disputed.item():
+            return None
+        names = shortened(self._terms.names)
+        statements = dict(zip(self._ranks, gathered(self._statement, self._ranks, "settings", names)))
+        return _difference(statements, names) or _absent_copies(statements, self._terms)
+
+
+class RankAgreement:
+    """What an optimizer and those of other ranks, with which it shares parameters, agree about from step to step."""
+
+    def __init__(self):
+        self._numbers: dict[Ranks, int] = {}
+        self._steps = 0
+        self.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_numbers": self._numbers, "_steps": self._steps}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.forget()
+
+    def forget(self) -> None:
+        """Compare plans anew before the next step, and let go of what is not checked yet."""
+        self._compared: Mapping[Ranks, Sequence[str]] = {}
+        self._unchecked: Sequence[StepAgreement] = ()
+
+    def count_optimizer(self, terms: Mapping[Ranks, Terms]) -> None:
+        """Take this optimizer's number among those of the same ranks: ranks make theirs in one order."""
+        self._numbers = {ranks: count_optimizer(ranks) for ranks in terms}
+
+    def compare_plans(self, terms: Mapping[Ranks, Terms], groups: Sequence[Group]) -> None:
+        """Raise ValueError unless all ranks that share parameters have made the same plan since they last compared."""
+        # By the fixed lines only: a scheduler's change on one rank would have it start a collective alone.
+        fixed = {ranks: shared.fixed for ranks, shared in terms.items()}
+        if fixed != self._compared:
+            for ranks, shared in sorted(terms.items()):
+                common_line, *lines = shared.with_settings(groups)
+                lines = [f"{self._which(ranks)}: {common_line}", *lines]
+                check_agreement(ranks, lines, shared.device, shortened(shared.names))
+            self._compared = fixed
+
+    def scalings(
+        self, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling
+    ) -> dict[Optional[Ranks], GradientScaling]:
+        """Return `scaling` for each set of ranks that share parameters; all of them must call it, once in a step.
+
+        Gradients overflow for all of them or for none. The scaling of None is for this process alone. Raises as
+        `check` where it can be told at once.
+        """
+        self._steps += 1
+        scalings: dict[Optional[Ranks], GradientScaling] = {None: scaling}
+        agreements = []
+        for ranks, shared in sorted(terms.items()):
+            agreement = StepAgreement(ranks, shared, statement_of(shared, groups, self._which(ranks), self._steps))
+            scalings[ranks] = scaling._replace(found_inf=agreement.overflow(scaling.found_inf))
+            agreements.append(agreement)
+        self._unchecked = [agreement for agreement in agreements if not agreement.is_known]
+        _raise_disputes([agreement for agreement in agreements if agreement.is_known])
+        return scalings
+
+    def check(self) -> None:
+        """Raise RuntimeError, once, which says who differs and in what, if ranks were not at one in the last step."""
+        unchecked, self._unchecked = self._unchecked, ()
+        _raise_disputes(unchecked)
+
+    def _which(self, ranks: Ranks) -> str:
+        number = self._numbers.get(ranks)
+        return "an optimizer made before its parameters were shared" if number is None else f"optimizer {number}"
+
+
+def _raise_disputes(agreements: Sequence[StepAgreement]) -> None:
+    disputes = [agreement.dispute() for agreement in agreements]  # all of them, as other ranks wait to be told
+    disputes = [dispute for dispute in disputes if dispute]
+    if disputes:
+        raise RuntimeError(
+            f"the ranks did not take the same step, and nothing that they share was changed: {'; '.join(disputes)}"
+        )
+
+
+def _code(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+def _difference(statements: Mapping[int, Statement], names: str) -> Optional[str]:
+    """Return how a rank's step or settings differ from the first one's."""
+    (first, expected), *others = statements.items()
+    for rank, statement in others:
+        if (statement.optimizer, statement.step) != (expected.optimizer, expected.step):
+            return (
+                f"of {names}, rank {first} was in step {expected.step} of {expected.optimizer} and rank {rank} in step "
+                f"{statement.step} of {statement.optimizer}"
             )
-        if disputed:
-            raise RuntimeError(
-                f"in the last step one of two copies had a gradient and the other had none, of {', '.join(disputed)}: "
-                f"rank {this_rank()} left the parameters alone, but not their momentum; load a checkpoint"
+        if statement.settings != expected.settings:
+            return (
+                f"ranks had different settings for {names}: rank {first} had {expected.settings}, rank {rank} had "
+                f"{statement.settings}"
             )
+    return None
 
 
-def agreed_scalings(
-    terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling
-) -> tuple[dict[Optional[Ranks], GradientScaling], dict[Ranks, StepAgreement]]:
-    """Return `scaling` as the ranks that share parameters agree about it, and how they did; all must call it.
-
-    Gradients overflow for all of them or for none. The scaling of None is for this process alone.
-    """
-    scalings: dict[Optional[Ranks], GradientScaling] = {None: scaling}
-    agreements = {}
-    for ranks, shared in sorted(terms.items()):
-        agreements[ranks] = StepAgreement(shared, groups)
-        scalings[ranks] = scaling._replace(found_inf=agreements[ranks].overflow(ranks, scaling.found_inf))
-    return scalings, agreements
+def _absent_copies(statements: Mapping[int, Statement], terms: Terms) -> str:
+    """Return of which parameter some copies of a part had a gradient and others had none."""
+    for number, copies in enumerate(terms.copies):
+        absent = {rank: statements[rank].absent[number] for rank in copies.part_of}
+        for name, part in itertools.product(sorted(set().union(*absent.values())), range(copies.parts)):
+            ranks = sorted(rank for rank, its in copies.part_of.items() if its == part)
+            without = [rank for rank in ranks if name in absent[rank]]
+            if 0 < len(without) < len(ranks):
+                having = [rank for rank in ranks if rank not in without]
+                return f"of one part of {name}, ranks {having} had a gradient and ranks {without} had none"
+    raise AssertionError(f"rank {this_rank()} was told of a difference that is none")

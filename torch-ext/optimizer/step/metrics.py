@@ -48,6 +48,6 @@ def gradient_norms(groups: Iterable[Group], grad_scale: Optional[Tensor]) -> dic
 
 def _norm(tensors: list[Tensor]) -> Tensor:
     if not tensors:
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float64)
     norms = [n.double() for n in torch._foreach_norm(tensors)]
     return torch.stack([n.to(norms[0].device) for n in norms]).norm()

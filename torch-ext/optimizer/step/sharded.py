@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generator, Mapping, Optional, Sequence
+from typing import Generator, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,10 +12,9 @@ from torch.profiler import record_function
 from ..parameters.settings import Group
 from ..plan.blocks import Block
 from ..plan.exchanges import Chunk, OwnedBatch
-from ..plan.process_groups import Ranks, explaining_timeouts
+from ..plan.process_groups import explaining_timeouts
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
-from .agreement import StepAgreement
 from .batch import UpdateNorms, row_scales, seeds
 from .polar_update import as_parameter, packed_memory, polar_update
 from .recipe import Recipe, Recipes
@@ -23,12 +22,12 @@ from .workspace import LocalChunk, LocalMatrix
 
 
 def update_chunk_(
-    work: LocalChunk, recipes: Recipes, agreements: Mapping[Ranks, StepAgreement], group: dist.ProcessGroup
+    work: LocalChunk, recipes: Recipes, group: dist.ProcessGroup
 ) -> Generator[None, None, list[UpdateNorms]]:
     """Update this rank's parts of a chunk and their momentum; yields twice, once after each started exchange.
 
-    Matrices without a gradient on any rank are unchanged. So are those where only some copies have one, which
-    `agreements` record. Returns the norms of the updates of owned matrices, 0 for those that are left alone.
+    Matrices without a gradient on any rank are unchanged. Returns the norms of the updates of owned matrices, 0 for
+    those that are left alone.
     """
     chunk, holder, owner = work.chunk, work.chunk.messages.holder, work.chunk.messages.owner
     parts = ShardedParts(work.parts, recipes.of(holder.matrices or [chunk.first]), recipes.groups)
@@ -36,8 +35,8 @@ def update_chunk_(
     outgoing = torch.empty(sum(holder.sent) + holder.scratch, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
         parts.pack_(outgoing, holder.direction_places)
-        # Each part's flag: 1 if there is a gradient, else 0. The device is not waited for.
-        flags = torch.tensor([float(i not in parts.absent) for i in range(len(work.parts))], dtype=outgoing.dtype)
+        # Of each part that is sent: 1 if there is a gradient, else 0. The device is not waited for.
+        flags = torch.tensor([float(i not in parts.absent) for i, _ in holder.presence_places], dtype=outgoing.dtype)
         outgoing.index_copy_(0, work.presence_out, flags.to(outgoing.device, non_blocking=True))
     received = yield from _exchanged(chunk, outgoing, holder.sent, owner.received, group)
     del outgoing
@@ -47,7 +46,6 @@ def update_chunk_(
     del returned
     if work.parts:
         verdicts = updates.index_select(0, work.verdicts_in)
-        agreements[parameter.sharers].note_absent_copies(chunk.names, verdicts)
         parts.descend_(updates, work.multipliers, verdicts, holder.update_places)
     return norms
 
@@ -153,13 +151,7 @@ def _in_buffer(block: Block, buffer: Tensor) -> Tensor:
 
 
 def _verdicts(work: LocalChunk, received: Tensor) -> Tensor:
-    """Return, float32, for each owned matrix the flag that goes back: 1, 0 where no rank had a gradient, or -1.
-
-    The last is for those of which one of two copies of a part has a gradient, and the other has none.
-    """
-    matrices, places, twins = work.presence_in
-    flags, of_twins = received.index_select(0, places), received.index_select(0, twins)
-    counts = torch.zeros(2, len(work.chunk.messages.owner.matrices), device=received.device)
-    counts.index_add_(1, matrices, torch.stack([flags > 0, flags != of_twins]).float())
-    present, disputed = counts > 0
-    return present.float().masked_fill(disputed, -1.0)
+    """Return, float32, for each owned matrix the flag that goes back: 1 if any rank had a gradient, else 0."""
+    matrices, places = work.presence_in
+    present = torch.zeros(len(work.chunk.messages.owner.matrices), dtype=torch.float32, device=received.device)
+    return present.index_add_(0, matrices, received.index_select(0, places).float()).clamp_(max=1)

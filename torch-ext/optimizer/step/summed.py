@@ -78,7 +78,7 @@ def _each(iteration: Iteration, matrices: Tensor, function: Callable[[Tensor], T
 
 def _summed_(values: Tensor, work: LocalBatch, group: dist.ProcessGroup) -> Iterator[None]:
     """Sum `values` over the ranks in place; yields while that is on its way."""
-    with record_function("muon.send"):
+    with record_function("muon.send"), explaining_timeouts("parts", work.batch.names):
         pending = dist.all_reduce(values, group=group, async_op=True)
     yield
     with record_function("muon.wait"), explaining_timeouts("parts", work.batch.names):

@@ -17,7 +17,6 @@ from ..rules.descent import scaled_rows
 from ..rules.fallback import FallbackRule, FallbackTensors
 from ..rules.nadamw import nadamw_
 from ..rules.scaling import GradientScaling
-from .agreement import StepAgreement
 from .batch import UpdateNorms, update_local_
 from .pipeline import advanced
 from .recipe import Recipes
@@ -28,17 +27,12 @@ from .workspace import Workspace
 FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
 
 
-def update_shared_(
-    workspace: Workspace, recipes: Recipes, agreements: Mapping[Ranks, StepAgreement], in_flight: int
-) -> list[UpdateNorms]:
+def update_shared_(workspace: Workspace, recipes: Recipes, in_flight: int) -> list[UpdateNorms]:
     """Update shared matrices of which any rank has a gradient, and those of this process while messages fly.
 
     Up to `in_flight` chunks have a message on its way while another is worked on. Returns norms as `update_local_`.
     """
-    chunks = (
-        [update_chunk_(work, recipes, agreements, group_of(ranks)) for work in works]
-        for ranks, works in workspace.exchanges
-    )
+    chunks = ([update_chunk_(work, recipes, group_of(ranks)) for work in works] for ranks, works in workspace.exchanges)
     sums = ([update_sum_(work, recipes, group_of(ranks)) for work in works] for ranks, works in workspace.sums)
     rounds = advanced(chain(chunks, sums), in_flight)
     results = next(rounds, [])  # the first parts are on their way
@@ -70,7 +64,7 @@ def scale_other_rows_(
 ) -> None:
     """Apply QK-clip, in place, to what no batch has `scaled`: biases, of one element a row, and frozen weights."""
     for p, row_scale in row_scales.items():
-        if p not in scaled:
-            layout, local = layout_of("", p, replica_ranks), local_part(p)
-            sharers = None if layout is None else layout.mesh.members
+        layout, local = layout_of("", p, replica_ranks), local_part(p)
+        sharers = None if layout is None else layout.mesh.members
+        if p not in scaled and sharers in scalings:  # else it is on a mesh that this rank is not in
             local.copy_(scaled_rows(local, local_rows(row_scale, layout, this_rank()), scalings[sharers].found_inf))

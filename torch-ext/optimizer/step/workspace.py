@@ -141,9 +141,9 @@ class LocalChunk(NamedTuple):
     chunk: Chunk
     parts: Sequence[LocalMatrix]
     multipliers: Tensor  # of the parts, float64 on the CPU, where the descent reads it
-    presence_out: Tensor  # of each part's flag in what is gathered, int64, as all that follow
+    presence_out: Tensor  # of the flags of parts that are sent, in what is gathered, int64, as all that follow
     verdicts_in: Tensor  # of each part's flag in what comes back
-    presence_in: Tensor  # (3, flags): owned matrix, place of the flag, place of the same part's flag from another copy
+    presence_in: Tensor  # (2, flags): owned matrix, place of the flag
     verdicts_out: Tensor  # (2, flags): owned matrix, place of the flag
     owned: Sequence[tuple[OwnedBatch, Tensor]]  # with the positions of its matrices among all that are owned
 
@@ -155,7 +155,8 @@ class Workspace:
         self.parameters: list[LocalParameter] = []
         self._parts: dict[tuple[int, int], LocalMatrix] = {}
         for matrices in plan.matrices:
-            self._add(matrices, groups[matrices[0].parameter.group], state, release_grads)
+            if matrices[0].parameter.is_here:
+                self._add(matrices, groups[matrices[0].parameter.group], state, release_grads)
         offloaded = [groups[batch.matrices[0].parameter.group]["offload"] for batch in plan.batches]
         self.batches = _with_host(list(map(self._local_batch, plan.batches)), offloaded, state)
         self.exchanges = [(each.ranks, [self._local_chunk(chunk) for chunk in each.chunks]) for each in plan.exchanges]
@@ -203,9 +204,9 @@ class Workspace:
             chunk=chunk,
             parts=parts,
             multipliers=as_tensor([part.matrix.multiplier for part in parts]),
-            presence_out=indices(holder.presence_places),
+            presence_out=indices([place for _, place in holder.presence_places]),
             verdicts_in=indices(holder.verdict_places),
-            presence_in=indices(owner.presence_places, (-1, 3)).T,
+            presence_in=indices(owner.presence_places, (-1, 2)).T,
             verdicts_out=indices(owner.verdict_places, (-1, 2)).T,
             owned=[(owned, indices(owned.positions)) for owned in chunk.batches],
         )
