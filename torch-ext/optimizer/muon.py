@@ -31,6 +31,7 @@ from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
 from .step.agreement import RankAgreement
 from .step.batch import UpdateNorms, update_local_
+from .step.copies import check_copies
 from .step.metrics import gradient_norms, update_metrics
 from .step.polar_update import packed_memory, polar_update
 from .step.recipe import Recipes, snapshot
@@ -227,6 +228,18 @@ class Muon(Optimizer):
             polar_update(batch, zeros, self.param_groups[first.parameter.group]["eps"])
             what = f"{count} x {first.rows} x {first.cols} {batch.iteration}"
             (progress or _print_progress)(done, len(kinds), what)
+
+    def check_copies(self) -> None:
+        """Raise RuntimeError on all ranks unless copies of a part of a parameter and its state have the same bits.
+
+        It names the tensors and ranks that differ: memory or a processor has failed, or something has changed one copy
+        alone. Copies are those of HSDP, of tensor parallelism, and of the ranks of `ExchangeOptions.process_group`. All
+        ranks must call it, say every 100 steps: it reads what there are copies of once, and waits for the device.
+        """
+        self._check_last_step()
+        self._refresh()
+        self._agreement.compare_plans(self._plan.terms, self.param_groups)
+        check_copies(self._plan.terms, self.param_groups, self.state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as two neighbours where it holds both matrices and other parameters.

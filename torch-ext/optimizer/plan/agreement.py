@@ -29,6 +29,14 @@ class Copies(NamedTuple):
     part: int  # the one that this rank has
     part_of: Mapping[int, int]  # that each rank has
 
+    def slots(self, code: int) -> list[Optional[int]]:
+        """Return a place for each part, with `code` in that of this rank's part and None in the others'."""
+        return [code if part == self.part else None for part in range(self.parts)]
+
+    def sharers(self, part: int) -> list[int]:
+        """Return the ranks that have a copy of a part, in rising order."""
+        return sorted(rank for rank, its in self.part_of.items() if its == part)
+
 
 class Terms(NamedTuple):
     """What the ranks that share some parameters must agree about: a line for each parameter, and one for all."""

@@ -29,16 +29,14 @@ class Statement(NamedTuple):
     settings: str
     absent: tuple[frozenset[str], ...]  # of each set of copies, the parameters without a gradient
 
-    def codes(self, terms: Terms) -> list[int]:
+    def codes(self, terms: Terms) -> list[Optional[int]]:
         """Return numbers of which the largest and the smallest of all ranks are equal only if all say the same.
 
         The first is of the step; then come, for each set of copies, one for each part.
         """
-        codes = [_code(f"{self.optimizer} {self.step} {self.settings}")]
+        codes: list[Optional[int]] = [code_of(f"{self.optimizer} {self.step} {self.settings}")]
         for copies, absent in zip(terms.copies, self.absent):
-            parts: list[Optional[int]] = [None] * copies.parts
-            parts[copies.part] = _code(repr(sorted(absent)))
-            codes += parts
+            codes += copies.slots(code_of(repr(sorted(absent))))
         return codes
 
 
@@ -66,14 +64,12 @@ class StepAgreement:
 
         `found_inf` is what GradScaler says on this rank. All ranks must call it.
         """
-        codes = self._statement.codes(self._terms)
-        signed = [_NOTHING if code is None else sign * code for sign in (1, -1) for code in codes]
+        signed = signed_codes(self._statement.codes(self._terms))
         values = torch.tensor([0, *signed], dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
         if found_inf is not None:
             values[:1].copy_(found_inf.reshape(1) != 0)
         all_reduce_max_(values, self._ranks, "settings", shortened(self._terms.names))
-        largest, smallest = values[1:].chunk(2)
-        disputed = (largest != -smallest).any().reshape(1)
+        disputed = differ(values[1:])
         self._disputed = disputed.to("cpu", non_blocking=True)
         if disputed.device.type != "cpu":
             self._copied = torch.Event(disputed.device)
@@ -169,7 +165,19 @@ def _raise_disputes(agreements: Sequence[StepAgreement]) -> None:
         )
 
 
-def _code(text: str) -> int:
+def signed_codes(codes: Sequence[Optional[int]]) -> list[int]:
+    """Return each code, then each one negated; None, where this rank has nothing to say, is below all of them."""
+    return [_NOTHING if code is None else sign * code for sign in (1, -1) for code in codes]
+
+
+def differ(signed: Tensor) -> Tensor:
+    """Return, bool (1), whether ranks have different codes, from the largest that any has of `signed_codes`."""
+    largest, negated_smallest = signed.chunk(2)
+    return (largest != -negated_smallest).any().reshape(1)
+
+
+def code_of(text: str) -> int:
+    """Return 56 bits that stand for a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
@@ -195,7 +203,7 @@ def _absent_copies(statements: Mapping[int, Statement], terms: Terms) -> str:
     for number, copies in enumerate(terms.copies):
         absent = {rank: statements[rank].absent[number] for rank in copies.part_of}
         for name, part in itertools.product(sorted(set().union(*absent.values())), range(copies.parts)):
-            ranks = sorted(rank for rank, its in copies.part_of.items() if its == part)
+            ranks = copies.sharers(part)
             without = [rank for rank in ranks if name in absent[rank]]
             if 0 < len(without) < len(ranks):
                 having = [rank for rank in ranks if rank not in without]

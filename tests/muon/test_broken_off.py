@@ -1,0 +1,84 @@
+"""A step that breaks off is known: neither a step nor a checkpoint goes on from what it left half done."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+
+def optimizer_of(kernel, device: str):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 16)).to(device)
+    return kernel.Muon(model.named_parameters(), lr=0.1), list(model.parameters())
+
+
+def set_gradients(params, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator, device="cpu").to(p.device)
+
+
+def break_off(kernel, optimizer) -> None:
+    """Run out of memory behind the momentum of the first batch."""
+    failing = mock.patch.object(kernel.step.batch, "polar_update", side_effect=torch.OutOfMemoryError("no memory"))
+    with failing, pytest.raises(torch.OutOfMemoryError):
+        optimizer.step()
+
+
+def test_step_and_state_dict_refuse_after_a_step_that_broke_off(kernel, device):
+    optimizer, params = optimizer_of(kernel, device)
+    set_gradients(params, 1)
+    break_off(kernel, optimizer)
+    before = [p.clone() for p in params]
+    for _ in range(2):
+        for refused in (optimizer.step, optimizer.state_dict):
+            with pytest.raises(RuntimeError, match=r"broke off.*load_state_dict"):
+                refused()
+    assert all(map(torch.equal, params, before))
+
+
+@pytest.mark.parametrize("copied", [lambda o: o, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_loaded_state_heals_it(kernel, device, copied):
+    optimizer, params = optimizer_of(kernel, device)
+    set_gradients(params, 1)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict()), [p.clone() for p in params]
+    set_gradients(params, 2)
+    break_off(kernel, optimizer)
+    healed = copied(optimizer)
+    with pytest.raises(RuntimeError, match="broke off"):
+        healed.step()
+    healed.load_state_dict(saved[0])
+    own = [p for group in healed.param_groups for p in group["params"]]
+    by_shape = {tuple(p.shape): old for p, old in zip(params, saved[1])}
+    with torch.no_grad():
+        for p in own:
+            p.copy_(by_shape[tuple(p.shape)])
+    expected, others = optimizer_of(kernel, device)
+    for seed in (1, 2):
+        set_gradients(others, seed)
+        expected.step()
+    gradients = {tuple(p.shape): p.grad for p in others}
+    for p in own:
+        p.grad = gradients[tuple(p.shape)].clone()
+    healed.step()
+    ends = {tuple(p.shape): p for p in others}
+    assert all(torch.equal(p, ends[tuple(p.shape)]) for p in own)
+
+
+def test_what_is_found_out_before_anything_moves_leaves_no_mark(kernel, device):
+    optimizer, params = optimizer_of(kernel, device)
+    set_gradients(params, 1)
+    sound, params[0].grad = params[0].grad, params[0].grad.to_sparse()
+    with pytest.raises(ValueError, match="dense"):
+        optimizer.step()
+    params[0].grad = sound
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    optimizer.step()
+    optimizer.state_dict()

@@ -1,0 +1,77 @@
+"""Copies that differ in one bit are found, wherever it is, and named with their ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.backends import on_every_backend
+from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of
+
+pytestmark = on_every_backend()
+
+KEYS = {"up.weight": ["parameter", "momentum_buffer"], "up.bias": ["parameter", "exp_avg", "exp_avg_sq", "step"]}
+TENSORS = [(name, key) for name, keys in KEYS.items() for key in keys]
+
+
+def trained(kernel, case: Case):
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params, **({"process_group": dist.group.WORLD} if case.shared else {}))
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.check_copies()
+    return optimizer, params
+
+
+def error_of_flipped_bit(kernel, case: Case, number: int, key: str, odd: int, bit: int):
+    """Flip a bit of the last element of a tensor on one rank; return the error, None without one."""
+    optimizer, params = trained(kernel, case)
+    p = params[number]
+    tensor = p.detach() if key == "parameter" else optimizer.state[p][key]
+    local = getattr(tensor, "_local_tensor", tensor)
+    if dist.get_rank() == odd:
+        bits = local.reshape(-1)[-1:].view({2: torch.int16, 4: torch.int32}[local.element_size()])
+        last = local[(-1,) * local.ndim] if local.ndim else local
+        last.copy_((bits ^ (1 << bit)).view(local.dtype)[0])
+    try:
+        optimizer.check_copies()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def specs_on(layout: Layout | None) -> tuple[Spec, ...]:
+    return Spec("up.weight", (13, 9), layout), Spec("up.bias", (13,), layout)
+
+
+@pytest.mark.parametrize("name, key", TENSORS)
+@pytest.mark.parametrize("bit", [0, 7, 14])
+def test_a_flipped_bit_on_one_copy_is_named(pools, name, key, bit):
+    case, number = Case(specs_on(LAYOUTS["hsdp"])), list(KEYS).index(name)
+    for error in pools(4).run(error_of_flipped_bit, case, number, key, 3, bit):
+        assert name in error and (key == "parameter" or f"{key} of {name}" in error)
+        assert "[1]" in error and "[3]" in error and "[0" not in error
+
+
+@pytest.mark.parametrize("layout", [None, LAYOUTS["replicated"]], ids=["plain", "replicated"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_of_many_copies_the_odd_one_is_named(pools, layout, dtype):
+    case = Case(specs_on(layout), dtype=dtype, shared=layout is None)
+    for error in pools(4).run(error_of_flipped_bit, case, 0, "parameter", 2, 3):
+        assert "up.weight on ranks [0, 1, 3] is not what it is on [2]" in error
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_equal_copies_and_single_parts_pass(pools, name):
+    specs = (Spec("up.weight", (13, 9), LAYOUTS[name]), Spec("small.weight", (1, 9), LAYOUTS[name]))
+    pools(4).run(check_after_a_step, Case(specs))
+
+
+def check_after_a_step(kernel, case: Case) -> None:
+    trained(kernel, case)[0].check_copies()
+
+
+def test_parts_that_have_no_copy_are_not_compared(pools):
+    assert pools(4).run(error_of_flipped_bit, Case(specs_on(LAYOUTS["rows"])), 0, "parameter", 2, 3) == [None] * 4

@@ -1,0 +1,139 @@
+"""Process groups: ranks meet in them whatever other groups they know, and those that a mesh has are used."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from tests.support.backends import on_every_backend
+from tests.support.rank_pool import device_of_ranks
+from tests.support.sharded_models import bits_equal, one_thread
+
+SECONDS = 10.0  # that a group gives a collective: ranks that do not meet fail soon
+SHAPE = (384, 400)  # so large that copies are sent
+
+
+@pytest.fixture
+def lonely(pools):
+    """A pool whose groups, of which ranks know different numbers, do not outlive the test."""
+    pool = pools(4, SECONDS)
+    yield pool
+    pool.close()
+
+
+def value(number: int) -> torch.Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(number)).to(device_of_ranks())
+
+
+def steps_on(kernel, meshes, placements):
+    """Take three steps of a parameter on each of the meshes that this rank is in; return whether bits are right."""
+    params = [nn.Parameter(distribute_tensor(value(i), mesh, placements)) for i, mesh in meshes]
+    alone = [nn.Parameter(value(i)) for i, _ in meshes]
+    named = [(f"layers.{i}.up.weight", p) for (i, _), p in zip(meshes, params)]
+    optimizer, other = kernel.Muon(named, ns_steps=2), kernel.Muon(alone, ns_steps=2)
+    for step in range(1, 4):
+        for (i, mesh), p, q in zip(meshes, params, alone):
+            q.grad = value(100 * step + i)
+            p.grad = distribute_tensor(q.grad, mesh, placements)
+        optimizer.step()
+        with one_thread():
+            other.step()
+    return all(bits_equal(p.full_tensor(), q) for p, q in zip(params, alone))
+
+
+def pipeline_with_leaders(kernel):
+    """Two stages of two ranks, of which the first ranks have a group of their own."""
+    mesh = init_device_mesh(device_of_ranks(), (2, 2), mesh_dim_names=("stage", "shard"))
+    dist.new_group([0, 2], use_local_synchronization=True)
+    return steps_on(kernel, [(dist.get_rank() // 2, mesh["shard"])], [Shard(0)])
+
+
+def rank_with_a_group(kernel):
+    """Rank 0 has a group of its own before a mesh of three ranks, which needs a new group, is used."""
+    dist.new_group([0], use_local_synchronization=True)
+    mesh = init_device_mesh(device_of_ranks(), (4,))
+    return steps_on(kernel, [(0, mesh)], [Shard(0)])
+
+
+def both_sub_meshes(kernel):
+    """Parameters on rows and on columns of a 2 x 2 mesh."""
+    mesh = init_device_mesh(device_of_ranks(), (2, 2), mesh_dim_names=("x", "y"))
+    dist.new_group([1], use_local_synchronization=True)
+    rank = dist.get_rank()
+    return steps_on(kernel, [(rank // 2, mesh["y"]), (2 + rank % 2, mesh["x"])], [Shard(0)])
+
+
+def copies_with_leaders(kernel):
+    """HSDP of 2 x 2 ranks on a mesh of its own, where some ranks know more groups; as many parameters as need all."""
+    dist.new_group([0, 2], use_local_synchronization=True)
+    mesh = init_device_mesh(device_of_ranks(), (2, 2), mesh_dim_names=("copy", "shard"))
+    return steps_on(kernel, [(i, mesh) for i in range(4)], [Replicate(), Shard(0)])
+
+
+def ranks_of_a_larger_mesh(kernel):
+    """A 2-D mesh of ranks 0 to 2 in which no dimension's group has all of them, beside a leader's group."""
+    dist.new_group([0], use_local_synchronization=True)
+    mesh = init_device_mesh(device_of_ranks(), (4,), mesh_dim_names=("all",))
+    kept = kernel.plan.process_groups
+    if dist.get_rank() > 2:
+        return True
+    group = kept.group_of((0, 1, 2), "w")
+    total = torch.ones(1, device=device_of_ranks())
+    dist.all_reduce(total, group=group)
+    del mesh
+    return total.item() == 3
+
+
+@on_every_backend()
+@pytest.mark.parametrize(
+    "job",
+    [pipeline_with_leaders, rank_with_a_group, both_sub_meshes, copies_with_leaders, ranks_of_a_larger_mesh],
+    ids=lambda job: job.__name__,
+)
+def test_ranks_that_know_different_groups_meet(lonely, job):
+    assert all(lonely.run(job))
+
+
+def groups_made(kernel):
+    """Return how many groups a step makes whose ranks are those of a dimension of the mesh."""
+    mesh = init_device_mesh(device_of_ranks(), (2, 2), mesh_dim_names=("copy", "shard"))
+    with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
+        right = steps_on(kernel, [(dist.get_rank() // 2, mesh["shard"])], [Shard(0)])
+    return right, new_group.call_count
+
+
+@on_every_backend()
+def test_a_mesh_has_the_group_already(lonely):
+    assert lonely.run(groups_made) == [(True, 0)] * 4
+
+
+def parameter_elsewhere(kernel):
+    """A parameter on a mesh that half of the ranks are in, which half differs by the parameter, and one on all."""
+    meshes = [init_device_mesh(device_of_ranks(), (4,))]
+    grid = torch.tensor([[0, 1], [2, 3]])
+    meshes += [dist.device_mesh.DeviceMesh(device_of_ranks(), row) for row in grid]
+    params = [nn.Parameter(distribute_tensor(value(i), mesh, [Shard(0)])) for i, mesh in enumerate(meshes)]
+    biases = [nn.Parameter(distribute_tensor(value(i)[:, 0], mesh, [Shard(0)])) for i, mesh in enumerate(meshes)]
+    named = [*((f"layers.{i}.up.weight", p) for i, p in enumerate(params))]
+    named += [(f"layers.{i}.up.bias", p) for i, p in enumerate(biases)]
+    optimizer = kernel.Muon(named)
+    here = [True, dist.get_rank() < 2, dist.get_rank() >= 2]
+    before = [p.to_local().clone() for p in params]
+    for p, bias, is_here in zip(params, biases, here):
+        if is_here:
+            p.grad, bias.grad = torch.ones_like(p), torch.ones_like(bias)
+    optimizer.step()
+    optimizer.metrics()
+    moved = [not torch.equal(p.to_local(), old) for p, old in zip(params, before)]
+    return moved == here, len(optimizer.explain().rows), len(optimizer.state_dict()["state"])
+
+
+@on_every_backend()
+def test_a_parameter_of_other_ranks_is_left_to_them(lonely):
+    assert lonely.run(parameter_elsewhere) == [(True, 6, 6)] * 4

@@ -1,0 +1,154 @@
+"""Steps over ranks under autocast and other default dtypes, with lost messages, with parts that no placement has."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.muon.test_surroundings import AROUND
+from tests.support.backends import on_every_backend
+from tests.support.rank_pool import device_of_ranks
+from tests.support.sharded_models import (
+    LAYOUTS,
+    Case,
+    Spec,
+    assert_same,
+    model,
+    muon,
+    sharded,
+    train,
+    whole_gradient,
+    whole_parameter,
+)
+
+
+def train_inside(kernel, case: Case, name: str):
+    """As `train`, with each step inside of something."""
+    step = kernel.Muon.step
+
+    def inside(optimizer):
+        with AROUND[name](device_of_ranks()):
+            step(optimizer)
+
+    with mock.patch.object(kernel.Muon, "step", inside):
+        return train(kernel, case)
+
+
+@on_every_backend()
+@pytest.mark.parametrize("settings", [{}, {"ns_method": "gram"}, {"sum_gram": True}], ids=str)
+@pytest.mark.parametrize("name", AROUND)
+def test_steps_over_ranks_have_the_bits_that_they_have_without(pools, name, settings):
+    specs = (*model(LAYOUTS["rows"], seed=3), Spec("long.weight", (600, 4), LAYOUTS["rows"]))
+    specs += (Spec("norm.bias", (29,), LAYOUTS["rows"]),)
+    case = Case(specs, {"ns_dtype": "float32", "chunk_bytes": 900, **settings}, steps=3, missing="here and there")
+    for inside, outside in zip(pools(4).run(train_inside, case, name), pools(4).run(train, case)):
+        assert_same(case, inside, outside)
+
+
+def steps_with_a_lost_message(kernel, case: Case):
+    """A message of the second step is lost; return the errors of what is called next, and whether a load heals it."""
+    params = [sharded(whole_parameter(case, i), spec.layout) for i, spec in enumerate(case.specs)]
+    optimizer = muon(kernel, case, params)
+
+    def take_step(step: int) -> None:
+        for i, (spec, p) in enumerate(zip(case.specs, params)):
+            p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+        optimizer.step()
+
+    take_step(1)
+    saved = optimizer.state_dict()
+    lost = mock.patch.object(dist, "all_to_all_single", side_effect=RuntimeError("Connection closed by peer"))
+    with lost, pytest.raises(RuntimeError, match="Connection closed by peer"):
+        take_step(2)
+    errors = []
+    for refused in (lambda: take_step(2), optimizer.state_dict):
+        with pytest.raises(RuntimeError) as caught:
+            refused()
+        errors.append(str(caught.value))
+    optimizer.load_state_dict(saved)
+    take_step(2)
+    return errors
+
+
+@on_every_backend()
+def test_a_step_whose_message_is_lost_leaves_a_mark(pools):
+    for errors in pools(4).run(steps_with_a_lost_message, Case(model(LAYOUTS["rows"], seed=1))):
+        assert len(errors) == 2 and all("broke off" in error for error in errors)
+
+
+def error_on_a_falling_mesh(kernel, rows: int):
+    """FSDP2 cuts by the order of ranks in their group, and not by the mesh: return the constructor's error."""
+    mesh = DeviceMesh(device_of_ranks(), [3, 1, 0, 2])
+    layer = nn.Linear(12, rows, bias=False, device=device_of_ranks())
+    fully_shard(layer, mesh=mesh)
+    try:
+        kernel.Muon(layer.named_parameters())
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@on_every_backend()
+def test_parts_that_are_not_what_placements_say_raise(pools):
+    """Of 11 rows ranks have 3, 3, 3 and 2, in the order of the group: ranks 2 and 3 have each other's count."""
+    results = pools(4).run(error_on_a_falling_mesh, 11)
+    assert results[:2] == [None, None]
+    for rank in (2, 3):
+        assert f"weight (11, 12) has a part {(5 - rank, 12) if rank == 3 else (3, 12)} on rank {rank}" in results[rank]
+        assert "(3, 1, 0, 2)" in results[rank]
+
+
+def error_of_ragged_parts(kernel):
+    """Parts of 1, 2, 3 and 4 rows, put together by hand."""
+    local = torch.ones(1 + dist.get_rank(), 8, device=device_of_ranks())
+    mesh = DeviceMesh(device_of_ranks(), [0, 1, 2, 3])
+    p = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=torch.Size((10, 8)), stride=(8, 1))
+    try:
+        kernel.Muon([("up.weight", nn.Parameter(p))])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@on_every_backend()
+def test_ragged_parts_raise(pools):
+    """Of 10 rows torch.chunk gives 3, 3, 3 and 1."""
+    results = pools(4).run(error_of_ragged_parts)
+    assert all("from_local" in text and f"rank {rank}" in text for rank, text in enumerate(results) if rank != 2)
+    assert results[2] is None
+
+
+@pytest.fixture
+def fake_world():
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_backends_without_options_have_groups(kernel, fake_world):
+    group = kernel.plan.process_groups.group_of((0, 1, 2), "up.weight")
+    assert dist.get_process_group_ranks(group) == [0, 1, 2]
+    assert kernel.plan.process_groups.group_of((0, 1, 2)) is group
+
+
+def test_stacks_of_experts_are_no_router(kernel):
+    """Nor is what one expert has: a gate of its own."""
+    stack = torch.empty(384, 2048, 7168, device="meta")
+    for name in ("layers.0.experts.gate.weight", "layers.0.experts.gate_up.weight"):
+        (row,) = kernel.route([(name, stack)], expert_keys=("experts",)).rows
+        assert (row.branch, row.matrices) == ("muon", 384)
+    router = kernel.route([("layers.0.gate.weight", torch.empty(384, 7168, device="meta"))]).rows[0]
+    assert router.reason == "router:gate"
+
+
+def test_layout_gives_ranks_outside_of_the_mesh_nothing(kernel):
+    layout = kernel.plan.layout.Layout((8, 6), kernel.plan.layout.mesh_of((2,), (0, 1)), ((0, 1),))
+    assert kernel.plan.layout.runs_of(layout, 5) == ((), ())
