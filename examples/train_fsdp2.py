@@ -83,7 +83,7 @@ def run(given: argparse.Namespace) -> None:
     model = CharacterModel(corpus.symbols)
     data_mesh = shard(model, given.layout)
     # Small chunks, so that a model as small as this has several, and one is exchanged while another is worked on.
-    optimizer = kernel.Muon(model.named_parameters(), lr=LR, chunk_bytes=2**15)
+    optimizer = kernel.Muon(model.named_parameters(), lr=LR, exchange=kernel.ExchangeOptions(chunk_bytes=2**15))
     first = load(model, optimizer, given.checkpoint) if given.resume else 0
     last = given.stop_after or given.steps
     losses = []
