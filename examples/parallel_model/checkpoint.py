@@ -2,7 +2,8 @@
 
 A stage knows its own parameters only. What it saves has full names, so that the stages' parts do not meet: a parameter
 is `model.<name>`, its state `optimizer.state.<name>.<key>`, and what its group says
-`optimizer.param_groups.<name>.<key>`. Not flattened, groups would be lists, of which every stage has its own.
+`optimizer.param_groups.<name>.<key>`. Not flattened, groups would have numbers, the same ones in every stage: one would
+overwrite the other's, and learning rates of the other would silently not be loaded.
 """
 
 from __future__ import annotations
