@@ -15,17 +15,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
 
-import kernels
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -34,62 +30,39 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from .character_model.corpus import Corpus, read_corpus, standard_library
 from .character_model.model import CONTEXT, CharacterModel, loss_of
-from .character_model.training import learning_rate_factor
+from .launch import leave, load_kernel, parsed, parser_of, processes, progress, rank, set_learning_rate
 
-REPO_ID = "org/optimizer"
 LAYOUTS = ("single", "fsdp", "hsdp", "tp")
 BATCH = 16  # windows, of all processes together
 HELD_OUT = 64  # windows of the validation text
 LR = 1e-2
 
 
-def main() -> int:
-    given = parsed()
-    torch.set_num_threads(1)
-    os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={given.build.resolve()}")
-    if given.layout != "single":
-        dist.init_process_group("gloo")
-    try:
-        run(given)
-        if dist.is_initialized():
-            dist.barrier()  # nobody leaves while another one still talks to it
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    return 0
+def main() -> None:
+    given = parsed(parser())
+    with processes(together=given.layout != "single"):
+        run(given, load_kernel(given.build))
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layout", choices=LAYOUTS, default="fsdp")
-    parser.add_argument("--steps", type=int, default=40, help="of the whole run: %(default)s")
-    parser.add_argument("--stop-after", type=int, help="end, and save, after this step")
-    parser.add_argument("--checkpoint", type=Path, help="folder into which the end is saved")
-    parser.add_argument("--resume", action="store_true", help="begin with what is in --checkpoint")
-    parser.add_argument("--result", type=Path, help="JSON file for the losses")
+def parser() -> argparse.ArgumentParser:
+    parser = parser_of(__doc__, LAYOUTS, "fsdp")
     parser.add_argument("--trace", type=Path, help="trace of each process, TRACE.<rank>.json")
-    parser.add_argument("--text-bytes", type=int, default=1_000_000, help="of the training text: %(default)s")
-    parser.add_argument("--build", type=Path, default=Path("build"), help="folder of the variants: %(default)s")
-    given = parser.parse_args()
-    if given.resume and given.checkpoint is None:
-        parser.error("--resume needs --checkpoint")
-    return given
+    return parser
 
 
-def run(given: argparse.Namespace) -> None:
-    kernel = kernels.get_kernel(REPO_ID, version=1, backend="cpu", trust_remote_code=True)
+def run(given: argparse.Namespace, kernel: ModuleType) -> None:
     corpus = read_corpus(standard_library()[: given.text_bytes])
     torch.manual_seed(0)
     model = CharacterModel(corpus.symbols)
     data_mesh = shard(model, given.layout)
     # Small chunks, so that a model as small as this has several, and one is exchanged while another is worked on.
-    optimizer = kernel.Muon(model.named_parameters(), lr=LR, chunk_bytes=2**15)
+    optimizer = kernel.Muon(model.named_parameters(), lr=LR, exchange=kernel.ExchangeOptions(chunk_bytes=2**15))
     first = load(model, optimizer, given.checkpoint) if given.resume else 0
     last = given.stop_after or given.steps
     losses = []
     with progress(last - first, given.layout) as advance, traced(given.trace):
         for step in range(first, last):
-            set_learning_rate(optimizer, step, given.steps)
+            set_learning_rate(optimizer, LR, step, given.steps)
             losses.append(train_step(model, optimizer, batch_of(corpus, step), data_mesh))
             advance(losses[-1])
     held_out = mean_over(data_mesh, loss_on(model, corpus.validation_windows(HELD_OUT, CONTEXT + 1), data_mesh))
@@ -159,11 +132,6 @@ def mean_over(mesh: DeviceMesh | None, value: Tensor) -> float:
     return value.item()
 
 
-def set_learning_rate(optimizer, step: int, steps: int) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = LR * learning_rate_factor(step, steps)
-
-
 def save(model: nn.Module, optimizer, step: int, folder: Path) -> None:
     """Save what has been reached after `step` steps; all processes write their parts."""
     parameters, state = get_state_dict(model, optimizer)
@@ -179,19 +147,6 @@ def load(model: nn.Module, optimizer, folder: Path) -> int:
     return found["step"]
 
 
-def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-@contextlib.contextmanager
-def progress(steps: int, layout: str) -> Iterator:
-    """Yield a function that takes the loss of each step and shows how far training is, on the first process."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, disable=rank() != 0) as bars:
-        bar = bars.add_task(layout, total=steps)
-        yield lambda loss: bars.update(bar, advance=1, description=f"{layout}  loss {loss:.3f}")
-
-
 @contextlib.contextmanager
 def traced(path: Path | None) -> Iterator:
     """Write a trace of what is done meanwhile, if asked for."""
@@ -203,17 +158,6 @@ def traced(path: Path | None) -> Iterator:
     profile.export_chrome_trace(f"{path}.{rank()}.json")
 
 
-def leave(status: int) -> NoReturn:
-    """End the process without finalizing Python.
-
-    A thread of gloo needs Python's lock to let go of a tensor that it has sent, and aborts the process if finalization
-    has begun (pytorch issue 190489). Destroying a group ends its threads only if nothing else holds it, but DTensor's
-    caches hold meshes, and those their groups.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
 if __name__ == "__main__":
-    leave(main())
+    main()
+    leave()

@@ -25,7 +25,7 @@ from unittest import mock
 REPO_ID = "org/optimizer"
 # Importing them costs seconds, and is done once: the others are forked from a process that has. None of them asks for a
 # GPU, which a forked process could not use then.
-PRELOADED = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "kernels"]
+PRELOADED = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.pipelining", "kernels"]
 # After one rank has failed the others, which wait for it, are given so long to fail as well.
 GRACE_SECONDS = 2.0
 # Where the tensors of ranks are that talk over a backend.

@@ -1,0 +1,1 @@
+"""A tiny transformer with experts, and how it lies on eight processes."""

@@ -1,0 +1,98 @@
+"""Train a tiny transformer with experts under FSDP2, tensor, expert and pipeline parallelism together.
+
+torchrun --nproc-per-node 8 -m examples.train_parallel --steps 40 --stop-after 20 --checkpoint out/parallel
+python -m examples.train_parallel --layout single --steps 40 --checkpoint out/parallel --resume
+
+Eight processes are a mesh of two pipeline stages, two shares of the data, and two for tensor parallelism and experts.
+Each stage has an optimizer of its own; nothing is said to it about any of this. The same gradients give the same bits
+as in one process. Those of a backward pass agree but for rounding, as do losses: they are summed in another order. It
+runs on CPUs, over gloo; `--build` is where `make build` has put the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .character_model.corpus import read_corpus, standard_library
+from .launch import leave, load_kernel, parsed, parser_of, processes, progress, rank, set_learning_rate
+from .parallel_model.checkpoint import load, save
+from .parallel_model.model import CONTEXT, loss_of, whole_model
+from .parallel_model.sharding import MESH, backward_through, make_mesh, schedule_of, shard_stage_
+
+BATCH = 16  # windows, of all processes together
+LR = 1e-2
+
+
+def main() -> None:
+    given = parsed(parser_of(__doc__, ("single", "parallel"), "parallel"))
+    with processes(together=given.layout == "parallel"):
+        run(given, load_kernel(given.build))
+
+
+def run(given: argparse.Namespace, kernel: ModuleType) -> None:
+    corpus = read_corpus(standard_library()[: given.text_bytes])
+    model = whole_model(corpus.symbols)
+    backward = prepare_(model, given.layout)
+    optimizer = optimizer_of(kernel, model)
+    first = load(model, optimizer, given.checkpoint) if given.resume else 0
+    last = given.stop_after or given.steps
+    losses = []
+    with progress(last - first, given.layout) as advance:
+        for step in range(first, last):
+            set_learning_rate(optimizer, LR, step, given.steps)
+            # Windows depend on nothing but the step: a resumed run sees the same ones.
+            losses.append(backward(corpus.batch(BATCH, CONTEXT + 1, torch.Generator().manual_seed(step))))
+            optimizer.step()
+            optimizer.zero_grad()
+            advance(losses[-1])
+    if given.checkpoint is not None:
+        save(model, optimizer, last, given.checkpoint)
+    if rank() == 0:
+        reached = f", loss {losses[-1]:.4f} nats per character" if losses else ""
+        print(f"{given.layout}: steps {first} to {last}{reached}")
+        if given.result is not None:
+            content = {"layout": given.layout, "first": first, "train": losses}
+            given.result.write_text(json.dumps(content) + "\n")
+
+
+def prepare_(model: nn.Module, layout: str) -> Callable[[Tensor], float]:
+    """Make of the model what this process has of it; return what sets the gradients of a batch and returns its loss."""
+    if layout == "single":
+        return lambda windows: backward_alone(model, windows)
+    mesh = make_mesh()
+    shard_stage_(model, mesh)
+    schedule = schedule_of(model, mesh)
+    return lambda windows: mean_of_last_stage(backward_through(schedule, windows, mesh))
+
+
+def optimizer_of(kernel: ModuleType, model: nn.Module) -> Optimizer:
+    """Return the optimizer of what is here; its parameters have their full names."""
+    # Small chunks, so that a model as small as this has several, and one is exchanged while another is worked on.
+    exchange = kernel.ExchangeOptions(chunk_bytes=2**12)
+    return kernel.Muon(model.named_parameters(), lr=LR, expert_keys=("experts",), exchange=exchange)
+
+
+def backward_alone(model: nn.Module, windows: Tensor) -> float:
+    """Set the gradients of the mean loss over windows (batch, CONTEXT + 1), and return it."""
+    loss = loss_of(model(windows[:, :-1]), windows[:, 1:])
+    loss.backward()
+    return loss.item()
+
+
+def mean_of_last_stage(loss: Tensor) -> float:
+    """Return the mean over the processes of the last stage; those of the others have zeros."""
+    dist.all_reduce(loss)
+    return loss.item() / (dist.get_world_size() // MESH["pp"])
+
+
+if __name__ == "__main__":
+    main()
+    leave()
