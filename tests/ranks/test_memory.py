@@ -93,6 +93,9 @@ def counted_step(kernel, case: Case):
     assert len(plan_of(optimizer).exchanges) == 1
     chunks = [held_by(chunk) for chunk in chunks_of(optimizer)]
     in_flight = case.settings["chunks_in_flight"]
+    (exchange,) = plan_of(optimizer).exchanges
+    assert f"holds up to {exchange.held_bytes() / 2**20:.1f} MiB" in str(optimizer.explain())
+    assert exchange.held_bytes() == formula(chunks, in_flight)
     return min(peaks), formula(chunks, in_flight), surely_together(kernel, chunks, in_flight)
 
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support import inside
+
 EVERYBODY = "everybody"
 
 
@@ -94,3 +96,45 @@ def test_chunk_is_full_at_each_place(kernel, limit):
             assert sum(item.part_size for item in here) <= limit or len(here) <= kinds * parts
     # Of the first chunk, nobody is idle.
     assert {items[i].holders for i in chunks[0]} >= set(range(places))
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64, 1024])
+@pytest.mark.parametrize("megabytes, gigaflops", [(0.01, 1), (10, 100), (100, 3000), (1000, 60_000), (1000, 1), (0, 5)])
+def test_useful_chunks_take_the_least_time(kernel, ranks, megabytes, gigaflops):
+    """What is shorter of wire and products is hidden but for one chunk's share, and each chunk has its latency."""
+    costs = kernel.plan.costs
+    wire, products = 1e6 * megabytes / costs.BYTES_PER_SECOND, 1e9 * gigaflops / costs.FLOPS_PER_SECOND
+
+    def seconds(chunks: int) -> float:
+        hidden = min(wire, products) * (1 - 1 / chunks)
+        return wire + products - hidden + 2 * chunks * (ranks - 1) * costs.SECONDS_PER_PEER
+
+    useful = costs.useful_chunks(1e6 * megabytes, 1e9 * gigaflops, ranks)
+    best = min(range(1, 400), key=seconds)
+    # The continuous optimum, rounded, is next to the best whole number at most.
+    assert abs(useful - best) <= 1
+    assert seconds(useful) <= 1.03 * seconds(best)
+
+
+# Rows, columns and how many matrices of the kind.
+LLAMA_8B = [(4096, 4096, 64), (1024, 4096, 64), (14336, 4096, 64), (4096, 14336, 32)]
+GPT_2 = [(2304, 768, 12), (768, 768, 12), (3072, 768, 12), (768, 3072, 12)]
+
+
+@pytest.mark.parametrize("model, ranks, least", [(GPT_2, 8, 4), (LLAMA_8B, 8, 16), (LLAMA_8B, 64, 3)])
+@pytest.mark.parametrize("chunk_bytes", [None, 2**28])
+def test_models_are_cut_into_chunks_that_overlap(kernel, model, ranks, least, chunk_bytes):
+    """As many as there are matrices for all ranks, of the 224 of Llama 8B on 64; 256 MiB would be one chunk there."""
+    everybody = tuple(range(ranks))
+    matrices = []
+    for rows, cols, count in model:
+        layout = inside.layout(kernel, (rows, cols), (ranks,), everybody, ((0, 1),))
+        shards = inside.shards(kernel, inside.matrix_view(kernel, (rows, cols)), layout)
+        cost = kernel.plan.costs.owners_cost(rows, cols, 5)
+        matrices += [inside.matrix(kernel, len(matrices) + i, 0, shards, cost) for i in range(count)]
+    limit = kernel.plan.exchanges.chunk_elements(matrices, everybody, chunk_bytes)
+    chunks, _ = inside.plan_messages(kernel, matrices, everybody, 0, limit)
+    if chunk_bytes is None:
+        assert len(chunks) >= least
+    else:
+        assert limit == 2**28 // 4

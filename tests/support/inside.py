@@ -71,7 +71,7 @@ def matrix(kernel: ModuleType, number: int, index: int, shards, cost: int = 1):
 
 def flops(kernel: ModuleType, rows: int, cols: int) -> int:
     """Return the FLOPs of one step of the standard iteration, as owners count them."""
-    return kernel.plan.matrix.flops(rows, cols)
+    return kernel.plan.costs.flops(rows, cols)
 
 
 def plan_messages(kernel: ModuleType, matrices: Sequence, ranks: Sequence[int], rank: int, limit: int):

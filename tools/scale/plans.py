@@ -39,9 +39,9 @@ class Machine:
 class Planned:
     """The plans of a model on so many GPUs, as the ranks see them that work together with rank 0."""
 
-    def __init__(self, kernel: ModuleType, weights: Sequence[Weights], gpus: int, chunk_bytes: int):
+    def __init__(self, kernel: ModuleType, weights: Sequence[Weights], gpus: int, chunk_bytes: int | None):
         self._kernel = kernel
-        self.gpus, self.limit = gpus, chunk_bytes // BYTES
+        self.gpus, self._chunk_bytes = gpus, chunk_bytes
         self.every = list(self._matrices(weights))
         self.exchanged = [matrix for matrix in self.every if matrix.has_owner]
         self.local = [matrix for matrix in self.every if not matrix.has_owner]
@@ -78,13 +78,15 @@ class Planned:
 
     def chunks(self, rank: int) -> list[list[tuple]]:
         """Return one rank's side of the chunks of each exchange, with its position among those who exchange them."""
-        plan_messages = self._kernel.plan.messages.plan_messages
-        sides = [(ranks, plan_messages(some, ranks, rank, self.limit)[0]) for ranks, some in self.exchanges(rank)]
+        plan, sides = self._kernel.plan, []
+        for ranks, some in self.exchanges(rank):
+            limit = plan.exchanges.chunk_elements(some, ranks, self._chunk_bytes)
+            sides.append((ranks, plan.messages.plan_messages(some, ranks, rank, limit)[0]))
         return [[(messages, ranks.index(rank)) for messages in chunks] for ranks, chunks in sides]
 
     def flop(self, matrix) -> int:
         """Return the FLOPs of one step of a matrix."""
-        return self._kernel.plan.matrix.flops(matrix.rows, matrix.cols)
+        return self._kernel.plan.costs.flops(matrix.rows, matrix.cols)
 
     def holders(self, matrix) -> Sequence[int]:
         """Return the ranks that have something of a matrix."""
@@ -110,7 +112,7 @@ class Planned:
             for _ in range(kind.count):
                 parameter = SimpleNamespace(number=number, name=kind.name, packed_dtype=WIRE, work_dtype=WIRE)
                 for index, (rows, cols) in enumerate(view.shapes):
-                    cost = plan.matrix.owners_cost(rows, cols, STEPS)
+                    cost = plan.costs.owners_cost(rows, cols, STEPS)
                     yield plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)
                 number += 1
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--link", type=float, default=50.0, help="GB/s of each GPU, one way: %(default)s (400 Gbit/s)")
     parser.add_argument("--latency", type=float, default=1.0, help="microseconds for each other rank: %(default)s")
     parser.add_argument("--rate", type=float, default=400.0, help="TFLOP/s of the products: %(default)s")
-    parser.add_argument("--chunk-bytes", type=int, default=256 * 2**20, help="as Muon's: %(default)s")
+    parser.add_argument("--chunk-bytes", type=int, help="as Muon's; by default as its model of wire and products says")
     parser.add_argument("--write", action="store_true", help="renew the results, the table and the figure of docs/")
     given = parser.parse_args(arguments)
     machine = Machine(given.link, given.latency, given.rate)
@@ -92,8 +92,8 @@ def table(results: dict) -> str:
         'An element has two bytes each way, as with `ns_dtype="bfloat16"`; float16 has four on its first way.\n'
         "Milliseconds are predicted, not measured: a GPU sends "
         f"{machine['link_gb_per_s']:g} GB/s, a collective takes {machine['microseconds_per_peer']:g} µs a peer,\n"
-        f"products run at {machine['tflop_per_s']:g} TFLOP/s, and exchanges overlap with them; chunks of "
-        f"{results['chunk_bytes'] / 2**20:g} MiB, of which {IN_FLIGHT} fly while one is worked on."
+        f"products run at {machine['tflop_per_s']:g} TFLOP/s, and exchanges overlap with them; {IN_FLIGHT} chunks fly "
+        "while one is worked on."
     )
 
 

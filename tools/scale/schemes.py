@@ -32,7 +32,7 @@ class Row:
     seconds: dict[str, float]  # of a step's exchanges and products, by scheme
 
 
-def plan(kernel: ModuleType, model: str, gpus: int, machine: Machine, chunk_bytes: int, sample: int = 4) -> Row:
+def plan(kernel: ModuleType, model: str, gpus: int, machine: Machine, chunk_bytes: int | None, sample: int = 4) -> Row:
     """Return what the plan of a model on `gpus` says, of the ranks with the largest loads and `sample` others."""
     planned = Planned(kernel, MODELS[model], gpus, chunk_bytes)
     flop = {matrix.key: planned.flop(matrix) for matrix in planned.every}

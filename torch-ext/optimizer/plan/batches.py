@@ -27,6 +27,17 @@ class Batch:
     packed_shape: tuple[int, int]
     packed_dtype: torch.dtype
 
+    @property
+    def work_bytes(self) -> int:
+        """What its orthogonalization holds at most: what is packed, the factors, and what `polar_factors` says."""
+        (m, n), iteration = sorted(self.packed_shape), self.iteration
+        work, chain = iteration.work_dtype.itemsize, iteration.chain_dtype.itemsize
+        single = not iteration.products.batched and not iteration.in_one_launch
+        together = 1 if single else matrices_together(self.matrices[0].parameter.device, (m, n), iteration)
+        squares = 2 if iteration.method == "standard" else 5
+        one = max(2 * m * n * work + squares * m * m * chain, m * n * (work + 4))
+        return len(self.matrices) * m * n * (self.packed_dtype.itemsize + work) + together * one
+
 
 def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
     """Return the batches of all `matrices`, those of one batch in their order.

@@ -11,12 +11,13 @@ from torch.distributed import ProcessGroup
 from ..parameters.settings import flag
 from .batches import Batch, grouped, plan_batches
 from .blocks import Block, blocks_of
+from .costs import useful_chunks
 from .layout import Layout, replica_subset
 from .matrix import Matrix, names_of_parameters
 from .messages import Messages, plan_messages
 from .process_groups import Ranks, shortened
 
-CHUNK_BYTES = 256 * 2**20
+MOST_CHUNK_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class ExchangeOptions:
     """How ranks share the work on matrices.
 
     process_group: ranks that each hold a copy of every plain parameter, as under DDP: they share the work.
-    chunk_bytes: of directions that a rank holds for each chunk of exchanged matrices; None: 256 MiB.
+    chunk_bytes: of directions that a rank holds for each chunk of exchanged matrices; None: as little as hides most of
+        the exchange behind the work by a model of both (`plan/costs.py`), and at most 256 MiB.
     chunks_in_flight: how many chunks may be on their way while one is worked on; more than two are of no use.
     sum_gram: where a matrix lies in parts along its long side, and that costs less, sum its Gram matrix over the ranks
         instead of sending the parts to an owner; updates are rounded differently. `explain()` says where.
@@ -79,35 +81,67 @@ class Exchange:
     position: int
     chunks: tuple[Chunk, ...]
     loads: tuple[int, ...]  # cost of each rank's matrices
+    in_flight: int  # chunks that may be on their way while one is worked on
+
+    @property
+    def _itemsizes(self) -> tuple[int, int]:
+        parameter = self.chunks[0].first.parameter
+        return parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
+
+    def sent_bytes(self) -> int:
+        """Return what this rank sends to others in a step."""
+        return sum(chunk.messages.sent_bytes(self.position, *self._itemsizes) for chunk in self.chunks)
+
+    def held_bytes(self) -> int:
+        """Return what this rank holds at most at a time: buffers of the chunks under way, and the work on a batch.
+
+        Where a rank has no gradient of what others have one of, zeros and a copy of its momentum come on top.
+        """
+        buffers = [chunk.messages.buffer_bytes(*self._itemsizes) for chunk in self.chunks]
+        together = max(sum(buffers[i : i + self.in_flight + 1]) for i in range(len(buffers)))
+        return together + max((each.batch.work_bytes for chunk in self.chunks for each in chunk.batches), default=0)
 
     def __str__(self) -> str:
-        parameter = self.chunks[0].first.parameter
-        sizes = parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
-        sent = sum(chunk.messages.sent_bytes(self.position, *sizes) for chunk in self.chunks)
         imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)
-        buffers = max(chunk.messages.buffer_bytes(*sizes) for chunk in self.chunks)
+        together = min(self.in_flight + 1, len(self.chunks))
         return (
             f"{len(self.chunks)} chunks among {len(self.ranks)} ranks, {2 * len(self.chunks)} messages; this rank "
-            f"sends {sent / 2**20:.1f} MiB a step, and has buffers of up to {buffers / 2**20:.1f} MiB for a chunk; the "
-            f"largest load is {imbalance:.2f} of the mean"
+            f"sends {self.sent_bytes() / 2**20:.1f} MiB a step, and holds up to {self.held_bytes() / 2**20:.1f} MiB, "
+            f"with {together} {'chunks' if together > 1 else 'chunk'} under way and one batch worked on; the largest "
+            f"load is {imbalance:.2f} of the mean"
         )
 
 
-def plan_exchanges(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[int]) -> tuple[Exchange, ...]:
+def plan_exchanges(matrices: Sequence[Matrix], rank: int, options: ExchangeOptions) -> tuple[Exchange, ...]:
     """Return what `rank` exchanges of `matrices`, which all have an owner.
 
-    A chunk holds matrices of at most `chunk_bytes`, None: CHUNK_BYTES, on each rank, or one for each part of a matrix.
+    A chunk holds matrices of at most `chunk_elements` on each rank, or one for each part of a matrix.
     """
+    chunk_bytes = options.chunk_bytes
     families = grouped(matrices, lambda matrix: matrix.parameter.family)
     exchanges = []
     # By ranks, so that two ranks that meet in several exchanges come to them in one order.
     for members in sorted(families, key=lambda members: members[0].parameter.sharers):
-        limit = (chunk_bytes or CHUNK_BYTES) // members[0].parameter.packed_dtype.itemsize
         for ranks, replicas in replica_groups(members, rank).items():
-            messages, loads = plan_messages(replicas, ranks, rank, limit)
+            messages, loads = plan_messages(replicas, ranks, rank, chunk_elements(replicas, ranks, chunk_bytes))
             chunks = tuple(_chunk(each, chunk_bytes) for each in messages)
-            exchanges.append(Exchange(ranks, ranks.index(rank), chunks, loads))
+            exchanges.append(Exchange(ranks, ranks.index(rank), chunks, loads, options.chunks_in_flight))
     return tuple(exchanges)
+
+
+def chunk_elements(matrices: Sequence[Matrix], ranks: Ranks, chunk_bytes: Optional[int]) -> int:
+    """Return how many elements a rank holds at most of a chunk of `matrices`, which `ranks` exchange.
+
+    They are those of `chunk_bytes`; None: of as many chunks as are useful, of MOST_CHUNK_BYTES each at most.
+    """
+    parameter = matrices[0].parameter
+    packed, work = parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
+    if chunk_bytes is not None:
+        return chunk_bytes // packed
+    held = sum(matrix.rows * matrix.cols * matrix.shards.layout.copies for matrix in matrices) / len(ranks)
+    cost = sum(matrix.cost for matrix in matrices) / len(ranks)
+    useful = useful_chunks(held * (packed + work), cost, len(ranks))
+    return min(math.ceil(held / useful), MOST_CHUNK_BYTES // packed)
 
 
 def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Matrix]]:

@@ -7,21 +7,14 @@ from typing import Callable, Hashable, Iterable, Optional
 
 import torch
 
-from ..iteration import Iteration, iteration_costs
-from ..kernels.products import SINGLE
+from ..iteration import Iteration
 from ..learning_rate import step_multiplier
 from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group
 from ..schedules import Schedule
+from .costs import WORTH_SENDING, flops, owners_cost
 from .process_groups import Ranks, this_rank
 from .shards import Part, Shards
-
-# FLOPs in whose time an element goes over the wire: 4e14 FLOPs and 5e10 bytes a second, of two bytes each. It keeps
-# long thin matrices, which cost few FLOPs, from meeting on one rank.
-FLOPS_OF_AN_ELEMENT = 2**14
-
-# Copies of a matrix are orthogonalized once, and sent, where a step costs more FLOPs; a guess, not measured.
-WORTH_SENDING = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,16 +126,6 @@ class Matrix:
         if not self.shards.is_whole(self.index):
             return True
         return self.shards.layout.copies > 1 and flops(self.rows, self.cols) > WORTH_SENDING
-
-
-def flops(rows: int, cols: int) -> int:
-    """Return the FLOPs of one step of the standard iteration, 4 m² n + 2 m³, by products that save nothing."""
-    return int(iteration_costs(*sorted((rows, cols)), 1, 1, SINGLE)[0])
-
-
-def owners_cost(rows: int, cols: int, steps: int) -> int:
-    """Return what a matrix costs its owner, in FLOPs: so many steps, and the way there and back."""
-    return steps * flops(rows, cols) + FLOPS_OF_AN_ELEMENT * rows * cols
 
 
 def names_of_parameters(matrices: Iterable[Matrix]) -> tuple[str, ...]:

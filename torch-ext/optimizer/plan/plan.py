@@ -87,7 +87,7 @@ def make_plan(
     return Plan(
         matrices=tuple(matrices),
         batches=plan_batches(local),
-        exchanges=plan_exchanges(exchanged, this_rank(), options.chunk_bytes),
+        exchanges=plan_exchanges(exchanged, this_rank(), options),
         sums=plan_sums(summed, this_rank(), options.chunk_bytes),
         fallback=tuple(_fallback_batches(groups, replica_ranks)),
         terms=terms_of(groups, common_line, replica_ranks, state),

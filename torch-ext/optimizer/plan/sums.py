@@ -8,9 +8,10 @@ from typing import Hashable, Optional, Sequence
 from ..iteration import iteration_costs, summed_iteration
 from ..kernels.products import SINGLE
 from .batches import grouped, slices
-from .exchanges import CHUNK_BYTES
+from .costs import FLOPS_OF_AN_ELEMENT, flops
+from .exchanges import MOST_CHUNK_BYTES
 from .layout import length
-from .matrix import FLOPS_OF_AN_ELEMENT, Matrix, flops, names_of_parameters
+from .matrix import Matrix, names_of_parameters
 from .process_groups import Ranks, shortened
 
 
@@ -52,14 +53,14 @@ def as_summed(matrix: Matrix) -> Optional[Matrix]:
 def plan_sums(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[int]) -> tuple[tuple[SummedBatch, ...], ...]:
     """Return what `rank` works on with others that sum Gram matrices, those of the same ranks together.
 
-    A batch packs at most `chunk_bytes`, None: CHUNK_BYTES, on each rank, or is one matrix.
+    A batch packs at most `chunk_bytes`, None: MOST_CHUNK_BYTES, on each rank, or is one matrix.
     """
     here = [matrix for matrix in matrices if rank in matrix.holders]
     batches: list[SummedBatch] = []
     for members in grouped(here, _batch_key):
         first = members[0]
         bytes_of_one = first.part_size * first.parameter.packed_dtype.itemsize
-        count = max(1, (chunk_bytes or CHUNK_BYTES) // bytes_of_one) if first.iteration.products.batched else 1
+        count = max(1, (chunk_bytes or MOST_CHUNK_BYTES) // bytes_of_one) if first.iteration.products.batched else 1
         batches += [_batch(some, rank) for some in slices(members, count)]
     return tuple(map(tuple, sorted(grouped(batches, lambda batch: batch.ranks), key=lambda some: some[0].ranks)))
 

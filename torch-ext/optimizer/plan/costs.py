@@ -1,0 +1,45 @@
+"""What work costs: FLOPs of an owner, and how many chunks a step is cut into, by a model of links and GPUs.
+
+The rates are those of one GPU of 2024 with a 400 Gbit/s link, and the same on every rank, so that all plan alike.
+`python -m tools.scale.report` shows what follows from them, `python -m tools.scale.calibrate` measures them in a trace.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..iteration import iteration_costs
+from ..kernels.products import SINGLE
+
+FLOPS_PER_SECOND = 4e14  # of products in half precision
+BYTES_PER_SECOND = 5e10  # that a rank sends
+SECONDS_PER_PEER = 1e-6  # that a collective takes for each other rank, whatever is sent
+
+# FLOPs in whose time an element of two bytes goes over the wire. It keeps long thin matrices, which cost few FLOPs,
+# from meeting on one rank.
+FLOPS_OF_AN_ELEMENT = int(2 * FLOPS_PER_SECOND / BYTES_PER_SECOND)
+
+# Copies of a matrix are orthogonalized once, and sent, where a step costs more FLOPs; a guess, not measured.
+WORTH_SENDING = 2**28
+
+
+def flops(rows: int, cols: int) -> int:
+    """Return the FLOPs of one step of the standard iteration, 4 m² n + 2 m³, by products that save nothing."""
+    return int(iteration_costs(*sorted((rows, cols)), 1, 1, SINGLE)[0])
+
+
+def owners_cost(rows: int, cols: int, steps: int) -> int:
+    """Return what a matrix costs its owner, in FLOPs: so many steps, and the way there and back."""
+    return steps * flops(rows, cols) + FLOPS_OF_AN_ELEMENT * rows * cols
+
+
+def useful_chunks(sent_bytes: float, work_flops: float, ranks: int) -> int:
+    """Return into how many chunks an exchange is best cut, of which a rank sends and works on so much.
+
+    With W seconds of products and S seconds on the wire, K chunks take about max(W, S) + min(W, S) / K + K c: what is
+    shorter is hidden but for one chunk's share, and each chunk costs c, the latency of its two messages. The least of
+    that is at K = sqrt(min(W, S) / c).
+    """
+    shorter = min(work_flops / FLOPS_PER_SECOND, sent_bytes / BYTES_PER_SECOND)
+    latency = 2 * SECONDS_PER_PEER * max(ranks - 1, 1)
+    return max(1, round(math.sqrt(shorter / latency)))
