@@ -87,7 +87,8 @@ class Matrix:
     multiplier: float  # of the learning rate
     iteration: Iteration
     shards: Optional[Shards]  # the parameter's; in an exchange, limited to the replicas that work together
-    cost: int  # by `owners_cost`
+    cost: int  # to its owner, by `owners_cost`; to each rank of a team, by `team_cost`
+    team_size: int = 1  # ranks that work on it together
 
     @property
     def key(self) -> tuple[int, int]:
@@ -98,6 +99,11 @@ class Matrix:
     def batch_key(self) -> Hashable:
         """What matrices of one batch have in common."""
         return self.parameter.family, self.rows, self.cols, self.multiplier
+
+    @property
+    def work(self) -> int:
+        """What it costs all ranks that work on it."""
+        return self.cost * self.team_size
 
     @property
     def holders(self) -> Ranks:
