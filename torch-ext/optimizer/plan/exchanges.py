@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
@@ -15,6 +16,7 @@ from .layout import Layout, replica_subset
 from .matrix import Matrix, names_of_parameters
 from .messages import Messages, plan_messages
 from .process_groups import Ranks, shortened
+from .shards import shards_of
 
 CHUNK_BYTES = 256 * 2**20
 
@@ -98,10 +100,12 @@ def plan_exchanges(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[
 
     A chunk holds matrices of at most `chunk_bytes`, None: CHUNK_BYTES, on each rank, or one for each part of a matrix.
     """
-    families = grouped(matrices, lambda matrix: matrix.parameter.family)
+    by_parameter = (list(some) for _, some in itertools.groupby(matrices, lambda matrix: matrix.parameter))
+    families = grouped(by_parameter, lambda some: some[0].parameter.family)
     exchanges = []
     # By ranks, so that two ranks that meet in several exchanges come to them in one order.
-    for members in sorted(families, key=lambda members: members[0].parameter.sharers):
+    for family in sorted(families, key=lambda family: family[0][0].parameter.sharers):
+        members = list(itertools.chain.from_iterable(family))
         limit = (chunk_bytes or CHUNK_BYTES) // members[0].parameter.packed_dtype.itemsize
         for ranks, replicas in replica_groups(members, rank).items():
             messages, loads = plan_messages(replicas, ranks, rank, limit)
@@ -117,17 +121,19 @@ def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Ma
     takes no longer than that; the others form groups of their own and repeat it. For example, of 64 replicas of 10
     equal matrices groups of 16 are formed: more owners would only send each result to more ranks.
     """
-    costs = [matrix.cost for matrix in matrices if matrix.shards.layout.copies > 1] or [1]
+    costs = [matrix.cost for matrix in matrices if matrix.shards.copies > 1] or [1]
     useful = max(2, math.ceil(sum(costs) / max(costs)))
     groups: dict[Ranks, list[Matrix]] = {}
     counts: dict[Layout, int] = {}
-    for matrix in matrices:
-        layout = matrix.shards.layout
+    for shards, some in itertools.groupby(matrices, lambda matrix: matrix.shards):
+        members, layout, copies = list(some), shards.layout, shards.copies
         if layout not in counts:
-            divisors = (count for count in range(1, layout.copies) if layout.copies % count == 0)
-            counts[layout] = next((count for count in divisors if count * matrix.parts >= useful), layout.copies)
-        shards = matrix.shards._replace(layout=replica_subset(layout, counts[layout], rank))
-        groups.setdefault(shards.layout.mesh.members, []).append(replace(matrix, shards=shards))
+            divisors = (count for count in range(1, copies) if copies % count == 0)
+            counts[layout] = next((count for count in divisors if count * members[0].parts >= useful), copies)
+        if counts[layout] < copies:
+            layout = replica_subset(layout, counts[layout], rank)
+            members = [replace(matrix, shards=shards_of(shards.view, layout)) for matrix in members]
+        groups.setdefault(layout.mesh.members, []).extend(members)
     return groups
 
 
