@@ -19,7 +19,7 @@ from .exchanges import Exchange, ExchangeOptions, plan_exchanges
 from .layout import layout_of, local_part
 from .matrix import Matrix, Parameter
 from .process_groups import Ranks, this_rank
-from .shards import Shards, check_shards
+from .shards import check_shards, shards_of
 from .sums import SummedBatch, as_summed, plan_sums
 
 State = Mapping[Tensor, Mapping[str, Tensor]]
@@ -124,7 +124,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
         schedule = resolve_schedule(group["ns_coefficients"], group["ns_steps"])
         for position, (name, p) in enumerate(zip(names_of(group), group["params"])):
             view, layout = view_in_group(name, p, group), layout_of(name, p, replica_ranks)
-            shards = None if layout is None else Shards(view, layout)
+            shards = None if layout is None else shards_of(view, layout)
             if shards is not None:
                 check_shards(name, shards)
             # A frozen parameter has no momentum yet; what it gets later is like the parameter.

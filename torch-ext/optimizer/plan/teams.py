@@ -6,12 +6,15 @@ polar factor back (`step/team.py`). The products with the long side are shared, 
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
 from ..iteration import Iteration, summed_iteration
-from .batches import Batch
+from .batches import Batch, grouped, plan_batches
 from .costs import team_cost
+from .layout import Layout
 from .matrix import Matrix
 from .process_groups import Ranks
 
@@ -31,28 +34,39 @@ class Team:
         return self.batch.matrices[0]
 
 
+def team_of(matrix: Matrix, ranks: Sequence[int]) -> Team:
+    """Return the team of a matrix; the first of `ranks` owns it."""
+    (batch,), (m, n), members = plan_batches([matrix]), sorted((matrix.rows, matrix.cols)), len(ranks)
+    ends = [n * i // members for i in range(members + 1)]
+    widths = tuple(stop - start for start, stop in zip(ends, ends[1:]))
+    return Team(batch, tuple(sorted(ranks)), ranks[0], widths)
+
+
 def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix]:
     """Return `matrices` in their order, the most costly of them for teams, as far as that makes a step shorter.
 
-    A step is as long as the larger of two: all work over all ranks, and the largest work of one. Sharing a matrix makes
-    the second smaller and the first larger, as its m x m products are made by each member. All ranks decide alike.
+    A step is as long as the larger of two: all work over all ranks, and the largest work of one rank. Sharing a matrix
+    makes the second smaller and the first larger, as its m x m products are made by each member. All ranks decide
+    alike, and the same of matrices of one cost.
     """
-    shared = {matrix: _shared(matrix, ranks_per_matrix) for matrix in matrices} if ranks_per_matrix > 1 else {}
-    ranks = max((len(matrix.parameter.sharers) for matrix in matrices), default=1)
-    total = sum(matrix.cost for matrix in matrices)
-    order = sorted((m for m in matrices if shared.get(m)), key=lambda m: -m.cost)
-    single = max((matrix.cost for matrix in matrices if not shared.get(matrix)), default=0)
-    best, chosen = max([total / ranks, *(m.cost for m in matrices)]), 0
-    for count, matrix in enumerate(order, 1):
-        total += shared[matrix].work - matrix.cost
-        following = order[count].cost if count < len(order) else 0
-        if following == matrix.cost:  # equal ones together
-            continue
-        largest = max([single, following, *(shared[m].cost for m in order[:count])])
-        if max(total / ranks, largest) < best:
-            best, chosen = max(total / ranks, largest), count
-    taken = set(order[:chosen])
-    return [shared[matrix] if matrix in taken else matrix for matrix in matrices]
+    if ranks_per_matrix == 1:
+        return list(matrices)
+    ranks = len(matrices[0].parameter.sharers)
+    work = sum(matrix.cost for matrix in matrices)
+    of_cost = grouped(sorted(matrices, key=lambda matrix: -matrix.cost), lambda matrix: matrix.cost)
+    taken: dict[Matrix, Matrix] = {}
+    largest_of_teams = 0
+    for some, following in itertools.zip_longest(of_cost, of_cost[1:], fillvalue=[]):
+        shared = {matrix: _shared(matrix, ranks_per_matrix) for matrix in some}
+        if None in shared.values():
+            break
+        shorter_work = work + sum(shared[matrix].work - matrix.cost for matrix in some)
+        largest = max([largest_of_teams, *(m.cost for m in shared.values()), *(m.cost for m in following[:1])])
+        if max(shorter_work / ranks, largest) >= max(work / ranks, some[0].cost):
+            break
+        taken.update(shared)
+        work, largest_of_teams = shorter_work, max(m.cost for m in taken.values())
+    return [taken.get(matrix, matrix) for matrix in matrices]
 
 
 def teams_among(ranks: Ranks, size: int) -> list[Ranks]:
@@ -64,19 +78,22 @@ def teams_among(ranks: Ranks, size: int) -> list[Ranks]:
 
 
 def _shared(matrix: Matrix, size: int) -> Optional[Matrix]:
-    """Return the matrix as a team's, None where there is none for it, or its iteration cannot be shared.
-
-    A team is among the ranks of one copy, so that it stays one whichever copies work together.
-    """
-    copies: dict[tuple[int, ...], list[int]] = {}
-    for rank in matrix.holders:
-        copies.setdefault(matrix.shards.layout.copy_of(rank), []).append(rank)
+    """Return the matrix as a team's; None where there is no team for it, or its iteration cannot be shared."""
     iteration = _iteration(matrix)
-    if iteration is None or not all(teams_among(tuple(ranks), size) for ranks in copies.values()):
+    if iteration is None or not _has_teams(matrix.shards.layout, matrix.holders, size):
         return None
     m, n = sorted((matrix.rows, matrix.cols))
     cost = team_cost((m, n), len(matrix.parameter.schedule), len(iteration.windows), size)
     return replace(matrix, iteration=iteration, cost=cost, team_size=size)
+
+
+@functools.lru_cache(maxsize=256)
+def _has_teams(layout: Layout, holders: Ranks, size: int) -> bool:
+    """Whether each copy has a team among its own ranks, so that there is one whichever copies work together."""
+    copies: dict[tuple[int, ...], list[int]] = {}
+    for rank in holders:
+        copies.setdefault(layout.copy_of(rank), []).append(rank)
+    return all(teams_among(tuple(ranks), size) for ranks in copies.values())
 
 
 def _iteration(matrix: Matrix) -> Optional[Iteration]:
