@@ -31,8 +31,8 @@ class ExchangeOptions:
     chunk_bytes: of directions that a rank holds for each chunk of exchanged matrices; None: as little as hides most of
         the exchange behind the work by a model of both (`plan/costs.py`), and at most 256 MiB.
     chunks_in_flight: how many chunks may be on their way while one is worked on; more than two are of no use.
-    ranks_per_matrix: how many neighbouring ranks, say those of a node, may work on one matrix together where it would
-        take one of them longer than the rest of a step; updates are rounded differently. 1: none. `explain()` says which.
+    ranks_per_matrix: how many neighbouring ranks, say those of a node, may work on one matrix together, where it would
+        take one of them longer than the rest of a step; updates are rounded differently. `explain()` says where.
     sum_gram: where a matrix lies in parts along its long side, and that costs less, sum its Gram matrix over the ranks
         instead of sending the parts to an owner; updates are rounded differently. `explain()` says where.
     """
