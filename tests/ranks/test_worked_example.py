@@ -20,7 +20,7 @@ def example(kernel):
 
 
 def test_the_messages_are_those_of_the_header(kernel):
-    holder, owner, owners = example(kernel)
+    holder, owner, owners, _ = example(kernel)
     assert [(matrix.key, rank) for matrix, rank in owners] == [((0, 0), 0), ((1, 0), 1)]
     assert (holder.sent, owner.received, owner.sent, holder.received) == ((8, 4), (8, 8), (8, 8), (8, 4))
     assert (holder.direction_places, holder.presence_places) == ((0, 8), ((0, 4), (1, 10)))

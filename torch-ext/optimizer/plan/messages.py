@@ -70,9 +70,7 @@ class Messages(NamedTuple):
     holder: HolderSide
     owner: OwnerSide
     owners: tuple[tuple[Matrix, int], ...]
-    teams: tuple[
-        tuple[Matrix, tuple[int, ...]], ...
-    ]  # that this rank is in: the matrix, and their ranks, its owner first
+    teams: tuple[tuple[Matrix, tuple[int, ...]], ...]  # that this rank is in: matrix, and ranks from the owner on
 
     def sent_bytes(self, position: int, packed: int, work: int) -> int:
         """Return what goes to other ranks in both exchanges from the rank at this position among them."""

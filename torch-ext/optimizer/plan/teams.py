@@ -36,7 +36,7 @@ class Team:
 
 def team_of(matrix: Matrix, ranks: Sequence[int]) -> Team:
     """Return the team of a matrix; the first of `ranks` owns it."""
-    (batch,), (m, n), members = plan_batches([matrix]), sorted((matrix.rows, matrix.cols)), len(ranks)
+    (batch,), n, members = plan_batches([matrix]), max(matrix.rows, matrix.cols), len(ranks)
     ends = [n * i // members for i in range(members + 1)]
     widths = tuple(stop - start for start, stop in zip(ends, ends[1:]))
     return Team(batch, tuple(sorted(ranks)), ranks[0], widths)

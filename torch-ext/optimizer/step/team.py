@@ -1,4 +1,4 @@
-"""A matrix that a team of ranks works on together: its columns go to the members, and come back as the polar factor's."""
+"""A matrix that a team of ranks works on together: its columns go to the members, those of the factor come back."""
 
 from __future__ import annotations
 
