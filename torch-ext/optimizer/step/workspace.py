@@ -15,7 +15,7 @@ from torch import Tensor
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
 from ..plan.batches import Batch, grouped
-from ..plan.exchanges import Chunk, OwnedBatch
+from ..plan.exchanges import Chunk
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix, Parameter
 from ..plan.plan import Plan, State, local_indices
@@ -23,6 +23,7 @@ from ..plan.process_groups import this_rank
 from ..plan.shards import local_rows
 from ..plan.sums import SummedBatch
 from ..rules.descent import HALVES, as_tensor
+from .owned import LocalOwned, local_owned
 
 
 class LocalParameter:
@@ -145,7 +146,7 @@ class LocalChunk(NamedTuple):
     verdicts_in: Tensor  # of each part's flag in what comes back
     presence_in: Tensor  # (3, flags): owned matrix, place of the flag, place of the same part's flag from another copy
     verdicts_out: Tensor  # (2, flags): owned matrix, place of the flag
-    owned: Sequence[tuple[OwnedBatch, Tensor]]  # with the positions of its matrices among all that are owned
+    owned: Sequence[LocalOwned]
 
 
 class Workspace:
@@ -207,7 +208,7 @@ class Workspace:
             verdicts_in=indices(holder.verdict_places),
             presence_in=indices(owner.presence_places, (-1, 3)).T,
             verdicts_out=indices(owner.verdict_places, (-1, 2)).T,
-            owned=[(owned, indices(owned.positions)) for owned in chunk.batches],
+            owned=[local_owned(owned, chunk.first.parameter.device) for owned in chunk.batches],
         )
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:
