@@ -21,6 +21,7 @@ from .matrix import Matrix, Parameter
 from .process_groups import Ranks, this_rank
 from .shards import check_shards, shards_of
 from .sums import SummedBatch, as_summed, plan_sums
+from .teams import Team
 
 State = Mapping[Tensor, Mapping[str, Tensor]]
 Groups = Sequence[Group]
@@ -54,6 +55,11 @@ class Plan:
     def summed(self) -> dict[tuple[int, int], SummedBatch]:
         """Return the batch of each matrix whose Gram matrix is summed, by the matrix's key."""
         return {matrix.key: batch for batches in self.sums for batch in batches for matrix in batch.matrices}
+
+    def teams(self) -> list[Team]:
+        """Return a team for each set of ranks that this one works on matrices together with."""
+        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
+        return list({team.ranks: team for chunk in chunks for team, _ in chunk.teams}.values())
 
     def all_batches(self) -> list[Batch]:
         """Return every batch that this process orthogonalizes."""

@@ -6,17 +6,15 @@ same Q. A window of the Gram iteration takes a sum of m x m over the ranks, and 
 
 from __future__ import annotations
 
-from typing import Callable, Generator, Iterator
+from typing import Generator, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..iteration import Iteration
 from ..plan.process_groups import explaining_timeouts
-from ..polar import frobenius_norm, normalize, window_product
-from ..schedules import Schedule
+from ..polar import factor_of_parts
 from .batch import UpdateNorms
 from .polar_update import update_of_factors
 from .recipe import Recipes
@@ -50,53 +48,18 @@ def update_sum_(
     return [UpdateNorms(norms.where(present > 0, 0.0), factor.numel(), work.multiplier, recipe.descent.lr)]
 
 
-def factor_of_parts(
-    wide: Tensor, counts: Tensor, iteration: Iteration, eps: float
-) -> Generator[Tensor, None, tuple[Tensor, Tensor]]:
-    """Return this rank's columns of the polar factors of wide matrices, and the sum of all ranks' `counts`.
-
-    `wide` (B, m, n_r) are this rank's columns, `counts` (B) float64. Yields each tensor that is to be summed over the
-    ranks, in place, before it goes on: first squared norms and counts, then for each window of the iteration a Gram
-    matrix, in float32 at least.
-    """
-    sums = torch.stack([frobenius_norm(wide).flatten().square(), counts])
-    yield sums
-    squares, counts = sums
-    X = normalize(wide, iteration.work_dtype, eps, iteration.scale, squares.sqrt().view(-1, 1, 1))
-    del wide
-    for window in iteration.windows:
-        R = _each(iteration, X.to(iteration.chain_dtype), iteration.products.gram)
-        R = R.to(torch.promote_types(R.dtype, torch.float32))
-        yield R
-        X = _times_window(iteration, R.to(iteration.chain_dtype), window, X)
-    return X, counts.float()
-
-
 def _presence(parts: ShardedParts, count: int) -> Tensor:
     """Return, float64 (B) on the CPU, 1 where this rank has a gradient."""
     present = [float(bool(parts.parts) and i not in parts.absent) for i in range(count)]
     return torch.tensor(present, dtype=torch.float64, device="cpu")
 
 
-@record_function("muon.orthogonalize")
-def _times_window(iteration: Iteration, R: Tensor, window: Schedule, X: Tensor) -> Tensor:
-    """Return Q X for the window's product Q, from the Gram matrices R of whole matrices."""
-    Q = _each(iteration, R, lambda matrices: window_product(matrices, window, iteration.products))
-    return torch.bmm(Q.to(X.dtype), X)
-
-
-def _each(iteration: Iteration, matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `function` of matrices (B, m, n), one at a time where the products take only one."""
-    if iteration.products.batched:
-        return function(matrices)
-    return torch.stack([function(matrix) for matrix in matrices])
-
-
 def _summed_(sums: Generator, work: LocalBatch, group: dist.ProcessGroup) -> Iterator[None]:
     """Sum over the ranks, in place, what `sums` yields, and return its result; yields while a sum is on its way."""
     while True:
         try:
-            values = next(sums)
+            with record_function("muon.orthogonalize"):
+                values = next(sums)
         except StopIteration as end:
             return end.value
         with record_function("muon.send"), explaining_timeouts("parts", work.batch.names):

@@ -37,6 +37,9 @@ def _connections(plan: Plan) -> Iterator[Stage]:
         yield f"connect {len(ranks)} ranks that share parameters", partial(_reduce_a_number, ranks, terms.device)
     for exchange in plan.exchanges:
         yield f"connect {len(exchange.ranks)} ranks that exchange matrices", partial(_exchange_a_byte, exchange)
+    for team in plan.teams():
+        device = team.matrix.parameter.device
+        yield f"connect {len(team.ranks)} ranks that share matrices", partial(_reduce_a_number, team.ranks, device)
     for batches in plan.sums:
         ranks, device = batches[0].ranks, batches[0].first.parameter.device
         yield f"connect {len(ranks)} ranks that sum Gram matrices", partial(_reduce_a_number, ranks, device)
