@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Callable, Generator, Optional, Sequence, Union
 
 import torch
@@ -169,7 +170,8 @@ def factor_of_parts(
         R = _each(iteration, X.to(iteration.chain_dtype), iteration.products.gram)
         R = R.to(torch.promote_types(R.dtype, torch.float32))
         yield R
-        Q = _each(iteration, R.to(iteration.chain_dtype), lambda R: window_product(R, window, iteration.products))
+        steps = partial(window_product, window=window, products=iteration.products)
+        Q = _each(iteration, R.to(iteration.chain_dtype), steps)
         X = torch.bmm(Q.to(X.dtype), X)
     return X, counts.float()
 

@@ -106,7 +106,9 @@ class Exchange:
         """
         buffers = [chunk.messages.buffer_bytes(*self._itemsizes) for chunk in self.chunks]
         together = max(sum(buffers[i : i + self.in_flight + 1]) for i in range(len(buffers)))
-        return together + max((each.batch.work_bytes for chunk in self.chunks for each in chunk.batches), default=0)
+        batches = [each.batch.work_bytes for chunk in self.chunks for each in chunk.batches]
+        teams = [team.work_bytes for chunk in self.chunks for team, _ in chunk.teams]
+        return together + max([*batches, *teams], default=0)
 
     def __str__(self) -> str:
         imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)

@@ -56,6 +56,13 @@ class Plan:
         """Return the batch of each matrix whose Gram matrix is summed, by the matrix's key."""
         return {matrix.key: batch for batches in self.sums for batch in batches for matrix in batch.matrices}
 
+    def shared_work(self) -> dict[tuple[int, int], str]:
+        """Return how several ranks work on a matrix together, for each such one, by the matrix's key."""
+        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
+        matrices = (matrix for chunk in chunks for matrix, _ in chunk.messages.owners if matrix.team_size > 1)
+        teams = {matrix.key: f"{matrix.iteration}, by {matrix.team_size} ranks together" for matrix in matrices}
+        return {**teams, **{key: str(batch) for key, batch in self.summed().items()}}
+
     def teams(self) -> list[Team]:
         """Return a team for each set of ranks that this one works on matrices together with."""
         chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)

@@ -33,6 +33,13 @@ class Team:
         """The matrix."""
         return self.batch.matrices[0]
 
+    @property
+    def work_bytes(self) -> int:
+        """What a member holds at most, the owner's whole matrix and factor included, each twice as they are cut."""
+        (m, n), iteration = sorted(self.batch.packed_shape), self.matrix.iteration
+        packed, work = self.batch.packed_dtype.itemsize, iteration.work_dtype.itemsize
+        return 2 * m * n * (packed + work) + m * max(self.widths) * (packed + 2 * work + 4) + 6 * m * m * 4
+
 
 def team_of(matrix: Matrix, ranks: Sequence[int]) -> Team:
     """Return the team of a matrix; the first of `ranks` owns it."""
