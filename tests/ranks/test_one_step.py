@@ -126,6 +126,27 @@ def test_optimizers_of_like_parameters_are_told_apart(pools, case):
         assert unmoved
 
 
+def unlike_in_turn(kernel):
+    """An optimizer of many sets of copies and one of none, of which the last rank leaves the first one out once."""
+    cases = Case(MODEL), Case((Spec("up.weight", (12, 8), LAYOUTS["rows"]),))
+    pairs = [(case, *built(kernel, case)) for case in cases]
+    for step in range(1, 4):
+        for case, optimizer, params in pairs[step == 2 and dist.get_rank() == 3 :]:
+            set_gradients(case, params, step)
+            try:
+                optimizer.step()
+                optimizer.state_dict()
+            except RuntimeError as error:
+                return str(error)
+    return None
+
+
+def test_optimizers_of_unlike_parameters_are_told_apart(pools):
+    """Whatever they have to say, the ranks' messages have one length."""
+    for error in pools(4).run(unlike_in_turn):
+        assert "did not take the same step" in error and "rank 3" in error
+
+
 def test_optimizers_in_one_order_go_on(pools):
     specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]), Spec("up.bias", (12,), LAYOUTS["rows"]))
     assert pools(4).run(two_in_turn, Case(specs), False, False) == [None] * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from typing import Any, Container, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Container, Iterator, NamedTuple, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,17 +25,9 @@ class Copies(NamedTuple):
     """Parameters that lie alike and in several copies: what the copies of a part do must be the same."""
 
     positions: tuple[int, ...]  # of those of which this rank's part is not empty, among the parameters of the terms
-    parts: int  # in how many parts each copy lies
+    sharers: tuple[Ranks, ...]  # of each part, the ranks that have a copy of it
     part: int  # the one that this rank has
-    part_of: Mapping[int, int]  # that each rank has
-
-    def slots(self, code: int) -> list[Optional[int]]:
-        """Return a place for each part, with `code` in that of this rank's part and None in the others'."""
-        return [code if part == self.part else None for part in range(self.parts)]
-
-    def sharers(self, part: int) -> list[int]:
-        """Return the ranks that have a copy of a part, in rising order."""
-        return sorted(rank for rank, its in self.part_of.items() if its == part)
+    weight: int  # of this rank among the sharers of its part, by `counterweight`
 
 
 class Terms(NamedTuple):
@@ -47,6 +39,7 @@ class Terms(NamedTuple):
     places: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and where it is there
     device: torch.device
     copies: tuple[Copies, ...]
+    weight: int  # of this rank among all, by `counterweight`
     digest: str  # of `fixed`
 
     @property
@@ -92,13 +85,23 @@ def terms_of(
             line, local = _line_of(name, p, layout, group) + frozen, local_part(p)
             entry = _Shared(name, line, (number, position), local.device, layout, not local.numel())
             shared.setdefault(layout.mesh.members, []).append(entry)
-    return {ranks: _terms(common_line, parameters) for ranks, parameters in shared.items()}
+    return {ranks: _terms(ranks, common_line, parameters) for ranks, parameters in shared.items()}
 
 
-def _terms(common_line: str, parameters: Sequence[_Shared]) -> Terms:
+def counterweight(ranks: Ranks) -> int:
+    """Return this rank's factor, of factors whose sum over `ranks` is 0.
+
+    Equal numbers times these sum to 0. Random numbers that are not all equal do so by chance alone. So one number,
+    summed over ranks, tells whether all have the same.
+    """
+    return 1 - len(ranks) if this_rank() == ranks[0] else 1
+
+
+def _terms(ranks: Ranks, common_line: str, parameters: Sequence[_Shared]) -> Terms:
     names, lines, places, devices, _, _ = zip(*parameters)
     digest = hashlib.sha256("\n".join((common_line, *lines)).encode()).hexdigest()
-    return Terms(common_line, names, lines, places, devices[0], tuple(_copies(parameters)), digest)
+    copies = tuple(_copies(parameters))
+    return Terms(common_line, names, lines, places, devices[0], copies, counterweight(ranks), digest)
 
 
 def _copies(parameters: Sequence[_Shared]) -> Iterator[Copies]:
@@ -109,9 +112,13 @@ def _copies(parameters: Sequence[_Shared]) -> Iterator[Copies]:
             alike.setdefault((parameter.layout.mesh, parameter.layout.splits), []).append(position)
     for positions in alike.values():
         layout = parameters[positions[0]].layout
-        part_of = {rank: layout.part_of(rank) for rank in layout.mesh.ranks}
+        sharers: dict[int, list[int]] = {}
+        for rank in layout.mesh.members:
+            sharers.setdefault(layout.part_of(rank), []).append(rank)
         here = tuple(position for position in positions if not parameters[position].is_empty)
-        yield Copies(here, layout.parts, part_of[this_rank()], part_of)
+        part = layout.part_of(this_rank())
+        in_order = tuple(tuple(sharers[number]) for number in range(len(sharers)))
+        yield Copies(here, in_order, part, counterweight(in_order[part]))
 
 
 def check_agreement(ranks: Ranks, lines: Sequence[str], device: torch.device, names: str) -> None:

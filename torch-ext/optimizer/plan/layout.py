@@ -73,16 +73,11 @@ class Layout(NamedTuple):
         return tuple(index for split, index in coordinates if split is None)
 
     def part_of(self, rank: int) -> int:
-        """Return the number of the part that `rank` has: copies of one part have one number, below `parts`."""
+        """Return the number, from 0 on, of the part that `rank` has: copies of one part have one number."""
         number = 0
         for split, size, index in zip(self.splits, self.mesh.shape, self.mesh.coordinates(rank)):
             number = number if split is None else number * size + index
         return number
-
-    @property
-    def parts(self) -> int:
-        """In how many parts each copy lies."""
-        return len(self.mesh.ranks) // self.copies
 
 
 @functools.cache

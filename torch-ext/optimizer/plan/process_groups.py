@@ -58,11 +58,20 @@ def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[Ranks]:
     return ranks
 
 
+def all_reduce_sum_(values: Tensor, ranks: Ranks, what: str, names: str = "") -> None:
+    """Make each of `values`, which `what` names, the sum of those of all `ranks`; all of them must call it."""
+    _all_reduce_(values, dist.ReduceOp.SUM, ranks, what, names)
+
+
 def all_reduce_max_(values: Tensor, ranks: Ranks, what: str, names: str = "") -> None:
     """Make each of `values`, which `what` names, the largest that one of `ranks` has; all of them must call it."""
+    _all_reduce_(values, dist.ReduceOp.MAX, ranks, what, names)
+
+
+def _all_reduce_(values: Tensor, op: dist.ReduceOp, ranks: Ranks, what: str, names: str) -> None:
     group = group_of(ranks, names)
     with explaining_timeouts(what, names):
-        dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(values, op, group=group)
 
 
 def gathered(value: Any, ranks: Ranks, what: str, names: str = "") -> list[Any]:

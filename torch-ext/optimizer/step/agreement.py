@@ -1,6 +1,7 @@
 """Whether ranks that share parameters take the same step: with equal settings, and with gradients of all copies.
 
-They find out before anything moves, in the one small message that also says whether gradients overflow anywhere.
+They find out before anything moves, in the one small message that also says whether gradients overflow anywhere. It has
+one length for all optimizers, since those that meet may not belong together.
 """
 
 from __future__ import annotations
@@ -14,11 +15,8 @@ from torch import Tensor
 
 from ..parameters.settings import Group
 from ..plan.agreement import Terms, check_agreement, count_optimizer
-from ..plan.process_groups import Ranks, all_reduce_max_, gathered, shortened, this_rank
+from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened, this_rank
 from ..rules.scaling import GradientScaling
-
-# What a rank says for parts that it does not have: every code is larger.
-_NOTHING = -(2**62)
 
 
 class Statement(NamedTuple):
@@ -29,15 +27,10 @@ class Statement(NamedTuple):
     settings: str
     absent: tuple[frozenset[str], ...]  # of each set of copies, the parameters without a gradient
 
-    def codes(self, terms: Terms) -> list[Optional[int]]:
-        """Return numbers of which the largest and the smallest of all ranks are equal only if all say the same.
-
-        The first is of the step; then come, for each set of copies, one for each part.
-        """
-        codes: list[Optional[int]] = [code_of(f"{self.optimizer} {self.step} {self.settings}")]
-        for copies, absent in zip(terms.copies, self.absent):
-            codes += copies.slots(code_of(repr(sorted(absent))))
-        return codes
+    def codes(self, terms: Terms) -> tuple[int, int]:
+        """Return two numbers that sum to 0 over the ranks if these are in the same step, and if copies are at one."""
+        step = terms.weight * code_of(f"{self.optimizer} {self.step} {self.settings}")
+        return step, code_of_copies(terms, [sorted(absent) for absent in self.absent])
 
 
 def statement_of(terms: Terms, groups: Sequence[Group], optimizer: str, step: int) -> Statement:
@@ -64,17 +57,17 @@ class StepAgreement:
 
         `found_inf` is what GradScaler says on this rank. All ranks must call it.
         """
-        signed = signed_codes(self._statement.codes(self._terms))
-        values = torch.tensor([0, *signed], dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
+        codes = self._statement.codes(self._terms)
+        values = torch.tensor([0, *codes], dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
         if found_inf is not None:
             values[:1].copy_(found_inf.reshape(1) != 0)
-        all_reduce_max_(values, self._ranks, "settings", shortened(self._terms.names))
-        disputed = differ(values[1:])
+        all_reduce_sum_(values, self._ranks, "settings", shortened(self._terms.names))
+        disputed = (values[1:] != 0).any().reshape(1)
         self._disputed = disputed.to("cpu", non_blocking=True)
         if disputed.device.type != "cpu":
             self._copied = torch.Event(disputed.device)
             self._copied.record()
-        return torch.maximum(values[:1], disputed.long()).to(torch.float32)
+        return (values != 0).any().reshape(1).to(torch.float32)
 
     @property
     def is_known(self) -> bool:
@@ -165,20 +158,18 @@ def _raise_disputes(agreements: Sequence[StepAgreement]) -> None:
         )
 
 
-def signed_codes(codes: Sequence[Optional[int]]) -> list[int]:
-    """Return each code, then each one negated; None, where this rank has nothing to say, is below all of them."""
-    return [_NOTHING if code is None else sign * code for sign in (1, -1) for code in codes]
+def code_of_copies(terms: Terms, contents: Sequence[Any]) -> int:
+    """Return a number that sums to 0 over the ranks if all copies of a part have the same content.
 
-
-def differ(signed: Tensor) -> Tensor:
-    """Return, bool (1), whether ranks have different codes, from the largest that any has of `signed_codes`."""
-    largest, negated_smallest = signed.chunk(2)
-    return (largest != -negated_smallest).any().reshape(1)
+    `contents` are what this rank says of each set of `terms.copies`; their texts are compared.
+    """
+    entries = enumerate(zip(terms.copies, contents))
+    return sum(copies.weight * code_of(f"{i} {copies.part} {content!r}") for i, (copies, content) in entries)
 
 
 def code_of(text: str) -> int:
-    """Return 56 bits that stand for a text."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+    """Return 40 bits that stand for a text, so that sums of thousands stay far below 2**63."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=5).digest(), "big")
 
 
 def _difference(statements: Mapping[int, Statement], names: str) -> Optional[str]:
@@ -201,9 +192,8 @@ def _difference(statements: Mapping[int, Statement], names: str) -> Optional[str
 def _absent_copies(statements: Mapping[int, Statement], terms: Terms) -> str:
     """Return of which parameter some copies of a part had a gradient and others had none."""
     for number, copies in enumerate(terms.copies):
-        absent = {rank: statements[rank].absent[number] for rank in copies.part_of}
-        for name, part in itertools.product(sorted(set().union(*absent.values())), range(copies.parts)):
-            ranks = copies.sharers(part)
+        absent = {rank: statements[rank].absent[number] for ranks in copies.sharers for rank in ranks}
+        for name, ranks in itertools.product(sorted(set().union(*absent.values())), copies.sharers):
             without = [rank for rank in ranks if name in absent[rank]]
             if 0 < len(without) < len(ranks):
                 having = [rank for rank in ranks if rank not in without]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from ..parameters.settings import Group
 from ..plan.agreement import Copies, Terms
 from ..plan.layout import local_part
 from ..plan.plan import State
-from ..plan.process_groups import Ranks, all_reduce_max_, gathered, shortened
-from .agreement import code_of, differ, signed_codes
+from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened
+from .agreement import code_of_copies
 
 # Integers of the same size, whose sum is exact, or exact modulo 2**64: one flipped bit always changes it.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -23,8 +23,8 @@ Sums = Mapping[str, int]
 def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: State) -> None:
     """Raise RuntimeError on all ranks where copies differ in a bit of a parameter or of its state; all must call it.
 
-    Each tensor of which there are copies is read once, and the host waits for that. Ranks send a number for each part
-    of a copy; only where they differ they send a sum for each tensor, by which the error names tensors and ranks.
+    Each tensor of which there are copies is read once, and the host waits for that. Ranks send one number; only where
+    copies differ they send a sum for each tensor, by which the error names tensors and ranks.
     """
     disputes: list[str] = []
     for ranks, shared in sorted(terms.items()):
@@ -58,19 +58,17 @@ def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State)
 def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[str]:
     """Return which tensors differ between copies, and on which ranks, a sentence for each part of a tensor."""
     names = shortened(terms.names)
-    codes: list[Optional[int]] = []
-    for copies, its in zip(terms.copies, sums):
-        codes += copies.slots(code_of(repr(list(its.items()))))
-    values = torch.tensor(signed_codes(codes), dtype=torch.int64, device="cpu").to(terms.device)
-    all_reduce_max_(values, ranks, "checksums of copies", names)
-    if not differ(values).item():
+    code = torch.tensor([code_of_copies(terms, [list(its.items()) for its in sums])], dtype=torch.int64, device="cpu")
+    total = code.to(terms.device)
+    all_reduce_sum_(total, ranks, "checksums of copies", names)
+    if not total.item():
         return []
     of_all = dict(zip(ranks, gathered(sums, ranks, "checksums of copies", names)))
     return [
         sentence
         for number, copies in enumerate(terms.copies)
-        for part in range(copies.parts)
-        for sentence in _differences({rank: of_all[rank][number] for rank in copies.sharers(part)})
+        for sharers in copies.sharers
+        for sentence in _differences({rank: of_all[rank][number] for rank in sharers})
     ]
 
 

@@ -13,7 +13,7 @@ from ..parameters.settings import Group
 from ..plan.batches import Batch
 from ..plan.exchanges import Exchange
 from ..plan.plan import Plan
-from ..plan.process_groups import Ranks, all_reduce_max_, explaining_timeouts, group_of
+from ..plan.process_groups import Ranks, all_reduce_sum_, explaining_timeouts, group_of
 from .polar_update import packed_memory, polar_update
 
 Progress = Callable[[int, int, str], None]
@@ -46,7 +46,7 @@ def _connections(plan: Plan) -> Iterator[Stage]:
 
 
 def _reduce_a_number(ranks: Ranks, device: torch.device) -> None:
-    all_reduce_max_(torch.zeros(1, dtype=torch.int64, device=device), ranks, "warm-up")
+    all_reduce_sum_(torch.zeros(1, dtype=torch.int64, device=device), ranks, "warm-up")
 
 
 def _exchange_a_byte(exchange: Exchange) -> None:
