@@ -112,6 +112,22 @@ def test_blocks_start_wherever_they_do(move_blocks_, new_block, lie, to_buffer):
 
 @pytest.mark.kernels_ci
 @DIRECTIONS
+@pytest.mark.parametrize("lie", MATRICES)
+@pytest.mark.parametrize("size", [(300, 100), (2, 20_000), (3000, 7)], ids=str)
+def test_blocks_of_many_tiles_move(move_blocks_, new_block, size, lie, to_buffer):
+    """As one run of memory, as rows that are runs, and whole matrices one behind the other."""
+    rows, cols = size
+    for gap in 0, 5:
+        for wider in 0, 3:
+            shape, step = (2, rows, cols + wider), rows * (cols + gap)
+            matrices, buffer = MATRICES[lie](noise(shape, torch.bfloat16, 0)), noise((2 * step,), torch.bfloat16, 1)
+            blocks = [new_block(2, 0, 0, wider, rows, cols, 0, step, cols + gap)]
+            expected = moved(oracles.move_blocks, matrices, buffer, blocks, to_buffer)
+            assert same_bits(moved(move_blocks_, matrices, buffer, table(blocks), to_buffer), expected)
+
+
+@pytest.mark.kernels_ci
+@DIRECTIONS
 def test_a_message_that_starts_inside_of_its_memory_moves(move_blocks_, new_block, to_buffer):
     matrices, buffer = noise((6, 20, 30), torch.float32, 0)[2:5], noise((2000,), torch.float32, 1)[101:]
     blocks = [new_block(3, 0, 2, 5, 11, 13, 7, 150, 13)]
