@@ -36,6 +36,10 @@ class Machine:
         return STEPS * flop / (1e12 * self.tflop_per_s)
 
 
+# A GPU of 2024 with a 400 Gbit/s link; what `plan/costs.py` counts with, too.
+ASSUMED = Machine(link_gb_per_s=50.0, microseconds_per_peer=1.0, tflop_per_s=400.0)
+
+
 class Planned:
     """The plans of a model on so many GPUs, as the ranks see them that work together with rank 0."""
 

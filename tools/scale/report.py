@@ -1,6 +1,6 @@
 """Plan large models on up to thousands of GPUs, and predict a step from a stated model of links and GPUs.
 
-python -m tools.scale.report [--build build] [--gpus 64 256 1024 4096] [--write]
+python -m tools.scale.report [--build build] [--gpus 64 256 1024 4096] [--machine machine.json] [--write]
 
 Bytes, messages, FLOPs, imbalance and memory are those of the plans that a step would follow; milliseconds are a
 model, no measurement. `--write` puts table and figure into docs/.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import matplotlib
@@ -21,7 +21,7 @@ from rich.progress import track
 from benchmarks.built_kernel import find_variant, load_variant
 from tools.pages import markdown
 from tools.scale.models import MODELS
-from tools.scale.plans import IN_FLIGHT, STEPS, Machine
+from tools.scale.plans import ASSUMED, IN_FLIGHT, STEPS, Machine
 from tools.scale.schemes import Row, plan
 
 matplotlib.use("Agg")
@@ -38,13 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="where the variants are")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--gpus", nargs="+", type=int, default=[64, 128, 256, 512, 1024, 2048, 4096])
-    parser.add_argument("--link", type=float, default=50.0, help="GB/s of each GPU, one way: %(default)s (400 Gbit/s)")
-    parser.add_argument("--latency", type=float, default=1.0, help="microseconds for each other rank: %(default)s")
-    parser.add_argument("--rate", type=float, default=400.0, help="TFLOP/s of the products: %(default)s")
+    parser.add_argument("--link", type=float, default=ASSUMED.link_gb_per_s, help="GB/s a GPU, one way: %(default)s")
+    parser.add_argument("--latency", type=float, default=ASSUMED.microseconds_per_peer, help="µs a peer: %(default)s")
+    parser.add_argument("--rate", type=float, default=ASSUMED.tflop_per_s, help="TFLOP/s of products: %(default)s")
+    parser.add_argument("--machine", type=Path, help="what `tools.scale.calibrate` told, which goes before these three")
     parser.add_argument("--chunk-bytes", type=int, help="as Muon's; by default as its model of wire and products says")
     parser.add_argument("--write", action="store_true", help="renew the results, the table and the figure of docs/")
     given = parser.parse_args(arguments)
-    machine = Machine(given.link, given.latency, given.rate)
+    machine = machine_of(given.machine, Machine(given.link, given.latency, given.rate))
     kernel = load_variant(find_variant(given.build))
     console = Console()
     cases = [(model, gpus) for model in given.models for gpus in given.gpus]
@@ -58,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         PAGE.write_text(filled(PAGE.read_text(), results))
         draw(results, FIGURE)
+
+
+def machine_of(path: Path | None, assumed: Machine) -> Machine:
+    """Return what a file of `tools.scale.calibrate` says, and what is assumed where it could not tell."""
+    return assumed if path is None else replace(assumed, **json.loads(path.read_text())["constants"])
 
 
 def filled(page: str, results: dict) -> str:
