@@ -88,18 +88,26 @@ OPTIMIZER_INLINE View make_view(char* data, int64_t rows, int64_t cols, int64_t 
 }
 
 template <int N>
-bool rows_are_runs(const Matrix<N>& m) {
-  return std::all_of(m.views, m.views + N, [](const View& v) { return v.col_stride == 1; });
+OPTIMIZER_INLINE bool rows_are_runs(const Matrix<N>& m) {
+  bool runs = true;
+  for (const View& v : m.views) {
+    runs &= v.col_stride == 1;
+  }
+  return runs;
 }
 
 template <int N>
-bool is_one_run(const Matrix<N>& m) {
-  return rows_are_runs(m) && std::all_of(m.views, m.views + N, [&](const View& v) { return v.row_stride == m.cols; });
+OPTIMIZER_INLINE bool is_one_run(const Matrix<N>& m) {
+  bool follow = true;
+  for (const View& v : m.views) {
+    follow &= v.row_stride == m.cols;
+  }
+  return follow && rows_are_runs(m);
 }
 
 // A contiguous matrix as a single row, so that short rows cost nothing.
 template <int N>
-void collapse(Matrix<N>& m) {
+OPTIMIZER_INLINE void collapse(Matrix<N>& m) {
   m.cols *= m.rows;
   m.rows = 1;
 }
@@ -121,8 +129,9 @@ void simplify(Matrix<N>& m) {
 
 // Tiles of whole rows or long parts of one where all rows are runs of memory, else square ones.
 template <int N>
-void cut(Matrix<N>& m, bool by_runs) {
-  m.tile_cols = by_runs ? std::clamp<int64_t>(m.cols, 1, kTileArea) : kTileSide;
+OPTIMIZER_INLINE void cut(Matrix<N>& m, bool by_runs) {
+  const int64_t longest = m.cols < 1 ? 1 : m.cols < kTileArea ? m.cols : kTileArea;
+  m.tile_cols = by_runs ? longest : kTileSide;
   m.tile_rows = by_runs ? kTileArea / m.tile_cols : kTileSide;
 }
 

@@ -48,19 +48,24 @@ struct Entry {
   bool is_open;  // as far as the host knows
 };
 
-// The entry that holds the block's tile: the last that starts at or before it, as empty ones start sooner.
-template <class Launch>
-__device__ const auto& find_entry(const Launch& call, int64_t tile) {
-  int low = 0, high = call.count;
+// Which of `count` holds the block's tile: the last that starts at or before it, as empty ones start sooner.
+template <class FirstTile>
+__device__ int last_start(int count, int64_t tile, const FirstTile& first_tile) {
+  int low = 0, high = count;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    if (call.entries[middle].matrix.first_tile <= tile) {
+    if (first_tile(middle) <= tile) {
       low = middle;
     } else {
       high = middle;
     }
   }
-  return call.entries[low];
+  return low;
+}
+
+template <class Launch>
+__device__ const auto& find_entry(const Launch& call, int64_t tile) {
+  return call.entries[last_start(call.count, tile, [&](int i) { return call.entries[i].matrix.first_tile; })];
 }
 
 template <class T, class Stored>

@@ -1,6 +1,7 @@
 // The schemas of the operations, and the functions behind them on each device.
 #include "../optimizer_common/descend.h"
 #include "../optimizer_common/momentum_pack.h"
+#include "../optimizer_common/move_blocks.h"
 #include "../optimizer_cpu/gemm.h"
 
 #include <torch/csrc/stable/library.h>
@@ -31,6 +32,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "descend_(Tensor(a!)[] parameter, Tensor update, Tensor lr, Tensor weight_decay, Tensor multiplier, "
       "int decay_mode=0, *, int[]? offsets=None, Tensor? row_scale=None, Tensor? seeds=None, int[]? origins=None, "
       "Tensor? active=None, Tensor? found_inf=None) -> ()");
+  ops.def("move_blocks_(Tensor(a!) matrices, Tensor(b!) buffer, Tensor blocks, bool to_buffer) -> ()");
   ops.def(
       "gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, bool symmetric, str instructions) "
       "-> ()");
@@ -42,6 +44,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("momentum_pack_", TORCH_BOX((&Op<check_momentum_pack, momentum_pack_cpu>::call)));
   ops.impl("descend_", TORCH_BOX((&Op<check_descend, descend_cpu>::call)));
+  ops.impl("move_blocks_", TORCH_BOX((&Op<check_move_blocks, move_blocks_cpu>::call)));
   ops.impl("gemm_", TORCH_BOX((&Op<check_gemm, gemm_cpu>::call)));
 }
 
@@ -55,6 +58,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("momentum_pack_", TORCH_BOX((&Op<check_momentum_pack, momentum_pack_cuda>::call)));
   ops.impl("descend_", TORCH_BOX((&Op<check_descend, descend_cuda>::call)));
+  ops.impl("move_blocks_", TORCH_BOX((&Op<check_move_blocks, move_blocks_cuda>::call)));
 }
 #endif
 

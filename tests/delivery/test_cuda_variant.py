@@ -16,7 +16,7 @@ from tools.build import compilers, variants, verify
 from tools.build.commands import BuildError
 
 ARCHS = ["sm_100", "sm_80", "sm_90"]
-KERNELS = 4  # two operations, each in float and in double
+KERNELS = 7  # two operations, each in float and in double, and one for each size of the elements that it copies
 # The one function of a CUDA build of torch that the library asks for when it is loaded.
 STREAM_STUB = 'extern "C" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }\n'
 
@@ -95,7 +95,7 @@ def test_cuda_variant_passes_operation_tests_on_cpu(repository, cuda_variant, tm
         environment["LD_PRELOAD"] = str(tmp_path / "stub.so")
     tests = [
         repository / f"tests/kernels/test_{name}.py"
-        for name in ("native_ops", "native_contract", "stochastic_rounding")
+        for name in ("native_ops", "native_contract", "stochastic_rounding", "move_blocks", "move_blocks_contract")
     ]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "kernels_ci", *tests]
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)

@@ -17,6 +17,7 @@ LAWS = [
     f"{KERNELS}/test_small_polar_laws.py::test_nothing_is_read_behind_a_matrix",
     f"{KERNELS}/test_small_polar_laws.py::test_a_matrix_gets_the_same_bits_alone_and_in_a_batch",
     f"{KERNELS}/test_long_lists.py::test_every_device_gives_the_bits_of_the_cpu",
+    f"{KERNELS}/test_move_blocks.py::test_a_list_longer_than_a_launch_moves",
 ]
 SECONDS = 150
 FOUND = 86

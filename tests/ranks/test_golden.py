@@ -107,11 +107,9 @@ class Pipeline:
 
     def _copy(self, matrix, buffer, parts, to_buffer):
         """Copy the blocks of one matrix, as a step does."""
-        sharded = self.kernel.step.sharded
-        for block in self.kernel.plan.blocks.blocks_of(parts, {position: 0 for position, *_ in parts}):
-            views = sharded._in_batch(block, matrix[None]), sharded._in_buffer(block, buffer)
-            target, source = reversed(views) if to_buffer else views
-            target.copy_(source)
+        blocks = self.kernel.plan.blocks.blocks_of(parts, {position: 0 for position, *_ in parts})
+        table = self.kernel.step.owned.block_table(blocks)
+        self.kernel.kernels.native.move_blocks_(matrix[None], buffer, table, to_buffer)
 
     def _exchanged(self, sides, buffers):
         return [torch.from_numpy(own) for own in all_to_all(sides, [buffer.numpy() for buffer in buffers])]

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
 from tests.support.rank_pool import device_of_ranks
-from tests.support.sharded_models import bits_equal, one_thread
+from tests.support.sharded_models import Case, Layout, Spec, bits_equal, muon, one_thread, part_of
 
 SECONDS = 10.0  # that a group gives a collective: ranks that do not meet fail soon
 SHAPE = (384, 400)  # so large that copies are sent
@@ -137,3 +137,29 @@ def parameter_elsewhere(kernel):
 @on_every_backend()
 def test_a_parameter_of_other_ranks_is_left_to_them(lonely):
     assert lonely.run(parameter_elsewhere) == [(True, 6, 6)] * 4
+
+
+def groups_of_the_first_step(kernel, case: Case):
+    """Return how many groups `warmup` makes and the first step behind it, and what it has told."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer, told, made = muon(kernel, case, params), [], []
+    for call in (lambda: optimizer.warmup(lambda *stage: told.append(stage)), optimizer.step):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
+            call()
+        made.append(new_group.call_count)
+    return made, told
+
+
+@on_every_backend()
+def test_warmup_makes_the_groups_of_the_step(lonely):
+    """Four copies of which two work together need a group that no mesh has."""
+    layout = Layout((4, 1), ("r", "0"))
+    case = Case(tuple(Spec(f"layers.{i}.up.weight", SHAPE, layout) for i in range(2)), {"ns_steps": 1})
+    for made, told in lonely.run(groups_of_the_first_step, case):
+        assert made == [1, 0]
+        assert [done for done, _, _ in told] == list(range(1, told[0][1] + 1))
+        assert "connect 4 ranks that share" in told[0][2]
+        assert any("connect 2 ranks that exchange" in what for _, _, what in told)
+        assert any("384 x 400" in what for _, _, what in told)

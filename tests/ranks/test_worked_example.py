@@ -20,7 +20,7 @@ def example(kernel):
 
 
 def test_the_messages_are_those_of_the_header(kernel):
-    holder, owner, owners = example(kernel)
+    holder, owner, owners, _ = example(kernel)
     assert [(matrix.key, rank) for matrix, rank in owners] == [((0, 0), 0), ((1, 0), 1)]
     assert (holder.sent, owner.received, owner.sent, holder.received) == ((8, 4), (8, 8), (8, 8), (8, 4))
     assert (holder.direction_places, holder.presence_places) == ((0, 8), ((0, 4), (1, 10)))
@@ -45,8 +45,7 @@ def test_like_parts_in_a_row_are_one_block(kernel):
         assert len(blocks) == (2 if splits != ((0, 2),) else runs)
         buffer = torch.arange(sum(owner.received)).float()
         batch = torch.full((len(owner.matrices), 8, 6), -1.0)
-        for block in blocks:
-            kernel.step.sharded._in_batch(block, batch).copy_(kernel.step.sharded._in_buffer(block, buffer))
+        kernel.kernels.native.move_blocks_(batch, buffer, kernel.step.owned.block_table(blocks), False)
         expected = np.full(batch.shape, -1.0)
         for i, part, offset in owner.parts_in:
             rows, cols = ([k for start, stop in runs for k in range(start, stop)] for runs in part)

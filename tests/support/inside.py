@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # Fields of ExchangeOptions, which cases have among Muon's other settings.
-EXCHANGE = ("process_group", "chunk_bytes", "chunks_in_flight", "sum_gram")
+EXCHANGE = ("process_group", "chunk_bytes", "chunks_in_flight", "ranks_per_matrix", "sum_gram")
 
 
 def muon_settings(kernel: ModuleType, settings: Mapping[str, Any]) -> dict[str, Any]:

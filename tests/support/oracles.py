@@ -1,6 +1,8 @@
-"""What the compiled operations and the symmetric product should compute, written plainly in float64."""
+"""What the compiled operations and the symmetric product should compute, written plainly; sums are in float64."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -23,6 +25,17 @@ def descend(
     if decay_mode == 2:
         kept = torch.where(parameter.sign() == update.sign(), kept, parameter)
     return kept - lr * multiplier * update
+
+
+def move_blocks(matrices: Tensor, buffer: Tensor, blocks: Iterable, to_buffer: bool) -> None:
+    """Copy blocks, each a `plan.blocks.Block`, between matrices (B, m, n) and a buffer, by the strides of both."""
+    for block in blocks:
+        size, strides = (block.count, block.rows, block.cols), matrices.stride()
+        first = block.position * strides[0] + block.top * strides[1] + block.left * strides[2]
+        inside = matrices.as_strided(size, strides, matrices.storage_offset() + first)
+        part = buffer.as_strided(size, (block.step, block.row_step, 1), buffer.storage_offset() + block.offset)
+        target, source = (part, inside) if to_buffer else (inside, part)
+        target.copy_(source)
 
 
 def symmetric_product(A: Tensor, B: Tensor, D: Tensor | None, alpha: float, beta: float) -> tuple[Tensor, Tensor]:

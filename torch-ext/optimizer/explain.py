@@ -82,8 +82,8 @@ def route(
 
 def explanation_of(groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor, str]) -> Explanation:
     """Return a row for each parameter of `groups`, and a line for each exchange of their `plan`."""
-    planned, summed = iter(plan.matrices), plan.summed()
-    owners = {**plan.owners(), **dict.fromkeys(summed, "all")}
+    planned, shared = iter(plan.matrices), plan.shared_work()
+    owners = {**plan.owners(), **dict.fromkeys(plan.summed(), "all")}
     rows = []
     for group in groups:
         for name, p in zip(names_of(group), group["params"]):
@@ -96,8 +96,7 @@ def explanation_of(groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor,
             matrices = next(planned)
             route = _muon_route(name, p, reason, view_in_group(name, p, group), group["adjust_lr_fn"])
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
-            sums = [str(summed[matrix.key]) for matrix in matrices if matrix.key in summed]
-            kernel = sums[0] if sums else str(matrices[0].iteration)
+            kernel = next((shared[m.key] for m in matrices if m.key in shared), str(matrices[0].iteration))
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
     return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums)])
 

@@ -79,15 +79,16 @@ def choose_iteration(
 
 
 def summed_iteration(
-    device: torch.device, work_dtype: torch.dtype, size: tuple[int, int], schedule: Schedule
+    device: torch.device, work_dtype: torch.dtype, size: tuple[int, int], schedule: Schedule, method: str
 ) -> Optional[Iteration]:
-    """Return how ranks that each have some columns follow a Gram matrix that they sum, in float32.
+    """Return how ranks that each have some columns follow a Gram matrix that they sum, by `gram` or `gram_float32`.
 
     None where that is not safe with this schedule, and for float64, whose digits are asked for.
     """
-    if work_dtype == torch.float64 or _restarts(schedule, torch.float32) is None:
+    chain_dtype = torch.float32 if method == "gram_float32" else work_dtype
+    if work_dtype == torch.float64 or _restarts(schedule, chain_dtype) is None:
         return None
-    return choose_iteration(device, work_dtype, size, schedule, "gram_float32")
+    return choose_iteration(device, work_dtype, size, schedule, method)
 
 
 def iteration_costs(m: int, n: float, steps: int, windows: int, products: Products) -> tuple[float, float]:

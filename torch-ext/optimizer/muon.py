@@ -33,9 +33,9 @@ from .step.agreement import RankAgreement
 from .step.batch import UpdateNorms, update_local_
 from .step.copies import check_copies
 from .step.metrics import gradient_norms, update_metrics
-from .step.polar_update import packed_memory, polar_update
 from .step.recipe import Recipes, snapshot
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
+from .step.warmup import warm_up
 from .step.workspace import Workspace, dependencies
 
 
@@ -216,18 +216,14 @@ class Muon(Optimizer):
         return explanation_of(self.param_groups, self._plan, self._reasons)
 
     def warmup(self, progress: Optional[Callable[[int, int, str], None]] = None) -> None:
-        """Compile every kernel that the matrices need, on zeros; nothing of the optimizer changes.
+        """Make the communicators that steps need, and compile every kernel, on zeros; nothing of the optimizer changes.
 
-        `progress(done, total, what)` is called after each; None prints a line.
+        `progress(done, total, what)` is called after each; None prints a line. Ranks that share parameters must all
+        call it; they compare their plans, and raise ValueError as the first step would.
         """
         self._refresh()
-        kinds = {(b.packed_shape, b.transposed, b.packed_dtype, b.iteration): b for b in self._plan.all_batches()}
-        for done, batch in enumerate(kinds.values(), 1):
-            count, first = len(batch.matrices), batch.matrices[0]
-            zeros = packed_memory(batch, count, first.parameter.device).zero_()
-            polar_update(batch, zeros, self.param_groups[first.parameter.group]["eps"])
-            what = f"{count} x {first.rows} x {first.cols} {batch.iteration}"
-            (progress or _print_progress)(done, len(kinds), what)
+        self._agreement.compare_plans(self._plan.terms, self.param_groups)
+        warm_up(self._plan, self.param_groups, progress or _print_progress)
 
     def check_copies(self) -> None:
         """Raise RuntimeError on all ranks unless copies of a part of a parameter and its state have the same bits.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence, Union
+from functools import partial
+from typing import Callable, Generator, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -148,6 +149,38 @@ def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
         if step < len(window):
             R = products.conjugated(H, R)
     return Q
+
+
+def factor_of_parts(
+    wide: Tensor, counts: Tensor, iteration: Iteration, eps: float
+) -> Generator[Tensor, None, tuple[Tensor, Tensor]]:
+    """Return some columns of the polar factors of wide matrices whose others are elsewhere, and a sum of `counts`.
+
+    `wide` (B, m, n_r) are the columns that are here, `counts` (B) float64. With X = [X_1 ... X_R], X Xᵀ is the sum of
+    X_r X_rᵀ, and the polar factor Q X has the columns Q X_r. So this yields each tensor that is to be summed, in place,
+    over all who have columns, before it goes on: first squared norms and counts, then for each window of the Gram
+    iteration an m x m matrix, in float32 at least.
+    """
+    sums = torch.stack([frobenius_norm(wide).flatten().square(), counts])
+    yield sums
+    squares, counts = sums
+    X = normalize(wide, iteration.work_dtype, eps, iteration.scale, squares.sqrt().view(-1, 1, 1))
+    del wide
+    for window in iteration.windows:
+        R = _each(iteration, X.to(iteration.chain_dtype), iteration.products.gram)
+        R = R.to(torch.promote_types(R.dtype, torch.float32))
+        yield R
+        steps = partial(window_product, window=window, products=iteration.products)
+        Q = _each(iteration, R.to(iteration.chain_dtype), steps)
+        X = torch.bmm(Q.to(X.dtype), X)
+    return X, counts.float()
+
+
+def _each(iteration: Iteration, matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `function` of matrices (B, m, n), one at a time where the products take only one."""
+    if iteration.products.batched:
+        return function(matrices)
+    return torch.stack([function(matrix) for matrix in matrices])
 
 
 def normalize(

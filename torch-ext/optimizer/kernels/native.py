@@ -1,4 +1,4 @@
-"""The compiled operations: one pass over memory before the orthogonalization, one after it, and products on a CPU.
+"""The compiled operations: passes over memory before and after the orthogonalization, copies, and products on a CPU.
 
     momentum_pack_(momentum, gradient, packed, beta, nesterov, maximize=False, *,
                    offsets=None, active=None, grad_scale=None, found_inf=None)
@@ -15,6 +15,11 @@
         keep = 1 - lr weight_decay        decay_mode 0, decoupled
                1 - weight_decay           1, independent
                1 - lr weight_decay        2, cautious: where p and u have one sign, else 1
+
+    move_blocks_(matrices, buffer, blocks, to_buffer)
+
+        matrices[position + i, top + r, left + c] = buffer[offset + i step + r row_step + c]
+                                          for all i < count, r < rows, c < cols; the other way round `to_buffer`
 
     gemm_(C, A, B, D, alpha, beta, symmetric, instructions)
 
@@ -41,6 +46,15 @@ within the other and that one has no gaps; `packed` and `update` count as a whol
 with gaps that start apart, or of one without gaps that starts in one with gaps: the columns of one matrix, which may
 be entries of a list, look like that. Then the result is undefined.
 
+`move_blocks_` takes matrices (B, m, n) of any strides, each size below 2^31, and a contiguous 1-D buffer of the same
+dtype, one of the four. `blocks` (N, 9), int64 and contiguous on the CPU whatever the device, is read at the call; a row
+has the fields of `plan.blocks.Block` in their order: count, position, top, left, rows, cols, offset, step, row_step.
+
+- Bits are copied, so that a NaN stays the one it is. What no block covers keeps its bits; empty blocks do nothing.
+- Rows that are negative, or reach beyond matrices or buffer, raise RuntimeError as well, before anything is written.
+- An element that blocks write twice is not detected: it gets one of its values, not always the same.
+- On a GPU a launch takes 640 blocks, by value: no table is copied to the device or kept there.
+
 `gemm_` takes batches A (b, m, k), B (b, k, n), D and C (b, m, n), all bfloat16 on the CPU, C and D with rows as runs of
 memory, A and B with rows or columns. C shares no memory with another one; A, B and D may share theirs.
 
@@ -62,6 +76,7 @@ from .._ops import add_op_namespace_prefix, ops
 
 momentum_pack_ = ops.momentum_pack_
 descend_ = ops.descend_
+move_blocks_ = ops.move_blocks_
 gemm_ = ops.gemm_
 
 
@@ -78,6 +93,11 @@ def _momentum_pack_fake(*arguments, **options) -> None:
 
 @torch.library.register_fake(add_op_namespace_prefix("descend_"))
 def _descend_fake(*arguments, **options) -> None:
+    """Nothing is returned, so that tracing needs no shapes."""
+
+
+@torch.library.register_fake(add_op_namespace_prefix("move_blocks_"))
+def _move_blocks_fake(*arguments, **options) -> None:
     """Nothing is returned, so that tracing needs no shapes."""
 
 

@@ -119,6 +119,8 @@ def matrix_view(
         total = f"{_sum(rows)} gives {sum(rows)}"
         raise ValueError(f"split_rows of {name} must sum to its {shape[row_axis]} rows, {total}")
     view = MatrixView(stack_axes, row_axis, col_axes, stack, rows, cols, scale)
+    if len(col_axes) == 1:
+        return view
     try:
         # Of its strides alone: a sharded parameter is cut where its local tensor is.
         view.matrices(torch.empty_strided(p.shape, p.stride(), device="meta"))

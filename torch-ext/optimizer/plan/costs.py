@@ -13,6 +13,7 @@ from ..kernels.products import SINGLE
 
 FLOPS_PER_SECOND = 4e14  # of products in half precision
 BYTES_PER_SECOND = 5e10  # that a rank sends
+NODE_BYTES_PER_SECOND = 4e11  # that a rank sends to others of its node
 SECONDS_PER_PEER = 1e-6  # that a collective takes for each other rank, whatever is sent
 
 # FLOPs in whose time an element of two bytes goes over the wire. It keeps long thin matrices, which cost few FLOPs,
@@ -31,6 +32,18 @@ def flops(rows: int, cols: int) -> int:
 def owners_cost(rows: int, cols: int, steps: int) -> int:
     """Return what a matrix costs its owner, in FLOPs: so many steps, and the way there and back."""
     return steps * flops(rows, cols) + FLOPS_OF_AN_ELEMENT * rows * cols
+
+
+def team_cost(size: tuple[int, int], steps: int, windows: int, members: int) -> int:
+    """Return what a wide m x n matrix costs each of the ranks that work on it together, in FLOPs.
+
+    Each makes its share of the products with the long side and all of m x m. In a node the columns go to the members
+    and back, two bytes an element, and Gram matrices are summed in float32, for which a ring sends each twice.
+    """
+    m, n = size
+    _, products = iteration_costs(m, n / members, steps, windows, SINGLE)
+    sent = 2 * 2 * m * n + windows * 2 * 4 * m * m
+    return int(products + sent * FLOPS_PER_SECOND / NODE_BYTES_PER_SECOND + FLOPS_OF_AN_ELEMENT * m * n)
 
 
 def useful_chunks(sent_bytes: float, work_flops: float, ranks: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,8 @@ from .layout import Layout, replica_subset
 from .matrix import Matrix, names_of_parameters
 from .messages import Messages, plan_messages
 from .process_groups import Ranks, shortened
+from .shards import shards_of
+from .teams import Team, team_of, with_teams
 
 MOST_CHUNK_BYTES = 256 * 2**20
 
@@ -29,6 +32,8 @@ class ExchangeOptions:
     chunk_bytes: of directions that a rank holds for each chunk of exchanged matrices; None: as little as hides most of
         the exchange behind the work by a model of both (`plan/costs.py`), and at most 256 MiB.
     chunks_in_flight: how many chunks may be on their way while one is worked on; more than two are of no use.
+    ranks_per_matrix: how many neighbouring ranks, say those of a node, may work on one matrix together, where it would
+        take one of them longer than the rest of a step; updates are rounded differently. `explain()` says where.
     sum_gram: where a matrix lies in parts along its long side, and that costs less, sum its Gram matrix over the ranks
         instead of sending the parts to an owner; updates are rounded differently. `explain()` says where.
     """
@@ -36,10 +41,11 @@ class ExchangeOptions:
     process_group: Optional[ProcessGroup] = None
     chunk_bytes: Optional[int] = None
     chunks_in_flight: int = 2
+    ranks_per_matrix: int = 1
     sum_gram: bool = False
 
     def __post_init__(self):
-        for key in ("chunk_bytes", "chunks_in_flight"):
+        for key in ("chunk_bytes", "chunks_in_flight", "ranks_per_matrix"):
             value = getattr(self, key)
             if value is None and key == "chunk_bytes":
                 continue
@@ -66,6 +72,7 @@ class Chunk:
 
     messages: Messages
     batches: tuple[OwnedBatch, ...]
+    teams: tuple[tuple[Team, Optional[OwnedBatch]], ...]  # that this rank is in; with a batch where it owns the matrix
     names: str  # of some of the parameters, for errors
 
     @property
@@ -107,7 +114,9 @@ class Exchange:
         """
         buffers = [chunk.messages.buffer_bytes(*self._itemsizes) for chunk in self.chunks]
         together = max(sum(buffers[i : i + self.in_flight + 1]) for i in range(len(buffers)))
-        return together + max((each.batch.work_bytes for chunk in self.chunks for each in chunk.batches), default=0)
+        batches = [each.batch.work_bytes for chunk in self.chunks for each in chunk.batches]
+        teams = [team.work_bytes for chunk in self.chunks for team, _ in chunk.teams]
+        return together + max([*batches, *teams], default=0)
 
     def __str__(self) -> str:
         imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)
@@ -126,10 +135,12 @@ def plan_exchanges(matrices: Sequence[Matrix], rank: int, options: ExchangeOptio
     A chunk holds matrices of at most `chunk_elements` on each rank, or one for each part of a matrix.
     """
     chunk_bytes = options.chunk_bytes
-    families = grouped(matrices, lambda matrix: matrix.parameter.family)
+    by_parameter = (list(some) for _, some in itertools.groupby(matrices, lambda matrix: matrix.parameter))
+    families = grouped(by_parameter, lambda some: some[0].parameter.family)
     exchanges = []
     # By ranks, so that two ranks that meet in several exchanges come to them in one order.
-    for members in sorted(families, key=lambda members: members[0].parameter.sharers):
+    for family in sorted(families, key=lambda family: family[0][0].parameter.sharers):
+        members = with_teams(list(itertools.chain.from_iterable(family)), options.ranks_per_matrix)
         for ranks, replicas in replica_groups(members, rank).items():
             messages, loads = plan_messages(replicas, ranks, rank, chunk_elements(replicas, ranks, chunk_bytes))
             chunks = tuple(_chunk(each, chunk_bytes) for each in messages)
@@ -159,28 +170,37 @@ def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Ma
     takes no longer than that; the others form groups of their own and repeat it. For example, of 64 replicas of 10
     equal matrices groups of 16 are formed: more owners would only send each result to more ranks.
     """
-    costs = [matrix.cost for matrix in matrices if matrix.shards.layout.copies > 1] or [1]
-    useful = max(2, math.ceil(sum(costs) / max(costs)))
+    copied = [matrix for matrix in matrices if matrix.shards.copies > 1]
+    largest = max((matrix.cost for matrix in copied), default=1)
+    useful = max(2, math.ceil(sum(matrix.work for matrix in copied) / largest))
     groups: dict[Ranks, list[Matrix]] = {}
     counts: dict[Layout, int] = {}
-    for matrix in matrices:
-        layout = matrix.shards.layout
+    for shards, some in itertools.groupby(matrices, lambda matrix: matrix.shards):
+        members, layout, copies = list(some), shards.layout, shards.copies
         if layout not in counts:
-            divisors = (count for count in range(1, layout.copies) if layout.copies % count == 0)
-            counts[layout] = next((count for count in divisors if count * matrix.parts >= useful), layout.copies)
-        shards = matrix.shards._replace(layout=replica_subset(layout, counts[layout], rank))
-        groups.setdefault(shards.layout.mesh.members, []).append(replace(matrix, shards=shards))
+            divisors = (count for count in range(1, copies) if copies % count == 0)
+            counts[layout] = next((count for count in divisors if count * members[0].parts >= useful), copies)
+        if counts[layout] < copies:
+            layout = replica_subset(layout, counts[layout], rank)
+            members = [replace(matrix, shards=shards_of(shards.view, layout)) for matrix in members]
+        groups.setdefault(layout.mesh.members, []).extend(members)
     return groups
 
 
 def _chunk(messages: Messages, chunk_bytes: Optional[int]) -> Chunk:
     positions = {matrix: i for i, matrix in enumerate(messages.owner.matrices)}
-    batches = plan_batches(messages.owner.matrices, chunk_bytes)
-    owned = tuple(_owned_batch(batch, [positions[m] for m in batch.matrices], messages) for batch in batches)
-    return Chunk(messages, owned, shortened(names_of_parameters(matrix for matrix, _ in messages.owners)))
 
+    def owned(batch: Batch) -> OwnedBatch:
+        places = [positions[matrix] for matrix in batch.matrices]
+        in_batch = {position: i for i, position in enumerate(places)}
+        blocks = (blocks_of(parts, in_batch) for parts in (messages.owner.parts_in, messages.owner.parts_out))
+        return OwnedBatch(batch, tuple(places), *blocks)
 
-def _owned_batch(batch: Batch, positions: Sequence[int], messages: Messages) -> OwnedBatch:
-    in_batch = {position: i for i, position in enumerate(positions)}
-    blocks_in, blocks_out = (blocks_of(p, in_batch) for p in (messages.owner.parts_in, messages.owner.parts_out))
-    return OwnedBatch(batch, tuple(positions), blocks_in, blocks_out)
+    alone = [matrix for matrix in messages.owner.matrices if matrix.team_size == 1]
+    teams = [team_of(matrix, ranks) for matrix, ranks in messages.teams]
+    return Chunk(
+        messages,
+        tuple(map(owned, plan_batches(alone, chunk_bytes))),
+        tuple((team, owned(team.batch) if team.matrix in positions else None) for team in teams),
+        shortened(names_of_parameters(matrix for matrix, _ in messages.owners)),
+    )

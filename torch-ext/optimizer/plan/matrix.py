@@ -40,23 +40,18 @@ class Parameter:
 
         Raises ValueError where the group's method is not safe in the work dtype.
         """
-        by_size = {
-            size: choose(self.device, self.work_dtype, (min(size), max(size)), self.schedule, group["ns_method"])
-            for size in set(self.view.shapes)
-        }
-        return tuple(
-            Matrix(
-                parameter=self,
-                index=index,
-                rows=rows,
-                cols=cols,
-                multiplier=step_multiplier(group["adjust_lr_fn"], rows, cols) * self.view.scale,
-                iteration=by_size[rows, cols],
-                shards=self.shards,
-                cost=owners_cost(rows, cols, len(self.schedule)),
-            )
-            for index, (rows, cols) in enumerate(self.view.shapes)
-        )
+        alike = {}  # of each size, all that its matrices have in common
+        for rows, cols in set(self.view.shapes):
+            size = min(rows, cols), max(rows, cols)
+            alike[rows, cols] = {
+                "rows": rows,
+                "cols": cols,
+                "multiplier": step_multiplier(group["adjust_lr_fn"], rows, cols) * self.view.scale,
+                "iteration": choose(self.device, self.work_dtype, size, self.schedule, group["ns_method"]),
+                "shards": self.shards,
+                "cost": owners_cost(rows, cols, len(self.schedule)),
+            }
+        return tuple(Matrix(self, index, **alike[size]) for index, size in enumerate(self.view.shapes))
 
     @property
     def is_here(self) -> bool:
@@ -87,7 +82,8 @@ class Matrix:
     multiplier: float  # of the learning rate
     iteration: Iteration
     shards: Optional[Shards]  # the parameter's; in an exchange, limited to the replicas that work together
-    cost: int  # by `owners_cost`
+    cost: int  # to its owner, by `owners_cost`; to each rank of a team, by `team_cost`
+    team_size: int = 1  # ranks that work on it together
 
     @property
     def key(self) -> tuple[int, int]:
@@ -100,6 +96,11 @@ class Matrix:
         return self.parameter.family, self.rows, self.cols, self.multiplier
 
     @property
+    def work(self) -> int:
+        """What it costs all ranks that work on it."""
+        return self.cost * self.team_size
+
+    @property
     def holders(self) -> Ranks:
         """The ranks that have something of the matrix: of a stack of experts, those that hold this one."""
         return self.shards.holders(self.index)
@@ -107,7 +108,7 @@ class Matrix:
     @property
     def parts(self) -> int:
         """In how many parts each copy of the matrix lies."""
-        return len(self.holders) // self.shards.layout.copies
+        return len(self.holders) // self.shards.copies
 
     @property
     def part_size(self) -> int:
@@ -125,7 +126,7 @@ class Matrix:
             return False
         if not self.shards.is_whole(self.index):
             return True
-        return self.shards.layout.copies > 1 and flops(self.rows, self.cols) > WORTH_SENDING
+        return self.shards.copies > 1 and flops(self.rows, self.cols) > WORTH_SENDING
 
 
 def names_of_parameters(matrices: Iterable[Matrix]) -> tuple[str, ...]:

@@ -18,13 +18,15 @@ from what all know.
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from typing import Iterable, NamedTuple, Optional, Sequence
+from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from .matrix import Matrix
 from .owners import Owners, chunks_by_size
 from .process_groups import Ranks
 from .shards import Part
+from .teams import teams_among
 
 # A part of one of the owned matrices of a chunk, by its position among them, and the part's place in a buffer.
 PartPlace = tuple[int, Part, int]
@@ -68,6 +70,7 @@ class Messages(NamedTuple):
     holder: HolderSide
     owner: OwnerSide
     owners: tuple[tuple[Matrix, int], ...]
+    teams: tuple[tuple[Matrix, tuple[int, ...]], ...]  # that this rank is in: matrix, and ranks from the owner on
 
     def sent_bytes(self, position: int, packed: int, work: int) -> int:
         """Return what goes to other ranks in both exchanges from the rank at this position among them."""
@@ -96,51 +99,69 @@ def plan_messages(
     no owner idles. Owners are all ranks that hold a copy or a part; loads are costs, of all chunks together.
     """
     owners = Owners(len(ranks))
-    where = {r: i for i, r in enumerate(ranks)}
     chunks = []
     for positions in chunks_by_size(matrices, ranks, limit):
         owners.next_chunk()
         members = [matrices[i] for i in positions]
-        taken = [ranks[owners.take(matrix.cost, _candidates(matrix, where))] for matrix in members]
+        workers = [_workers(owners, matrix, ranks, some) for matrix, some in zip(members, _candidates(members, ranks))]
+        taken = [some[0] for some in workers]
         owned = [matrix for matrix, owner in zip(members, taken) if owner == rank]
         holder = _holder_side(members, taken, ranks, rank)
-        chunks.append(Messages(holder, _owner_side(owned, ranks, rank), tuple(zip(members, taken))))
+        teams = tuple((m, some) for m, some in zip(members, workers) if len(some) > 1 and rank in some)
+        chunks.append(Messages(holder, _owner_side(owned, ranks, rank), tuple(zip(members, taken)), teams))
     return tuple(chunks), tuple(owners.loads)
 
 
-def _candidates(matrix: Matrix, where: dict[int, int]) -> Optional[list[int]]:
-    """Return the positions of those who may own a matrix; None for all, as where only some experts are on a rank."""
-    holders = matrix.holders
-    return None if len(holders) == len(where) else [where[rank] for rank in holders]
+def _workers(owners: Owners, matrix: Matrix, ranks: Ranks, candidates: Optional[Sequence[int]]) -> tuple[int, ...]:
+    """Return the ranks that work on a matrix, its owner first."""
+    if matrix.team_size == 1:
+        return (ranks[owners.take(matrix.cost, candidates)],)
+    teams = teams_among(matrix.holders, matrix.team_size)
+    positions = owners.take_together(matrix.cost, [[bisect.bisect_left(ranks, r) for r in team] for team in teams])
+    return tuple(ranks[position] for position in positions)
+
+
+def _candidates(matrices: Iterable[Matrix], ranks: Ranks) -> Iterator[Optional[list[int]]]:
+    """Yield for each matrix the positions of its possible owners: None for all, as of a matrix that is no expert."""
+    known: dict[Ranks, list[int]] = {}
+    for matrix in matrices:
+        holders = matrix.holders
+        if len(holders) == len(ranks):
+            yield None
+            continue
+        if holders not in known:
+            known[holders] = [bisect.bisect_left(ranks, rank) for rank in holders]
+        yield known[holders]
 
 
 def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks, rank: int) -> HolderSide:
     units = _units(matrices)
-    sizes = [matrix.part(rank).size for matrix in matrices]
-    sources = [size > 0 and _same_copy(matrix, rank, o) for matrix, o, size in zip(matrices, owners, sizes)]
-    sent_sizes = [size * is_source for size, is_source in zip(sizes, sources)]
-    sent, places_out, flags_out = _lay_out(ranks, zip(owners, sent_sizes), units[0])
-    received, places_in, flags_in = _lay_out(ranks, zip(owners, sizes), units[1])
-    held = [i for i, size in enumerate(sizes) if size]
+    some = [(m, o, m.part(rank).size) for m, o in zip(matrices, owners) if m.shards.has_something(m.index, rank)]
+    held = [entry for entry in some if entry[2]]
+    sources = [_same_copy(matrix, rank, owner) for matrix, owner, _ in held]
+    sent_sizes = ((owner, size * is_source) for (_, owner, size), is_source in zip(held, sources))
+    sent, places_out, flags_out = _lay_out(ranks, sent_sizes, units[0])
+    received, places_in, flags_in = _lay_out(ranks, ((owner, size) for _, owner, size in held), units[1])
     behind, directions = sum(sent), []
-    for i in held:
-        directions.append(places_out[i] if sources[i] else behind)
-        behind += 0 if sources[i] else _padded(sizes[i], units[0])
+    for (_, _, size), is_source, place in zip(held, sources, places_out):
+        directions.append(place if is_source else behind)
+        behind += 0 if is_source else _padded(size, units[0])
     return HolderSide(
         sent=sent,
         received=received,
         scratch=behind - sum(sent),
-        matrices=tuple(matrices[i] for i in held),
+        matrices=tuple(matrix for matrix, _, _ in held),
         direction_places=tuple(directions),
-        update_places=tuple(places_in[i] for i in held),
-        presence_places=tuple((part, flags_out[i]) for part, i in enumerate(held) if sources[i]),
-        verdict_places=tuple(flags_in[i] for i in held),
+        update_places=tuple(places_in),
+        presence_places=tuple((i, flag) for i, flag in enumerate(flags_out) if sources[i]),
+        verdict_places=tuple(flags_in),
     )
 
 
 def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
     units = _units(owned)
-    parts = [(r, i, matrix.part(r)) for r in ranks for i, matrix in enumerate(owned)]
+    holders = sorted((r, i) for i, matrix in enumerate(owned) for r in matrix.holders)
+    parts = [(r, i, owned[i].part(r)) for r, i in holders]
     parts = [entry for entry in parts if entry[2].size]
     sources = [entry for entry in parts if _same_copy(owned[entry[1]], entry[0], rank)]
     received, places_in, flags_in = _lay_out(ranks, ((r, part.size) for r, _, part in sources), units[0])

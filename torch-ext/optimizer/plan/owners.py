@@ -64,20 +64,32 @@ class Owners:
 
     def next_chunk(self) -> None:
         """Begin a chunk, in which everybody is idle."""
-        self._in_chunk = [0] * len(self.loads)
-        self._heap = [(0, load, rank) for rank, load in enumerate(self.loads)]
+        # By rank: its cost in this chunk and in total, and the rank, which decides between equals.
+        self._busy = [(0, load, rank) for rank, load in enumerate(self.loads)]
+        self._heap = self._busy[:]
         heapq.heapify(self._heap)
 
     def take(self, cost: int, candidates: Optional[Sequence[int]] = None) -> int:
         """Return who of `candidates`, None for everybody, takes work of this cost, and count it."""
         if candidates is None:
-            while True:  # entries of loads that have grown since are stale
-                in_chunk, load, rank = heapq.heappop(self._heap)
-                if (in_chunk, load) == (self._in_chunk[rank], self.loads[rank]):
-                    break
+            idlest = heapq.heappop(self._heap)
+            while idlest != self._busy[idlest[2]]:  # of a load that has grown since
+                idlest = heapq.heappop(self._heap)
         else:
-            rank = min(candidates, key=lambda r: (self._in_chunk[r], self.loads[r], r))
-        self.loads[rank] += cost
-        self._in_chunk[rank] += cost
-        heapq.heappush(self._heap, (self._in_chunk[rank], self.loads[rank], rank))
+            idlest = min(map(self._busy.__getitem__, candidates))
+        return self._count(cost, idlest[2])
+
+    def take_together(self, cost: int, teams: Sequence[Sequence[int]]) -> list[int]:
+        """Return who of the team that is idle first takes work that costs each of them so much, and count it.
+
+        The first one is the least loaded of them.
+        """
+        team = min(teams, key=lambda members: max(map(self._busy.__getitem__, members)))
+        return [self._count(cost, rank) for _, _, rank in sorted(map(self._busy.__getitem__, team))]
+
+    def _count(self, cost: int, rank: int) -> int:
+        in_chunk, load, _ = self._busy[rank]
+        self.loads[rank] = load + cost
+        self._busy[rank] = (in_chunk + cost, load + cost, rank)
+        heapq.heappush(self._heap, self._busy[rank])
         return rank

@@ -19,8 +19,9 @@ from .exchanges import Exchange, ExchangeOptions, plan_exchanges
 from .layout import layout_of, local_part
 from .matrix import Matrix, Parameter
 from .process_groups import Ranks, this_rank
-from .shards import Shards, check_shards
+from .shards import check_shards, shards_of
 from .sums import SummedBatch, as_summed, plan_sums
+from .teams import Team
 
 State = Mapping[Tensor, Mapping[str, Tensor]]
 Groups = Sequence[Group]
@@ -54,6 +55,18 @@ class Plan:
     def summed(self) -> dict[tuple[int, int], SummedBatch]:
         """Return the batch of each matrix whose Gram matrix is summed, by the matrix's key."""
         return {matrix.key: batch for batches in self.sums for batch in batches for matrix in batch.matrices}
+
+    def shared_work(self) -> dict[tuple[int, int], str]:
+        """Return how several ranks work on a matrix together, for each such one, by the matrix's key."""
+        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
+        matrices = (matrix for chunk in chunks for matrix, _ in chunk.messages.owners if matrix.team_size > 1)
+        teams = {matrix.key: f"{matrix.iteration}, by {matrix.team_size} ranks together" for matrix in matrices}
+        return {**teams, **{key: str(batch) for key, batch in self.summed().items()}}
+
+    def teams(self) -> list[Team]:
+        """Return a team for each set of ranks that this one works on matrices together with."""
+        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
+        return list({team.ranks: team for chunk in chunks for team, _ in chunk.teams}.values())
 
     def all_batches(self) -> list[Batch]:
         """Return every batch that this process orthogonalizes."""
@@ -124,7 +137,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
         schedule = resolve_schedule(group["ns_coefficients"], group["ns_steps"])
         for position, (name, p) in enumerate(zip(names_of(group), group["params"])):
             view, layout = view_in_group(name, p, group), layout_of(name, p, replica_ranks)
-            shards = None if layout is None else Shards(view, layout)
+            shards = None if layout is None else shards_of(view, layout)
             if shards is not None:
                 check_shards(name, shards)
             # A frozen parameter has no momentum yet; what it gets later is like the parameter.

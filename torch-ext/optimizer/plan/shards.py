@@ -6,7 +6,7 @@ import bisect
 import functools
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Optional
 
 import torch
@@ -35,18 +35,22 @@ class Part(NamedTuple):
         return self.rows[0][0], self.cols[0][0]
 
 
-class Shards(NamedTuple):
-    """A parameter that is seen as matrices by `view`, and lies on ranks as `layout` says."""
+@dataclass(frozen=True)
+class Shards:
+    """A parameter that is seen as matrices by `view`, and lies on ranks as `layout` says.
+
+    Those of like parameters are one object (`shards_of`), so that what a plan asks of every matrix is found once.
+    """
 
     view: MatrixView
     layout: Layout
 
     def part(self, index: int, rank: int) -> Part:
         """Return what `rank` holds of the matrix at `index` of the view."""
-        stack, rows, cols = self._runs(rank)
-        which, number = divmod(index, len(self.view.rows))
-        if not within(stack, which, which + 1):
+        if not self.has_something(index, rank):
             return Part((), ())
+        _, rows, cols = self._runs(rank)
+        number = index % len(self.view.rows)
         start = sum(self.view.rows[:number])
         return Part(within(rows, start, start + self.view.rows[number]), cols)
 
@@ -61,15 +65,7 @@ class Shards(NamedTuple):
 
     def is_whole(self, index: int) -> bool:
         """Whether whoever has something of the matrix at `index` has all of it."""
-        dims, rows = self.layout.split_dims, self.view.row_axis
-        if not dims <= {*self.view.stack_axes, rows}:
-            return False
-        if rows not in dims:
-            return True
-        number = index % len(self.view.rows)
-        start = sum(self.view.rows[:number])
-        cuts = _cuts(self.layout, rows)
-        return bisect.bisect_right(cuts, start) == bisect.bisect_left(cuts, start + self.view.rows[number])
+        return self._whole[index % len(self.view.rows)]
 
     def lengthwise(self, index: int) -> Optional[int]:
         """Return the side, 0 for rows and 1 for columns, along which alone the matrix at `index` lies in parts.
@@ -83,9 +79,35 @@ class Shards(NamedTuple):
 
     def holders(self, index: int) -> tuple[int, ...]:
         """Return the ranks that have something of the matrix at `index`, or an empty share of an uneven split."""
-        if not self.layout.split_dims & {*self.view.stack_axes}:
-            return self.layout.mesh.members
-        return _holders(self.layout).get(index // len(self.view.rows), ())
+        holders = self._holders_in_stack
+        return self.layout.mesh.members if holders is None else holders.get(index // len(self.view.rows), ())
+
+    def has_something(self, index: int, rank: int) -> bool:
+        """Whether `rank` is one of the holders of the matrix at `index`."""
+        return rank in (self.layout.mesh if self._holders_in_stack is None else self.holders(index))
+
+    @functools.cached_property
+    def copies(self) -> int:
+        """How many copies of the parameter there are."""
+        return self.layout.copies
+
+    @functools.cached_property
+    def _holders_in_stack(self) -> Optional[dict[int, tuple[int, ...]]]:
+        """The holders of each place in the stack; None where that is not split, and all ranks hold all places."""
+        return _holders(self.layout) if self.layout.split_dims & {*self.view.stack_axes} else None
+
+    @functools.cached_property
+    def _whole(self) -> tuple[bool, ...]:
+        """Of each of the parts into which rows are split, whether all of it is where something of it is."""
+        dims, rows = self.layout.split_dims, self.view.row_axis
+        if not dims <= {*self.view.stack_axes, rows}:
+            return (False,) * len(self.view.rows)
+        cuts = _cuts(self.layout, rows) if rows in dims else ()
+        ends = itertools.accumulate(self.view.rows)
+        return tuple(
+            bisect.bisect_right(cuts, end - count) == bisect.bisect_left(cuts, end)
+            for count, end in zip(self.view.rows, ends)
+        )
 
     def _runs(self, rank: int) -> tuple[Runs, Runs, Runs]:
         """Return the positions in the stack, the rows and the columns that `rank` has."""
@@ -98,6 +120,12 @@ class Shards(NamedTuple):
             return ((0, 1),)
         inner = math.prod(self.layout.shape[axis] for axis in axes[1:])
         return tuple((start * inner, stop * inner) for start, stop in runs[axes[0]])
+
+
+@functools.lru_cache(maxsize=256)
+def shards_of(view: MatrixView, layout: Layout) -> Shards:
+    """Return the shards of this view and layout, the same object each time."""
+    return Shards(view, layout)
 
 
 def local_rows(values: Tensor, layout: Optional[Layout], rank: int) -> Tensor:

@@ -9,15 +9,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
+from ..kernels.native import move_blocks_
 from ..parameters.settings import Group
-from ..plan.blocks import Block
-from ..plan.exchanges import Chunk, OwnedBatch
-from ..plan.process_groups import explaining_timeouts
+from ..plan.exchanges import Chunk
+from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
 from .batch import UpdateNorms, row_scales, seeds
-from .polar_update import as_parameter, packed_memory, polar_update
+from .owned import LocalOwned
+from .polar_update import as_parameter, packed_memory, polar_update, update_of_factors
 from .recipe import Recipe, Recipes
+from .team import team_factor
 from .workspace import LocalChunk, LocalMatrix
 
 
@@ -110,44 +112,37 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
     chunk, norms = work.chunk, []
     verdicts = _verdicts(work, received)
     returned = received.new_empty(sum(chunk.messages.owner.sent), dtype=chunk.first.parameter.work_dtype)
-    for owned, positions in work.owned:
-        update = _write_updates_(returned, owned, received, recipes.of(owned.batch.matrices))
-        alive = verdicts.index_select(0, positions) > 0
-        norms.append(update._replace(norms=update.norms.where(alive, 0.0)))
+    for team, owned in work.teams:
+        eps, group = recipes.of([team.matrix]).eps, group_of(team.ranks, chunk.names)
+        factor = team_factor(team, None if owned is None else _assembled(owned, received), eps, group)
+        if owned is not None:
+            updates = update_of_factors(as_parameter(owned.batch, factor))
+            norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
+    for owned in work.owned:
+        eps = recipes.of(owned.batch.matrices).eps
+        updates = polar_update(owned.batch, _assembled(owned, received), eps)
+        norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
     matrices, places = work.verdicts_out
     returned.index_copy_(0, places, verdicts.index_select(0, matrices).to(returned.dtype))
     return returned, norms
 
 
-def _write_updates_(returned: Tensor, owned: OwnedBatch, received: Tensor, recipe: Recipe) -> UpdateNorms:
-    """Write the blocks of a batch's updates into `returned`, and return their norms."""
-    updates, norms = polar_update(owned.batch, _assembled(owned, received), recipe.eps)
-    if owned.blocks_out:
-        targets = [_in_buffer(block, returned) for block in owned.blocks_out]
-        torch._foreach_copy_(targets, [_in_batch(block, updates) for block in owned.blocks_out])
-    return UpdateNorms(norms, updates.numel(), owned.batch.matrices[0].multiplier, recipe.descent.lr)
+def _write_updates_(
+    returned: Tensor, owned: LocalOwned, updates: tuple[Tensor, Tensor], verdicts: Tensor, recipes: Recipes
+) -> UpdateNorms:
+    """Write the blocks of a batch's updates, which come with their norms, into `returned`; return the norms."""
+    directions, norms = updates
+    move_blocks_(directions, returned, owned.blocks_out, to_buffer=True)
+    alive, matrices = verdicts.index_select(0, owned.positions) > 0, owned.batch.matrices
+    lr = recipes.of(matrices).descent.lr
+    return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, lr)
 
 
-def _assembled(owned: OwnedBatch, received: Tensor) -> Tensor:
+def _assembled(owned: LocalOwned, received: Tensor) -> Tensor:
     """Return the matrices of a batch, packed, from the blocks that have come."""
     packed = packed_memory(owned.batch, len(owned.positions), received.device)
-    directions = as_parameter(owned.batch, packed)
-    if owned.blocks_in:
-        targets = [_in_batch(block, directions) for block in owned.blocks_in]
-        torch._foreach_copy_(targets, [_in_buffer(block, received) for block in owned.blocks_in])
+    move_blocks_(as_parameter(owned.batch, packed), received, owned.blocks_in, to_buffer=False)
     return packed
-
-
-def _in_batch(block: Block, matrices: Tensor) -> Tensor:
-    """Return the view (count, rows, cols) of a block of matrices (B, m, n)."""
-    strides = matrices.stride()
-    first = block.position * strides[0] + block.top * strides[1] + block.left * strides[2]
-    return matrices.as_strided((block.count, block.rows, block.cols), strides, matrices.storage_offset() + first)
-
-
-def _in_buffer(block: Block, buffer: Tensor) -> Tensor:
-    """Return the view (count, rows, cols) of a block in a message."""
-    return buffer.as_strided((block.count, block.rows, block.cols), (block.step, block.row_step, 1), block.offset)
 
 
 def _verdicts(work: LocalChunk, received: Tensor) -> Tensor:

@@ -15,14 +15,16 @@ from torch import Tensor
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
 from ..plan.batches import Batch, grouped
-from ..plan.exchanges import Chunk, OwnedBatch
+from ..plan.exchanges import Chunk
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix, Parameter
 from ..plan.plan import Plan, State, local_indices
 from ..plan.process_groups import this_rank
 from ..plan.shards import local_rows
 from ..plan.sums import SummedBatch
+from ..plan.teams import Team
 from ..rules.descent import HALVES, as_tensor
+from .owned import LocalOwned, local_owned
 
 
 class LocalParameter:
@@ -145,7 +147,8 @@ class LocalChunk(NamedTuple):
     verdicts_in: Tensor  # of each part's flag in what comes back
     presence_in: Tensor  # (2, flags): owned matrix, place of the flag
     verdicts_out: Tensor  # (2, flags): owned matrix, place of the flag
-    owned: Sequence[tuple[OwnedBatch, Tensor]]  # with the positions of its matrices among all that are owned
+    owned: Sequence[LocalOwned]
+    teams: Sequence[tuple[Team, Optional[LocalOwned]]]  # with a batch where this rank owns the matrix
 
 
 class Workspace:
@@ -195,10 +198,10 @@ class Workspace:
 
     def _local_chunk(self, chunk: Chunk) -> LocalChunk:
         holder, owner = chunk.messages.holder, chunk.messages.owner
-        parts = self._of(holder.matrices)
+        parts, device = self._of(holder.matrices), chunk.first.parameter.device
 
         def indices(places: Sequence, shape: Sequence[int] = (-1,)) -> Tensor:
-            return torch.tensor(places, dtype=torch.int64, device=chunk.first.parameter.device).reshape(shape)
+            return torch.tensor(places, dtype=torch.int64, device=device).reshape(shape)
 
         return LocalChunk(
             chunk=chunk,
@@ -208,7 +211,8 @@ class Workspace:
             verdicts_in=indices(holder.verdict_places),
             presence_in=indices(owner.presence_places, (-1, 2)).T,
             verdicts_out=indices(owner.verdict_places, (-1, 2)).T,
-            owned=[(owned, indices(owned.positions)) for owned in chunk.batches],
+            owned=[local_owned(owned, device) for owned in chunk.batches],
+            teams=[(team, owned and local_owned(owned, device)) for team, owned in chunk.teams],
         )
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:

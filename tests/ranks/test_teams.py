@@ -1,0 +1,171 @@
+"""Matrices that neighbouring ranks work on together: as in one process but for rounding, where that is shorter."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.support import inside
+from tests.support.backends import on_every_backend
+from tests.support.inside import muon_settings, plan_of
+from tests.support.sharded_models import (
+    LAYOUTS,
+    Case,
+    Layout,
+    Spec,
+    assert_same,
+    bits_equal,
+    model,
+    part_of,
+    train,
+    train_alone,
+)
+
+TEAMS = {"ranks_per_matrix": 2, "ns_dtype": "float32", "lr": 0.02}
+FOUR = Layout((4,), ("0",))
+SPREAD = Layout((2, 2), ("0", "r"))  # whose copies have no two neighbours
+
+
+# Long ones, whose singular values are far from zero, so that a Gram matrix keeps the digits of all of them.
+SHAPES = ((6, 40), (41, 6), (8, 45), (30, 4), (10, 57), (6, 40), (64, 10))
+
+
+def long_ones(layout: Layout) -> tuple[Spec, ...]:
+    return tuple(Spec(f"layers.{i}.up.weight", shape, layout) for i, shape in enumerate(SHAPES))
+
+
+def teams_cost_nothing(kernel):
+    """Return a patch by which teams pay for matrices as small as these."""
+    return mock.patch.object(kernel.plan.teams, "team_cost", lambda *_: 1)
+
+
+def train_in_teams(kernel, case: Case):
+    with teams_cost_nothing(kernel):
+        return train(kernel, case)
+
+
+def explained_in_teams(kernel, case: Case):
+    with teams_cost_nothing(kernel):
+        return explained(kernel, case)
+
+
+def explained(kernel, case: Case):
+    params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
+    optimizer = kernel.Muon(params, is_muon=lambda name, p: True, **muon_settings(kernel, case.settings))
+    teams = [(team.ranks, team.owner) for chunk in inside.chunks_of(optimizer) for team, _ in chunk.teams]
+    return [row.kernel for row in optimizer.explain().rows], teams, len(plan_of(optimizer).teams())
+
+
+def assert_close_to_alone(kernel, pools, case: Case) -> None:
+    results = pools(4).run(train_in_teams, case)
+    alone = train_alone(kernel, case, results[0].holders, pools.device)
+    for result in results:
+        for i, (p, q, state, its) in enumerate(zip(result.parameters, alone.parameters, result.state, alone.state)):
+            assert bits_equal(state["momentum_buffer"], its["momentum_buffer"])
+            # An update has root mean square 0.2 lr. float32 rounds sums of its iteration to 2**-24, which the schedule
+            # amplifies by up to the product of its first coefficients, about 2**8; here they are summed in two orders.
+            moved = 0.2 * case.settings["lr"] * case.steps * q.numel() ** 0.5
+            assert (p - q).norm() <= 2**-24 * 2**8 * 2 * moved + 2**-24 * case.steps * q.norm(), case.specs[i]
+
+
+@on_every_backend()
+@pytest.mark.parametrize("missing", ["nowhere", "here and there", "everywhere"])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "replicated within"])
+def test_teams_end_as_one_process_up_to_rounding(kernel, pools, name, missing):
+    """Of 8 x 45 one member has 22 columns and the other 23. Small copies are nobody else's work."""
+    specs = (*long_ones(LAYOUTS[name]), Spec("layers.20.up.weight", (256, 1200), LAYOUTS[name]))
+    assert_close_to_alone(kernel, pools, Case(specs, {**TEAMS, "chunk_bytes": 900}, steps=3, missing=missing))
+
+
+@on_every_backend()
+@pytest.mark.parametrize("size", [2, 4])
+def test_bits_depend_on_the_size_of_the_team_alone(pools, size):
+    """Not on chunks, nor on how the matrices lie."""
+    settings = {**TEAMS, "ranks_per_matrix": size}
+    results = [
+        pools(4).run(train_in_teams, Case(long_ones(LAYOUTS[name]), {**settings, **changes}, steps=3))
+        for name in ("rows", "columns and rows")
+        for changes in ({}, {"chunk_bytes": 1, "chunks_in_flight": 1}, {"chunk_bytes": 2000, "chunks_in_flight": 5})
+    ]
+    for ranks in results:
+        for result in ranks:
+            assert_same(Case(long_ones(FOUR)), result, results[0][0])
+
+
+@on_every_backend()
+@pytest.mark.parametrize("size, teams", [(2, {(0, 1), (2, 3)}), (4, {(0, 1, 2, 3)}), (3, {(0, 1, 2)}), (8, set())])
+def test_teams_are_neighbours_and_explained(pools, size, teams):
+    """A team of three begins at a multiple of it, and 4 and 5 are not there."""
+    case = Case(long_ones(FOUR), {**TEAMS, "ranks_per_matrix": size, "chunk_bytes": 500})
+    results = pools(4).run(explained_in_teams, case)
+    assert {ranks for _, found, _ in results for ranks, _ in found} == teams
+    for rank, (kernels, found, count) in enumerate(results):
+        assert all(rank in ranks and owner in ranks for ranks, owner in found)
+        assert count == len({ranks for ranks, _ in found})
+        assert all((f"by {size} ranks together" in kernel) == bool(teams) for kernel in kernels)
+
+
+WITHOUT = {
+    "not asked for": (FOUR, {"ranks_per_matrix": 1}),
+    "copies without neighbours": (SPREAD, {}),
+    "a dtype in which the Gram iteration diverges": (FOUR, {"ns_dtype": "bfloat16"}),
+    "a schedule that it does not survive": (FOUR, {"ns_coefficients": (9.0, -20.0, 12.0)}),
+}
+
+
+@on_every_backend()
+@pytest.mark.parametrize("why", WITHOUT)
+def test_without_teams_bits_are_those_of_one_process(kernel, pools, why):
+    layout, settings = WITHOUT[why]
+    case = Case(model(layout, seed=6), {**TEAMS, **settings}, steps=2)
+    results = pools(4).run(train_in_teams, case)
+    assert_same(case, results[0], train_alone(kernel, case, results[0].holders, pools.device))
+
+
+def test_small_matrices_are_nobody_elses_work(pools):
+    """Where the model of costs is left as it is: to send columns takes longer than to multiply them."""
+    case = Case(model(FOUR, seed=2), TEAMS)
+    for kernels, teams, _ in pools(4).run(explained, case):
+        assert teams == [] and not any("together" in kernel for kernel in kernels)
+
+
+# Rows, columns and count: the matrices of Llama 70B.
+LLAMA_70B = [(8192, 8192, 160), (1024, 8192, 160), (28672, 8192, 160), (8192, 28672, 80)]
+
+
+def llama(kernel, ranks: int, copies: int):
+    """Return the matrices of Llama 70B on so many ranks, whose products run in float16."""
+    matrices, schedule = [], kernel.schedules.resolve_schedule("polar_express", 5)
+    everybody = tuple(range(ranks))
+    for rows, cols, count in LLAMA_70B:
+        layout = inside.layout(kernel, (rows, cols), (copies, ranks // copies), everybody, (None, (0, 1)))
+        shards = inside.shards(kernel, inside.matrix_view(kernel, (rows, cols)), layout)
+        cost = kernel.plan.costs.owners_cost(rows, cols, 5)
+        some = [inside.matrix(kernel, len(matrices) + i, 0, shards, cost) for i in range(count)]
+        for matrix in some:
+            settings = {"sharers": everybody, "schedule": schedule, "device": torch.device("cpu")}
+            vars(matrix.parameter).update(settings, work_dtype=torch.float16)
+        matrices += some
+    return matrices
+
+
+@pytest.mark.parametrize("ranks, copies, shared", [(256, 1, False), (512, 2, False), (1024, 4, True), (2048, 8, True)])
+def test_teams_are_formed_where_a_step_gets_shorter(kernel, ranks, copies, shared):
+    """On 1,024 ranks one matrix of 28672 x 8192 takes longer than all work by teams of four, on 512 it does not."""
+    matrices = llama(kernel, ranks, copies)
+    chosen = kernel.plan.teams.with_teams(matrices, 4)
+
+    def seconds(some) -> float:
+        return max(sum(matrix.work for matrix in some) / ranks, *(matrix.cost for matrix in some))
+
+    assert any(matrix.team_size > 1 for matrix in chosen) == shared
+    assert [matrix.key for matrix in chosen] == [matrix.key for matrix in matrices]
+    assert seconds(chosen) <= (0.6 if shared else 1.0) * seconds(matrices)
+    # Those that are shared cost most, and to share those of one size fewer or more takes longer.
+    by_cost = sorted({matrix.cost for matrix in matrices}, reverse=True)
+    every = {matrix.key: kernel.plan.teams._shared(matrix, 4) for matrix in matrices}
+    for least in [*by_cost, by_cost[0] + 1]:
+        other = [every[matrix.key] if matrix.cost >= least else matrix for matrix in matrices]
+        assert seconds(chosen) <= seconds(other) * (1 + 1e-9)

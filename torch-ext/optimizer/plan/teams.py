@@ -1,0 +1,108 @@
+"""Teams: neighbouring ranks that work together on a matrix, where one rank would take longer than a step has to.
+
+The owner hands each member some columns of the wide matrix; all sum their Gram matrices, and it gets its columns of the
+polar factor back (`step/team.py`). The products with the long side are shared, those of m x m each member makes itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, replace
+from typing import Optional, Sequence
+
+from ..iteration import Iteration, summed_iteration
+from .batches import Batch, grouped, plan_batches
+from .costs import team_cost
+from .layout import Layout
+from .matrix import Matrix
+from .process_groups import Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Team:
+    """A matrix that `ranks` work on together, seen from one of them; `owner` is one of them."""
+
+    batch: Batch  # of the one matrix
+    ranks: Ranks
+    owner: int
+    widths: tuple[int, ...]  # of each rank's columns of the wide matrix
+
+    @property
+    def matrix(self) -> Matrix:
+        """The matrix."""
+        return self.batch.matrices[0]
+
+    @property
+    def work_bytes(self) -> int:
+        """What a member holds at most, the owner's whole matrix and factor included, each twice as they are cut."""
+        (m, n), iteration = sorted(self.batch.packed_shape), self.matrix.iteration
+        packed, work = self.batch.packed_dtype.itemsize, iteration.work_dtype.itemsize
+        return 2 * m * n * (packed + work) + m * max(self.widths) * (packed + 2 * work + 4) + 6 * m * m * 4
+
+
+def team_of(matrix: Matrix, ranks: Sequence[int]) -> Team:
+    """Return the team of a matrix; the first of `ranks` owns it."""
+    (batch,), n, members = plan_batches([matrix]), max(matrix.rows, matrix.cols), len(ranks)
+    ends = [n * i // members for i in range(members + 1)]
+    widths = tuple(stop - start for start, stop in zip(ends, ends[1:]))
+    return Team(batch, tuple(sorted(ranks)), ranks[0], widths)
+
+
+def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix]:
+    """Return `matrices` in their order, the most costly of them for teams, as far as that makes a step shorter.
+
+    A step is as long as the larger of two: all work over all ranks, and the largest work of one rank. Sharing a matrix
+    makes the second smaller and the first larger, as its m x m products are made by each member. All ranks decide
+    alike, and the same of matrices of one cost.
+    """
+    if ranks_per_matrix == 1:
+        return list(matrices)
+    ranks = len(matrices[0].parameter.sharers)
+    work = sum(matrix.cost for matrix in matrices)
+    of_cost = grouped(sorted(matrices, key=lambda matrix: -matrix.cost), lambda matrix: matrix.cost)
+    taken: dict[Matrix, Matrix] = {}
+    largest_of_teams = 0
+    for some, following in itertools.zip_longest(of_cost, of_cost[1:], fillvalue=[]):
+        shared = {matrix: _shared(matrix, ranks_per_matrix) for matrix in some}
+        if None in shared.values():
+            break
+        shorter_work = work + sum(shared[matrix].work - matrix.cost for matrix in some)
+        largest = max([largest_of_teams, *(m.cost for m in shared.values()), *(m.cost for m in following[:1])])
+        if max(shorter_work / ranks, largest) >= max(work / ranks, some[0].cost):
+            break
+        taken.update(shared)
+        work, largest_of_teams = shorter_work, max(m.cost for m in taken.values())
+    return [taken.get(matrix, matrix) for matrix in matrices]
+
+
+def teams_among(ranks: Ranks, size: int) -> list[Ranks]:
+    """Return the runs of `size` neighbouring ranks, beginning at a multiple of it, that are all among `ranks`."""
+    members = set(ranks)
+    starts = (rank for rank in ranks if rank % size == 0)
+    teams = (tuple(range(start, start + size)) for start in starts)
+    return [team for team in teams if members.issuperset(team)]
+
+
+def _shared(matrix: Matrix, size: int) -> Optional[Matrix]:
+    """Return the matrix as a team's; None where there is no team for it, or its iteration cannot be shared."""
+    iteration = _iteration(matrix)
+    if iteration is None or not _has_teams(matrix.shards.layout, matrix.holders, size):
+        return None
+    m, n = sorted((matrix.rows, matrix.cols))
+    cost = team_cost((m, n), len(matrix.parameter.schedule), len(iteration.windows), size)
+    return replace(matrix, iteration=iteration, cost=cost, team_size=size)
+
+
+@functools.lru_cache(maxsize=256)
+def _has_teams(layout: Layout, holders: Ranks, size: int) -> bool:
+    """Whether each copy has a team among its own ranks, so that there is one whichever copies work together."""
+    copies: dict[tuple[int, ...], list[int]] = {}
+    for rank in holders:
+        copies.setdefault(layout.copy_of(rank), []).append(rank)
+    return all(teams_among(tuple(ranks), size) for ranks in copies.values())
+
+
+def _iteration(matrix: Matrix) -> Optional[Iteration]:
+    parameter, size = matrix.parameter, sorted((matrix.rows, matrix.cols))
+    return summed_iteration(parameter.device, parameter.work_dtype, tuple(size), parameter.schedule, "gram")

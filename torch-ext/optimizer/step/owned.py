@@ -1,0 +1,32 @@
+"""A batch of matrices that this rank owns, and what moves their blocks out of messages and into them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+from ..plan.batches import Batch
+from ..plan.blocks import Block
+from ..plan.exchanges import OwnedBatch
+
+
+class LocalOwned(NamedTuple):
+    """The plan's `OwnedBatch` with its numbers as tensors, int64."""
+
+    batch: Batch
+    positions: Tensor  # of its matrices among all that are owned, on the device
+    blocks_in: Tensor  # on the CPU, where `move_blocks_` reads them at the call
+    blocks_out: Tensor
+
+
+def local_owned(owned: OwnedBatch, device: torch.device) -> LocalOwned:
+    """Return the tensors of a batch that is owned."""
+    positions = torch.tensor(owned.positions, dtype=torch.int64, device=device)
+    return LocalOwned(owned.batch, positions, block_table(owned.blocks_in), block_table(owned.blocks_out))
+
+
+def block_table(blocks: Sequence[Block]) -> Tensor:
+    """Return blocks (N, 9) as `move_blocks_` takes them."""
+    return torch.tensor(blocks, dtype=torch.int64, device="cpu").reshape(-1, len(Block._fields))

@@ -1,0 +1,72 @@
+"""Before the first step: what it would otherwise wait for, connections between ranks and kernels to compile."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ..kernels.autocast import without_autocast
+from ..parameters.settings import Group
+from ..plan.batches import Batch
+from ..plan.exchanges import Exchange
+from ..plan.plan import Plan
+from ..plan.process_groups import Ranks, all_reduce_max_, explaining_timeouts, group_of
+from .polar_update import packed_memory, polar_update
+
+Progress = Callable[[int, int, str], None]
+Stage = tuple[str, Callable[[], None]]  # what it is, and what does it
+
+
+def warm_up(plan: Plan, groups: Sequence[Group], progress: Progress) -> None:
+    """Make the communicators of a step and send a few bytes over each; compile its kernels on zeros.
+
+    All ranks that share parameters must call it. `progress(done, total, what)` is called after each.
+    """
+    stages = [*_connections(plan), *_kernels(plan, groups)]
+    for done, (what, run) in enumerate(stages, 1):
+        run()
+        progress(done, len(stages), what)
+
+
+def _connections(plan: Plan) -> Iterator[Stage]:
+    """Yield one stage for each communicator, in an order that all of its ranks have."""
+    for ranks, terms in sorted(plan.terms.items()):
+        yield f"connect {len(ranks)} ranks that share parameters", partial(_reduce_a_number, ranks, terms.device)
+    for exchange in plan.exchanges:
+        yield f"connect {len(exchange.ranks)} ranks that exchange matrices", partial(_exchange_a_byte, exchange)
+    for team in plan.teams():
+        device = team.matrix.parameter.device
+        yield f"connect {len(team.ranks)} ranks that share matrices", partial(_reduce_a_number, team.ranks, device)
+    for batches in plan.sums:
+        ranks, device = batches[0].ranks, batches[0].first.parameter.device
+        yield f"connect {len(ranks)} ranks that sum Gram matrices", partial(_reduce_a_number, ranks, device)
+
+
+def _reduce_a_number(ranks: Ranks, device: torch.device) -> None:
+    all_reduce_max_(torch.zeros(1, dtype=torch.int64, device=device), ranks, "warm-up")
+
+
+def _exchange_a_byte(exchange: Exchange) -> None:
+    """Let each rank send something to each other one: the first message between two connects them."""
+    first = exchange.chunks[0]
+    sent = torch.zeros(len(exchange.ranks), dtype=torch.uint8, device=first.first.parameter.device)
+    group = group_of(exchange.ranks, first.names)
+    with explaining_timeouts("warm-up", first.names):
+        dist.all_to_all_single(torch.empty_like(sent), sent, group=group)
+
+
+def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[Stage]:
+    kinds = {(b.packed_shape, b.transposed, b.packed_dtype, b.iteration): b for b in plan.all_batches()}
+    for batch in kinds.values():
+        count, first = len(batch.matrices), batch.matrices[0]
+        what = f"{count} x {first.rows} x {first.cols} {batch.iteration}"
+        yield what, partial(_orthogonalize_zeros, batch, groups[first.parameter.group]["eps"])
+
+
+def _orthogonalize_zeros(batch: Batch, eps: float) -> None:
+    device = batch.matrices[0].parameter.device
+    with without_autocast(device.type):
+        polar_update(batch, packed_memory(batch, len(batch.matrices), device).zero_(), eps)
