@@ -82,7 +82,9 @@ class Chunk:
 
     @cached_property
     def profiled_as(self) -> str:
-        """What a profiler calls this rank's work, with its FLOPs by `flops`: `tools.scale.calibrate` reads them."""
+        """What a profiler calls this rank's work: with its FLOPs by `flops`, but not where it waits for a team."""
+        if self.teams:
+            return "muon.orthogonalize"
         owned = self.messages.owner.matrices
         work = sum(flops(m.rows, m.cols) * sum(map(len, m.iteration.windows)) for m in owned)
         return f"muon.orthogonalize {work / 1e9:.6g} GFLOP"
