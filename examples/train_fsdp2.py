@@ -153,7 +153,8 @@ def traced(path: Path | None) -> Iterator:
     if path is None:
         yield
         return
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    # With shapes, by which `tools.scale.calibrate` knows what was sent.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         yield
     profile.export_chrome_trace(f"{path}.{rank()}.json")
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.scale import overlap
+from examples.character_model.model import CharacterModel
+from tools.scale import calibrate, overlap
+from tools.scale.traces import read_trace
 
 STEPS = 6
 # Gradients are summed in another order in float32, 6e-8 of each, and products round directions to bfloat16, 4e-3; after
@@ -46,14 +48,39 @@ def test_changing_layout_ends_at_the_loss_of_one_process(kernel, alone, tmp_path
     assert ended["validation"] == pytest.approx(alone["validation"], rel=TOLERANCE)
 
 
+@pytest.fixture(scope="module")
+def traces(kernel, tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("traces")
+    train(kernel, folder, "fsdp", "--trace", folder / "trace")
+    return [str(folder / f"trace.{rank}.json") for rank in range(4)]
+
+
 @pytest.mark.slow
-def test_trace_of_a_run_is_drawn(kernel, tmp_path, capsys):
-    train(kernel, tmp_path, "fsdp", "--trace", tmp_path / "trace")
+def test_trace_of_a_run_is_drawn(traces, tmp_path, capsys):
     picture = tmp_path / "overlap.png"
-    for rank in range(4):
-        overlap.main([str(tmp_path / f"trace.{rank}.json"), "--output", str(picture)])
+    for trace in traces:
+        overlap.main([trace, "--output", str(picture)])
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert "exchanges" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_traces_of_a_run_tell_constants(traces, tmp_path, capsys):
+    """Of two chunks a step, each with two all-to-alls and one time products; how fast is the machine's affair."""
+    calibrate.main([*traces, "--output", str(tmp_path / "machine.json")])
+    assert f"{4 * (STEPS - 1)} all-to-alls" in capsys.readouterr().out
+    told = json.loads((tmp_path / "machine.json").read_text())
+    assert told["constants"]["tflop_per_s"] > 0
+    assert not any("record_shapes" in line for line in told["untold"])
+
+
+@pytest.mark.slow
+def test_products_in_traces_have_the_flops_of_the_model(kernel, traces):
+    """4 m² n + 2 m³ a step of the schedule, of which there are five; names have six digits."""
+    sizes = [sorted(p.shape) for layer in CharacterModel(1).layers for p in layer.parameters() if p.ndim == 2]
+    found = [products.flop for trace in traces for products in read_trace(Path(trace)).products]
+    one = sum(5 * (4 * m * m * n + 2 * m**3) for m, n in sizes)
+    assert sum(found) == pytest.approx((STEPS - 1) * one, rel=1e-5)
 
 
 def event(name: str, start: float, length: float) -> dict:

@@ -1,7 +1,8 @@
-"""The matrices of two published models, by which plans for many GPUs are judged."""
+"""The matrices of three published models, by which plans for many GPUs are judged."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 
@@ -11,9 +12,24 @@ class Weights(NamedTuple):
     name: str
     shape: tuple[int, ...]
     count: int
+    used: float = 1.0  # share of them that works on a token
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters these are."""
+        return math.prod(self.shape) * self.count
 
 
-# 80 layers with grouped queries: Grattafiori et al., The Llama 3 Herd of Models (2024), table 3.
+# 32 and 80 layers with grouped queries: Grattafiori et al., The Llama 3 Herd of Models (2024), table 3.
+LLAMA_8B = [
+    Weights("attention.wq", (4096, 4096), 32),
+    Weights("attention.wk", (1024, 4096), 32),
+    Weights("attention.wv", (1024, 4096), 32),
+    Weights("attention.wo", (4096, 4096), 32),
+    Weights("mlp.gate", (14336, 4096), 32),
+    Weights("mlp.up", (14336, 4096), 32),
+    Weights("mlp.down", (4096, 14336), 32),
+]
 LLAMA_70B = [
     Weights("attention.wq", (8192, 8192), 80),
     Weights("attention.wk", (1024, 8192), 80),
@@ -36,8 +52,14 @@ MOE_1T = [
     Weights("shared.gate", (2048, 7168), 60),
     Weights("shared.up", (2048, 7168), 60),
     Weights("shared.down", (7168, 2048), 60),
-    Weights("experts.gate", (384, 2048, 7168), 60),
-    Weights("experts.up", (384, 2048, 7168), 60),
-    Weights("experts.down", (384, 7168, 2048), 60),
+    Weights("experts.gate", (384, 2048, 7168), 60, used=8 / 384),
+    Weights("experts.up", (384, 2048, 7168), 60, used=8 / 384),
+    Weights("experts.down", (384, 7168, 2048), 60, used=8 / 384),
 ]
-MODELS = {"Llama 70B": LLAMA_70B, "MoE 1T": MOE_1T}
+MODELS = {"Llama 8B": LLAMA_8B, "Llama 70B": LLAMA_70B, "MoE 1T": MOE_1T}
+# On how many GPUs each is looked at.
+GPUS = {
+    "Llama 8B": (8, 16, 32, 64, 128, 256),
+    "Llama 70B": (64, 128, 256, 512, 1024, 2048, 4096),
+    "MoE 1T": (256, 512, 1024, 2048, 4096),
+}

@@ -57,7 +57,8 @@ def spans_of_step(events: Sequence[dict], step: int) -> list[Span]:
         raise ValueError(f"the trace has {len(steps)} steps of Muon, there is no step {step}")
     first, last = steps[step]
     inside = (event for event in events if event.get("name", "").startswith("muon.") and event.get("ph") == "X")
-    found = [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in inside]
+    # A name may be followed by numbers, as that of the products is.
+    found = [(event["name"].split()[0], event["ts"], event["ts"] + event["dur"]) for event in inside]
     spans = [Span(name, (a - first) / 1e3, (b - first) / 1e3) for name, a, b in found if first <= a <= last]
     return sorted(spans, key=lambda span: span.start)
 

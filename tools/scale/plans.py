@@ -11,8 +11,8 @@ import torch
 
 from tools.scale.models import Weights
 
-WIRE = torch.bfloat16  # an element on its way, to the owner and back, as with ns_dtype="bfloat16"
-BYTES = WIRE.itemsize
+# What an element is on its way to the owner, and back, by the dtype of the products.
+WIRE = {"bfloat16": (torch.bfloat16, torch.bfloat16), "float16": (torch.float32, torch.float16)}
 STEPS = 5  # of the iteration
 IN_FLIGHT = 2  # chunks that fly while another one is worked on
 EXPERT_RANKS = 64  # among which the experts of a layer are split
@@ -36,12 +36,19 @@ class Machine:
         return STEPS * flop / (1e12 * self.tflop_per_s)
 
 
+# A GPU of 2024 with a 400 Gbit/s link; what `plan/costs.py` counts with, too.
+ASSUMED = Machine(link_gb_per_s=50.0, microseconds_per_peer=1.0, tflop_per_s=400.0)
+
+
 class Planned:
     """The plans of a model on so many GPUs, as the ranks see them that work together with rank 0."""
 
-    def __init__(self, kernel: ModuleType, weights: Sequence[Weights], gpus: int, chunk_bytes: int | None):
+    def __init__(
+        self, kernel: ModuleType, weights: Sequence[Weights], gpus: int, dtype: str, chunk_bytes: int | None = None
+    ):
         self._kernel = kernel
-        self.gpus, self._chunk_bytes = gpus, chunk_bytes
+        self.gpus, self._wire, self._chunk_bytes = gpus, WIRE[dtype], chunk_bytes
+        self.itemsizes = tuple(each.itemsize for each in self._wire)
         self.every = list(self._matrices(weights))
         self.exchanged = [matrix for matrix in self.every if matrix.has_owner]
         self.local = [matrix for matrix in self.every if not matrix.has_owner]
@@ -72,9 +79,14 @@ class Planned:
             pass
         return order
 
-    def buffer_bytes(self, messages) -> int:
-        """Return what the buffers of a chunk take."""
-        return messages.buffer_bytes(BYTES, BYTES)
+    def sent_bytes(self, messages, position: int) -> int:
+        """Return what a rank sends to others of a chunk, there and back."""
+        return messages.sent_bytes(position, *self.itemsizes)
+
+    def held_bytes(self, chunks: Sequence[tuple]) -> int:
+        """Return what the buffers of the chunks of one exchange take that are under way together."""
+        sizes = [messages.buffer_bytes(*self.itemsizes) for messages, _ in chunks]
+        return max(sum(sizes[i : i + IN_FLIGHT + 1]) for i in range(len(sizes)))
 
     def chunks(self, rank: int) -> list[list[tuple]]:
         """Return one rank's side of the chunks of each exchange, with its position among those who exchange them."""
@@ -108,9 +120,10 @@ class Planned:
         for kind in weights:
             experts, p = len(kind.shape) == 3, torch.empty(kind.shape, device="meta")
             view = self._kernel.parameters.matrices.matrix_view(kind.name, p, experts=experts)
-            shards = plan.shards.Shards(view, self._layout(kind.shape))
+            shards = plan.shards.shards_of(view, self._layout(kind.shape))
             for _ in range(kind.count):
-                parameter = SimpleNamespace(number=number, name=kind.name, packed_dtype=WIRE, work_dtype=WIRE)
+                packed, work = self._wire
+                parameter = SimpleNamespace(number=number, name=kind.name, packed_dtype=packed, work_dtype=work)
                 for index, (rows, cols) in enumerate(view.shapes):
                     cost = plan.costs.owners_cost(rows, cols, STEPS)
                     yield plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)

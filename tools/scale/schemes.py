@@ -9,11 +9,25 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
-from tools.scale.models import MODELS
-from tools.scale.plans import BYTES, IN_FLIGHT, STEPS, Machine, Planned
+from tools.scale.models import MODELS, Weights
+from tools.scale.plans import STEPS, Machine, Planned
+
+TOKENS = 4_000_000  # of a training step
+
+
+class Case(NamedTuple):
+    """What is planned: a model on so many GPUs, with products in this dtype."""
+
+    model: str
+    gpus: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.gpus:,} ranks, {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -22,19 +36,23 @@ class Row:
 
     model: str
     gpus: int
+    dtype: str  # of the products
     matrices: int
     chunks: int
     messages: int
     sent_bytes: int
     flop: int  # of all steps
     imbalance: float  # of FLOPs, the largest to the mean
-    bytes_in_flight: int
+    held_bytes: int  # in the buffers of the chunks under way
     seconds: dict[str, float]  # of a step's exchanges and products, by scheme
+    seconds_of_largest: float  # what the products of the largest exchanged matrix take
+    training_seconds: float  # what forward and backward pass take
 
 
-def plan(kernel: ModuleType, model: str, gpus: int, machine: Machine, chunk_bytes: int | None, sample: int = 4) -> Row:
-    """Return what the plan of a model on `gpus` says, of the ranks with the largest loads and `sample` others."""
-    planned = Planned(kernel, MODELS[model], gpus, chunk_bytes)
+def plan(kernel: ModuleType, case: Case, machine: Machine, chunk_bytes: int | None = None, sample: int = 4) -> Row:
+    """Return what the plan of a case says, of the ranks with the largest loads and `sample` others."""
+    weights, gpus = MODELS[case.model], case.gpus
+    planned = Planned(kernel, weights, gpus, case.dtype, chunk_bytes)
     flop = {matrix.key: planned.flop(matrix) for matrix in planned.every}
     local = sum(planned.flop(matrix) * len(planned.holders(matrix)) for matrix in planned.local) / gpus
     ranks = sorted({*planned.ranks[:: max(len(planned.ranks) // sample, 1)], planned.ranks[-1]})
@@ -43,31 +61,37 @@ def plan(kernel: ModuleType, model: str, gpus: int, machine: Machine, chunk_byte
     sides = {rank: list(itertools.chain(*chunks)) for rank, chunks in exchanges.items()}
     loads = [_loads(chunk.owners, flop) for chunk, _ in sides[ranks[0]]]  # all ranks have the same owners
     total = [local + sum(load.get(rank, 0) for load in loads) for rank in planned.ranks]
-    largest = max((planned.buffer_bytes(chunk) for side in sides.values() for chunk, _ in side), default=0)
+    largest = max((flop[matrix.key] for matrix in planned.exchanged), default=0)
     return Row(
-        model=model,
-        gpus=gpus,
+        **case._asdict(),
         matrices=len(planned.every),
         chunks=len(loads),
         messages=2 * len(loads),
-        sent_bytes=BYTES * max(map(_sent, sides.values())),
+        sent_bytes=max(sum(planned.sent_bytes(*each) for each in side) for side in sides.values()),
         flop=int(STEPS * max(total)),
         imbalance=max(total) * len(total) / max(sum(total), 1),
-        bytes_in_flight=min(IN_FLIGHT + 1, len(loads)) * largest,
+        held_bytes=max((planned.held_bytes(some) for chunks in exchanges.values() for some in chunks), default=0),
         seconds={
-            "planned, in chunks": _pipelined(turns, planned.ranks, sides, loads, machine, local),
-            "planned": _with_owners(planned, _planned_owners(planned, sides[ranks[0]]), flop, machine, local),
+            "in chunks": _pipelined(turns, planned, sides, loads, machine, local),
+            "at best": _with_owners(planned, _planned_owners(planned, sides[ranks[0]]), flop, machine, local),
             **{name: scheme(planned, flop, machine, local) for name, scheme in RIVALS.items()},
         },
+        seconds_of_largest=machine.products(largest),
+        training_seconds=training_flop(weights) / (1e12 * machine.tflop_per_s * gpus),
     )
 
 
-def _pipelined(turns, ranks: Sequence[int], sides, loads, machine: Machine, local: float) -> float:
+def training_flop(weights: Sequence[Weights]) -> float:
+    """Return the FLOPs of a batch: two for a parameter and token forwards, four backwards."""
+    return 6 * TOKENS * sum(kind.parameters * kind.used for kind in weights)
+
+
+def _pipelined(turns, planned: Planned, sides, loads, machine: Machine, local: float) -> float:
     """Return the seconds of a step whose chunks take turns as the optimizer's do.
 
     A message begins to fly when the last rank has come to it and the one before has ended; it ends for all at once.
     """
-    position = {rank: i for i, rank in enumerate(ranks)}
+    position = {rank: i for i, rank in enumerate(planned.ranks)}
     free, link, ended = np.zeros(len(position)), 0.0, {}
     for stage, number in turns:
         if stage == "local":
@@ -79,15 +103,16 @@ def _pipelined(turns, ranks: Sequence[int], sides, loads, machine: Machine, loca
             for rank in loads[number].keys() & position.keys():
                 free[position[rank]] += machine.products(loads[number][rank])
         if stage != "descend":
-            link = max(link, free.max()) + _seconds(sides, number, stage, machine)
+            link = max(link, free.max()) + _seconds(planned, sides, number, stage, machine)
             ended[number] = link
-    return free.max()
+    return float(free.max())
 
 
-def _seconds(sides, number: int, way: str, machine: Machine) -> float:
-    sent = [(_stages(side[number][0])[way], side[number][1]) for side in sides.values()]
-    peers = max(sum(amount > 0 for amount in amounts) for amounts, _ in sent)  # an empty message is none
-    return machine.exchange(BYTES * max(_to_others(amounts, position) for amounts, position in sent), peers)
+def _seconds(planned: Planned, sides, number: int, way: str, machine: Machine) -> float:
+    sent = [_others(_stages(side[number][0])[way], side[number][1]) for side in sides.values()]
+    peers = max(sum(amount > 0 for amount in amounts) for amounts in sent)  # an empty message is none
+    itemsize = planned.itemsizes[way == "scatter"]
+    return machine.exchange(itemsize * max(map(sum, sent)), peers)
 
 
 def _planned_owners(planned: Planned, side: Sequence) -> list[tuple]:
@@ -120,7 +145,7 @@ def _gather_everything(planned: Planned, flop, machine: Machine, local: float) -
         size_of(matrix) * (1 - 1 / planned.parts(matrix)) * len(planned.holders(matrix)) for matrix in planned.exchanged
     )
     peers = max((planned.parts(matrix) for matrix in planned.exchanged), default=1) - 1
-    return max(machine.exchange(BYTES * sent / planned.gpus, peers), machine.products(work))
+    return max(machine.exchange(planned.itemsizes[0] * sent / planned.gpus, peers), machine.products(work))
 
 
 RIVALS = {
@@ -159,8 +184,9 @@ def _with_owners(planned: Planned, owners, flop, machine: Machine, local: float,
         for matrix, _ in owners
     )
     peers = max((planned.parts(u) if repeated else len(planned.holders(u)) for u, _ in owners), default=1) - 1
-    busiest = max(sent.values()) + gathered
-    return max(machine.exchange(BYTES * busiest, 2 * peers), machine.products(max(loads.values())))
+    packed, work = planned.itemsizes
+    busiest = work * max(sent.values()) + packed * gathered
+    return max(machine.exchange(busiest, 2 * peers), machine.products(max(loads.values())))
 
 
 def size_of(matrix) -> int:
@@ -175,14 +201,11 @@ def _loads(owners: Iterable, flop: dict) -> dict[int, int]:
     return loads
 
 
-def _sent(side: Sequence) -> int:
-    return sum(_to_others(way, position) for chunk, position in side for way in _stages(chunk).values())
-
-
 def _stages(messages) -> dict[str, Sequence[int]]:
     """Return how many elements go to each rank in the two exchanges."""
     return {"gather": messages.holder.sent, "scatter": messages.owner.sent}
 
 
-def _to_others(sent: Sequence[int], position: int) -> int:
-    return sum(sent) - sent[position]
+def _others(sent: Sequence[int], position: int) -> list[int]:
+    """Return the lengths of the messages to others."""
+    return [*sent[:position], *sent[position + 1 :]]

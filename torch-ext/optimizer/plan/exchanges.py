@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Optional, Sequence
 
 from torch.distributed import ProcessGroup
@@ -12,7 +13,7 @@ from torch.distributed import ProcessGroup
 from ..parameters.settings import flag
 from .batches import Batch, grouped, plan_batches
 from .blocks import Block, blocks_of
-from .costs import useful_chunks
+from .costs import flops, useful_chunks
 from .layout import Layout, replica_subset
 from .matrix import Matrix, names_of_parameters
 from .messages import Messages, plan_messages
@@ -78,6 +79,15 @@ class Chunk:
     def first(self) -> Matrix:
         """A matrix that stands for all in what they have in common; this rank may neither hold nor own any."""
         return self.messages.owners[0][0]
+
+    @cached_property
+    def profiled_as(self) -> str:
+        """What a profiler calls this rank's work: with its FLOPs by `flops`, but not where it waits for a team."""
+        if self.teams:
+            return "muon.orthogonalize"
+        owned = self.messages.owner.matrices
+        work = sum(flops(m.rows, m.cols) * sum(map(len, m.iteration.windows)) for m in owned)
+        return f"muon.orthogonalize {work / 1e9:.6g} GFLOP"
 
 
 @dataclass(frozen=True, eq=False)

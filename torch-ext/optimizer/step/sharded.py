@@ -42,7 +42,8 @@ def update_chunk_(
         outgoing.index_copy_(0, work.presence_out, flags.to(outgoing.device, non_blocking=True))
     received = yield from _exchanged(chunk, outgoing, holder.sent, owner.received, group)
     del outgoing
-    returned, norms = _orthogonalized(work, received, recipes)
+    with record_function(chunk.profiled_as):
+        returned, norms = _orthogonalized(work, received, recipes)
     del received
     updates = yield from _exchanged(chunk, returned, owner.sent, holder.received, group)
     del returned
@@ -106,7 +107,6 @@ def _exchanged(
     return incoming
 
 
-@record_function("muon.orthogonalize")
 def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tuple[Tensor, list[UpdateNorms]]:
     """Return what is sent back, the blocks of the owned matrices' updates and their flags; and the updates' norms."""
     chunk, norms = work.chunk, []

@@ -1,0 +1,63 @@
+"""The tables of the scale report: what is planned, predicted and measured of each case, and what other schemes take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tools.pages import markdown
+from tools.scale.plans import IN_FLIGHT, STEPS
+from tools.scale.schemes import TOKENS, Case, Row
+
+# GPUs that the tables show; the figure has all.
+SHOWN = (8, 64, 256, 1024, 4096)
+HEAD = [
+    "model",
+    "GPUs",
+    "products",
+    "planned:<br>chunks",
+    "MiB sent",
+    "MiB held",
+    "TFLOP",
+    "imbalance",
+    "predicted:<br>ms",
+    "% of a training step",
+    "measured:<br>ms of the host",
+]
+
+
+def tables(results: dict, host: Mapping[str, float]) -> dict[str, str]:
+    """Return the tables by the names of their markers; `host` has measured milliseconds by case."""
+    rows = [Row(**row) for row in results["rows"]]
+    shown = [row for row in rows if row.gpus in SHOWN] or rows
+    return {"scale": f"{_cases(shown, host)}\n\n{_said(results['machine'])}", "schemes": _schemes(shown)}
+
+
+def _cases(rows: Sequence[Row], host: Mapping[str, float]) -> str:
+    lines = []
+    for row in rows:
+        measured = host.get(str(Case(row.model, row.gpus, row.dtype)))
+        seconds = row.seconds["in chunks"]
+        planned = [f"{row.sent_bytes / 2**20:,.0f}", f"{row.held_bytes / 2**20:,.0f}", f"{row.flop / 1e12:.1f}"]
+        predicted = [f"{1e3 * seconds:,.0f}", f"{100 * seconds / row.training_seconds:.1f}"]
+        case = [row.model, f"{row.gpus:,}", row.dtype, str(row.chunks)]
+        lines.append(
+            [*case, *planned, f"{row.imbalance:.2f}", *predicted, "-" if measured is None else f"{measured:.1f}"]
+        )
+    return markdown.table(HEAD, lines, numbers=True)
+
+
+def _schemes(rows: Sequence[Row]) -> str:
+    rows = [row for row in rows if row.dtype == rows[0].dtype]
+    names = [name for name in rows[0].seconds if name != "in chunks"]
+    head = ["model", "GPUs", *("planned, ms" if name == "at best" else f"{name}, ms" for name in names)]
+    lines = [[row.model, f"{row.gpus:,}", *(f"{1e3 * row.seconds[name]:,.0f}" for name in names)] for row in rows]
+    return markdown.table(head, lines, numbers=True)
+
+
+def _said(machine: Mapping[str, float]) -> str:
+    return (
+        f"Assumed: a GPU sends {machine['link_gb_per_s']:g} GB/s, a collective takes "
+        f"{machine['microseconds_per_peer']:g} µs a peer, products run at {machine['tflop_per_s']:g} TFLOP/s, in a "
+        f"training step, too,\nwhich is {TOKENS / 1e6:g}M tokens of 6 FLOP for each parameter that works on one. Muon "
+        f"takes {STEPS} steps of the iteration,\nand {IN_FLIGHT} chunks fly while one is worked on."
+    )
