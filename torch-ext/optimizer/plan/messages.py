@@ -18,9 +18,8 @@ from what all know.
 
 from __future__ import annotations
 
-import bisect
 import itertools
-from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
+from typing import Iterable, NamedTuple, Optional, Sequence
 
 from .matrix import Matrix
 from .owners import Owners, chunks_by_size
@@ -97,28 +96,22 @@ def plan_messages(
     no owner idles. Owners are all ranks that hold a copy or a part; loads are costs, of all chunks together.
     """
     owners = Owners(len(ranks))
+    where = {r: i for i, r in enumerate(ranks)}
     chunks = []
     for positions in chunks_by_size(matrices, ranks, limit):
         owners.next_chunk()
         members = [matrices[i] for i in positions]
-        taken = [ranks[owners.take(matrix.cost, some)] for matrix, some in zip(members, _candidates(members, ranks))]
+        taken = [ranks[owners.take(matrix.cost, _candidates(matrix, where))] for matrix in members]
         owned = [matrix for matrix, owner in zip(members, taken) if owner == rank]
         holder = _holder_side(members, taken, ranks, rank)
         chunks.append(Messages(holder, _owner_side(owned, ranks, rank), tuple(zip(members, taken))))
     return tuple(chunks), tuple(owners.loads)
 
 
-def _candidates(matrices: Iterable[Matrix], ranks: Ranks) -> Iterator[Optional[list[int]]]:
-    """Yield for each matrix the positions of its possible owners: None for all, as of a matrix that is no expert."""
-    known: dict[Ranks, list[int]] = {}
-    for matrix in matrices:
-        holders = matrix.holders
-        if len(holders) == len(ranks):
-            yield None
-            continue
-        if holders not in known:
-            known[holders] = [bisect.bisect_left(ranks, rank) for rank in holders]
-        yield known[holders]
+def _candidates(matrix: Matrix, where: dict[int, int]) -> Optional[list[int]]:
+    """Return the positions of those who may own a matrix; None for all, as where only some experts are on a rank."""
+    holders = matrix.holders
+    return None if len(holders) == len(where) else [where[rank] for rank in holders]
 
 
 def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks, rank: int) -> HolderSide:
