@@ -87,6 +87,7 @@ def untouched(kernel: ModuleType) -> Iterator[None]:
         replace(torch, "zeros_like", torch.empty_like)
         replace(torch, "_foreach_copy_", _copy_nothing)
         replace(Tensor, "index_copy_", lambda buffer, dim, places, flags: torch.empty_like(flags).copy_(flags))
+        replace(Tensor, "index_fill_", lambda buffer, dim, places, flag: buffer.new_full(places.shape, flag))
         replace(Tensor, "index_select", lambda buffer, dim, places: buffer.new_zeros(places.shape))
         replace(kernel.iteration, "select_products", lambda *_: kernel.kernels.products.BATCHED)
         replace(kernel.plan.batches, "matrices_together", _together_on_a_gpu(kernel))
