@@ -2,13 +2,15 @@
 
 Over many ranks the group is torch's fake one, in which nobody else is there and collectives return at once. Its
 all-to-all leaves data where the receiver expects flags, so it is replaced: what is received are ones, which as flags
-say that every rank had a gradient, and as numbers are finite. Everything else is the package's own work.
+say that every rank had a gradient, and as numbers are finite. What ranks say of a step sums to zero, as where they
+agree. Everything else is the package's own work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
@@ -86,15 +88,31 @@ def imagined_ranks(count: int) -> Iterator[None]:
         return
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
     try:
-        with mock.patch.object(dist, "all_to_all_single", _receive_ones):
+        with (
+            mock.patch.object(dist, "all_to_all_single", partial(_receive_ones, dist.all_reduce)),
+            mock.patch.object(dist, "all_reduce", partial(_agree, dist.all_reduce)),
+        ):
             yield
     finally:
         dist.destroy_process_group()
 
 
 def _receive_ones(
-    output: Tensor, input: Tensor, output_split_sizes=None, input_split_sizes=None, group=None, async_op: bool = False
+    all_reduce: Callable,
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes=None,
+    input_split_sizes=None,
+    group=None,
+    async_op: bool = False,
 ):
     output.fill_(1.0)
     # For what a collective returns; among ranks that are not there it changes nothing.
-    return dist.all_reduce(output[:1], group=group, async_op=async_op)
+    return all_reduce(output[:1], group=group, async_op=async_op)
+
+
+def _agree(all_reduce: Callable, values: Tensor, *arguments, **options):
+    """What ranks say of a step sums to zero where they agree."""
+    work = all_reduce(values, *arguments, **options)
+    values.zero_()
+    return work

@@ -44,6 +44,11 @@ def quartile_words(quartiles: Sequence[float] | None) -> str:
     return "" if quartiles is None else "{1:.2f} ({0:.2f}-{2:.2f})".format(*quartiles)
 
 
+def with_target(row: dict, name: str, target: str) -> str:
+    """Return what was measured and what it shall be at most, nothing where nothing was measured."""
+    return "" if row.get(name) is None else f"{row[name]:.2f} of {words(row.get(target))}"
+
+
 # How the rows of each kind of results are shown, by the keys that they have.
 KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
     ("operation", "foreach_seconds", "copied_bytes"): (
@@ -65,6 +70,17 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
             Column("ms (quartiles)", lambda r: quartile_words(r.get("host_milliseconds"))),
             Column("ms / 100 matrices", lambda r: words(r.get("host_milliseconds_per_100_matrices"))),
             Column("over the first", lambda r: quartile_words(r.get("over_first"))),
+        ),
+    ),
+    ("plan_seconds", "host_milliseconds"): (
+        "Host of one of many ranks",
+        (
+            Column("case", lambda r: r["case"]),
+            Column("plan, s", lambda r: with_target(r, "plan_seconds", "target_seconds")),
+            Column("MB", lambda r: with_target(r, "plan_megabytes", "target_megabytes")),
+            Column("step, ms (quartiles)", lambda r: quartile_words(r.get("host_milliseconds"))),
+            Column("wanted, ms", lambda r: words(r.get("target_milliseconds"))),
+            *(Column(key, lambda r, key=key: words(r.get(key))) for key in ("chunks", "messages", "parts", "blocks")),
         ),
     ),
     ("tera_flops", "gain", "torch_seconds", "problems"): (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from .parameters.routing import IsMuon
 from .parameters.settings import SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, laid_out_like
 from .plan.exchanges import ExchangeOptions
-from .plan.layout import check_gradients, layout_of
+from .plan.layout import check_gradients, facts_of, layout_of
 from .plan.plan import Plan, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
@@ -95,6 +95,7 @@ class Muon(Optimizer):
     _plan = Plan()
     _workspace: Optional[Workspace] = None
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
+    _device_types: Collection[str] = ()  # of the parameters
     _workspace_for: Sequence[Any] = ()
     _broke_off = False  # the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
@@ -170,7 +171,7 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._refresh()
-        check_gradients([p for group in self.param_groups for p in group["params"] if p.grad is not None])
+        check_gradients(p for group in self.param_groups for p in group["params"])
         self._agreement.compare_plans(self._plan.terms, self.param_groups)
         # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
@@ -178,7 +179,7 @@ class Muon(Optimizer):
         scalings = self._agreement.scalings(self._plan.terms, self.param_groups, scaling)
         self._broke_off = True  # unless what follows ends
         with ExitStack() as stack:
-            for device_type in {p.device.type for group in self.param_groups for p in group["params"]}:
+            for device_type in self._device_types:
                 stack.enter_context(without_autocast(device_type))
             self._update_(scalings)
         self._broke_off = False
@@ -344,12 +345,13 @@ class Muon(Optimizer):
         # One flat list: thousands of tuples a step would keep the garbage collector busy. A frozen parameter whose
         # gradient somebody has set is updated all the same.
         trained = [p.requires_grad or p.grad is not None for p in params]
-        facts = [fact for p in params for fact in (p.device, p.dtype, p.shape, p.stride())] + trained
+        facts = facts_of(params) + trained
         facts += [len(group["params"]) for group in self.param_groups] + planned_settings(self.param_groups)
         before, facts_before = self._planned_for or ([], None)
         if facts != facts_before or not all(map(operator.is_, params, before)):
             self._make_plan(trained)
             self._planned_for = params, facts
+            self._device_types = {p.device.type for p in params}
         now = dependencies(self.param_groups, self.state)
         if self._workspace is None or now != self._workspace_for:
             self._synchronize()

@@ -6,7 +6,7 @@ import functools
 import math
 import weakref
 import zlib
-from typing import Iterable, NamedTuple, Optional
+from typing import Any, Iterable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -127,10 +127,27 @@ def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
     return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
 
 
+def facts_of(params: Iterable[Tensor]) -> list[Any]:
+    """Return what a plan depends on of how `params` lie, in a flat list, to compare with what it was.
+
+    A DTensor is asked for its part, which answers sooner than it does; its specification is an object that stays.
+    """
+    facts: list[Any] = []
+    for p in params:
+        local = p
+        if isinstance(p, DTensor):
+            local = p._local_tensor
+            facts.append(p._spec)
+        facts += local.device, local.dtype, local.shape, local.stride()
+    return facts
+
+
 def check_gradients(params: Iterable[Tensor]) -> None:
-    """Raise ValueError unless each gradient is dense, has the shape of its parameter and lies on ranks as that does."""
+    """Raise ValueError unless gradients are dense, of their parameter's shape and lie on ranks as that does."""
     for p in params:
         gradient = p.grad
+        if gradient is None:
+            continue
         if gradient.layout != torch.strided or gradient.shape != p.shape:  # which `p` itself may have lost
             raise ValueError(
                 f"gradients must be dense and of their parameter's shape {tuple(p.shape)}, "
@@ -147,8 +164,9 @@ def check_gradients(params: Iterable[Tensor]) -> None:
 def _lie_alike(a: Tensor, b: Tensor) -> bool:
     if not isinstance(a, DTensor) or not isinstance(b, DTensor):
         return isinstance(a, DTensor) == isinstance(b, DTensor)
+    a, b = a._spec, b._spec
     # The same object nearly always, and DTensors compare their meshes rank by rank.
-    return a.placements == b.placements and (a.device_mesh is b.device_mesh or a.device_mesh == b.device_mesh)
+    return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)
 
 
 def local_part(tensor: Tensor) -> Tensor:

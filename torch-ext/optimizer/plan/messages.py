@@ -18,9 +18,8 @@ from what all know.
 
 from __future__ import annotations
 
-import bisect
 import itertools
-from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
 from .matrix import Matrix
 from .owners import Owners, chunks_by_size
@@ -99,11 +98,12 @@ def plan_messages(
     no owner idles. Owners are all ranks that hold a copy or a part; loads are costs, of all chunks together.
     """
     owners = Owners(len(ranks))
+    where = {r: i for i, r in enumerate(ranks)}
     chunks = []
     for positions in chunks_by_size(matrices, ranks, limit):
         owners.next_chunk()
         members = [matrices[i] for i in positions]
-        workers = [_workers(owners, matrix, ranks, some) for matrix, some in zip(members, _candidates(members, ranks))]
+        workers = [_workers(owners, matrix, ranks, where) for matrix in members]
         taken = [some[0] for some in workers]
         owned = [matrix for matrix, owner in zip(members, taken) if owner == rank]
         holder = _holder_side(members, taken, ranks, rank)
@@ -112,26 +112,15 @@ def plan_messages(
     return tuple(chunks), tuple(owners.loads)
 
 
-def _workers(owners: Owners, matrix: Matrix, ranks: Ranks, candidates: Optional[Sequence[int]]) -> tuple[int, ...]:
-    """Return the ranks that work on a matrix, its owner first."""
-    if matrix.team_size == 1:
-        return (ranks[owners.take(matrix.cost, candidates)],)
-    teams = teams_among(matrix.holders, matrix.team_size)
-    positions = owners.take_together(matrix.cost, [[bisect.bisect_left(ranks, r) for r in team] for team in teams])
-    return tuple(ranks[position] for position in positions)
-
-
-def _candidates(matrices: Iterable[Matrix], ranks: Ranks) -> Iterator[Optional[list[int]]]:
-    """Yield for each matrix the positions of its possible owners: None for all, as of a matrix that is no expert."""
-    known: dict[Ranks, list[int]] = {}
-    for matrix in matrices:
-        holders = matrix.holders
-        if len(holders) == len(ranks):
-            yield None
-            continue
-        if holders not in known:
-            known[holders] = [bisect.bisect_left(ranks, rank) for rank in holders]
-        yield known[holders]
+def _workers(owners: Owners, matrix: Matrix, ranks: Ranks, where: dict[int, int]) -> tuple[int, ...]:
+    """Return the ranks that work on a matrix, its owner first; `where` has the position of each among `ranks`."""
+    holders = matrix.holders
+    if matrix.team_size > 1:
+        teams = [[where[rank] for rank in team] for team in teams_among(holders, matrix.team_size)]
+        return tuple(ranks[position] for position in owners.take_together(matrix.cost, teams))
+    # All, unless it is an expert, which only some have.
+    candidates = None if len(holders) == len(ranks) else [where[rank] for rank in holders]
+    return (ranks[owners.take(matrix.cost, candidates)],)
 
 
 def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks, rank: int) -> HolderSide:

@@ -35,8 +35,12 @@ class Statement(NamedTuple):
 
 def statement_of(terms: Terms, groups: Sequence[Group], optimizer: str, step: int) -> Statement:
     """Return what this rank says about a step of the shared parameters, by their gradients as they are now."""
-    has_gradient = [groups[group]["params"][position].grad is not None for group, position in terms.places]
-    absent = (frozenset(terms.names[i] for i in each.positions if not has_gradient[i]) for each in terms.copies)
+
+    def is_absent(i: int) -> bool:
+        number, position = terms.places[i]
+        return groups[number]["params"][position].grad is None
+
+    absent = (frozenset(terms.names[i] for i in each.positions if is_absent(i)) for each in terms.copies)
     return Statement(f"{optimizer} of plan {terms.digest[:12]}", step, terms.settings(groups), tuple(absent))
 
 

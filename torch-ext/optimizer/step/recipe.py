@@ -36,10 +36,10 @@ class Recipes:
 
     def of(self, matrices: Sequence[Matrix]) -> Recipe:
         """Return the recipe of matrices of one batch, whose groups may differ in learning rate and decay alone."""
-        numbers = tuple(matrix.parameter.group for matrix in matrices)
-        if len(set(numbers)) == 1:
-            numbers = numbers[:1]
-        sharers = matrices[0].parameter.sharers
+        return self.of_groups(group_numbers(matrices), matrices[0].parameter.sharers)
+
+    def of_groups(self, numbers: tuple[int, ...], sharers: Optional[Ranks]) -> Recipe:
+        """Return the recipe of matrices, which `sharers` share, by their `group_numbers`."""
         key = (numbers, sharers)
         if key not in self._made:
             self._made[key] = self._recipe([self.groups[number] for number in numbers], self.scalings[sharers])
@@ -55,6 +55,12 @@ class Recipes:
             descent_rule(rates, decays, first["decay_mode"]),
             scaling,
         )
+
+
+def group_numbers(matrices: Sequence[Matrix]) -> tuple[int, ...]:
+    """Return the number of each matrix's group, or one where all have the same."""
+    numbers = tuple(matrix.parameter.group for matrix in matrices)
+    return numbers[:1] if len(set(numbers)) == 1 else numbers
 
 
 def snapshot(value: Union[float, Tensor, None]) -> Union[float, Tensor, None]:

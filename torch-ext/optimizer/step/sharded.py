@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generator, Optional, Sequence
+from typing import Container, Generator, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -32,14 +32,12 @@ def update_chunk_(
     those that are left alone.
     """
     chunk, holder, owner = work.chunk, work.chunk.messages.holder, work.chunk.messages.owner
-    parts = ShardedParts(work.parts, recipes.of(holder.matrices or [chunk.first]), recipes.groups)
     parameter = chunk.first.parameter
+    parts = ShardedParts(work.parts, recipes.of_groups(work.group_numbers, parameter.sharers), recipes.groups)
     outgoing = torch.empty(sum(holder.sent) + holder.scratch, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
         parts.pack_(outgoing, holder.direction_places)
-        # Of each part that is sent: 1 if there is a gradient, else 0. The device is not waited for.
-        flags = torch.tensor([float(i not in parts.absent) for i, _ in holder.presence_places], dtype=outgoing.dtype)
-        outgoing.index_copy_(0, work.presence_out, flags.to(outgoing.device, non_blocking=True))
+        _write_flags_(outgoing, work, parts.absent)
     received = yield from _exchanged(chunk, outgoing, holder.sent, owner.received, group)
     del outgoing
     with record_function(chunk.profiled_as):
@@ -53,6 +51,16 @@ def update_chunk_(
     return norms
 
 
+def _write_flags_(outgoing: Tensor, work: LocalChunk, absent: Container[int]) -> None:
+    """Write into `outgoing`, for each part that is sent, 1 if there is a gradient, else 0; no device is waited for."""
+    if not absent:
+        outgoing.index_fill_(0, work.presence_out, 1.0)
+        return
+    parts = work.chunk.messages.holder.presence_places
+    flags = torch.tensor([float(i not in absent) for i, _ in parts], dtype=outgoing.dtype)
+    outgoing.index_copy_(0, work.presence_out, flags.to(outgoing.device, non_blocking=True))
+
+
 class ShardedParts:
     """A rank's parts between pack and descent.
 
@@ -62,16 +70,19 @@ class ShardedParts:
 
     def __init__(self, parts: Sequence[LocalMatrix], recipe: Recipe, groups: Sequence[Group]):
         self.parts = parts
-        self.absent = frozenset(i for i, part in enumerate(parts) if not part.has_gradient)
+        self.absent = frozenset(i for i, part in enumerate(parts) if not part.source.has_gradient)
         self._recipe, self._groups = recipe, groups
         self._momenta: list[Tensor] = []
 
     @record_function("muon.pack")
     def pack_(self, packed: Tensor, places: Optional[Sequence[int]] = None) -> None:
         """Take the gradients into the momentum buffers, and write the directions into `packed`, at `places` of it."""
-        self._momenta = [p.momentum.clone() if i in self.absent else p.momentum for i, p in enumerate(self.parts)]
+        self._momenta = [part.source.momenta[part.position] for part in self.parts]
+        for i in self.absent:
+            self._momenta[i] = self._momenta[i].clone()
         gradients = [
-            torch.zeros_like(part.view) if i in self.absent else part.gradient() for i, part in enumerate(self.parts)
+            part.source.take_gradient(part.position) if part.source.has_gradient else torch.zeros_like(part.view)
+            for part in self.parts
         ]
         pack_momentum_(self._momenta, gradients, packed, self._recipe.momentum, self._recipe.scaling, places)
 

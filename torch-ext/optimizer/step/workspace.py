@@ -25,6 +25,7 @@ from ..plan.sums import SummedBatch
 from ..plan.teams import Team
 from ..rules.descent import HALVES, as_tensor
 from .owned import LocalOwned, local_owned
+from .recipe import group_numbers
 
 
 class LocalParameter:
@@ -52,6 +53,7 @@ class LocalParameter:
         if row_scale is not None:
             layout = None if self._shards is None else self._shards.layout
             self.row_scales = self._view.row_values(local_rows(row_scale, layout, this_rank()))
+        self.has_gradient = self.tensor.grad is not None
         if self._release and not local.numel():  # as on other ranks, whose parts are read
             self.tensor.grad = None
 
@@ -60,21 +62,21 @@ class LocalParameter:
         self.views: list[Tensor] = []
         self.momenta: list[Tensor] = []
         self.row_scales: Optional[list[Tensor]] = None  # of QK-clip, for each local matrix
-        self._left: Optional[dict[int, Tensor]] = None  # of the gradient, what is not taken yet
+        self.has_gradient = False
+        self._gradients: list[Optional[Tensor]] = []  # None for those that are taken
+        self._left = 0  # how many of a gradient that is to be released are not taken, empty ones left out
 
     def take_gradient(self, position: int) -> Tensor:
         """Return the gradient's local matrix at `position`, once.
 
         The gradient is cut when the first is taken, and let go with the last where gradients are to be released.
         """
-        gradient = self.tensor.grad if self._shards is None else local_part(self.tensor.grad)
-        if self._is_plain:
-            part = gradient
-        else:
-            if self._left is None:
-                cut = self.cut(gradient, read_only=True)
-                self._left = {i: matrix for i, matrix in enumerate(cut) if matrix.numel()}
-            part = self._left.pop(position)
+        if not self._gradients:
+            gradient = self.tensor.grad if self._shards is None else local_part(self.tensor.grad)
+            self._gradients = self.cut(gradient, read_only=True)
+            self._left = sum(matrix.numel() > 0 for matrix in self._gradients) if self._release else 0
+        part, self._gradients[position] = self._gradients[position], None
+        self._left -= 1
         if self._release and not self._left:
             self.tensor.grad = None
         return part
@@ -101,7 +103,7 @@ class LocalMatrix(NamedTuple):
     @property
     def has_gradient(self) -> bool:
         """Whether there is a gradient in this step."""
-        return self.source.tensor.grad is not None
+        return self.source.has_gradient
 
     @property
     def row_scale(self) -> Optional[Tensor]:
@@ -142,6 +144,7 @@ class LocalChunk(NamedTuple):
 
     chunk: Chunk
     parts: Sequence[LocalMatrix]
+    group_numbers: tuple[int, ...]  # of the parts, by which a step finds their rules
     multipliers: Tensor  # of the parts, float64 on the CPU, where the descent reads it
     presence_out: Tensor  # of the flags of parts that are sent, in what is gathered, int64, as all that follow
     verdicts_in: Tensor  # of each part's flag in what comes back
@@ -206,6 +209,7 @@ class Workspace:
         return LocalChunk(
             chunk=chunk,
             parts=parts,
+            group_numbers=group_numbers(holder.matrices or [chunk.first]),
             multipliers=as_tensor([part.matrix.multiplier for part in parts]),
             presence_out=indices([place for _, place in holder.presence_places]),
             verdicts_in=indices(holder.verdict_places),
