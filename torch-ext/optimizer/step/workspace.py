@@ -78,7 +78,7 @@ class LocalParameter:
         part, self._gradients[position] = self._gradients[position], None
         self._left -= 1
         if self._release and not self._left:
-            self.tensor.grad = None
+            self.tensor.grad, self._gradients = None, []
         return part
 
 
