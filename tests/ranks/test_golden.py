@@ -36,6 +36,7 @@ class GoldenShards(NamedTuple):
     dim: int
     Part: type
     layout: Copy = Copy()
+    copies: int = 1
 
     def part(self, index, rank):
         start = sum(self.split[:rank])
@@ -45,6 +46,9 @@ class GoldenShards(NamedTuple):
 
     def holders(self, index):
         return tuple(range(len(self.split)))
+
+    def has_something(self, index, rank):
+        return rank in self.holders(index)
 
 
 class Pipeline:
@@ -58,6 +62,8 @@ class Pipeline:
             for shape, split in zip(self.shapes, case["splits"])
         ]
         self.records = [inside.matrix(kernel, i, 0, one) for i, one in enumerate(shards)]
+        for record in self.records:  # elements of 16 bytes, which need no padding: the golden messages have none
+            record.parameter.packed_dtype = record.parameter.work_dtype = torch.complex128
         self.matrices = [
             1000 * i + torch.arange(rows * cols).view(rows, cols).float() for i, (rows, cols) in enumerate(self.shapes)
         ]

@@ -21,7 +21,7 @@ PLAIN, DASHED, DOTTED = "-", (0, (5, 2)), (0, (1, 2))
 def draw(results: dict, path: Path) -> None:
     """Write a panel for each model, of the first dtype that there is."""
     rows = [Row(**row) for row in results["rows"]]
-    rows = [row for row in rows if row.dtype == rows[0].dtype]
+    rows = [row for row in rows if (row.dtype, row.team) == (rows[0].dtype, 1)]
     models = list(dict.fromkeys(row.model for row in rows))
     with matplotlib.rc_context({**STYLE, **OWN_STYLE}):
         figure = Figure(figsize=(3.6 * len(models), 4.4))

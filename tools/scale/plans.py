@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import torch
 
-from tools.scale.models import Weights
+from tools.scale.models import MODELS, Weights
 
 # What an element is on its way to the owner, and back, by the dtype of the products.
 WIRE = {"bfloat16": (torch.bfloat16, torch.bfloat16), "float16": (torch.float32, torch.float16)}
@@ -40,19 +41,35 @@ class Machine:
 ASSUMED = Machine(link_gb_per_s=50.0, microseconds_per_peer=1.0, tflop_per_s=400.0)
 
 
-class Planned:
-    """The plans of a model on so many GPUs, as the ranks see them that work together with rank 0."""
+class Case(NamedTuple):
+    """What is planned: a model on so many GPUs, with products in this dtype, and teams of so many ranks a matrix."""
 
-    def __init__(
-        self, kernel: ModuleType, weights: Sequence[Weights], gpus: int, dtype: str, chunk_bytes: int | None = None
-    ):
+    model: str
+    gpus: int
+    dtype: str
+    team: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.gpus:,} ranks, {self.products}"
+
+    @property
+    def products(self) -> str:
+        """How products are made, as the tables say it."""
+        return self.dtype if self.team == 1 else f"{self.dtype}, teams of {self.team}"
+
+
+class Planned:
+    """The plans of a case, as the ranks see them that work together with rank 0."""
+
+    def __init__(self, kernel: ModuleType, case: Case, chunk_bytes: int | None = None):
         self._kernel = kernel
-        self.gpus, self._wire, self._chunk_bytes = gpus, WIRE[dtype], chunk_bytes
+        self.gpus, self._wire, self._chunk_bytes = case.gpus, WIRE[case.dtype], chunk_bytes
         self.itemsizes = tuple(each.itemsize for each in self._wire)
-        self.every = list(self._matrices(weights))
-        self.exchanged = [matrix for matrix in self.every if matrix.has_owner]
+        self.every = list(self._matrices(MODELS[case.model]))
+        alone = [matrix for matrix in self.every if matrix.has_owner]
+        self.exchanged = kernel.plan.teams.with_teams(alone, case.team) if alone else []
         self.local = [matrix for matrix in self.every if not matrix.has_owner]
-        self.ranks = min((ranks for ranks, _ in self.exchanges(0)), key=len, default=tuple(range(gpus)))
+        self.ranks = min((ranks for ranks, _ in self.exchanges(0)), key=len, default=tuple(range(self.gpus)))
 
     def exchanges(self, rank: int) -> list[tuple]:
         """Return the ranks and matrices of each exchange of `rank`."""
@@ -97,8 +114,16 @@ class Planned:
         return [[(messages, ranks.index(rank)) for messages in chunks] for ranks, chunks in sides]
 
     def flop(self, matrix) -> int:
-        """Return the FLOPs of one step of a matrix."""
-        return self._kernel.plan.costs.flops(matrix.rows, matrix.cols)
+        """Return the FLOPs of one step of a matrix for each who works on it, with what a team sends in its node."""
+        costs = self._kernel.plan.costs
+        if matrix.team_size == 1:
+            return costs.flops(matrix.rows, matrix.cols)
+        return (matrix.cost - costs.FLOPS_OF_AN_ELEMENT * matrix.rows * matrix.cols) // STEPS
+
+    def workers(self, matrix, owner: int) -> Sequence[int]:
+        """Return the ranks that work on a matrix with its owner."""
+        first = owner - owner % matrix.team_size
+        return range(first, first + matrix.team_size)
 
     def holders(self, matrix) -> Sequence[int]:
         """Return the ranks that have something of a matrix."""
@@ -117,6 +142,7 @@ class Planned:
     def _matrices(self, weights: Sequence[Weights]) -> Iterator:
         """Yield the records of all matrices, each with what its owner spends on it."""
         plan, number = self._kernel.plan, 0
+        self._schedule = self._kernel.schedules.resolve_schedule("polar_express", STEPS)
         for kind in weights:
             experts, p = len(kind.shape) == 3, torch.empty(kind.shape, device="meta")
             view = self._kernel.parameters.matrices.matrix_view(kind.name, p, experts=experts)
@@ -124,6 +150,7 @@ class Planned:
             for _ in range(kind.count):
                 packed, work = self._wire
                 parameter = SimpleNamespace(number=number, name=kind.name, packed_dtype=packed, work_dtype=work)
+                vars(parameter).update(schedule=self._schedule, sharers=range(self.gpus), device=torch.device("cpu"))
                 for index, (rows, cols) in enumerate(view.shapes):
                     cost = plan.costs.owners_cost(rows, cols, STEPS)
                     yield plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)

@@ -24,12 +24,14 @@ from tools.pages import markdown
 from tools.scale import tables
 from tools.scale.figure import draw
 from tools.scale.models import GPUS, MODELS
-from tools.scale.plans import ASSUMED, WIRE, Machine
-from tools.scale.schemes import Case, plan
+from tools.scale.plans import ASSUMED, WIRE, Case, Machine
+from tools.scale.schemes import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "scale-model.json"
 PAGE = ROOT / "docs" / "distributed.md"
+# GPUs from which on teams are planned beside the rest, where products are float16.
+WITH_TEAMS = 1024
 FIGURE = ROOT / "docs" / "figures" / "scale.png"
 
 
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--latency", type=float, default=ASSUMED.microseconds_per_peer, help="µs a peer: %(default)s")
     parser.add_argument("--rate", type=float, default=ASSUMED.tflop_per_s, help="TFLOP/s of products: %(default)s")
     parser.add_argument("--machine", type=Path, help="what `tools.scale.calibrate` told, which goes before these three")
+    parser.add_argument("--team", type=int, default=4, help="ranks that may work on one matrix: %(default)s")
     parser.add_argument("--chunk-bytes", type=int, help="as Muon's; by default as its model of wire and products says")
     parser.add_argument("--write", action="store_true", help="renew the results, the tables and the figure of docs/")
     parser.add_argument("--redraw", action="store_true", help="tables and figure anew, from the results")
@@ -54,10 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kernel = load_variant(find_variant(given.build))
     console = Console()
     cases = [
-        Case(model, gpus, dtype)
+        Case(model, gpus, dtype, team)
         for model in given.models
         for gpus in given.gpus or GPUS.get(model, ())
         for dtype in given.dtypes
+        for team in ((1, given.team) if dtype == "float16" and gpus >= WITH_TEAMS else (1,))
     ]
     rows = [plan(kernel, case, machine, given.chunk_bytes) for case in track(cases, "planning", console=console)]
     results = {"machine": asdict(machine), "chunk_bytes": given.chunk_bytes, "rows": [asdict(row) for row in rows]}

@@ -9,25 +9,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 
 from tools.scale.models import MODELS, Weights
-from tools.scale.plans import STEPS, Machine, Planned
+from tools.scale.plans import STEPS, Case, Machine, Planned
 
 TOKENS = 4_000_000  # of a training step
-
-
-class Case(NamedTuple):
-    """What is planned: a model on so many GPUs, with products in this dtype."""
-
-    model: str
-    gpus: int
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.model} on {self.gpus:,} ranks, {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -37,6 +25,7 @@ class Row:
     model: str
     gpus: int
     dtype: str  # of the products
+    team: int  # ranks that may work on one matrix
     matrices: int
     chunks: int
     messages: int
@@ -52,14 +41,14 @@ class Row:
 def plan(kernel: ModuleType, case: Case, machine: Machine, chunk_bytes: int | None = None, sample: int = 4) -> Row:
     """Return what the plan of a case says, of the ranks with the largest loads and `sample` others."""
     weights, gpus = MODELS[case.model], case.gpus
-    planned = Planned(kernel, weights, gpus, case.dtype, chunk_bytes)
-    flop = {matrix.key: planned.flop(matrix) for matrix in planned.every}
+    planned = Planned(kernel, case, chunk_bytes)
+    flop = {matrix.key: planned.flop(matrix) for matrix in [*planned.exchanged, *planned.local]}
     local = sum(planned.flop(matrix) * len(planned.holders(matrix)) for matrix in planned.local) / gpus
     ranks = sorted({*planned.ranks[:: max(len(planned.ranks) // sample, 1)], planned.ranks[-1]})
     exchanges = {rank: planned.chunks(rank) for rank in ranks}
     turns = planned.turns(map(len, exchanges[ranks[0]]))
     sides = {rank: list(itertools.chain(*chunks)) for rank, chunks in exchanges.items()}
-    loads = [_loads(chunk.owners, flop) for chunk, _ in sides[ranks[0]]]  # all ranks have the same owners
+    loads = [_loads(planned, chunk.owners, flop) for chunk, _ in sides[ranks[0]]]  # all ranks have the same owners
     total = [local + sum(load.get(rank, 0) for load in loads) for rank in planned.ranks]
     largest = max((flop[matrix.key] for matrix in planned.exchanged), default=0)
     return Row(
@@ -173,7 +162,8 @@ def _with_owners(planned: Planned, owners, flop, machine: Machine, local: float,
     loads = dict.fromkeys(range(planned.gpus), local)
     sent = dict.fromkeys(range(planned.gpus), 0.0)
     for matrix, owner in owners:
-        loads[owner] += flop[matrix.key]
+        for rank in planned.workers(matrix, owner):
+            loads[rank] += flop[matrix.key]
         sent[owner] += size_of(matrix) * ((1 if repeated else planned.copies(matrix)) - 1 / planned.parts(matrix))
     # To the owners, from each rank: each copy to its own, or all together to one.
     gathered = sum(
@@ -194,10 +184,11 @@ def size_of(matrix) -> int:
     return matrix.rows * matrix.cols
 
 
-def _loads(owners: Iterable, flop: dict) -> dict[int, int]:
+def _loads(planned: Planned, owners: Iterable, flop: dict) -> dict[int, int]:
     loads: dict[int, int] = {}
-    for matrix, rank in owners:
-        loads[rank] = loads.get(rank, 0) + flop[matrix.key]
+    for matrix, owner in owners:
+        for rank in planned.workers(matrix, owner):
+            loads[rank] = loads.get(rank, 0) + flop[matrix.key]
     return loads
 
 

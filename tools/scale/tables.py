@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tools.pages import markdown
-from tools.scale.plans import IN_FLIGHT, STEPS
-from tools.scale.schemes import TOKENS, Case, Row
+from tools.scale.plans import IN_FLIGHT, STEPS, Case
+from tools.scale.schemes import TOKENS, Row
 
 # GPUs that the tables show; the figure has all.
 SHOWN = (8, 64, 256, 1024, 4096)
@@ -35,19 +35,19 @@ def tables(results: dict, host: Mapping[str, float]) -> dict[str, str]:
 def _cases(rows: Sequence[Row], host: Mapping[str, float]) -> str:
     lines = []
     for row in rows:
-        measured = host.get(str(Case(row.model, row.gpus, row.dtype)))
+        case = Case(row.model, row.gpus, row.dtype, row.team)
+        measured = host.get(str(case))
         seconds = row.seconds["in chunks"]
         planned = [f"{row.sent_bytes / 2**20:,.0f}", f"{row.held_bytes / 2**20:,.0f}", f"{row.flop / 1e12:.1f}"]
+        planned = [str(row.chunks), *planned, f"{row.imbalance:.2f}"]
         predicted = [f"{1e3 * seconds:,.0f}", f"{100 * seconds / row.training_seconds:.1f}"]
-        case = [row.model, f"{row.gpus:,}", row.dtype, str(row.chunks)]
-        lines.append(
-            [*case, *planned, f"{row.imbalance:.2f}", *predicted, "-" if measured is None else f"{measured:.1f}"]
-        )
+        host_time = "-" if measured is None else f"{measured:.1f}"
+        lines.append([row.model, f"{row.gpus:,}", case.products, *planned, *predicted, host_time])
     return markdown.table(HEAD, lines, numbers=True)
 
 
 def _schemes(rows: Sequence[Row]) -> str:
-    rows = [row for row in rows if row.dtype == rows[0].dtype]
+    rows = [row for row in rows if (row.dtype, row.team) == (rows[0].dtype, 1)]
     names = [name for name in rows[0].seconds if name != "in chunks"]
     head = ["model", "GPUs", *("planned, ms" if name == "at best" else f"{name}, ms" for name in names)]
     lines = [[row.model, f"{row.gpus:,}", *(f"{1e3 * row.seconds[name]:,.0f}" for name in names)] for row in rows]

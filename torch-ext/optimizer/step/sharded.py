@@ -129,10 +129,12 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
         if owned is not None:
             updates = update_of_factors(as_parameter(owned.batch, factor))
             norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
+            del updates
+        del factor
     for owned in work.owned:
-        eps = recipes.of(owned.batch.matrices).eps
-        updates = polar_update(owned.batch, _assembled(owned, received), eps)
+        updates = polar_update(owned.batch, _assembled(owned, received), recipes.of(owned.batch.matrices).eps)
         norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
+        del updates  # before the next batch is put together
     matrices, places = work.verdicts_out
     returned.index_copy_(0, places, verdicts.index_select(0, matrices).to(returned.dtype))
     return returned, norms
