@@ -46,6 +46,20 @@ def team_cost(size: tuple[int, int], steps: int, windows: int, members: int) -> 
     return int(products + sent * FLOPS_PER_SECOND / NODE_BYTES_PER_SECOND + FLOPS_OF_AN_ELEMENT * m * n)
 
 
+def useful_copies(work: float, largest: float, elements: int, parts: int, copies: int) -> tuple[int, float]:
+    """Return how many of the `copies` of some matrices best share their `work`, and what a step then costs, in FLOPs.
+
+    Each copy lies in `parts`. A step takes c copies no less than the work of one of their c * parts ranks, nor than the
+    `largest` work of one rank, and that matrix's owner sends its `elements` to all c. c divides the number of copies.
+    """
+
+    def cost(count: int) -> float:
+        return max(work / (count * parts), largest) + count * elements * FLOPS_OF_AN_ELEMENT
+
+    best = min((count for count in range(1, copies + 1) if copies % count == 0), key=cost)
+    return best, cost(best)
+
+
 def useful_chunks(sent_bytes: float, work_flops: float, ranks: int) -> int:
     """Return into how many chunks an exchange is best cut, of which a rank sends and works on so much.
 

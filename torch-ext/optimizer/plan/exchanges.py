@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from ..parameters.settings import flag
 from .batches import Batch, grouped, plan_batches
 from .blocks import Block, blocks_of
-from .costs import flops, useful_chunks
+from .costs import flops, useful_chunks, useful_copies
 from .layout import Layout, replica_subset
 from .matrix import Matrix, names_of_parameters
 from .messages import Messages, plan_messages
@@ -168,21 +168,20 @@ def chunk_elements(matrices: Sequence[Matrix], ranks: Ranks, chunk_bytes: Option
 def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Matrix]]:
     """Group replicas: return, for each group that `rank` belongs to, its ranks and the matrices they share.
 
-    No step is shorter than its largest matrix takes on one rank. A group has just enough replicas that its total work
-    takes no longer than that; the others form groups of their own and repeat it. For example, of 64 replicas of 10
-    equal matrices groups of 16 are formed: more owners would only send each result to more ranks.
+    A group has as many replicas as make a step shortest by `useful_copies`; the others form groups of their own and
+    repeat it. For example, no step is shorter than its largest matrix takes one rank: of 64 replicas of 10 equal
+    matrices no more than 10 have something to do, and each result would be sent to more of them.
     """
     copied = [matrix for matrix in matrices if matrix.shards.copies > 1]
-    largest = max((matrix.cost for matrix in copied), default=1)
-    useful = max(2, math.ceil(sum(matrix.work for matrix in copied) / largest))
+    work, largest = sum(matrix.work for matrix in copied), max(copied, key=lambda m: m.cost, default=None)
     groups: dict[Ranks, list[Matrix]] = {}
     counts: dict[Layout, int] = {}
     for shards, some in itertools.groupby(matrices, lambda matrix: matrix.shards):
         members, layout, copies = list(some), shards.layout, shards.copies
-        if layout not in counts:
-            divisors = (count for count in range(1, copies) if copies % count == 0)
-            counts[layout] = next((count for count in divisors if count * members[0].parts >= useful), copies)
-        if counts[layout] < copies:
+        if copies > 1 and layout not in counts:
+            size = largest.rows * largest.cols
+            counts[layout], _ = useful_copies(work, largest.cost, size, members[0].parts, copies)
+        if counts.get(layout, copies) < copies:
             layout = replica_subset(layout, counts[layout], rank)
             members = [replace(matrix, shards=shards_of(shards.view, layout)) for matrix in members]
         groups.setdefault(layout.mesh.members, []).extend(members)

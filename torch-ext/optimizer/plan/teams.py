@@ -7,13 +7,12 @@ polar factor back (`step/team.py`). The products with the long side are shared, 
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
 from ..iteration import Iteration, summed_iteration
 from .batches import Batch, grouped, plan_batches
-from .costs import team_cost
+from .costs import team_cost, useful_copies
 from .layout import Layout
 from .matrix import Matrix
 from .process_groups import Ranks
@@ -52,28 +51,32 @@ def team_of(matrix: Matrix, ranks: Sequence[int]) -> Team:
 def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix]:
     """Return `matrices` in their order, the most costly of them for teams, as far as that makes a step shorter.
 
-    A step is as long as the larger of two: all work over all ranks, and the largest work of one rank. Sharing a matrix
-    makes the second smaller and the first larger, as its m x m products are made by each member. All ranks decide
-    alike, and the same of matrices of one cost.
+    Sharing a matrix makes the largest work of one rank smaller, and all work larger, as its m x m products are made by
+    each member. All ranks decide alike, and the same of matrices of one cost.
     """
     if ranks_per_matrix == 1:
         return list(matrices)
-    ranks = len(matrices[0].parameter.sharers)
-    work = sum(matrix.cost for matrix in matrices)
     of_cost = grouped(sorted(matrices, key=lambda matrix: -matrix.cost), lambda matrix: matrix.cost)
     taken: dict[Matrix, Matrix] = {}
-    largest_of_teams = 0
-    for some, following in itertools.zip_longest(of_cost, of_cost[1:], fillvalue=[]):
+    chosen, best = taken, _step_cost(matrices)
+    for some in of_cost:
         shared = {matrix: _shared(matrix, ranks_per_matrix) for matrix in some}
         if None in shared.values():
             break
-        shorter_work = work + sum(shared[matrix].work - matrix.cost for matrix in some)
-        largest = max([largest_of_teams, *(m.cost for m in shared.values()), *(m.cost for m in following[:1])])
-        if max(shorter_work / ranks, largest) >= max(work / ranks, some[0].cost):
+        taken = {**taken, **shared}
+        cost = _step_cost([taken.get(matrix, matrix) for matrix in matrices])
+        if cost >= best:
             break
-        taken.update(shared)
-        work, largest_of_teams = shorter_work, max(m.cost for m in taken.values())
-    return [taken.get(matrix, matrix) for matrix in matrices]
+        chosen, best = taken, cost
+    return [chosen.get(matrix, matrix) for matrix in matrices]
+
+
+def _step_cost(matrices: Sequence[Matrix]) -> float:
+    """Return what a step costs each rank, in FLOPs, with as many copies together as are useful."""
+    largest = max(matrices, key=lambda matrix: matrix.cost)
+    work, ranks = sum(matrix.work for matrix in matrices), len(largest.parameter.sharers)
+    copies = largest.shards.copies
+    return useful_copies(work, largest.cost, largest.rows * largest.cols, ranks // copies, copies)[1]
 
 
 def teams_among(ranks: Ranks, size: int) -> list[Ranks]:
