@@ -72,11 +72,14 @@ def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix
 
 
 def _step_cost(matrices: Sequence[Matrix]) -> float:
-    """Return what a step costs each rank, in FLOPs, with as many copies together as are useful."""
-    largest = max(matrices, key=lambda matrix: matrix.cost)
-    work, ranks = sum(matrix.work for matrix in matrices), len(largest.parameter.sharers)
-    copies = largest.shards.copies
-    return useful_copies(work, largest.cost, largest.rows * largest.cols, ranks // copies, copies)[1]
+    """Return what a step costs each rank, in FLOPs: what lies in as many copies is exchanged together."""
+    cost = 0.0
+    for some in grouped(matrices, lambda matrix: matrix.shards.copies):
+        largest = max(some, key=lambda matrix: matrix.cost)
+        work, copies, size = sum(matrix.work for matrix in some), largest.shards.copies, largest.rows * largest.cols
+        parts = len(largest.parameter.sharers) // copies
+        cost += useful_copies(work, largest.cost, size, parts, copies)[1]
+    return cost
 
 
 def teams_among(ranks: Ranks, size: int) -> list[Ranks]:
