@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.ranks.test_failures import error_of_step, everything
 from tests.support.backends import on_every_backend
 from tests.support.inside import muon_settings
 from tests.support.rank_pool import device_of_ranks
-from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, part_of
-
-pytestmark = on_every_backend()
+from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, mesh_of, part_of
 
 # Copies are on ranks 0 and 2, 1 and 3. The large matrix is worth sending, so that they share the work on it; of the
 # others each copy does all, and AdamW's are nobody else's work.
@@ -55,6 +57,7 @@ def step_without(kernel, case: Case, number: int, ranks: tuple[int, ...]):
     return str(caught.value), unmoved and not all(map(torch.equal, before, everything(optimizer, params)))
 
 
+@on_every_backend()
 @pytest.mark.parametrize("number", range(len(MODEL)), ids=[spec.name for spec in MODEL])
 @pytest.mark.parametrize("ranks", [(2,), (2, 3), (0, 1)], ids=str)
 def test_gradient_on_some_copies_raises_with_name_and_ranks(pools, number, ranks):
@@ -85,6 +88,7 @@ def steps_of_plain_copies(kernel, without: int):
     return str(caught.value), bool((p == 1).all() and (q == 1).all())
 
 
+@on_every_backend()
 def test_plain_copies_need_their_gradients_together(pools):
     for error, unmoved in pools(4).run(steps_of_plain_copies, 1):
         assert "part of a.weight, ranks [0, 2, 3] had a gradient and ranks [1] had none" in error
@@ -115,15 +119,18 @@ def two_in_turn(kernel, case: Case, swapped: bool, skips: bool):
     return None
 
 
+@on_every_backend()
 @pytest.mark.parametrize("case", ["swapped", "skips"])
 def test_optimizers_of_like_parameters_are_told_apart(pools, case):
     """An actor and a critic, say, of the same names, shapes and settings."""
     specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]), Spec("up.bias", (12,), LAYOUTS["rows"]))
     for kind, error, unmoved in pools(4).run(two_in_turn, Case(specs), case == "swapped", case == "skips"):
-        assert kind == ("ValueError" if case == "swapped" else "RuntimeError")
-        assert "optimizer 1" in renumbered(error) and "optimizer 2" in renumbered(error)
-        assert "rank 3" in error
-        assert unmoved
+        assert kind == "RuntimeError" and unmoved, error
+        one, other = re.search(r"rank 0 was in (.*) with plan .*, rank 3 in (.*) with plan", error).groups()
+        if case == "swapped":
+            assert (one, other) == ("step 1 of new optimizer 0", "step 1 of new optimizer 1")
+        else:
+            assert one != other and one.startswith("step 2 of optimizer ") and other.startswith("step 2 of optimizer ")
 
 
 def unlike_in_turn(kernel):
@@ -141,24 +148,189 @@ def unlike_in_turn(kernel):
     return None
 
 
+@on_every_backend()
 def test_optimizers_of_unlike_parameters_are_told_apart(pools):
     """Whatever they have to say, the ranks' messages have one length."""
     for error in pools(4).run(unlike_in_turn):
-        assert "did not take the same step" in error and "rank 3" in error
+        assert "rank 0 was in step 2" in error and "rank 3 in step 2" in error
 
 
+@on_every_backend()
 def test_optimizers_in_one_order_go_on(pools):
     specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]), Spec("up.bias", (12,), LAYOUTS["rows"]))
     assert pools(4).run(two_in_turn, Case(specs), False, False) == [None] * 4
 
 
-def renumbered(error: str) -> str:
-    """Return the error with the two optimizers as 1 and 2: the processes of a pool have made others before."""
-    numbers = sorted({int(word.rstrip(":")) for word in error.split() if word.rstrip(":").isdigit()}, reverse=True)
-    pair = next((a, b) for a, b in zip(numbers[1:], numbers) if b == a + 1 and f"optimizer {a}" in error)
-    for number, stands_for in zip(pair, (1, 2)):
-        error = error.replace(f"optimizer {number}", f"optimizer {stands_for}")
-    return error
+def swapped_copy(kernel, case: Case):
+    """An optimizer and a copy of it, which the last rank steps in another order."""
+    optimizer, params = built(kernel, case)
+    set_gradients(case, params, 1)
+    optimizer.step()
+    twin = copy.deepcopy(optimizer)
+    twins = [p for group in twin.param_groups for p in group["params"]]
+    set_gradients(case, params, 2)
+    set_gradients(case, twins, 3)
+    with pytest.raises(RuntimeError) as caught:
+        (twin if dist.get_rank() == 3 else optimizer).step()
+    optimizer.step()
+    twin.step()
+    return str(caught.value)
+
+
+@on_every_backend()
+def test_a_copy_of_an_optimizer_is_another_one(pools):
+    specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]),)
+    for error in pools(4).run(swapped_copy, Case(specs)):
+        assert "new optimizer 0" in error and "rank 3" in error
+
+
+def one_more_on_a_rank(kernel, case: Case):
+    """Rank 0 makes one to print it, another rank makes its own twice; training goes on."""
+    if dist.get_rank() == 0:
+        assert built(kernel, case)[0].explain().rows
+    if dist.get_rank() == 1:
+        built(kernel, case)
+    for _ in range(2):
+        optimizer, params = built(kernel, case)
+        for step in (1, 2):
+            set_gradients(case, params, step)
+            optimizer.step()
+    return True
+
+
+@on_every_backend()
+def test_optimizers_that_some_ranks_made_and_let_go_do_not_count(pools):
+    specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]), Spec("up.bias", (12,), LAYOUTS["rows"]))
+    assert all(pools(4).run(one_more_on_a_rank, Case(specs)))
+
+
+def overlapping_sets(kernel):
+    """A matrix of ranks 0 and 1, and one of 2 and 3, beside a bias of all; the matrix's rate differs on rank 1."""
+    mesh = mesh_of((2, 2))
+    torch.manual_seed(0)
+    matrix = nn.Parameter(distribute_tensor(torch.randn(8, 6), mesh["y"], [Shard(0)]))
+    bias = nn.Parameter(distribute_tensor(torch.randn(8), mesh, [Replicate(), Replicate()]))
+    named = [{"params": [("up.weight", matrix)]}, {"params": [("up.bias", bias)]}]
+    optimizer, errors = kernel.Muon(named, lr=0.1), []
+    for step in range(3):
+        matrix.grad, bias.grad = torch.ones_like(matrix), torch.ones_like(bias)
+        optimizer.param_groups[0]["lr"] = 0.3 if step == 1 and dist.get_rank() == 1 else 0.1
+        before = matrix.to_local().clone(), bias.to_local().clone()
+        try:
+            optimizer.step()
+            optimizer.state_dict()
+        except RuntimeError as error:
+            moved = not torch.equal(matrix.to_local(), before[0]), not torch.equal(bias.to_local(), before[1])
+            errors.append((step, str(error), moved))
+    optimizer.check_copies()
+    return errors
+
+
+@on_every_backend()
+def test_a_dispute_of_some_ranks_leaves_what_others_share_in_step(pools):
+    """What all ranks share moves on all of them, what the two at odds share on none."""
+    results = pools(4).run(overlapping_sets)
+    for errors in results[:2]:
+        ((step, error, moved),) = errors
+        assert step == 1 and moved == (False, True) and "'lr': 0.3" in error
+    assert results[2:] == [[], []]
+
+
+def disputed_under_a_scaler(kernel, case: Case):
+    """A dispute under GradScaler, then two steps; return parameters, and those of an undisturbed run."""
+    ends = []
+    for disturbed in (True, False):
+        optimizer, params = built(kernel, case)
+        scaler = torch.amp.GradScaler(device_of_ranks(), init_scale=1024.0)
+        scaler.scale(torch.zeros((), device=device_of_ranks()))
+        for step in range(3):
+            if step == 1 and not disturbed:
+                continue
+            set_gradients(case, params, step)
+            for p in params:
+                p.grad.mul_(1024.0)
+            optimizer.param_groups[0]["lr"] = 0.5 if step == 1 and dist.get_rank() == 1 else 1e-3
+            try:
+                scaler.step(optimizer)
+                optimizer.state_dict()
+            except RuntimeError:
+                assert step == 1
+            scaler.update(1024.0)
+        ends.append([p.to_local().clone() for p in params])
+    return all(map(torch.equal, *ends))
+
+
+@on_every_backend()
+def test_a_dispute_leaves_no_scale_behind(pools):
+    assert all(pools(4).run(disputed_under_a_scaler, Case((SMALL, BIAS))))
+
+
+def changed_plan_on_a_rank(kernel, case: Case, what: str):
+    """One rank changes its plan, or loads its state; return the error, and whether equal plans go on."""
+    optimizer, params = built(kernel, case)
+    set_gradients(case, params, 1)
+    optimizer.step()
+    if dist.get_rank() == 2:
+        if what == "a setting":
+            optimizer.param_groups[0]["ns_steps"] = 3
+        else:
+            optimizer.load_state_dict(optimizer.state_dict())
+    before = everything(optimizer, params)
+    set_gradients(case, params, 2)
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        optimizer.step()
+    unmoved = all(map(torch.equal, before, everything(optimizer, params)))
+    optimizer.param_groups[0]["ns_steps"] = 3
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    return str(caught.value), unmoved
+
+
+@pytest.mark.parametrize("pools", ["gloo"], indirect=True)
+@pytest.mark.parametrize("what", ["a setting", "a load"])
+def test_a_plan_that_changes_on_one_rank_is_named(pools, what):
+    """At once, and not by a timeout; a GPU, whose result is not waited for, may end in one."""
+    for error, unmoved in pools(4).run(changed_plan_on_a_rank, Case((SMALL, BIAS)), what):
+        assert unmoved and "rank 2" in error
+        assert ("'ns_steps': 3" in error) if what == "a setting" else ("step 1 of new optimizer 0" in error)
+
+
+def gradient_elsewhere(kernel):
+    """A matrix and a bias on ranks 0 and 1, of which ranks 2 and 3 have gradients without elements."""
+    mesh = dist.device_mesh.DeviceMesh(device_of_ranks(), [0, 1])
+    params = [nn.Parameter(distribute_tensor(torch.ones(s), mesh, [Replicate()])) for s in ((6, 4), (16,))]
+    optimizer = kernel.Muon([("up.weight", params[0]), ("up.bias", params[1])])
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return True
+
+
+@on_every_backend()
+def test_gradients_of_parameters_elsewhere_are_nothing(pools):
+    assert all(pools(4).run(gradient_elsewhere))
+
+
+def gradient_of_another_part(kernel):
+    """A gradient whose local part has too few elements on one rank."""
+    mesh = mesh_of((2, 2))
+    p = nn.Parameter(distribute_tensor(torch.ones(16), mesh, [Replicate(), Shard(0)]))
+    size = 3 if dist.get_rank() == 2 else 8
+    local = torch.zeros(size, device=device_of_ranks())
+    placed = [Replicate(), Shard(0)]
+    p.grad = DTensor.from_local(local, mesh, placed, run_check=False, shape=torch.Size((16,)), stride=(1,))
+    try:
+        kernel.plan.layout.check_gradients([p])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@on_every_backend()
+def test_gradient_with_another_part_raises(pools):
+    results = pools(4).run(gradient_of_another_part)
+    assert "(16,)" in results[2] and "(8,)" in results[2] and "(3,)" in results[2]
+    assert [results[rank] for rank in (0, 1, 3)] == [None] * 3
 
 
 def steps_after_a_load(kernel, case: Case):
@@ -170,6 +342,7 @@ def steps_after_a_load(kernel, case: Case):
     return error_of_step(case, optimizer, params, 2)
 
 
+@on_every_backend()
 def test_ranks_in_different_steps_raise(pools):
     specs = (Spec("up.weight", (12, 8), Layout((4,), ("0",))),)
     for error in pools(4).run(steps_after_a_load, Case(specs)):

@@ -29,10 +29,10 @@ from .plan.plan import Plan, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
-from .step.agreement import RankAgreement
 from .step.batch import UpdateNorms, update_local_
 from .step.copies import check_copies
 from .step.metrics import gradient_norms, update_metrics
+from .step.rank_agreement import RankAgreement
 from .step.recipe import Recipes, snapshot
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import warm_up
@@ -150,7 +150,6 @@ class Muon(Optimizer):
         self._agreement = RankAgreement()
         super().__init__(params, defaults)
         self._refresh()
-        self._agreement.count_optimizer(self._plan.terms)
 
     # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
     @torch._disable_dynamo
@@ -160,33 +159,18 @@ class Muon(Optimizer):
 
         Parameters and state change in place; gradients do not. `torch.autocast` changes nothing. Raises ValueError
         before anything is changed for gradients that are sparse, and for parameters whose shape is no longer that of
-        their state; RuntimeError while a CUDA graph is captured, for what it would not repeat; before anything is
-        changed, on a GPU at the next call, if ranks take different steps: with other settings, of other optimizers, or
-        with gradients of some copies of a part only; and after a step that broke off, until a state is loaded.
+        their state; RuntimeError while a CUDA graph is captured, for what it would not repeat; after a step that broke
+        off, until a state is loaded; and if ranks do not take the same step: with other settings or of other
+        optimizers, or with gradients of some copies of a part only. Then nothing that these ranks share is changed;
+        parameters on a GPU have the next call raise it, which waits for the device all the same.
         """
-        self._check_capture()
-        self._check_last_step()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._refresh()
-        check_gradients(p for group in self.param_groups for p in group["params"])
-        self._agreement.compare_plans(self._plan.terms, self.param_groups)
-        # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
-        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)
-        scalings = self._agreement.scalings(self._plan.terms, self.param_groups, scaling)
-        self._broke_off = True  # unless what follows ends
-        with ExitStack() as stack:
-            for device_type in self._device_types:
-                stack.enter_context(without_autocast(device_type))
-            self._update_(scalings)
-        self._broke_off = False
-        for group in self.param_groups:
-            group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
-        self._grad_scale = snapshot(scaling.grad_scale)
-        return loss
+        try:
+            return self._take_step(closure)
+        except BaseException:
+            # GradScaler deletes them after a step that succeeds, and would count in what is left of another.
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
 
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
         """Note the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
@@ -223,11 +207,11 @@ class Muon(Optimizer):
         call it; they compare their plans, and raise ValueError as the first step would.
         """
         self._refresh()
-        self._agreement.compare_plans(self._plan.terms, self.param_groups)
+        self._agreement.meet("warm-up", self._plan.terms, self.param_groups)
         warm_up(self._plan, self.param_groups, progress or _print_progress)
 
     def check_copies(self) -> None:
-        """Raise RuntimeError on all ranks unless copies of a part of a parameter and its state have the same bits.
+        """Raise RuntimeError on the ranks that share a parameter whose copies, or whose state's, differ in a bit.
 
         It names the tensors and ranks that differ: memory or a processor has failed, or something has changed one copy
         alone. Copies are those of HSDP, of tensor parallelism, and of the ranks of `ExchangeOptions.process_group`. All
@@ -235,7 +219,7 @@ class Muon(Optimizer):
         """
         self._check_last_step()
         self._refresh()
-        self._agreement.compare_plans(self._plan.terms, self.param_groups)
+        self._agreement.meet("check_copies", self._plan.terms, self.param_groups)
         check_copies(self._plan.terms, self.param_groups, self.state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -318,6 +302,31 @@ class Muon(Optimizer):
         self._forget_plan()
         self._agreement.forget()
 
+    def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        self._check_capture()
+        self._check_last_step()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._refresh()
+        check_gradients(p for group in self.param_groups for p in group["params"])
+        # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)
+        scalings = self._agreement.begin_step(self._plan.terms, self.param_groups, scaling)
+        self._broke_off = True  # unless what follows ends
+        with ExitStack() as stack:
+            for device_type in self._device_types:
+                stack.enter_context(without_autocast(device_type))
+            self._update_(scalings)
+        self._broke_off = False
+        for group in self.param_groups:
+            group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
+        self._grad_scale = snapshot(scaling.grad_scale)
+        self._agreement.end_step()
+        return loss
+
     def _update_(self, scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
         """Momentum, orthogonalization and descent of all matrices, then the other parameters."""
         row_scales = {} if self._clip is None else self._clip.take_scales()
@@ -373,6 +382,7 @@ class Muon(Optimizer):
         clip = self._clip or "no qk_clip"
         common_line = f"{self._exchange} among {self._replica_ranks}, release_grads={self._release_grads}, {clip}"
         self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)
+        self._agreement.follow(self._plan.terms)
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
 
@@ -389,9 +399,9 @@ class Muon(Optimizer):
         if self._broke_off:
             raise RuntimeError(
                 "the last step broke off with an error: some parameters and states have moved and others have not, "
-                "and neither a step nor a checkpoint of them would be right. On all ranks that share parameters, load "
-                "the parameters and the optimizer's state of a checkpoint (load_state_dict), or make a new optimizer, "
-                "whose momentum begins at zero"
+                "and neither a step nor a checkpoint of them would be right. On all ranks that share parameters, make "
+                "a new optimizer and load parameters and state into it, as torch.distributed.checkpoint needs it, or "
+                "load both here (load_state_dict). A new optimizer without a state begins with momentum zero"
             )
         self._agreement.check()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import Counter
 from typing import Any, Container, Iterator, NamedTuple, Optional, Sequence
 
 import torch
@@ -15,10 +14,7 @@ from ..iteration import default_work_dtype
 from ..parameters.groups import names_of
 from ..parameters.settings import COMPARED_AT_EVERY_STEP, COMPARED_ONCE, Group
 from .layout import Layout, layout_of, local_part
-from .process_groups import Ranks, explaining_timeouts, group_of, this_rank
-
-# How many optimizers this process has made for parameters that these ranks share.
-_OPTIMIZERS: Counter[Ranks] = Counter()
+from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
 
 
 class Copies(NamedTuple):
@@ -121,36 +117,20 @@ def _copies(parameters: Sequence[_Shared]) -> Iterator[Copies]:
         yield Copies(here, in_order, part, counterweight(in_order[part]))
 
 
-def check_agreement(ranks: Ranks, lines: Sequence[str], device: torch.device, names: str) -> None:
-    """Raise ValueError on each of `ranks` unless all of them have the same `lines`, one for each parameter.
+def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device, names: str) -> str:
+    """Return which of `ranks` first differs from the first of them in its `lines`, and where.
 
-    The message names the first rank that differs from the first of `ranks`, and where. All ranks must call it. Where
-    they do not, the error says that it was for the parameters `names`.
+    All ranks must call it, who do not all have the same lines. Where they do not come, the error says that it was for
+    the parameters `names`.
     """
+    digests = gathered(hashlib.sha256("\n".join(lines).encode()).digest(), ranks, "plans", names)
+    odd = ranks[next(i for i, digest in enumerate(digests) if digest != digests[0])]
     group = group_of(ranks, names)
-    digest = torch.frombuffer(bytearray(hashlib.sha256("\n".join(lines).encode()).digest()), dtype=torch.uint8)
-    digest = digest.to(device)
-    digests_of_all = [torch.empty_like(digest) for _ in ranks]
     with explaining_timeouts("plans", names):
-        dist.all_gather(digests_of_all, digest, group=group)
-        digests = torch.stack(digests_of_all).cpu()
-        others = (digests != digests[0]).any(1).nonzero().flatten().tolist()
-        if not others:
-            return
-        odd = ranks[others[0]]
         plans = [_broadcast(lines, rank, group, device) for rank in (ranks[0], odd)]
     pairs = itertools.zip_longest(*plans, fillvalue="nothing more")
     first, other = next(pair for pair in pairs if pair[0] != pair[1])
-    raise ValueError(f"ranks disagree about what they update: rank {ranks[0]} has {first}, rank {odd} has {other}")
-
-
-def count_optimizer(ranks: Ranks) -> int:
-    """Return how many optimizers this process has made for parameters that `ranks` share, and count this one.
-
-    It tells optimizers of like parameters apart, such as those of an actor and a critic: ranks make them in one order.
-    """
-    _OPTIMIZERS[ranks] += 1
-    return _OPTIMIZERS[ranks]
+    return f"ranks disagree about what they update: rank {ranks[0]} has {first}, rank {odd} has {other}"
 
 
 def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:

@@ -155,8 +155,9 @@ def check_gradients(params: Iterable[Tensor]) -> None:
             )
         if not _lie_alike(p, gradient):
             raise ValueError(
-                f"a parameter {tuple(p.shape)} with placements {getattr(p, 'placements', 'none')} has a gradient with "
-                f"{getattr(gradient, 'placements', 'none')}; bring it in line before the step: "
+                f"a parameter {tuple(p.shape)} with placements {getattr(p, 'placements', 'none')} and a part "
+                f"{tuple(local_part(p).shape)} has a gradient with {getattr(gradient, 'placements', 'none')} and "
+                f"{tuple(local_part(gradient).shape)}; bring it in line before the step: "
                 "p.grad = p.grad.redistribute(placements=p.placements)"
             )
 
@@ -164,6 +165,8 @@ def check_gradients(params: Iterable[Tensor]) -> None:
 def _lie_alike(a: Tensor, b: Tensor) -> bool:
     if not isinstance(a, DTensor) or not isinstance(b, DTensor):
         return isinstance(a, DTensor) == isinstance(b, DTensor)
+    if a._local_tensor.shape != b._local_tensor.shape:
+        return False
     a, b = a._spec, b._spec
     # The same object nearly always, and DTensors compare their meshes rank by rank.
     return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)

@@ -51,6 +51,8 @@ def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[Ranks]:
     """Return the ranks of `group` in rising order, for which `group_of` returns it from now on; None for None."""
     if group is None:
         return None
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"process_group must have rank {this_rank()} among its ranks, got what others get: {group}")
     ranks = tuple(dist.get_process_group_ranks(group))
     if list(ranks) != sorted(ranks):
         raise ValueError(f"process_group must have its ranks in rising order, as those of DDP have, got {ranks}")

@@ -48,7 +48,7 @@ def update_fallback_(
     """Update those parameters of a fallback batch that have a gradient, and their state."""
     every = [group["params"][position] for position in batch.positions]
     params = [p for p in every if p.grad is not None]
-    if not params:
+    if not params or batch.sharers not in scalings:  # on a mesh that this rank is not in
         return
     rule = FallbackRule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
     entries = ((p, p.grad, *(state[p][key] for key in ("exp_avg", "exp_avg_sq", "step"))) for p in params)
