@@ -97,15 +97,7 @@ def imagined_ranks(count: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _receive_ones(
-    all_reduce: Callable,
-    output: Tensor,
-    input: Tensor,
-    output_split_sizes=None,
-    input_split_sizes=None,
-    group=None,
-    async_op: bool = False,
-):
+def _receive_ones(all_reduce: Callable, output: Tensor, *_: object, group=None, async_op: bool = False):
     output.fill_(1.0)
     # For what a collective returns; among ranks that are not there it changes nothing.
     return all_reduce(output[:1], group=group, async_op=async_op)

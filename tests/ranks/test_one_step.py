@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import re
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -95,115 +92,6 @@ def test_plain_copies_need_their_gradients_together(pools):
         assert unmoved
 
 
-def two_in_turn(kernel, case: Case, swapped: bool, skips: bool):
-    """Two optimizers of like parameters; the last rank may step them in another order, or leave one of them out.
-
-    Returns the first error, its kind, and whether nothing had moved; None without one.
-    """
-    actor, critic = (built(kernel, case) for _ in range(2))
-    odd = dist.get_rank() == 3
-    for step in range(1, 4):
-        order = [actor, critic]
-        if odd and swapped:
-            order.reverse()
-        if odd and skips and step == 2:
-            order = [critic]
-        for optimizer, params in order:
-            set_gradients(case, params, step)
-            before = everything(optimizer, params)
-            try:
-                optimizer.step()
-                optimizer.state_dict()
-            except (RuntimeError, ValueError) as error:
-                return type(error).__name__, str(error), all(map(torch.equal, before, everything(optimizer, params)))
-    return None
-
-
-@on_every_backend()
-@pytest.mark.parametrize("case", ["swapped", "skips"])
-def test_optimizers_of_like_parameters_are_told_apart(pools, case):
-    """An actor and a critic, say, of the same names, shapes and settings."""
-    specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]), Spec("up.bias", (12,), LAYOUTS["rows"]))
-    for kind, error, unmoved in pools(4).run(two_in_turn, Case(specs), case == "swapped", case == "skips"):
-        assert kind == "RuntimeError" and unmoved, error
-        one, other = re.search(r"rank 0 was in (.*) with plan .*, rank 3 in (.*) with plan", error).groups()
-        if case == "swapped":
-            assert (one, other) == ("step 1 of new optimizer 0", "step 1 of new optimizer 1")
-        else:
-            assert one != other and one.startswith("step 2 of optimizer ") and other.startswith("step 2 of optimizer ")
-
-
-def unlike_in_turn(kernel):
-    """An optimizer of many sets of copies and one of none, of which the last rank leaves the first one out once."""
-    cases = Case(MODEL), Case((Spec("up.weight", (12, 8), LAYOUTS["rows"]),))
-    pairs = [(case, *built(kernel, case)) for case in cases]
-    for step in range(1, 4):
-        for case, optimizer, params in pairs[step == 2 and dist.get_rank() == 3 :]:
-            set_gradients(case, params, step)
-            try:
-                optimizer.step()
-                optimizer.state_dict()
-            except RuntimeError as error:
-                return str(error)
-    return None
-
-
-@on_every_backend()
-def test_optimizers_of_unlike_parameters_are_told_apart(pools):
-    """Whatever they have to say, the ranks' messages have one length."""
-    for error in pools(4).run(unlike_in_turn):
-        assert "rank 0 was in step 2" in error and "rank 3 in step 2" in error
-
-
-@on_every_backend()
-def test_optimizers_in_one_order_go_on(pools):
-    specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]), Spec("up.bias", (12,), LAYOUTS["rows"]))
-    assert pools(4).run(two_in_turn, Case(specs), False, False) == [None] * 4
-
-
-def swapped_copy(kernel, case: Case):
-    """An optimizer and a copy of it, which the last rank steps in another order."""
-    optimizer, params = built(kernel, case)
-    set_gradients(case, params, 1)
-    optimizer.step()
-    twin = copy.deepcopy(optimizer)
-    twins = [p for group in twin.param_groups for p in group["params"]]
-    set_gradients(case, params, 2)
-    set_gradients(case, twins, 3)
-    with pytest.raises(RuntimeError) as caught:
-        (twin if dist.get_rank() == 3 else optimizer).step()
-    optimizer.step()
-    twin.step()
-    return str(caught.value)
-
-
-@on_every_backend()
-def test_a_copy_of_an_optimizer_is_another_one(pools):
-    specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]),)
-    for error in pools(4).run(swapped_copy, Case(specs)):
-        assert "new optimizer 0" in error and "rank 3" in error
-
-
-def one_more_on_a_rank(kernel, case: Case):
-    """Rank 0 makes one to print it, another rank makes its own twice; training goes on."""
-    if dist.get_rank() == 0:
-        assert built(kernel, case)[0].explain().rows
-    if dist.get_rank() == 1:
-        built(kernel, case)
-    for _ in range(2):
-        optimizer, params = built(kernel, case)
-        for step in (1, 2):
-            set_gradients(case, params, step)
-            optimizer.step()
-    return True
-
-
-@on_every_backend()
-def test_optimizers_that_some_ranks_made_and_let_go_do_not_count(pools):
-    specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]), Spec("up.bias", (12,), LAYOUTS["rows"]))
-    assert all(pools(4).run(one_more_on_a_rank, Case(specs)))
-
-
 def overlapping_sets(kernel):
     """A matrix of ranks 0 and 1, and one of 2 and 3, beside a bias of all; the matrix's rate differs on rank 1."""
     mesh = mesh_of((2, 2))
@@ -263,36 +151,6 @@ def disputed_under_a_scaler(kernel, case: Case):
 @on_every_backend()
 def test_a_dispute_leaves_no_scale_behind(pools):
     assert all(pools(4).run(disputed_under_a_scaler, Case((SMALL, BIAS))))
-
-
-def changed_plan_on_a_rank(kernel, case: Case, what: str):
-    """One rank changes its plan, or loads its state; return the error, and whether equal plans go on."""
-    optimizer, params = built(kernel, case)
-    set_gradients(case, params, 1)
-    optimizer.step()
-    if dist.get_rank() == 2:
-        if what == "a setting":
-            optimizer.param_groups[0]["ns_steps"] = 3
-        else:
-            optimizer.load_state_dict(optimizer.state_dict())
-    before = everything(optimizer, params)
-    set_gradients(case, params, 2)
-    with pytest.raises((RuntimeError, ValueError)) as caught:
-        optimizer.step()
-    unmoved = all(map(torch.equal, before, everything(optimizer, params)))
-    optimizer.param_groups[0]["ns_steps"] = 3
-    optimizer.load_state_dict(optimizer.state_dict())
-    optimizer.step()
-    return str(caught.value), unmoved
-
-
-@pytest.mark.parametrize("pools", ["gloo"], indirect=True)
-@pytest.mark.parametrize("what", ["a setting", "a load"])
-def test_a_plan_that_changes_on_one_rank_is_named(pools, what):
-    """At once, and not by a timeout; a GPU, whose result is not waited for, may end in one."""
-    for error, unmoved in pools(4).run(changed_plan_on_a_rank, Case((SMALL, BIAS)), what):
-        assert unmoved and "rank 2" in error
-        assert ("'ns_steps': 3" in error) if what == "a setting" else ("step 1 of new optimizer 0" in error)
 
 
 def gradient_elsewhere(kernel):

@@ -25,9 +25,9 @@ def test_a_row_has_the_plan_the_step_and_what_it_walks(results):
     assert row["case"] == str(TINY_CASES[0]) and results["threads"] == 1
     low, middle, high = row["host_milliseconds"]
     assert 0 < low <= middle <= high and 0 < row["plan_seconds"] < 1 and 0 <= row["plan_megabytes"]
-    # Six dense matrices, and two of the four experts of each of two layers.
-    assert row["parts"] == 6 + 2 * 2 and row["chunks"] == 1
-    # Of each owned matrix four parts come and eight, two copies, go back; of an expert four of each.
+    # Six dense matrices, and two of the four experts of each of two layers, which are exchanged among other ranks.
+    assert row["parts"] == 6 + 2 * 2 and row["chunks"] == 2
+    # Of each owned matrix four parts come and go back, in each copy for itself; of an expert likewise.
     assert 0 < row["messages"] <= 2 * 7 and row["owned"] >= 1 and row["blocks"] >= 2 * row["batches"]
 
 
