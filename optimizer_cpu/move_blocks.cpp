@@ -61,6 +61,11 @@ template <class T>
 void move_tile(const Matrix<2>& m, const Box& box) {
   const View to = part<T>(m.views[kTarget], box), from = part<T>(m.views[kSource], box);
   const Size size{box.rows, box.cols}, across{box.cols, box.rows};
+  // Also where all rows are one, whose stride of 0 is the smaller one; then a box may be of many tiles.
+  if (rows_are_runs(m)) {
+    copy<T>(to, from, size);
+    return;
+  }
   T tile[kTileArea];
   char* const between = reinterpret_cast<char*>(tile);
   if (from.row_stride < from.col_stride) {

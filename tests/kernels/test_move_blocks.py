@@ -175,3 +175,14 @@ def test_no_blocks_and_empty_ones_do_nothing(move_blocks_, new_block, to_buffer)
         assert same_bits(moved(move_blocks_, matrices, buffer, table(blocks), to_buffer), (matrices, buffer)[to_buffer])
     for shape in (0, 3, 4), (2, 0, 4), (2, 3, 0):
         move_blocks_(torch.zeros(shape), torch.zeros(0), table([]), to_buffer)
+
+
+def test_rows_that_are_one_and_the_same_move(kernel, device):
+    """Where rows of the buffer, or of the matrices that are read, are one row: more of them than a tile has."""
+    move_blocks_, count = kernel.kernels.native.move_blocks_, 5000
+    matrices, buffer = torch.zeros(1, count, 3)[:, :, :2], torch.arange(10.0)
+    move_blocks_(matrices, buffer, torch.tensor([[1, 0, 0, 0, count, 2, 1, 0, 0]], device="cpu"), False)
+    assert torch.equal(matrices, buffer[1:3].expand(1, count, 2))
+    same, rows = torch.tensor([[[1.0, 2.0]]]).expand(1, count, 2), torch.zeros(count, 3)
+    move_blocks_(same, rows.view(-1), torch.tensor([[1, 0, 0, 0, count, 2, 0, 0, 3]], device="cpu"), True)
+    assert torch.equal(rows, torch.tensor([1.0, 2.0, 0.0]).expand(count, 3))

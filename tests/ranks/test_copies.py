@@ -75,3 +75,30 @@ def check_after_a_step(kernel, case: Case) -> None:
 
 def test_parts_that_have_no_copy_are_not_compared(pools):
     assert pools(4).run(error_of_flipped_bit, Case(specs_on(LAYOUTS["rows"])), 0, "parameter", 2, 3) == [None] * 4
+
+
+def error_of_reordered_rows(kernel, case: Case):
+    """Reverse the rows of a copy, or flip a bit of two elements to and fro; return both errors."""
+    errors = []
+    for change in (lambda local: local.flip(0), lambda local: other_ones(local)):
+        optimizer, params = trained(kernel, case)
+        local = params[0].detach()._local_tensor
+        if dist.get_rank() == 3:
+            local.copy_(change(local.clone()))
+        with pytest.raises(RuntimeError) as caught:
+            optimizer.check_copies()
+        errors.append(str(caught.value))
+    return errors
+
+
+def other_ones(local):
+    """Take from the first element's bits what the last one gets: the sum of all stays."""
+    bits = local.view(torch.int32)
+    bits[0, 0] += 1 << 5
+    bits[-1, -1] -= 1 << 5
+    return local
+
+
+def test_changes_that_keep_the_sum_are_found(pools):
+    for errors in pools(4).run(error_of_reordered_rows, Case(specs_on(LAYOUTS["hsdp"]))):
+        assert all("up.weight on ranks [1] is not what it is on [3]" in error for error in errors)

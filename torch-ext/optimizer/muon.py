@@ -32,7 +32,7 @@ from .rules.scaling import GradientScaling
 from .step.batch import UpdateNorms, update_local_
 from .step.copies import check_copies
 from .step.metrics import gradient_norms, update_metrics
-from .step.rank_agreement import RankAgreement
+from .step.rank_agreement import RankAgreement, read_all
 from .step.recipe import Recipes, snapshot
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import warm_up
@@ -399,11 +399,11 @@ class Muon(Optimizer):
         if self._broke_off:
             raise RuntimeError(
                 "the last step broke off with an error: some parameters and states have moved and others have not, "
-                "and neither a step nor a checkpoint of them would be right. On all ranks that share parameters, make "
-                "a new optimizer and load parameters and state into it, as torch.distributed.checkpoint needs it, or "
-                "load both here (load_state_dict). A new optimizer without a state begins with momentum zero"
+                "and neither a step nor a checkpoint of them would be right. On all ranks that share parameters, either "
+                "load parameters and state into a new optimizer (torch.distributed.checkpoint needs that), or load "
+                "both into this one (load_state_dict). A new optimizer without a state begins with momentum zero"
             )
-        self._agreement.check()
+        read_all(self._plan.terms)
 
     def _check_capture(self) -> None:
         if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Statement(NamedTuple):
         return f"{self.act} of {self.optimizer} with plan {self.digest[:12]}"
 
     def codes(self, terms: Terms) -> tuple[int, int, int]:
-        """Return three numbers that sum to 0 over the ranks if these do the same, alike, and copies are at one."""
+        """Return numbers that sum to 0 over the ranks if all do the same, with equal settings, and if copies agree."""
         identity, settings = (terms.weight * code_of(text) for text in (self.identity, self.settings))
         return identity, settings, code_of_copies(terms, [sorted(absent) for absent in self.absent])
 
@@ -58,7 +58,7 @@ class Meeting:
     def __init__(self, ranks: Ranks, terms: Terms, statement: Statement):
         self._ranks, self._terms, self._statement = ranks, terms, statement
         self._names = shortened(terms.names)
-        self._at_odds: Optional[Tensor] = None
+        self._sums: Optional[Tensor] = None
         self._copied: Optional[torch.Event] = None
 
     def overflow(self, found_inf: Optional[Tensor]) -> Tensor:
@@ -66,17 +66,16 @@ class Meeting:
 
         `found_inf` is what GradScaler says on this rank. All ranks must call it.
         """
-        codes = self._statement.codes(self._terms)
-        values = torch.tensor([0, *codes], dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
+        said = [0, *self._statement.codes(self._terms), int(not self._statement.has_met)]
+        values = torch.tensor(said, dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
         if found_inf is not None:
             values[:1].copy_(found_inf.reshape(1) != 0)
         all_reduce_sum_(values, self._ranks, self._statement.act, self._names)
-        at_odds = values != 0
-        self._at_odds = at_odds[1:].to("cpu", non_blocking=True)
+        self._sums = values.to("cpu", non_blocking=True)
         if values.device.type != "cpu":
             self._copied = torch.Event(values.device)
             self._copied.record()
-        return at_odds.any().reshape(1).to(torch.float32)
+        return (values[:4] != 0).any().reshape(1).to(torch.float32)
 
     @property
     def is_known(self) -> bool:
@@ -89,25 +88,23 @@ class Meeting:
         `lines` are what this rank's plan and settings are. Whether these differ is told here if `compare_settings`. All
         ranks must call it.
         """
-        is_other, has_settings, _ = self._result()
+        is_other, has_settings, _ = self._differences()
         if not (is_other or (compare_settings and has_settings)):
             return None
         statements = self._statements()
         have_met = {statement.has_met for statement in statements.values()}
         if have_met != {True} and len({(its.digest, its.settings) for its in statements.values()}) > 1:
             return ValueError(difference_of_lines(self._ranks, lines, self._terms.device, self._names))
-        first, odd = _first_difference(statements, lambda statement: statement.identity)
-        return RuntimeError(
-            f"ranks do not do the same with {self._names}, and nothing that they share was changed: rank {first} was "
-            f"in {statements[first].identity}, rank {odd} in {statements[odd].identity}"
-        )
+        return RuntimeError(self._in_words(statements))
 
     def dispute(self) -> Optional[str]:
-        """Return what ranks that do the same are not at one about, None if they are; all of them must call it."""
-        if not any(self._result()[1:]):
+        """Return what ranks are not at one about, None if they are; all of them must call it, and the host waits."""
+        if not any(self._differences()):
             return None
-        statements = self._statements()
-        if self._result()[1]:
+        statements, (is_other, has_settings, _) = self._statements(), self._differences()
+        if is_other:
+            return self._in_words(statements)
+        if has_settings:
             first, odd = _first_difference(statements, lambda statement: statement.settings)
             return (
                 f"ranks had different settings for {self._names}: rank {first} had {statements[first].settings}, rank "
@@ -115,18 +112,33 @@ class Meeting:
             )
         return _absent_copies(statements, self._terms)
 
-    def _result(self) -> list[bool]:
+    def all_are_new(self) -> bool:
+        """Return whether none of the ranks has met the others with this plan; the host waits."""
+        return self._result()[4] == len(self._ranks)
+
+    def _differences(self) -> list[bool]:
+        """Return whether ranks differ in what they do, in settings, and in what copies have gradients."""
+        return [total != 0 for total in self._result()[1:4]]
+
+    def _result(self) -> list[int]:
         if self._copied is not None:
             self._copied.synchronize()
-        return self._at_odds.tolist()
+        return self._sums.tolist()
+
+    def _in_words(self, statements: Mapping[int, Statement]) -> str:
+        first, odd = _first_difference(statements, lambda statement: statement.identity)
+        return (
+            f"ranks do not do the same with {self._names}, and nothing that they share was changed: rank {first} was "
+            f"in {statements[first].identity}, rank {odd} in {statements[odd].identity}"
+        )
 
     def _statements(self) -> dict[int, Statement]:
         every = gathered(self._statement, self._ranks, self._statement.act, self._names)
         return dict(zip(self._ranks, every))
 
 
-def raise_disputes(meetings: Sequence[Meeting]) -> None:
-    """Raise RuntimeError, which says who differs and in what, if ranks that met in a step were not at one."""
+def raise_disputes(meetings: Iterable[Meeting]) -> None:
+    """Raise RuntimeError, which says who differs and in what, if ranks that met were not at one."""
     disputes = [meeting.dispute() for meeting in meetings]  # all of them, as other ranks wait to be told
     disputes = [dispute for dispute in disputes if dispute]
     if disputes:
@@ -150,9 +162,10 @@ def code_of(text: str) -> int:
 
 
 def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Statement], str]) -> tuple[int, int]:
-    """Return the first rank, and the first one that differs from it in this aspect."""
-    first = next(iter(statements))
-    return first, next(rank for rank, its in statements.items() if aspect(its) != aspect(statements[first]))
+    """Return the first rank, and the first one that differs from it in this aspect, the last one if none does."""
+    first, *others = statements
+    odd = (rank for rank in others if aspect(statements[rank]) != aspect(statements[first]))
+    return first, next(odd, others[-1])
 
 
 def _absent_copies(statements: Mapping[int, Statement], terms: Terms) -> str:

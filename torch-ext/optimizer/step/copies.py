@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Iterator, Mapping, Optional, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from ..plan.plan import State
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened
 from .agreement import code_of_copies
 
-# Integers of the same size. Their sum is exact, or exact modulo 2**64: one flipped bit always changes it.
+# Integers by the size of an element.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Sums = Mapping[str, int]
@@ -41,16 +42,31 @@ def _sums(copies: Copies, terms: Terms, groups: Sequence[Group], state: State) -
     named = [pair for position in copies.positions for pair in _tensors(position, terms, groups, state)]
     if not named:
         return {}
-    sums = [_bits(local_part(tensor)).sum(dtype=torch.int64) for _, tensor in named]
+    sums = [_checksum(local_part(tensor)) for _, tensor in named]
     values = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
     return {name: value for (name, _), value in zip(named, values)}
 
 
-def _bits(local: Tensor) -> Tensor:
-    """Return a tensor's memory as integers, as the largest that fit: fewer are summed sooner."""
-    if local.is_contiguous() and local.numel() * local.element_size() % 8 == 0 and local.data_ptr() % 8 == 0:
-        return local.view(-1).view(torch.int64)
-    return local.view(_INTEGERS[local.element_size()])
+def _checksum(local: Tensor) -> Tensor:
+    """Return a number, modulo 2**64, that follows from the bits of a tensor, which is read once; 0-d int64.
+
+    It is the sum of about sqrt(n) sums of neighbouring integers, each times an odd number of its own: one changed
+    integer always changes it, and so nearly always do others, but for neighbours that change places.
+    """
+    integers = _integers(local)
+    count = max(math.isqrt(integers.numel()), 1)
+    length = integers.numel() // count
+    sums = integers[: count * length].view(count, length).sum(1, dtype=torch.int64)
+    weights = torch.arange(1, 2 * count, 2, dtype=torch.int64, device=local.device)
+    return (sums * weights).sum() + integers[count * length :].sum(dtype=torch.int64)
+
+
+def _integers(local: Tensor) -> Tensor:
+    """Return a tensor's elements as integers in one dimension, of eight bytes where that is possible: fewer to sum."""
+    flat = local.reshape(-1)
+    narrow = flat.view(_INTEGERS[flat.element_size()])
+    fits = narrow.numel() * narrow.element_size() % 8 == 0 == narrow.storage_offset() * narrow.element_size() % 8
+    return narrow.view(torch.int64) if fits and narrow.data_ptr() % 8 == 0 else narrow
 
 
 def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State) -> Iterator[tuple[str, Tensor]]:

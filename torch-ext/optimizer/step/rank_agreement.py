@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Mapping, NamedTuple, Optional, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..parameters.settings import Group
@@ -19,6 +20,9 @@ from .agreement import Meeting, Statement, absent_of, raise_disputes
 
 _SERIALS = itertools.count()
 _LIVING: weakref.WeakSet[RankAgreement] = weakref.WeakSet()
+# What ranks have said to each other that the host has not read yet, by the ranks: whoever's step it was, the next
+# optimizer by which they meet reads it first, on all of them.
+_UNREAD: dict[Ranks, tuple[weakref.ref, Meeting]] = {}
 # The largest number that an optimizer got of those that share parameters with these ranks.
 _NUMBERS: Counter[Ranks] = Counter()
 
@@ -48,10 +52,10 @@ class RankAgreement:
         return RankAgreement, (self._digests,)  # a copy is another optimizer
 
     def forget(self) -> None:
-        """Meet the other ranks anew, and let go of what is not checked yet."""
+        """Meet the other ranks anew."""
         self._known: dict[Ranks, Acquaintance] = {}
         self._steps = 0
-        self._unchecked: Sequence[Meeting] = ()
+        self._read: Sequence[Meeting] = ()  # of this step
 
     def follow(self, terms: Mapping[Ranks, Terms]) -> None:
         """Take note of the terms of a new plan."""
@@ -59,7 +63,9 @@ class RankAgreement:
 
     def meet(self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group]) -> None:
         """Raise ValueError or RuntimeError unless all ranks that share parameters do `act` with the same plan."""
-        self._meet(act, terms, groups, None)
+        meetings, _ = self._meet(act, terms, groups, None)
+        read_all(terms)
+        raise_disputes(meetings)
 
     def begin_step(
         self, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling
@@ -72,24 +78,19 @@ class RankAgreement:
         """
         meetings, overflows = self._meet(f"step {self._steps + 1}", terms, groups, scaling.found_inf)
         self._steps += 1
-        self._unchecked = meetings
+        self._read = [meeting for meeting in meetings if meeting.is_known]
         shared = {ranks: scaling._replace(found_inf=overflow) for ranks, overflow in overflows.items()}
         return {None: scaling, **shared}
 
     def end_step(self) -> None:
         """Raise RuntimeError, which says who differs and in what, where it is known that ranks were not at one."""
-        known = [meeting for meeting in self._unchecked if meeting.is_known]
-        self._unchecked = [meeting for meeting in self._unchecked if not meeting.is_known]
+        known, self._read = self._read, ()
         raise_disputes(known)
-
-    def check(self) -> None:
-        """Raise it, once, for the last step where that could not tell."""
-        unchecked, self._unchecked = self._unchecked, ()
-        raise_disputes(unchecked)
 
     def _meet(
         self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group], found_inf: Optional[Tensor]
     ) -> tuple[list[Meeting], dict[Ranks, Tensor]]:
+        read_all(terms)
         meetings, overflows, errors = [], {}, []
         for ranks, shared in sorted(terms.items()):
             known = self._known.get(ranks)
@@ -100,7 +101,10 @@ class RankAgreement:
             meeting = Meeting(ranks, shared, Statement(act, name, not is_new, shared.digest, settings, absent))
             overflows[ranks] = meeting.overflow(found_inf)
             meetings.append(meeting)
-            error = meeting.strangers(shared.with_settings(groups), is_new) if is_new or meeting.is_known else None
+            if not meeting.is_known and not (is_new and meeting.all_are_new()):
+                _UNREAD[ranks] = weakref.ref(dist.group.WORLD), meeting
+                continue
+            error = meeting.strangers(shared.with_settings(groups), is_new)
             if error is not None:  # and other ranks are not kept waiting
                 errors.append(error)
             elif is_new:
@@ -122,6 +126,12 @@ class RankAgreement:
     def _is_new(self, ranks: Ranks, digest: Optional[str]) -> bool:
         known = self._known.get(ranks)
         return self._digests.get(ranks) == digest and (known is None or known.digest != digest)
+
+
+def read_all(terms: Mapping[Ranks, Terms]) -> None:
+    """Raise RuntimeError, once, if those who share parameters were not at one when they met last; the host waits."""
+    unread = [_UNREAD.pop(ranks) for ranks in sorted(terms) if ranks in _UNREAD]
+    raise_disputes(meeting for world, meeting in unread if world() is dist.group.WORLD)
 
 
 def _new_number(ranks: Ranks, terms: Terms) -> int:

@@ -22,13 +22,12 @@ def team_factor(team: Team, packed: Optional[Tensor], eps: float, group: dist.Pr
     """
     rows, cols = team.batch.packed_shape
     wide = packed if packed is None or rows <= cols else packed.mT
-    with explaining_timeouts("columns", team.matrix.parameter.name):
-        part = _scattered(team, wide, group)
-        counts = torch.zeros(1, dtype=torch.float64, device=part.device)
-        sums = factor_of_parts(part, counts, team.matrix.iteration, eps)
-        del part, wide
-        factor, _ = _finished(sums, lambda values: dist.all_reduce(values, group=group))
-        whole = _gathered(team, factor, group)
+    part = _scattered(team, wide, group)
+    counts = torch.zeros(1, dtype=torch.float64, device=part.device)
+    sums = factor_of_parts(part, counts, team.matrix.iteration, eps)
+    del part, wide
+    factor, _ = _finished(sums, lambda values: _sum_(team, values, group))
+    whole = _gathered(team, factor, group)
     return whole if whole is None or rows <= cols else whole.mT
 
 
@@ -42,6 +41,11 @@ def _finished(sums: Generator, sum_: Callable[[Tensor], object]) -> tuple[Tensor
         sum_(values)
 
 
+def _sum_(team: Team, values: Tensor, group: dist.ProcessGroup) -> None:
+    with explaining_timeouts("columns", team.matrix.parameter.name):
+        dist.all_reduce(values, group=group)
+
+
 def _scattered(team: Team, wide: Optional[Tensor], group: dist.ProcessGroup) -> Tensor:
     """Return this rank's columns (1, m, n_r) of the matrix that the owner has, `wide` (1, m, n)."""
     width, batch = team.widths[team.ranks.index(this_rank())], team.batch
@@ -52,7 +56,8 @@ def _scattered(team: Team, wide: Optional[Tensor], group: dist.ProcessGroup) -> 
     if wide is not None:
         sent = torch.cat([columns.reshape(-1) for columns in wide.split(team.widths, dim=-1)])
         to = [m * each for each in team.widths]
-    dist.all_to_all_single(part.view(-1), sent, from_, to, group=group)
+    with explaining_timeouts("columns", team.matrix.parameter.name):
+        dist.all_to_all_single(part.view(-1), sent, from_, to, group=group)
     return part
 
 
@@ -62,7 +67,8 @@ def _gathered(team: Team, factor: Tensor, group: dist.ProcessGroup) -> Optional[
     to, from_ = [0] * len(team.ranks), [m * width if is_owner else 0 for width in team.widths]
     to[team.ranks.index(team.owner)] = factor.numel()
     received = factor.new_empty(sum(from_))
-    dist.all_to_all_single(received, factor.reshape(-1), from_, to, group=group)
+    with explaining_timeouts("columns", team.matrix.parameter.name):
+        dist.all_to_all_single(received, factor.reshape(-1), from_, to, group=group)
     if not is_owner:
         return None
     return torch.cat([part.view(1, m, -1) for part in received.split(from_)], dim=-1)
