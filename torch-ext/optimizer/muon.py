@@ -399,9 +399,9 @@ class Muon(Optimizer):
         if self._broke_off:
             raise RuntimeError(
                 "the last step broke off with an error: some parameters and states have moved and others have not, "
-                "and neither a step nor a checkpoint of them would be right. On all ranks that share parameters, either "
-                "load parameters and state into a new optimizer (torch.distributed.checkpoint needs that), or load "
-                "both into this one (load_state_dict). A new optimizer without a state begins with momentum zero"
+                "and neither a step nor a checkpoint of them would be right. On all ranks that share parameters, load "
+                "parameters and state, either into a new optimizer (torch.distributed.checkpoint needs that) or into "
+                "this one (load_state_dict). A new optimizer without a state begins with momentum zero"
             )
         read_all(self._plan.terms)
 

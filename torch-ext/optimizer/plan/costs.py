@@ -63,8 +63,9 @@ def useful_copies(work: float, largest: float, elements: int, parts: int, copies
 def useful_chunks(sent_bytes: float, work_flops: float, ranks: int) -> int:
     """Return into how many chunks an exchange is best cut, of which a rank sends and works on so much.
 
-    With W seconds of products and S seconds on the wire, K chunks take about max(W, S) + min(W, S) / K + K c: the shorter of the two is hidden, all but one chunk's share, and each chunk costs c, the latency of its two messages. The least of
-    that is at K = sqrt(min(W, S) / c).
+    With W seconds of products and S seconds on the wire, K chunks take about max(W, S) + min(W, S) / K + K c: the
+    shorter of the two is hidden, all but one chunk's share, and each chunk costs c, the latency of its two messages.
+    The least of that is at K = sqrt(min(W, S) / c).
     """
     shorter = min(work_flops / FLOPS_PER_SECOND, sent_bytes / BYTES_PER_SECOND)
     latency = 2 * SECONDS_PER_PEER * max(ranks - 1, 1)

@@ -82,11 +82,10 @@ class Meeting:
         """Whether the result can be read without waiting for a device."""
         return self._copied is None
 
-    def strangers(self, lines: Sequence[str], compare_settings: bool) -> Optional[Exception]:
+    def strangers(self, groups: Sequence[Group], compare_settings: bool) -> Optional[Exception]:
         """Return an error that says who does something else than the others; None where all do the same.
 
-        `lines` are what this rank's plan and settings are. Whether these differ is told here if `compare_settings`. All
-        ranks must call it.
+        Whether the settings of `groups` differ is told here if `compare_settings`. All ranks must call it.
         """
         is_other, has_settings, _ = self._differences()
         if not (is_other or (compare_settings and has_settings)):
@@ -94,6 +93,7 @@ class Meeting:
         statements = self._statements()
         have_met = {statement.has_met for statement in statements.values()}
         if have_met != {True} and len({(its.digest, its.settings) for its in statements.values()}) > 1:
+            lines = self._terms.with_settings(groups)
             return ValueError(difference_of_lines(self._ranks, lines, self._terms.device, self._names))
         return RuntimeError(self._in_words(statements))
 

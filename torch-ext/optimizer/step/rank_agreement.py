@@ -104,7 +104,7 @@ class RankAgreement:
             if not meeting.is_known and not (is_new and meeting.all_are_new()):
                 _UNREAD[ranks] = weakref.ref(dist.group.WORLD), meeting
                 continue
-            error = meeting.strangers(shared.with_settings(groups), is_new)
+            error = meeting.strangers(groups, is_new)
             if error is not None:  # and other ranks are not kept waiting
                 errors.append(error)
             elif is_new:
