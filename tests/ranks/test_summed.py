@@ -51,7 +51,7 @@ def explained(kernel, case: Case):
 
 def assert_close_to_alone(kernel, pools, case: Case, job=train) -> None:
     results = pools(4).run(job, case)
-    alone = train_alone(kernel, case, results[0].holders)
+    alone = train_alone(kernel, case, results[0].holders, pools.device)
     for result in results:
         for i, (p, q, state, its) in enumerate(zip(result.parameters, alone.parameters, result.state, alone.state)):
             assert bits_equal(state["momentum_buffer"], its["momentum_buffer"])

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.ranks.test_summed import assert_close_to_alone
 from tests.support import inside
 from tests.support.backends import on_every_backend
 from tests.support.inside import muon_settings, plan_of
@@ -16,7 +17,6 @@ from tests.support.sharded_models import (
     Layout,
     Spec,
     assert_same,
-    bits_equal,
     model,
     part_of,
     train,
@@ -58,25 +58,15 @@ def explained(kernel, case: Case):
     return [row.kernel for row in optimizer.explain().rows], teams, len(plan_of(optimizer).teams())
 
 
-def assert_close_to_alone(kernel, pools, case: Case) -> None:
-    results = pools(4).run(train_in_teams, case)
-    alone = train_alone(kernel, case, results[0].holders, pools.device)
-    for result in results:
-        for i, (p, q, state, its) in enumerate(zip(result.parameters, alone.parameters, result.state, alone.state)):
-            assert bits_equal(state["momentum_buffer"], its["momentum_buffer"])
-            # An update has root mean square 0.2 lr. float32 rounds sums of its iteration to 2**-24, which the schedule
-            # amplifies by up to the product of its first coefficients, about 2**8; here they are summed in two orders.
-            moved = 0.2 * case.settings["lr"] * case.steps * q.numel() ** 0.5
-            assert (p - q).norm() <= 2**-24 * 2**8 * 2 * moved + 2**-24 * case.steps * q.norm(), case.specs[i]
-
-
 @on_every_backend()
 @pytest.mark.parametrize("missing", ["nowhere", "here and there", "everywhere"])
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "replicated within"])
 def test_teams_end_as_one_process_up_to_rounding(kernel, pools, name, missing):
     """Of 8 x 45 one member has 22 columns and the other 23. Small copies are nobody else's work."""
     specs = (*long_ones(LAYOUTS[name]), Spec("layers.20.up.weight", (256, 1200), LAYOUTS[name]))
-    assert_close_to_alone(kernel, pools, Case(specs, {**TEAMS, "chunk_bytes": 900}, steps=3, missing=missing))
+    assert_close_to_alone(
+        kernel, pools, Case(specs, {**TEAMS, "chunk_bytes": 900}, steps=3, missing=missing), train_in_teams
+    )
 
 
 @on_every_backend()

@@ -1,4 +1,4 @@
-"""What ranks that share parameters must agree about, as lines of text that they compare before the first step."""
+"""What ranks that share parameters must agree about: lines of text, and a digest of them that they compare."""
 
 from __future__ import annotations
 
@@ -36,12 +36,7 @@ class Terms(NamedTuple):
     device: torch.device
     copies: tuple[Copies, ...]
     weight: int  # of this rank among all, by `counterweight`
-    digest: str  # of `fixed`
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """The lines without what schedulers move."""
-        return self.common_line, *self.lines
+    digest: str  # of these lines
 
     def settings(self, groups: Sequence[Group]) -> str:
         """Return what schedulers and users may have moved, as one line."""

@@ -159,7 +159,7 @@ def chunk_elements(matrices: Sequence[Matrix], ranks: Ranks, chunk_bytes: Option
     packed, work = parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
     if chunk_bytes is not None:
         return chunk_bytes // packed
-    held = sum(matrix.rows * matrix.cols * matrix.shards.layout.copies for matrix in matrices) / len(ranks)
+    held = sum(matrix.rows * matrix.cols * matrix.shards.copies for matrix in matrices) / len(ranks)
     cost = sum(matrix.cost for matrix in matrices) / len(ranks)
     useful = useful_chunks(held * (packed + work), cost, len(ranks))
     return min(math.ceil(held / useful), MOST_CHUNK_BYTES // packed)
