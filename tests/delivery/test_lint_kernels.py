@@ -50,7 +50,7 @@ def test_every_symmetric_gemm_config_is_linted(kernel, variant):
     tuned = kernel.kernels.tuned
     linted = {(case.gpu, case.dtype, tuple(case.config)) for case in cases.all_cases(variant)}
     sides = (1, 64, tuned.SMALL_SIDE, tuned.SMALL_SIDE + 1, 1000, 4096, 20000)
-    dtypes = kernel.kernels.symmetric_gemm.DTYPES
+    dtypes = kernel.kernels.operands.DTYPES
     for gpu, dtype, m, *flags in itertools.product(cases.GPUS, dtypes, sides, (False, True), (False, True)):
         if flags[0] and not cases.takes_descriptors(gpu, variant):
             continue

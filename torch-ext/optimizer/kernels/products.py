@@ -13,11 +13,12 @@ from .native import gemm_, gemm_instructions
 from .tuned import measured_entries, nearest_of
 
 try:
-    from . import small_polar, symmetric_gemm
+    from . import small_polar
+    from .prepared import symmetric_product
 except ModuleNotFoundError as missing:
     if missing.name != "triton":  # which builds of torch for CPUs do not bring
         raise
-    small_polar = symmetric_gemm = None
+    small_polar = symmetric_product = None
 
 
 class Products(NamedTuple):
@@ -95,10 +96,10 @@ BATCHED = Products(
     name="torch.bmm",
 )
 SYMMETRIC = BATCHED._replace(
-    gram=lambda X: symmetric_gemm.symmetric_gemm(X, X.mT),
-    gram_affine=lambda A, b, c: symmetric_gemm.symmetric_gemm(A, A, A, alpha=c, beta=b),
-    commuting=lambda A, B: symmetric_gemm.symmetric_gemm(A, B),
-    conjugated=lambda A, B: symmetric_gemm.symmetric_gemm(A, symmetric_gemm.symmetric_gemm(B, A)),
+    gram=lambda X: symmetric_product(X, X.mT),
+    gram_affine=lambda A, b, c: symmetric_product(A, A, A, alpha=c, beta=b),
+    commuting=lambda A, B: symmetric_product(A, B),
+    conjugated=lambda A, B: symmetric_product(A, symmetric_product(B, A)),
     name="symmetric_gemm",
 )
 
@@ -160,14 +161,14 @@ def small_gain(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Opti
 
     None where nothing was measured, or where the kernel takes no matrices of this size.
     """
-    if symmetric_gemm is None or not small_polar.fits(m, n, dtype):
+    if symmetric_product is None or not small_polar.fits(m, n, dtype):
         return None
     return nearest_of(_measured_gains(device, dtype, "small_polar"), m, n)
 
 
 @torch.compiler.assume_constant_result
 def _measured_gains(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[tuple[int, int, float], ...]:
-    if symmetric_gemm is None or device.type != "cuda" or not torch.cuda.is_available():
+    if symmetric_product is None or device.type != "cuda" or not torch.cuda.is_available():
         return ()
     entries = measured_entries(torch.cuda.get_device_name(device), dtype, kernel)
     return tuple((entry["m"], entry["k"], entry["gain"]) for entry in entries)
@@ -190,9 +191,9 @@ def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
             return torch.matmul(X, X.mT, out=out)
     batch = X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])
     if out is not None and out.is_contiguous():
-        symmetric_gemm.symmetric_gemm(batch, batch.mT, out=out.view(len(batch), X.size(-2), X.size(-2)))
+        symmetric_product(batch, batch.mT, out=out.view(len(batch), X.size(-2), X.size(-2)))
         return out
-    product = symmetric_gemm.symmetric_gemm(batch, batch.mT).reshape(*X.shape[:-1], X.size(-2))
+    product = symmetric_product(batch, batch.mT).reshape(*X.shape[:-1], X.size(-2))
     return product if out is None else out.copy_(product)
 
 

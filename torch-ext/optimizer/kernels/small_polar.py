@@ -31,8 +31,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .native import add_op_namespace_prefix
+from .operands import DTYPES, has_a_place_for_each
 from .panels import TINY, applied, gram, multiply, normalize, pointers, polynomial
-from .symmetric_gemm import DTYPES, capability, has_a_place_for_each
+from .symmetric_gemm import capability
 from .tuned import SMALL_SIDES, SmallConfig, Target, chosen_small_config, padded_side
 
 MAX_STEPS = 31  # the ends of windows are the bits of an int32
@@ -143,7 +144,9 @@ def small_polar(
     """
     steps = [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
     C = torch.empty_like(G, dtype=out_dtype or work_dtype)
-    small_polar_(G, C, steps, scale, eps, work_dtype)
+    # What a tracer has made up has its fake kernel in the op, whose dispatch costs a step more than the launch.
+    traced = torch.compiler.is_compiling() or type(G) is not Tensor
+    (small_polar_ if traced or not G.is_cuda else _on_gpu)(G, C, steps, scale, eps, work_dtype)
     return C
 
 
@@ -152,6 +155,10 @@ def small_polar_(
     G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype
 ) -> None:
     """Write the polar factors of G into C; `steps` are a, b, c and whether a window ends, 1 or 0, of each step."""
+    _on_gpu(G, C, steps, scale, eps, work_dtype)
+
+
+def _on_gpu(G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype) -> None:
     check_operands(G, C, steps, scale, eps, work_dtype)
     target = Target("hip", 0) if torch.version.hip else Target("cuda", capability(G.device))
     config = chosen_small_config(torch.cuda.get_device_name(G.device), target, work_dtype, G.shape[1:])

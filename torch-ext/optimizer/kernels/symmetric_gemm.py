@@ -16,7 +16,7 @@ https://github.com/Dao-AILab/gram-newton-schulz.
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import triton
@@ -25,10 +25,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .native import add_op_namespace_prefix
+from .operands import check_operands, fits_descriptor, is_aligned
 from .tiles import grouped_lower_triangle
 from .tuned import Config, Target, chosen_config
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @triton.jit
@@ -95,27 +94,52 @@ def _symmetric_gemm_kernel(
     tl.store(C + wide_rows[:, None] * C_row + wide_cols[None, :] * C_col, result, mask=mask)
 
 
-def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, scalars: tuple, config: Config) -> None:
-    """Write alpha A B + beta D into C by one launch with an explicit configuration; `scalars` is (alpha, beta).
+class Launch(NamedTuple):
+    """A launch but for the addresses of its operands and its scalars, which may be others each time."""
 
-    Both are numbers, or both 0-d float32 tensors on the device of C. The rest is as in `symmetric_gemm_`, unchecked.
-    """
+    grid: tuple[int, int, int]
+    blocks: tuple[list[int], ...]  # of the descriptors of both panels; none where operands come by pointers
+    sizes: tuple[int, ...]
+    constants: tuple[Any, ...]
+    options: dict[str, int]
+
+
+def arrange(
+    A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, scalars_on_device: bool, config: Config
+) -> Optional[Launch]:
+    """Return how `launch_symmetric_gemm` launches on operands that lie like these; None if there is nothing to do."""
     batch, m, k = A.shape
     if batch == 0 or m == 0:
-        return
+        return None
     panels = A, B.mT
     side = triton.cdiv(m, config.tile)
+    inner = [panel.stride(2) == 1 for panel in panels]
     descriptors = reads_descriptors(A.device) and all(map(fits_descriptor, panels))
-    operands = [_describe(panel, config) for panel in panels] if descriptors else panels
+    blocks = tuple([1, config.tile, config.tile_k] if i else [1, config.tile_k, config.tile] for i in inner)
     d = C if D is None else D
-    _symmetric_gemm_kernel[(batch * side * (side + 1) // 2,)](
-        *operands, d, C, *scalars, m, k, side,
-        *panels[0].stride(), *panels[1].stride(), *d.stride(), *C.stride(),
-        HAS_D=D is not None, SCALARS_ON_DEVICE=isinstance(scalars[0], Tensor),
-        DESCRIPTORS=descriptors, A_K_INNER=panels[0].stride(2) == 1, B_K_INNER=panels[1].stride(2) == 1,
-        TILE=config.tile, TILE_K=config.tile_k, GROUP=config.group,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+    return Launch(
+        grid=(batch * side * (side + 1) // 2, 1, 1),
+        blocks=blocks if descriptors else (),
+        sizes=(m, k, side, *panels[0].stride(), *panels[1].stride(), *d.stride(), *C.stride()),
+        constants=(D is not None, scalars_on_device, descriptors, *inner, config.tile, config.tile_k, config.group),
+        options={"num_warps": config.warps, "num_stages": config.stages},
+    )
+
+
+def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, scalars: tuple, config: Config) -> Any:
+    """Write alpha A B + beta D into C by one launch with an explicit configuration; return what Triton compiled for it.
+
+    `scalars` is (alpha, beta), both numbers or both 0-d float32 tensors on the device of C. The rest is as in
+    `symmetric_gemm_`, unchecked.
+    """
+    launch = arrange(A, B, D, C, isinstance(scalars[0], Tensor), config)
+    if launch is None:
+        return None
+    panels = A, B.mT
+    operands = [_describe(*panel) for panel in zip(panels, launch.blocks)] or panels
+    return _symmetric_gemm_kernel[launch.grid](
+        *operands, C if D is None else D, C, *scalars, *launch.sizes, *launch.constants, **launch.options
+    )
 
 
 def reads_descriptors(device: torch.device) -> bool:
@@ -126,29 +150,17 @@ def reads_descriptors(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.version.hip and 9 <= torch.cuda.get_device_capability(device)[0] < 12
 
 
-def fits_descriptor(panel: Tensor) -> bool:
-    """Whether a panel (b, m, k), not empty, or its transpose has an inner stride of 1 and all else by 16 bytes."""
-    panel = panel if panel.stride(2) == 1 else panel.mT
-    outer = [stride * panel.element_size() for stride in panel.stride()[:2]]
-    outer_fits = all(n % 16 == 0 and n > 0 for n in outer)
-    return panel.numel() > 0 and panel.stride(2) == 1 and panel.data_ptr() % 16 == 0 and outer_fits
-
-
-def is_aligned(*tensors: Tensor) -> bool:
-    """Whether addresses are multiples of 16 bytes, an inner stride is 1, other strides and sizes multiples of 16."""
-    return all(
-        x.data_ptr() % 16 == 0
-        and 1 in x.stride()[1:]
-        and all(n == 1 or n % 16 == 0 for n in (*x.stride(), *x.shape[1:]))
-        for x in tensors
-    )
-
-
 def config_for(device_name: str, target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
     """Return the configuration with which `symmetric_gemm_` launches on these operands."""
     descriptors = reads_descriptors(A.device) and fits_descriptor(A) and fits_descriptor(B.mT)
     aligned = is_aligned(A, B, C) and (D is None or is_aligned(D))
     return chosen_config(device_name, target, A.dtype, A.shape[1:], descriptors, aligned)
+
+
+def chosen_for(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
+    """Return the configuration for these operands on the GPU that they are on."""
+    target = Target("hip", 0) if torch.version.hip else Target("cuda", capability(A.device))
+    return config_for(torch.cuda.get_device_name(A.device), target, A, B, D, C)
 
 
 def symmetric_gemm(
@@ -175,11 +187,9 @@ def symmetric_gemm(
 def symmetric_gemm_(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
     """Write alpha A B + beta D into C; `alpha` and `beta` are 0-d tensors, on the CPU or on the device."""
     check_operands(A, B, D, C, alpha, beta)
-    target = Target("hip", 0) if torch.version.hip else Target("cuda", capability(A.device))
-    config = config_for(torch.cuda.get_device_name(A.device), target, A, B, D, C)
     scalars = (float(alpha), float(beta)) if alpha.is_cpu and beta.is_cpu else _on_device(A.device, alpha, beta)
     with torch.cuda.device(A.device):  # Triton launches on the current device, wherever its arguments are
-        launch_symmetric_gemm(A, B, D, C, scalars, config)
+        launch_symmetric_gemm(A, B, D, C, scalars, chosen_for(A, B, D, C))
 
 
 @symmetric_gemm_.register_fake
@@ -196,44 +206,9 @@ def _symmetric_gemm_cpu(A, B, D, C, alpha, beta) -> None:
     C.copy_(product.tril() + product.tril(-1).mT)
 
 
-def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
-    """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit, of one dtype of `DTYPES` and device.
-
-    alpha and beta must be 0-d and real, and C must share no storage with A, B or D, nor have two entries in one place.
-    """
-    square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
-    wanted = {"B": (B, (*A.shape[:1], *A.shape[:0:-1])), "D": (D, square), "C": (C, square)}
-    if A.ndim != 3 or A.dtype not in DTYPES:
-        raise ValueError(f"A must be (b, m, k) in {', '.join(map(str, DTYPES))}, got {tuple(A.shape)} {A.dtype}")
-    for name, (x, shape) in wanted.items():
-        if x is not None and (tuple(x.shape) != shape or x.dtype != A.dtype or x.device != A.device):
-            raise ValueError(
-                f"{name} must be {shape} {A.dtype} on {A.device}, got {tuple(x.shape)} {x.dtype} on {x.device}"
-            )
-    for name, x in (("alpha", alpha), ("beta", beta)):
-        if x.ndim or x.is_complex() or not (x.is_cpu or x.device == A.device):
-            given = f"{tuple(x.shape)} {x.dtype} on {x.device}"
-            raise ValueError(f"{name} must be a real 0-d tensor on the CPU or {A.device}, got {given}")
-    if not has_a_place_for_each(C):
-        raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
-    if any(x is not None and torch._C._is_alias_of(x, C) for x in (A, B, D)):
-        raise ValueError("C must not share its storage with A, B or D, which are read while it is written")
-
-
-def has_a_place_for_each(C: Tensor) -> bool:
-    """Whether each stride passes over all that smaller ones reach."""
-    reach = 0
-    for stride, size in sorted((stride, size) for stride, size in zip(C.stride(), C.shape) if size > 1):
-        if stride <= reach:
-            return C.numel() == 0
-        reach += stride * (size - 1)
-    return True
-
-
-def _describe(panel: Tensor, config: Config) -> TensorDescriptor:
-    if panel.stride(2) == 1:
-        return TensorDescriptor(panel, list(panel.shape), list(panel.stride()), [1, config.tile, config.tile_k])
-    return TensorDescriptor(panel.mT, list(panel.mT.shape), list(panel.mT.stride()), [1, config.tile_k, config.tile])
+def _describe(panel: Tensor, block: list[int]) -> TensorDescriptor:
+    described = panel if panel.stride(2) == 1 else panel.mT
+    return TensorDescriptor(described, list(described.shape), list(described.stride()), block)
 
 
 def capability(device: torch.device) -> int:

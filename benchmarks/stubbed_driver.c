@@ -1,0 +1,85 @@
+// A CUDA driver that does nothing: what Triton's launcher asks of one, answered as an H100 would, at once.
+#include <cuda.h>
+
+#define DONE CUDA_SUCCESS
+
+static long launched;
+
+long launches_so_far(void) { return launched; }
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
+  ++launched;
+  return DONE;
+}
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                                const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  return DONE;
+}
+
+CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  *(CUdeviceptr*)value = pointer;
+  return DONE;
+}
+
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = 233472; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK: *value = 65536; break;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
+    default: *value = 1024;
+  }
+  return DONE;
+}
+
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
+  *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
+  return DONE;
+}
+
+CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  *module = (CUmodule)1;
+  return DONE;
+}
+
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  *function = (CUfunction)1;
+  return DONE;
+}
+
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = (CUcontext)1;
+  return DONE;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) { return cuCtxGetCurrent(context); }
+
+CUresult cuGetErrorString(CUresult error, const char** text) {
+  *text = "a driver that does nothing has no errors";
+  return DONE;
+}
+
+CUresult cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return DONE;
+}
+
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return DONE;
+}
+
+CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
+  *value = 0;
+  return DONE;
+}
+
+CUresult cuInit(unsigned flags) { return DONE; }
+CUresult cuCtxSetCurrent(CUcontext context) { return DONE; }
+CUresult cuCtxSetLimit(CUlimit limit, size_t value) { return DONE; }
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) { return DONE; }
+CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache cache) { return DONE; }

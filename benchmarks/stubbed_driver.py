@@ -1,0 +1,53 @@
+"""Triton's own launcher over a driver that does nothing: a launch takes the host what it takes, and starts nothing.
+
+All of Triton runs as it does with a GPU, the part in C included, but for what the driver itself would do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.nvidia import driver as nvidia
+
+from tools.build.commands import run
+from tools.lint import compiled
+
+SOURCE = Path(__file__).with_suffix(".c")
+INCLUDE = Path(nvidia.__file__).parent / "include"
+
+
+class StubbedGPU(compiled.AbsentGPU):
+    """A GPU that is not there, with the launcher that Triton has for one that is."""
+
+    launcher_cls = nvidia.CudaLauncher
+    utils: Any = None  # Triton's functions in C, once they are compiled
+
+
+def build(folder: Path) -> ctypes.CDLL:
+    """Return the driver, compiled into `folder` and loaded under the name by which Triton looks for one."""
+    library = folder / "libcuda.so.1"
+    run(["cc", "-shared", "-fPIC", "-O2", f"-I{INCLUDE}", "-Wl,-soname,libcuda.so.1", "-o", library, SOURCE])
+    (folder / "libcuda.so").symlink_to(library)  # by which linkers look for it
+    return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+
+@contextmanager
+def stubbed_gpu(gpu: str, package: Path, folder: Path) -> Iterator[ctypes.CDLL]:
+    """Let launches of a package run on CPU tensors as they would on `gpu`; `launches_so_far` of the driver counts."""
+    driver = build(folder)
+    triton.knobs.nvidia.libcuda_path = str(folder)
+    StubbedGPU.utils = nvidia.CudaUtils()
+    with (
+        mock.patch.object(compiled, "AbsentGPU", StubbedGPU),
+        mock.patch.object(torch.cuda, "get_device_name", lambda device: "a stubbed GPU"),
+        mock.patch.object(torch.cuda, "current_device", lambda: -1),  # that of tensors on the CPU
+        compiled.absent_gpu(gpu, package),
+    ):
+        yield driver

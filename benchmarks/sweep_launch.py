@@ -1,0 +1,118 @@
+"""Time what a launch of the symmetric product costs the host, without a GPU: Triton's launcher over a stubbed driver.
+
+    python -m benchmarks.sweep_launch [--rounds N] [--output FILE] [--tiny]
+
+Each row is one kind of product in a step, as the package calls it: making the result and starting the kernel. All that
+the host does is in it, but for the driver's own part and a GPU's allocator, in whose place is the CPU's. Beside it
+stands `kernel[grid]`, for which the package chooses a configuration and Triton finds out what to launch, as at the
+first launch on operands that lie so. Rows take turns round by round; times are quartiles. The target is TARGET
+microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.built_kernel import load_built
+from benchmarks.result_file import ResultFile, default_path, facts
+from benchmarks.stubbed_driver import stubbed_gpu
+from benchmarks.timing import quartiles
+from tools.lint.compiled import kernel_module
+
+ROOT = Path(__file__).resolve().parent.parent
+GPU = "sm_90"
+TARGET = 10.0
+ROUNDS, CALLS = 31, 500
+TINY_ROUNDS, TINY_CALLS = 3, 5
+# Small, so that the CPU's allocator, like that of a GPU, has memory at hand; a launch does not depend on sizes.
+BATCH, M, K = 2, 128, 256
+
+
+def operands() -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+    """Return A, B, D of each kind of product."""
+    X, R = (torch.empty(BATCH, M, n, dtype=torch.float16) for n in (K, M))
+    return {"X Xᵀ": (X, X.mT, None), "b A + c A²": (R, R, R), "A B": (R, torch.empty_like(R), None)}
+
+
+def works(module: ModuleType, calls: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield each row's name and what makes `calls` of its products."""
+
+    def searched(A: Tensor, B: Tensor, D: Tensor | None) -> None:
+        C = A.new_empty(BATCH, M, M)
+        module.launch_symmetric_gemm(A, B, D, C, (1.5, -0.5), module.chosen_for(A, B, D, C))
+
+    def repeated(product: Callable[..., object], *arguments: object) -> None:
+        for _ in range(calls):
+            product(*arguments)
+
+    for name, (A, B, D) in operands().items():
+        yield name, partial(repeated, module.symmetric_product, A, B, D, 1.5, -0.5)
+        yield f"{name}, kernel[grid]", partial(repeated, searched, A, B, D)
+
+
+def measure(package: Path, rounds: int, calls: int) -> dict[str, dict]:
+    """Return the microseconds of a call of each row; RuntimeError where not every call was a launch."""
+    with tempfile.TemporaryDirectory() as folder, stubbed_gpu(GPU, package, Path(folder)) as driver:
+        module = kernel_module(package, "prepared")
+        with mock.patch.object(module, "can_launch_on", lambda A: type(A) is Tensor and A.is_cpu):
+            rows = dict(works(module, calls))
+            for work in rows.values():  # which compiles
+                work()
+            before = driver.launches_so_far()
+            seconds = [{name: processor_seconds(work) for name, work in rows.items()} for _ in range(rounds)]
+            launched = driver.launches_so_far() - before
+    if launched != rounds * len(rows) * calls:
+        raise RuntimeError(f"{rounds * len(rows) * calls} calls must launch as often, got {launched} launches")
+    times = {name: quartiles([1e6 * of_round[name] / calls for of_round in seconds]) for name in rows}
+    return {name: {"microseconds": list(microseconds)} for name, microseconds in times.items()}
+
+
+def processor_seconds(work: Callable[[], None]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def report(rows: Sequence[Mapping]) -> Table:
+    table = Table("product", title=f"Host time of a launch: target {TARGET:.0f} µs")
+    table.add_column("µs (quartiles)", justify="right")
+    for row in rows:
+        low, middle, high = row["microseconds"]
+        table.add_row(escape(row["case"]), f"{middle:.1f} ({low:.1f}-{high:.1f})")
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Time what a launch costs the host.")
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="folder of variants; build/")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results, none if tiny")
+    parser.add_argument("--tiny", action="store_true", help="few calls, to see that it runs")
+    options = parser.parse_args(arguments)
+    rounds, calls = (TINY_ROUNDS, TINY_CALLS) if options.tiny else (options.rounds, CALLS)
+    kernel, _ = load_built(options.build)
+    path = options.output or (None if options.tiny else default_path("launch", torch.device("cpu")))
+    torch.set_num_threads(1)
+    found = measure(Path(kernel.__file__).parent, rounds, calls)
+    settings = {"gpu": GPU, "shape": [BATCH, M, K], "rounds": rounds, "calls": calls}
+    results = ResultFile(path, facts(kernel, torch.device("cpu"), settings), list(found))
+    for name, row in found.items():
+        results.put(name, row)
+    Console(width=None if Console().is_terminal else 100).print(report(list(results.rows.values())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What operands of a symmetric product must be, and how they lie in memory."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
+    """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit, of one dtype of `DTYPES` and device.
+
+    alpha and beta must be 0-d and real, and C must share no storage with A, B or D, nor have two entries in one place.
+    """
+    square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
+    wanted = {"B": (B, (*A.shape[:1], *A.shape[:0:-1])), "D": (D, square), "C": (C, square)}
+    if A.ndim != 3 or A.dtype not in DTYPES:
+        raise ValueError(f"A must be (b, m, k) in {', '.join(map(str, DTYPES))}, got {tuple(A.shape)} {A.dtype}")
+    for name, (x, shape) in wanted.items():
+        if x is not None and (tuple(x.shape) != shape or x.dtype != A.dtype or x.device != A.device):
+            raise ValueError(
+                f"{name} must be {shape} {A.dtype} on {A.device}, got {tuple(x.shape)} {x.dtype} on {x.device}"
+            )
+    for name, x in (("alpha", alpha), ("beta", beta)):
+        if x.ndim or x.is_complex() or not (x.is_cpu or x.device == A.device):
+            given = f"{tuple(x.shape)} {x.dtype} on {x.device}"
+            raise ValueError(f"{name} must be a real 0-d tensor on the CPU or {A.device}, got {given}")
+    if not has_a_place_for_each(C):
+        raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
+    if any(x is not None and torch._C._is_alias_of(x, C) for x in (A, B, D)):
+        raise ValueError("C must not share its storage with A, B or D, which are read while it is written")
+
+
+def has_a_place_for_each(C: Tensor) -> bool:
+    """Whether each stride passes over all that smaller ones reach."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(C.stride(), C.shape) if size > 1):
+        if stride <= reach:
+            return C.numel() == 0
+        reach += stride * (size - 1)
+    return True
+
+
+def fits_descriptor(panel: Tensor) -> bool:
+    """Whether a panel (b, m, k), not empty, or its transpose has an inner stride of 1 and all else by 16 bytes."""
+    panel = panel if panel.stride(2) == 1 else panel.mT
+    outer = [stride * panel.element_size() for stride in panel.stride()[:2]]
+    outer_fits = all(n % 16 == 0 and n > 0 for n in outer)
+    return panel.numel() > 0 and panel.stride(2) == 1 and panel.data_ptr() % 16 == 0 and outer_fits
+
+
+def is_aligned(*tensors: Tensor) -> bool:
+    """Whether addresses are multiples of 16 bytes, an inner stride is 1, other strides and sizes multiples of 16."""
+    return all(
+        x.data_ptr() % 16 == 0
+        and 1 in x.stride()[1:]
+        and all(n == 1 or n % 16 == 0 for n in (*x.stride(), *x.shape[1:]))
+        for x in tensors
+    )

@@ -1,0 +1,113 @@
+"""The symmetric product as a step launches it: all but addresses and scalars is looked up by how its operands lie.
+
+At each `kernel[grid](...)` Triton finds out again what a launch needs compiled, and the choice of a configuration takes
+about as long. Neither can change between launches on operands of the same geometry, so the first one is kept: what
+Triton compiled, and its arguments. The next one goes straight to Triton's launcher.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Hashable, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
+
+# Geometries that are remembered. A training step has a few dozen; what makes up ever new ones starts over at times.
+MOST = 4096
+
+
+class Panel(NamedTuple):
+    """What Triton's launcher reads of a `TensorDescriptor`, without the checks that making one repeats."""
+
+    base: Tensor
+    shape: list[int]
+    strides: list[int]
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+
+
+class Prepared(NamedTuple):
+    """A compiled kernel for operands of one geometry."""
+
+    start: Callable[..., None]  # Triton's launcher, on the grid
+    panels: tuple[tuple[list[int], list[int]], ...]  # shape and strides of those that are described
+    rest: tuple[Any, ...]  # the arguments behind the scalars
+
+    def __call__(self, A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float) -> None:
+        """Write alpha A B + beta D into C; D is C itself where there is none."""
+        if self.panels:
+            A, B = Panel(A, *self.panels[0]), Panel(B, *self.panels[1])
+        self.start(A, B, D, C, alpha, beta, *self.rest)
+
+
+_PREPARED: dict[Hashable, Prepared] = {}
+
+
+def forget_launches() -> None:
+    """Let the next launches choose their configurations anew, as after measurements."""
+    _PREPARED.clear()
+
+
+def symmetric_product(
+    A: Tensor,
+    B: Tensor,
+    D: Optional[Tensor] = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Optional[Tensor] = None,
+) -> Tensor:
+    """Return what `symmetric_gemm` does, for operands that are known to fit: they are not checked.
+
+    What is traced, made up by a tracer or on a CPU goes the way of the op, `symmetric_gemm_`.
+    """
+    if torch.compiler.is_compiling() or not can_launch_on(A):
+        return symmetric_gemm(A, B, D, alpha, beta, out)
+    C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
+    if A.get_device() == torch.cuda.current_device():
+        launch(A, B, D, C, alpha, beta)
+    else:
+        with torch.cuda.device(A.device):  # Triton launches on the current device, wherever its arguments are
+            launch(A, B, D, C, alpha, beta)
+    return C
+
+
+def can_launch_on(A: Tensor) -> bool:
+    """Whether A is on a GPU, and no tensor that a tracer has made up."""
+    return type(A) is Tensor and A.is_cuda
+
+
+def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, beta: float) -> None:
+    """Write alpha A B + beta D into C on the current device; nothing is checked."""
+    d = C if D is None else D
+    geometry = _geometry(A, B, D, C)
+    prepared = _PREPARED.get(geometry)
+    if prepared is not None:
+        return prepared(A, B, d, C, alpha, beta)
+    config = chosen_for(A, B, D, C)
+    compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta), config)
+    if compiled is None:  # nothing to do, or in Triton's interpreter, which compiles nothing
+        return None
+    if len(_PREPARED) >= MOST:
+        _PREPARED.clear()
+    _PREPARED[geometry] = prepare(A, B, arrange(A, B, D, C, False, config), compiled)
+    return None
+
+
+def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:
+    """Return `launch` of what Triton `compiled` for it, for operands that lie like A and B."""
+    described = [x if x.stride(2) == 1 else x.mT for x in (A, B.mT)] if launch.blocks else []
+    panels = tuple((list(x.shape), list(x.stride())) for x in described)
+    return Prepared(compiled[launch.grid], panels, (*launch.sizes, *launch.constants))
+
+
+def _geometry(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Hashable:
+    """Return all that a launch depends on besides addresses, of which only those that are not by 16 bytes matter."""
+    if D is None:
+        addend, offsets = None, (A.data_ptr() | B.data_ptr() | C.data_ptr()) & 15
+    else:
+        addend, offsets = D.stride(), (A.data_ptr() | B.data_ptr() | C.data_ptr() | D.data_ptr()) & 15
+    if offsets:  # rare, and then it matters which
+        offsets = tuple(x is not None and x.data_ptr() % 16 for x in (A, B, D, C))
+    return A.shape, A.stride(), B.stride(), C.stride(), addend, A.dtype, A.get_device(), offsets
