@@ -7,6 +7,7 @@ down what it is to start.
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -21,7 +22,7 @@ ABC = 1.5, -0.5
 class Started:
     """Stands for Triton's launcher of one compiled kernel; `log` has what all of them were to start."""
 
-    log: list[tuple] = []
+    log: ClassVar[list[tuple]] = []
 
     def __init__(self, source, metadata):
         self.kernel = source.hash(), metadata.num_warps, metadata.num_stages
