@@ -31,7 +31,7 @@ EMPTY_PRODUCTS = {
     "gram_affine": lambda A, b, c: torch.empty_like(A),
     "commuting": lambda A, B: torch.empty_like(A),
     "conjugated": lambda A, B: torch.empty_like(A),
-    "affine": lambda B, X, a: torch.empty_like(X),
+    "affine": lambda B, X, a, out=None: torch.empty_like(X),
 }
 
 

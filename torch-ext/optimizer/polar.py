@@ -56,12 +56,12 @@ def orthogonalize(
     return factors.to(G.dtype).reshape(G.shape)
 
 
-def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
+def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None) -> Tensor:
     """Return what `orthogonalize` does for a batch G (B, m, n), in the work dtype and without checks; B is at least 1.
 
-    For as many as `matrices_together` says this holds two copies in the work dtype and two m x m matrices, in the Gram
-    iteration five; or, while they are normalised, one copy in the work dtype and one in float32. The results come on
-    top where there are more matrices than that.
+    They are written to `out`, of the shape of G and the work dtype, where that is given. For as many matrices as
+    `matrices_together` says this holds two copies in the work dtype and two m x m matrices, in the Gram iteration five;
+    or, while they are normalised, one copy in the work dtype and one in float32.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
@@ -69,13 +69,20 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
         wide = wide.contiguous()
     single = not iteration.products.batched and not iteration.in_one_launch
     length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
-    if len(wide) <= length and not single:
+    if out is None and len(wide) <= length and not single:
         factors = _polar_factor(wide, iteration, eps)
-    else:
+        return factors.mT if tall else factors
+    if out is None:
         factors = torch.empty_like(wide, dtype=iteration.work_dtype)
-        for start in range(0, len(wide), length):
-            X = wide[start] if single else wide[start : start + length]
-            factors[start : start + length].copy_(_polar_factor(X, iteration, eps))
+    else:
+        factors = out.mT if tall else out
+    for start in range(0, len(wide), length):
+        # Tables that take one matrix at a time take it with two dimensions.
+        X, place = (x[start] if single else x[start : start + length] for x in (wide, factors))
+        if out is None:  # autograd and vmap pass through a copy, but not through a product that writes to a place
+            place.copy_(_polar_factor(X, iteration, eps))
+        else:
+            _polar_factor(X, iteration, eps, place)
     return factors.mT if tall else factors
 
 
@@ -104,39 +111,49 @@ def _cache_bytes(device: torch.device) -> int:
     return 2**21
 
 
-def _polar_factor(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
-    """Return the polar factors of wide G (..., m, n)."""
+def _polar_factor(G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None) -> Tensor:
+    """Return the polar factors of wide G (..., m, n), written to `out` where that is given."""
     if iteration.in_one_launch:
         windows = iteration.windows
         if iteration.method == "standard":  # which makes a new Gram matrix at every step
             windows = [(step,) for step in windows[0]]
-        return small_polar.small_polar(G, windows, iteration.scale, eps, iteration.work_dtype)
+        return small_polar.small_polar(G, windows, iteration.scale, eps, iteration.work_dtype, out)
     normalized = (G, iteration.work_dtype, eps, iteration.scale)
     # Handed over and not kept: the first step's X makes room for the second's.
     if iteration.method == "standard":
-        return newton_schulz(normalize(*normalized), iteration.windows[0], iteration.products)
-    return gram_newton_schulz(normalize(*normalized), iteration.windows, iteration.products, iteration.chain_dtype)
+        return newton_schulz(normalize(*normalized), iteration.windows[0], iteration.products, out)
+    windows, products = iteration.windows, iteration.products
+    return gram_newton_schulz(normalize(*normalized), windows, products, iteration.chain_dtype, out)
 
 
-def newton_schulz(X: Tensor, schedule: Schedule, products: Products) -> Tensor:
-    """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X."""
-    for a, b, c in schedule:
+def newton_schulz(X: Tensor, schedule: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
+    """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
+
+    The last step is written to `out` where that is given.
+    """
+    for step, (a, b, c) in enumerate(schedule, 1):
         A = products.gram(X)  # X Xᵀ
         B = products.gram_affine(A, b, c)  # b A + c A²
-        X = products.affine(B, X, a)  # a X + B X
+        X = products.affine(B, X, a, out if step == len(schedule) else None)  # a X + B X
     return X
 
 
-def gram_newton_schulz(X: Tensor, windows: Sequence[Schedule], products: Products, chain_dtype: torch.dtype) -> Tensor:
+def gram_newton_schulz(
+    X: Tensor,
+    windows: Sequence[Schedule],
+    products: Products,
+    chain_dtype: torch.dtype,
+    out: Optional[Tensor] = None,
+) -> Tensor:
     """Return what `newton_schulz` does, by following R = X Xᵀ (..., m, m), in `chain_dtype`, through each window.
 
     A step h(R) = a I + b R + c R² takes X to h(R) X, and so R to h(R) R h(R); X gets the product Q of a window's steps.
     All of them are polynomials of R, which commute.
     Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
     """
-    for window in windows:
+    for end, window in enumerate(windows, 1):
         Q = window_product(products.gram(X.to(chain_dtype)), window, products)
-        X = products.affine(Q.to(X.dtype), X, 0.0)  # Q X
+        X = products.affine(Q.to(X.dtype), X, 0.0, out if end == len(windows) else None)  # Q X
     return X
 
 

@@ -24,15 +24,16 @@ except ModuleNotFoundError as missing:
 class Products(NamedTuple):
     """Products over wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
 
-    `affine` may overwrite B. Products of polynomials of one matrix commute, but for rounding: full ones err least where
-    all factors come from one side, symmetric ones, which drop what the upper triangle knows, from both.
+    `affine` writes to its last argument where that is not None, and may overwrite B. Products of polynomials of one
+    matrix commute, but for rounding: full ones err least where all factors come from one side, symmetric ones, which
+    drop what the upper triangle knows, from both.
     """
 
     gram: Callable[[Tensor], Tensor]  # X -> X Xᵀ
     gram_affine: Callable[[Tensor, float, float], Tensor]  # A, b, c -> b A + c A²
     commuting: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B, of two polynomials of one matrix
     conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, of the same
-    affine: Callable[[Tensor, Tensor, float], Tensor]  # B, X, a -> a X + B X
+    affine: Callable[[Tensor, Tensor, float, Optional[Tensor]], Tensor]  # B, X, a, out -> a X + B X
     name: str
     batched: bool = True  # takes X (B, m, n), not one (m, n) at a time
     # How many times faster than torch's product: X Xᵀ, and the products of two m x m matrices.
@@ -44,28 +45,36 @@ class Products(NamedTuple):
 _INSTRUCTIONS = gemm_instructions()
 
 
-def _native(
-    A: Tensor, B: Tensor, D: Optional[Tensor] = None, alpha: float = 1.0, beta: float = 0.0, symmetric: bool = False
+def _symmetric_native(
+    A: Tensor, B: Tensor, D: Optional[Tensor] = None, alpha: float = 1.0, beta: float = 0.0
 ) -> Tensor:
     C = A.new_empty(A.size(0), A.size(1), B.size(2))
-    gemm_(C, A, B, D, alpha, beta, symmetric, _INSTRUCTIONS)
+    gemm_(C, A, B, D, alpha, beta, True, _INSTRUCTIONS)
     return C
 
 
-def _single_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
-    return torch.addmm(X, B, X, beta=a) if a else torch.mm(B, X)
+def _native_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
+    out = torch.empty_like(X) if out is None else out
+    gemm_(out, B, X, X, 1.0, a, False, _INSTRUCTIONS)
+    return out
 
 
-def _one_by_one_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
-    products = [_single_affine(*matrices, a) for matrices in zip(B, X)]
-    return torch.stack(products) if len(products) > 1 else products[0].unsqueeze(0)
+def _single_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
+    return torch.addmm(X, B, X, beta=a, out=out) if a else torch.mm(B, X, out=out)
 
 
-def _batched_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
+def _one_by_one_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
+    out = torch.empty_like(X) if out is None else out
+    for matrices in zip(B, X, out):
+        _single_affine(*matrices[:2], a, matrices[2])
+    return out
+
+
+def _batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
     # (a I + B) X, since torch's a X + B X copies X first.
     if a:
         add_to_diagonal_(B, a)
-    return torch.bmm(B, X)
+    return torch.bmm(B, X, out=out)
 
 
 SINGLE = Products(
@@ -78,11 +87,11 @@ SINGLE = Products(
     batched=False,
 )
 NATIVE = Products(
-    gram=lambda X: _native(X, X.mT, symmetric=True),
-    gram_affine=lambda A, b, c: _native(A, A, A, alpha=c, beta=b, symmetric=True),
-    commuting=lambda A, B: _native(A, B, symmetric=True),
-    conjugated=lambda A, B: _native(A, _native(B, A, symmetric=True), symmetric=True),
-    affine=lambda B, X, a: _native(B, X, X, beta=a),
+    gram=lambda X: _symmetric_native(X, X.mT),
+    gram_affine=lambda A, b, c: _symmetric_native(A, A, A, alpha=c, beta=b),
+    commuting=lambda A, B: _symmetric_native(A, B),
+    conjugated=lambda A, B: _symmetric_native(A, _symmetric_native(B, A)),
+    affine=_native_affine,
     name=f"gemm_ ({_INSTRUCTIONS})",
 )
 # Of long and of large matrices the product that is not symmetric is the larger part, and torch's is faster with AMX.

@@ -135,15 +135,16 @@ def small_polar(
     scale: float,
     eps: float,
     work_dtype: torch.dtype,
-    out_dtype: Optional[torch.dtype] = None,
+    out: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return the polynomial of each matrix of G (b, m, n), m <= 128, over max(|G|_F, eps), in `out_dtype`.
+    """Return the polynomial of each matrix of G (b, m, n), m <= 128, over max(|G|_F, eps), written to `out` if given.
 
     `windows` holds the steps (a, b, c), of which each window starts from a Gram matrix made anew, with `scale` folded
-    into them. `out_dtype` is the work dtype, which None means, or float32. Without gradient. Errors: `check_operands`.
+    into them. `out` is of the work dtype, as what is returned without it, or float32. Without gradient. Errors:
+    `check_operands`.
     """
     steps = [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
-    C = torch.empty_like(G, dtype=out_dtype or work_dtype)
+    C = torch.empty_like(G, dtype=work_dtype) if out is None else out
     # What a tracer has made up has its fake kernel in the op, whose dispatch costs a step more than the launch.
     traced = torch.compiler.is_compiling() or type(G) is not Tensor
     (small_polar_ if traced or not G.is_cuda else _on_gpu)(G, C, steps, scale, eps, work_dtype)
