@@ -80,8 +80,10 @@ def route(
     return Explanation(rows)
 
 
-def explanation_of(groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor, str]) -> Explanation:
-    """Return a row for each parameter of `groups`, and a line for each exchange of their `plan`."""
+def explanation_of(
+    groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor, str], notes: Iterable[str] = ()
+) -> Explanation:
+    """Return a row for each parameter of `groups`, a line for each exchange of their `plan`, and these `notes`."""
     planned, shared = iter(plan.matrices), plan.shared_work()
     owners = {**plan.owners(), **dict.fromkeys(plan.summed(), "all")}
     rows = []
@@ -98,7 +100,7 @@ def explanation_of(groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor,
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), str(matrices[0].iteration))
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
-    return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums)])
+    return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes])
 
 
 def _muon_route(name: str, p: Tensor, reason: str, view: MatrixView, adjust_lr_fn: Optional[str]) -> Route:

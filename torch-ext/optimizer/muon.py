@@ -31,6 +31,7 @@ from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
 from .step.batch import UpdateNorms, update_local_
 from .step.copies import check_copies
+from .step.graphs import UpdateGraphs
 from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.recipe import Recipes, snapshot
@@ -84,6 +85,9 @@ class Muon(Optimizer):
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
         capturable: the step may be captured in a CUDA graph; numbers in groups are captured as they are, and tensors
             on the GPU read.
+        cuda_graphs: let `warmup()` capture the orthogonalization of each kind of batch on a GPU in a CUDA graph, which
+            steps replay as one launch. They hold memory for the largest batch from then on. Other batches, as those
+            that miss a gradient, are launched eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
     State: `momentum_buffer` for matrices; `step`, `exp_avg`, `exp_avg_sq` for the rest; made at construction.
@@ -91,7 +95,17 @@ class Muon(Optimizer):
     """
 
     # What a copy or a pickle keeps besides groups and state.
-    _kept = "_is_muon", "_reasons", "_exchange", "_replica_ranks", "_release_grads", "_clip", "_agreement", "_broke_off"
+    _kept = (
+        "_cuda_graphs",
+        "_is_muon",
+        "_reasons",
+        "_exchange",
+        "_replica_ranks",
+        "_release_grads",
+        "_clip",
+        "_agreement",
+        "_broke_off",
+    )
     _plan = Plan()
     _workspace: Optional[Workspace] = None
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
@@ -133,6 +147,7 @@ class Muon(Optimizer):
         qk_clip: Optional[Mapping[str, Any]] = None,
         capturable: bool = False,
         release_grads: bool = False,
+        cuda_graphs: bool = True,
         exchange: Optional[ExchangeOptions] = None,
     ):
         # Every argument that is a setting of groups, by its name.
@@ -148,6 +163,8 @@ class Muon(Optimizer):
         self._is_muon = is_muon
         self._reasons: dict[Tensor, str] = {}
         self._agreement = RankAgreement()
+        self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
+        self._graphs = UpdateGraphs()
         super().__init__(params, defaults)
         self._refresh()
 
@@ -198,17 +215,20 @@ class Muon(Optimizer):
     def explain(self) -> Explanation:
         """Return each parameter's branch, the reason, its multiplier and the products it runs on; print it."""
         self._refresh()
-        return explanation_of(self.param_groups, self._plan, self._reasons)
+        notes = self._graphs.described(self._plan.all_batches(), self.param_groups) if self._cuda_graphs else ()
+        return explanation_of(self.param_groups, self._plan, self._reasons, notes)
 
     def warmup(self, progress: Optional[Callable[[int, int, str], None]] = None) -> None:
-        """Make the communicators that steps need, and compile every kernel, on zeros; nothing of the optimizer changes.
+        """Make the communicators that steps need, compile every kernel, on zeros, and capture CUDA graphs.
 
+        Nothing of parameters and state changes.
         `progress(done, total, what)` is called after each; None prints a line. Ranks that share parameters must all
         call it; they compare their plans, and raise ValueError as the first step would.
         """
         self._refresh()
         self._agreement.meet("warm-up", self._plan.terms, self.param_groups)
-        warm_up(self._plan, self.param_groups, progress or _print_progress)
+        graphs = self._graphs if self._cuda_graphs else None
+        warm_up(self._plan, self.param_groups, graphs, progress or _print_progress)
 
     def check_copies(self) -> None:
         """Raise RuntimeError on the ranks that share a parameter whose copies, or whose state's, differ in a bit.
@@ -299,6 +319,7 @@ class Muon(Optimizer):
             groups = [loaded_group(current, saved, state["state"]) for current, saved in pairs]
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
+        self.__dict__.setdefault("_graphs", UpdateGraphs())  # which a copy makes for itself
         self._forget_plan()
         self._agreement.forget()
 
@@ -330,7 +351,7 @@ class Muon(Optimizer):
     def _update_(self, scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
         """Momentum, orthogonalization and descent of all matrices, then the other parameters."""
         row_scales = {} if self._clip is None else self._clip.take_scales()
-        recipes, workspace = Recipes(self.param_groups, scalings), self._workspace
+        recipes, workspace = Recipes(self.param_groups, scalings, self._graphs), self._workspace
         try:
             workspace.begin_step(self.state, row_scales)
             if workspace.exchanges or workspace.sums:

@@ -28,6 +28,16 @@ class Batch:
     packed_dtype: torch.dtype
 
     @property
+    def device(self) -> torch.device:
+        """Where its matrices are."""
+        return self.matrices[0].parameter.device
+
+    @property
+    def first_group(self) -> int:
+        """The number of its first matrix's group, with which the others agree in what is done to a whole batch."""
+        return self.matrices[0].parameter.group
+
+    @property
     def work_bytes(self) -> int:
         """What its orthogonalization holds at most: what is packed, the factors, and what `polar_factors` says."""
         (m, n), iteration = sorted(self.packed_shape), self.iteration

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..parameters.settings import Group
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
-from .polar_update import as_parameter, packed_memory, polar_update
+from .polar_update import as_parameter
 from .recipe import Recipes
 from .workspace import LocalBatch, LocalMatrix, tensors_of
 
@@ -46,10 +46,10 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     batch, parts = work.batch, work.parts
     recipe = recipes.of([part.matrix for part in parts])
     parameters, momenta, gradients = tensors_of(parts)
-    packed = packed_memory(batch, len(parts), parameters[0].device)
-    pack_momentum_(momenta, gradients, as_parameter(batch, packed), recipe.momentum, recipe.scaling)
+    packed = recipes.graphs.packed(batch, len(parts), recipe.eps)
+    pack_momentum_(momenta, gradients, as_parameter(batch, packed.directions), recipe.momentum, recipe.scaling)
     del gradients  # which may be the last to hold their memory
-    updates, norms = polar_update(batch, packed, recipe.eps)
+    updates, norms = packed.update()
     rule = recipe.descent._replace(multiplier=work.multiplier)
     options = DescentOptions(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
     descend_packed_(parameters, updates, rule, options)

@@ -1,11 +1,13 @@
 """From packed momentum to updates: the iteration, and the one place between orthogonalization and descent.
 
 The matrices of this process, those of an owner and those whose Gram matrix is summed all come through
-`update_of_factors`. An update rule that goes on from the polar factor belongs there; a CUDA graph for each shape
-belongs around `polar_factors` in `polar_update`. docs/architecture.md says where a second state of a matrix lives.
+`update_of_factors`. An update rule that goes on from the polar factor belongs there. docs/architecture.md says where a
+second state of a matrix lives.
 """
 
 from __future__ import annotations
+
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -24,9 +26,14 @@ def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
     return packed.mT if batch.transposed else packed
 
 
-def polar_update(batch: Batch, packed: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the updates (B, rows, cols) of whole matrices from their packed momentum, and their norms (B,)."""
-    return update_of_factors(as_parameter(batch, polar_factors(packed, batch.iteration, eps)))
+def polar_update(batch: Batch, packed: Tensor, eps: float, factors: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    """Return the updates (B, rows, cols) of whole matrices from their packed momentum, and their norms (B,).
+
+    Polar factors are written to `factors` (B, m, n), of the work dtype, which None has made.
+    """
+    if factors is None:
+        factors = torch.empty_like(packed, dtype=batch.iteration.work_dtype)
+    return update_of_factors(as_parameter(batch, polar_factors(packed, batch.iteration, eps, factors)))
 
 
 def update_of_factors(factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from ..plan.process_groups import Ranks
 from ..rules.descent import DescentRule, descent_rule
 from ..rules.momentum import MomentumRule
 from ..rules.scaling import GradientScaling
+from .graphs import UpdateGraphs
 
 
 class Recipe(NamedTuple):
@@ -24,14 +25,20 @@ class Recipe(NamedTuple):
 
 
 class Recipes:
-    """The recipes of one step, each made once.
+    """The recipes of one step, each made once, and the `graphs` that may take the middle of it.
 
     `scalings` has what GradScaler says by the ranks that share a parameter, under None for this process alone.
     """
 
-    def __init__(self, groups: Sequence[Group], scalings: Mapping[Optional[Ranks], GradientScaling]):
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        scalings: Mapping[Optional[Ranks], GradientScaling],
+        graphs: UpdateGraphs,
+    ):
         self.groups = groups
         self.scalings = scalings
+        self.graphs = graphs
         self._made: dict[tuple, Recipe] = {}
 
     def of(self, matrices: Sequence[Matrix]) -> Recipe:

@@ -17,7 +17,7 @@ from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
 from .batch import UpdateNorms, row_scales, seeds
 from .owned import LocalOwned
-from .polar_update import as_parameter, packed_memory, polar_update, update_of_factors
+from .polar_update import as_parameter, packed_memory, update_of_factors
 from .recipe import Recipe, Recipes
 from .team import team_factor
 from .workspace import LocalChunk, LocalMatrix
@@ -125,16 +125,22 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
     returned = received.new_empty(sum(chunk.messages.owner.sent), dtype=chunk.first.parameter.work_dtype)
     for team, owned in work.teams:
         eps, group = recipes.of([team.matrix]).eps, group_of(team.ranks, chunk.names)
-        factor = team_factor(team, None if owned is None else _assembled(owned, received), eps, group)
+        packed = None if owned is None else packed_memory(owned.batch, 1, received.device)
+        if packed is not None:
+            _assemble_(owned, received, packed)
+        factor = team_factor(team, packed, eps, group)
+        del packed
         if owned is not None:
             updates = update_of_factors(as_parameter(owned.batch, factor))
             norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
             del updates
         del factor
     for owned in work.owned:
-        updates = polar_update(owned.batch, _assembled(owned, received), recipes.of(owned.batch.matrices).eps)
+        packed = recipes.graphs.packed(owned.batch, len(owned.positions), recipes.of(owned.batch.matrices).eps)
+        _assemble_(owned, received, packed.directions)
+        updates = packed.update()
         norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
-        del updates  # before the next batch is put together
+        del packed, updates  # before the next batch is put together
     matrices, places = work.verdicts_out
     returned.index_copy_(0, places, verdicts.index_select(0, matrices).to(returned.dtype))
     return returned, norms
@@ -151,11 +157,9 @@ def _write_updates_(
     return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, lr)
 
 
-def _assembled(owned: LocalOwned, received: Tensor) -> Tensor:
-    """Return the matrices of a batch, packed, from the blocks that have come."""
-    packed = packed_memory(owned.batch, len(owned.positions), received.device)
+def _assemble_(owned: LocalOwned, received: Tensor, packed: Tensor) -> None:
+    """Write the matrices of a batch, packed, from the blocks that have come."""
     move_blocks_(as_parameter(owned.batch, packed), received, owned.blocks_in, to_buffer=False)
-    return packed
 
 
 def _verdicts(work: LocalChunk, received: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Iterator, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,18 +14,20 @@ from ..plan.batches import Batch
 from ..plan.exchanges import Exchange
 from ..plan.plan import Plan
 from ..plan.process_groups import Ranks, all_reduce_sum_, explaining_timeouts, group_of
+from .graphs import UpdateGraphs
 from .polar_update import packed_memory, polar_update
 
 Progress = Callable[[int, int, str], None]
 Stage = tuple[str, Callable[[], None]]  # what it is, and what does it
 
 
-def warm_up(plan: Plan, groups: Sequence[Group], progress: Progress) -> None:
-    """Make the communicators of a step and send a few bytes over each; compile its kernels on zeros.
+def warm_up(plan: Plan, groups: Sequence[Group], graphs: Optional[UpdateGraphs], progress: Progress) -> None:
+    """Make the communicators of a step and send a few bytes over each; compile its kernels on zeros; capture `graphs`.
 
     All ranks that share parameters must call it. `progress(done, total, what)` is called after each.
     """
-    stages = [*_connections(plan), *_kernels(plan, groups)]
+    captures = () if graphs is None else graphs.stages(plan.all_batches(), groups)
+    stages = [*_connections(plan), *_kernels(plan, groups), *captures]
     for done, (what, run) in enumerate(stages, 1):
         run()
         progress(done, len(stages), what)

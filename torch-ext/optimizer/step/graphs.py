@@ -1,0 +1,157 @@
+"""CUDA graphs from packed momentum to updates, one for each kind of batch: a replay is one launch.
+
+    gradients ─ momentum ─► directions ═ graph: normalise, products, norms ═► updates ─ descent ─► parameters
+
+What schedulers and scalers change, and what is missing, offloaded or released, lies before or behind a graph. Batches
+take turns on one stream, so all graphs of an optimizer on one device read one buffer, write another, and share one pool
+for what lies between.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import partial
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+from ..iteration import Iteration
+from ..kernels.autocast import without_autocast
+from ..parameters.settings import Group
+from ..plan.batches import Batch
+from .polar_update import as_parameter, packed_memory, polar_update
+
+
+class Kind(NamedTuple):
+    """What a graph is captured for."""
+
+    count: int  # of matrices
+    packed_shape: tuple[int, int]
+    transposed: bool
+    packed_dtype: torch.dtype
+    iteration: Iteration
+    eps: float
+    device: torch.device
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Of its directions and of its updates."""
+        elements = self.count * math.prod(self.packed_shape)
+        return elements * self.packed_dtype.itemsize, elements * self.iteration.work_dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.packed_shape[0]} x {self.packed_shape[1]} {self.iteration}"
+
+
+class Packed(NamedTuple):
+    """Memory (B, m, n) for the packed directions of a batch, and what makes its updates and their norms of them."""
+
+    directions: Tensor
+    update: Callable[[], tuple[Tensor, Tensor]]
+
+
+class UpdateGraphs:
+    """The graphs of one optimizer; without any, as before a warm-up, every batch is updated eagerly."""
+
+    def __init__(self) -> None:
+        self._replays: dict[Kind, Packed] = {}
+
+    def packed(self, batch: Batch, count: int, eps: float) -> Packed:
+        """Return where `count` matrices of a batch are to be packed, and what then updates them.
+
+        That is a graph if one was captured for as many matrices and this `eps`. Its updates hold until the next replay.
+        """
+        replay = self._replays.get(_kind(batch, count, eps)) if self._replays else None
+        if replay is not None and not torch.cuda.is_current_stream_capturing():
+            return replay
+        directions = packed_memory(batch, count, batch.device)
+        return Packed(directions, partial(polar_update, batch, directions, eps))
+
+    def described(self, batches: Iterable[Batch], groups: Sequence[Group]) -> list[str]:
+        """Return a line that says how many of the batches that could be captured are; none where none could be."""
+        kinds = [_whole(batch, groups) for batch in batches if can_capture(batch.device)]
+        replayed = sum(kind in self._replays for kind in kinds)
+        return [f"{replayed} of {len(kinds)} batches replay a CUDA graph, captured by warmup()"] if kinds else []
+
+    def stages(self, batches: Iterable[Batch], groups: Sequence[Group]) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Let go of all graphs, and yield for each kind of whole batches on GPUs its name and what captures it."""
+        self._replays = {}
+        kinds = {_whole(batch, groups): batch for batch in batches if can_capture(batch.device)}
+        devices = {kind.device for kind in kinds}
+        buffers = {device: _Buffers(device, [kind for kind in kinds if kind.device == device]) for device in devices}
+        for kind, batch in kinds.items():
+            yield f"capture {kind}", partial(self._capture, kind, batch, buffers[kind.device])
+
+    def _capture(self, kind: Kind, batch: Batch, buffers: _Buffers) -> None:
+        """Capture a graph, and keep it if its bits are those of the eager update."""
+        directions, factors = buffers.views(kind)
+        directions.normal_(generator=torch.Generator(kind.device).manual_seed(0))
+        with torch.no_grad(), without_autocast(kind.device.type):
+            expected, norms = polar_update(batch, directions, kind.eps)
+
+            def update() -> None:
+                norms.copy_(polar_update(batch, directions, kind.eps, factors)[1])
+
+            start = captured(update, kind.device, buffers.pool)
+            updates = as_parameter(batch, factors)
+            factors.fill_(math.nan)
+            start()
+        if not torch.equal(updates, expected):
+            text = f"a captured graph gives other bits than eager launches, which this batch is left to: {kind}"
+            warnings.warn(text, stacklevel=2)
+            return
+
+        def replay() -> tuple[Tensor, Tensor]:
+            start()
+            return updates, norms.clone()  # which are read after the step
+
+        self._replays[kind] = Packed(directions, replay)
+
+
+class _Buffers:
+    """What all graphs on a device have in common: memory for directions and factors, and the pool between them."""
+
+    def __init__(self, device: torch.device, kinds: Sequence[Kind]):
+        sizes = [max(sizes) for sizes in zip(*(kind.bytes for kind in kinds))]
+        self._directions, self._factors = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def views(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        """Return the directions and the factors (B, m, n) of a kind."""
+        size, memory = (kind.count, *kind.packed_shape), (self._directions, self._factors)
+        dtypes = kind.packed_dtype, kind.iteration.work_dtype
+        directions, factors = (
+            buffer[:length].view(dtype).view(size) for buffer, length, dtype in zip(memory, kind.bytes, dtypes)
+        )
+        return directions, factors
+
+
+def can_capture(device: torch.device) -> bool:
+    """Whether there are graphs on `device`."""
+    return device.type == "cuda"
+
+
+def captured(work: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
+    """Return what starts `work`, done once before, as a CUDA graph whose memory comes from `pool`."""
+    with torch.cuda.device(device):
+        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):  # libraries load kernels and take their workspaces outside of the capture
+            work()
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, as those that load data or watch over NCCL, may go on calling what a capture forbids.
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+            work()
+    return graph.replay
+
+
+def _kind(batch: Batch, count: int, eps: float) -> Kind:
+    return Kind(count, batch.packed_shape, batch.transposed, batch.packed_dtype, batch.iteration, eps, batch.device)
+
+
+def _whole(batch: Batch, groups: Sequence[Group]) -> Kind:
+    """Return the kind of a batch whose matrices all have gradients."""
+    return _kind(batch, len(batch.matrices), groups[batch.first_group]["eps"])
