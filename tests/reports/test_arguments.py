@@ -5,7 +5,7 @@ import inspect
 from tools.pages import arguments
 
 # Arguments that no group has.
-OF_THE_OPTIMIZER = {"params", "is_muon", "qk_clip", "release_grads", "exchange"}
+OF_THE_OPTIMIZER = {"params", "is_muon", "qk_clip", "release_grads", "cuda_graphs", "exchange"}
 
 
 def test_the_page_is_what_the_class_and_the_table_make(repository):

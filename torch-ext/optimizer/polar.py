@@ -78,7 +78,8 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
         factors = out.mT if tall else out
     for start in range(0, len(wide), length):
         # Tables that take one matrix at a time take it with two dimensions.
-        X, place = (x[start] if single else x[start : start + length] for x in (wide, factors))
+        count = min(length, len(wide) - start)
+        X, place = (x.select(0, start) if single else x.narrow(0, start, count) for x in (wide, factors))
         if out is None:  # autograd and vmap pass through a copy, but not through a product that writes to a place
             place.copy_(_polar_factor(X, iteration, eps))
         else:

@@ -1,0 +1,64 @@
+"""The model that chooses products where nothing was measured: exact counts, and what it must not depend on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tools.lint.waves import tiles, waves
+
+H100 = (90, 132, 50 * 2**20)
+
+
+@pytest.fixture
+def predictions(kernel):
+    return kernel.kernels.predictions
+
+
+@pytest.fixture
+def h100(predictions):
+    return predictions.Gpu(*H100)
+
+
+@pytest.mark.parametrize("batch, m", [(1, 2048), (16, 2048), (3, 1100), (1, 4096)])
+def test_symmetric_time_is_its_waves_times_a_tile(predictions, h100, batch, m):
+    """The count of waves is that of the lint's table; a tile's time and what comes once are read off two depths."""
+    count = waves(tiles(m, predictions.TILE, True, batch), h100.multiprocessors).count
+    once = predictions.SYMMETRIC_TILE_SECONDS + predictions.SYMMETRIC_LAUNCH_SECONDS
+    rates = predictions.RATES[90]
+    for k in (1024, 8192):
+        tile = 2 * 128**2 * k / (rates.sustained * rates.symmetric) + 0.35 * predictions.SYMMETRIC_TILE_SECONDS
+        assert math.isclose(predictions.symmetric_seconds(h100, batch, m, k), count * tile + once)
+
+
+def test_nothing_is_faster_than_its_flops(predictions, h100):
+    sustained = h100.multiprocessors * predictions.RATES[90].sustained
+    for m in range(1024, 9000, 500):
+        for k in (m, 4 * m):
+            assert predictions.dense_seconds(h100, 2, m, k) >= 2 * 2 * m * m * k / sustained
+            assert predictions.symmetric_seconds(h100, 2, m, k) >= 2 * m * m * k / sustained
+
+
+def test_gain_stays_below_two_and_nears_its_rates(predictions, h100):
+    """Half the FLOPs at 62 % of the rate against all of them at 97 %: 1.28 for large m, which counts of waves blur."""
+    gains = {m: predictions.predicted_gain(h100, m, m) for m in range(1024, 16385, 256)}
+    assert all(0.5 < gain < 2 for gain in gains.values())
+    assert gains[16384] == pytest.approx(2 * 0.62 / 0.97, rel=0.05)
+
+
+def test_half_a_wave_of_a_lone_matrix_is_no_gain(predictions, h100):
+    """136 tiles for 132 multiprocessors are two waves, of which the second is nearly empty."""
+    assert predictions.matrices_in_cache(h100.cache, 2048, 2) == 1
+    assert predictions.predicted_gain(h100, 2048, 2048) < predictions.WORTH
+
+
+def test_unknown_gpus_and_small_sizes_are_not_predicted(predictions, h100):
+    assert predictions.predicted_gain(h100._replace(capability=100), 4096, 4096) is None
+    assert predictions.predicted_gain(h100, predictions.SMALLEST - 1, 4096) is None
+
+
+def test_the_page_is_what_the_model_says(predictions, repository):
+    from tools.pages.predictions import page
+
+    assert (repository / "docs/predictions.md").read_text() == page(predictions)

@@ -1,0 +1,68 @@
+"""Write docs/predictions.md: what the package expects of its symmetric product on GPUs that nobody has measured.
+
+python -m tools.pages.predictions [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from tools.lint.compiled import PACKAGE, kernel_module
+from tools.pages.generated import write_or_check
+from tools.pages.markdown import table
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/predictions.md"
+
+# Capability, multiprocessors and bytes of the second-level cache, as NVIDIA's data sheets and white papers have them.
+GPUS = {
+    "A100 80GB": (80, 108, 40 * 2**20),
+    "H100 PCIe": (90, 114, 50 * 2**20),
+    "H100 SXM, H200": (90, 132, 50 * 2**20),
+}
+SIDES = (1024, 1280, 1536, 2048, 3072, 4096, 5120, 8192)
+RATIOS = (1, 2, 4)
+
+INTRODUCTION = """\
+# Predictions
+
+Which product runs on a GPU before `warmup()` or `tune()` has measured there, and before a measured file ships for it:
+torch's, or the symmetric kernel. `torch-ext/optimizer/kernels/predictions.py` has the model, its assumptions and where
+they come from. **No row of this page was measured.** A measurement on the user's GPU takes the place of the row for its
+size, and `explain()` says which of them decided. `python -m tools.pages.predictions` makes this page.
+
+A row is X Xᵀ of b matrices X (m, k) in half precision, b being how many are worked on together. The gain is torch's
+time over the kernel's; from {worth} on the kernel is taken. The ideal is half of the product's FLOPs at the rate that
+the device sustains.
+"""
+
+
+def page(predictions: ModuleType) -> str:
+    """Return the page, from the package's module."""
+    sections = [INTRODUCTION.format(worth=predictions.WORTH)]
+    for name, numbers in GPUS.items():
+        rows = list(rows_of(predictions, predictions.Gpu(*numbers)))
+        headings = ("b x m x k", "torch, µs", "symmetric, µs", "of the ideal", "gain", "taken")
+        sections.append(f"## {name}\n\n{table(headings, rows, numbers=True)}\n")
+    return "\n".join(sections)
+
+
+def rows_of(predictions: ModuleType, gpu) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each size on one GPU."""
+    for m in SIDES:
+        for k in (m * ratio for ratio in RATIOS):
+            batch, gain = predictions.matrices_in_cache(gpu.cache, m, 2), predictions.predicted_gain(gpu, m, k)
+            dense = predictions.dense_seconds(gpu, batch, m, k)
+            symmetric = predictions.symmetric_seconds(gpu, batch, m, k)
+            ideal = batch * m * m * k / (gpu.multiprocessors * predictions.RATES[gpu.capability].sustained)
+            taken = "symmetric" if gain >= predictions.WORTH else "torch"
+            times = f"{1e6 * dense:.1f}", f"{1e6 * symmetric:.1f}", f"{ideal / symmetric:.0%}"
+            yield f"{batch} x {m} x {k}", *times, f"{gain:.2f}", taken
+
+
+if __name__ == "__main__":
+    made = page(kernel_module(PACKAGE, "predictions"))
+    sys.exit(write_or_check(PAGE, made, "Make docs/predictions.md from the package's model of products."))
