@@ -1,0 +1,108 @@
+"""A step on a GPU that is not there: torch's fake tensors, so that each operation is seen and none is carried out.
+
+What is counted is what torch would launch: one kernel for each operation that is no view and makes no empty tensor. A
+library may launch more of them behind one operation, as torch does where it copies the addend of `baddbmm`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.shapes import Parameter
+from benchmarks.step_costs import replaced
+
+L2_BYTES = 50 * 2**20
+# How a step's products are launched: by torch, by the symmetric kernel, or in graphs, whose insides are not counted.
+WAYS = "torch", "symmetric", "replayed"
+# What waits until the device is done, because the host asks for a value.
+SYNCS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device")
+
+
+class Work(TorchDispatchMode):
+    """Counts kernels, the bytes that they read and write, and what makes the host wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: Counter[str] = Counter()
+        self.bytes = 0
+        self.syncs: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        name = operation.overloadpacket.__name__
+        read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.device.type == "cuda"]
+        written = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.device.type == "cuda"]
+        if read and (name in SYNCS or _leaves_the_device(name, result)):
+            self.syncs[name] += 1
+        elif not operation.is_view and name not in EMPTY and (read or written):
+            self.kernels[name] += 1
+            self.bytes += sum(x.numel() * x.element_size() for x in {id(x): x for x in (*read, *written)}.values())
+        return result
+
+
+def _leaves_the_device(name: str, result: object) -> bool:
+    """Whether an operation that reads what is on the device copies it to the host."""
+    return name in ("_to_copy", "copy_") and isinstance(result, Tensor) and result.device.type == "cpu"
+
+
+@contextmanager
+def fake_gpu(kernel: ModuleType, way: str) -> Iterator[None]:
+    """Let the package take fake tensors for those of a GPU, and launch its products in one of `WAYS`."""
+    products = kernel.kernels.products
+    symmetric = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6)
+    table = symmetric if way == "symmetric" else products.BATCHED
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(mock.patch.object(kernel.polar, "_cache_bytes", lambda device: L2_BYTES))
+        stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table}))
+        if way == "replayed":
+            stack.enter_context(mock.patch.object(kernel.step.graphs.UpdateGraphs, "packed", _replayed(kernel)))
+        yield
+
+
+def fake_optimizer(kernel: ModuleType, parameters: Sequence[Parameter], **settings: object) -> Optimizer:
+    """Return Muon over fake parameters with gradients; `fake_gpu` must be entered."""
+    named = []
+    for p in parameters:
+        tensor = torch.empty(p.rows_and_columns if p.matrix else p.shape, device="cuda", requires_grad=True)
+        tensor.grad = torch.empty_like(tensor, requires_grad=False)
+        named.append((p.name, tensor, p.matrix))
+    groups = [{"params": [(n, t) for n, t, m in named if m is muon], "use_muon": muon} for muon in (True, False)]
+    return kernel.Muon(groups, **settings)
+
+
+def counted_step(optimizer: Optimizer) -> Work:
+    """Return the work of a step after the first one, in which plans are made."""
+    optimizer.step()
+    with Work() as work:
+        optimizer.step()
+    return work
+
+
+def _replayed(kernel: ModuleType):
+    """Stand for `UpdateGraphs.packed` where every batch has a graph: one kernel, and a copy of the norms."""
+    graphs, update = kernel.step.graphs, kernel.step.polar_update
+
+    def packed(self, batch, count: int, eps: float):
+        directions = update.packed_memory(batch, count, batch.device)
+
+        def replay() -> tuple[Tensor, Tensor]:
+            factors = torch.empty_like(directions, dtype=batch.iteration.work_dtype).zero_()  # stands for the graph
+            norms = torch.empty(count, dtype=torch.float32, device=batch.device)
+            return update.as_parameter(batch, factors), norms.clone()
+
+        return graphs.Packed(directions, replay)
+
+    return packed
