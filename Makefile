@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: setup build test test-slow lint lint-kernels demo bench gpu-lab report numerics clean
+.PHONY: setup build test test-slow test-stacks lint lint-kernels demo bench gpu-lab report numerics clean
 
 setup: .venv/ready
 
@@ -19,9 +19,13 @@ build: setup
 test: setup lint
 	env -u LOCAL_KERNELS $(PY) -m pytest -m "not slow"
 
-# What takes more than ten seconds: killed ranks, long runs, other variants and processors.
+# What takes more than ten seconds: killed ranks, long runs, other variants and processors, the model of CUDA.
 test-slow: setup
-	env -u LOCAL_KERNELS $(PY) -m pytest -m slow
+	env -u LOCAL_KERNELS $(PY) -m pytest -m "slow and not stacks"
+
+# The suite with the oldest and the newest torch, and the Triton kernels in the interpreter of every Triton.
+test-stacks: setup
+	env -u LOCAL_KERNELS $(PY) -m pytest -m stacks
 
 lint: setup
 	$(PY) -m ruff check .

@@ -36,10 +36,10 @@ using String = StringHandle;
 inline std::string take(String handle) {
   const char* data = nullptr;
   size_t length = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+  TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+  TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
   const std::string text(data, length);
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+  TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
   return text;
 }
 

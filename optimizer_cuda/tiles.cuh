@@ -164,7 +164,7 @@ void launch(void (*kernel)(Launch), const Launch& parameters, int64_t tiles, int
   STD_TORCH_CHECK(tiles <= std::numeric_limits<int32_t>::max(), parameters.count, " matrices make ", tiles,
                   " tiles, more than a launch can have");
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   kernel<<<static_cast<unsigned>(tiles), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(parameters);
   const cudaError_t error = cudaGetLastError();
   STD_TORCH_CHECK(error == cudaSuccess, "launch of ", tiles, " blocks failed: ", cudaGetErrorString(error));

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tools.build.commands import BuildError
 from tools.build.variant_metadata import read_metadata
 
 OURS = compilers.link_line
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+needs_nvcc = pytest.mark.skipif(compilers.find_nvcc() is None, reason="there is no nvcc")
 
 
 def use(toy: Path, declaration: str, call: str) -> None:

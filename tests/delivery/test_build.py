@@ -13,7 +13,7 @@ from tests.support.toy_kernel import commit, git, write_toy_kernel
 from tools.build import compilers, source_tree, variant_metadata, variants
 from tools.build.commands import BuildError
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+needs_nvcc = pytest.mark.skipif(compilers.find_nvcc() is None, reason="there is no nvcc")
 CPU = "torch-stable-abi211-cpu-x86_64-linux"
 
 
@@ -176,7 +176,7 @@ def test_folder_outside_git_is_refused(toy, tmp_path):
 
 
 def test_without_nvcc_cuda_is_skipped_or_refused_if_named(toy, monkeypatch, capsys):
-    monkeypatch.setattr(compilers.shutil, "which", lambda program: None)
+    monkeypatch.setattr(compilers.shutil, "which", lambda program, path=None: None)
     monkeypatch.setattr(variants, "ROOT", toy)
     monkeypatch.setattr("sys.argv", ["variants"])
     assert variants.main() == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.build import native_backend
+from tools.build import compilers, native_backend
 from tools.build.commands import BuildError
 from tools.build.compilers import Cuda
 
@@ -32,3 +32,15 @@ def test_cuda_is_chosen_only_if_nvcc_is_no_newer_than_torch(torchs, toolkit, bac
     monkeypatch.setattr(native_backend.torch.version, "cuda", torchs)
     monkeypatch.setattr(native_backend, "find_cuda", find_cuda)
     assert native_backend.native_backend() == backend
+
+
+def test_nvcc_is_found_where_the_installer_puts_it(tmp_path, monkeypatch):
+    """One on the PATH is taken before it."""
+    installed, chosen = tmp_path / "cuda/bin", tmp_path / "chosen"
+    monkeypatch.setattr(compilers, "NVCC_FOLDER", str(installed))
+    monkeypatch.setenv("PATH", str(chosen))
+    assert compilers.find_nvcc() is None
+    for folder in installed, chosen:
+        folder.mkdir(parents=True)
+        (folder / "nvcc").touch(0o755)
+        assert compilers.find_nvcc() == str(folder / "nvcc")

@@ -1,4 +1,5 @@
-"""Where a law of a Triton kernel is tried: in Triton's interpreter, and on the GPU that is here.
+"""Where a law is tried. One of a compiled operation: by the shipped ones, and by the CUDA kernels on the model of CUDA.
+One of a Triton kernel: in Triton's interpreter, and on the GPU that is here.
 
 TRITON_INTERPRET=1 must be set before Triton is imported, and in the interpreter an access out of bounds ends the
 process: a session's laws for the interpreter run together in one process of their own, and each tells here what it
@@ -7,19 +8,25 @@ found there.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.support.operation_places import MODELLED_ON_DEVICE, SHIPPED, is_possible, place_of
+from tests.support.rank_pool import REPO_ID, load_kernel
 from tests.support.report_log import read_log
 from tests.support.symmetric_products import PROVEN_SIZES
 
@@ -78,20 +85,75 @@ class Gpu:
         return torch.empty(elements, dtype=torch.float16)
 
 
+@pytest.fixture(scope="session")
+def modelled_kernel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The package whose operations are the CUDA kernels, run by the model of CUDA."""
+    # Imported here: it builds, for which it takes the folder tools/.
+    from tests.support.modelled_cuda import build_modelled_variant
+
+    folder = build_modelled_variant(repository, tmp_path_factory.mktemp("modelled")).parent
+    with mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"{REPO_ID}={folder}"}):
+        return load_kernel(folder, "cpu")
+
+
+@pytest.fixture(scope="session")
+def kernel(request: pytest.FixtureRequest, kernel: ModuleType) -> ModuleType:
+    """The package, its operations run by what `on_every_place` names."""
+    is_shipped = getattr(request, "param", SHIPPED) == SHIPPED
+    return kernel if is_shipped else request.getfixturevalue("modelled_kernel")
+
+
+@pytest.fixture(autouse=True)
+def orders(request: pytest.FixtureRequest) -> None:
+    """Let the model's blocks and threads run in an order that follows from the test's name, so that it comes again."""
+    place = place_of(request.node)
+    if place != SHIPPED:
+        (library,) = Path(request.getfixturevalue("kernel").__file__).parent.glob("*.so")
+        configure, seed = ctypes.CDLL(str(library)).cuda_model_configure, seed_of(request.node)
+        configure(ctypes.c_uint64(seed), ctypes.c_bool(place == MODELLED_ON_DEVICE))
+        print(f"blocks and threads run in the order of seed {seed}")
+
+
+def seed_of(item: pytest.Item) -> int:
+    """Return the seed of a test's random orders, which follows from its name, so that what it found comes again."""
+    return zlib.crc32(item.nodeid.encode())
+
+
 @pytest.fixture(
     params=[pytest.param("interpreter", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Interpreter | Gpu]:
     """Each place where kernels run, its device being the one on which tensors are made."""
     found = Gpu() if request.param == "cuda" else Interpreter(tmp_path)
-    if INTERPRETING:
-        # Only here: it takes Triton for what it is in the interpreter.
-        from tests.support.triton_interpreter import repair_bfloat16
-
-        repair_bfloat16()
     torch.set_default_device(found.device)
-    yield found
+    with shuffled_and_poisoned(request.node) if INTERPRETING else nullcontext():
+        yield found
     torch.set_default_device(None)
+
+
+@contextmanager
+def shuffled_and_poisoned(item: pytest.Item) -> Iterator[None]:
+    """Let programs run in random order, and give memory that nobody has written NaN patterns."""
+    # Only here: it takes Triton for what it is in the interpreter.
+    from tests.support.triton_interpreter import repair, shuffle_programs
+
+    repair()
+    shuffle_programs(seed_of(item))
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty and its like return
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a place cannot run, and set apart what takes long there."""
+    for item in items:
+        if place_of(item) != SHIPPED and item.get_closest_marker("many_blocks"):
+            item.add_marker(pytest.mark.slow)
+    impossible = [item for item in items if not is_possible(item)]
+    if impossible:
+        config.hook.pytest_deselected(items=impossible)
+        items[:] = [item for item in items if is_possible(item)]
 
 
 def interpreted(item: pytest.Item) -> bool:
@@ -110,7 +172,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         session.stash[VERDICTS] = verdicts([item.nodeid for item in session.items if interpreted(item)])
     problem = session.stash[VERDICTS].get(pyfuncitem.nodeid, "it did not come to its end there")
     if problem:
-        pytest.fail(f"in the interpreter: {problem}", pytrace=False)
+        pytest.fail(f"in the interpreter, by seed {seed_of(pyfuncitem)}: {problem}", pytrace=False)
     return True
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.support import oracles
+from tests.support.operation_places import on_every_place
 from tests.support.symmetric_products import normal
 
 COUNT = 300  # a launch takes 128
@@ -14,7 +15,7 @@ SHAPES = [(i % 3, 4) if i % 7 == 0 else (1 + i % 5, 1 + i % 9) for i in range(CO
 
 FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
-pytestmark = pytest.mark.usefixtures("device")
+pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 
 
 @pytest.fixture(scope="session")

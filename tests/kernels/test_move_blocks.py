@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support import oracles
+from tests.support.operation_places import MODELLED, SHIPPED, on_every_place
 
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 SHAPES = (3, 40, 50), (2, 130, 200), (4, 7, 5000), (5, 200, 1), (5, 1, 200), (2, 64, 128)
@@ -21,7 +22,7 @@ MATRICES = {
 }
 DIRECTIONS = pytest.mark.parametrize("to_buffer", [False, True], ids=["to_matrices", "to_buffer"])
 
-pytestmark = pytest.mark.usefixtures("device")
+pytestmark = [pytest.mark.usefixtures("device"), on_every_place(SHIPPED, MODELLED)]
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +88,7 @@ def moved(op, matrices: Tensor, buffer: Tensor, blocks, to_buffer: bool) -> Tens
 @DIRECTIONS
 @pytest.mark.parametrize("lie", MATRICES)
 @pytest.mark.parametrize("dtype", BITS, ids=str)
+@pytest.mark.many_blocks
 def test_random_blocks_move_as_their_strides_say(move_blocks_, new_block, dtype, lie, to_buffer):
     """The whole of the target is compared, with what no block covers."""
     for seed, shape in enumerate(SHAPES * 3):
@@ -114,6 +116,7 @@ def test_blocks_start_wherever_they_do(move_blocks_, new_block, lie, to_buffer):
 @DIRECTIONS
 @pytest.mark.parametrize("lie", MATRICES)
 @pytest.mark.parametrize("size", [(300, 100), (2, 20_000), (3000, 7)], ids=str)
+@pytest.mark.many_blocks
 def test_blocks_of_many_tiles_move(move_blocks_, new_block, size, lie, to_buffer):
     """As one run of memory, as rows that are runs, and whole matrices one behind the other."""
     rows, cols = size

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.operation_places import MODELLED, SHIPPED, on_every_place
+
 COUNT, ROWS, COLS = 2, 3, 4
+
+pytestmark = on_every_place(SHIPPED, MODELLED)
 
 
 def ones(*shape, **options) -> Tensor:

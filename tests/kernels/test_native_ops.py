@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.support import oracles
+from tests.support.operation_places import on_every_place
 
 FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16
 SHAPE = 130, 70  # more than two square tiles, none of them whole at the edge
@@ -23,7 +24,7 @@ LAYOUTS = {
     "every_other": lambda x: x.repeat_interleave(2, 1)[:, ::2],
 }
 
-pytestmark = pytest.mark.usefixtures("device")
+pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 
 
 def names(dtypes) -> str:

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.operation_places import on_every_place
+
 HALVES = torch.bfloat16, torch.float16
 COUNT = 1 << 16
 
-pytestmark = pytest.mark.usefixtures("device")
+pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +37,7 @@ def below(values: Tensor, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("work", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [1.0, 1.99, 3e-5, 2e-7, 60000.0], ids=str)
 @pytest.mark.parametrize("sign", [1, -1], ids=["+", "-"])
+@pytest.mark.many_blocks
 def test_rounding_is_unbiased_and_lands_on_neighbours(descend_, dtype, work, size, sign):
     """A mean of n draws from two values has variance p (1 - p) / n.
 
@@ -99,6 +102,7 @@ def first_elements(descend_, value: Tensor, dtype: torch.dtype, seeds: int) -> T
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("share", [1 / 3, 0.5, 0.9])
+@pytest.mark.many_blocks
 def test_first_element_is_unbiased_over_seeds(descend_, dtype, share):
     seeds, eps = 1 << 14, torch.finfo(dtype).eps
     ups = (first_elements(descend_, torch.tensor(1 + share * eps), dtype, seeds).double() - 1) / eps

@@ -21,6 +21,8 @@ HOST = "x86_64-linux"
 CUDA_MAJOR = 13
 TORCH = Path(find_spec("torch").submodule_search_locations[0])
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
+# Where the toolkit's installer puts nvcc; it leaves the PATH to the user.
+NVCC_FOLDER = "/usr/local/cuda/bin"
 
 # nvcc divides lists at commas, with or without quotes, and hands its commands to a shell.
 NOT_FOR_NVCC = set(",'\"`$\\\n")
@@ -57,10 +59,15 @@ class Job:
         return f"torch-stable-abi{self.recipe.torch_abi.replace('.', '')}-{backend}-{HOST}"
 
 
+def find_nvcc() -> str | None:
+    """Return the path of the nvcc that is on the PATH, else of that in `NVCC_FOLDER`; None if there is none."""
+    return shutil.which("nvcc") or shutil.which("nvcc", path=NVCC_FOLDER)
+
+
 def find_cuda() -> Cuda:
-    """Return the toolkit whose nvcc is on the PATH; `BuildError` says what is there instead and how to get it."""
-    how = f"install the CUDA {CUDA_MAJOR} toolkit (nvcc, cudart, cccl) and put its nvcc on the PATH"
-    nvcc = shutil.which("nvcc")
+    """Return the toolkit of the nvcc that is here; `BuildError` says what is there instead and how to get it."""
+    how = f"install the CUDA {CUDA_MAJOR} toolkit (nvcc, cudart, cccl), its nvcc on the PATH or in {NVCC_FOLDER}"
+    nvcc = find_nvcc()
     if nvcc is None:
         raise BuildError(f"there is no nvcc; {how}")
     release = re.search(r"release (\d+)\.(\d+)", run([nvcc, "--version"]))

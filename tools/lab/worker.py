@@ -52,7 +52,7 @@ def main() -> int:
 def make_lab(order: dict) -> Lab:
     if order["tiny"]:
         # Only now: the kernels' module reads TRITON_INTERPRET when it is imported.
-        importlib.import_module("tests.support.triton_interpreter").repair_bfloat16()
+        importlib.import_module("tests.support.triton_interpreter").repair()
     variants, out = Path(order["variants"]), Path(order["out"])
     configs = tuple(map(Path, order["configs"]))
     kernel, device = load_variant(find_variant(variants)), torch.device(order["device"])
