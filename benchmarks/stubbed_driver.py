@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -39,8 +40,11 @@ def build(folder: Path) -> ctypes.CDLL:
 
 
 @contextmanager
-def stubbed_gpu(gpu: str, package: Path, folder: Path) -> Iterator[ctypes.CDLL]:
-    """Let launches of a package run on CPU tensors as they would on `gpu`; `launches_so_far` of the driver counts."""
+def stubbed_gpu(gpu: str, package: Path, folder: Path, module: ModuleType | None = None) -> Iterator[ctypes.CDLL]:
+    """Let launches of a package run on CPU tensors as they would on `gpu`; `launches_so_far` of the driver counts.
+
+    The driver is built in `folder`; `module` is as in `absent_gpu`.
+    """
     driver = build(folder)
     triton.knobs.nvidia.libcuda_path = str(folder)
     StubbedGPU.utils = nvidia.CudaUtils()
@@ -48,6 +52,6 @@ def stubbed_gpu(gpu: str, package: Path, folder: Path) -> Iterator[ctypes.CDLL]:
         mock.patch.object(compiled, "AbsentGPU", StubbedGPU),
         mock.patch.object(torch.cuda, "get_device_name", lambda device: "a stubbed GPU"),
         mock.patch.object(torch.cuda, "current_device", lambda: -1),  # that of tensors on the CPU
-        compiled.absent_gpu(gpu, package),
+        compiled.absent_gpu(gpu, package, module),
     ):
         yield driver

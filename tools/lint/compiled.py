@@ -86,9 +86,12 @@ def kernel_module(package: Path, name: str) -> ModuleType:
 
 
 @contextmanager
-def absent_gpu(gpu: str, package: Path) -> Iterator[None]:
-    """Let a package's launchers take CPU tensors for tensors on `gpu`, and Triton compile for it."""
-    module = kernel_module(package, "symmetric_gemm")
+def absent_gpu(gpu: str, package: Path, module: ModuleType | None = None) -> Iterator[None]:
+    """Let a package's launchers take CPU tensors for tensors on `gpu`, and Triton compile for it.
+
+    `module` is the package's kernels/symmetric_gemm.py, where it was loaded otherwise than by `kernel_module`.
+    """
+    module = module or kernel_module(package, "symmetric_gemm")
     target, on_gpu = GPUS[gpu], module.reads_descriptors
     is_hip = target.backend == "hip"
     driver.set_active(AbsentGPU(gpu))

@@ -1,0 +1,156 @@
+"""Time what a step of a model costs the host, launches included, without a GPU.
+
+    python -m benchmarks.sweep_model_host [--models NAME ...] [--rounds N] [--output FILE] [--tiny]
+
+Matrices are a model's, of shorter sides and in the batches that a GPU would have. The compiled ops and torch's AdamW
+are emptied, so that each is dispatched and does nothing. In the row `replayed` every batch has a CUDA graph, whose replay
+is a call of a driver that does nothing, which is what tests without a GPU can show of it. In the row `eager` symmetric
+products are launched by Triton's launcher over that driver, and torch's other operations run, on matrices so small that
+they take what starting them takes. Rows take turns; times are quartiles, of the processor on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.built_kernel import load_built, read_metadata
+from benchmarks.host_worker import empty_ops
+from benchmarks.result_file import ResultFile, default_path, facts
+from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
+from benchmarks.step_costs import replaced
+from benchmarks.stubbed_driver import stubbed_gpu
+from benchmarks.sweep_launch import GPU, processor_seconds
+from benchmarks.timing import quartiles
+
+ROOT = Path(__file__).resolve().parent.parent
+# Milliseconds of a step whose batches are replayed.
+TARGETS = {"gpt2-124m": 0.5, "moe-64": 3.0, "llama-1b": 4.0}
+ROUNDS, TINY_ROUNDS = 25, 3
+SHRINKING, SMALLEST_SIDE = 32, 4
+BATCH_BYTES, PACKED_ITEMSIZE = 256 * 2**20, 4  # float32 directions for work in float16
+
+
+def shrunk(p: Parameter) -> tuple[int, ...]:
+    sides = p.rows_and_columns if p.matrix else p.shape
+    return tuple(max(SMALLEST_SIDE, side // SHRINKING) for side in sides)
+
+
+def batch_lengths(parameters: Sequence[Parameter]) -> dict[tuple[int, ...], int]:
+    """Return how many matrices a batch has on a GPU, by their shrunk sides."""
+    elements = {shrunk(p): p.elements for p in parameters if p.matrix}
+    return {sides: max(1, BATCH_BYTES // (count * PACKED_ITEMSIZE)) for sides, count in elements.items()}
+
+
+def build(kernel: ModuleType, parameters: Sequence[Parameter]):
+    """Return Muon over a model of small matrices with gradients, in float16 and the batches of a GPU."""
+    named = []
+    for p in parameters:
+        tensor = torch.nn.Parameter(torch.ones(shrunk(p)))
+        tensor.grad = torch.ones_like(tensor)
+        named.append((p.name, tensor, p.matrix))
+    groups = [{"params": [(n, t) for n, t, m in named if m is muon], "use_muon": muon} for muon in (True, False)]
+    optimizer = kernel.Muon(groups, ns_dtype=torch.float16)
+    optimizer.step()
+    return optimizer
+
+
+def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitStack) -> None:
+    """Let the package plan and pack as on a GPU, and start nothing of its own."""
+    products, lengths = kernel.kernels.products, batch_lengths(parameters)
+    table = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6)
+    length = mock.patch.object(kernel.plan.batches, "_length", lambda matrix, _: lengths[matrix.rows, matrix.cols])
+    stack.enter_context(length)
+    stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table}))
+    stack.enter_context(mock.patch.object(torch, "_fused_adamw_", lambda *args, **options: None))
+    stack.enter_context(mock.patch.object(kernel.kernels.prepared, "can_launch_on", lambda A: type(A) is Tensor))
+
+
+def replayed(kernel: ModuleType, launch: Callable[[], object]):
+    """Stand for `UpdateGraphs.packed` where every batch has a graph: static memory, and one launch for a replay."""
+    graphs, update = kernel.step.graphs, kernel.step.polar_update
+    kept: dict[tuple, object] = {}
+
+    def packed(self, batch, count: int, eps: float):
+        key = graphs.Kind(
+            count, batch.packed_shape, batch.transposed, batch.packed_dtype, batch.iteration, eps, batch.device
+        )
+        if key not in kept:
+            directions = update.packed_memory(batch, count, batch.device)
+            updates, norms = update.as_parameter(batch, directions.half()), torch.ones(count)
+            kept[key] = graphs.Packed(directions, lambda: (launch(), (updates, norms.clone()))[1])
+        return kept[key]
+
+    return packed
+
+
+def measure(kernel: ModuleType, parameters: Sequence[Parameter], rounds: int) -> dict[str, dict]:
+    """Return the row of each way of launching."""
+    variant = Path(kernel.__file__).parent
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        driver = stack.enter_context(stubbed_gpu(GPU, variant, folder, kernel.kernels.symmetric_gemm))
+        gpu_like(kernel, parameters, stack)
+        stack.callback(lambda ops: None, empty_ops(read_metadata(variant)["id"]))
+        optimizer = build(kernel, parameters)
+        packed = replayed(kernel, driver.launches_so_far)
+        patch = partial(mock.patch.object, kernel.step.graphs.UpdateGraphs, "packed", packed)
+        seconds: dict[str, list[float]] = {"replayed": [], "eager": []}
+        for _ in range(rounds):
+            with patch():
+                optimizer.step()
+                seconds["replayed"].append(processor_seconds(optimizer.step))
+            optimizer.step()
+            seconds["eager"].append(processor_seconds(optimizer.step))
+        batches = len(optimizer._plan.batches)
+    matrices = sum(p.matrix for p in parameters)
+    sizes = {"matrices": matrices, "batches": batches}
+    return {way: {**sizes, "milliseconds": [1e3 * t for t in quartiles(times)]} for way, times in seconds.items()}
+
+
+def report(rows: Sequence[Mapping]) -> Table:
+    table = Table("step", title="Host time of a step, launches included")
+    for heading in "matrices", "batches", "ms (quartiles)", "target":
+        table.add_column(heading, justify="right")
+    for row in rows:
+        low, middle, high = row["milliseconds"]
+        target = TARGETS.get(row["case"].removesuffix(", replayed"))
+        cells = f"{middle:.2f} ({low:.2f}-{high:.2f})", "" if target is None else f"{target:g}"
+        table.add_row(row["case"], str(row["matrices"]), str(row["batches"]), *cells)
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Time what a step of a model costs the host, launches included.")
+    parser.add_argument("--models", nargs="*", default=[*TARGETS, "llama-8b"], choices=MODELS)
+    parser.add_argument("--build", type=Path, default=ROOT / "build", help="folder of variants; build/")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results, none if tiny")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few rounds, to see that it runs")
+    options = parser.parse_args(arguments)
+    models = {"tiny": TINY_MODEL} if options.tiny else {name: MODELS[name] for name in options.models}
+    rounds = TINY_ROUNDS if options.tiny else options.rounds
+    torch.set_num_threads(1)
+    kernel, device = load_built(options.build)
+    path = options.output or (None if options.tiny else default_path("model-host", device))
+    names = [f"{model}, {way}" for model in models for way in ("replayed", "eager")]
+    results = ResultFile(path, facts(kernel, device, {"rounds": rounds, "gpu": GPU}), names)
+    for model, parameters in models.items():
+        for way, row in measure(kernel, parameters, rounds).items():
+            results.put(f"{model}, {way}", row)
+    Console(width=None if Console().is_terminal else 100).print(report(list(results.rows.values())))
+
+
+if __name__ == "__main__":
+    main()

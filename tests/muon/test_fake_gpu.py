@@ -1,0 +1,51 @@
+"""A step on a GPU that is not there: it never waits for the device, and its launches are those of its batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.fake_gpu import WAYS, Work, counted_step, fake_gpu, fake_optimizer
+from benchmarks.shapes import TINY_MODEL, gpt2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"decay_mode": "independent"}, {"release_grads": False, "ns_method": "standard"}, {"fallback": "nadamw"}],
+    ids=str,
+)
+def test_a_step_never_waits_for_the_device(kernel, way, settings):
+    """A copy to the host would be counted; reading a value would raise, as fake tensors have none."""
+    with fake_gpu(kernel, way):
+        assert not counted_step(fake_optimizer(kernel, TINY_MODEL, **settings)).syncs
+
+
+def test_a_scaled_step_never_waits_for_the_device(kernel):
+    with fake_gpu(kernel, "torch"):
+        optimizer = fake_optimizer(kernel, TINY_MODEL)
+        optimizer.step()
+        optimizer.grad_scale, optimizer.found_inf = (torch.ones((), device="cuda") for _ in range(2))
+        with Work() as work:
+            optimizer.step()
+        assert not work.syncs
+
+
+def test_what_waits_is_counted():
+    with torch._subclasses.FakeTensorMode(), Work() as work:
+        torch.ones(3, device="cuda").cpu()
+    assert sum(work.syncs.values()) == 1
+
+
+def test_launches_follow_batches_and_not_matrices(kernel):
+    """Four shapes make four batches, in twelve layers as in two."""
+    counts = {}
+    for way in WAYS:
+        for layers in (2, 12):
+            with fake_gpu(kernel, way):
+                optimizer = fake_optimizer(kernel, gpt2(layers=layers, hidden=256, vocabulary=64, context=8))
+                counts[way, layers] = sum(counted_step(optimizer).kernels.values())
+                batches = len(optimizer._plan.batches)
+    assert all(counts[way, 2] == counts[way, 12] for way in WAYS)
+    # Momentum, the graph, the copy of its norms, descent; and AdamW with its count of steps.
+    assert counts["replayed", 12] == 4 * batches + 2
