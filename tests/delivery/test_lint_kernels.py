@@ -160,7 +160,7 @@ def test_each_fault_is_named(changed, complaint):
         ({}, {"in_flight": None}, "has 0 products in flight while it loads"),
         ({}, {"from_registers": 2}, "takes operands of 2 products from registers"),
         ({}, {"opcodes": GOOD_LOOP.opcodes | {"LDS.64": 1, "STS": 2}}, "accesses shared memory by 3 loads and stores"),
-        ({}, {"opcodes": {"BAR.SYNC": 5}}, "has 5 barriers in a step of 64"),
+        ({}, {"opcodes": {"BAR.SYNC": 6}}, "has 6 barriers in a step of 64"),
         ({"store_bits": 64}, {}, "stores 64 bits at a time"),
         ({"shared": 131104}, {}, "has 1 block on a multiprocessor"),
         ({"registers": 136}, {}, "has 1 block on a multiprocessor"),

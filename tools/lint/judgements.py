@@ -45,9 +45,10 @@ STORES = "STG|UTMASTG|global_store|buffer_store"
 IN_FLIGHT = 1
 # A warp's store fills whole lines of memory, in the fewest instructions, where each thread writes 16 bytes.
 STORE_BITS = 128
-# Every warp waits at a barrier of the block, however little was multiplied since the last: 4 in a step of 64 is what
-# Triton's pipeline takes. Steps of 32, whose rows fill half of the 128 bytes that a descriptor swizzles, have as many.
-DEPTH_OF_BARRIER = 16
+# Every warp waits at a barrier of the block, however little was multiplied since the last: 3 to 5 in a step of 64 is
+# what Triton's pipelines take. Steps of 32, whose rows fill half of the 128 bytes that a descriptor swizzles, have as
+# many.
+DEPTH_OF_BARRIER = 12
 # The loads before a block's loop and the stores after it are hidden by the loop of another block, and by nothing else.
 BLOCKS = 2
 # Each of a multiprocessor's 4 schedulers issues one instruction in a clock: above 1 the tensor cores wait for them.
