@@ -24,6 +24,8 @@ TORCH_MUON = "torch.optim.Muon"
 PYTORCH_OPTIMIZER = "pytorch-optimizer"
 GRAM_NEWTON_SCHULZ = "gram-newton-schulz"
 GRAM_OVER_TORCH = "gram-newton-schulz over torch"
+FLASH_MUON = "flash-muon"
+DION = "dion"
 
 
 class Contestant(NamedTuple):
@@ -88,11 +90,28 @@ def _pytorch_optimizer(task: Task) -> Contestant:
 
 
 def _gram_newton_schulz(task: Task, kernels: bool = True) -> Contestant:
-    peer = load_peer(GRAM_NEWTON_SCHULZ)
-    if task.device.type == "cpu":
-        raise MissingError("needs a GPU")
+    peer = _on_a_gpu(GRAM_NEWTON_SCHULZ, task)
     run = peer.GramNewtonSchulz(ns_use_kernels=kernels)
     return Contestant(run, tuple(map(tuple, peer.POLAR_EXPRESS_COEFFICIENTS)))
+
+
+def _flash_muon(task: Task) -> Contestant:
+    peer = _on_a_gpu(FLASH_MUON, task)
+    return Contestant(lambda G: [peer.fast_newtonschulz(g, STEPS) for g in G], JORDAN)  # one matrix at a time
+
+
+def _dion(task: Task) -> Contestant:
+    peer = _on_a_gpu(DION, task)
+    # Its coefficients stand inside the function, and are those of the preset.
+    schedule = task.kernel.schedules.resolve_schedule("quintic", STEPS)
+    return Contestant(lambda G: peer.newton_schulz_triton(G, EPS), schedule)
+
+
+def _on_a_gpu(name: str, task: Task) -> ModuleType:
+    peer = load_peer(name)
+    if task.device.type == "cpu":
+        raise MissingError("needs a GPU")
+    return peer
 
 
 _FINDERS = {
@@ -103,5 +122,7 @@ _FINDERS = {
     PYTORCH_OPTIMIZER: _pytorch_optimizer,
     GRAM_NEWTON_SCHULZ: _gram_newton_schulz,
     GRAM_OVER_TORCH: partial(_gram_newton_schulz, kernels=False),  # without quack, which needs a recent GPU
+    FLASH_MUON: _flash_muon,
+    DION: _dion,
 }
 NAMES = tuple(_FINDERS)

@@ -1,5 +1,9 @@
 """Other implementations, where they are installed: `pip install --no-deps --target DIR -r requirements/benchmark.txt`.
 
+What is on no package index is brought along as sources: put flash-muon's folder `flash_muon` and dion's folder `dion`
+into DIR. A machine without a network is given DIR, or wheels to install into it (`pip download`, then `pip install
+--no-index --find-links WHEELS --target DIR`).
+
 Nothing here is needed by the package or its tests. What is missing is marked in the results and does not stop a sweep.
 """
 
@@ -21,8 +25,12 @@ MODULES = {
     "pytorch-optimizer": "pytorch_optimizer",
     "muon-optimizer": "muon",
     "gram-newton-schulz": "gram_newton_schulz",
+    "flash-muon": "flash_muon.muon",
+    "dion": "dion.newton_schulz_triton",
 }
-
+# Packages whose own files import what a peer does not need and what is seldom there: timm's torchvision, whose wheels
+# fit few builds of torch, and all models; the others' the rest of their optimizers.
+SKIPPED = {"timm": ("timm", "timm.optim"), "flash-muon": ("flash_muon",), "dion": ("dion",)}
 
 Made = TypeVar("Made")
 
@@ -47,8 +55,7 @@ def load_peer(name: str) -> ModuleType:
     if importlib.util.find_spec(package) is None:
         raise MissingError(NOT_INSTALLED)
     try:
-        if name == "timm":
-            _skip_package_files("timm", "timm.optim")
+        _skip_package_files(*SKIPPED.get(name, ()))
         return importlib.import_module(module)
     except Exception as error:
         raise MissingError(f"cannot be imported: {error}") from error
@@ -84,7 +91,6 @@ def versions() -> dict[str, str]:
 
 
 def _skip_package_files(*packages: str) -> None:
-    # timm's own __init__ files import torchvision, whose wheels fit few builds of torch, and all models.
     for package in packages:
         if package not in sys.modules:
             spec = importlib.util.find_spec(package)

@@ -91,8 +91,7 @@ def untouched(kernel: ModuleType) -> Iterator[None]:
         replace(Tensor, "index_select", lambda buffer, dim, places: buffer.new_zeros(places.shape))
         replace(kernel.iteration, "select_products", lambda *_: kernel.kernels.products.BATCHED)
         replace(kernel.plan.batches, "matrices_together", _together_on_a_gpu(kernel))
-        for module in kernel.step.batch, kernel.step.sharded:
-            replace(module, "polar_update", _updates_of_a_small_matrix(kernel))
+        replace(kernel.step.graphs, "polar_update", _updates_of_a_small_matrix(kernel))
         yield
 
 

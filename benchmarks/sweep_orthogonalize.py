@@ -4,9 +4,9 @@
         [--contestants NAME,...] [--peers DIR] [--minutes N] [--output FILE] [--tiny]
 
 All contestants take turns on the same float32 matrices; a ratio is the quotient of two that ran in the same round,
-given as quartiles over the rounds: their time over ours. Ideal is the FLOP of our method with symmetric products
-(`work.method_flop`) at the rate that a large dense product of the work dtype reaches in the same rounds. Errors are
-against each contestant's own polynomial in float64, of the first matrix: relative in the Frobenius norm, and the
+given as quartiles over the rounds: their time over ours. Ideal is the FLOP of the cheaper method with symmetric
+products (`work.least_flop`) at the rate that a large dense product of the work dtype reaches in the same rounds. Errors
+are against each contestant's own polynomial in float64, of the first matrix: relative in the Frobenius norm, and the
 largest of an entry. Compiled means the standard iteration over torch's products under `torch.compile`.
 
 Results are written after every shape, and a second run with the same `--output` goes on where the first one ended.
@@ -30,7 +30,7 @@ from benchmarks.result_file import UNMEASURED
 from benchmarks.shapes import MODELS
 from benchmarks.sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
 from benchmarks.timing import Deadline, quartiles, ratios, run_rounds
-from benchmarks.work import dense_flop, factor_bytes, ideal_seconds, method_flop
+from benchmarks.work import dense_flop, factor_bytes, ideal_seconds, least_flop
 
 SCHEDULE = "polar_express"
 ROUNDS = {"cuda": 30, "cpu": 10}
@@ -72,20 +72,21 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
         "matrices": case.count,
         "shape": [case.batch, case.rows, case.cols],
         "method": str(iteration),
-        **_bound(case, iteration, rate, quartiles(times[OURS]).middle),
+        **_bound(case, task, rate, quartiles(times[OURS]).middle),
         "rounds": len(times[OURS]),
         "contestants": {name: outcomes.get(name, marks.get(name, UNMEASURED)) for name in NAMES},
     }
 
 
-def _bound(case: Case, iteration, rate: float, seconds: float) -> dict:
+def _bound(case: Case, task: Task, rate: float, seconds: float) -> dict:
     """Return the work of the case and how near to its limit it was done in `seconds`."""
-    flop = case.batch * method_flop(iteration, *case.sides)
+    work_dtype = task.iteration.work_dtype
+    flop = case.batch * least_flop(task.kernel, task.device, work_dtype, case.sides, task.schedule)
     ideal = ideal_seconds(flop, rate)
     return {
         "flop": flop,
         "dense_flop": case.batch * dense_flop(*case.sides, STEPS),
-        "bytes": case.batch * factor_bytes(*case.sides, 4, iteration.work_dtype.itemsize),
+        "bytes": case.batch * factor_bytes(*case.sides, 4, work_dtype.itemsize),
         "dense_rate": rate,
         "milliseconds": 1e3 * seconds,
         "ideal_milliseconds": 1e3 * ideal,

@@ -6,9 +6,9 @@
 All contestants take turns, each on float32 parameters and gradients of its own; a ratio is the quotient of two that ran
 in the same round, given as quartiles over the rounds: their time over ours. The error is that of a first update,
 without its step size, from each contestant's own polynomial in float64: relative in the Frobenius norm, over one matrix
-of each shape. Ideal is the FLOP of our methods with symmetric products at the rate of a large dense product in the same
-rounds; `breakdown` says where the rest of our step goes. Peak memory is what a step takes beyond what was held before
-it, and on a CPU what torch knows of it. Kernels are counted on GPUs only.
+of each shape. Ideal is the FLOP of the cheaper methods with symmetric products at the rate of a large dense product in
+the same rounds; `breakdown` says where the rest of our step goes. Peak memory is what a step takes beyond what was held
+before it, and on a CPU what torch knows of it. Kernels are counted on GPUs only.
 
 Results are written after every model, and a second run with the same `--output` goes on where the first one ended.
 """
@@ -33,7 +33,7 @@ from benchmarks.step_costs import PIECES, breakdown, host_milliseconds, launched
 from benchmarks.step_rivals import LR, NAMES, OURS, SETTINGS, Rival, find_rival, make_weights, step_of
 from benchmarks.sweep_options import chosen, chosen_contestants, make_parser, prepare, run_cases, sizes
 from benchmarks.timing import Deadline, quartiles, ratios, run_rounds
-from benchmarks.work import dense_flop, ideal_seconds, method_flop, pass_bytes
+from benchmarks.work import dense_flop, ideal_seconds, least_flop, pass_bytes
 
 CPU_MODELS = ("gpt2-124m", "vit-s", "resnet-50")
 GPU_MODELS = (*CPU_MODELS, "llama-1b", "moe-64")
@@ -75,7 +75,7 @@ def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline) -
         }
     rate = 2 * bench.dense_side**3 / quartiles(times["dense"]).middle
     return {
-        **_work(parameters, iterations, rate),
+        **_work(parameters, iterations, bench, rate),
         "milliseconds": outcomes[OURS]["milliseconds"][1],
         "host_milliseconds_per_100_matrices": host,
         "breakdown": pieces,
@@ -95,11 +95,15 @@ def _iterations(parameters: Sequence[Parameter], bench: Bench) -> dict:
     }
 
 
-def _work(parameters: Sequence[Parameter], iterations: dict, rate: float) -> dict:
+def _work(parameters: Sequence[Parameter], iterations: dict, bench: Bench, rate: float) -> dict:
     """Return the size of the model and the least work of its matrices."""
     counts = matrix_counts(parameters)
     sides = {shape: (min(shape), max(shape)) for shape in counts}
-    flop = sum(count * method_flop(iterations[shape], *sides[shape]) for shape, count in counts.items())
+    schedule = bench.kernel.schedules.resolve_schedule("polar_express", STEPS)
+    flop = sum(
+        count * least_flop(bench.kernel, bench.device, iterations[shape].work_dtype, sides[shape], schedule)
+        for shape, count in counts.items()
+    )
     dense = sum(count * dense_flop(*sides[shape], STEPS) for shape, count in counts.items())
     elements = sum(p.elements for p in parameters if p.matrix)
     packed = next(iter(iterations.values())).work_dtype.itemsize

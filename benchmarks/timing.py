@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,10 @@ from torch import Tensor
 WARM_UP = 2
 # Fewer have no quartiles to speak of.
 LEAST_ROUNDS = 3
+
+# What is timed on a GPU lasts at least this long: between short pieces of work clocks recover, which a whole step, that
+# its power limits, does not let them do.
+BURST_SECONDS = 0.02
 
 # Operands that are rotated through take at least this much, several times the L2 cache of every GPU that we know.
 ROTATED_BYTES = 1 << 28
@@ -81,10 +87,27 @@ def ratios(theirs: list[float], ours: list[float]) -> Quartiles:
 
 
 def take_turns(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[tuple[float, float]]:
-    """Return each work's median seconds and their spread: half the distance of the quartiles, over the median."""
-    times = run_rounds({str(i): work for i, work in enumerate(works)}, device, rounds, Deadline())
+    """Return each work's median seconds and their spread: half the distance of the quartiles, over the median.
+
+    On a GPU each is made as often in a round as takes BURST_SECONDS; the seconds are those of one.
+    """
+    counts = [_repeats(work, device) for work in works]
+    bursts = {str(i): partial(_repeated, work, count) for i, (work, count) in enumerate(zip(works, counts))}
+    times = run_rounds(bursts, device, rounds, Deadline())
     found = [quartiles(seconds) for seconds in times.values()]
-    return [(q.middle, (q.high - q.low) / 2 / q.middle) for q in found]
+    return [(q.middle / count, (q.high - q.low) / 2 / q.middle) for q, count in zip(found, counts)]
+
+
+def _repeats(work: Callable[[], object], device: torch.device) -> int:
+    if device.type == "cpu":
+        return 1
+    work()  # compiles, and is no measure
+    return math.ceil(BURST_SECONDS / seconds_of(work, device))
+
+
+def _repeated(work: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        work()
 
 
 def rotated(X: Tensor) -> list[Tensor]:

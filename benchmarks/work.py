@@ -6,6 +6,11 @@ symmetric needs half of them. Iterations are the kernel's `Iteration`: its `meth
 
 from __future__ import annotations
 
+import contextlib
+from types import ModuleType
+
+import torch
+
 
 def dense_flop(m: int, n: int, steps: int) -> int:
     """Return the FLOP of the standard iteration over dense products: X Xᵀ, A², B X in each step."""
@@ -31,6 +36,19 @@ def method_flop(iteration, m: int, n: int) -> int:
     if iteration.method == "standard":
         return standard_flop(m, n, steps)
     return gram_flop(m, n, steps, len(iteration.windows))
+
+
+def least_flop(kernel: ModuleType, device: torch.device, work_dtype: torch.dtype, size: tuple, schedule) -> int:
+    """Return the FLOP of the cheaper method for one m x n matrix, of those that are safe with this schedule and dtype.
+
+    Whatever the kernel has chosen: a wrong choice must not bring the ideal nearer.
+    """
+    found = []
+    for method in ("standard", "gram"):
+        with contextlib.suppress(ValueError):  # a method that is not safe
+            iteration = kernel.iteration.choose_iteration(device, work_dtype, size, schedule, method)
+            found.append(method_flop(iteration, *size))
+    return min(found)
 
 
 def factor_bytes(m: int, n: int, read: int, written: int) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import peers, shapes, work
+from benchmarks import shapes, timing, work
 from benchmarks.built_kernel import load_built
 from benchmarks.exact_polynomial import errors, exact_factor
 from benchmarks.result_file import UNMEASURED, ResultFile
@@ -102,24 +102,29 @@ def test_result_file_resumes_where_it_ended(tmp_path):
         ResultFile(file, {**facts, "commit": "b"}, ["first", "second"])
 
 
-def test_failing_peer_is_marked_but_our_failure_raises():
-    def make(name: str) -> str:
-        if name == "absent":
-            raise peers.MissingError("not installed")
-        if name == "broken":
-            raise RuntimeError("out of memory")
-        return name
-
-    made, marks = peers.admit(["ours", "absent", "broken"], "ours", make)
-    assert made == {"ours": "ours"}
-    assert marks == {"absent": "not installed", "broken": "failed: RuntimeError: out of memory"}
-    with pytest.raises(RuntimeError):
-        peers.admit(["broken"], "broken", make)
-
-
 def test_ratios_compare_times_of_the_same_round():
     assert ratios([2, 30, 8], [1, 10, 2]) == (2.5, 3, 3.5)
     assert quartiles([7]) == (7, 7, 7)
+
+
+def test_timings_on_a_gpu_last_a_burst(monkeypatch):
+    """Seconds are of one call: here 3 ms and 50 ms, on a clock that works set forward; 7 of the first last 20 ms."""
+    clock, rounds = [0.0], []
+
+    def took(seconds):
+        clock[0] += seconds
+
+    def seconds_of(work, device):
+        began = clock[0]
+        work()
+        rounds.append(clock[0] - began)
+        return rounds[-1]
+
+    monkeypatch.setattr(timing, "seconds_of", seconds_of)
+    works = [lambda: took(0.003), lambda: took(0.05)]
+    found = timing.take_turns(works, torch.device("cuda"), 5)
+    assert [seconds for seconds, _ in found] == pytest.approx([0.003, 0.05])
+    assert min(rounds[2:]) == pytest.approx(0.021) and max(rounds[2:]) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +186,17 @@ def test_iteration_flop_follows_its_method(built):
     ]
     flop = [work.method_flop(iteration, 8, 24) for iteration in iterations]
     assert flop == [work.standard_flop(8, 24, 5), work.gram_flop(8, 24, 5, len(iterations[1].windows))]
+
+
+@pytest.mark.parametrize("dtype, gram", [(torch.float16, True), (torch.bfloat16, False)])
+def test_the_ideal_is_the_cheaper_safe_method(built, dtype, gram):
+    """Of a long matrix the Gram iteration costs less; in bfloat16 it is refused."""
+    schedule = built.schedules.resolve_schedule("polar_express", 5)
+    for m, n in ((64, 64), (64, 512)):
+        least = work.least_flop(built, torch.device("cpu"), dtype, (m, n), schedule)
+        standard = work.standard_flop(m, n, 5)
+        assert least == (min(standard, work.gram_flop(m, n, 5, 2)) if gram else standard)
+    assert least < standard or not gram
 
 
 @pytest.mark.parametrize("rows, cols", [(12, 20), (20, 12)])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.iterations import Carried, standard
-from tests.support.spectra import composed
+from tests.support.spectra import composed, dominant_row, rank_one
 from tests.support.symmetric_products import WrongResultError
 
 # Polar Express's first steps, slowed by 1.05, and one that ends near 1.
@@ -24,6 +24,9 @@ SCHEDULE = (
     (1.875, -1.25, 0.375),
 )
 SCALE = 4.0
+# In a matrix of rank one a single number stands for all: its roundings, about 16, may go one way, 4 times as far as
+# `Carried` lets chance take them.
+ONE_WAY = 4.0
 # Multiples of no tile, of one tile and of several, short sides padded to each side there is.
 SIZES = [(1, 1), (1, 7), (3, 5), (16, 16), (17, 40), (40, 160), (64, 70), (100, 100), (128, 131)]
 
@@ -32,6 +35,13 @@ def matrices(batch: int, m: int, n: int, seed: int = 0) -> Tensor:
     """Normal entries in float32, but of few bits, so that every dtype holds them; the same on every device."""
     drawn = torch.randn(batch, m, n, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
     return drawn.bfloat16().float().to(torch.get_default_device())
+
+
+def adversarial(m: int, n: int) -> Tensor:
+    """Return matrices (3, m, n) of normal entries, of one dominant row and of rank one, as `matrices` does."""
+    with torch.device("cpu"):
+        drawn = torch.stack([dominant_row(m, n, 2), rank_one(m, n, 3)]).bfloat16().float()
+    return torch.cat([matrices(1, m, n), drawn.to(torch.get_default_device())])
 
 
 def in_windows(schedule, lengths, scale: float) -> list:
@@ -83,11 +93,11 @@ def _carried(G: Tensor, windows, scale: float, dtype: torch.dtype) -> Carried:
     return X
 
 
-def check_polar(C: Tensor, G: Tensor, windows, scale: float, dtype: torch.dtype) -> None:
-    """Raise WrongResultError unless every matrix of C is as near to the polynomial as roundings may take it."""
+def check_polar(C: Tensor, G: Tensor, windows, scale: float, dtype: torch.dtype, luck: float = 1.0) -> None:
+    """Raise WrongResultError unless every matrix of C is within `luck` times what roundings make of the polynomial."""
     for c, g in zip(C.cpu(), G.cpu()):
         error = torch.linalg.matrix_norm(c.double() - exact(g, SCHEDULE)).item()
-        allowed = largest_error(g, windows, scale, dtype)
+        allowed = luck * largest_error(g, windows, scale, dtype)
         if not error <= allowed:
             raise WrongResultError(f"{tuple(G.shape)}: error {error:.1e} where {allowed:.1e} is allowed")
 
@@ -95,8 +105,8 @@ def check_polar(C: Tensor, G: Tensor, windows, scale: float, dtype: torch.dtype)
 def prove_small(launch: Callable[..., None], side: int, dtype: torch.dtype) -> None:
     """Raise WrongResultError unless a launch on matrices that are padded to `side` rows gives their polynomial.
 
-    `launch(G, C, steps, (scale, eps, dtype))` writes C. A matrix must get the bits in a batch that it gets alone, and
-    a NaN must stay in its matrix.
+    `launch(G, C, steps, (scale, eps, dtype))` writes C. Matrices have normal entries, one dominant row, or rank one.
+    Each must get the bits in a batch that it gets alone, and a NaN must stay in its matrix.
     """
 
     def factors(G: Tensor, windows) -> Tensor:
@@ -105,10 +115,11 @@ def prove_small(launch: Callable[..., None], side: int, dtype: torch.dtype) -> N
         return C
 
     for (m, n), windows in itertools.product(((side - 3, 4 * side - 1), (side, 2 * side)), _proven_windows(dtype)):
-        G = matrices(3, m, n)
+        G = adversarial(m, n)
         C = factors(G, windows)
-        check_polar(C, G, windows, SCALE, dtype)
-        if not torch.equal(factors(G[1:2], windows), C[1:2]):
+        check_polar(C[:2], G[:2], windows, SCALE, dtype)
+        check_polar(C[2:], G[2:], windows, SCALE, dtype, ONE_WAY)
+        if any(not torch.equal(factors(G[i : i + 1], windows), C[i : i + 1]) for i in range(len(G))):
             raise WrongResultError(f"{m} x {n}: other bits alone than in a batch")
         G[0, 0, 0] = math.nan
         spoiled = factors(G, windows)

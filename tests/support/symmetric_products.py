@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from tests.support import oracles
-from tests.support.spectra import SPECTRA, with_spectrum
+from tests.support.spectra import SPECTRA, dominant_row, rank_one, with_spectrum
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LAYOUTS = ("contiguous", "transposed", "sliced", "misaligned", "expanded", "polynomials")
 # One step of a published Newton-Schulz iteration has such coefficients: they cancel, so roundings show.
 ALPHA, BETA = 2.0315, -4.775
+# The norm of a Gram matrix whose square leaves float16's range, unless the coefficient is multiplied first.
+PEAK = 1024.0
 # Multiples of 16 that no tile divides, so that operands are aligned and tiles at the edges are cut, and no multiples.
 PROVEN_SIZES = ((272, 208), (127, 200))
 
@@ -44,6 +46,18 @@ def symmetric(batch: int, m: int, dtype=torch.float32, seed: int = 1) -> Tensor:
         vectors = [with_spectrum(SPECTRA["flat"](m), m, m, seed + n) for n in range(batch)]
         S = torch.stack([Q @ torch.diag(signs * SPECTRA["power_law"](m)) @ Q.mT for Q in vectors])
     return ((S + S.mT) / 2).to(torch.get_default_device(), dtype)
+
+
+def adversarial(m: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return X (3, m, k) and S (3, m, m) on the default device: of normal entries, of one dominant row, of rank one.
+
+    All X have a norm of about sqrt(PEAK). S are the last two's Gram matrices, and one with eigenvalues of both signs.
+    """
+    with torch.device("cpu"):
+        X = torch.stack([normal(m, k).double(), dominant_row(m, k, 2), rank_one(m, k, 3)])
+        X *= math.sqrt(PEAK) / torch.linalg.matrix_norm(X, keepdim=True).clamp_min(1e-30)
+        S = torch.cat([PEAK * symmetric(1, m, torch.float64), X[1:] @ X[1:].mT])
+    return tuple(x.to(torch.get_default_device(), dtype) for x in (X, S))
 
 
 def every_other(x: Tensor) -> Tensor:
@@ -92,17 +106,20 @@ def product(launch: Launch, A: Tensor, B: Tensor, D: Tensor | None = None, scala
 def prove_product(launch: Launch, dtype: torch.dtype, sizes=PROVEN_SIZES) -> None:
     """Raise WrongResultError unless a launch computes the product on the default device, with and without D.
 
-    A matrix must get the bits in a batch that it gets alone, and a NaN must reach its row and column and no other bit.
+    Matrices have normal entries, one dominant row, or rank one. A matrix must get the bits in a batch that it gets
+    alone, and a NaN must reach its row and column and no other bit; one in D reaches its place.
     """
     compute = partial(product, launch)
+    small = ALPHA / PEAK**2, BETA / PEAK
     for m, k in sizes:
-        X, S = normal(3, m, k, dtype=dtype), symmetric(3, m, dtype)
-        for A, B, D, scalars in (X, X.mT, None, (1.0, 0.0)), (S, S, S, (ALPHA, BETA)):
+        X, S = adversarial(m, k, dtype)
+        for A, B, D, scalars in (X, X.mT, None, (1.0, 0.0)), (S, S, S, small):
             C = compute(A, B, D, scalars)
             check_product(C, A, B, D, scalars)
             if not torch.equal(compute(A[1:2], B[1:2], None if D is None else D[1:2], scalars), C[1:2]):
                 raise WrongResultError("other bits alone than in a batch")
         check_nan(compute, X)
+        check_nan_in_addend(partial(compute, X, X.mT, scalars=(1.0, 1.0)), S)
 
 
 def check_nan(compute: Callable[..., Tensor], X: Tensor) -> None:
@@ -117,3 +134,13 @@ def check_nan(compute: Callable[..., Tensor], X: Tensor) -> None:
         raise WrongResultError("a NaN is elsewhere than in its row and column")
     if not torch.equal(C[~hit], clean[~hit]):
         raise WrongResultError("a NaN changed other bits than those of its row and column")
+
+
+def check_nan_in_addend(compute: Callable[[Tensor], Tensor], D: Tensor) -> None:
+    """Raise WrongResultError unless NaN in two mirrored places of D reach theirs in a sum with D, and no other bit."""
+    clean, place = compute(D), D.size(1) // 2
+    spoiled = D.clone()
+    spoiled[1, place, 0] = spoiled[1, 0, place] = math.nan
+    C, hit = compute(spoiled), spoiled.isnan()
+    if not torch.equal(C.isnan(), hit) or not torch.equal(C[~hit], clean[~hit]):
+        raise WrongResultError("a NaN of D is elsewhere than in its place")

@@ -51,11 +51,23 @@ def repair() -> None:
             raise RuntimeError(
                 f"Triton {triton.__version__} has {name}({', '.join(found)}), not ({', '.join(expected)})"
             )
+    if triton.__version__.startswith("3.6."):
+        interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     builder.create_dot = _dot_of_values(builder.create_dot)
     builder.cast_impl = _cast_to_nearest(builder.cast_impl)
     builder.create_fp_to_fp = _cast_to_nearest(builder.create_fp_to_fp)
     builder.set_grid_dim = _drawing_an_order(builder.set_grid_dim)
     builder.set_grid_idx = _in_that_order(builder.set_grid_idx)
+
+
+def _with_index(patch):
+    """Return `patch` with an index of tensors that NumPy takes: 3.6 makes it of an array with a dimension."""
+
+    def patch_with_index(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    return patch_with_index
 
 
 def _dot_of_values(dot):

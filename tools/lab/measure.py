@@ -47,7 +47,7 @@ SWEEPS = (
         # Not torch.compile, which takes seconds for every shape.
         (
             "--shapes", "gpt2-124m,squares,moe-64",
-            "--contestants", "torch products,torch.optim.Muon,gram-newton-schulz",
+            "--contestants", "torch products,torch.optim.Muon,gram-newton-schulz,flash-muon,dion",
         ),
     ),
 )  # fmt: skip
