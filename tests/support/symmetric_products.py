@@ -1,8 +1,4 @@
-"""What the symmetric product should return, and how far roundings may take it from there.
-
-`prove_product` is asked by the tests of the kernel, in Triton's interpreter and on a GPU, and by the tuner before it
-writes a configuration.
-"""
+"""Operands of the symmetric product as they may lie in memory, and the package's proof of it for tests."""
 
 from __future__ import annotations
 
@@ -13,22 +9,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tests.support import oracles
+from tests.support.proofs import products
 from tests.support.spectra import SPECTRA, with_spectrum
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LAYOUTS = ("contiguous", "transposed", "sliced", "misaligned", "expanded", "polynomials")
-# One step of a published Newton-Schulz iteration has such coefficients: they cancel, so roundings show.
-ALPHA, BETA = 2.0315, -4.775
+ALPHA, BETA = products.ALPHA, products.BETA
+WrongResultError, check_product = products.WrongResultError, products.check_product
 # Multiples of 16 that no tile divides, so that operands are aligned and tiles at the edges are cut, and no multiples.
 PROVEN_SIZES = ((272, 208), (127, 200))
 
 # launch(A, B, D, C, (alpha, beta)) writes alpha A B + beta D into C.
 Launch = Callable[..., None]
-
-
-class WrongResultError(AssertionError):
-    """A kernel computed something else than it promises; the message says what."""
 
 
 def normal(*shape: int, dtype=torch.float32, seed: int = 0) -> Tensor:
@@ -69,19 +61,6 @@ def operands(layout: str, batch: int, m: int, k: int, dtype) -> tuple[Tensor, Te
     return X, X.mT
 
 
-def check_product(C: Tensor, A: Tensor, B: Tensor, D: Tensor | None = None, scalars=(1.0, 0.0)) -> None:
-    """Raise WrongResultError unless C is alpha A B + beta D but for its roundings, and symmetric, bit for bit."""
-    if not torch.allclose(C, C.mT, rtol=0, atol=0, equal_nan=True):
-        raise WrongResultError("not symmetric")
-    for i in range(len(C)):  # one by one: float64 takes four times the memory
-        matrix = slice(i, i + 1)
-        D_i = None if D is None else D[matrix]
-        exact, allowed = oracles.symmetric_product(A[matrix], B[matrix], D_i, *map(float, scalars))
-        error = (C[matrix].double() - exact).abs()
-        if not (error <= allowed).all():
-            raise WrongResultError(f"an error of {(error / allowed).max().item():.1e} times what roundings allow")
-
-
 def product(launch: Launch, A: Tensor, B: Tensor, D: Tensor | None = None, scalars=(1.0, 0.0), C=None) -> Tensor:
     """Return what a launch writes into C, which held NaN."""
     C = A.new_empty(A.size(0), A.size(1), A.size(1)) if C is None else C
@@ -90,30 +69,11 @@ def product(launch: Launch, A: Tensor, B: Tensor, D: Tensor | None = None, scala
 
 
 def prove_product(launch: Launch, dtype: torch.dtype, sizes=PROVEN_SIZES) -> None:
-    """Raise WrongResultError unless a launch computes the product on the default device, with and without D.
-
-    A matrix must get the bits in a batch that it gets alone, and a NaN must reach its row and column and no other bit.
-    """
-    compute = partial(product, launch)
-    for m, k in sizes:
-        X, S = normal(3, m, k, dtype=dtype), symmetric(3, m, dtype)
-        for A, B, D, scalars in (X, X.mT, None, (1.0, 0.0)), (S, S, S, (ALPHA, BETA)):
-            C = compute(A, B, D, scalars)
-            check_product(C, A, B, D, scalars)
-            if not torch.equal(compute(A[1:2], B[1:2], None if D is None else D[1:2], scalars), C[1:2]):
-                raise WrongResultError("other bits alone than in a batch")
-        check_nan(compute, X)
+    """Raise WrongResultError unless a launch computes the product on the default device, in each of the sizes."""
+    for size in sizes:
+        products.prove_products(partial(product, launch), torch.empty(0, dtype=dtype), size)
 
 
 def check_nan(compute: Callable[..., Tensor], X: Tensor) -> None:
     """Raise WrongResultError unless a NaN in X reaches, in X Xᵀ, its row and column, and changes no other bit."""
-    clean, row = compute(X, X.mT), X.size(1) // 2
-    spoiled = X.clone()
-    spoiled[1, row, 3] = math.nan
-    C = compute(spoiled, spoiled.mT)
-    hit = torch.zeros_like(C, dtype=torch.bool)
-    hit[1, row, :] = hit[1, :, row] = True
-    if not torch.equal(C.isnan(), hit):
-        raise WrongResultError("a NaN is elsewhere than in its row and column")
-    if not torch.equal(C[~hit], clean[~hit]):
-        raise WrongResultError("a NaN changed other bits than those of its row and column")
+    products.check_nan(lambda A, B, *_: compute(A, B), X)

@@ -1,4 +1,4 @@
-"""What tests of tuning share: a store that knows nothing, with a cache folder of its own, and a clock that is a table."""
+"""What tests of tuning share: a store that knows nothing, with caches of its own, and a clock that is a table."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_what_was_chosen_stays_unless_beaten_by_both_spreads(race):
         spreads = before + challenger
         for seconds, stays in ((1 + spreads - 0.01, True), (1 + spreads + 0.01, False)):
             times = {"old": race.Timed(seconds, before), "new": race.Timed(1.0, challenger)}
-            expected = "old" if stays and seconds >= 1 or seconds < 1 else "new"
+            expected = "old" if (stays and seconds >= 1) or seconds < 1 else "new"
             assert race.decide(times, "old") == expected
     assert race.decide({"new": race.Timed(1.0, 0.0)}, "old") == "new"
 

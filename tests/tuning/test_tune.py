@@ -54,7 +54,7 @@ def chosen(kernel, m, k):
 
 
 def run(tuner, tune, todo) -> list[str]:
-    return [stage() for stage in tune.stages_of(tuner, todo)]
+    return [*(stage() for stage in tune.stages_of(tuner, todo)), tuner.summary()]
 
 
 @pytest.mark.parametrize("fastest", TABLES)

@@ -33,9 +33,10 @@ from .step.batch import UpdateNorms, update_local_
 from .step.copies import check_copies
 from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
+from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
-from .step.warmup import connections, kernels, measurements, warm_up
+from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
 from .tuning.progress import Line, Progress
 from .tuning.tune import Tuner, check_budget

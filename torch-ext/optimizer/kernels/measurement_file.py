@@ -55,6 +55,7 @@ class Table(NamedTuple):
 
 
 def empty() -> Table:
+    """Return a table that knows nothing."""
     return Table({}, {})
 
 
@@ -121,15 +122,14 @@ def add(key: Key, table: Table) -> Optional[str]:
 
 def _table_of(content: dict[str, Any]) -> Table:
     table = empty()
-    for kernel, dtypes in content["measured"].items():
-        for dtype, entries in dtypes.items():
-            for entry in entries:
-                need = Need(kernel, dtype, entry["m"], entry["k"])
-                field, kind = JUDGED[kernel]
-                numbers = (entry[name] for name in ("m", "k", *LAUNCHED[kernel]))
-                if not all(type(number) is int and number > 0 for number in numbers) or type(entry[field]) is not kind:
-                    raise ValueError(f"{entry} is no measurement of {kernel}")
-                table.measured[need] = entry
+    kernels = content["measured"].items()
+    listed = [(k, d, entry) for k, dtypes in kernels for d, entries in dtypes.items() for entry in entries]
+    for kernel, dtype, entry in listed:
+        field, kind = JUDGED[kernel]
+        numbers = (entry[name] for name in ("m", "k", *LAUNCHED[kernel]))
+        if not all(type(number) is int and number > 0 for number in numbers) or type(entry[field]) is not kind:
+            raise ValueError(f"{entry} is no measurement of {kernel}")
+        table.measured[Need(kernel, dtype, entry["m"], entry["k"])] = entry
     for kernel, dtypes in content["failed"].items():
         for dtype, candidates in dtypes.items():
             table.failed[kernel, dtype] = {str(name): str(why) for name, why in candidates.items()}

@@ -40,9 +40,9 @@ class Known(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """What ranks decided: an entry, or None for the default; which rank measured it, and which sets of ranks agreed."""
+    """An entry that ranks take; which of them measured it, and which sets of ranks agreed."""
 
-    entry: Optional[Mapping[str, Any]]
+    entry: Mapping[str, Any]
     rank: int
     sets: frozenset[Ranks]
 
@@ -76,7 +76,7 @@ def measured_here(key: Optional[Key], need: Need, among: Optional[Ranks] = None)
         return None
     if among is not None or _STATE.several_ranks:
         agreed = _STATE.agreed.get(key, {}).get(need)
-        if agreed is None or agreed.entry is None or (among is not None and among not in agreed.sets):
+        if agreed is None or (among is not None and among not in agreed.sets):
             return None
         return Known(agreed.entry, f"measured by rank {agreed.rank}")
     entry = own_measurement(key, need)
@@ -114,11 +114,20 @@ def keep(key: Key, table: Table) -> None:
         warnings.warn(f"measurements are kept in this process only: {problem}", RuntimeWarning, stacklevel=2)
 
 
+def heed(key: Key, wrong: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+    """Take note of what has failed on another machine with the same kind of device."""
+    for of, candidates in wrong.items():
+        if not candidates.keys() <= _table(key).failed.get(of, {}).keys():
+            _table(key).failed.setdefault(of, {}).update(candidates)
+            _STATE.changes += 1
+
+
 def own_measurement(key: Key, need: Need) -> Optional[Mapping[str, Any]]:
     """Return what this machine measured, whether ranks have agreed on it or not, unless it has failed since."""
     entry = _table(key).measured.get(need)
     wrong = failed(key, need.kernel, need.dtype)
-    return None if entry is None or candidate_name(entry, need.kernel) in wrong else entry
+    chosen = entry is not None and entry.get("gain", 1.0) >= 1
+    return None if chosen and candidate_name(entry, need.kernel) in wrong else entry
 
 
 def agreement(key: Key, need: Need) -> Optional[Agreed]:
@@ -126,12 +135,12 @@ def agreement(key: Key, need: Need) -> Optional[Agreed]:
     return _STATE.agreed.get(key, {}).get(need)
 
 
-def agree(key: Key, need: Need, entry: Optional[Mapping[str, Any]], rank: int, ranks: Ranks) -> None:
-    """Let an entry, or for None the default, be what `ranks` take; what was agreed before must be the same."""
+def agree(key: Key, need: Need, entry: Mapping[str, Any], rank: int, ranks: Ranks) -> None:
+    """Let an entry be what `ranks` take; what others have agreed on before must be the same."""
     before = agreement(key, need)
     sets = (before.sets if before else frozenset()) | {ranks}
     if before is None or ranks not in before.sets:
-        _STATE.agreed.setdefault(key, {})[need] = Agreed(entry, before.rank if before else rank, sets)
+        _STATE.agreed.setdefault(key, {})[need] = Agreed(entry, rank, sets)
         _STATE.changes += 1
 
 

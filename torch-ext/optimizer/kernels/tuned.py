@@ -8,7 +8,7 @@ import torch
 
 from .machine import gpu_key
 from .measurement_file import Need
-from .measurements import measured_here, nearest_of, shipped_entries
+from .measurements import candidate_name, failed, measured_here, nearest_of, shipped_entries
 
 
 class Config(NamedTuple):
@@ -111,7 +111,7 @@ def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = 
     """Return the entry that was measured here for m x k, else the nearest shipped one; None where there is none."""
     key, name = gpu_key(device_name), str(dtype).replace("torch.", "")
     here = measured_here(key, Need(kernel, name, m, k))
-    if here is not None:
+    if here is not None and candidate_name(here.entry, kernel) not in failed(key, kernel, name):
         return here.entry
     entries = shipped_entries(key, kernel, name)
     return nearest_of([(entry["m"], entry["k"], entry) for entry in entries], m, k)

@@ -19,9 +19,8 @@ from ..plan.exchanges import Exchange
 from ..plan.plan import Plan
 from ..plan.process_groups import Ranks, all_reduce_sum_, explaining_timeouts, group_of
 from ..tuning.progress import Progress
-from ..tuning.tune import Stage, Tuner, stages_of, unmeasured
+from ..tuning.tune import Stage
 from .polar_update import packed_memory, polar_update
-from .rank_tuning import tasks_of_plan
 
 Phase = Callable[[], Sequence[Stage]]
 
@@ -43,14 +42,6 @@ def warm_up(phases: Sequence[Phase], progress: Progress) -> None:
 def connections(plan: Plan) -> list[Stage]:
     """Return a stage for each communicator of a step, which sends a few bytes; all of its ranks have one order."""
     return [partial(_told, what, run) for what, run in _connections(plan)]
-
-
-def measurements(plan: Plan, tuner: Tuner) -> list[Stage]:
-    """Return a stage for each size of which a product is to be proven and timed, and one that sums up.
-
-    Only of matrices that this process shares with no other rank: `rank_tuning.py` has those that it shares.
-    """
-    return stages_of(tuner, unmeasured(tasks_of_plan(plan)))
 
 
 def kernels(plan: Plan, groups: Sequence[Group]) -> list[Stage]:

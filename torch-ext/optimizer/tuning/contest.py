@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..iteration import Iteration, choose_iteration
 from ..kernels.measurement_file import Need
-from ..kernels.products import CPU_TABLES, Products, select_products
+from ..kernels.products import CPU_TABLES, Products, select_products, small_polar, symmetric_gemm
 from ..polar import matrices_together, polar_factors
 from ..schedules import resolve_schedule
 from .proof import prove_apply, prove_products
@@ -49,15 +49,15 @@ def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], co
     name = str(dtype).replace("torch.", "")
     if device.type == "cpu" and dtype == torch.bfloat16:
         return [Task(Need("cpu_products", name, *size), device, count)]
-    return []
+    if device.type != "cuda" or symmetric_gemm is None or dtype not in symmetric_gemm.DTYPES:
+        return []
+    m, n = size
+    needs = [Need("symmetric_gemm", name, m, n), Need("symmetric_gemm", name, m, m)] if m % 16 + n % 16 == 0 else []
+    needs += [Need("small_polar", name, m, n)] if small_polar.fits(m, n, dtype) else []
+    return [Task(need, device, count) for need in dict.fromkeys(needs)]
 
 
-def contest_of(task: Task) -> Contest:
-    """Return who competes for a task."""
-    return _cpu_contest(task)
-
-
-def _cpu_contest(task: Task) -> Contest:
+def cpu_contest(task: Task) -> Contest:
     """Return the tables of products, which run whole iterations of as many matrices as are worked on together."""
     device, dtype = task.device, getattr(torch, task.need.dtype)
     size = task.need.m, task.need.k

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -10,9 +11,10 @@ import torch
 from ..iteration import check_work_dtype, default_work_dtype
 from ..kernels.autocast import without_autocast
 from ..kernels.machine import key_of
-from ..kernels.measurement_file import JUDGED, Table
+from ..kernels.measurement_file import JUDGED, Need, Table
 from ..kernels.measurements import failed, keep, own_measurement
-from .contest import Task, contest_of, tasks_of
+from .contest import Contest, Task, cpu_contest, tasks_of
+from .gpu_contest import gpu_contest
 from .progress import Line, Progress
 from .proof import WrongResultError
 from .race import Clock, decide, loses_gpu, race
@@ -45,14 +47,28 @@ class Tuner:
         self._end = clock.now() + self._budget if self._end is None else self._end
         left = self._end - clock.now()
         if left <= 0:
-            finding = Finding(task, None, {}, f"{_named(task)} stays as it was: the time is over")
-        else:
-            with torch.no_grad(), without_autocast(task.device.type):
-                finding = _measured(task, clock, left / (waiting + 1))
-            found = {task.need: finding.entry} if finding.entry is not None else {}
-            wrong = {(task.need.kernel, task.need.dtype): dict(finding.failed)} if finding.failed else {}
-            if found or wrong:
-                keep(key_of(task.device), Table(found, wrong))
+            return self.leave(task)
+        with torch.no_grad(), without_autocast(task.device.type):
+            finding = _measured(task, clock, left / (waiting + 1))
+        found = {task.need: finding.entry} if finding.entry is not None else {}
+        wrong = {(task.need.kernel, task.need.dtype): dict(finding.failed)} if finding.failed else {}
+        if found or wrong:
+            keep(key_of(task.device), Table(found, wrong))
+        return self._noted(finding)
+
+    def leave(self, task: Task) -> Finding:
+        """Return that a task stays as it was."""
+        return self._noted(Finding(task, None, {}, f"{_named(task)} stays as it was: the time is over"))
+
+    def note(self, task: Task, kept: Mapping[str, Any]) -> Finding:
+        """Return what was measured of a task before."""
+        return self._noted(Finding(task, kept, {}, f"{_named(task)}: measured before"))
+
+    def left(self) -> set[Need]:
+        """Return what has stayed as it was."""
+        return {finding.task.need for finding in self.findings if finding.entry is None}
+
+    def _noted(self, finding: Finding) -> Finding:
         self.findings.append(finding)
         return finding
 
@@ -86,14 +102,12 @@ def unmeasured(tasks: Iterable[Task]) -> list[Task]:
 
 
 def stages_of(tuner: Tuner, tasks: Sequence[Task]) -> list[Stage]:
-    """Return a stage for each task, and one that sums up."""
-    if not tasks:
-        return []
+    """Return a stage for each task."""
 
     def stage(i: int, task: Task) -> str:
         return tuner.measure(task, len(tasks) - 1 - i).said
 
-    return [*(lambda i=i, task=task: stage(i, task) for i, task in enumerate(tasks)), tuner.summary]
+    return [partial(stage, i, task) for i, task in enumerate(tasks)]
 
 
 def tune(
@@ -120,7 +134,7 @@ def tune(
     wanted = check_work_dtype(dtype, place) or default_work_dtype(torch.empty(0, device=place))
     tasks = unmeasured(task for shape in map(_checked_shape, shapes) for task in tasks_of(place, wanted, *shape))
     tuner, told = Tuner(budget), progress or Line("tune")
-    stages = stages_of(tuner, tasks)
+    stages = [*stages_of(tuner, tasks), tuner.summary] if tasks else []
     for done, stage in enumerate(stages, 1):
         told(done, len(stages), stage())
 
@@ -131,6 +145,11 @@ def check_budget(budget: float) -> None:
         raise TypeError(f"budget must be a number of seconds, got {budget!r}")
     if not budget >= 0:
         raise ValueError(f"budget must be at least 0 seconds, got {budget}")
+
+
+def contest_of(task: Task) -> Contest:
+    """Return who competes for a task."""
+    return cpu_contest(task) if task.need.kernel == "cpu_products" else gpu_contest(task)
 
 
 def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
