@@ -23,6 +23,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 from . import measurement_file
 from .machine import Key, multiprocessors
 from .measurement_file import Need, Table
+from .trials import left_behind
 
 _CONFIGS = Path(__file__).parent / "configs"
 
@@ -203,4 +204,7 @@ def _table(key: Key) -> Table:
     """Return what is kept for a key, read when it is first asked for."""
     if key not in _STATE.tables:
         _STATE.tables[key] = measurement_file.read(key)
+        hung = left_behind(key)
+        if hung.failed:
+            keep(key, hung)
     return _STATE.tables[key]

@@ -13,6 +13,7 @@ from ..kernels.autocast import without_autocast
 from ..kernels.machine import key_of
 from ..kernels.measurement_file import JUDGED, Need, Table
 from ..kernels.measurements import failed, keep, own_measurement
+from ..kernels.trials import trial
 from .contest import Contest, Task, cpu_contest, tasks_of
 from .gpu_contest import gpu_contest
 from .progress import Line, Progress
@@ -154,10 +155,12 @@ def contest_of(task: Task) -> Contest:
 
 def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
     """Return what comes of a task, in about so many seconds."""
-    contest, known = contest_of(task), failed(key_of(task.device), task.need.kernel, task.need.dtype)
+    contest, key = contest_of(task), key_of(task.device)
+    known = failed(key, task.need.kernel, task.need.dtype)
     wrong = {}
     for name, candidate in contest.candidates.items():
-        problem = None if name in known else _problem(candidate.prove)
+        with trial(key, task.need, name):
+            problem = None if name in known else _problem(task, name, candidate.prove)
         if problem is not None:
             wrong[name] = problem
     right = {n: c.run for n, c in contest.candidates.items() if n not in wrong and n not in known}
@@ -174,8 +177,11 @@ def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
     return Finding(task, contest.entry(winner, times), wrong, "; ".join(told))
 
 
-def _problem(prove: Callable[[], None]) -> Optional[str]:
-    """Return what is wrong with a candidate, None where it is right."""
+def _problem(task: Task, name: str, prove: Callable[[], None]) -> Optional[str]:
+    """Return what is wrong with a candidate, None where it is right; RuntimeError where it makes the GPU unusable.
+
+    Then nothing else can be measured in this process, and others will leave it out.
+    """
     try:
         prove()
     except WrongResultError as error:
@@ -184,7 +190,12 @@ def _problem(prove: Callable[[], None]) -> Optional[str]:
         raise
     except Exception as error:  # Triton raises errors of any class, as for too much shared memory
         if loses_gpu(error):
-            raise
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            keep(key_of(task.device), Table({}, {(task.need.kernel, task.need.dtype): {name: why}}))
+            raise RuntimeError(
+                f"{task.need.kernel} {name} made {task.device} unusable for this process: start it again, where this "
+                f"candidate is left out ({why})"
+            ) from error
         return f"{type(error).__name__}: {str(error)[:200]}"
     return None
 
