@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tests.support.proofs import race
+
 WARM_UP = 2
 # Fewer have no quartiles to speak of.
 LEAST_ROUNDS = 3
@@ -81,10 +83,9 @@ def ratios(theirs: list[float], ours: list[float]) -> Quartiles:
 
 
 def take_turns(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[tuple[float, float]]:
-    """Return each work's median seconds and their spread: half the distance of the quartiles, over the median."""
+    """Return each work's median seconds and their spread, as the package's own race has them."""
     times = run_rounds({str(i): work for i, work in enumerate(works)}, device, rounds, Deadline())
-    found = [quartiles(seconds) for seconds in times.values()]
-    return [(q.middle, (q.high - q.low) / 2 / q.middle) for q in found]
+    return [tuple(race.timed(seconds)) for seconds in times.values()]
 
 
 def rotated(X: Tensor) -> list[Tensor]:
@@ -103,19 +104,4 @@ def replayed(calls: Sequence[Callable[[], object]], device: torch.device) -> Cal
         for call in calls:
             call()
 
-    if device.type == "cpu":
-        return one_by_one
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):  # libraries take their workspaces outside of the capture
-        one_by_one()
-    torch.cuda.current_stream(device).wait_stream(side)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        one_by_one()
-
-    def replay(kept: Sequence[Callable[[], object]] = calls) -> None:  # their operands are what the graph reads
-        graph.replay()
-
-    return replay
+    return one_by_one if device.type == "cpu" else race.replayed(one_by_one, device)

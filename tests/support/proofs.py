@@ -1,4 +1,4 @@
-"""The package's proofs, which need torch alone: loaded from the sources, for modules that import them at their top."""
+"""The package's proofs and its race, which need torch alone: from the sources, for modules to import at their top."""
 
 from __future__ import annotations
 
@@ -17,4 +17,5 @@ _spec.loader.exec_module(sys.modules[_NAME])
 carried = importlib.import_module(f"{_NAME}.carried")
 roundings = importlib.import_module(f"{_NAME}.roundings")
 products = importlib.import_module(f"{_NAME}.proof")
+race = importlib.import_module(f"{_NAME}.race")
 small = importlib.import_module(f"{_NAME}.small_proof")
