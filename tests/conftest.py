@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = pytest.StashKey[Counter[int]]()
 
 # These build or publish, which takes the Hub's own package.
-NEED_HUB = ("benchmarks", "delivery", "examples", "lab/test_gpu_lab.py")
+NEED_HUB = ("benchmarks", "delivery", "examples", "lab/test_gpu_lab.py", "lab/test_runner.py")
 # The Hub's builder runs tests without the folder tools/.
 NEED_TOOLS = (*NEED_HUB, "lab", "reports")
 collect_ignore = list(NEED_TOOLS if not (ROOT / "tools").is_dir() else () if kernels else NEED_HUB)

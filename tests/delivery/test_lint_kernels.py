@@ -1,4 +1,4 @@
-"""What the package can launch passes the lint, each planted fault is refused, and waves are counted exactly."""
+"""What the package can launch passes the lint, and each planted fault or drawback is named."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import itertools
 import json
 import re
 import shutil
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 
-from tools.lint import binary, cases, waves
+from tools.lint import binary, cases, judgements, machine_code
 from tools.lint import kernels as lint
 
 CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}
-WIDE = cases.Case("sm_90", "wide", "bfloat16", 2048, 4096, False, (128, 64, 8, 8, 4))
+WIDE = cases.Case("sm_90", "wide", "bfloat16", 2048, 4096, False, (128, 64, 8, 8, 3))
 OPCODES = {"HGMMA.64x128x16.F32.BF16": 4, "UTMALDG.3D": 8, "STG.E.128": 16}
-GOOD = binary.Facts(131104, 90, 0, OPCODES, 128 * 128 * 64, False)
+GOOD_LOOP = machine_code.Loop(85, {"HGMMA.64x128x16.F32.BF16": 4, "BAR.SYNC.DEFER_BLOCKING": 3}, in_flight=1)
+GOOD = binary.Facts(98328, 90, 0, OPCODES, 128 * 128 * 64, False, GOOD_LOOP, store_bits=128)
 DOT = 'tl.dot(a, b, sums, input_precision="ieee")'
 GFX = "gfx942", "v_mfma_f32_16x16x8_xf32", "v_mfma_f32_32x32x2_f32"
 
@@ -43,7 +43,8 @@ def refusal(package: Path, case: cases.Case) -> str:
 def test_fast_cases_pass_on_three_gpu_generations(variant):
     rows = lint.examine_all(variant, cases.fast_cases(variant))
     assert {row.case.gpu for row in rows} == {"sm_80", "sm_90", "sm_100"}
-    assert not [(row.case.name, row.problems) for row in rows if row.problems]
+    assert not [(row.case.name, *row.problems, *row.drawbacks) for row in rows if row.problems or row.drawbacks]
+    assert {row.case.config[0] for row in rows if row.case.promises_speed(variant)} == {64, 128}
 
 
 def test_every_symmetric_gemm_config_is_linted(kernel, variant):
@@ -129,7 +130,7 @@ def test_kernel_not_multiplying_each_tile_once_is_refused(package, instead, comp
 
 
 def test_launch_without_a_fault_passes():
-    assert list(lint.problems(WIDE, GOOD, True)) == []
+    assert list(judgements.problems(WIDE, GOOD, True)) == list(judgements.drawbacks(WIDE, GOOD)) == []
 
 
 @pytest.mark.parametrize(
@@ -148,16 +149,81 @@ def test_launch_without_a_fault_passes():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_fault_is_named(changed, complaint):
-    (found,) = lint.problems(WIDE, GOOD._replace(**changed), True)
+    (found,) = judgements.problems(WIDE, GOOD._replace(**changed), True)
     assert complaint in found
+
+
+@pytest.mark.parametrize(
+    ("changed", "in_loop", "complaint"),
+    [
+        ({}, {"in_flight": 0}, "has 0 products in flight while it loads"),
+        ({}, {"in_flight": None}, "has 0 products in flight while it loads"),
+        ({}, {"from_registers": 2}, "takes operands of 2 products from registers"),
+        ({}, {"opcodes": GOOD_LOOP.opcodes | {"LDS.64": 1, "STS": 2}}, "accesses shared memory by 3 loads and stores"),
+        ({}, {"opcodes": {"BAR.SYNC": 5}}, "has 5 barriers in a step of 64"),
+        ({"store_bits": 64}, {}, "stores 64 bits at a time"),
+        ({"shared": 131104}, {}, "has 1 block on a multiprocessor"),
+        ({"registers": 136}, {}, "has 1 block on a multiprocessor"),
+        ({}, {"instructions": 257}, "issues instructions for 1.00"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_drawback_is_named(changed, in_loop, complaint):
+    (found,) = judgements.drawbacks(WIDE, GOOD._replace(**changed, loop=GOOD_LOOP._replace(**in_loop)))
+    assert complaint in found
+
+
+def test_small_tiles_are_slow_by_their_bytes():
+    """A tile of 32 does 16 FLOPs to the byte; it has few products for the instructions of its loop, too."""
+    tiny, loop = WIDE._replace(config=(32, 64, 8, 4, 3)), GOOD_LOOP._replace(instructions=16)
+    (found,) = judgements.drawbacks(tiny, GOOD._replace(loop=loop))
+    assert "does 16 FLOPs for a byte of its tile" in found
+
+
+def test_configs_that_never_win_are_named(variant):
+    """Of tiles of 128 three stages leave room for a second block, and four do not."""
+    planted = {
+        (128, 64, 8, 8, 3): "",
+        (128, 64, 8, 8, 2): "",
+        (128, 64, 8, 8, 4): "1 block on a multiprocessor",
+        (128, 64, 8, 8, 1): "0 products in flight",
+        (128, 32, 8, 8, 3): "barriers in a step of 32",
+        (32, 64, 8, 4, 3): "no matrix instruction HGMMA.*16 FLOPs for a byte",
+    }
+    rows = lint.examine_all(variant, [WIDE._replace(config=config) for config in planted], jobs=2)
+    for row, complaint in zip(rows, planted.values()):
+        found = "; ".join((*row.problems, *row.drawbacks))
+        assert re.search(complaint, found) and bool(found) == bool(complaint), (row.case.config, found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (DOT, "tl.dot((2 * a).to(b.dtype), b, sums)", "takes operands of [1-9]"),
+        (DOT, f"{DOT} + tl.sum(tl.sum(a.to(tl.float32), 1), 0)", "accesses shared memory by [1-9]"),
+        ("C += wide_matrix * C_batch", "C += wide_matrix * C_batch + 4", "stores 64 bits at a time"),
+    ],
+)
+def test_kernel_with_a_slow_loop_or_store_is_named(package, old, new, complaint):
+    edit(package / "kernels/symmetric_gemm.py", old, new)
+    (row,) = lint.examine_all(package, [WIDE], jobs=1)
+    assert any(re.search(complaint, reason) for reason in row.drawbacks), row
+
+
+def test_speed_is_judged_of_aligned_halves_on_sm_90(variant):
+    judged = {"wide": True, "square": True, "transposed_result": True, "spread": False, "shifted_addend": False}
+    for layout, expected in judged.items():
+        assert WIDE._replace(layout=layout).promises_speed(variant) == expected, layout
+    for other in ({"dtype": "float32"}, {"gpu": "sm_100"}, {"m": 2047}):
+        assert not WIDE._replace(layout="square", **other).promises_speed(variant), other
 
 
 @pytest.mark.parametrize("gpu, rounding, exact", [("sm_80", "HMMA.1688.F32.TF32", "FFMA"), GFX])
 def test_float32_cases_refuse_rounding_instructions(gpu, rounding, exact):
     case = WIDE._replace(gpu=gpu, dtype="float32", config=(64, 32, 8, 8, 2))
     facts = binary.Facts(16384, 80, 0, {"STG.E.128": 1, "global_store_dwordx4": 1}, 64 * 64 * 32, False)
-    assert list(lint.problems(case, facts._replace(opcodes=facts.opcodes | {exact: 64}), False)) == []
-    (found,) = lint.problems(case, facts._replace(opcodes=facts.opcodes | {rounding: 64}), False)
+    assert list(judgements.problems(case, facts._replace(opcodes=facts.opcodes | {exact: 64}), False)) == []
+    (found,) = judgements.problems(case, facts._replace(opcodes=facts.opcodes | {rounding: 64}), False)
     assert "round" in found
 
 
@@ -165,39 +231,3 @@ def test_work_counts_only_products_inside_loops():
     product = "tt.dot %a, %b, %c : tensor<64x32xf16, #x> * tensor<32x128xf16, #y> -> tensor<64x128xf32, #z>"
     loop = ["%r = scf.for %i = %0 to %k step %s {", product, "scf.if %p {", product, "}", "scf.yield {a = 1}", "}"]
     assert binary.loop_work("\n".join([product, *loop, product])) == 2 * 64 * 32 * 128
-
-
-@pytest.mark.parametrize(
-    ("m", "symmetric", "dense"), [(1024, (36, 1, 27), (64, 1, 48)), (2048, (136, 2, 52), (256, 2, 97))]
-)
-def test_symmetry_saves_no_wave_of_small_results(m, symmetric, dense):
-    """132 multiprocessors with one tile of 128 each."""
-    for half, (tiles, count, percent) in ((True, symmetric), (False, dense)):
-        found = waves.waves(waves.tiles(m, 128, half), 132)
-        assert (found.tiles, found.count, round(100 * found.use)) == (tiles, count, percent)
-    assert waves.saves_waves(m, 128, 132) == 0
-
-
-def test_symmetry_halves_the_waves_of_large_results():
-    assert waves.waves(waves.tiles(4096, 128, True), 132) == (528, 4, Fraction(1), Fraction(1))
-    assert waves.waves(waves.tiles(4096, 128, False), 132).count == 8
-    assert waves.saves_waves(4096, 128, 132) == 4
-
-
-def test_use_of_the_last_wave_is_reported_apart():
-    assert waves.waves(136, 132) == (136, 2, Fraction(136, 264), Fraction(4, 132))
-    assert waves.waves(132, 132) == (132, 1, Fraction(1), Fraction(1))
-
-
-def test_batching_saves_waves_one_matrix_does_not():
-    # Two matrices have 72 and 128 tiles, one wave each; three have 108 and 192, one wave and two.
-    assert [waves.saves_waves(1024, 128, 132, batch) for batch in (1, 2, 3)] == [0, 0, 1]
-    assert waves.smallest_saving_batch(1024, 128, 132) == 3
-    assert waves.smallest_saving_batch(128, 128, 132) is None, "one tile has no mirror"
-
-
-def test_blocks_per_sm_follow_the_scarcest_resource():
-    limits = lint.LIMITS["sm_90"].shared_of_sm
-    assert waves.blocks_per_sm(131104, 90, 8, limits) == 1
-    assert waves.blocks_per_sm(65568, 58, 4, limits) == 3
-    assert waves.blocks_per_sm(8192, 253, 8, limits) == 1

@@ -103,6 +103,27 @@ def test_a_proof_finds_what_is_wrong(module, fault):
         prove_product(launch, torch.float16, [(48, 32)])
 
 
+def test_a_proof_finds_sums_that_are_rounded_too_early():
+    """The Gram matrix of one dominant row has a square that float16 holds only after its small coefficient."""
+
+    def launch(A, B, D, C, scalars) -> None:
+        product = scalars[0] * (A.double() @ B.double()).half().double()
+        C.copy_(product if D is None else product + scalars[1] * D.double())
+
+    with pytest.raises(WrongResultError, match="an error of"):
+        prove_product(launch, torch.float16, [(48, 32)])
+
+
+def test_a_proof_finds_a_nan_of_the_addend_elsewhere(module):
+    def launch(A, B, D, C, scalars) -> None:
+        C.copy_(module.symmetric_gemm(A, B, D, *scalars))
+        if D is not None and D is not A:
+            C += 0 * D.sum((1, 2), keepdim=True)
+
+    with pytest.raises(WrongResultError, match="a NaN of D"):
+        prove_product(launch, torch.float16, [(48, 32)])
+
+
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3), (2, 5, 0), (2, 1, 3), (2, 5, 1)], ids=str)
 def test_sizes_of_zero_and_one_are_products_too(module, shape):

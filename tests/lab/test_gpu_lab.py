@@ -1,4 +1,4 @@
-"""The lab walks through its whole flow without a GPU, and lives through what may happen to a stage on one."""
+"""The lab walks through its whole flow without a GPU, keeps what it finds, and chooses by it."""
 
 from __future__ import annotations
 
@@ -12,32 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.hub_clients import write_variant
 from tools.lab import measure, racing, variant
 from tools.lab.candidates import Launch
 from tools.lab.configs import read_entries, write_entry
 from tools.lab.items import STAGES
-from tools.lab.prove import prove
 from tools.lab.records import FILE, Record, Records, append, read
-from tools.lab.runner import Stage, run_stage
-
-STAGE = """
-import os, time
-from pathlib import Path
-from tools.lab.items import FailedError, Item
-
-def stop():
-    raise FailedError("two and two are five", {"sum": 5})
-
-def items(lab):
-    again = (lab.out / "again").exists()
-    yield Item("right", lambda: {"answer": 4})
-    yield Item("wrong", stop)
-    yield Item("broken", lambda: {}["nothing"])
-    yield Item("hung", lambda: again or time.sleep(600), limit=60 if again else 0.5)
-    yield Item("dead", lambda: again or os._exit(7))
-    yield Item("last", lambda: {"runs": len((lab.out / "runs").open("a+").write("x") * "x")})
-"""
 
 
 @pytest.fixture(scope="module")
@@ -68,103 +47,6 @@ def test_a_dry_run_leaves_package_and_results_alone(dry_run, repository):
     (tuned,) = (out / "configs").glob("*.json")
     assert not (repository / "torch-ext/optimizer/kernels/configs" / tuned.name).exists()
     assert not [file for file in out.glob("*.json") if (repository / "benchmarks/results" / file.name).exists()]
-
-
-def stage(out: Path, seconds: float) -> Stage:
-    """The toy stage, over a toy kernel that loads at once."""
-    out.mkdir(exist_ok=True)
-    (out / "toy_stage.py").write_text(STAGE)
-    write_variant(out / "variants/torch-cpu", "0000007", factor=2)
-    order = {"variants": str(out / "variants"), "device": "cpu", "out": str(out), "configs": [], "tiny": False}
-    return Stage("toy", "toy_stage", order, time.monotonic() + seconds, out / "lab.log")
-
-
-@pytest.fixture
-def toy_path(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_a_broken_item_is_recorded_and_the_rest_goes_on(toy_path):
-    records = Records(toy_path, {"device": "toy"})
-    assert run_stage(stage(toy_path, 120), records)
-    found = records.of("toy")
-    assert {key: found[key].status for key in ("right", "last")} == {"right": "ok", "last": "ok"}
-    problems = {key: record.problem for key, record in found.items() if record.status == "failed"}
-    assert problems.pop("wrong") == "two and two are five" and problems.pop("broken").startswith("KeyError")
-    assert problems.pop("hung") == problems.pop("dead").replace("60", "0.5")
-    assert not problems and found["right"].value == {"answer": 4} and found["wrong"].value == {"sum": 5}
-
-    (toy_path / "again").touch()
-    resumed = Records(toy_path, {"device": "toy"})
-    assert run_stage(stage(toy_path, 120), resumed)
-    assert {key for key, record in resumed.of("toy").items() if record.status == "failed"} == {"wrong", "broken"}
-    assert (toy_path / "runs").read_text() == "x"
-
-
-@pytest.mark.slow
-def test_a_stage_ends_with_its_time(toy_path, capsys):
-    records = Records(toy_path, {"device": "toy"})
-    toy = stage(toy_path, 8.0)
-    (toy_path / "toy_stage.py").write_text(STAGE.replace("limit=0.5", "limit=600"))
-    began = time.monotonic()
-    assert not run_stage(toy, records)
-    assert time.monotonic() - began < 12 and "its time is over" in capsys.readouterr().out
-    assert "last" not in records.of("toy")
-
-
-@pytest.mark.slow
-def test_a_stage_that_cannot_start_says_why(toy_path):
-    records = Records(toy_path, {"device": "toy"})
-    toy = stage(toy_path, 60.0)
-    (toy_path / "toy_stage.py").write_text("raise ValueError('not today')")
-    assert not run_stage(toy, records)
-    assert records.of("toy")["start"].problem.endswith("status 1: ValueError: not today")
-
-
-TESTS = """
-import os, time
-from pathlib import Path
-
-AGAIN = Path(__file__).with_name("again")
-
-def test_right(): pass
-def test_wrong(): assert 2 + 2 == 5
-def test_hung(): AGAIN.exists() or time.sleep(600)
-def test_dead(): AGAIN.exists() or os._exit(7)
-def test_lost():
-    if not AGAIN.exists():
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-def test_last():
-    with Path(__file__).with_name("runs").open("a") as runs:
-        runs.write("x")
-"""
-
-
-@pytest.mark.slow
-def test_a_broken_test_is_recorded_and_the_rest_goes_on(tmp_path):
-    records = Records(tmp_path, {"device": "toy"})
-    file = tmp_path / "test_toy.py"
-    file.write_text(TESTS)
-
-    def statuses() -> dict[str, str]:
-        toy = stage(tmp_path, 120)
-        assert prove(toy, records, (str(file), f"--rootdir={tmp_path}"), limit=3), toy.log.read_text()
-        return {key.rpartition("_")[2]: record.status for key, record in records.of("prove").items()}
-
-    assert statuses() == {
-        **dict.fromkeys(("wrong", "hung", "dead", "lost"), "failed"),
-        "right": "ok",
-        "last": "ok",
-        "pytest": "ok",
-    }
-    assert all(
-        "crashed" in record.problem for key, record in records.of("prove").items() if key.endswith(("dead", "lost"))
-    )
-    (tmp_path / "again").touch()
-    assert {key for key, status in statuses().items() if status == "failed"} == {"wrong"}
-    assert (tmp_path / "runs").read_text() == "x"
 
 
 def test_records_survive_a_cut_and_are_put_aside_by_another_run(tmp_path):

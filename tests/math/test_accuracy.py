@@ -102,6 +102,19 @@ def test_error_is_within_the_bound_of_its_roundings(kernel, name, schedule, case
         assert error(kernel, name, case, spectrum).norm() <= bound(schedule, spectrum, case), spectrum
 
 
+def test_dominant_row_errs_no_more_than_its_roundings(kernel, name, schedule, case):
+    """The left vector of the one huge singular value is not spread over rows: one entry of X Xᵀ is nearly all of it."""
+    dtype, method, *_ = CASES[case]
+    sigma, row = normalized("one_huge"), M // 2
+    left, right = torch.zeros(M, M, dtype=torch.float64), vectors(0)[1]
+    left[row, 0], others = 1, torch.arange(M) != row
+    left[others, 1:] = singular_vectors(M - 1, M - 1, seed=0)[0]
+    factor = kernel.orthogonalize((left * sigma @ right.mT).to(input_dtype(case)), name, dtype=dtype, method=method)
+    G = Carried.exact(left * sigma, seed=1) @ Carried.exact(right.mT, seed=2)
+    allowed = LUCK * plainly(G.to(dtype), schedule, case).error()
+    assert (factor.double() - (left * composed(schedule, sigma)) @ right.mT).norm() <= allowed
+
+
 @on_every_device
 def test_error_is_at_most_twice_that_of_torchs_products(kernel, name, schedule, case, device):
     dtype, method, *_ = CASES[case]

@@ -70,12 +70,84 @@ def test_folded_scale_changes_no_bit_in_float64(kernel, scale):
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("m, scale", [(1, 1), (2, 2), (7, 2), (8, 4), (1024, 32), (2047, 32), (2048, 64), (10**6, 64)])
-def test_scale_is_the_power_of_two_nearest_root_m_up_to_64(kernel, m, scale):
+@pytest.mark.parametrize("m, scale", [(1, 1), (2, 2), (7, 2), (8, 4), (31, 4), (32, 8), (2048, 8), (10**6, 8)])
+def test_scale_is_a_power_of_two_near_root_m_up_to_8(kernel, m, scale):
     """Other dtypes than float16 have a scale of 1."""
-    assert kernel.iteration.folded_scale(torch.float16, m) == scale
-    for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        assert kernel.iteration.folded_scale(dtype, m) == 1
+    for name in kernel.schedules.PRESETS:
+        schedule = kernel.schedules.resolve_schedule(name, 5)
+        assert kernel.iteration.folded_scale(torch.float16, m, schedule) == scale, name
+        for dtype in (torch.bfloat16, torch.float32, torch.float64):
+            assert kernel.iteration.folded_scale(dtype, m, schedule) == 1
+
+
+@pytest.mark.kernels_ci
+def test_schedule_with_larger_values_has_a_smaller_scale(kernel):
+    """4 x takes a value of 1 to 4: with a scale of 4 the square of its Gram matrix would have an entry of 16⁴."""
+    assert kernel.schedules.largest_value(((4.0, 0.0, 0.0),)) == 4
+    assert kernel.iteration.folded_scale(torch.float16, 10**6, ((4.0, 0.0, 0.0),)) == 2
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
+@pytest.mark.parametrize("steps", [1, 5, 9])
+def test_largest_value_is_that_of_a_fine_grid(kernel, name, steps):
+    """Between two of 10^5 points a step, whose second derivative is below 200, rises by less than 200 (1e-5)² / 8."""
+    schedule = kernel.schedules.resolve_schedule(name, steps)
+    x, largest = torch.linspace(0, 1, 10**5 + 1, dtype=torch.float64), 1.0
+    for a, b, c in schedule:
+        peak = (x * (a + x * x * (b + x * x * c))).abs().max().item()
+        largest = max(largest, peak)
+        x = torch.linspace(0, peak, 10**5 + 1, dtype=torch.float64)
+    assert 0 <= kernel.schedules.largest_value(schedule) - largest <= 1e-7
+
+
+def with_parts(products, largest):
+    """Return products that note, in the list `largest`, the most that any part of one of their sums can be."""
+
+    def noted(product, *factors):
+        for A, B in zip(factors, factors[1:]):
+            largest.append((A.abs() @ B.abs()).max().item())
+        return product
+
+    return products._replace(
+        gram=lambda X: noted(products.gram(X), X, X.mT),
+        gram_affine=lambda A, b, c: noted(products.gram_affine(A, b, c), A, A),
+        commuting=lambda A, B: noted(products.commuting(A, B), A, B),
+        conjugated=lambda A, B: noted(products.conjugated(A, B), B @ A, A, B),
+        affine=lambda B, X, a: noted(products.affine(B, X, a), B, X),
+    )
+
+
+def few_rows(kernel, schedule):
+    """Yield 64 x 160 matrices of norm 1 with one entry, of rank one, with one row, and with two: one is at its peak."""
+    generator = torch.Generator().manual_seed(0)
+    u, v = (torch.randn(n, generator=generator, dtype=torch.float64) for n in (64, 160))
+    rows = torch.zeros(4, 64, 160, dtype=torch.float64)
+    rows[0, 3, 5], rows[1], rows[2, 7] = 1, torch.outer(u, v), v
+    sigma = torch.linspace(0, 1, 10**5, dtype=torch.float64)
+    rows[3, 0, 0] = peak = sigma[composed(schedule[:1], sigma).abs().argmax()]
+    rows[3, 1, 1] = (1 - peak**2).sqrt()
+    return rows / torch.linalg.matrix_norm(rows)[:, None, None]
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
+@pytest.mark.parametrize("method", ["standard", "gram"])
+def test_no_part_of_a_sum_leaves_float16s_range(kernel, name, method):
+    """Whatever a library splits the sums into, and adds in float16. Two rows come within two percent of the limit."""
+    schedule, limit = kernel.schedules.resolve_schedule(name, 5), torch.finfo(torch.float16).max
+    for scale in (kernel.iteration.folded_scale(torch.float16, 64, schedule), 16.0):
+        iteration, largest = at_scale(kernel, schedule, scale, method), []
+        iteration = iteration._replace(
+            work_dtype=torch.float64,
+            chain_dtype=torch.float64,
+            products=with_parts(kernel.kernels.products.SINGLE, largest),
+        )
+        for G in few_rows(kernel, schedule):
+            kernel.polar.polar_factors(G[None], iteration, eps=0)
+        assert (max(largest) <= limit) == (scale == 8), (scale, max(largest))
+        if name == "polar_express" and scale == 8 and method == "standard":
+            assert max(largest) > 0.98 * limit
 
 
 @pytest.mark.kernels_ci
@@ -104,7 +176,8 @@ def test_scale_keeps_digits_of_a_large_gram_matrix(kernel):
     m = n = 2048
     G = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
     errors = []
-    for scale in (1.0, kernel.iteration.folded_scale(torch.float16, m)):
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    for scale in (1.0, kernel.iteration.folded_scale(torch.float16, m, schedule)):
         rows = kernel.polar.normalize(G, torch.float16, 0.0, scale)[:256]
         exact = rows.float() @ rows.float().mT
         errors.append((torch.mm(rows, rows.mT).float() - exact).norm() / exact.norm())

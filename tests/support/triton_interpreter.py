@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 # The internals that are replaced, as they are in these versions.
-VERSIONS = ("3.7.", "3.9.")
+VERSIONS = ("3.6.", "3.7.", "3.9.")
 SIGNATURES = {
     "create_dot": ["self", "a", "b", "d", "input_precision", "max_num_imprecise_acc"],
     "cast_impl": ["self", "src", "dst_type"],
@@ -38,9 +38,21 @@ def repair_bfloat16() -> None:
             raise RuntimeError(
                 f"Triton {triton.__version__} has {name}({', '.join(found)}), not ({', '.join(expected)})"
             )
+    if triton.__version__.startswith("3.6."):
+        interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
     builder.create_dot = _dot_of_values(builder.create_dot)
     builder.cast_impl = _cast_to_nearest(builder.cast_impl)
     builder.create_fp_to_fp = _cast_to_nearest(builder.create_fp_to_fp)
+
+
+def _with_index(patch):
+    """Return `patch` with an index of tensors that NumPy takes: 3.6 makes it of an array with a dimension."""
+
+    def patch_with_index(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    return patch_with_index
 
 
 def _dot_of_values(dot):

@@ -21,11 +21,12 @@ STATIC_CHECK = "static check"
 PRODUCT, SMALL = "symmetric_gemm", "small_polar"
 HALVES = (torch.float16, torch.bfloat16)
 
-# Of the product: (tile, tile_k, warps, stages); the static check refuses those that do not fit into a GPU.
+# Of the product: (tile, tile_k, warps, stages); the static check refuses those that do not fit into a GPU. Tiles of 32
+# have no wgmma on sm_90, and steps of 32 twice the barriers: neither is worth the time of a race.
 SHAPES = (
-    *((32, tile_k, 4, stages) for tile_k, stages in product((64, 128), (3, 5))),
-    *((64, tile_k, 4, stages) for tile_k, stages in product((32, 64, 128), (3, 4, 5))),
-    *((128, tile_k, warps, stages) for tile_k, warps, stages in product((32, 64, 128), (4, 8), (3, 4, 5))),
+    *((64, tile_k, 4, stages) for tile_k, stages in product((64, 128), (3, 4, 5))),
+    *((128, 64, warps, stages) for warps, stages in product((4, 8), (2, 3, 4, 5))),
+    *((128, 128, warps, stages) for warps, stages in product((4, 8), (3, 4, 5))),
 )
 GROUP = 8
 

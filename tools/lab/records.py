@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FILE = "records.jsonl"
+# The problem of an item from when it begins until it ends, with its limit.
+UNFINISHED = "it ended its process, or did not end in {} s"
 
 
 @dataclass(frozen=True)

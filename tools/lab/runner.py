@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tools.lab.records import Record, Records, append
+from tools.lab.records import UNFINISHED, Record, Records, append
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,16 +40,28 @@ def run_stage(stage: Stage, records: Records) -> bool:
         done = records.done(stage.name, since)
         failed = [key for key in records.of(stage.name) if key not in done]
         more = {"stage": stage.name, "module": stage.module, "skip": done, "failed": failed, "until": stage.until}
+        place = stage.log.stat().st_size if stage.log.exists() else 0
         status = run(stage, [sys.executable, "-m", "tools.lab.worker"], json.dumps({**stage.order, **more}))
         if status == 0:
             return True
-        if status is not None and records.done(stage.name, since) == done:
-            problem = f"its process ended with status {status}: {last_line(stage.log)}"
-            append(records.file, Record(stage.name, "start", "failed", 0.0, problem))
-            print(f"[{stage.name}] {problem}")
+        if status is None:
+            break
+        end = f"its process ended with {described(status)}: {last_line(stage.log, place)}"
+        if records.done(stage.name, since) == done:
+            append(records.file, Record(stage.name, "start", "failed", 0.0, end))
+            print(f"[{stage.name}] {end}")
             return False
+        explain_end(records, stage.name, since, end)
     print(f"[{stage.name}] its time is over")
     return False
+
+
+def explain_end(records: Records, stage: str, since: float, end: str) -> None:
+    """Add to the record of an item that has not ended how its process did."""
+    for record in records.of(stage).values():
+        if record.at >= since and re.fullmatch(UNFINISHED.format(".*"), record.problem):
+            append(records.file, replace(record, problem=f"{record.problem}; {end}"))
+            print(f"[{stage}] {record.key}: {record.problem}; {end}")
 
 
 def run(stage: Stage, command: Sequence[str], told: str = "", **more: str) -> int | None:
@@ -57,19 +70,27 @@ def run(stage: Stage, command: Sequence[str], told: str = "", **more: str) -> in
     if stage.order["tiny"]:
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"TRITON_INTERPRET": "1"} if told else {}
-    with (
-        stage.log.open("a") as log,
-        subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
-        ) as process,
-    ):
-        try:
-            process.communicate(told, timeout=max(stage.until - time.monotonic(), 0.0))
-            return process.returncode
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            kill(process)
+    log = stage.log.open("a")
+    # No context of Popen's, which would wait for ever at its end.
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
+    )
+    try:
+        process.communicate(told, timeout=max(stage.until - time.monotonic(), 0.0))
+        return process.returncode
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        kill(process)
+        log.close()
+
+
+def described(status: int) -> str:
+    """Return an exit status as a person reads it: with the signal's name where one ended the process."""
+    try:
+        return f"status {status}" if status >= 0 else f"status {status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"status {status}"
 
 
 def kill(process: subprocess.Popen) -> None:
@@ -80,5 +101,7 @@ def kill(process: subprocess.Popen) -> None:
         process.wait(END_SECONDS)
 
 
-def last_line(log: Path) -> str:
-    return (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1][:300]
+def last_line(log: Path, place: int = 0) -> str:
+    """Return the last line of what stands in a log behind the byte `place`."""
+    said = log.read_bytes()[place:].decode(errors="replace")
+    return (said.strip().splitlines() or ["it said nothing"])[-1][:300]

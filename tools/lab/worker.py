@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.built_kernel import find_variant, load_variant
 from tools.lab.items import FailedError, Item, Lab, NotApplicableError, loses_gpu
-from tools.lab.records import FILE, Record, append, clock
+from tools.lab.records import FILE, UNFINISHED, Record, append, clock
 
 GPU_LOST = 3
 
@@ -35,8 +35,7 @@ def main() -> int:
     waiting.sort(key=lambda item: item.key in order["failed"])
     gc.freeze()  # what is there now stays: collecting it again would cost time at every graph
     for place, item in enumerate(waiting, 1):
-        unfinished = f"it ended its process, or did not end in {item.limit:g} s"
-        began = Record(order["stage"], item.key, "failed", 0.0, unfinished)
+        began = Record(order["stage"], item.key, "failed", 0.0, UNFINISHED.format(f"{item.limit:g}"))
         append(lab.out / FILE, began)
         faulthandler.dump_traceback_later(item.limit, exit=True)
         ended, lost = attempt(item, began)

@@ -6,17 +6,21 @@ import re
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import triton
 
 from tools.build.commands import run
+from tools.lint.machine_code import Loop, counted, main_loop, narrowest_store, read_instructions
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 class Facts(NamedTuple):
-    """A compiled kernel's needs; bytes of shared memory are a block's, spilled ones a thread's."""
+    """A compiled kernel's needs; bytes of shared memory are a block's, spilled ones a thread's.
+
+    The last two are read from NVIDIA's machine code only.
+    """
 
     shared: int
     registers: int
@@ -24,6 +28,8 @@ class Facts(NamedTuple):
     opcodes: dict[str, int]  # each instruction with all its modifiers, how often it stands in the code
     work: int  # multiply-adds of one pass of the loop over k, all warps together
     specialized: bool  # whether warps got different parts of the program
+    loop: Optional[Loop] = None  # the main loop; None without matrix instructions in a loop
+    store_bits: Optional[int] = None  # what a thread's narrowest store to global memory writes
 
     def count(self, pattern: str) -> int:
         """Return how many instructions in the code begin like `pattern`."""
@@ -32,9 +38,16 @@ class Facts(NamedTuple):
 
 def read_facts(compiled: Any) -> Facts:
     """Return the facts of a kernel that Triton compiled for NVIDIA (its cubin) or AMD (its assembly)."""
-    registers, spilled, opcodes = _nvidia(compiled.asm["cubin"]) if "cubin" in compiled.asm else _amd(compiled.asm)
-    ir = compiled.asm["ttgir"]
-    return Facts(compiled.metadata.shared, registers, spilled, opcodes, loop_work(ir), "ttg.warp_specialize" in ir)
+    ir, shared = compiled.asm["ttgir"], compiled.metadata.shared
+    about_ir = {"work": loop_work(ir), "specialized": "ttg.warp_specialize" in ir}
+    if "cubin" not in compiled.asm:
+        return Facts(shared, *_amd(compiled.asm), **about_ir)
+    registers, stack, sass = _disassembled(compiled.asm["cubin"])
+    code = read_instructions(sass)
+    opcodes = counted(code)
+    return Facts(
+        shared, registers, stack, opcodes, **about_ir, loop=main_loop(code), store_bits=narrowest_store(opcodes)
+    )
 
 
 def loop_work(ir: str) -> int:
@@ -55,14 +68,14 @@ def loop_work(ir: str) -> int:
     return work
 
 
-def _nvidia(cubin: bytes) -> tuple[int, int, dict[str, int]]:
+def _disassembled(cubin: bytes) -> tuple[int, int, str]:
+    """Return registers, bytes of stack and the instructions of a cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         text = run([CUOBJDUMP, "-res-usage", "-sass", file.name])
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", text).groups())
-    opcodes = Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text))
-    return registers, stack, dict(opcodes)
+    return registers, stack, text
 
 
 def _amd(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:

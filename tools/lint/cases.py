@@ -60,6 +60,13 @@ class Case(NamedTuple):
         A, B, _, _ = operands(self)
         return takes_descriptors(self.gpu, package, (A, B.mT))
 
+    def promises_speed(self, package: Path) -> bool:
+        """Whether its main loop is one that `judgements.drawbacks` knows: of aligned operands of 16 bits on sm_90."""
+        if self.gpu != "sm_90" or self.dtype == "float32" or not self.takes_descriptors(package):
+            return False
+        present = (operand for operand in operands(self) if operand is not None)
+        return kernel_module(package, "symmetric_gemm").is_aligned(*present)
+
 
 class SmallPolarCase(NamedTuple):
     """One launch of `small_polar`, in `dtype`: of aligned operands in that dtype, or of ones that are neither."""
@@ -96,6 +103,9 @@ class SmallPolarCase(NamedTuple):
         )
 
     def takes_descriptors(self, package: Path) -> bool:
+        return False
+
+    def promises_speed(self, package: Path) -> bool:
         return False
 
 

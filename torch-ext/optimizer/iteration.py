@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .kernels.gains import ALONE, Circumstances
 from .kernels.products import Products, select_products, small_choice
-from .schedules import Schedule, with_folded_scale
+from .schedules import Schedule, largest_value, with_folded_scale
 from .stability import MAX_WINDOWS, restart_positions, split
 
 # What matrices may be stored and multiplied in.
@@ -20,8 +20,8 @@ METHODS = ("auto", "standard", "gram", "gram_float32")
 # bfloat16 only where the processor has instructions for its products: elsewhere each would be widened first.
 _CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
-# 64 squared times the largest eigenvalue that a schedule passes through, about 4, is a quarter of float16's range.
-_LARGEST_SCALE = 64
+# The largest part of a sum that is kept in float16: its range, but for what roundings add.
+_LARGEST_PART = 0.99 * torch.finfo(torch.float16).max
 
 
 class Iteration(NamedTuple):
@@ -69,7 +69,7 @@ def choose_iteration(
     small = chain_dtype == work_dtype and not circumstances.differentiable and (in_one_launch.gain or 0) >= 1
     if small:
         products = products._replace(source=in_one_launch.source)
-    scale = folded_scale(work_dtype, size[0])
+    scale = folded_scale(work_dtype, size[0], schedule)
     folded = with_folded_scale(schedule, scale)
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, small)
     if method == "standard" or (method == "auto" and work_dtype != torch.float16):
@@ -136,18 +136,28 @@ def check_work_dtype(dtype: Optional[torch.dtype], device: Optional[torch.device
     return dtype
 
 
-def folded_scale(work_dtype: torch.dtype, m: int) -> float:
+def folded_scale(work_dtype: torch.dtype, m: int, schedule: Schedule) -> float:
     """Return the power of two that X is multiplied with for the entries of X Xᵀ to be normal numbers of float16.
 
-    Those of a normalised m x n matrix are about 1 / (m sqrt(n)), where float16 has lost digits if m is large. About
-    sqrt(m) gives them back. It is capped so that the Gram matrix of a matrix of low rank, with entries of 1,
-    stays finite.
+    Those of a normalised m x n matrix are about 1 / (m sqrt(n)), where float16 has lost digits if m is large. The scale
+    is about sqrt(m), but no larger than keeps every part of a sum in float16's range: 8, for all presets.
     """
+    # Libraries may cut the sum over k and add its parts in float16, as torch allows cuBLAS to. By Cauchy and Schwarz a
+    # part of an entry of A B is at most the norm of a row of A times that of a column of B, so at most |A|₂ |B|₂.
+    # Singular values of X are at most scale * v, with v the largest of the schedule: parts of A = X Xᵀ are at most
+    # (scale * v)², and parts of A A, which only then meet the small coefficient c, (scale * v)⁴. A few dominant rows
+    # come that far. Other products have at most one A, and polynomials of it that are as small as their coefficients.
+    largest = _largest_value(schedule)
     scale = 1
     if work_dtype == torch.float16:
-        while scale < _LARGEST_SCALE and 2 * scale * scale <= m:
+        while 2 * scale * scale <= m and (2 * scale * largest) ** 4 <= _LARGEST_PART:
             scale *= 2
     return float(scale)
+
+
+@torch.compiler.assume_constant_result
+def _largest_value(schedule: Schedule) -> float:
+    return largest_value(schedule)
 
 
 @torch.compiler.assume_constant_result

@@ -6,6 +6,7 @@ rounding pushed above 1 from diverging, makes `(a, b, c)` into `(a/s, b/s³, c/s
 
 from __future__ import annotations
 
+import functools
 import math
 from decimal import Context, Decimal, localcontext
 from numbers import Real
@@ -101,6 +102,20 @@ def with_folded_scale(schedule: Schedule, scale: float) -> Schedule:
     """
     kept = [(a, b / scale**2, c / scale**4) for a, b, c in schedule[:-1]]
     return (*kept, _slowed(schedule[-1], scale))
+
+
+@functools.lru_cache(maxsize=64)
+def largest_value(schedule: Schedule) -> float:
+    """Return the largest singular value that matrices pass through, from [0, 1] and after each step."""
+    peak = largest = 1.0
+    for a, b, c in schedule:
+        # The values so far fill [0, peak]; a step is largest at its end, or where its derivative in x² is 0.
+        root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
+        squares = [(-3 * b + sign * root) / (10 * c) for sign in (1, -1)] if c else [-a / (3 * b)] if b else []
+        places = [peak, *(math.sqrt(y) for y in squares if 0 < y < peak * peak)]
+        peak = max(abs(x * (a + x * x * (b + x * x * c))) for x in places)
+        largest = max(largest, peak)
+    return largest
 
 
 def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cushion: float = 0.02) -> Schedule:

@@ -16,7 +16,7 @@ from ..polar import matrices_together, polar_factors
 from ..schedules import resolve_schedule
 from .candidates import product_configs, small_configs
 from .contest import EPS, Candidate, Contest, Task
-from .proof import ALPHA, BETA, SCALE, prove_products
+from .proof import ALPHA, BETA, SCALE, prove_launch
 from .race import Timed
 from .small_proof import prove_small
 
@@ -110,7 +110,7 @@ def _prove_product(like: Tensor, size: tuple[int, int], config: Config) -> None:
         return C
 
     for each in (RAGGED, size):
-        prove_products(compute, like, each)
+        prove_launch(compute, like, each)
 
 
 def _small_ways(task: Task) -> _Ways:

@@ -8,6 +8,7 @@ matrix. A matrix must get the same bits alone as in a batch, and the result be s
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Callable, Optional
 
 import torch
@@ -49,6 +50,13 @@ def prove_products(compute: Compute, like: Tensor, size: tuple[int, int]) -> Non
     _prove(compute, unit, other, None, (1.0, 0.0))
 
 
+def prove_launch(compute: Compute, like: Tensor, size: tuple[int, int]) -> None:
+    """Do as `prove_products`, for what takes any D: a NaN in it must reach its place, and no other."""
+    prove_products(compute, like, size)
+    X = adversarial(like, *size)
+    check_nan_in_addend(partial(compute, X, X.mT), symmetric(like, size[0]))
+
+
 def prove_apply(apply: Apply, like: Tensor, size: tuple[int, int]) -> None:
     """Raise WrongResultError unless `apply` is right for m x m matrices times m x k ones."""
     X, B = adversarial(like, *size) / SCALE, symmetric(like, size[0]) / SCALE**2
@@ -88,6 +96,16 @@ def check_nan(compute: Compute, X: Tensor) -> None:
         raise WrongResultError("a NaN is elsewhere than in its row and column")
     if not torch.equal(C[~hit], clean[~hit]):
         raise WrongResultError("a NaN changed other bits than those of its row and column")
+
+
+def check_nan_in_addend(compute: Callable[[Tensor, tuple], Tensor], D: Tensor) -> None:
+    """Raise WrongResultError unless NaN in two mirrored places of D reach theirs in a sum with D, and no other bit."""
+    clean, place = compute(D, (1.0, 1.0)), D.size(1) // 2
+    spoiled = D.clone()
+    spoiled[1, place, 0] = spoiled[1, 0, place] = math.nan
+    C, hit = compute(spoiled, (1.0, 1.0)), spoiled.isnan()
+    if not torch.equal(C.isnan(), hit) or not torch.equal(C[~hit], clean[~hit]):
+        raise WrongResultError("a NaN of D is elsewhere than in its place")
 
 
 def check_product(

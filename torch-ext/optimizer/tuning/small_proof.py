@@ -24,6 +24,9 @@ SCHEDULE = (
     (1.875, -1.25, 0.375),
 )
 SCALE = 4.0
+# In a matrix of rank one a single number stands for all: its roundings, about 16, may go one way, 4 times as far as
+# `Carried` lets chance take them.
+ONE_WAY = 4.0
 
 
 def in_windows(schedule: Steps, lengths: Sequence[int], scale: float) -> list[Steps]:
@@ -77,11 +80,13 @@ def _carried(G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dty
     return X
 
 
-def check_polar(C: Tensor, G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dtype) -> None:
-    """Raise WrongResultError unless every matrix of C is as near to the polynomial as roundings may take it."""
+def check_polar(
+    C: Tensor, G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dtype, luck: float = 1.0
+) -> None:
+    """Raise WrongResultError unless every matrix of C is within `luck` times what roundings make of the polynomial."""
     for c, g in zip(C.cpu(), G.cpu()):
         error = torch.linalg.matrix_norm(c.double() - exact(g, SCHEDULE)).item()
-        allowed = largest_error(g, windows, scale, dtype)
+        allowed = luck * largest_error(g, windows, scale, dtype)
         if not error <= allowed:
             raise WrongResultError(f"{tuple(G.shape)}: error {error:.1e} where {allowed:.1e} is allowed")
 
@@ -89,11 +94,11 @@ def check_polar(C: Tensor, G: Tensor, windows: Sequence[Steps], scale: float, dt
 def adversarial(m: int, n: int) -> Tensor:
     """Return G (3, m, n) on the CPU, in float32 but of few bits: normal entries, one dominant row, and rank one."""
     generator = torch.Generator("cpu").manual_seed(0)
-    normal = torch.randn(3, m, n, generator=generator, device="cpu")
+    drawn = torch.randn(3, m, n, generator=generator, device="cpu")
     column, row = (torch.randn(*shape, generator=generator, device="cpu") for shape in ((m, 1), (1, n)))
-    normal[1, m // 2] *= 100 * math.sqrt(m)
-    normal[2] = column @ row
-    return normal.bfloat16().float()
+    drawn[1, m // 2] *= 100 * math.sqrt(m)
+    drawn[2] = _of_four_bits(column) @ _of_four_bits(row)  # whose products bfloat16 holds: the rank stays one
+    return drawn.bfloat16().float()
 
 
 def prove_small(launch: Callable[..., None], like: Tensor, size: tuple[int, int], side: int) -> None:
@@ -112,8 +117,9 @@ def prove_small(launch: Callable[..., None], like: Tensor, size: tuple[int, int]
     for (m, n), windows in itertools.product(dict.fromkeys((ragged, size)), _proven_windows(like.dtype)):
         G = adversarial(m, n).to(like.device)
         C = factors(G, windows)
-        check_polar(C, G, windows, SCALE, like.dtype)
-        if not torch.equal(factors(G[1:2], windows), C[1:2]):
+        check_polar(C[:2], G[:2], windows, SCALE, like.dtype)
+        check_polar(C[2:], G[2:], windows, SCALE, like.dtype, ONE_WAY)
+        if any(not torch.equal(factors(G[i : i + 1], windows), C[i : i + 1]) for i in range(len(G))):
             raise WrongResultError(f"{m} x {n}: other bits alone than in a batch")
         G[0, 0, 0] = math.nan
         spoiled = factors(G, windows)
@@ -126,6 +132,11 @@ def _proven_windows(dtype: torch.dtype) -> Iterator[list[Steps]]:
     yield in_windows(SCHEDULE, (1, 1, 1), SCALE)
     if dtype == torch.float16:
         yield in_windows(SCHEDULE, (1, 2), SCALE)
+
+
+def _of_four_bits(x: Tensor) -> Tensor:
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((16 * mantissa).round() / 16, exponent)
 
 
 def _composed(schedule: Steps, x: Tensor) -> Tensor:

@@ -1,0 +1,149 @@
+"""A stage of the lab lives through what may happen on a GPU: items that hang, die, or cannot be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.hub_clients import write_variant
+from tools.lab import runner
+from tools.lab.prove import prove
+from tools.lab.records import Records
+from tools.lab.runner import Stage, run_stage
+
+STAGE = """
+import os, time
+from pathlib import Path
+from tools.lab.items import FailedError, Item
+
+def stop():
+    raise FailedError("two and two are five", {"sum": 5})
+
+def items(lab):
+    again = (lab.out / "again").exists()
+    yield Item("right", lambda: {"answer": 4})
+    yield Item("wrong", stop)
+    yield Item("broken", lambda: {}["nothing"])
+    yield Item("hung", lambda: again or time.sleep(600), limit=60 if again else 0.5)
+    yield Item("dead", lambda: again or (os.write(2, b"no more"), os._exit(7)))
+    yield Item("killed", lambda: again or os.kill(os.getpid(), 9))
+    yield Item("last", lambda: {"runs": len((lab.out / "runs").open("a+").write("x") * "x")})
+"""
+
+
+def stage(out: Path, seconds: float) -> Stage:
+    """The toy stage, over a toy kernel that loads at once."""
+    out.mkdir(exist_ok=True)
+    (out / "toy_stage.py").write_text(STAGE)
+    write_variant(out / "variants/torch-cpu", "0000007", factor=2)
+    order = {"variants": str(out / "variants"), "device": "cpu", "out": str(out), "configs": [], "tiny": False}
+    return Stage("toy", "toy_stage", order, time.monotonic() + seconds, out / "lab.log")
+
+
+@pytest.fixture
+def toy_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_broken_item_is_recorded_and_the_rest_goes_on(toy_path):
+    records = Records(toy_path, {"device": "toy"})
+    assert run_stage(stage(toy_path, 120), records)
+    found = records.of("toy")
+    assert {key: found[key].status for key in ("right", "last")} == {"right": "ok", "last": "ok"}
+    problems = {key: record.problem for key, record in found.items() if record.status == "failed"}
+    assert problems.pop("wrong") == "two and two are five" and problems.pop("broken").startswith("KeyError")
+    assert problems.pop("hung").startswith(
+        "it ended its process, or did not end in 0.5 s; its process ended with status 1"
+    )
+    assert problems.pop("dead").endswith("in 60 s; its process ended with status 7: no more")
+    assert problems.pop("killed").endswith("in 60 s; its process ended with status -9 (SIGKILL): it said nothing")
+    assert not problems and found["right"].value == {"answer": 4} and found["wrong"].value == {"sum": 5}
+
+    (toy_path / "again").touch()
+    resumed = Records(toy_path, {"device": "toy"})
+    assert run_stage(stage(toy_path, 120), resumed)
+    assert {key for key, record in resumed.of("toy").items() if record.status == "failed"} == {"wrong", "broken"}
+    assert (toy_path / "runs").read_text() == "x"
+
+
+@pytest.mark.slow
+def test_a_stage_ends_with_its_time(toy_path, capsys):
+    records = Records(toy_path, {"device": "toy"})
+    toy = stage(toy_path, 8.0)
+    (toy_path / "toy_stage.py").write_text(STAGE.replace("limit=0.5", "limit=600"))
+    began = time.monotonic()
+    assert not run_stage(toy, records)
+    assert time.monotonic() - began < 12 and "its time is over" in capsys.readouterr().out
+    assert "last" not in records.of("toy")
+
+
+@pytest.mark.slow
+def test_a_stage_that_cannot_start_says_why(toy_path):
+    records = Records(toy_path, {"device": "toy"})
+    toy = stage(toy_path, 60.0)
+    (toy_path / "toy_stage.py").write_text("raise ValueError('not today')")
+    assert not run_stage(toy, records)
+    assert records.of("toy")["start"].problem.endswith("status 1: ValueError: not today")
+
+
+def test_a_process_that_cannot_be_killed_holds_nothing_up(tmp_path, monkeypatch):
+    """As one that waits in the driver behind a kernel that hangs."""
+    monkeypatch.setattr(runner, "END_SECONDS", 0.1)
+    monkeypatch.setattr(runner.os, "killpg", lambda process, signal: None)
+    program = "import os, time; print(os.getpid(), flush=True, file=open('pid', 'w')); time.sleep(60)"
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    began = time.monotonic()
+    assert runner.run(stage(tmp_path, 2.0), [sys.executable, "-c", program]) is None
+    assert time.monotonic() - began < 10
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+TESTS = """
+import os, time
+from pathlib import Path
+
+AGAIN = Path(__file__).with_name("again")
+
+def test_right(): pass
+def test_wrong(): assert 2 + 2 == 5
+def test_hung(): AGAIN.exists() or time.sleep(600)
+def test_dead(): AGAIN.exists() or os._exit(7)
+def test_lost():
+    if not AGAIN.exists():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def test_last():
+    with Path(__file__).with_name("runs").open("a") as runs:
+        runs.write("x")
+"""
+
+
+@pytest.mark.slow
+def test_a_broken_test_is_recorded_and_the_rest_goes_on(tmp_path):
+    records = Records(tmp_path, {"device": "toy"})
+    file = tmp_path / "test_toy.py"
+    file.write_text(TESTS)
+
+    def statuses() -> dict[str, str]:
+        toy = stage(tmp_path, 120)
+        assert prove(toy, records, (str(file), f"--rootdir={tmp_path}"), limit=3), toy.log.read_text()
+        return {key.rpartition("_")[2]: record.status for key, record in records.of("prove").items()}
+
+    assert statuses() == {
+        **dict.fromkeys(("wrong", "hung", "dead", "lost"), "failed"),
+        "right": "ok",
+        "last": "ok",
+        "pytest": "ok",
+    }
+    assert all(
+        "crashed" in record.problem for key, record in records.of("prove").items() if key.endswith(("dead", "lost"))
+    )
+    (tmp_path / "again").touch()
+    assert {key for key, status in statuses().items() if status == "failed"} == {"wrong"}
+    assert (tmp_path / "runs").read_text() == "x"
