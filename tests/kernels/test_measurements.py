@@ -107,8 +107,9 @@ def test_threads_and_instructions_are_in_a_processors_key(kernel, one_thread):
     assert machine.key_of(CPU).device.endswith(kernel.kernels.native.gemm_instructions())
 
 
-def write_some(variants: str, first: int, count: int) -> None:
+def write_some(variants: str, first: int, count: int, together) -> None:
     kernel = load_kernel(Path(variants), None)
+    together.wait()
     for i in range(first, first + count):
         kernel.kernels.measurements.keep(
             kernel.kernels.machine.key_of(CPU), table(kernel.kernels.measurement_file, entry(i, i))
@@ -117,9 +118,10 @@ def write_some(variants: str, first: int, count: int) -> None:
 
 def test_two_processes_lose_nothing_of_each_others(kernel, measurements, file):
     """Each adds to what the other has written since it looked last."""
-    count, context = 40, multiprocessing.get_context("spawn")
+    count, context = 60, multiprocessing.get_context("spawn")
     variants = str(Path(kernel.__file__).parents[1])
-    writers = [context.Process(target=write_some, args=(variants, 1 + i * count, count)) for i in range(2)]
+    together = context.Barrier(2)
+    writers = [context.Process(target=write_some, args=(variants, 1 + i * count, count, together)) for i in range(2)]
     for writer in writers:
         writer.start()
     for writer in writers:

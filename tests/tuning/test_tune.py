@@ -145,6 +145,28 @@ def test_tune_measures_for_real(kernel, measurements, capsys):
     assert not capsys.readouterr().out
 
 
+def test_random_numbers_of_the_user_stay_as_they_were(kernel, measurements):
+    """Of a rank that measures, they would not be those of the others."""
+    state = torch.random.get_rng_state()
+    kernel.tune([(24, 40)], dtype=BF16, device="cpu", progress=lambda *_: None)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_want_of_memory_leaves_a_size_as_it_was(kernel, tune, measurements, monkeypatch):
+    def too_large(task):
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(tune, "contest_of", too_large)
+    told = run(tune.Tuner(60.0), tune, tasks(kernel, (24, 40)))
+    assert "memory is too small" in told[0] and chosen(kernel, 24, 40).source == "by default"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_here_is_refused(kernel):
+    with pytest.raises(ValueError, match="a device that is here, got cuda"):
+        kernel.tune([(8, 8)], device="cuda")
+
+
 def test_nothing_is_measured_where_there_is_no_choice(kernel, measurements):
     told = []
     kernel.tune([(24, 40)], dtype=torch.float32, device="cpu", progress=lambda *stage: told.append(stage))

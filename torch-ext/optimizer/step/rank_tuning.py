@@ -69,7 +69,7 @@ def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
     if world_size() == 1:
         return []
     shared = [matrix for matrices in plan.matrices for matrix in matrices if matrix.parameter.sharers == ranks]
-    tasks = tasks_of_matrices(shared)
+    tasks = [task for task in tasks_of_matrices(shared) if key_of(task.device) is not None]
     meeting = Meeting(ranks, tasks, tuner, shortened(plan.terms[ranks].names))
     settling = [partial(meeting.settle, task, len(tasks) - 1 - i) for i, task in enumerate(tasks)]
     return [meeting.compare, *settling] if tasks else []

@@ -64,8 +64,7 @@ def cpu_contest(task: Task) -> Contest:
     iteration = _standard_iteration(device, dtype, size)
     default = select_products(device, dtype, *size)
     before = next(name for name, table in CPU_TABLES.items() if table.name == default.name)
-    G = torch.randn(max(1, min(task.count, matrices_together(device, size, iteration))), *size, device=device)
-    G = G.to(dtype)
+    G = drawn(device, max(1, min(task.count, matrices_together(device, size, iteration))), *size).to(dtype)
 
     def candidate(table: Products) -> Candidate:
         run = partial(polar_factors, G, iteration._replace(products=table), EPS)
@@ -76,6 +75,11 @@ def cpu_contest(task: Task) -> Contest:
         return {"m": size[0], "k": size[1], "products": winner, "count": len(G), "seconds": seconds}
 
     return Contest({name: candidate(table) for name, table in CPU_TABLES.items()}, before, "SINGLE", entry)
+
+
+def drawn(device: torch.device, *shape: int) -> Tensor:
+    """Return normal entries in float32; the generators of whoever asks stay as they are."""
+    return torch.randn(shape, generator=torch.Generator(device).manual_seed(0), device=device)
 
 
 def _standard_iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> Iteration:

@@ -15,7 +15,7 @@ from ..kernels.tuned import Config, SmallConfig
 from ..polar import matrices_together, polar_factors
 from ..schedules import resolve_schedule
 from .candidates import product_configs, small_configs
-from .contest import EPS, Candidate, Contest, Task
+from .contest import EPS, Candidate, Contest, Task, drawn
 from .proof import ALPHA, BETA, SCALE, prove_launch
 from .race import Timed
 from .small_proof import prove_small
@@ -75,7 +75,7 @@ def _product_ways(task: Task) -> _Ways:
     count = max(
         1, min(task.count, matrices_together(device, (m, max(m, k)), _iteration(device, dtype, (m, max(m, k)))))
     )
-    X = torch.randn(count, m, k, device=device).to(dtype) / k**0.5
+    X = drawn(device, count, m, k).to(dtype) / k**0.5
     long = k != m
     results = [X.new_empty(count, m, m) for _ in range(1 if long else 2)]
     launch = symmetric_gemm.launch_symmetric_gemm
@@ -116,7 +116,7 @@ def _prove_product(like: Tensor, size: tuple[int, int], config: Config) -> None:
 def _small_ways(task: Task) -> _Ways:
     device, dtype, size = task.device, getattr(torch, task.need.dtype), task.need[2:]
     iteration = _iteration(device, dtype, size)._replace(in_one_launch=False)
-    G = torch.randn(task.count, *size, device=device)
+    G = drawn(device, task.count, *size)
     C, scaling = torch.empty_like(G, dtype=dtype), (iteration.scale, EPS, dtype)
     windows = iteration.windows if iteration.method != "standard" else [(step,) for step in iteration.windows[0]]
     steps = [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]

@@ -49,17 +49,20 @@ class Tuner:
         left = self._end - clock.now()
         if left <= 0:
             return self.leave(task)
-        with torch.no_grad(), without_autocast(task.device.type):
-            finding = _measured(task, clock, left / (waiting + 1))
+        try:
+            with torch.no_grad(), without_autocast(task.device.type):
+                finding = _measured(task, clock, left / (waiting + 1))
+        except torch.cuda.OutOfMemoryError:
+            return self.leave(task, "what is free of the device's memory is too small")
         found = {task.need: finding.entry} if finding.entry is not None else {}
         wrong = {(task.need.kernel, task.need.dtype): dict(finding.failed)} if finding.failed else {}
         if found or wrong:
             keep(key_of(task.device), Table(found, wrong))
         return self._noted(finding)
 
-    def leave(self, task: Task) -> Finding:
+    def leave(self, task: Task, why: str = "the time is over") -> Finding:
         """Return that a task stays as it was."""
-        return self._noted(Finding(task, None, {}, f"{_named(task)} stays as it was: the time is over"))
+        return self._noted(Finding(task, None, {}, f"{_named(task)} stays as it was: {why}"))
 
     def note(self, task: Task, kept: Mapping[str, Any]) -> Finding:
         """Return what was measured of a task before."""
@@ -132,6 +135,8 @@ def tune(
     """
     check_budget(budget)
     place = torch.device(device) if device is not None else _default_device()
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"tune needs a device that is here, got {place}")
     wanted = check_work_dtype(dtype, place) or default_work_dtype(torch.empty(0, device=place))
     tasks = unmeasured(task for shape in map(_checked_shape, shapes) for task in tasks_of(place, wanted, *shape))
     tuner, told = Tuner(budget), progress or Line("tune")
