@@ -12,13 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tests.support.proofs import race
+
 WARM_UP = 2
 # Fewer have no quartiles to speak of.
 LEAST_ROUNDS = 3
-
-# What is timed on a GPU lasts at least this long: between short pieces of work clocks recover, which a whole step, that
-# its power limits, does not let them do.
-BURST_SECONDS = 0.02
 
 # Operands that are rotated through take at least this much, several times the L2 cache of every GPU that we know.
 ROTATED_BYTES = 1 << 28
@@ -87,22 +85,21 @@ def ratios(theirs: list[float], ours: list[float]) -> Quartiles:
 
 
 def take_turns(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[tuple[float, float]]:
-    """Return each work's median seconds and their spread: half the distance of the quartiles, over the median.
+    """Return each work's median seconds and their spread, as the package's own race has them.
 
-    On a GPU each is made as often in a round as takes BURST_SECONDS; the seconds are those of one.
+    On a GPU each is made as often in a round as takes its BURST_SECONDS; the seconds are those of one.
     """
     counts = [_repeats(work, device) for work in works]
     bursts = {str(i): partial(_repeated, work, count) for i, (work, count) in enumerate(zip(works, counts))}
-    times = run_rounds(bursts, device, rounds, Deadline())
-    found = [quartiles(seconds) for seconds in times.values()]
-    return [(q.middle / count, (q.high - q.low) / 2 / q.middle) for q, count in zip(found, counts)]
+    times = map(race.timed, run_rounds(bursts, device, rounds, Deadline()).values())
+    return [(time.seconds / count, time.spread) for time, count in zip(times, counts)]
 
 
 def _repeats(work: Callable[[], object], device: torch.device) -> int:
     if device.type == "cpu":
         return 1
     work()  # compiles, and is no measure
-    return math.ceil(BURST_SECONDS / seconds_of(work, device))
+    return math.ceil(race.BURST_SECONDS / seconds_of(work, device))
 
 
 def _repeated(work: Callable[[], object], count: int) -> None:
@@ -126,19 +123,4 @@ def replayed(calls: Sequence[Callable[[], object]], device: torch.device) -> Cal
         for call in calls:
             call()
 
-    if device.type == "cpu":
-        return one_by_one
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):  # libraries take their workspaces outside of the capture
-        one_by_one()
-    torch.cuda.current_stream(device).wait_stream(side)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        one_by_one()
-
-    def replay(kept: Sequence[Callable[[], object]] = calls) -> None:  # their operands are what the graph reads
-        graph.replay()
-
-    return replay
+    return one_by_one if device.type == "cpu" else race.replayed(one_by_one, device)

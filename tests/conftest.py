@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ try:
     import kernels
 except ModuleNotFoundError:  # a machine with a GPU and without a network: LOCAL_KERNELS says what to load there
     kernels = None
+
+# Choices are read from the user's caches, and tests measure: they have caches of their own. Set before others read it.
+CACHES = tempfile.TemporaryDirectory(prefix="optimizer-tests-")
+os.environ["XDG_CACHE_HOME"] = CACHES.name
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = pytest.StashKey[Counter[int]]()

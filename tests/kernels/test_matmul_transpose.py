@@ -57,14 +57,14 @@ def test_result_sharing_the_operands_memory_is_refused(kernel):
 
 
 def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypatch):
-    products, tuned = kernel.kernels.products, kernel.kernels.tuned
+    products, measurements = kernel.kernels.products, kernel.kernels.measurements
     entries = [{"m": 512, "k": 512, "gain": 0.9}, {"m": 4096, "k": 4096, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     device = torch.device("cuda", 0)
     assert products.select_products(device, torch.float16, 4096, 4096).name == "torch.bmm (symmetric_gemm unmeasured)"
     table = {"symmetric_gemm": {"float16": entries}}
-    monkeypatch.setattr(tuned, "measured", lambda name: table if name == "Imagined GPU" else {})
+    monkeypatch.setattr(measurements, "shipped", lambda name: (name, table if name == "Imagined GPU" else {}))
     names = {
         (torch.float16, 4096, 8192): "symmetric_gemm + torch.bmm",
         (torch.float16, 608, 608): "torch.bmm",
@@ -124,7 +124,7 @@ def test_iteration_is_the_same_with_symmetric_products(kernel):
 def test_compiled_functions_accept_changing_sizes(kernel, monkeypatch, name, device, gain):
     """The second size makes dynamo trace with symbols in place of numbers."""
     gains = () if gain is None else ((32, 64, gain), (512, 512, gain))
-    monkeypatch.setattr(kernel.kernels.products, "_measured_gains", lambda *_: gains)
+    monkeypatch.setattr(kernel.kernels.gains, "_shipped_gains", lambda *_: gains)
     function = getattr(kernel, name)
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="eager", fullgraph=True)

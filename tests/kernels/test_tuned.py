@@ -20,17 +20,22 @@ def tuned(kernel):
 
 
 @pytest.fixture(scope="module")
+def measurements(kernel):
+    return kernel.kernels.measurements
+
+
+@pytest.fixture(scope="module")
 def module(kernel):
     return kernel.kernels.symmetric_gemm
 
 
 @pytest.fixture
-def entries(tuned, monkeypatch) -> list[dict]:
+def entries(measurements, monkeypatch) -> list[dict]:
     """What was measured on "a GPU" in bfloat16, each with a group of its own."""
     sizes = [(256, 256), (1024, 1024), (1024, 8192)]
     found = [{"m": m, "k": k, **FIELDS, "group": group} for group, (m, k) in enumerate(sizes)]
     table = {"symmetric_gemm": {"bfloat16": found}}
-    monkeypatch.setattr(tuned, "measured", lambda name: table if name == "a GPU" else {})
+    monkeypatch.setattr(measurements, "shipped", lambda name: (name, table if name == "a GPU" else {}))
     return found
 
 
@@ -59,13 +64,28 @@ def test_measured_config_is_chosen_for_aligned_operands_only(tuned, entries):
         assert chosen == (tuned.Config(128, 64, 1, 8, 3) if was_measured else safe)
 
 
-def test_measurements_are_read_from_the_devices_file(tuned, monkeypatch, tmp_path):
+def test_measurements_are_read_from_the_devices_file(measurements, monkeypatch, tmp_path):
     table = {"bfloat16": [{"m": 1, "k": 1, **FIELDS}]}
     (tmp_path / "NVIDIA_Some_GPU.json").write_text(json.dumps({"symmetric_gemm": table}))
-    monkeypatch.setattr(tuned, "_CONFIGS", tmp_path)
-    read = tuned.measured.__wrapped__
-    assert read("NVIDIA Some GPU") == {"symmetric_gemm": table}
-    assert read("NVIDIA Other GPU") == {}
+    monkeypatch.setattr(measurements, "_CONFIGS", tmp_path)
+    read = measurements.shipped.__wrapped__
+    assert read("NVIDIA Some GPU") == ("NVIDIA Some GPU", {"symmetric_gemm": table})
+    assert read("NVIDIA Other GPU") == ("", {})
+
+
+@pytest.mark.parametrize(
+    "here, expected",
+    [((90, 132), "NVIDIA H200"), ((90, 114), ""), ((90, 78), "NVIDIA Half"), ((80, 132), ""), (None, "")],
+)
+def test_a_gpu_without_a_file_takes_its_likes(measurements, monkeypatch, tmp_path, here, expected):
+    """An H100 or a GH200 has the multiprocessors of an H200; of 114 there is nothing within a tenth."""
+    for name, count in (("NVIDIA H200", 132), ("NVIDIA H201", 140), ("NVIDIA Half", 80)):
+        content = {"device": name, "capability": 90, "multiprocessors": count, "symmetric_gemm": {}}
+        (tmp_path / f"{name.replace(' ', '_')}.json").write_text(json.dumps(content))
+    (tmp_path / "Old_Format.json").write_text(json.dumps({"device": "Old Format"}))
+    monkeypatch.setattr(measurements, "_CONFIGS", tmp_path)
+    monkeypatch.setattr(measurements, "multiprocessors", lambda name: here)
+    assert measurements.shipped.__wrapped__("NVIDIA H100 80GB HBM3")[0] == expected
 
 
 def test_safe_configs_can_be_launched(tuned):
@@ -90,8 +110,8 @@ def test_safe_small_configs_pad_to_whole_panels(tuned):
         assert config.side % config.width == 0 == config.side % config.depth and config.stages >= 1
 
 
-def test_shipped_config_files_hold_what_is_read(tuned):
-    for file in tuned._CONFIGS.glob("*.json"):
+def test_shipped_config_files_hold_what_is_read(tuned, measurements):
+    for file in measurements._CONFIGS.glob("*.json"):
         table = json.loads(file.read_text())["symmetric_gemm"]
         for dtype, rows in table.items():
             assert isinstance(getattr(torch, dtype), torch.dtype)
@@ -143,12 +163,11 @@ def test_descriptors_need_panels_the_hardware_can_address(module):
         assert not module.fits_descriptor(panel)
 
 
-def test_small_configs_are_chosen_by_padded_rows(tuned, monkeypatch):
+def test_small_configs_are_chosen_by_padded_rows(tuned, measurements, monkeypatch):
     target = tuned.Target("cuda", 90)
     entry = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 3, "gain": 1.5}
-    monkeypatch.setattr(
-        tuned, "measured", lambda name: {"small_polar": {"float16": [entry]}} if name == "a GPU" else {}
-    )
+    table = {"small_polar": {"float16": [entry]}}
+    monkeypatch.setattr(measurements, "shipped", lambda name: (name, table if name == "a GPU" else {}))
     for name, m, measured in (("a GPU", 64, True), ("a GPU", 33, True), ("a GPU", 128, False), ("another", 64, False)):
         chosen = tuned.chosen_small_config(name, target, torch.float16, (m, 256))
         safe = tuned.safe_small_config(target, torch.float16, m)

@@ -190,7 +190,7 @@ def test_peak_memory_follows_a_formula(kernel, choose, dtype, method, shape, bat
 @pytest.mark.parametrize("gain, expected", [((), False), ((64, 256, 0.9), False), ((64, 256, 1.1), True)])
 def test_one_launch_is_chosen_only_where_measured_faster(kernel, monkeypatch, gain, expected):
     measured = lambda device, dtype, name: (gain,) if gain and name == "small_polar" else ()  # noqa: E731
-    monkeypatch.setattr(kernel.kernels.products, "_measured_gains", measured)
+    monkeypatch.setattr(kernel.kernels.gains, "_shipped_gains", measured)
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
     choose = kernel.iteration.choose_iteration
     small = choose(torch.device("cuda", 0), torch.float16, (64, 256), schedule)

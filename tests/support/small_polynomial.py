@@ -1,32 +1,18 @@
-"""What `small_polar` should return, and how far roundings may take it from there.
-
-`prove_small` is asked by the tests of the kernel, in Triton's interpreter and on a GPU, and by the tuner before it
-writes a configuration.
-"""
+"""What tests of `small_polar` share with the package's proof of it, and the sizes that they try."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from tests.support.iterations import Carried, standard
-from tests.support.spectra import composed, dominant_row, rank_one
-from tests.support.symmetric_products import WrongResultError
+from tests.support.proofs import small
 
-# Polar Express's first steps, slowed by 1.05, and one that ends near 1.
-SCHEDULE = (
-    (7.845059514757672, -20.004532768024795, 13.069669203136856),
-    (3.888039999109367, -2.499220158273262, 0.411573557690163),
-    (1.875, -1.25, 0.375),
-)
-SCALE = 4.0
-# In a matrix of rank one a single number stands for all: its roundings, about 16, may go one way, 4 times as far as
-# `Carried` lets chance take them.
-ONE_WAY = 4.0
+SCHEDULE, SCALE = small.SCHEDULE, small.SCALE
+in_windows, steps_of, exact = small.in_windows, small.steps_of, small.exact
+largest_error, check_polar = small.largest_error, small.check_polar
+
 # Multiples of no tile, of one tile and of several, short sides padded to each side there is.
 SIZES = [(1, 1), (1, 7), (3, 5), (16, 16), (17, 40), (40, 160), (64, 70), (100, 100), (128, 131)]
 
@@ -37,98 +23,6 @@ def matrices(batch: int, m: int, n: int, seed: int = 0) -> Tensor:
     return drawn.bfloat16().float().to(torch.get_default_device())
 
 
-def adversarial(m: int, n: int) -> Tensor:
-    """Return matrices (3, m, n) of normal entries, of one dominant row and of rank one, as `matrices` does."""
-    with torch.device("cpu"):
-        drawn = torch.stack([dominant_row(m, n, 2), rank_one(m, n, 3)]).bfloat16().float()
-    return torch.cat([matrices(1, m, n), drawn.to(torch.get_default_device())])
-
-
-def in_windows(schedule, lengths, scale: float) -> list:
-    """Return the schedule for X times `scale`, which the last step takes away again, in windows of `lengths` steps."""
-    folded = [(a, b / scale**2, c / scale**4) for a, b, c in schedule]
-    folded[-1] = tuple(x / scale for x in folded[-1])
-    ends = list(itertools.accumulate(lengths))
-    return [folded[end - length : end] for end, length in zip(ends, lengths)]
-
-
-def steps_of(windows) -> list[float]:
-    """Return the operation's list: a, b, c of each step and whether its window ends."""
-    return [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
-
-
-def exact(G: Tensor, schedule, norm: float | None = None) -> Tensor:
-    """Return the polynomial of G / norm in float64; `norm` None is G's."""
-    U, sigma, Vh = torch.linalg.svd(G.cpu().double(), full_matrices=False)
-    return U @ torch.diag(composed(schedule, sigma / (norm or torch.linalg.vector_norm(sigma)))) @ Vh
-
-
-def largest_error(G: Tensor, windows, scale: float, dtype: torch.dtype) -> float:
-    """Return how far, in the Frobenius norm, the roundings of the kernel's iteration may take its result.
-
-    `Carried` draws signs for roundings that are all as large as they may be, 2.4 times what is to be expected. The
-    norm and the quotient by it, in float32, move X by less than its rounding to the work dtype, which is next.
-    """
-    with torch.device("cpu"):
-        return _carried(G.cpu(), windows, scale, dtype).error()
-
-
-def _carried(G: Tensor, windows, scale: float, dtype: torch.dtype) -> Carried:
-    """Return the kernel's iteration with its roundings."""
-    X = Carried.exact(scale * G.double() / torch.linalg.matrix_norm(G.double()), 0).to(torch.float32).to(dtype)
-    identity = torch.eye(len(G), dtype=torch.float64)
-    for window in windows:
-        if len(window) == 1:
-            X = standard(X, window)
-            continue
-        R = X @ X.mT
-        Q = None
-        for i, (a, b, c) in enumerate(window, 1):
-            H = R.addmm(R, R, beta=b, alpha=c).add(identity, alpha=a)
-            Q = H if Q is None else H @ Q
-            if i < len(window):
-                R = H @ (H @ R)
-            else:
-                X = Q @ X
-    return X
-
-
-def check_polar(C: Tensor, G: Tensor, windows, scale: float, dtype: torch.dtype, luck: float = 1.0) -> None:
-    """Raise WrongResultError unless every matrix of C is within `luck` times what roundings make of the polynomial."""
-    for c, g in zip(C.cpu(), G.cpu()):
-        error = torch.linalg.matrix_norm(c.double() - exact(g, SCHEDULE)).item()
-        allowed = luck * largest_error(g, windows, scale, dtype)
-        if not error <= allowed:
-            raise WrongResultError(f"{tuple(G.shape)}: error {error:.1e} where {allowed:.1e} is allowed")
-
-
 def prove_small(launch: Callable[..., None], side: int, dtype: torch.dtype) -> None:
-    """Raise WrongResultError unless a launch on matrices that are padded to `side` rows gives their polynomial.
-
-    `launch(G, C, steps, (scale, eps, dtype))` writes C. Matrices have normal entries, one dominant row, or rank one.
-    Each must get the bits in a batch that it gets alone, and a NaN must stay in its matrix.
-    """
-
-    def factors(G: Tensor, windows) -> Tensor:
-        C = torch.full_like(G, math.nan, dtype=dtype)
-        launch(G, C, steps_of(windows), (SCALE, 0.0, dtype))
-        return C
-
-    for (m, n), windows in itertools.product(((side - 3, 4 * side - 1), (side, 2 * side)), _proven_windows(dtype)):
-        G = adversarial(m, n)
-        C = factors(G, windows)
-        check_polar(C[:2], G[:2], windows, SCALE, dtype)
-        check_polar(C[2:], G[2:], windows, SCALE, dtype, ONE_WAY)
-        if any(not torch.equal(factors(G[i : i + 1], windows), C[i : i + 1]) for i in range(len(G))):
-            raise WrongResultError(f"{m} x {n}: other bits alone than in a batch")
-        G[0, 0, 0] = math.nan
-        spoiled = factors(G, windows)
-        if not spoiled[0].isnan().all() or not torch.equal(spoiled[1:], C[1:]):
-            raise WrongResultError(f"{m} x {n}: a NaN changed its neighbours, or went away")
-
-
-def _proven_windows(dtype: torch.dtype) -> Iterator[list]:
-    """Yield the standard iteration and, in the dtype in which Muon takes it on GPUs, a Gram iteration."""
-    yield in_windows(SCHEDULE, (1, 1, 1), SCALE)
-    if dtype == torch.float16:
-        yield in_windows(SCHEDULE, (1, 2), SCALE)
+    """Raise WrongResultError unless a launch on matrices that are padded to `side` rows gives their polynomial."""
+    small.prove_small(launch, torch.empty(0, dtype=dtype), (side, 2 * side), side)

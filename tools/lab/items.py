@@ -10,6 +10,10 @@ from types import ModuleType
 
 import torch
 
+from tests.support.proofs import race
+
+loses_gpu = race.loses_gpu
+
 STAGES = ("environment", "prove", "tune", "measure")
 
 
@@ -23,11 +27,6 @@ class FailedError(Exception):
     def __init__(self, message: str, value: object = None):
         super().__init__(message)
         self.value = value
-
-
-def loses_gpu(error: BaseException) -> bool:
-    """Whether a process cannot use the GPU any more after an error: torch's and Triton's errors of a kernel."""
-    return any(words in str(error) for words in ("CUDA error", "Triton Error [CUDA]"))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.timing import replayed, take_turns
+from tests.support.proofs import race as turns
 from tools.lab.candidates import Launch
 from tools.lab.items import FailedError, loses_gpu
 
@@ -79,9 +80,8 @@ def race(launches: list[Launch], calls: Calls, rounds: int) -> list[Timed]:
 def decide(final: list[Timed], before: Launch) -> tuple[Timed, Timed]:
     """Return the winner and the best of the others; what was chosen `before` wins unless it is slower beyond noise."""
     ranked = sorted(final, key=lambda timed: timed.seconds)
-    winner = ranked[0]
-    for timed in ranked:
-        if timed.launch == before and timed.seconds <= winner.seconds * (1 + timed.spread + winner.spread):
-            winner = timed
+    by_launch = {timed.launch: timed for timed in ranked}
+    times = {launch: turns.Timed(timed.seconds, timed.spread) for launch, timed in by_launch.items()}
+    winner = by_launch[turns.decide(times, before)]
     others = [timed for timed in ranked if timed is not winner]
     return winner, (others or [winner])[0]

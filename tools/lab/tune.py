@@ -118,7 +118,7 @@ def tune_small(lab: Lab, m: int, n: int) -> dict:
 
 def compare_methods(lab: Lab, m: int, n: int) -> dict:
     """Return the seconds of the standard and the Gram iteration in float16, and what `auto` takes."""
-    lab.kernel.kernels.tuned.measured.cache_clear()  # gains were written since the kernel was loaded
+    lab.kernel.kernels.measurements.shipped.cache_clear()  # gains were written since the kernel was loaded
     X = drawn(lab, batch_of(lab, m), m, n)
     schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
     chosen = lab.kernel.iteration.choose_iteration(lab.device, torch.float16, (m, n), schedule)
@@ -208,6 +208,14 @@ def incumbent(lab: Lab, kernel: str, dtype: torch.dtype, m: int, k: int) -> Laun
     return Launch(kernel, dtype, tuned.safe_config(target(lab), dtype, m, descriptors, True))
 
 
+def likeness(lab: Lab) -> dict:
+    """Return by what other GPUs are found to be like this one, nothing in a dry run."""
+    if lab.device.type != "cuda":
+        return {}
+    count = torch.cuda.get_device_properties(lab.device).multi_processor_count
+    return {"capability": target(lab).capability, "multiprocessors": count}
+
+
 def header(lab: Lab) -> dict:
     """Return what a file of configurations says of itself."""
     facts = describe(lab.kernel, lab.device)
@@ -215,6 +223,7 @@ def header(lab: Lab) -> dict:
     return {
         "device": facts["device"],
         "target": lint_target(lab),
+        **likeness(lab),
         "date": time.strftime("%Y-%m-%d"),
         "versions": versions,
     }

@@ -9,8 +9,9 @@ from .muon import Muon
 from .plan.exchanges import ExchangeOptions
 from .polar import orthogonalize
 from .schedules import polar_express
+from .tuning.tune import tune
 
 __all__ = [
     "ExchangeOptions", "Muon", "MuonFactory", "compat", "import_state", "matmul_transpose", "orthogonalize",
-    "polar_express", "route",
+    "polar_express", "route", "tune",
 ]  # fmt: skip

@@ -7,7 +7,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .kernels.products import Products, select_products, small_gain
+from .kernels.gains import ALONE, Circumstances
+from .kernels.products import Products, select_products, small_choice
 from .schedules import Schedule, largest_value, with_folded_scale
 from .stability import MAX_WINDOWS, restart_positions, split
 
@@ -39,6 +40,11 @@ class Iteration(NamedTuple):
         name = "small_polar" if self.in_one_launch else self.products.name
         return f"{self.method}{windows} {name} {str(self.work_dtype).replace('torch.', '')}"
 
+    @property
+    def explained(self) -> str:
+        """This in words, with where the choice of the products comes from."""
+        return f"{self}, {self.products.source}" if self.products.source else str(self)
+
 
 def choose_iteration(
     device: torch.device,
@@ -46,7 +52,7 @@ def choose_iteration(
     size: tuple[int, int],
     schedule: Schedule,
     method: str = "auto",
-    differentiable: bool = False,
+    circumstances: Circumstances = ALONE,
 ) -> Iteration:
     """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
@@ -58,8 +64,11 @@ def choose_iteration(
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
-    products = select_products(device, chain_dtype, *size, differentiable)
-    small = chain_dtype == work_dtype and not differentiable and (small_gain(device, work_dtype, *size) or 0) >= 1
+    products = select_products(device, chain_dtype, *size, circumstances)
+    in_one_launch = small_choice(device, work_dtype, *size, circumstances.among)
+    small = chain_dtype == work_dtype and not circumstances.differentiable and (in_one_launch.gain or 0) >= 1
+    if small:
+        products = products._replace(source=in_one_launch.source)
     scale = folded_scale(work_dtype, size[0], schedule)
     folded = with_folded_scale(schedule, scale)
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, small)
@@ -79,7 +88,12 @@ def choose_iteration(
 
 
 def summed_iteration(
-    device: torch.device, work_dtype: torch.dtype, size: tuple[int, int], schedule: Schedule, method: str
+    device: torch.device,
+    work_dtype: torch.dtype,
+    size: tuple[int, int],
+    schedule: Schedule,
+    method: str,
+    circumstances: Circumstances = ALONE,
 ) -> Optional[Iteration]:
     """Return how ranks that each have some columns follow a Gram matrix that they sum, by `gram` or `gram_float32`.
 
@@ -88,7 +102,7 @@ def summed_iteration(
     chain_dtype = torch.float32 if method == "gram_float32" else work_dtype
     if work_dtype == torch.float64 or _restarts(schedule, chain_dtype) is None:
         return None
-    return choose_iteration(device, work_dtype, size, schedule, method)
+    return choose_iteration(device, work_dtype, size, schedule, method, circumstances)
 
 
 def iteration_costs(m: int, n: float, steps: int, windows: int, products: Products) -> tuple[float, float]:

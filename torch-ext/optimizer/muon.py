@@ -25,7 +25,7 @@ from .parameters.settings import SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, laid_out_like
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import check_gradients, facts_of, layout_of
-from .plan.plan import Plan, make_plan, planned_settings
+from .plan.plan import Plan, choices, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
@@ -34,10 +34,13 @@ from .step.copies import check_copies
 from .step.graphs import UpdateGraphs
 from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
+from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
-from .step.warmup import warm_up
+from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
+from .tuning.progress import Line, Progress
+from .tuning.tune import Tuner, check_budget
 
 
 class Muon(Optimizer):
@@ -218,17 +221,33 @@ class Muon(Optimizer):
         notes = self._graphs.described(self._plan.all_batches(), self.param_groups) if self._cuda_graphs else ()
         return explanation_of(self.param_groups, self._plan, self._reasons, notes)
 
-    def warmup(self, progress: Optional[Callable[[int, int, str], None]] = None) -> None:
-        """Make the communicators that steps need, compile every kernel, on zeros, and capture CUDA graphs.
+    def warmup(self, progress: Optional[Progress] = None, budget: float = 60.0) -> None:
+        """Make communicators, prove and time what steps multiply by, compile every kernel, and capture CUDA graphs.
 
-        Nothing of parameters and state changes.
-        `progress(done, total, what)` is called after each; None prints a line. Ranks that share parameters must all
-        call it; they compare their plans, and raise ValueError as the first step would.
+        Products that this machine has not measured are proven against float64 and timed against torch's, for `budget`
+        seconds, which are looked at between measurements; the fastest right ones are taken from then on, and kept in
+        the user's cache folder (`tune`). What is left out stays as it is by default. Parameters, gradients and state
+        do not change. `progress(done, total, what)` is called after each stage; None draws a line.
+
+        Ranks that share parameters must all call it. They compare their plans, and raise ValueError as the first step
+        would; one rank of each kind of device measures for the others of its kind, and RuntimeError says where ranks
+        have agreed on something else with others before.
         """
+        check_budget(budget)
         self._refresh()
         self._agreement.meet("warm-up", self._plan.terms, self.param_groups)
-        graphs = self._graphs if self._cuda_graphs else None
-        warm_up(self._plan, self.param_groups, graphs, progress or _print_progress)
+        tuner = Tuner(budget)
+        phases = (
+            lambda: connections(self._plan),
+            lambda: measurements(self._plan, tuner),
+            lambda: kernels(self._current_plan(), self.param_groups),
+            lambda: self._graphs.stages(self._plan.all_batches() if self._cuda_graphs else (), self.param_groups),
+        )
+        warm_up(phases, progress or Line("warm-up"))
+
+    def _current_plan(self) -> Plan:
+        self._refresh()
+        return self._plan
 
     def check_copies(self) -> None:
         """Raise RuntimeError on the ranks that share a parameter whose copies, or whose state's, differ in a bit.
@@ -377,6 +396,7 @@ class Muon(Optimizer):
         trained = [p.requires_grad or p.grad is not None for p in params]
         facts = facts_of(params) + trained
         facts += [len(group["params"]) for group in self.param_groups] + planned_settings(self.param_groups)
+        facts.append(choices())
         before, facts_before = self._planned_for or ([], None)
         if facts != facts_before or not all(map(operator.is_, params, before)):
             self._make_plan(trained)
@@ -438,7 +458,3 @@ class Muon(Optimizer):
             raise RuntimeError("lr and weight_decay on the CPU cannot be read by a captured step: put them on the GPU")
         if self._clip is not None and self._clip.reports:
             raise RuntimeError("a captured step calls no report of qk_clip: read metrics() instead")
-
-
-def _print_progress(done: int, total: int, what: str) -> None:
-    print(f"warm-up {done}/{total}: {what}", flush=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
 from .kernels.autocast import without_autocast
+from .kernels.gains import Circumstances
 from .kernels.products import Products, add_to_diagonal_, fits_a_core, small_polar
 from .schedules import Schedule, resolve_schedule
 
@@ -48,7 +49,7 @@ def orthogonalize(
     work_dtype = check_work_dtype(dtype, G.device) or default_work_dtype(G)
     size = (min(G.shape[-2:]), max(G.shape[-2:]))
     wants_gradient = torch.is_grad_enabled() and G.requires_grad
-    iteration = choose_iteration(G.device, work_dtype, size, schedule, method, wants_gradient)
+    iteration = choose_iteration(G.device, work_dtype, size, schedule, method, Circumstances(wants_gradient))
     if G.numel() == 0:
         return torch.zeros_like(G)
     with without_autocast(G.device.type):

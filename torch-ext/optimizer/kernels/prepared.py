@@ -12,6 +12,7 @@ from typing import Any, Callable, Hashable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .measurements import changed
 from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
 
 # Geometries that are remembered. A training step has a few dozen; what makes up ever new ones starts over at times.
@@ -43,11 +44,6 @@ class Prepared(NamedTuple):
 
 
 _PREPARED: dict[Hashable, Prepared] = {}
-
-
-def forget_launches() -> None:
-    """Let the next launches choose their configurations anew, as after measurements."""
-    _PREPARED.clear()
 
 
 def symmetric_product(
@@ -103,11 +99,14 @@ def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:
 
 
 def _geometry(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Hashable:
-    """Return all that a launch depends on besides addresses, of which only those that are not by 16 bytes matter."""
+    """Return all that a launch depends on besides addresses, of which only those that are not by 16 bytes matter.
+
+    What was measured in between may have changed the configuration.
+    """
     if D is None:
         addend, offsets = None, (A.data_ptr() | B.data_ptr() | C.data_ptr()) & 15
     else:
         addend, offsets = D.stride(), (A.data_ptr() | B.data_ptr() | C.data_ptr() | D.data_ptr()) & 15
     if offsets:  # rare, and then it matters which
         offsets = tuple(x is not None and x.data_ptr() % 16 for x in (A, B, D, C))
-    return A.shape, A.stride(), B.stride(), C.stride(), addend, A.dtype, A.get_device(), offsets
+    return A.shape, A.stride(), B.stride(), C.stride(), addend, A.dtype, A.get_device(), offsets, changed()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .autocast import without_autocast
+from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
 from .native import gemm_, gemm_instructions
-from .tuned import measured_entries, nearest_of
 
 try:
     from . import small_polar
@@ -39,6 +39,7 @@ class Products(NamedTuple):
     # How many times faster than torch's product: X Xᵀ, and the products of two m x m matrices.
     gram_gain: float = 1.0
     square_gain: float = 1.0
+    source: str = ""  # of the choice, where there was one: measured here, shipped, or by default
 
 
 # What `gemm_` multiplies bfloat16 with on this processor; without instructions for it torch's products are faster.
@@ -119,29 +120,51 @@ def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
     return A
 
 
-def select_products(device: torch.device, dtype: torch.dtype, m: int, n: int, differentiable: bool = False) -> Products:
+# Among which measurements of bfloat16 on a CPU choose: in each a matrix has the same bits alone and in any batch.
+CPU_TABLES = {"SINGLE": SINGLE, "NATIVE": NATIVE, "NATIVE_SYMMETRIC": NATIVE_SYMMETRIC}
+
+
+def select_products(
+    device: torch.device, dtype: torch.dtype, m: int, n: int, circumstances: Circumstances = ALONE
+) -> Products:
     """Return the table for wide m x n matrices: `SINGLE` for one matrix (m, n) at a time, the others for (B, m, n).
 
-    On a CPU bfloat16 is multiplied by the compiled product where the processor has instructions for it. The libraries
-    behind torch's products on CPUs split the sum over k by how many matrices there are, so that a matrix would get
-    other bits in a batch than alone; one at a time it cannot. On a GPU each symmetric product is the symmetric kernel's
-    where that was measured to be faster; `name` says which are, and where nothing was measured. Only torch's products
-    are `differentiable`.
+    On a CPU bfloat16 is multiplied by what was measured to be fastest, by default by the compiled product where the
+    processor has instructions for it. The libraries behind torch's products on CPUs split the sum over k by how many
+    matrices there are, so that a matrix would get other bits in a batch than alone; one at a time it cannot. On a GPU
+    each symmetric product is the symmetric kernel's where that was measured to be faster; `name` says which are, and
+    where nothing was measured. Only torch's products are `differentiable`.
     """
     if device.type == "cpu":
-        if dtype != torch.bfloat16 or _INSTRUCTIONS == "portable" or differentiable:
-            return SINGLE
-        return NATIVE_SYMMETRIC if _INSTRUCTIONS == "amx" and _is_long_or_large(m, n) else NATIVE
-    if differentiable:
+        return SINGLE if circumstances.differentiable else _cpu_products(device, dtype, m, n, circumstances.among)
+    if circumstances.differentiable:
         return BATCHED
-    gram, square = symmetric_gain(device, dtype, m, n), symmetric_gain(device, dtype, m, m)
-    if gram is None or square is None:
+    gram = symmetric_choice(device, dtype, m, n, circumstances.among)
+    square = symmetric_choice(device, dtype, m, m, circumstances.among)
+    if gram.gain is None or square.gain is None:
         return BATCHED._replace(name="torch.bmm (symmetric_gemm unmeasured)")
-    long = SYMMETRIC if gram >= 1 else BATCHED
-    short = SYMMETRIC if square >= 1 else BATCHED
+    long = SYMMETRIC if gram.gain >= 1 else BATCHED
+    short = SYMMETRIC if square.gain >= 1 else BATCHED
     name = " + ".join(dict.fromkeys(table.name for table in (long, short, BATCHED)))
-    gains = max(gram, 1.0), max(square, 1.0)
-    return Products(long.gram, short.gram_affine, short.commuting, short.conjugated, BATCHED.affine, name, True, *gains)
+    gains = max(gram.gain, 1.0), max(square.gain, 1.0)
+    source = " and ".join(dict.fromkeys((gram.source, square.source)))
+    symmetric = long.gram, short.gram_affine, short.commuting, short.conjugated
+    return Products(*symmetric, BATCHED.affine, name, True, *gains, source)
+
+
+def _cpu_products(
+    device: torch.device, dtype: torch.dtype, m: int, n: int, among: Optional[tuple[int, ...]]
+) -> Products:
+    if dtype != torch.bfloat16:
+        return SINGLE
+    sizes = measured_sizes(device, dtype, "cpu_products", among)
+    for measured_m, measured_n, name, source in sizes:  # a loop, as in `nearest_of`
+        if (measured_m, measured_n) == (m, n) and name in CPU_TABLES:
+            return CPU_TABLES[name]._replace(source=source)
+    name = "NATIVE_SYMMETRIC" if _INSTRUCTIONS == "amx" and _is_long_or_large(m, n) else "NATIVE"
+    if _INSTRUCTIONS == "portable" or name in failed_here(device, dtype, "cpu_products"):
+        name = "SINGLE"
+    return CPU_TABLES[name]._replace(source="by default")
 
 
 def fits_a_core(m: int, n: int) -> bool:
@@ -158,29 +181,33 @@ def _is_long_or_large(m: int, n: int) -> bool:
 
 
 def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:
-    """Return torch's time over the symmetric kernel's for (m, k) on this device, from the nearest measurement.
+    """Return torch's time over the symmetric kernel's for (m, k) on this device, as `symmetric_choice` knows it."""
+    return symmetric_choice(device, dtype, m, k).gain
 
-    None where nothing was measured, or cannot apply: there are no measurements of sizes that divide by no 16.
+
+def symmetric_choice(
+    device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[tuple[int, ...]] = None
+) -> Gain:
+    """Return torch's time over the symmetric kernel's for (m, k): measured here, of the nearest shipped size, predicted.
+
+    None where nobody knows: of sizes that divide by no 16 nothing is measured nor predicted.
     """
-    return None if m % 16 or k % 16 else nearest_of(_measured_gains(device, dtype, "symmetric_gemm"), m, k)
+    if symmetric_product is None or m % 16 or k % 16:
+        return Gain()
+    known = gain_of(device, dtype, "symmetric_gemm", (m, k), among)
+    return predicted(device, dtype, m, k) if known.gain is None else known
 
 
-def small_gain(device: torch.device, dtype: torch.dtype, m: int, n: int) -> Optional[float]:
+def small_choice(
+    device: torch.device, dtype: torch.dtype, m: int, n: int, among: Optional[tuple[int, ...]] = None
+) -> Gain:
     """Return the time of the iteration over products over that of the kernel which does all of it, for small m x n.
 
     None where nothing was measured, or where the kernel takes no matrices of this size.
     """
     if symmetric_product is None or not small_polar.fits(m, n, dtype):
-        return None
-    return nearest_of(_measured_gains(device, dtype, "small_polar"), m, n)
-
-
-@torch.compiler.assume_constant_result
-def _measured_gains(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[tuple[int, int, float], ...]:
-    if symmetric_product is None or device.type != "cuda" or not torch.cuda.is_available():
-        return ()
-    entries = measured_entries(torch.cuda.get_device_name(device), dtype, kernel)
-    return tuple((entry["m"], entry["k"], entry["gain"]) for entry in entries)
+        return Gain()
+    return gain_of(device, dtype, "small_polar", (m, n), among)
 
 
 def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:

@@ -1,23 +1,14 @@
-"""Launch configurations: measured ones by device and size, and safe ones where nothing was measured.
-
-`configs/<device>.json` is written by the tuner and holds, for each dtype, a list of entries
-
-    {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 4, "gain": 1.31}
-
-of which the one nearest in m and k, by their ratios, is taken; `gain` is torch's time over that of the kernel.
-"""
+"""Launch configurations: measured ones by device and size (`measurements.py`), and safe ones where there are none."""
 
 from __future__ import annotations
 
-import functools
-import json
-import math
-from pathlib import Path
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional
 
 import torch
 
-_CONFIGS = Path(__file__).parent / "configs"
+from .machine import gpu_key
+from .measurement_file import Need
+from .measurements import candidate_name, failed, measured_here, nearest_of, shipped_entries
 
 
 class Config(NamedTuple):
@@ -118,33 +109,11 @@ def padded_side(m: int) -> int:
     return next(side for side in SMALL_SIDES if side >= m)
 
 
-@functools.cache
-def measured(device_name: str) -> dict:
-    """Return what was measured on a device, empty if nothing was: kernel -> dtype name -> entries."""
-    file = _CONFIGS / f"{device_name.replace(' ', '_')}.json"
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
-def measured_entries(device_name: str, dtype: torch.dtype, kernel: str = "symmetric_gemm") -> list[dict]:
-    """Return what was measured of a kernel on a device in one dtype."""
-    return measured(device_name).get(kernel, {}).get(str(dtype).replace("torch.", ""), [])
-
-
 def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = "symmetric_gemm") -> Optional[dict]:
-    """Return the measured entry nearest to m x k, or None where the device or dtype was not measured."""
-    entries = measured_entries(device_name, dtype, kernel)
+    """Return the entry that was measured here for m x k, else the nearest shipped one; None where there is none."""
+    key, name = gpu_key(device_name), str(dtype).replace("torch.", "")
+    here = measured_here(key, Need(kernel, name, m, k))
+    if here is not None and candidate_name(here.entry, kernel) not in failed(key, kernel, name):
+        return here.entry
+    entries = shipped_entries(key, kernel, name)
     return nearest_of([(entry["m"], entry["k"], entry) for entry in entries], m, k)
-
-
-def nearest_of(entries: Sequence[tuple[int, int, Any]], m: int, k: int) -> Any:
-    """Return what was measured by the smallest factor, in both sizes together, away from m x k; else None."""
-    found, smallest = None, math.inf
-    for measured_m, measured_k, value in entries:  # a loop, which is traced with sizes that vary, as min() is not
-        factor = _ratio(measured_m, max(m, 1)) * _ratio(measured_k, max(k, 1))
-        if factor < smallest:
-            found, smallest = value, factor
-    return found
-
-
-def _ratio(a: int, b: int) -> float:
-    return max(a / b, b / a)

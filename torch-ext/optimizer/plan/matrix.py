@@ -8,12 +8,13 @@ from typing import Callable, Hashable, Iterable, Optional
 import torch
 
 from ..iteration import Iteration
+from ..kernels.gains import ALONE, Circumstances
 from ..learning_rate import step_multiplier
 from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group
 from ..schedules import Schedule
 from .costs import WORTH_SENDING, flops, owners_cost
-from .process_groups import Ranks, this_rank
+from .process_groups import Ranks, this_rank, world_size
 from .shards import Part, Shards
 
 
@@ -47,11 +48,18 @@ class Parameter:
                 "rows": rows,
                 "cols": cols,
                 "multiplier": step_multiplier(group["adjust_lr_fn"], rows, cols) * self.view.scale,
-                "iteration": choose(self.device, self.work_dtype, size, self.schedule, group["ns_method"]),
+                "iteration": choose(
+                    self.device, self.work_dtype, size, self.schedule, group["ns_method"], self.circumstances
+                ),
                 "shards": self.shards,
                 "cost": owners_cost(rows, cols, len(self.schedule)),
             }
         return tuple(Matrix(self, index, **alike[size]) for index, size in enumerate(self.view.shapes))
+
+    @property
+    def circumstances(self) -> Circumstances:
+        """What choices for its matrices depend on: ranks that may have copies of them take the same."""
+        return Circumstances(among=self.sharers or ()) if world_size() > 1 else ALONE
 
     @property
     def is_here(self) -> bool:

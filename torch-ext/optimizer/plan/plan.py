@@ -10,6 +10,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 from torch import Tensor
 
 from ..iteration import choose_iteration, default_work_dtype
+from ..kernels.measurements import changed, work_among_ranks
 from ..parameters.groups import names_of, view_in_group
 from ..parameters.settings import PLANNED, STACKED, Group, work_dtype_of
 from ..schedules import resolve_schedule
@@ -18,7 +19,7 @@ from .batches import Batch, grouped, plan_batches
 from .exchanges import Exchange, ExchangeOptions, plan_exchanges
 from .layout import layout_of, local_part
 from .matrix import Matrix, Parameter
-from .process_groups import Ranks, this_rank
+from .process_groups import Ranks, this_rank, world_size
 from .shards import check_shards, shards_of
 from .sums import SummedBatch, as_summed, plan_sums
 from .teams import Team
@@ -105,6 +106,12 @@ def make_plan(
         fallback=tuple(_fallback_batches(groups, replica_ranks)),
         terms=terms_of(groups, common_line, replica_ranks, state),
     )
+
+
+def choices() -> int:
+    """Return a number that is another one when measurements, and with them iterations, may have changed."""
+    work_among_ranks(world_size() > 1)
+    return changed()
 
 
 def stack_groups(groups: Groups) -> list[int]:

@@ -27,6 +27,11 @@ def this_rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def world_size() -> int:
+    """Return how many ranks there are, 1 where nobody has made a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def group_of(ranks: Ranks, names: str = "") -> dist.ProcessGroup:
     """Return a process group of `ranks`: one that is known, or a new one, made when they first ask for it.
 

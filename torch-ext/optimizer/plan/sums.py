@@ -43,7 +43,8 @@ def as_summed(matrix: Matrix) -> Optional[Matrix]:
     if matrix.shards.layout.copies > 1 or matrix.shards.lengthwise(matrix.index) is None:
         return None
     (m, n), parameter = sorted((matrix.rows, matrix.cols)), matrix.parameter
-    iteration = summed_iteration(parameter.device, parameter.work_dtype, (m, n), parameter.schedule, "gram_float32")
+    of = parameter.device, parameter.work_dtype, (m, n), parameter.schedule
+    iteration = summed_iteration(*of, "gram_float32", parameter.circumstances)
     if iteration is None:
         return None
     summed = replace(matrix, iteration=iteration)

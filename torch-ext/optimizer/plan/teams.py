@@ -111,4 +111,5 @@ def _has_teams(layout: Layout, holders: Ranks, size: int) -> bool:
 
 def _iteration(matrix: Matrix) -> Optional[Iteration]:
     parameter, size = matrix.parameter, sorted((matrix.rows, matrix.cols))
-    return summed_iteration(parameter.device, parameter.work_dtype, tuple(size), parameter.schedule, "gram")
+    of = parameter.device, parameter.work_dtype, tuple(size), parameter.schedule
+    return summed_iteration(*of, "gram", parameter.circumstances)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from functools import partial
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..iteration import Iteration
 from ..kernels.autocast import without_autocast
 from ..parameters.settings import Group
 from ..plan.batches import Batch
+from ..tuning.tune import Stage
 from .polar_update import as_parameter, packed_memory, polar_update
 
 
@@ -75,18 +76,25 @@ class UpdateGraphs:
         replayed = sum(kind in self._replays for kind in kinds)
         return [f"{replayed} of {len(kinds)} batches replay a CUDA graph, captured by warmup()"] if kinds else []
 
-    def stages(self, batches: Iterable[Batch], groups: Sequence[Group]) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Let go of all graphs, and yield for each kind of whole batches on GPUs its name and what captures it."""
-        self._replays = {}
-        kinds = {_whole(batch, groups): batch for batch in batches if can_capture(batch.device)}
-        devices = {kind.device for kind in kinds}
-        buffers = {device: _Buffers(device, [kind for kind in kinds if kind.device == device]) for device in devices}
-        for kind, batch in kinds.items():
-            yield f"capture {kind}", partial(self._capture, kind, batch, buffers[kind.device])
+    def stages(self, batches: Iterable[Batch], groups: Sequence[Group]) -> list[Stage]:
+        """Return what captures a graph for each kind of whole batches on GPUs; the first lets go of all that are there.
 
-    def _capture(self, kind: Kind, batch: Batch, buffers: _Buffers) -> None:
+        Each returns what it has done.
+        """
+        kinds = {_whole(batch, groups): batch for batch in batches if can_capture(batch.device)}
+        buffers: dict[torch.device, _Buffers] = {}
+        captures = [partial(self._capture, kind, batch, buffers) for kind, batch in kinds.items()]
+        return [partial(self._make_room, list(kinds), buffers), *captures] if kinds else []
+
+    def _make_room(self, kinds: Sequence[Kind], buffers: dict[torch.device, _Buffers]) -> str:
+        self._replays = {}
+        for device in {kind.device for kind in kinds}:
+            buffers[device] = _Buffers(device, [kind for kind in kinds if kind.device == device])
+        return f"memory for {len(kinds)} CUDA graphs"
+
+    def _capture(self, kind: Kind, batch: Batch, buffers: dict[torch.device, _Buffers]) -> str:
         """Capture a graph, and keep it if its bits are those of the eager update."""
-        directions, factors = buffers.views(kind)
+        directions, factors = buffers[kind.device].views(kind)
         directions.normal_(generator=torch.Generator(kind.device).manual_seed(0))
         with torch.no_grad(), without_autocast(kind.device.type):
             expected, norms = polar_update(batch, directions, kind.eps)
@@ -94,20 +102,21 @@ class UpdateGraphs:
             def update() -> None:
                 norms.copy_(polar_update(batch, directions, kind.eps, factors)[1])
 
-            start = captured(update, kind.device, buffers.pool)
+            start = captured(update, kind.device, buffers[kind.device].pool)
             updates = as_parameter(batch, factors)
             factors.fill_(math.nan)
             start()
         if not torch.equal(updates, expected):
-            text = f"a captured graph gives other bits than eager launches, which this batch is left to: {kind}"
+            text = f"a CUDA graph gives other bits than eager launches, which this batch is left to: {kind}"
             warnings.warn(text, stacklevel=2)
-            return
+            return f"not captured: {kind}"
 
         def replay() -> tuple[Tensor, Tensor]:
             start()
             return updates, norms.clone()  # which are read after the step
 
         self._replays[kind] = Packed(directions, replay)
+        return f"capture {kind}"
 
 
 class _Buffers:

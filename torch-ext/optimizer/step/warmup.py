@@ -1,4 +1,8 @@
-"""Before the first step: what it would otherwise wait for, connections between ranks and kernels to compile."""
+"""Before the first step: what it would otherwise wait for, connections between ranks and kernels to compile.
+
+A stage is a call that returns what it did. Stages come in phases, each of which is asked for its stages when its turn
+comes: those that compile depend on what those before have measured.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,44 @@ from ..plan.batches import Batch
 from ..plan.exchanges import Exchange
 from ..plan.plan import Plan
 from ..plan.process_groups import Ranks, all_reduce_sum_, explaining_timeouts, group_of
-from .graphs import UpdateGraphs
+from ..tuning.progress import Progress
+from ..tuning.tune import Stage
 from .polar_update import packed_memory, polar_update
 
-Progress = Callable[[int, int, str], None]
-Stage = tuple[str, Callable[[], None]]  # what it is, and what does it
+Phase = Callable[[], Sequence[Stage]]
 
 
-def warm_up(plan: Plan, groups: Sequence[Group], graphs: Optional[UpdateGraphs], progress: Progress) -> None:
-    """Make the communicators of a step and send a few bytes over each; compile its kernels on zeros; capture `graphs`.
+def warm_up(phases: Sequence[Phase], progress: Progress) -> None:
+    """Run the stages of all phases; `progress(done, total, what)` is called after each.
 
-    All ranks that share parameters must call it. `progress(done, total, what)` is called after each.
+    All ranks that share parameters must call it. What comes after a phase is counted as it looks then.
     """
-    captures = () if graphs is None else graphs.stages(plan.all_batches(), groups)
-    stages = [*_connections(plan), *_kernels(plan, groups), *captures]
-    for done, (what, run) in enumerate(stages, 1):
-        run()
-        progress(done, len(stages), what)
+    done = 0
+    for number, phase in enumerate(phases, 1):
+        stages, after = phase(), sum(len(later()) for later in phases[number:])
+        for left, stage in zip(reversed(range(len(stages))), stages):
+            what = stage()
+            done += 1
+            progress(done, done + left + after, what)
 
 
-def _connections(plan: Plan) -> Iterator[Stage]:
-    """Yield one stage for each communicator, in an order that all of its ranks have."""
+def connections(plan: Plan) -> list[Stage]:
+    """Return a stage for each communicator of a step, which sends a few bytes; all of its ranks have one order."""
+    return [partial(_told, what, run) for what, run in _connections(plan)]
+
+
+def kernels(plan: Plan, groups: Sequence[Group]) -> list[Stage]:
+    """Return a stage for each kind of batch, which compiles what it needs on zeros."""
+    return [partial(_told, what, run) for what, run in _kernels(plan, groups)]
+
+
+def _told(what: str, run: Callable[[], None]) -> str:
+    run()
+    return what
+
+
+def _connections(plan: Plan) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield what each stage is, and what does it."""
     for ranks, terms in sorted(plan.terms.items()):
         yield f"connect {len(ranks)} ranks that share parameters", partial(_reduce_a_number, ranks, terms.device)
     for exchange in plan.exchanges:
@@ -60,7 +81,7 @@ def _exchange_a_byte(exchange: Exchange) -> None:
         dist.all_to_all_single(torch.empty_like(sent), sent, group=group)
 
 
-def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[Stage]:
+def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callable[[], None]]]:
     kinds = {(b.packed_shape, b.transposed, b.packed_dtype, b.iteration): b for b in plan.all_batches()}
     for batch in kinds.values():
         count, first = len(batch.matrices), batch.matrices[0]

@@ -1,0 +1,234 @@
+"""What is kept of measurements: in a file that may be broken or written by several at once, and which of them count."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.rank_pool import load_kernel
+
+CPU = torch.device("cpu")
+KERNEL, DTYPE = "cpu_products", "bfloat16"
+
+
+@pytest.fixture
+def measurements(kernel, monkeypatch, tmp_path):
+    """The store, with a cache folder of its own and nothing known."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel.kernels.measurements.forget()
+    yield kernel.kernels.measurements
+    monkeypatch.undo()
+    kernel.kernels.measurements.forget()
+
+
+@pytest.fixture
+def file(kernel):
+    return kernel.kernels.measurement_file
+
+
+@pytest.fixture
+def key(kernel):
+    return kernel.kernels.machine.key_of(CPU)
+
+
+def entry(m: int, k: int, products: str = "SINGLE") -> dict:
+    return {"m": m, "k": k, "products": products}
+
+
+def table(file, *entries: dict, failed: dict | None = None):
+    measured = {file.Need(KERNEL, DTYPE, found["m"], found["k"]): found for found in entries}
+    return file.Table(measured, {(KERNEL, DTYPE): failed} if failed else {})
+
+
+def known(measurements, file, key, m: int, k: int, among=None):
+    found = measurements.measured_here(key, file.Need(KERNEL, DTYPE, m, k), among)
+    return None if found is None else (found.entry["products"], found.source)
+
+
+def test_what_was_kept_is_read_by_the_next_process(measurements, file, key):
+    measurements.keep(key, table(file, entry(8, 16)))
+    measurements.forget()  # as a new process, which has read nothing
+    assert known(measurements, file, key, 8, 16) == ("SINGLE", "measured here")
+    assert known(measurements, file, key, 16, 8) is None
+
+
+def test_a_second_reader_needs_no_file(measurements, file, key):
+    measurements.keep(key, table(file, entry(8, 16)))
+    file.file_of(key).unlink()
+    assert known(measurements, file, key, 8, 16) == ("SINGLE", "measured here")
+
+
+FOREIGN = {"key": {"device": "another"}, "measured": {}, "failed": {}}
+
+
+def broken_files(good: str) -> dict[str, str | bytes]:
+    wrong_size = good.replace('"m": 8', '"m": -8')
+    texts = {"cut off": good[: len(good) // 2], "not json": "{", "not text": b"\xff\xfe\x00", "a list": "[1]"}
+    return {**texts, "another key": json.dumps(FOREIGN), "a size below 1": wrong_size, "empty": ""}
+
+
+def test_a_broken_or_foreign_file_is_named_and_replaced(measurements, file, key):
+    measurements.keep(key, table(file, entry(8, 16)))
+    path = file.file_of(key)
+    for why, content in broken_files(path.read_text()).items():
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        measurements.forget()
+        with pytest.warns(RuntimeWarning, match=path.name):
+            assert known(measurements, file, key, 8, 16) is None, why
+        measurements.keep(key, table(file, entry(24, 32)))
+        measurements.forget()
+        assert known(measurements, file, key, 24, 32) == ("SINGLE", "measured here"), why
+
+
+@pytest.mark.parametrize("field", ["device", "threads", "driver", "torch", "triton", "kernels"])
+def test_every_part_of_a_key_counts(measurements, file, key, field):
+    measurements.keep(key, table(file, entry(8, 16)))
+    measurements.forget()
+    other = key._replace(**{field: 77 if field == "threads" else "another"})
+    assert file.file_of(other) != file.file_of(key)
+    file.file_of(key).rename(file.file_of(other))
+    with pytest.warns(RuntimeWarning, match="is ignored"):
+        assert known(measurements, file, other, 8, 16) is None
+
+
+def test_threads_and_instructions_are_in_a_processors_key(kernel, one_thread):
+    machine = kernel.kernels.machine
+    assert machine.key_of(CPU).threads == 1
+    torch.set_num_threads(2)
+    assert machine.key_of(CPU).threads == 2
+    torch.set_num_threads(1)
+    assert machine.key_of(CPU).device.endswith(kernel.kernels.native.gemm_instructions())
+
+
+def write_some(variants: str, first: int, count: int, together) -> None:
+    kernel = load_kernel(Path(variants), None)
+    together.wait()
+    for i in range(first, first + count):
+        kernel.kernels.measurements.keep(
+            kernel.kernels.machine.key_of(CPU), table(kernel.kernels.measurement_file, entry(i, i))
+        )
+
+
+def test_two_processes_lose_nothing_of_each_others(kernel, measurements, file):
+    """Each adds to what the other has written since it looked last."""
+    count, context = 60, multiprocessing.get_context("spawn")
+    variants = str(Path(kernel.__file__).parents[1])
+    together = context.Barrier(2)
+    writers = [context.Process(target=write_some, args=(variants, 1 + i * count, count, together)) for i in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    (path,) = Path(os.environ["XDG_CACHE_HOME"]).glob("optimizer/*")  # no lock, and nothing half written
+    sizes = [found["m"] for found in json.loads(path.read_text())["measured"][KERNEL][DTYPE]]
+    assert [writer.exitcode for writer in writers] == [0, 0] and sizes == list(range(1, 2 * count + 1))
+
+
+def test_a_lock_that_a_dead_process_left_is_passed(measurements, file, key, monkeypatch):
+    monkeypatch.setattr(file, "_LOCK_SECONDS", 0.05)
+    lock = file.file_of(key).with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    measurements.keep(key, table(file, entry(8, 16)))
+    assert file.file_of(key).exists() and not lock.exists()
+
+
+def test_without_a_place_for_files_the_process_remembers(measurements, file, key, monkeypatch, tmp_path):
+    """A folder below a file cannot be made, whoever asks; said once."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="this process only") as told:
+        measurements.keep(key, table(file, entry(8, 16)))
+        measurements.keep(key, table(file, entry(16, 16)))
+    assert len(told) == 1 and known(measurements, file, key, 8, 16) == ("SINGLE", "measured here")
+
+
+def test_the_cache_folder_is_that_of_the_convention(file, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named, expected in ((None, tmp_path / ".cache"), ("relative", tmp_path / ".cache"), ("/else", Path("/else"))):
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        if named:
+            monkeypatch.setenv("XDG_CACHE_HOME", named)
+        assert file.cache_folder() == expected / "optimizer"
+
+
+def test_nothing_is_read_at_import(kernel, tmp_path):
+    variants = str(Path(kernel.__file__).parents[1])
+    program = (
+        "import sys; from pathlib import Path; from tests.support.rank_pool import load_kernel;"
+        f"kernel = load_kernel(Path({variants!r}), None);"
+        "sys.exit(len(kernel.kernels.measurements._STATE.tables))"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    root = Path(__file__).resolve().parents[2]
+    assert subprocess.run([sys.executable, "-c", program], env=environment, cwd=root).returncode == 0
+
+
+def test_a_measured_size_is_chosen_and_explained(kernel, measurements, file, key):
+    select, bfloat16 = kernel.kernels.products.select_products, torch.bfloat16
+    for name in ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC"):
+        measurements.keep(key, table(file, entry(24, 40, name)))
+        chosen = select(CPU, bfloat16, 24, 40)
+        assert (chosen.name, chosen.source) == (kernel.kernels.products.CPU_TABLES[name].name, "measured here")
+        assert select(CPU, bfloat16, 24, 48).source == "by default"
+    optimizer = kernel.Muon([("w", torch.nn.Parameter(torch.ones(24, 40)))], ns_dtype=bfloat16)
+    assert optimizer.explain().rows[0].kernel.endswith("bfloat16, measured here")
+
+
+def test_a_plan_is_made_anew_when_choices_change(kernel, measurements, file, key):
+    p = torch.nn.Parameter(torch.ones(24, 40))
+    optimizer = kernel.Muon([("w", p)], ns_dtype=torch.bfloat16)
+    kernels = []
+    for name in ("NATIVE", "SINGLE", "NATIVE"):
+        measurements.keep(key, table(file, entry(24, 40, name)))
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+        kernels.append(optimizer._plan.batches[0].iteration.products.name)
+    products = kernel.kernels.products
+    assert kernels == [products.NATIVE.name, products.SINGLE.name, products.NATIVE.name]
+
+
+def test_what_failed_here_is_taken_from_nowhere(kernel, measurements, file, monkeypatch):
+    """Neither from this machine's file nor from shipped ones: the next best of those is."""
+    config = {"tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 3}
+    other = {**config, "stages": 4}
+    entries = [{"m": 64, "k": 64, **config, "gain": 1.5}, {"m": 640, "k": 640, **other, "gain": 1.2}]
+    monkeypatch.setattr(measurements, "shipped", lambda name: ("a GPU", {"symmetric_gemm": {"float16": entries}}))
+    tuned, gpu = kernel.kernels.tuned, kernel.kernels.machine.gpu_key("a GPU")
+    nearest = lambda: tuned.nearest("a GPU", torch.float16, 64, 64)  # noqa: E731
+    assert nearest() is entries[0]
+    measurements.keep(
+        gpu, file.Table({file.Need("symmetric_gemm", "float16", 64, 64): {**entries[0], "gain": 1.7}}, {})
+    )
+    assert nearest()["gain"] == 1.7
+    measurements.keep(gpu, file.Table({}, {("symmetric_gemm", "float16"): {"128-64-8-8-3": "not symmetric"}}))
+    assert nearest() is entries[1]
+    measurements.forget()
+    assert nearest() is entries[1]  # by its file
+
+
+def test_only_what_was_agreed_counts_among_ranks(measurements, file, key):
+    """And among exactly the ranks that agreed; a machine's file may be another on other ranks."""
+    measurements.keep(key, table(file, entry(8, 16)))
+    need, ranks = file.Need(KERNEL, DTYPE, 8, 16), (0, 3)
+    assert known(measurements, file, key, 8, 16, ranks) is None
+    measurements.agree(key, need, entry(8, 16, "NATIVE"), 3, ranks)
+    assert known(measurements, file, key, 8, 16, ranks) == ("NATIVE", "measured by rank 3")
+    for others in ((), (0, 1), (0, 1, 2, 3)):
+        assert known(measurements, file, key, 8, 16, others) is None
+    assert known(measurements, file, key, 8, 16) == ("SINGLE", "measured here")
+    measurements.work_among_ranks(True)
+    assert known(measurements, file, key, 8, 16) == ("NATIVE", "measured by rank 3")
+
+
+def test_launched_fields_are_those_of_configurations(kernel, file):
+    tuned = kernel.kernels.tuned
+    assert file.LAUNCHED["symmetric_gemm"] == tuned.Config._fields
+    assert file.LAUNCHED["small_polar"] == tuned.SmallConfig._fields

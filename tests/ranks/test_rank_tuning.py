@@ -1,0 +1,246 @@
+"""Ranks that share matrices take the same choice, whatever each of them would measure or has in its file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from tests.support.rank_pool import JobError
+from tests.tuning.conftest import TableClock
+
+CPU = torch.device("cpu")
+TABLES = ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC")
+SIZE = (24, 40)
+SHARDED = Shard(0)
+
+
+@pytest.fixture
+def pool(pools):
+    """A pool whose processes, which have agreed on something, do not outlive the test."""
+    pool = pools(4, 20.0)
+    yield pool
+    pool.close()
+
+
+@contextlib.contextmanager
+def measuring(kernel, fastest: str, problems=()):
+    """Let this rank measure that `fastest` is, with a cache folder of its own; yields the sizes that it measures."""
+    contest, tune, measured = kernel.tuning.contest, kernel.tuning.tune, []
+
+    def contest_of(task):
+        measured.append((task.need.m, task.need.k))
+        if problems:
+            raise problems[0]
+        made = {name: contest.Candidate(lambda: None, partial(str, name), name) for name in TABLES}
+        entry = lambda winner, times: {"m": task.need.m, "k": task.need.k, "products": winner}  # noqa: E731
+        return contest.Contest(made, "NATIVE", "SINGLE", entry)
+
+    clock = TableClock({**dict.fromkeys(TABLES, 1.0), fastest: 0.5})
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(mock.patch.dict(os.environ, XDG_CACHE_HOME=folder))
+        stack.enter_context(mock.patch.object(tune, "contest_of", contest_of))
+        stack.enter_context(mock.patch.object(tune, "Clock", clock))
+        kernel.kernels.measurements.forget()
+        yield measured
+
+
+def fsdp(kernel, *sizes, placement=SHARDED):
+    """Return an optimizer of matrices that all ranks share, in bfloat16, and the matrices."""
+    mesh = init_device_mesh("cpu", (4,))
+    params = [nn.Parameter(distribute_tensor(torch.ones(size), mesh, [placement])) for size in sizes]
+    return kernel.Muon([(f"layers.{i}.w", p) for i, p in enumerate(params)], ns_dtype=torch.bfloat16), params
+
+
+def kernels(optimizer) -> list[str]:
+    return [row.kernel.replace("standard ", "") for row in optimizer.explain().rows]
+
+
+def own_favourite(kernel):
+    """Each rank would measure another winner."""
+    with measuring(kernel, TABLES[dist.get_rank() % 3]) as measured:
+        optimizer, _ = fsdp(kernel, SIZE, (8, 16), (40, 24))
+        told = []
+        optimizer.warmup(lambda *stage: told.append(stage))
+        return kernels(optimizer), measured, [total for _, total, _ in told], told[-3][2]
+
+
+def test_one_rank_measures_and_all_take_its_choice(pool):
+    found = pool.run(own_favourite)
+    assert [measured for _, measured, _, _ in found] == [[(8, 16), (24, 40)], [], [], []]
+    assert {tuple(said) for said, *_ in found} == {("torch.mm bfloat16, measured by rank 0",) * 3}
+    assert all(len(set(totals)) == 1 for _, _, totals, _ in found)
+    assert found[0][3].endswith("SINGLE") and found[3][3].endswith("SINGLE, by rank 0")
+
+
+def one_with_a_file(kernel, act: str):
+    """Rank 2 has measured before; returns what all run before and after a warm-up, and who measured."""
+    machine, file = kernel.kernels.machine, kernel.kernels.measurement_file
+    with measuring(kernel, "NATIVE_SYMMETRIC") as measured:
+        if dist.get_rank() == 2:
+            entry = {"m": SIZE[0], "k": SIZE[1], "products": "SINGLE"}
+            table = file.Table({file.Need("cpu_products", "bfloat16", *SIZE): entry}, {})
+            kernel.kernels.measurements.keep(machine.key_of(CPU), table)
+        optimizer, params = fsdp(kernel, SIZE, placement=Replicate())
+        before = kernels(optimizer)
+        if act == "warmup":
+            optimizer.warmup(lambda *_: None)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        optimizer.check_copies()
+        return before, kernels(optimizer), measured
+
+
+@pytest.mark.parametrize("act", ["warmup", "step"])
+def test_a_file_of_one_rank_alone_counts_only_when_agreed(pool, act):
+    found = pool.run(one_with_a_file, act)
+    assert len({str(one[:2]) for one in found}) == 1 and "by default" in found[0][0][0]
+    assert ("measured by rank 0" in found[0][1][0]) == (act == "warmup")
+    assert [one[2] for one in found] == [[SIZE] if act == "warmup" else [], [], [], []]
+
+
+def two_kinds(kernel):
+    """Two ranks with another processor each measure for themselves and their like."""
+    rank = dist.get_rank()
+    name = "a fast processor" if rank % 2 else "a slow processor"
+    with (
+        mock.patch.object(kernel.kernels.machine, "processor", lambda: name),
+        measuring(kernel, TABLES[rank % 3]) as found,
+    ):
+        optimizer, _ = fsdp(kernel, SIZE)
+        optimizer.warmup(lambda *_: None)
+        return kernels(optimizer), found
+
+
+def test_each_kind_of_device_has_a_rank_that_measures(pool):
+    found = pool.run(two_kinds)
+    assert [measured for _, measured in found] == [[SIZE], [SIZE], [], []]
+    assert [said[0].split()[-1] for said, _ in found] == ["0", "1", "0", "1"]
+    assert [said[0].split()[0] for said, _ in found] == ["torch.mm", "gemm_", "torch.mm", "gemm_"]
+
+
+def overlapping(kernel):
+    """Each rank shares one matrix with all and one with each neighbour, of a ring; all of one size, and one not."""
+    rank, pairs = dist.get_rank(), [(0, 1), (1, 2), (2, 3), (0, 3)]
+    meshes = [DeviceMesh("cpu", list(range(4))), *(DeviceMesh("cpu", list(pair)) for pair in pairs)]
+    sizes = [SIZE, SIZE, (16, 48), SIZE, SIZE]
+    named = []
+    for i, (mesh, ranks) in enumerate(zip(meshes, [tuple(range(4)), *pairs])):
+        if rank in ranks:
+            named.append((f"layers.{i}.w", nn.Parameter(distribute_tensor(torch.ones(sizes[i]), mesh, [Shard(0)]))))
+    with measuring(kernel, TABLES[rank % 3]) as measured:
+        optimizer = kernel.Muon(named, ns_dtype=torch.bfloat16)
+        optimizer.warmup(lambda *_: None)
+        return {name: said for (name, _), said in zip(named, kernels(optimizer))}, measured
+
+
+def test_overlapping_sets_agree_without_waiting_for_each_other(pool):
+    """The set of all comes first; what was agreed there holds in the others."""
+    found = pool.run(overlapping)
+    by_name: dict[str, set] = {}
+    for said, _ in found:
+        for name, text in said.items():
+            by_name.setdefault(name, set()).add(text)
+    assert all(len(said) == 1 for said in by_name.values()), by_name
+    assert all("measured by rank 0" in said for name, (said,) in by_name.items() if name != "layers.2.w")
+    assert [measured for _, measured in found] == [[SIZE], [(16, 48)], [], []]
+
+
+def agreed_elsewhere(kernel):
+    """Ranks 0 and 3 have agreed with others on unlike things."""
+    measurements, need = (
+        kernel.kernels.measurements,
+        kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", *SIZE),
+    )
+    with measuring(kernel, "SINGLE"):
+        agreed = {0: "SINGLE", 3: "NATIVE"}.get(dist.get_rank())
+        if agreed:
+            entry = {"m": SIZE[0], "k": SIZE[1], "products": agreed}
+            measurements.agree(kernel.kernels.machine.key_of(CPU), need, entry, dist.get_rank(), (dist.get_rank(), 9))
+        optimizer, _ = fsdp(kernel, SIZE)
+        try:
+            optimizer.warmup(lambda *_: None)
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+
+def test_unlike_agreements_are_named_on_all_ranks(pool):
+    for said in pool.run(agreed_elsewhere):
+        assert (
+            "24 x 40 bfloat16" in said and "rank 0 has agreed with [(0, 9)]" in said and "rank 3 with [(3, 9)]" in said
+        )
+
+
+def agreed_before(kernel):
+    """One rank has agreed with others before: the rest takes that, and nobody measures."""
+    measurements, need = (
+        kernel.kernels.measurements,
+        kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", *SIZE),
+    )
+    with measuring(kernel, "SINGLE") as measured:
+        if dist.get_rank() == 2:
+            entry = {"m": SIZE[0], "k": SIZE[1], "products": "NATIVE_SYMMETRIC"}
+            measurements.agree(kernel.kernels.machine.key_of(CPU), need, entry, 7, (2, 7))
+        optimizer, _ = fsdp(kernel, SIZE)
+        optimizer.warmup(lambda *_: None)
+        return kernels(optimizer), measured
+
+
+def test_what_one_rank_agreed_on_before_is_taken(pool):
+    found = pool.run(agreed_before)
+    assert [measured for _, measured in found] == [[]] * 4
+    assert {said[0].split("bfloat16, ")[1] for said, _ in found} == {"measured by rank 7"}
+
+
+def failing_measurement(kernel):
+    with measuring(kernel, "SINGLE", problems=[ValueError("the device is gone")]):
+        optimizer, _ = fsdp(kernel, SIZE)
+        optimizer.warmup(lambda *_: None)
+
+
+def test_a_measurement_that_fails_is_told_to_those_who_wait(pool):
+    with pytest.raises(JobError, match=r"(?s)ranks \[0, 1, 2, 3\].*rank 0 could not measure.*the device is gone"):
+        pool.run(failing_measurement)
+
+
+def without_time(kernel):
+    with measuring(kernel, "SINGLE") as measured:
+        optimizer, _ = fsdp(kernel, SIZE)
+        told = []
+        optimizer.warmup(lambda *stage: told.append(stage[2]), budget=0)
+        return kernels(optimizer), measured, sum("1 left to their default" in what for what in told)
+
+
+def test_without_time_all_stay_as_they_were(pool):
+    for said, measured, told in pool.run(without_time):
+        assert "by default" in said[0] and not measured and told == 1
+
+
+def plain_parameters(kernel):
+    """Of which DDP may have copies that the optimizer does not know of; and the same ones, of which it is told."""
+    with measuring(kernel, TABLES[dist.get_rank() % 3]) as measured:
+        unknown = kernel.Muon([("w", nn.Parameter(torch.ones(SIZE)))], ns_dtype=torch.bfloat16)
+        unknown.warmup(lambda *_: None)
+        alone = list(measured), kernels(unknown)
+        exchange = kernel.ExchangeOptions(process_group=dist.group.WORLD)
+        known = kernel.Muon([("w", nn.Parameter(torch.ones(SIZE)))], ns_dtype=torch.bfloat16, exchange=exchange)
+        known.warmup(lambda *_: None)
+        return *alone, kernels(known), kernels(unknown)
+
+
+def test_unknown_copies_keep_their_default(pool):
+    for measured, alone, known, after in pool.run(plain_parameters):
+        assert not measured and "by default" in alone[0] and alone == after
+        assert "measured by rank 0" in known[0]

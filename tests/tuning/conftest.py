@@ -1,0 +1,49 @@
+"""What tests of tuning share: a store that knows nothing, with caches of its own, and a clock that is a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+
+@pytest.fixture
+def measurements(kernel, monkeypatch, tmp_path):
+    """The store, with a cache folder of its own and nothing known."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel.kernels.measurements.forget()
+    yield kernel.kernels.measurements
+    monkeypatch.undo()
+    kernel.kernels.measurements.forget()
+
+
+class TableClock:
+    """A clock on which work takes what a table says, by the name that it returns; each measurement moves it on."""
+
+    def __init__(self, table: Mapping[str, list[float] | float], per_burst: float = 0.0):
+        self.table = {name: seconds if isinstance(seconds, list) else [seconds] for name, seconds in table.items()}
+        self.per_burst = per_burst
+        self.time = 0.0
+        self.bursts: list[str] = []
+
+    def __call__(self, device):
+        return self
+
+    def now(self) -> float:
+        return self.time
+
+    def ready(self, work):
+        work()
+        return work
+
+    def seconds_of(self, work, times: int) -> float:
+        name = work()
+        self.bursts.append(name)
+        turn = self.bursts.count(name) - 1
+        self.time += self.per_burst
+        return times * self.table[name][turn % len(self.table[name])]
+
+
+@pytest.fixture
+def table_clock():
+    return TableClock

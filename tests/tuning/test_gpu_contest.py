@@ -1,0 +1,172 @@
+"""Contests on a GPU, rehearsed without one: launches are stand-ins on the CPU, and the clock is a table."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+CPU, HALF = torch.device("cpu"), torch.float16
+SIZE = (48, 96)
+
+
+@pytest.fixture
+def gpu(kernel, measurements, monkeypatch):
+    """The CPU as a GPU: its key is one's, and a launch is what the kernel's stand-in for CPUs computes."""
+    machine, candidates = kernel.kernels.machine, kernel.tuning.candidates
+    key = machine.gpu_key("a GPU")
+    for module in (kernel.tuning.tune, candidates, kernel.kernels.gains):
+        monkeypatch.setattr(module, "key_of", lambda device: key)
+    monkeypatch.setattr(candidates, "target_of", lambda device: kernel.kernels.tuned.Target("cuda", 90))
+    monkeypatch.setattr(kernel.kernels.symmetric_gemm, "launch_symmetric_gemm", Launch(kernel))
+    monkeypatch.setattr(kernel.tuning.gpu_contest, "RAGGED", (33, 20))
+    return key
+
+
+class Launch:
+    """A launch on the CPU. `wrong` says how some configurations err; `last` is the one that was launched."""
+
+    def __init__(self, kernel):
+        self.kernel, self.wrong, self.last = kernel, {}, None
+
+    def __call__(self, A, B, D, C, scalars, config):
+        self.last = "-".join(map(str, config))
+        alpha, beta = (torch.tensor(float(x)) for x in scalars)
+        self.kernel.kernels.symmetric_gemm._symmetric_gemm_cpu(A, B, D, C, alpha, beta)
+        self.wrong.get(self.last, lambda *_: None)(A, B, C)
+
+
+class LaunchClock:
+    """Time by which configuration was launched last; torch's products launch none."""
+
+    def __init__(self, launch: Launch, seconds: dict[str, float]):
+        self.launch, self.seconds = launch, seconds
+
+    def __call__(self, device):
+        return self
+
+    def now(self) -> float:
+        return 0.0
+
+    def ready(self, work):
+        return work
+
+    def seconds_of(self, work, times: int) -> float:
+        self.launch.last = "torch"
+        work()
+        return times * self.seconds.get(self.launch.last, 1.0)
+
+
+def measure(kernel, seconds, size=SIZE, count=2):
+    task = kernel.tuning.contest.Task(
+        kernel.kernels.measurement_file.Need("symmetric_gemm", "float16", *size), CPU, count
+    )
+    launch = kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    return kernel.tuning.tune.Tuner(60.0, LaunchClock(launch, seconds)).measure(task, 0)
+
+
+def names(kernel) -> list[str]:
+    return ["-".join(map(str, config)) for config in kernel.tuning.candidates.product_configs(CPU, HALF, SIZE[0])]
+
+
+@pytest.mark.parametrize("size", [SIZE, (48, 48)], ids=["long", "square"])
+def test_the_fastest_right_configuration_is_launched(kernel, gpu, measurements, size):
+    last = names(kernel)[-1]
+    finding = measure(kernel, {last: 0.5, "torch": 0.75}, size)
+    assert finding.entry["gain"] == 1.5 and not finding.failed
+    tuned = kernel.kernels.tuned
+    chosen = tuned.chosen_config("a GPU", tuned.Target("cuda", 90), HALF, size, True, True)
+    assert "-".join(map(str, chosen)) == last
+    assert kernel.kernels.gains.gain_of(CPU, HALF, "symmetric_gemm", size, None) == (1.5, "measured here")
+
+
+def test_torchs_products_stay_where_they_are_faster(kernel, gpu):
+    finding = measure(kernel, {"torch": 0.5})
+    assert finding.entry["gain"] == 0.5 and "torch's products" in finding.said
+
+
+def test_a_tie_leaves_torchs_products(kernel, gpu):
+    """What is chosen stays: nothing had been measured."""
+    finding = measure(kernel, {})
+    assert finding.entry["gain"] < 1 and not kernel.tuning.tune.is_ours(finding)
+
+
+def asymmetric(A, B, C):
+    C[:, 0, -1] += 1
+
+
+def overflowing(A, B, C):
+    """As partial sums in half precision would: of one dominant row."""
+    C[(C.abs() > 4000)] = math.inf
+
+
+def by_batch(A, B, C):
+    if len(A) > 1:
+        C *= 1 + 2**-9
+
+
+def leaking(A, B, C):
+    if A.isnan().any():
+        C.fill_(math.nan)
+
+
+def cut_tile(A, B, C):
+    if A.size(1) % 16:
+        C[:, -1, -1] = 0
+
+
+def slightly_wrong(A, B, C):
+    C *= 1 + 2**-7
+
+
+@pytest.mark.parametrize("fault", [asymmetric, overflowing, by_batch, leaking, cut_tile, slightly_wrong])
+def test_a_wrong_launch_is_found_and_never_taken(kernel, gpu, measurements, fault):
+    launch = kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    first, second, *_ = names(kernel)
+    launch.wrong = {second: fault}
+    finding = measure(kernel, {second: 0.1, first: 0.5})
+    assert list(finding.failed) == [second] and finding.entry["gain"] == 2.0
+    assert second in measurements.failed(gpu, "symmetric_gemm", "float16") and second in finding.said
+
+
+def test_where_all_launches_are_wrong_torchs_products_stay(kernel, gpu, measurements):
+    launch = kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    launch.wrong = dict.fromkeys(names(kernel), asymmetric)
+    finding = measure(kernel, {})
+    assert finding.entry["gain"] == 0.0 and len(finding.failed) == len(names(kernel))
+    assert kernel.kernels.gains.gain_of(CPU, HALF, "symmetric_gemm", SIZE, None) == (0.0, "measured here")
+    safe = kernel.kernels.tuned.safe_config(kernel.kernels.tuned.Target("cuda", 90), HALF, SIZE[0], False, True)
+    assert kernel.kernels.tuned.nearest("a GPU", HALF, *SIZE) is None and "-".join(map(str, safe)) in finding.failed
+
+
+def test_a_launch_without_resources_is_left_out(kernel, gpu):
+    def raising(A, B, C):
+        raise RuntimeError("out of resource: shared memory")
+
+    launch, (first, second, *_) = kernel.kernels.symmetric_gemm.launch_symmetric_gemm, names(kernel)
+    launch.wrong = {first: raising}
+    finding = measure(kernel, {second: 0.5})
+    assert "out of resource" in finding.failed[first] and finding.entry["gain"] == 2.0
+
+
+def test_a_lost_gpu_is_raised(kernel, gpu):
+    def losing(A, B, C):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    launch = kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    launch.wrong = {names(kernel)[1]: losing}
+    with pytest.raises(RuntimeError, match=f"{names(kernel)[1]}.*illegal memory access"):
+        measure(kernel, {})
+    assert names(kernel)[1] in kernel.kernels.measurements.failed(gpu, "symmetric_gemm", "float16")
+
+
+def test_tasks_of_a_gpu_are_those_that_a_plan_asks_for(kernel):
+    tasks_of, cuda = kernel.tuning.contest.tasks_of, torch.device("cuda", 0)
+    needs = lambda size, dtype=HALF: [task.need[:1] + task.need[2:] for task in tasks_of(cuda, dtype, size, 3)]  # noqa: E731
+    assert needs((512, 2048)) == [("symmetric_gemm", 512, 2048), ("symmetric_gemm", 512, 512)]
+    assert needs((512, 512)) == [("symmetric_gemm", 512, 512)]
+    assert needs((100, 300)) == [("small_polar", 100, 300)]
+    assert needs((500, 2050)) == [] and needs((512, 512), torch.float64) == []

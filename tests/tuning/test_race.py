@@ -1,0 +1,91 @@
+"""Races: who is timed, how often, and who wins; the clock is a table."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def race(kernel):
+    return kernel.tuning.race
+
+
+def works(*names: str) -> dict:
+    return {name: lambda name=name: name for name in names}
+
+
+def test_all_run_in_turns_and_another_begins_each_round(race, table_clock):
+    clock = table_clock({"a": 1.0, "b": 1.2, "c": 1.1})
+    times, dropped = race.race(works("a", "b", "c"), clock, seconds=1e9)
+    rounds = [clock.bursts[i : i + 3] for i in range(3, len(clock.bursts), 3)]
+    assert rounds[:3] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]] and len(rounds) == race.MOST_ROUNDS
+    assert {name: time.seconds for name, time in times.items()} == {"a": 1.0, "b": 1.2, "c": 1.1} and not dropped
+
+
+def test_bursts_are_long(race, table_clock, monkeypatch):
+    """Work of a millisecond is done twenty times at once, or more."""
+    clock, asked = table_clock({"a": 1e-3, "b": 0.5}), []
+    seconds_of = clock.seconds_of
+    clock.seconds_of = lambda work, times: asked.append((work(), times)) or seconds_of(work, times)
+    race.race(works("a", "b"), clock, seconds=0)
+    assert ("a", 20) in asked and {times for name, times in asked if name == "b"} == {1}
+    assert all(times == 20 for name, times in asked[4:] if name == "a")
+
+
+def test_time_that_is_over_leaves_the_least_rounds(race, table_clock):
+    clock = table_clock({"a": 1.0, "b": 1.2}, per_burst=1.0)
+    race.race(works("a", "b"), clock, seconds=0.0)
+    assert len(clock.bursts) == 2 + 2 * race.LEAST_ROUNDS
+
+
+def test_the_clearly_slower_is_timed_once(race, table_clock):
+    clock = table_clock({"fast": 1.0, "slow": race.CLEARLY_SLOWER + 0.1, "near": race.CLEARLY_SLOWER - 0.1})
+    times, _ = race.race(works("fast", "slow", "near"), clock, seconds=1e9)
+    assert clock.bursts.count("slow") == 1 and clock.bursts.count("near") == 1 + race.MOST_ROUNDS
+    assert times["slow"].seconds == race.CLEARLY_SLOWER + 0.1
+
+
+def test_who_raises_is_left_out_and_named(race, table_clock):
+    def too_large():
+        raise ValueError("out of resources")
+
+    times, dropped = race.race({**works("a"), "b": too_large}, table_clock({"a": 1.0}), seconds=1.0)
+    assert list(times) == ["a"] and "out of resources" in dropped["b"]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: an illegal memory access"), torch.cuda.OutOfMemoryError("")]
+)
+def test_what_says_nothing_of_the_work_is_raised(race, table_clock, error):
+    def lost():
+        raise error
+
+    with pytest.raises(type(error)):
+        race.race({"b": lost}, table_clock({}), seconds=1.0)
+
+
+def test_median_and_spread_are_of_the_quartiles(race):
+    """Of 1, 2, 3, 4, 100 the quartiles are 2, 3 and 4."""
+    assert race.timed([100.0, 1.0, 2.0, 4.0, 3.0]) == (3.0, pytest.approx(1 / 3))
+    assert race.timed([5.0]) == (5.0, 0.0)
+
+
+def test_what_was_chosen_stays_unless_beaten_by_both_spreads(race):
+    for before, challenger in itertools.product((0.0, 0.1), (0.0, 0.1)):
+        spreads = before + challenger
+        for seconds, stays in ((1 + spreads - 0.01, True), (1 + spreads + 0.01, False)):
+            times = {"old": race.Timed(seconds, before), "new": race.Timed(1.0, challenger)}
+            expected = "old" if (stays and seconds >= 1) or seconds < 1 else "new"
+            assert race.decide(times, "old") == expected
+    assert race.decide({"new": race.Timed(1.0, 0.0)}, "old") == "new"
+
+
+def test_the_clock_of_a_cpu_measures(race):
+    clock = race.Clock(CPU)
+    work = clock.ready(lambda: torch.zeros(1))
+    assert 0 < clock.seconds_of(work, 3) < 1 and clock.now() <= clock.now()

@@ -1,0 +1,212 @@
+"""What is measured, in how much time, what is said of it, and what it changes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+
+
+@pytest.fixture
+def tune(kernel, measurements):
+    """The module, with a store that knows nothing."""
+    return kernel.tuning.tune
+
+
+@pytest.fixture
+def contests(kernel, tune, monkeypatch):
+    """Contests of stand-ins, each of which returns its name; `problems` are what their proofs find."""
+    problems: dict[str, Exception] = {}
+
+    def prove(name):
+        if name in problems:
+            raise problems[name]
+
+    def contest_of(task):
+        contest = kernel.tuning.contest
+        made = {name: contest.Candidate(partial(prove, name), lambda name=name: name, name) for name in TABLES}
+        entry = lambda winner, times: {"m": task.need.m, "k": task.need.k, "products": winner}  # noqa: E731
+        return contest.Contest(made, "NATIVE", "SINGLE", entry)
+
+    monkeypatch.setattr(tune, "contest_of", contest_of)
+    return problems
+
+
+TABLES = ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC")
+EVEN = dict.fromkeys(TABLES, 1.0)
+
+
+def tasks(kernel, *sizes):
+    return [task for m, k in sizes for task in kernel.tuning.contest.tasks_of(CPU, BF16, (m, k), 1)]
+
+
+def chosen(kernel, m, k):
+    return kernel.kernels.products.select_products(CPU, BF16, m, k)
+
+
+def run(tuner, tune, todo) -> list[str]:
+    return [*(stage() for stage in tune.stages_of(tuner, todo)), tuner.summary()]
+
+
+@pytest.mark.parametrize("fastest", TABLES)
+def test_the_fastest_is_taken_and_kept(kernel, measurements, tune, contests, table_clock, fastest):
+    tuner = tune.Tuner(60.0, table_clock({**EVEN, fastest: 0.5}))
+    told = run(tuner, tune, tasks(kernel, (24, 40)))
+    assert chosen(kernel, 24, 40).name == kernel.kernels.products.CPU_TABLES[fastest].name
+    assert (
+        told[-1]
+        == f"measured 1 products: {int(fastest != 'SINGLE')} ours, {int(fastest == 'SINGLE')} torch's, none failed"
+    )
+    measurements.forget()
+    assert chosen(kernel, 24, 40).source == "measured here"
+    assert not tune.unmeasured(tasks(kernel, (24, 40)))
+
+
+def test_a_wrong_candidate_is_never_taken_and_named(kernel, measurements, tune, contests, table_clock):
+    contests["NATIVE"] = kernel.tuning.proof.WrongResultError("not symmetric")
+    clock = table_clock({**EVEN, "NATIVE": 0.1})
+    told = run(tune.Tuner(60.0, clock), tune, tasks(kernel, (24, 40), (8, 8)))
+    assert "NATIVE" not in clock.bursts and "NATIVE" not in (chosen(kernel, *size).name for size in ((24, 40), (8, 8)))
+    assert (
+        "NATIVE failed its proof: not symmetric" in told[0] and "failed their proof: NATIVE (not symmetric)" in told[-1]
+    )
+    (file,) = Path(os.environ["XDG_CACHE_HOME"], "optimizer").iterdir()
+    assert json.loads(file.read_text())["failed"]["cpu_products"]["bfloat16"] == {"NATIVE": "not symmetric"}
+    measurements.forget()
+    contests.clear()  # in the next process a proof might find nothing
+    run(tune.Tuner(60.0, clock), tune, tasks(kernel, (16, 16)))
+    assert "NATIVE" not in clock.bursts
+
+
+def test_what_failed_is_not_taken_by_default_either(kernel, measurements, tune, contests, table_clock):
+    """For a size of which nothing was measured."""
+    for table in ("NATIVE", "NATIVE_SYMMETRIC"):
+        contests[table] = kernel.tuning.proof.WrongResultError("wrong")
+    run(tune.Tuner(60.0, table_clock(EVEN)), tune, tasks(kernel, (24, 40)))
+    assert chosen(kernel, 1000, 4000).name == "torch.mm"
+
+
+def test_a_candidate_that_raises_is_left_out(kernel, tune, contests, table_clock):
+    contests["NATIVE_SYMMETRIC"] = ValueError("no such instructions")
+    told = run(tune.Tuner(60.0, table_clock(EVEN)), tune, tasks(kernel, (24, 40)))
+    assert "no such instructions" in told[0] and chosen(kernel, 24, 40).source == "measured here"
+
+
+def test_a_budget_ends_between_measurements(kernel, tune, contests, table_clock):
+    """Each takes a second by three first bursts and three rounds: two and the beginning of a third fit into 20."""
+    clock = table_clock(EVEN, per_burst=0.75)
+    todo = tasks(kernel, *((8 * i, 64) for i in range(1, 6)))
+    told = run(tune.Tuner(20.0, clock), tune, todo)
+    measured = [chosen(kernel, task.need.m, 64).source == "measured here" for task in todo]
+    count = sum(measured)
+    assert 1 <= count < 5 and measured == [True] * count + [False] * (5 - count)
+    assert sum("the time is over" in text for text in told) == 5 - count
+    assert f"{5 - count} left to their default" in told[-1] and clock.time < 20 + 9
+
+
+def test_a_budget_of_nothing_measures_nothing(kernel, tune, contests, table_clock):
+    clock = table_clock(EVEN)
+    assert "1 left to their default" in run(tune.Tuner(0, clock), tune, tasks(kernel, (8, 8)))[-1] and not clock.bursts
+
+
+@pytest.mark.parametrize(
+    "budget, error", [(-1, ValueError), (math.nan, ValueError), ("60", TypeError), (True, TypeError)]
+)
+def test_a_budget_that_is_none_is_refused(kernel, budget, error):
+    for call in (partial(kernel.tune, [(8, 8)]), kernel.Muon([Parameter(torch.ones(8, 8))]).warmup):
+        with pytest.raises(error, match="budget"):
+            call(budget=budget)
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 2, 3, 4), (0, 8), (8, 2.5), ("a", "b"), (8, True)])
+def test_shapes_that_are_none_are_refused(kernel, measurements, shape):
+    with pytest.raises(ValueError, match="a shape must be"):
+        kernel.tune([(8, 8), shape])
+    assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
+
+
+def test_tune_measures_for_real(kernel, measurements, capsys):
+    """Small sizes on this CPU, by the real clock; twice the same size, tall and wide, is one measurement."""
+    kernel.tune([(24, 40), (2, 40, 24)], dtype=BF16, device="cpu")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["tune 1/2", "tune 2/2"]
+    assert re.match(r"tune 2/2: measured 1 products: [01] ours, [01] torch's, none failed", lines[-1])
+    assert chosen(kernel, 24, 40).source == "measured here"
+    kernel.tune([(24, 40)], dtype=BF16, device="cpu")
+    assert not capsys.readouterr().out
+
+
+def test_random_numbers_of_the_user_stay_as_they_were(kernel, measurements):
+    """Of a rank that measures, they would not be those of the others."""
+    state = torch.random.get_rng_state()
+    kernel.tune([(24, 40)], dtype=BF16, device="cpu", progress=lambda *_: None)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_want_of_memory_leaves_a_size_as_it_was(kernel, tune, measurements, monkeypatch):
+    def too_large(task):
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(tune, "contest_of", too_large)
+    told = run(tune.Tuner(60.0), tune, tasks(kernel, (24, 40)))
+    assert "memory is too small" in told[0] and chosen(kernel, 24, 40).source == "by default"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_here_is_refused(kernel):
+    with pytest.raises(ValueError, match="a device that is here, got cuda"):
+        kernel.tune([(8, 8)], device="cuda")
+
+
+def test_nothing_is_measured_where_there_is_no_choice(kernel, measurements):
+    told = []
+    kernel.tune([(24, 40)], dtype=torch.float32, device="cpu", progress=lambda *stage: told.append(stage))
+    assert not told
+
+
+def test_warmup_measures_and_plans_anew(kernel, tune, measurements, contests, monkeypatch, table_clock):
+    monkeypatch.setattr(tune, "Clock", table_clock({**EVEN, "SINGLE": 0.5}))
+    p, told = Parameter(torch.ones(24, 40)), []
+    optimizer = kernel.Muon([("w", p)], ns_dtype=BF16)
+    assert "by default" in optimizer.explain().rows[0].kernel
+    optimizer.warmup(lambda *stage: told.append(stage))
+    assert [stage[:2] for stage in told] == [(1, 3), (2, 3), (3, 3)]
+    assert "standard torch.mm" in told[-1][2]  # compiled is what was chosen
+    assert optimizer.explain().rows[0].kernel == "standard torch.mm bfloat16, measured here"
+    told.clear()
+    optimizer.warmup(lambda *stage: told.append(stage))
+    assert len(told) == 1  # nothing is measured twice
+
+
+def test_a_step_measures_nothing(kernel, tune, measurements, monkeypatch):
+    monkeypatch.setattr(tune, "contest_of", lambda task: pytest.fail("measured in a step"))
+    p = Parameter(torch.ones(24, 40))
+    optimizer = kernel.Muon([("w", p)], ns_dtype=BF16)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_line_is_drawn_in_place_on_terminals_alone(kernel, capsys, monkeypatch, terminal):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "30")
+    line = kernel.tuning.progress.Line("warm-up")
+    line(1, 2, "a long text that no line of thirty holds")
+    line(2, 2, "end")
+    printed = capsys.readouterr().out
+    if terminal:
+        first, second = printed.lstrip("\r").split("\r")
+        assert (
+            len(first) == 29 and second.rstrip("\n").ljust(29) == "warm-up 2/2: end".ljust(29) and second.endswith("\n")
+        )
+    else:
+        assert printed == "warm-up 1/2: a long text that no line of thirty holds\nwarm-up 2/2: end\n"

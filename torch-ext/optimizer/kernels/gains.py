@@ -1,0 +1,85 @@
+"""What is known of a size, as choices read it: how much faster one way was than another, and who measured it.
+
+Constants to `torch.compile`: what is compiled keeps the choices of its time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Union
+
+import torch
+
+from .machine import key_of
+from .measurement_file import JUDGED
+from .measurements import failed, nearest_of, shipped_entries, sizes_here
+from .predictions import WORTH, Gpu, predicted_gain
+
+
+class Circumstances(NamedTuple):
+    """What a choice depends on besides the matrices."""
+
+    differentiable: bool = False
+    among: Optional[tuple[int, ...]] = None  # ranks that take the same choice, as `measurements.measured_here` has them
+
+
+ALONE = Circumstances()
+
+
+class Gain(NamedTuple):
+    """Another way's time over a kernel's, and where that was measured; None: nowhere."""
+
+    gain: Optional[float] = None
+    source: str = ""
+
+
+def gain_of(
+    device: torch.device, dtype: torch.dtype, kernel: str, size: tuple[int, int], among: Optional[tuple[int, ...]]
+) -> Gain:
+    """Return what was measured of a kernel for a size: here, else what was shipped for the nearest one."""
+    for m, k, gain, source in measured_sizes(device, dtype, kernel, among):
+        if (m, k) == size:
+            return Gain(gain, source)
+    gain = nearest_of(_shipped_gains(device, dtype, kernel), *size)
+    return Gain() if gain is None else Gain(gain, "shipped")
+
+
+@torch.compiler.assume_constant_result
+def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
+    """Return what the model says of the symmetric kernel where it says something, less what it may be wrong by.
+
+    It is not asked where a candidate of the kernel has failed its proof: there only what was proven counts.
+    """
+    halves = torch.float16, torch.bfloat16
+    if device.type != "cuda" or dtype not in halves or torch.version.hip or not torch.cuda.is_available():
+        return Gain()
+    if failed(key_of(device), "symmetric_gemm", str(dtype).replace("torch.", "")):
+        return Gain()
+    facts = torch.cuda.get_device_properties(device)
+    gpu = Gpu(10 * facts.major + facts.minor, facts.multi_processor_count, facts.L2_cache_size)
+    gain = predicted_gain(gpu, m, k)
+    return Gain() if gain is None else Gain(gain / WORTH, "by the model")
+
+
+@torch.compiler.assume_constant_result
+def measured_sizes(
+    device: torch.device, dtype: torch.dtype, kernel: str, among: Optional[tuple[int, ...]]
+) -> tuple[tuple[int, int, Union[float, str], str], ...]:
+    """Return m, k, what was measured and its source of every size that counts here."""
+    known = sizes_here(key_of(device), kernel, str(dtype).replace("torch.", ""), among)
+    judged = JUDGED[kernel][0]
+    return tuple((entry["m"], entry["k"], entry[judged], source) for entry, source in known)
+
+
+@torch.compiler.assume_constant_result
+def failed_here(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[str, ...]:
+    """Return the candidates that have failed on this machine, which nothing takes."""
+    return tuple(failed(key_of(device), kernel, str(dtype).replace("torch.", "")))
+
+
+@torch.compiler.assume_constant_result
+def _shipped_gains(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[tuple[int, int, float], ...]:
+    """Return m, k and gain of every size that was shipped for this device."""
+    if device.type != "cuda":
+        return ()
+    entries = shipped_entries(key_of(device), kernel, str(dtype).replace("torch.", ""))
+    return tuple((entry["m"], entry["k"], entry["gain"]) for entry in entries)

@@ -1,0 +1,86 @@
+"""What a measurement holds for: the device, and all that stands between a launch and it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+
+from .native import gemm_instructions
+
+_CPU_FACTS = Path("/proc/cpuinfo")
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class Key(NamedTuple):
+    """Measurements of equal keys may stand for each other."""
+
+    device: str  # its name; a processor's with its instructions for products
+    threads: int  # of a processor; 0 for a GPU
+    driver: str
+    torch: str
+    triton: str
+    kernels: str  # digest of the package's kernels
+
+
+def key_of(device: torch.device) -> Optional[Key]:
+    """Return the key of a device, None where nothing is measured: on a GPU that is not there, and on other kinds."""
+    if device.type == "cpu":
+        return Key(processor(), torch.get_num_threads(), "", torch.__version__, "", kernels_digest())
+    if device.type == "cuda" and torch.cuda.is_available():
+        return gpu_key(torch.cuda.get_device_name(device))
+    return None
+
+
+@functools.cache
+def gpu_key(device_name: str) -> Key:
+    """Return the key of a GPU of this name in this process."""
+    # Whoever launches a Triton kernel has imported Triton; where it is missing there is nothing of it to measure.
+    triton = getattr(sys.modules.get("triton"), "__version__", "")
+    return Key(device_name, 0, _driver(), torch.__version__, triton, kernels_digest())
+
+
+@functools.cache
+def processor() -> str:
+    """Return the processor's name, family and model, as makers give several one name, and what `gemm_` uses of it."""
+    facts = _CPU_FACTS.read_text() if _CPU_FACTS.exists() else ""
+    found = {key: re.search(rf"^{key}\s*: (.+)$", facts, re.MULTILINE) for key in ("model name", "cpu family", "model")}
+    name, family, model = (match and match.group(1).strip() for match in found.values())
+    named = f"{name or platform.processor() or platform.machine()}"
+    return f"{named}{f' (family {family}, model {model})' if family and model else ''}, {gemm_instructions()}"
+
+
+@functools.cache
+def kernels_digest() -> str:
+    """Return a digest of the files that launch and multiply: this folder's and the compiled operations."""
+    folder = Path(__file__).parent
+    files = [*folder.glob("*.py"), *folder.parent.glob("*.so")]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def multiprocessors(device_name: str) -> Optional[tuple[int, int]]:
+    """Return compute capability (90 is 9.0) and number of multiprocessors of a GPU that is here; None: none is."""
+    if torch.version.hip or not torch.cuda.is_available():
+        return None
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        if properties.name == device_name:
+            return 10 * properties.major + properties.minor, properties.multi_processor_count
+    return None
+
+
+def _driver() -> str:
+    """Return the driver's version: the kernel module's, where the system shows it, and that of its interface."""
+    interface = getattr(torch._C, "_cuda_getDriverVersion", None)
+    module = re.search(r"\d+\.\d+(\.\d+)?", _NVIDIA_DRIVER.read_text()) if _NVIDIA_DRIVER.exists() else None
+    known = [module.group() if module else "", str(interface()) if interface and torch.cuda.is_available() else ""]
+    return " ".join(filter(None, known))

@@ -1,0 +1,179 @@
+"""The file in the user's cache folder that keeps what was measured and proven on this machine, one for each key.
+
+    {"key": {...}, "measured": {kernel: {dtype: [entry, ...]}}, "failed": {kernel: {dtype: {candidate: why}}}}
+
+An entry is of one size, `m` and `k`, and has what `measurements.py` says. Several processes may write at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple, Optional
+
+from .machine import Key
+
+# What an entry has besides its size: whole numbers that a kernel is launched with, and how it did.
+LAUNCHED = {
+    "symmetric_gemm": ("tile", "tile_k", "group", "warps", "stages"),
+    "small_polar": ("side", "width", "depth", "warps", "stages"),
+    "cpu_products": (),
+}
+JUDGED = {"symmetric_gemm": ("gain", float), "small_polar": ("gain", float), "cpu_products": ("products", str)}
+
+# Held for the milliseconds that writing takes; who holds it longer has died.
+_LOCK_SECONDS = 5.0
+
+
+class Need(NamedTuple):
+    """What is measured: one kernel, or choice among several, in one dtype for one size."""
+
+    kernel: str
+    dtype: str  # without `torch.`
+    m: int
+    k: int
+
+
+class Table(NamedTuple):
+    """What was measured, and which candidates have failed: (kernel, dtype) -> candidate -> why."""
+
+    measured: dict[Need, dict[str, Any]]
+    failed: dict[tuple[str, str], dict[str, str]]
+
+    def take(self, other: Table) -> None:
+        """Add all of `other`, in place of what is here for the same."""
+        self.measured.update(other.measured)
+        for key, candidates in other.failed.items():
+            self.failed.setdefault(key, {}).update(candidates)
+
+
+def empty() -> Table:
+    """Return a table that knows nothing."""
+    return Table({}, {})
+
+
+def cache_folder() -> Optional[Path]:
+    """Return the folder of the user's caches by the XDG convention, which ignores relative paths; None without home."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return base / "optimizer"
+
+
+def file_of(key: Key) -> Optional[Path]:
+    """Return where the measurements of a key are kept; None where there is no place for them."""
+    folder = cache_folder()
+    name = re.sub(r"[^A-Za-z0-9]+", "_", key.device).strip("_")
+    digest = hashlib.sha256(repr(tuple(key)).encode()).hexdigest()[:12]
+    return None if folder is None else folder / f"{name}-{digest}.json"
+
+
+def read(key: Key) -> Table:
+    """Return what is kept for a key; of a file that is broken, or of another key, nothing, with a warning."""
+    file = file_of(key)
+    try:
+        text = file.read_text() if file is not None else None
+    except (FileNotFoundError, NotADirectoryError):
+        text = None
+    except (OSError, UnicodeDecodeError) as error:
+        text = None
+        _warn(f"{file} is ignored, as it cannot be read: {error}")
+    if text is None:
+        return empty()
+    try:
+        content = json.loads(text)
+        if content["key"] != key._asdict():
+            raise ValueError(f"it is for {content['key']}")
+        return _table_of(content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        _warn(f"{file} is ignored, as it holds no measurements for {key}: {type(error).__name__}: {error}")
+        return empty()
+
+
+def add(key: Key, table: Table) -> Optional[str]:
+    """Add to what is kept for a key, and return why that was not possible, None where it was.
+
+    The file is written beside itself and renamed: who reads it sees all of one version or of another.
+    """
+    file = file_of(key)
+    if file is None:
+        return "there is no home folder"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(file.with_suffix(".lock")):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # told when it was read
+                kept = read(key)
+            kept.take(table)
+            _replace(file, json.dumps(_content_of(key, kept), indent=1) + "\n")
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _table_of(content: dict[str, Any]) -> Table:
+    table = empty()
+    kernels = content["measured"].items()
+    listed = [(k, d, entry) for k, dtypes in kernels for d, entries in dtypes.items() for entry in entries]
+    for kernel, dtype, entry in listed:
+        field, kind = JUDGED[kernel]
+        numbers = (entry[name] for name in ("m", "k", *LAUNCHED[kernel]))
+        if not all(type(number) is int and number > 0 for number in numbers) or type(entry[field]) is not kind:
+            raise ValueError(f"{entry} is no measurement of {kernel}")
+        table.measured[Need(kernel, dtype, entry["m"], entry["k"])] = entry
+    for kernel, dtypes in content["failed"].items():
+        for dtype, candidates in dtypes.items():
+            table.failed[kernel, dtype] = {str(name): str(why) for name, why in candidates.items()}
+    return table
+
+
+def _content_of(key: Key, table: Table) -> dict[str, Any]:
+    measured: dict[str, dict[str, list]] = {}
+    failed: dict[str, dict[str, dict]] = {}
+    for need, entry in sorted(table.measured.items()):
+        measured.setdefault(need.kernel, {}).setdefault(need.dtype, []).append(entry)
+    for (kernel, dtype), candidates in sorted(table.failed.items()):
+        failed.setdefault(kernel, {})[dtype] = candidates
+    return {"key": key._asdict(), "measured": measured, "failed": failed}
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Wait until no other process writes, or has written for longer than it may."""
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            break
+        except FileExistsError:
+            if time.monotonic() > end:
+                break
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+
+
+def _replace(file: Path, text: str) -> None:
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w") as written:
+            written.write(text)
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,210 @@
+"""What is known of a size on a device: measured here, else shipped; and which candidates have failed here.
+
+Shipped measurements are `configs/<device>.json`, written by the lab: for each kernel and dtype a list of entries
+
+    {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 4, "gain": 1.31}
+
+of which the one nearest in m and k, by their ratios, is taken; `gain` is torch's time over that of the kernel. What was
+measured here holds for its own size alone.
+
+Ranks that share matrices must take the same choice, or copies of them would drift apart. Among several ranks only what
+ranks have agreed on counts, for the matrices that exactly these ranks share. What has failed here always counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
+
+from . import measurement_file
+from .machine import Key, multiprocessors
+from .measurement_file import Need, Table
+from .trials import left_behind
+
+_CONFIGS = Path(__file__).parent / "configs"
+
+# A GPU of another name has the same waves where it has about as many multiprocessors. A guess until it is measured.
+_ALIKE = 1.1
+
+Ranks = tuple[int, ...]
+
+
+class Known(NamedTuple):
+    """An entry, and where it comes from, as `explain()` says it."""
+
+    entry: Mapping[str, Any]
+    source: str
+
+
+class Agreed(NamedTuple):
+    """An entry that ranks take; which of them measured it, and which sets of ranks agreed."""
+
+    entry: Mapping[str, Any]
+    rank: int
+    sets: frozenset[Ranks]
+
+
+class _State:
+    """What this process knows."""
+
+    def __init__(self) -> None:
+        self.tables: dict[Key, Table] = {}
+        self.agreed: dict[Key, dict[Need, Agreed]] = {}
+        self.several_ranks = False
+        self.changes = 0
+        self.said_why_not_kept = False
+
+
+_STATE = _State()
+
+
+def changed() -> int:
+    """Return a number that is another one whenever choices may have changed; whoever keeps one compares it."""
+    return _STATE.changes
+
+
+def measured_here(key: Optional[Key], need: Need, among: Optional[Ranks] = None) -> Optional[Known]:
+    """Return what was measured for a size: by this machine or, among several ranks, what they have agreed on.
+
+    `among`: the ranks that share the matrices, () for matrices of which other ranks may have copies that nobody knows
+    of; None: whoever asks shares none.
+    """
+    if key is None:
+        return None
+    if among is not None or _STATE.several_ranks:
+        agreed = _STATE.agreed.get(key, {}).get(need)
+        if agreed is None or (among is not None and among not in agreed.sets):
+            return None
+        return Known(agreed.entry, f"measured by rank {agreed.rank}")
+    entry = own_measurement(key, need)
+    return None if entry is None else Known(entry, "measured here")
+
+
+def sizes_here(key: Optional[Key], kernel: str, dtype: str, among: Optional[Ranks] = None) -> list[Known]:
+    """Return what `measured_here` knows of a kernel and dtype, for all sizes."""
+    if key is None:
+        return []
+    known = _STATE.agreed.get(key, {}) if among is not None or _STATE.several_ranks else _table(key).measured
+    found = (measured_here(key, need, among) for need in known if (need.kernel, need.dtype) == (kernel, dtype))
+    return [entry for entry in found if entry is not None]
+
+
+def failed(key: Optional[Key], kernel: str, dtype: str) -> Mapping[str, str]:
+    """Return the candidates that have failed here, and why, by what `candidate_name` calls them."""
+    return {} if key is None else _table(key).failed.get((kernel, dtype), {})
+
+
+def candidate_name(entry: Mapping[str, Any], kernel: str) -> str:
+    """Return what tells an entry's candidate from others of its kernel."""
+    if "products" in entry:
+        return entry["products"]
+    return "-".join(str(entry[field]) for field in measurement_file.LAUNCHED[kernel])
+
+
+def keep(key: Key, table: Table) -> None:
+    """Take note of what was measured here, and keep it in the user's cache folder; where that cannot be, warn once."""
+    _table(key).take(table)
+    _STATE.changes += 1
+    problem = measurement_file.add(key, table)
+    if problem and not _STATE.said_why_not_kept:
+        _STATE.said_why_not_kept = True
+        warnings.warn(f"measurements are kept in this process only: {problem}", RuntimeWarning, stacklevel=2)
+
+
+def heed(key: Key, wrong: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+    """Take note of what has failed on another machine with the same kind of device."""
+    for of, candidates in wrong.items():
+        if not candidates.keys() <= _table(key).failed.get(of, {}).keys():
+            _table(key).failed.setdefault(of, {}).update(candidates)
+            _STATE.changes += 1
+
+
+def own_measurement(key: Key, need: Need) -> Optional[Mapping[str, Any]]:
+    """Return what this machine measured, whether ranks have agreed on it or not, unless it has failed since."""
+    entry = _table(key).measured.get(need)
+    wrong = failed(key, need.kernel, need.dtype)
+    chosen = entry is not None and entry.get("gain", 1.0) >= 1
+    return None if chosen and candidate_name(entry, need.kernel) in wrong else entry
+
+
+def agreement(key: Key, need: Need) -> Optional[Agreed]:
+    """Return what ranks have agreed on for a size; None where they have not."""
+    return _STATE.agreed.get(key, {}).get(need)
+
+
+def agree(key: Key, need: Need, entry: Mapping[str, Any], rank: int, ranks: Ranks) -> None:
+    """Let an entry be what `ranks` take; what others have agreed on before must be the same."""
+    before = agreement(key, need)
+    sets = (before.sets if before else frozenset()) | {ranks}
+    if before is None or ranks not in before.sets:
+        _STATE.agreed.setdefault(key, {})[need] = Agreed(entry, rank, sets)
+        _STATE.changes += 1
+
+
+def work_among_ranks(several: bool) -> None:
+    """Let measurements that other ranks may not have count, or not, in this process."""
+    if several != _STATE.several_ranks:
+        _STATE.several_ranks = several
+        _STATE.changes += 1
+
+
+def forget() -> None:
+    """Forget all that this process has read, measured and agreed on; files stay."""
+    changes = _STATE.changes
+    _STATE.__init__()
+    _STATE.changes = changes + 1
+
+
+@functools.cache
+def shipped(device_name: str) -> tuple[str, dict]:
+    """Return whose shipped measurements hold for a device, and them: kernel -> dtype name -> entries; else "" and {}.
+
+    Where there are none of this name, those of a device with the same compute capability and about as many
+    multiprocessors hold, of several the one that comes nearest.
+    """
+    file = _CONFIGS / f"{device_name.replace(' ', '_')}.json"
+    if file.exists():
+        return device_name, json.loads(file.read_text())
+    facts, nearest, found = multiprocessors(device_name), _ALIKE, ("", {})
+    for file in sorted(_CONFIGS.glob("*.json")) if facts else ():
+        content = json.loads(file.read_text())
+        count = content.get("multiprocessors")
+        if count and content.get("capability") == facts[0] and _ratio(count, facts[1]) <= nearest:
+            nearest, found = _ratio(count, facts[1]), (content["device"], content)
+    return found
+
+
+def shipped_entries(key: Optional[Key], kernel: str, dtype: str) -> list[dict]:
+    """Return what was shipped for a kernel and dtype on a device, without what has failed here."""
+    if key is None:
+        return []
+    entries, wrong = shipped(key.device)[1].get(kernel, {}).get(dtype, []), failed(key, kernel, dtype)
+    return [entry for entry in entries if candidate_name(entry, kernel) not in wrong] if wrong else entries
+
+
+def nearest_of(entries: Sequence[tuple[int, int, Any]], m: int, k: int) -> Any:
+    """Return what was measured by the smallest factor, in both sizes together, away from m x k; else None."""
+    found, smallest = None, math.inf
+    for measured_m, measured_k, value in entries:  # a loop, which is traced with sizes that vary, as min() is not
+        factor = _ratio(measured_m, max(m, 1)) * _ratio(measured_k, max(k, 1))
+        if factor < smallest:
+            found, smallest = value, factor
+    return found
+
+
+def _ratio(a: int, b: int) -> float:
+    return max(a / b, b / a)
+
+
+def _table(key: Key) -> Table:
+    """Return what is kept for a key, read when it is first asked for."""
+    if key not in _STATE.tables:
+        _STATE.tables[key] = measurement_file.read(key)
+        hung = left_behind(key)
+        if hung.failed:
+            keep(key, hung)
+    return _STATE.tables[key]

@@ -1,0 +1,159 @@
+"""What of a plan is to be measured, and how the ranks that share matrices come to take the same choice.
+
+Sets of ranks that share matrices may overlap. All ranks walk theirs in one order, larger ones first, so that none waits
+for a rank that waits for it. In each set, ranks first compare what they have agreed on with others. Then one rank of
+each kind of device settles one size after the other, from its file or by measuring, and all of that kind take it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
+
+from ..kernels.gains import ALONE
+from ..kernels.machine import Key, key_of
+from ..kernels.measurement_file import Need
+from ..kernels.measurements import Agreed, agree, agreement, failed, heed, own_measurement
+from ..plan.batches import grouped
+from ..plan.matrix import Matrix
+from ..plan.plan import Plan
+from ..plan.process_groups import Ranks, gathered, shortened, this_rank, world_size
+from ..tuning.contest import Task, tasks_of
+from ..tuning.tune import Finding, Stage, Tuner, stages_of, unmeasured
+
+
+class Statement(NamedTuple):
+    """What a rank says of the sizes that a set of ranks needs."""
+
+    kind: str  # of its device
+    agreed: Mapping[Need, Agreed]  # with others, or before
+    failed: Mapping[tuple[str, str], Mapping[str, str]]
+    left: Sequence[Need]  # without a measurement, as the time of this rank or of others was over
+
+
+class Answer(NamedTuple):
+    """What a rank that measured found for its kind of device, or the error that it met."""
+
+    entry: Optional[Mapping[str, Any]]
+    failed: Mapping[str, str]
+    said: str
+    error: Optional[str] = None
+
+
+def measurements(plan: Plan, tuner: Tuner) -> list[Stage]:
+    """Return the stages in which a process measures, or agrees with others, for all its matrices, and sums up."""
+    shared = [stage for ranks in ordered(plan.terms) for stage in _stages_of(ranks, plan, tuner)]
+    matrices = [matrix for batch in plan.all_batches() for matrix in batch.matrices]
+    alone = unmeasured(tasks_of_matrices([m for m in matrices if m.parameter.circumstances == ALONE]))
+    stages = [*shared, *stages_of(tuner, alone)]
+    return [*stages, tuner.summary] if stages else []
+
+
+def ordered(sets: Iterator[Ranks]) -> list[Ranks]:
+    """Return sets of ranks in the order in which all ranks walk them: one that holds others comes before them."""
+    return sorted(sets, key=lambda ranks: (-len(ranks), ranks))
+
+
+def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
+    """Return what there is to measure for matrices, sorted: all ranks that share them have the same."""
+
+    def kind(matrix: Matrix) -> tuple:
+        size = min(matrix.rows, matrix.cols), max(matrix.rows, matrix.cols)
+        return matrix.parameter.device, matrix.iteration.chain_dtype, size
+
+    tasks = {task.need: task for some in grouped(matrices, kind) for task in tasks_of(*kind(some[0]), len(some))}
+    return [tasks[need] for need in sorted(tasks)]
+
+
+def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
+    if world_size() == 1:
+        return []
+    shared = [matrix for matrices in plan.matrices for matrix in matrices if matrix.parameter.sharers == ranks]
+    tasks = [task for task in tasks_of_matrices(shared) if key_of(task.device) is not None]
+    meeting = Meeting(ranks, tasks, tuner, shortened(plan.terms[ranks].names))
+    settling = [partial(meeting.settle, task, len(tasks) - 1 - i) for i, task in enumerate(tasks)]
+    return [meeting.compare, *settling] if tasks else []
+
+
+class Meeting:
+    """The ranks that share some matrices, while they agree on what these are multiplied by."""
+
+    def __init__(self, ranks: Ranks, tasks: Sequence[Task], tuner: Tuner, names: str):
+        self._ranks, self._tasks, self._tuner, self._names = ranks, tasks, tuner, names
+        self._kinds: dict[str, int] = {}  # and the rank of each that measures
+        self._open: dict[Need, set[str]] = {}  # the kinds of device for which a size is not settled
+        self._left: set[Need] = set()
+
+    @property
+    def _key(self) -> Key:
+        return key_of(self._tasks[0].device)
+
+    def compare(self) -> str:
+        """Take what some of the ranks have agreed on before; RuntimeError where that is not one thing."""
+        key, needs = self._key, [task.need for task in self._tasks]
+        agreed = {need: agreement(key, need) for need in needs}
+        wrong = {(need.kernel, need.dtype): failed(key, need.kernel, need.dtype) for need in needs}
+        mine = Statement(key.device, {n: a for n, a in agreed.items() if a}, wrong, sorted(self._tuner.left()))
+        statements = dict(zip(self._ranks, gathered(mine, self._ranks, "measurements", self._names)))
+        self._left = {need for statement in statements.values() for need in statement.left}
+        for rank, statement in statements.items():
+            self._kinds.setdefault(statement.kind, rank)
+            if statement.kind == key.device:
+                heed(key, statement.failed)
+        for need in needs:
+            known = {kind: self._agreed_by(need, kind, statements) for kind in self._kinds}
+            self._open[need] = {kind for kind, before in known.items() if before is None}
+            if known[key.device] is not None:
+                agree(key, need, known[key.device].entry, known[key.device].rank, self._ranks)
+        return f"{len(self._ranks)} ranks compare what they know of {len(needs)} products"
+
+    def settle(self, task: Task, waiting: int) -> str:
+        """Take what one rank of this kind of device knows or finds for a size; `waiting` others come after it."""
+        key, need = self._key, task.need
+        kinds = self._open[need]
+        if not kinds:
+            return f"{need.m} x {need.k} {need.dtype} {need.kernel}: agreed on before"
+        measures = key.device in kinds and self._kinds[key.device] == this_rank()
+        answer = self._answer(task, waiting) if measures else None
+        answers = dict(zip(self._ranks, gathered(answer, self._ranks, "measurements", self._names)))
+        for rank in (rank for rank, other in answers.items() if other is not None and other.error):
+            raise RuntimeError(f"rank {rank} could not measure {need} for ranks {self._ranks}: {answers[rank].error}")
+        if key.device not in kinds:
+            return f"{need.m} x {need.k} {need.dtype} {need.kernel}: settled by ranks with other devices"
+        rank = self._kinds[key.device]
+        found = answers[rank]
+        heed(key, {(need.kernel, need.dtype): found.failed})
+        if found.entry is not None:
+            agree(key, need, found.entry, rank, self._ranks)
+        if not measures:
+            self._tuner.findings.append(Finding(task, found.entry, found.failed, found.said))
+        return found.said if measures else f"{found.said}, by rank {rank}"
+
+    def _answer(self, task: Task, waiting: int) -> Answer:
+        kept = own_measurement(self._key, task.need)
+        if kept is not None:
+            finding = self._tuner.note(task, kept)
+        elif task.need in self._left:
+            finding = self._tuner.leave(task)
+        else:
+            try:
+                finding = self._tuner.measure(task, waiting)
+            except Exception as error:  # which the others, who wait, are told
+                return Answer(None, {}, "", f"{type(error).__name__}: {error}")
+        return Answer(finding.entry, finding.failed, finding.said)
+
+    def _agreed_by(self, need: Need, kind: str, statements: Mapping[int, Statement]) -> Optional[Agreed]:
+        """Return what ranks with this kind of device have agreed on; RuntimeError where that is not one thing."""
+        known = {r: s.agreed[need] for r, s in statements.items() if s.kind == kind and need in s.agreed}
+        if not known:
+            return None
+        first = min(known)
+        for rank, agreed in known.items():
+            if agreed.entry != known[first].entry:
+                raise RuntimeError(
+                    f"ranks {self._ranks} cannot agree on {need.m} x {need.k} {need.dtype} {need.kernel}: rank {first} "
+                    f"has agreed with {sorted(known[first].sets)} on {known[first].entry}, rank {rank} with "
+                    f"{sorted(agreed.sets)} on {agreed.entry}. Let one warmup() come before those of other optimizers, "
+                    "of the parameters that most ranks share"
+                )
+        return known[first]

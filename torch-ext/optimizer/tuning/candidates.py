@@ -1,0 +1,61 @@
+"""Launch configurations that compete on a GPU. Few: each is compiled, which takes seconds, before it can be timed."""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+import torch
+
+from ..kernels.machine import key_of
+from ..kernels.measurements import shipped_entries
+from ..kernels.products import symmetric_gemm
+from ..kernels.tuned import Config, SmallConfig, Target, padded_side, safe_config, safe_small_config
+
+# (tile, tile_k, warps, stages) by what compiles for a target without spilling; the lab tries more of them.
+_HOPPER = ((128, 64, 8, 3), (128, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 4), (64, 128, 4, 3))
+_OTHERS = ((128, 32, 8, 3), (128, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 3))
+_HIP = ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2))
+_GROUP = 8
+
+# (width, depth) and warps of small matrices, by the side that rows are padded to.
+_PANELS = {
+    16: (((16, 16), 1), ((16, 16), 2)),
+    32: (((32, 32), 2), ((32, 32), 4), ((16, 32), 2)),
+    64: (((64, 64), 4), ((64, 64), 8), ((32, 64), 4)),
+    128: (((64, 64), 8), ((64, 64), 16), ((64, 32), 8), ((128, 32), 8)),
+}
+_SMALL_STAGES = 2
+
+
+def target_of(device: torch.device) -> Target:
+    """Return what kernels are compiled for on a GPU."""
+    return Target("hip", 0) if torch.version.hip else Target("cuda", symmetric_gemm.capability(device))
+
+
+def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Config]:
+    """Return the symmetric product's configurations to try for results of m rows: safe, shipped and usual ones."""
+    target = target_of(device)
+    if target.backend == "hip":
+        shapes = _HIP
+    else:
+        shapes = _HOPPER if 90 <= target.capability < 120 else _OTHERS
+    safe = safe_config(target, dtype, m, symmetric_gemm.reads_descriptors(device), True)
+    usual = [Config(tile, tile_k, _GROUP, *rest) for tile, tile_k, *rest in shapes]
+    return _distinct([safe, *_shipped(device, dtype, "symmetric_gemm", Config), *(usual if dtype.itemsize < 4 else [])])
+
+
+def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[SmallConfig]:
+    """Return the configurations to try for small matrices of m rows; float32 has the safe one alone."""
+    side = padded_side(m)
+    usual = [SmallConfig(side, *panel, warps, _SMALL_STAGES) for panel, warps in _PANELS[side]]
+    known = [config for config in _shipped(device, dtype, "small_polar", SmallConfig) if config.side == side]
+    return _distinct([safe_small_config(target_of(device), dtype, m), *known, *(usual if dtype.itemsize < 4 else [])])
+
+
+def _shipped(device: torch.device, dtype: torch.dtype, kernel: str, kind: type) -> list:
+    entries = shipped_entries(key_of(device), kernel, str(dtype).replace("torch.", ""))
+    return [kind(*(entry[field] for field in kind._fields)) for entry in entries]
+
+
+def _distinct(configs: Iterable) -> list:
+    return list(dict.fromkeys(configs))

@@ -1,0 +1,101 @@
+"""What competes for a size: the ways to do it, each with what it takes to prove and to run it as a step does."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, Mapping, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from ..iteration import Iteration, choose_iteration
+from ..kernels.measurement_file import Need
+from ..kernels.products import CPU_TABLES, Products, select_products, small_polar, symmetric_gemm
+from ..polar import matrices_together, polar_factors
+from ..schedules import resolve_schedule
+from .proof import prove_apply, prove_products
+from .race import Timed
+
+EPS = 1e-7
+
+
+class Task(NamedTuple):
+    """A need on a device, and how many of its matrices a step has at once, at most."""
+
+    need: Need
+    device: torch.device
+    count: int
+
+
+class Candidate(NamedTuple):
+    """One way: `prove` raises where it is wrong, `run` does once what is timed."""
+
+    prove: Callable[[], None]
+    run: Callable[[], object]
+    said: str  # its name for people
+
+
+class Contest(NamedTuple):
+    """The candidates of a task, and which of them is taken where nothing was measured."""
+
+    candidates: Mapping[str, Candidate]
+    before: str
+    rival: str  # torch's
+    entry: Callable[[str, Mapping[str, Timed]], dict[str, Any]]  # of the winner, from all times
+
+
+def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], count: int) -> list[Task]:
+    """Return what there is to measure for so many wide m x n matrices of a work dtype, nothing where all is settled."""
+    name = str(dtype).replace("torch.", "")
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        return [Task(Need("cpu_products", name, *size), device, count)]
+    if device.type != "cuda" or symmetric_gemm is None or dtype not in symmetric_gemm.DTYPES:
+        return []
+    m, n = size
+    needs = [Need("symmetric_gemm", name, m, n), Need("symmetric_gemm", name, m, m)] if m % 16 + n % 16 == 0 else []
+    needs += [Need("small_polar", name, m, n)] if small_polar.fits(m, n, dtype) else []
+    return [Task(need, device, count) for need in dict.fromkeys(needs)]
+
+
+def cpu_contest(task: Task) -> Contest:
+    """Return the tables of products, which run whole iterations of as many matrices as are worked on together."""
+    device, dtype = task.device, getattr(torch, task.need.dtype)
+    size = task.need.m, task.need.k
+    iteration = _standard_iteration(device, dtype, size)
+    default = select_products(device, dtype, *size)
+    before = next(name for name, table in CPU_TABLES.items() if table.name == default.name)
+    G = drawn(device, max(1, min(task.count, matrices_together(device, size, iteration))), *size).to(dtype)
+
+    def candidate(table: Products) -> Candidate:
+        run = partial(polar_factors, G, iteration._replace(products=table), EPS)
+        return Candidate(partial(_prove_table, table, G.new_empty(0), size), run, table.name)
+
+    def entry(winner: str, times: Mapping[str, Timed]) -> dict[str, Any]:
+        seconds = {name: time.seconds for name, time in times.items()}
+        return {"m": size[0], "k": size[1], "products": winner, "count": len(G), "seconds": seconds}
+
+    return Contest({name: candidate(table) for name, table in CPU_TABLES.items()}, before, "SINGLE", entry)
+
+
+def drawn(device: torch.device, *shape: int) -> Tensor:
+    """Return normal entries in float32; the generators of whoever asks stay as they are."""
+    return torch.randn(shape, generator=torch.Generator(device).manual_seed(0), device=device)
+
+
+def _standard_iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> Iteration:
+    return choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), "standard")
+
+
+def _prove_table(table: Products, like: Tensor, size: tuple[int, int]) -> None:
+    """Raise WrongResultError where a table's compiled products are wrong; torch's are not questioned."""
+    if table.gram is not CPU_TABLES["NATIVE"].gram:
+        return
+
+    def compute(A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
+        if D is not None:
+            return table.gram_affine(A, scalars[1], scalars[0])
+        return table.gram(A) if B.data_ptr() == A.data_ptr() else table.commuting(A, B)
+
+    prove_products(compute, like, size)
+    if table.affine is CPU_TABLES["NATIVE"].affine:
+        prove_apply(table.affine, like, size)

@@ -1,0 +1,151 @@
+"""Who competes on a GPU: launch configurations of our kernels, and torch's products."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
+
+import torch
+from torch import Tensor
+
+from ..iteration import Iteration, choose_iteration
+from ..kernels.gains import Gain
+from ..kernels.products import BATCHED, small_choice, small_polar, symmetric_choice, symmetric_gemm
+from ..kernels.tuned import Config, SmallConfig
+from ..polar import matrices_together, polar_factors
+from ..schedules import resolve_schedule
+from .candidates import product_configs, small_configs
+from .contest import EPS, Candidate, Contest, Task, drawn
+from .proof import ALPHA, BETA, SCALE, prove_launch
+from .race import Timed
+from .small_proof import prove_small
+
+TORCH = "torch"
+# What a gain is at most where torch's product stays: chosen is what has a gain of 1.
+_BELOW_ONE = 0.999
+# No tile divides these, so that tiles at the edges are cut; multiples of 16, as measured sizes are.
+RAGGED = (272, 208)
+
+
+class _Ways(NamedTuple):
+    """What a contest is made of: configurations, what each is proven and timed by, and how torch does it."""
+
+    configs: list[Union[Config, SmallConfig]]
+    prove: Callable[[Any], None]
+    run: Callable[[Any], object]
+    torchs: Callable[[], object]
+    chosen: Gain
+    count: int
+
+
+def gpu_contest(task: Task) -> Contest:
+    """Return the contest of a task on a GPU."""
+    ways = _small_ways(task) if task.need.kernel == "small_polar" else _product_ways(task)
+    made = {TORCH: Candidate(_nothing, ways.torchs, "torch's products")}
+    for config in ways.configs:
+        name = "-".join(map(str, config))
+        made[name] = Candidate(partial(ways.prove, config), partial(ways.run, config), f"{task.need.kernel} {name}")
+    # The first configuration is what is launched where none was measured.
+    before = "-".join(map(str, ways.configs[0])) if (ways.chosen.gain or 0) >= 1 else TORCH
+    return Contest(made, before, TORCH, partial(_entry, task, ways))
+
+
+def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> dict[str, Any]:
+    """Return the entry: the fastest configuration of ours, and torch's time over its."""
+    named = {"-".join(map(str, config)): config for config in ways.configs}
+    ours = [name for name in times if name != TORCH]
+    best = winner if winner != TORCH else min(ours, key=lambda name: times[name].seconds, default=None)
+    if best is None:  # all of them are wrong
+        return {"m": task.need.m, "k": task.need.k, **ways.configs[0]._asdict(), "gain": 0.0, "count": ways.count}
+    gain = times[TORCH].seconds / times[best].seconds if TORCH in times else 1.0
+    return {
+        "m": task.need.m,
+        "k": task.need.k,
+        **named[best]._asdict(),
+        "gain": min(gain, _BELOW_ONE) if winner == TORCH else max(gain, 1.0),
+        "seconds": times[best].seconds,
+        "spread": times[best].spread,
+        "count": ways.count,
+    }
+
+
+def _product_ways(task: Task) -> _Ways:
+    """X Xᵀ of long matrices; of square ones what an iteration multiplies, b A + c A² and A B."""
+    device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
+    count = max(
+        1, min(task.count, matrices_together(device, (m, max(m, k)), _iteration(device, dtype, (m, max(m, k)))))
+    )
+    X = drawn(device, count, m, k).to(dtype) / k**0.5
+    long = k != m
+    results = [X.new_empty(count, m, m) for _ in range(1 if long else 2)]
+    launch = symmetric_gemm.launch_symmetric_gemm
+    scalars = ALPHA / SCALE**4, BETA / SCALE**2
+
+    def run(config: Config) -> None:
+        with _current(device):
+            if long:
+                return launch(X, X.mT, None, results[0], (1.0, 0.0), config)
+            launch(X, X, X, results[0], scalars, config)
+            launch(X, results[0], None, results[1], (1.0, 0.0), config)
+
+    def torchs() -> None:
+        if long:
+            BATCHED.gram(X)
+        else:
+            BATCHED.commuting(X, BATCHED.gram_affine(X, scalars[1], scalars[0]))
+
+    configs = product_configs(device, dtype, m)
+    prove = partial(_prove_product, X.new_empty(0), (m, k))
+    return _Ways(configs, prove, run, torchs, symmetric_choice(device, dtype, m, k), count)
+
+
+def _prove_product(like: Tensor, size: tuple[int, int], config: Config) -> None:
+    """Raise WrongResultError unless a configuration is right in this size, and where tiles are cut."""
+    launch = symmetric_gemm.launch_symmetric_gemm
+
+    def compute(A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
+        C = A.new_full((len(A), A.size(1), A.size(1)), torch.nan)
+        with _current(A.device):
+            launch(A, B, D, C, scalars, config)
+        return C
+
+    for each in (RAGGED, size):
+        prove_launch(compute, like, each)
+
+
+def _small_ways(task: Task) -> _Ways:
+    device, dtype, size = task.device, getattr(torch, task.need.dtype), task.need[2:]
+    iteration = _iteration(device, dtype, size)._replace(in_one_launch=False)
+    G = drawn(device, task.count, *size)
+    C, scaling = torch.empty_like(G, dtype=dtype), (iteration.scale, EPS, dtype)
+    windows = iteration.windows if iteration.method != "standard" else [(step,) for step in iteration.windows[0]]
+    steps = [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
+    launch = small_polar.launch_small_polar
+
+    def run(config: SmallConfig) -> None:
+        with _current(device):
+            launch(G, C, steps, scaling, config)
+
+    def prove(config: SmallConfig) -> None:
+        def start(*given: Any) -> None:
+            with _current(device):
+                launch(*given, config)
+
+        prove_small(start, G.new_empty(0, dtype=dtype), size, config.side)
+
+    configs = small_configs(device, dtype, size[0])
+    torchs = partial(polar_factors, G, iteration, EPS)
+    return _Ways(configs, prove, run, torchs, small_choice(device, dtype, *size), len(G))
+
+
+def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> Iteration:
+    return choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5))
+
+
+def _current(device: torch.device):
+    """Triton launches on the current device, wherever its arguments are."""
+    return torch.cuda.device(device if device.type == "cuda" else -1)
+
+
+def _nothing() -> None:
+    """Torch's products are not questioned."""

@@ -1,0 +1,152 @@
+"""Timing of several ways to do one thing: in turns, in bursts so long that their beginning does not count."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from typing import Callable, Mapping, NamedTuple, Optional
+
+import torch
+
+# Long enough for a GPU to be limited by its power, as a step is, and for what starts a burst not to count.
+BURST_SECONDS = 0.02
+# Fewer rounds have no quartiles to speak of; more show no more.
+LEAST_ROUNDS, MOST_ROUNDS = 3, 9
+# What takes so many times as long as the fastest at the first burst is not timed again.
+CLEARLY_SLOWER = 2.0
+
+Work = Callable[[], object]
+
+
+class Timed(NamedTuple):
+    """The median seconds of one call, and half the distance of the quartiles over it."""
+
+    seconds: float
+    spread: float
+
+
+class Clock:
+    """How long work takes on a device, and what time it is."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def ready(self, work: Work) -> Work:
+        """Return `work`, which was done once, as a step does it: on a GPU as the replay of a graph."""
+        return replayed(work, self.device) if self.device.type == "cuda" else _done_once(work)
+
+    def seconds_of(self, work: Work, times: int) -> float:
+        """Return how long it takes to do `work` so many times."""
+        if self.device.type == "cuda":
+            return self._seconds_on_gpu(work, times)
+        start = time.perf_counter()
+        for _ in range(times):
+            work()
+        return time.perf_counter() - start
+
+    def _seconds_on_gpu(self, work: Work, times: int) -> float:
+        with torch.cuda.device(self.device):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(times):
+                work()
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end) / 1e3
+
+
+def race(works: Mapping[str, Work], clock: Clock, seconds: float) -> tuple[dict[str, Timed], dict[str, str]]:
+    """Return the times of each of `works`, and what others raised.
+
+    Takes about `seconds`, but all have their least rounds, except those that are clearly slower, whose first burst is
+    their time. Raises what leaves a device unusable, and an error for want of memory, which tells nothing of the work.
+    """
+    end = clock.now() + seconds
+    first, dropped = _first_bursts(works, clock)
+    fastest = min((time for _, time in first.values()), default=math.inf)
+    slow = [name for name, (_, time) in first.items() if time > CLEARLY_SLOWER * fastest]
+    runners = {name: ready for name, (ready, _) in first.items() if name not in slow}
+    times = {name: max(1, math.ceil(BURST_SECONDS / max(first[name][1], 1e-9))) for name in runners}
+    found: dict[str, list[float]] = {name: [] for name in runners}
+    names = list(runners)
+    for turn in range(MOST_ROUNDS if len(names) > 1 else LEAST_ROUNDS):
+        if turn >= LEAST_ROUNDS and clock.now() >= end:
+            break
+        first_name = turn % max(len(names), 1)
+        for name in names[first_name:] + names[:first_name]:
+            found[name].append(clock.seconds_of(runners[name], times[name]) / times[name])
+    slow_ones = {name: Timed(first[name][1], 0.0) for name in slow}
+    return {**{name: timed(seconds) for name, seconds in found.items()}, **slow_ones}, dropped
+
+
+def timed(seconds: list[float]) -> Timed:
+    """Return the median of some times, and their spread."""
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+    return Timed(middle, (high - low) / 2 / middle if middle else 0.0)
+
+
+def decide(times: Mapping[str, Timed], before: str) -> str:
+    """Return the fastest; what was chosen `before` stays unless it is slower by more than both spreads."""
+    fastest = min(times, key=lambda name: times[name].seconds)
+    kept: Optional[Timed] = times.get(before)
+    if kept is not None and kept.seconds <= times[fastest].seconds * (1 + kept.spread + times[fastest].spread):
+        return before
+    return fastest
+
+
+def loses_gpu(error: BaseException) -> bool:
+    """Whether a process cannot use the GPU any more after an error: torch's and Triton's errors of a kernel."""
+    return any(
+        words in str(error) for words in ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
+    )
+
+
+def replayed(work: Work, device: torch.device) -> Work:
+    """Return the replay of a CUDA graph of `work`, in which launching takes no time of the host's.
+
+    It is done once before, to compile what it needs.
+    """
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):  # libraries take their workspaces outside of the capture
+            work()
+        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+
+    def replay(kept: Work = work) -> None:  # its operands are what the graph reads
+        graph.replay()
+
+    return replay
+
+
+def _done_once(work: Work) -> Work:
+    work()
+    return work
+
+
+def _first_bursts(works: Mapping[str, Work], clock: Clock) -> tuple[dict[str, tuple[Work, float]], dict[str, str]]:
+    """Return each work as it is timed, with the seconds of one call, and why others cannot be."""
+    first, dropped = {}, {}
+    for name, work in works.items():
+        try:
+            ready = clock.ready(work)
+            once = clock.seconds_of(ready, 1)
+            if once < BURST_SECONDS:
+                times = math.ceil(BURST_SECONDS / max(once, 1e-9))
+                once = min(once, clock.seconds_of(ready, times) / times)
+            first[name] = ready, once
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # Triton raises errors of any class, as for too much shared memory
+            if loses_gpu(error):
+                raise
+            dropped[name] = f"{type(error).__name__}: {str(error)[:200]}"
+    return first, dropped

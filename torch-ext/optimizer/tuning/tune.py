@@ -1,0 +1,222 @@
+"""Measuring what has not been measured: each candidate is proven, then those that are right are timed."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
+
+import torch
+
+from ..iteration import check_work_dtype, default_work_dtype
+from ..kernels.autocast import without_autocast
+from ..kernels.machine import key_of
+from ..kernels.measurement_file import JUDGED, Need, Table
+from ..kernels.measurements import failed, keep, own_measurement
+from ..kernels.trials import trial
+from .contest import Contest, Task, cpu_contest, tasks_of
+from .gpu_contest import gpu_contest
+from .progress import Line, Progress
+from .proof import WrongResultError
+from .race import Clock, decide, loses_gpu, race
+
+# What a call does, when it is its turn; it returns what was done, in words.
+Stage = Callable[[], str]
+
+
+class Finding(NamedTuple):
+    """What came of a task: the entry, None where its time was over; and the candidates that are wrong, and why."""
+
+    task: Task
+    entry: Optional[Mapping[str, Any]]
+    failed: Mapping[str, str]
+    said: str
+
+
+class Tuner:
+    """Measures one task after the other until its time is over."""
+
+    def __init__(self, budget: float, clock: Optional[Callable[[torch.device], Clock]] = None):
+        self._clock = clock or Clock
+        self._budget = budget
+        self._end: Optional[float] = None  # the time runs from the first measurement on
+        self.findings: list[Finding] = []
+
+    def measure(self, task: Task, waiting: int) -> Finding:
+        """Return what came of a task, having kept it; `waiting` others share what is left of the time."""
+        clock = self._clock(task.device)
+        self._end = clock.now() + self._budget if self._end is None else self._end
+        left = self._end - clock.now()
+        if left <= 0:
+            return self.leave(task)
+        try:
+            with torch.no_grad(), without_autocast(task.device.type):
+                finding = _measured(task, clock, left / (waiting + 1))
+        except torch.cuda.OutOfMemoryError:
+            return self.leave(task, "what is free of the device's memory is too small")
+        found = {task.need: finding.entry} if finding.entry is not None else {}
+        wrong = {(task.need.kernel, task.need.dtype): dict(finding.failed)} if finding.failed else {}
+        if found or wrong:
+            keep(key_of(task.device), Table(found, wrong))
+        return self._noted(finding)
+
+    def leave(self, task: Task, why: str = "the time is over") -> Finding:
+        """Return that a task stays as it was."""
+        return self._noted(Finding(task, None, {}, f"{_named(task)} stays as it was: {why}"))
+
+    def note(self, task: Task, kept: Mapping[str, Any]) -> Finding:
+        """Return what was measured of a task before."""
+        return self._noted(Finding(task, kept, {}, f"{_named(task)}: measured before"))
+
+    def left(self) -> set[Need]:
+        """Return what has stayed as it was."""
+        return {finding.task.need for finding in self.findings if finding.entry is None}
+
+    def _noted(self, finding: Finding) -> Finding:
+        self.findings.append(finding)
+        return finding
+
+    def summary(self) -> str:
+        """Return what was chosen, in a line."""
+        measured = [finding for finding in self.findings if finding.entry is not None]
+        ours = sum(is_ours(finding) for finding in measured)
+        left = len(self.findings) - len(measured)
+        wrong = sorted({f"{name} ({why})" for finding in self.findings for name, why in finding.failed.items()})
+        parts = [f"measured {len(measured)} products: {ours} ours, {len(measured) - ours} torch's"]
+        parts += [f"{left} left to their default"] if left else []
+        return ", ".join([*parts, f"failed their proof: {', '.join(wrong)}" if wrong else "none failed"])
+
+
+def is_ours(finding: Finding) -> bool:
+    """Whether the package's product was chosen, and not torch's."""
+    judged = finding.entry[JUDGED[finding.task.need.kernel][0]]
+    return judged != "SINGLE" if isinstance(judged, str) else judged >= 1
+
+
+def unmeasured(tasks: Iterable[Task]) -> list[Task]:
+    """Return the tasks that this machine has no measurement of, one for each need and device, the largest counts."""
+    largest: dict[tuple, Task] = {}
+    for task in tasks:
+        key = key_of(task.device)
+        if key is not None and own_measurement(key, task.need) is None:
+            before = largest.get((key, task.need))
+            if before is None or task.count > before.count:
+                largest[key, task.need] = task
+    return list(largest.values())
+
+
+def stages_of(tuner: Tuner, tasks: Sequence[Task]) -> list[Stage]:
+    """Return a stage for each task."""
+
+    def stage(i: int, task: Task) -> str:
+        return tuner.measure(task, len(tasks) - 1 - i).said
+
+    return [partial(stage, i, task) for i, task in enumerate(tasks)]
+
+
+def tune(
+    shapes: Iterable[Sequence[int]],
+    *,
+    device: Union[torch.device, str, None] = None,
+    dtype: Optional[torch.dtype] = None,
+    budget: float = 60.0,
+    progress: Optional[Progress] = None,
+) -> None:
+    """Prove and time the products for matrices of `shapes` on a device, and keep what is found in the user's caches.
+
+    Each shape is (rows, cols) or (count, rows, cols), a tall matrix standing for the wide one that it is worked on as.
+    `device` None is the current GPU, or the CPU where there is none; `dtype`, of the products, what `Muon` takes by
+    default there. What this machine has measured is not measured again. For those who make images: the folder is
+    $XDG_CACHE_HOME/optimizer, by default ~/.cache/optimizer. `Muon.warmup` does this for its own matrices.
+
+    `budget` is in seconds, looked at between measurements: what it leaves out stays as it is by default, and is said.
+    `progress(done, total, what)` is called after each; None draws a line. Raises ValueError or TypeError for shapes,
+    dtypes, devices and budgets that make no sense, before anything is measured.
+    """
+    check_budget(budget)
+    place = torch.device(device) if device is not None else _default_device()
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"tune needs a device that is here, got {place}")
+    wanted = check_work_dtype(dtype, place) or default_work_dtype(torch.empty(0, device=place))
+    tasks = unmeasured(task for shape in map(_checked_shape, shapes) for task in tasks_of(place, wanted, *shape))
+    tuner, told = Tuner(budget), progress or Line("tune")
+    stages = [*stages_of(tuner, tasks), tuner.summary] if tasks else []
+    for done, stage in enumerate(stages, 1):
+        told(done, len(stages), stage())
+
+
+def check_budget(budget: float) -> None:
+    """Raise TypeError or ValueError unless a budget is a number of seconds, at least 0."""
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise TypeError(f"budget must be a number of seconds, got {budget!r}")
+    if not budget >= 0:
+        raise ValueError(f"budget must be at least 0 seconds, got {budget}")
+
+
+def contest_of(task: Task) -> Contest:
+    """Return who competes for a task."""
+    return cpu_contest(task) if task.need.kernel == "cpu_products" else gpu_contest(task)
+
+
+def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
+    """Return what comes of a task, in about so many seconds."""
+    contest, key = contest_of(task), key_of(task.device)
+    known = failed(key, task.need.kernel, task.need.dtype)
+    wrong = {}
+    for name, candidate in contest.candidates.items():
+        with trial(key, task.need, name):
+            problem = None if name in known else _problem(task, name, candidate.prove)
+        if problem is not None:
+            wrong[name] = problem
+    right = {n: c.run for n, c in contest.candidates.items() if n not in wrong and n not in known}
+    times, dropped = race(right, clock, seconds)
+    if not times:
+        said = "; ".join(f"{name}: {why}" for name, why in {**wrong, **dropped}.items())
+        return Finding(task, None, wrong, f"{_named(task)} stays as it was: nothing could be timed ({said})")
+    winner = decide(times, contest.before)
+    told = [f"{_named(task)}: {contest.candidates[winner].said}"]
+    if winner != contest.rival and contest.rival in times:
+        told[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
+    told += [f"{name} failed its proof: {why}" for name, why in wrong.items()]
+    told += [f"{name} is left out: {why}" for name, why in dropped.items()]
+    return Finding(task, contest.entry(winner, times), wrong, "; ".join(told))
+
+
+def _problem(task: Task, name: str, prove: Callable[[], None]) -> Optional[str]:
+    """Return what is wrong with a candidate, None where it is right; RuntimeError where it makes the GPU unusable.
+
+    Then nothing else can be measured in this process, and others will leave it out.
+    """
+    try:
+        prove()
+    except WrongResultError as error:
+        return str(error)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # Triton raises errors of any class, as for too much shared memory
+        if loses_gpu(error):
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            keep(key_of(task.device), Table({}, {(task.need.kernel, task.need.dtype): {name: why}}))
+            raise RuntimeError(
+                f"{task.need.kernel} {name} made {task.device} unusable for this process: start it again, where this "
+                f"candidate is left out ({why})"
+            ) from error
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+def _named(task: Task) -> str:
+    return f"{task.need.m} x {task.need.k} {task.need.dtype} {task.need.kernel}"
+
+
+def _default_device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _checked_shape(shape: Sequence[int]) -> tuple[tuple[int, int], int]:
+    """Return the sides, the short one first, and the count."""
+    sizes = tuple(shape)
+    if len(sizes) not in (2, 3) or not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(f"a shape must be (rows, cols) or (count, rows, cols), all at least 1, got {shape!r}")
+    rows, cols = sizes[-2:]
+    return (min(rows, cols), max(rows, cols)), math.prod(sizes[:-2])
