@@ -3,10 +3,10 @@
     python -m benchmarks.sweep_model_host [--models NAME ...] [--rounds N] [--output FILE] [--tiny]
 
 Matrices are a model's, of shorter sides and in the batches that a GPU would have. The compiled ops and torch's AdamW
-are emptied, so that each is dispatched and does nothing. In the row `replayed` every batch has a CUDA graph, whose replay
-is a call of a driver that does nothing, which is what tests without a GPU can show of it. In the row `eager` symmetric
-products are launched by Triton's launcher over that driver, and torch's other operations run, on matrices so small that
-they take what starting them takes. Rows take turns; times are quartiles, of the processor on one thread.
+are emptied, so that each is dispatched and does nothing. In the row `replayed` every batch has a CUDA graph, of which a
+replay is a call of a driver that does nothing: more cannot be shown without a GPU. In the row `eager` symmetric products
+are launched by Triton's launcher over that driver, and torch's other operations run, on matrices so small that they take
+what starting them takes. Rows take turns; times are quartiles, of the processor on one thread.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ ROOT = Path(__file__).resolve().parent.parent
 # Milliseconds of a step whose batches are replayed.
 TARGETS = {"gpt2-124m": 0.5, "moe-64": 3.0, "llama-1b": 4.0}
 ROUNDS, TINY_ROUNDS = 25, 3
-SHRINKING, SMALLEST_SIDE = 32, 4
+SHRINKING, SMALLEST_SIDE, VECTOR = 32, 4, 32
 BATCH_BYTES, PACKED_ITEMSIZE = 256 * 2**20, 4  # float32 directions for work in float16
 
 
 def shrunk(p: Parameter) -> tuple[int, ...]:
     sides = p.rows_and_columns if p.matrix else p.shape
-    return tuple(max(SMALLEST_SIDE, side // SHRINKING) for side in sides)
+    if p.matrix:
+        return tuple(max(SMALLEST_SIDE, side // SHRINKING) for side in sides)
+    # Whole vectors, as the CPU's AdamW would treat others apart, which a GPU's does not.
+    return tuple(VECTOR * max(1, side // SHRINKING // VECTOR) for side in sides)
 
 
 def batch_lengths(parameters: Sequence[Parameter]) -> dict[tuple[int, ...], int]:

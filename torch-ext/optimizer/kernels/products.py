@@ -188,7 +188,7 @@ def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> 
 def symmetric_choice(
     device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[tuple[int, ...]] = None
 ) -> Gain:
-    """Return torch's time over the symmetric kernel's for (m, k): measured here, of the nearest shipped size, predicted.
+    """Return torch's time over the symmetric kernel's for (m, k): measured here, shipped for the nearest, predicted.
 
     None where nobody knows: of sizes that divide by no 16 nothing is measured nor predicted.
     """

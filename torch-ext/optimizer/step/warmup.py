@@ -7,7 +7,7 @@ comes: those that compile depend on what those before have measured.
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
