@@ -23,8 +23,9 @@ except ModuleNotFoundError as missing:
 class Products(NamedTuple):
     """Products over wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
 
-    `affine` may overwrite B. Products of polynomials of one matrix commute, but for rounding: full ones err least where
-    all factors come from one side, symmetric ones, which drop what the upper triangle knows, from both.
+    `affine` may overwrite B, and X, which may be what it returns. Products of polynomials of one matrix commute, but
+    for rounding: full ones err least where all factors come from one side, symmetric ones, which drop what the upper
+    triangle knows, from both.
     """
 
     gram: Callable[[Tensor], Tensor]  # X -> X Xᵀ
@@ -49,6 +50,12 @@ def _native(
     C = A.new_empty(A.size(0), A.size(1), B.size(2))
     gemm_(C, A, B, D, alpha, beta, symmetric, _INSTRUCTIONS)
     return C
+
+
+def _native_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
+    # In place, so that half as much has to fit into the cache.
+    gemm_(X, B, X, X if a else None, 1.0, a, False, _INSTRUCTIONS)
+    return X
 
 
 def _single_affine(B: Tensor, X: Tensor, a: float) -> Tensor:
@@ -81,7 +88,7 @@ NATIVE = Products(
     gram_affine=lambda A, b, c: _native(A, A, A, alpha=c, beta=b, symmetric=True),
     commuting=lambda A, B: _native(A, B, symmetric=True),
     conjugated=lambda A, B: _native(A, _native(B, A, symmetric=True), symmetric=True),
-    affine=lambda B, X, a: _native(B, X, X, beta=a),
+    affine=_native_affine,
     name=f"gemm_ ({_INSTRUCTIONS})",
 )
 # Of long and of large matrices the product that is not symmetric is the larger part, and torch's is faster with AMX.
