@@ -10,6 +10,7 @@ enum NormalizeView { kNormalized, kGiven };
 struct Normalize {
   ScalarType dtypes[2];  // that of `out` counts for normalize_ alone
   double* norms;         // one for each matrix
+  int64_t count;
   double eps, scale;
   std::vector<Matrix<2>> matrices;
 };
@@ -68,7 +69,8 @@ inline Normalize check_frobenius_norm(const Tensor& norms, const Tensor& X) {
   spans.write("norms", norms);
   spans.read("X", X);
   spans.check();
-  return {{X.scalar_type(), X.scalar_type()}, static_cast<double*>(norms.mutable_data_ptr()), 0, 1, tiled(X, X, false)};
+  return {{X.scalar_type(), X.scalar_type()}, static_cast<double*>(norms.mutable_data_ptr()), X.size(0), 0, 1,
+          tiled(X, X, false)};
 }
 
 inline Normalize check_normalize(const Tensor& out, const Tensor& X, const Tensor& norms, double eps, double scale) {
@@ -82,7 +84,7 @@ inline Normalize check_normalize(const Tensor& out, const Tensor& X, const Tenso
   spans.read("norms", norms);
   spans.check();
   double* const given = const_cast<double*>(static_cast<const double*>(norms.const_data_ptr()));
-  return {{out.scalar_type(), X.scalar_type()}, given, eps, scale, tiled(out, X, true)};
+  return {{out.scalar_type(), X.scalar_type()}, given, X.size(0), eps, scale, tiled(out, X, true)};
 }
 
 }  // namespace optimizer

@@ -62,6 +62,7 @@ void for_each(const Normalize& call, const Work& work) {
 void frobenius_norm_cpu(const Normalize& call) {
   const int64_t each = call.matrices.empty() ? 0 : tile_count(call.matrices[0]);
   std::vector<double> sums(each * call.matrices.size());
+  std::fill_n(call.norms, call.count, 0.0);
   for_each(call, [&](const auto& m, int64_t tile) { sums[tile] = sum_of_squares(call, m, tile_box(m, tile)); });
   for (const auto& m : call.matrices) {
     double sum = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Callable, Generator, Optional, Sequence, Union
 
@@ -61,8 +62,8 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float) -> Tensor:
     """Return what `orthogonalize` does for a batch G (B, m, n), in the work dtype and without checks; B is at least 1.
 
     For as many as `matrices_together` says this holds two copies in the work dtype and two m x m matrices, in the Gram
-    iteration five; or, while they are normalised, one copy in the work dtype and one in float32. The results come on
-    top where there are more matrices than that.
+    iteration five; or, while they are normalised, one copy in the work dtype and one in float32. On a CPU the compiled
+    products need one copy alone. The results come on top where there are more matrices than that.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
@@ -217,14 +218,16 @@ def frobenius_norm(X: Tensor) -> Tensor:
 
 
 def _is_compiled_for(X: Tensor) -> bool:
-    """Whether the compiled passes take X: they are for a CPU, and have no gradient."""
+    """Whether the compiled passes take X: they are for a CPU, and know neither gradients nor `torch.vmap`."""
     wants_gradient = torch.is_grad_enabled() and X.requires_grad
-    return X.device.type == "cpu" and X.dtype != torch.float64 and not wants_gradient
+    if X.device.type != "cpu" or X.dtype == torch.float64 or wants_gradient:
+        return False
+    return torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(X)
 
 
 def _as_batch(X: Tensor) -> Tensor:
     """Return X (..., m, n), one matrix or a batch, as (B, m, n)."""
-    return X.reshape(-1, *X.shape[-2:])
+    return X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])
 
 
 def _shown(tensor: Tensor) -> str:
