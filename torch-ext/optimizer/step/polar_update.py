@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..plan.batches import Batch
-from ..polar import polar_factors
+from ..polar import frobenius_norm, polar_factors
 
 
 def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
@@ -35,4 +35,6 @@ def update_of_factors(factors: Tensor) -> tuple[Tensor, Tensor]:
     Norms are Frobenius norms, at least float32, and NaN for a matrix that is not finite.
     """
     dtype = torch.promote_types(factors.dtype, torch.float32)
+    if factors.device.type == "cpu":  # where torch's threads would hold the cores for a while after its own norm
+        return factors, frobenius_norm(factors).flatten().to(dtype)
     return factors, torch.linalg.vector_norm(factors, dim=(-2, -1), dtype=dtype)
