@@ -1,7 +1,7 @@
 """Time whole optimizer steps over the parameters of named models against every other Muon that is installed.
 
     python -m benchmarks.sweep_step [--build DIR] [--device cpu] [--models gpt2-124m,vit-s] [--contestants NAME,...]
-        [--peers DIR] [--minutes N] [--output FILE] [--tiny]
+        [--peers DIR] [--minutes N] [--output FILE] [--beside-busy] [--tiny]
 
 All contestants take turns, each on float32 parameters and gradients of its own; a ratio is the quotient of two that ran
 in the same round, given as quartiles over the rounds: their time over ours. The error is that of a first update,
@@ -10,12 +10,15 @@ of each shape. Ideal is the FLOP of the cheaper methods with symmetric products 
 the same rounds; `breakdown` says where the rest of our step goes. Peak memory is what a step takes beyond what was held
 before it, and on a CPU what torch knows of it. Kernels are counted on GPUs only.
 
+`--beside-busy` adds a case for each model in which as many other processes as there are cores compute all the time.
+
 Results are written after every model, and a second run with the same `--output` goes on where the first one ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -25,6 +28,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks import peers
+from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import exact_factor
 from benchmarks.orthogonalizers import STEPS
 from benchmarks.result_file import UNMEASURED
@@ -82,6 +86,12 @@ def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline) -
         "rounds": len(times[OURS]),
         "contestants": {name: outcomes.get(name, marks.get(name, UNMEASURED)) for name in NAMES},
     }
+
+
+def measure_beside_busy(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline) -> dict:
+    """Return the row of one model while other processes keep every core busy."""
+    with busy_cores():
+        return measure(parameters, bench, deadline)
 
 
 def _iterations(parameters: Sequence[Parameter], bench: Bench) -> dict:
@@ -196,6 +206,7 @@ def report_pieces(rows: list[dict]) -> Table:
 def main() -> None:
     parser = make_parser("Time whole steps against every other Muon that is installed.", NAMES)
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--beside-busy", action="store_true", help="also beside a busy process on every core")
     arguments = parser.parse_args()
     kernel, device = prepare(arguments)
     contestants = chosen_contestants(arguments.contestants, NAMES, NAMES)
@@ -204,7 +215,9 @@ def main() -> None:
     default = CPU_MODELS if device.type == "cpu" else GPU_MODELS
     names = chosen(arguments.models, list(MODELS), default, "models")
     models = {"tiny": TINY_MODEL} if arguments.tiny else {name: MODELS[name] for name in names}
-    works = {name: lambda deadline, model=model: measure(model, bench, deadline) for name, model in models.items()}
+    works = {name: partial(measure, model, bench) for name, model in models.items()}
+    if arguments.beside_busy:
+        works |= {f"{name} beside busy cores": partial(measure_beside_busy, m, bench) for name, m in models.items()}
     rows = run_cases("step", bench, arguments, {"settings": SETTINGS}, works)
     console = Console(width=None if Console().is_terminal else 160)
     console.print(report(rows))

@@ -1,4 +1,4 @@
-// descend_ on the CPU: one pass over parameters and updates, tile by tile, on torch's threads.
+// descend_ on the CPU: one pass over parameters and updates, tile by tile, by threads that take turns.
 //
 // The formula of one element is in element.h, the checked arguments are in descend.h; matrices.h cuts matrices into
 // tiles, tiles.h moves a tile between memory and arrays of T.

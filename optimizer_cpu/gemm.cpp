@@ -5,7 +5,8 @@
 //     gemm.h           the arguments of the op, checked: a call
 //     gemm_blocks.h    blocks of a result, the order in which operands are packed, what an instruction set provides
 //     gemm_product.h   one thread's part of a product: pack, sum over k, write results
-//     gemm_tasks.h     a batch of products, shared out among threads
+//     gemm_tasks.h     a batch of products, cut into tasks
+//     threads.h        who does which task
 //     gemm_portable.h, gemm_avx512.h, gemm_amx.h   the instruction sets
 #include "gemm.h"
 

@@ -23,6 +23,7 @@ struct Gemm {
   int64_t c_batch_stride = 0, c_stride = 0;
   float alpha = 1, beta = 0;
   bool symmetric = false;
+  bool in_place = false;  // C is B, and may be D
   std::string instructions;
 };
 
@@ -67,6 +68,11 @@ inline void check_rows(const char* name, const Tensor& t) {
   STD_TORCH_CHECK(has_runs(t, 2), name, " must have a stride of 1 along rows, got strides ", tuple(t.strides()));
 }
 
+inline bool is_same(const Tensor& a, const Tensor& b) {
+  const auto same = [](const auto& x, const auto& y) { return std::equal(x.begin(), x.end(), y.begin(), y.end()); };
+  return a.const_data_ptr() == b.const_data_ptr() && same(a.sizes(), b.sizes()) && same(a.strides(), b.strides());
+}
+
 // As many arguments as the op has.
 inline Gemm check_gemm(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha,
                        double beta, bool symmetric, String instructions) {
@@ -89,8 +95,13 @@ inline Gemm check_gemm(const Tensor& c, const Tensor& a, const Tensor& b, const 
   Spans spans(4);
   spans.write("C", c);
   spans.read("A", a);
-  spans.read("B", b);
-  spans.read("D", d);
+  call.in_place = !symmetric && is_same(c, b);
+  if (!call.in_place) {
+    spans.read("B", b);
+  }
+  if (d && !(call.in_place && is_same(c, *d))) {
+    spans.read("D", d);
+  }
   spans.check();
   call.c = static_cast<BFloat16*>(c.mutable_data_ptr());
   call.c_batch_stride = c.stride(0);

@@ -81,7 +81,8 @@ OPTIMIZER_AMX inline void accumulate(float* sums, const BFloat16* a, const BFloa
 }
 
 constexpr Instructions kInstructions{.name = "amx",
-                                     .available = available,
+                                     .sizes = {10, 8, 16, 4096},
+                                             .available = available,
                                      .enter = enter,
                                      .leave = leave,
                                      .arrange_a = {avx512::transpose, avx512::copy_rows},

@@ -137,7 +137,8 @@ OPTIMIZER_AVX512 inline void finish(float* sums, const Epilogue& epilogue, const
 }
 
 constexpr Instructions kInstructions{.name = "avx512_bf16",
-                                     .available = available,
+                                     .sizes = {10, 8, 8, 192},
+                                             .available = available,
                                      .arrange_a = {transpose, copy_rows},
                                      .arrange_b = {interleave, arrange_columns},
                                      .accumulate = accumulate,

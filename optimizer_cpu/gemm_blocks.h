@@ -35,8 +35,16 @@ struct alignas(64) TileState {
 // Packs a block of an operand; `stride` elements from run to run.
 using Arrange = void (*)(BFloat16* to, const BFloat16* from, int64_t stride);
 
+// How much of a product a core works on at once, in blocks: as much as its caches hold.
+struct Sizes {
+  int64_t steps;       // of k in one go: a panel of A that long stays in the first-level cache while panels of B pass by
+  int64_t rows, cols;  // whose sums stay in the second-level cache from one go to the next
+  int64_t whole;       // blocks of B that are packed at once for all of k; where there are more, each go packs its own
+};
+
 struct Instructions {
   const char* name;
+  Sizes sizes;
   bool (*available)();
   // Called on each thread before its first product and after its last.
   void (*enter)(TileState& before) = [](TileState&) {};

@@ -75,7 +75,8 @@ OPTIMIZER_CLONES void finish(float* sums, const Epilogue& epilogue, const Box& b
 }
 
 constexpr Instructions kInstructions{.name = "portable",
-                                     .available = available,
+                                     .sizes = {10, 8, 8, 192},
+                                             .available = available,
                                      .arrange_a = {arrange_a<false>, arrange_a<true>},
                                      .arrange_b = {arrange_b<false>, arrange_b<true>},
                                      .accumulate = accumulate,

@@ -5,23 +5,12 @@
 #pragma once
 
 #include "gemm_blocks.h"
-
-#include <algorithm>
+#include "threads.h"
 
 namespace optimizer {
 
-// Steps of k in one go: that much of a panel of A, 20 KiB, stays in the first-level cache while panels of B pass by.
-constexpr int64_t kMostSteps = 10;
-// Rows and columns of blocks whose sums, at most 512 KiB, stay in the second-level cache from one go to the next. B is
-// packed for no more columns, and no more bytes, at once.
-constexpr int64_t kMostRows = 8, kMostCols = 16, kMostBytes = 8 << 20;
-
-// Panels [begin, end) of an operand.
-struct Range {
-  int64_t begin, end;
-
-  int64_t size() const { return end - begin; }
-};
+// Fewer columns than this are packed too often: A for each of them, where B is packed for all of k.
+constexpr int64_t kLeastWidth = 4;
 
 // A rectangle of blocks of one result.
 struct Part {
@@ -76,30 +65,44 @@ class Product {
   Product(const Gemm& call, const Instructions& by)
       : call_(call), by_(by), a_{call.a, by.arrange_a, call.m, call.k}, b_{call.b, by.arrange_b, call.n, call.k} {
     steps_ = ceil_div(call.k, kBlock);
-    run_ = ceil_div(steps_, std::max<int64_t>(1, ceil_div(steps_, kMostSteps)));
+    run_ = ceil_div(steps_, std::max<int64_t>(1, ceil_div(steps_, by.sizes.steps)));
+    width_ = std::min(by.sizes.cols, std::max(kLeastWidth, by.sizes.whole / std::max<int64_t>(1, steps_)));
+    // Columns that are overwritten have to be packed before that.
+    b_run_ = call.in_place || steps_ * width_ <= by.sizes.whole ? steps_ : run_;
+    width_ = b_run_ == steps_ ? width_ : by.sizes.cols;
   }
 
+  const Gemm& call() const { return call_; }
   int64_t rows() const { return ceil_div(call_.m, kBlock); }
   int64_t cols() const { return ceil_div(call_.n, kBlock); }
   int64_t steps() const { return steps_; }
+
+  // Columns and rows of blocks that a thread does well to work on at once; all rows where packed columns serve them all.
+  int64_t width() const { return width_; }
+  int64_t height() const { return b_run_ == steps_ ? rows() : by_.sizes.rows; }
 
   // How many of the first `cols` blocks of a row are computed: of a symmetric result, those up to the diagonal.
   int64_t reach(int64_t row, int64_t cols) const { return call_.symmetric ? std::min(cols, row + 1) : cols; }
 
   int64_t a_size() const { return run_ * kBlockArea; }
-  int64_t b_size(int64_t cols) const { return cols * steps_ * kBlockArea; }
+  int64_t b_size(int64_t cols) const { return cols * b_run_ * kBlockArea; }
   int64_t sums_size(int64_t cols) const {
-    return (run_ < steps_ ? std::min(kMostRows, rows()) * cols : 2) * kBlockArea;
+    return (run_ < steps_ ? std::min(by_.sizes.rows, rows()) * cols : 2) * kBlockArea;
   }
 
   void compute(const Part& part, const Buffers& buffers) const {
     const Range cols{part.cols.begin, reach(part.rows.end - 1, part.cols.end)};
-    b_.pack(buffers.b, part.matrix, cols, {0, steps_});
+    if (b_run_ == steps_) {
+      b_.pack(buffers.b, part.matrix, cols, {0, steps_});
+    }
     const Epilogue epilogue = epilogue_of(part.matrix);
-    for (int64_t row = part.rows.begin; row < part.rows.end; row += kMostRows) {
-      const Range rows{row, std::min(row + kMostRows, part.rows.end)};
+    for (int64_t row = part.rows.begin; row < part.rows.end; row += by_.sizes.rows) {
+      const Range rows{row, std::min(row + by_.sizes.rows, part.rows.end)};
       Range steps{0, run_};
       do {
+        if (b_run_ < steps_) {
+          b_.pack(buffers.b, part.matrix, cols, steps);
+        }
         add_steps({part.matrix, rows, cols}, buffers, steps, epilogue);
         steps = {steps.end, std::min(steps.end + run_, steps_)};
       } while (steps.begin < steps_);
@@ -121,7 +124,7 @@ class Product {
       }
       a_.pack(buffers.a, part.matrix, {row, row + 1}, steps);
       for (int64_t col = part.cols.begin; col < end; ++col) {
-        const BFloat16* b = buffers.b + b_size(col - part.cols.begin) + steps.begin * kBlockArea;
+        const BFloat16* b = buffers.b + packed_place(col - part.cols.begin, steps);
         if (last) {
           prefetch(epilogue, box(row, col));
         }
@@ -138,6 +141,11 @@ class Product {
     if (last && waiting) {
       by_.finish(waiting, epilogue, waiting_box);
     }
+  }
+
+  // Where the blocks of these steps are in the packed panels of B.
+  int64_t packed_place(int64_t panel, Range steps) const {
+    return b_run_ == steps_ ? (panel * steps_ + steps.begin) * kBlockArea : panel * steps.size() * kBlockArea;
   }
 
   // Fetches the cache lines that `finish` will write, which it would otherwise wait for one after another.
@@ -164,7 +172,8 @@ class Product {
   const Gemm& call_;
   const Instructions& by_;
   Operand a_, b_;
-  int64_t steps_, run_;  // along k: in all, and in one go
+  int64_t steps_, run_, b_run_;  // along k: in all, in one go, and for which B is packed at once
+  int64_t width_;
 };
 
 }  // namespace optimizer

@@ -1,4 +1,4 @@
-// momentum_pack_ on the CPU: one pass over gradients, momentum and the packed batch, tile by tile, on torch's threads.
+// momentum_pack_ on the CPU: one pass over gradients, momentum and the packed batch, tile by tile, by threads that take turns.
 //
 // The formula of one element is in element.h, the checked arguments are in momentum_pack.h; matrices.h cuts matrices
 // into tiles, tiles.h moves a tile between memory and arrays of T.

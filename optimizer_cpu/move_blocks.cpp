@@ -1,4 +1,4 @@
-// move_blocks_ on the CPU: blocks are copied tile by tile, on torch's threads.
+// move_blocks_ on the CPU: blocks are copied tile by tile, by threads that take turns.
 //
 // The checked arguments are in move_blocks.h; matrices.h cuts matrices into tiles. Rows that are runs of memory on both
 // sides are copied whole, others by way of a tile in the nearest cache: read and written in the order of memory.
@@ -95,13 +95,13 @@ int64_t join(Box& box, const Matrix<2>& m, int64_t tile, int64_t most) {
 
 template <class T>
 void move_tiles(const MoveBlocks& call) {
-  torch::stable::parallel_for(0, call.tiles, kGrainTiles, [&](int64_t begin, int64_t end) {
+  share_tiles(call.tiles, [&](const Range& some) {
     const auto starts_later = [](int64_t tile, const MovedBlock& b) { return tile < b.first_tile; };
-    for (int64_t tile = begin; tile < end;) {
+    for (int64_t tile = some.begin; tile < some.end;) {
       const MovedBlock& b = *(std::upper_bound(call.blocks.begin(), call.blocks.end(), tile, starts_later) - 1);
       const Matrix<2> m = matrix_of_tile(call.tensors, b, tile);
       Box box = tile_box(m, tile);
-      const int64_t joined = join(box, m, tile, end - tile);
+      const int64_t joined = join(box, m, tile, some.end - tile);
       move_tile<T>(m, box);
       tile += joined;
     }

@@ -1,9 +1,8 @@
-// Tiles on the CPU: moved between tensors and small arrays of T, and shared out among torch's threads.
+// Tiles on the CPU: moved between tensors and small arrays of T, and taken in turns by threads.
 #pragma once
 
 #include "../optimizer_common/matrices.h"
-
-#include <torch/csrc/stable/ops.h>
+#include "threads.h"
 
 #include <algorithm>
 #include <vector>
@@ -22,6 +21,17 @@ namespace optimizer {
 
 // 32768 elements, under which torch does not wake another thread for its own operations.
 constexpr int64_t kGrainTiles = 32768 / kTileArea;
+
+// Calls work(range) until all tiles are taken, some at a time.
+template <class Work>
+void share_tiles(int64_t tiles, const Work& work) {
+  const int64_t threads = std::clamp<int64_t>(tiles / kGrainTiles, 1, most_threads());
+  take_turns(tiles, kGrainTiles, threads, [&](int64_t, const auto& next) {
+    for (Range some = next(); some.size() > 0; some = next()) {
+      work(some);
+    }
+  });
+}
 
 template <class Stored>
 OPTIMIZER_INLINE Stored* start_of(const View& view, const Box& box) {
@@ -115,9 +125,9 @@ void for_each_tile(std::vector<Matrix<N>> list, const Work& work) {
     m.first_tile = tiles;
     tiles += tile_count(m);
   }
-  torch::stable::parallel_for(0, tiles, kGrainTiles, [&](int64_t begin, int64_t end) {
+  share_tiles(tiles, [&](const Range& some) {
     const auto starts_later = [](int64_t tile, const Matrix<N>& m) { return tile < m.first_tile; };
-    for (int64_t tile = begin; tile < end; ++tile) {
+    for (int64_t tile = some.begin; tile < some.end; ++tile) {
       // The last matrix that starts at or before the tile: empty ones start there too, but sooner.
       const Matrix<N>& m = *(std::upper_bound(list.begin(), list.end(), tile, starts_later) - 1);
       work(m, tile_box(m, tile));

@@ -2,6 +2,7 @@
 #include "../optimizer_common/descend.h"
 #include "../optimizer_common/momentum_pack.h"
 #include "../optimizer_common/move_blocks.h"
+#include "../optimizer_common/normalize.h"
 #include "../optimizer_cpu/gemm.h"
 
 #include <torch/csrc/stable/library.h>
@@ -33,6 +34,8 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "int decay_mode=0, *, int[]? offsets=None, Tensor? row_scale=None, Tensor? seeds=None, int[]? origins=None, "
       "Tensor? active=None, Tensor? found_inf=None) -> ()");
   ops.def("move_blocks_(Tensor(a!) matrices, Tensor(b!) buffer, Tensor blocks, bool to_buffer) -> ()");
+  ops.def("frobenius_norm_(Tensor(a!) norms, Tensor X) -> ()");
+  ops.def("normalize_(Tensor(a!) out, Tensor X, Tensor norms, float eps, float scale) -> ()");
   ops.def(
       "gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, bool symmetric, str instructions) "
       "-> ()");
@@ -45,6 +48,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("momentum_pack_", TORCH_BOX((&Op<check_momentum_pack, momentum_pack_cpu>::call)));
   ops.impl("descend_", TORCH_BOX((&Op<check_descend, descend_cpu>::call)));
   ops.impl("move_blocks_", TORCH_BOX((&Op<check_move_blocks, move_blocks_cpu>::call)));
+  ops.impl("frobenius_norm_", TORCH_BOX((&Op<check_frobenius_norm, frobenius_norm_cpu>::call)));
+  ops.impl("normalize_", TORCH_BOX((&Op<check_normalize, normalize_cpu>::call)));
   ops.impl("gemm_", TORCH_BOX((&Op<check_gemm, gemm_cpu>::call)));
 }
 

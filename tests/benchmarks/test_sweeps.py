@@ -1,6 +1,7 @@
 """The sweeps against peers run, their formulas are right, and an early end loses nothing."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import shapes, timing, work
 from benchmarks.built_kernel import load_built
+from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import errors, exact_factor
 from benchmarks.result_file import UNMEASURED, ResultFile
 from benchmarks.step_costs import PIECES, host_milliseconds, replaced
@@ -33,7 +35,8 @@ def orthogonalize(repository, variant, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def step(repository, variant, tmp_path_factory):
-    return run_sweep(repository, variant, "step", tmp_path_factory.mktemp("results") / "step.json")
+    file = tmp_path_factory.mktemp("results") / "step.json"
+    return run_sweep(repository, variant, "step", file, "--beside-busy")
 
 
 def check_contestants(row: dict, present: set[str], absent: set[str]):
@@ -45,6 +48,13 @@ def check_contestants(row: dict, present: set[str], absent: set[str]):
         assert 0 < outcome["milliseconds"][0] and outcome["milliseconds"] == sorted(outcome["milliseconds"])
         assert 0 < outcome["ratio"][0] and outcome["ratio"] == sorted(outcome["ratio"])
     assert contestants["optimizer"]["ratio"] == [1, 1, 1]
+
+
+def test_busy_cores_are_as_many_as_there_are_and_end():
+    with busy_cores() as processes:
+        assert len(processes) == len(os.sched_getaffinity(0))
+        assert all(Path(f"/proc/{process}/stat").exists() for process in processes)
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
 
 def test_orthogonalize_sweep_has_its_columns(orthogonalize):
@@ -59,7 +69,8 @@ def test_orthogonalize_sweep_has_its_columns(orthogonalize):
 
 
 def test_step_sweep_has_its_columns(step):
-    (row,) = step["results"]
+    row, busy = step["results"]
+    assert (row["case"], busy["case"]) == ("tiny", "tiny beside busy cores") and busy["milliseconds"] > 0
     check_contestants(row, {"optimizer", "torch.optim.Muon", "AdamW"}, {"timm", "pytorch-optimizer", "muon-optimizer"})
     assert row["contestants"]["AdamW"]["error"] == "-"
     for outcome in (outcome for outcome in row["contestants"].values() if isinstance(outcome, dict)):

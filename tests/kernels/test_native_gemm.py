@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -111,7 +113,7 @@ def test_symmetric_products_are_the_lower_halves_mirrored(gemm, shape):
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("shape", [(8, 8, 8), (70, 40, 340), (400, 300, 200)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 8, 8), (70, 40, 340), (40, 40, 4000), (400, 300, 200)], ids=str)
 def test_neither_batch_nor_threads_change_a_bit(gemm, threads, shape):
     m, n, k = shape
     A, B, S = random(9, m, k), random(9, k, n, seed=1), random(9, m, m, seed=2)
@@ -194,6 +196,42 @@ def test_torchs_products_before_and_after_ours_keep_their_bits(gemm, threads):
             assert torch.equal(torch.mm(a, b), expected)
             assert torch.equal(gemm(a[None], b[None]), own)
             assert torch.equal(torch.mm(a, b), expected)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("shape", [(1, 1), (33, 100), (100, 33), (352, 700)], ids=str)
+def test_b_and_d_may_be_replaced_by_the_result(native, instructions, threads, shape):
+    """Columns are packed before they are overwritten, whoever computes them."""
+    A, X = random(3, shape[0], shape[0]), random(3, *shape, seed=1)
+    expected = torch.empty_like(X)
+    native.gemm_(expected, A, X, X, 2.0, -0.5, False, instructions)
+    for count in 1, 2, 5:
+        threads(count)
+        replaced = X.clone()
+        native.gemm_(replaced, A, replaced, replaced, 2.0, -0.5, False, instructions)
+        assert torch.equal(replaced, expected)
+
+
+@pytest.mark.kernels_ci
+def test_products_in_two_threads_of_a_program_keep_their_bits(gemm):
+    """One of them has the library's threads, the other works alone."""
+    A, B = random(4, 200, 300), random(4, 300, 250, seed=1)
+    expected = gemm(A, B)
+    with ThreadPoolExecutor(2) as two:
+        results = list(two.map(lambda _: gemm(A, B), range(40)))
+    assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_has_threads_of_its_own(gemm, threads):
+    threads(2)
+    A, B = random(4, 200, 300), random(4, 300, 250, seed=1)
+    expected = gemm(A, B)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(gemm(A, B), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.fixture

@@ -38,6 +38,12 @@ def move_blocks(matrices: Tensor, buffer: Tensor, blocks: Iterable, to_buffer: b
         target.copy_(source)
 
 
+def normalize(X: Tensor, eps: float, scale: float) -> tuple[Tensor, Tensor]:
+    """Return the Frobenius norms (B) of X (B, m, n), and scale X / max(norm, eps), in float64."""
+    norms = X.double().square().sum((-2, -1)).sqrt()
+    return norms, scale * X.double() / norms.clamp_min(eps).view(-1, 1, 1)
+
+
 def symmetric_product(A: Tensor, B: Tensor, D: Tensor | None, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
     """Return alpha A B + beta D in float64, and the most that roundings may change of each entry, by lower triangles.
 

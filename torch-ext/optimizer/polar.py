@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Callable, Generator, Optional, Sequence, Union
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
 from .kernels.autocast import without_autocast
 from .kernels.gains import Circumstances
+from .kernels.native import frobenius_norm_, normalize_
 from .kernels.products import Products, add_to_diagonal_, fits_a_core, small_polar
 from .schedules import Schedule, resolve_schedule
 
@@ -62,7 +64,8 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
 
     They are written to `out`, of the shape of G and the work dtype, where that is given. For as many matrices as
     `matrices_together` says this holds two copies in the work dtype and two m x m matrices, in the Gram iteration five;
-    or, while they are normalised, one copy in the work dtype and one in float32.
+    or, while they are normalised, one copy in the work dtype and one in float32. On a CPU the compiled products need
+    one copy alone.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
@@ -212,18 +215,39 @@ def normalize(
     """
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     norm = frobenius_norm(G) if norm is None else norm
+    if exact == torch.float32 and _is_compiled_for(G):
+        normalized = G.new_empty(G.shape, dtype=work_dtype)
+        normalize_(_as_batch(normalized), _as_batch(G), norm.reshape(-1), eps, scale)
+        return normalized
     # Smaller norms than the smallest normal number have no digits left to scale up.
-    inverse = scale / norm.clamp_min(max(eps, torch.finfo(exact).tiny))
+    inverse = (scale / norm.clamp_min(max(eps, torch.finfo(exact).tiny))).clamp_max(torch.finfo(exact).max)
     return (G * inverse.to(exact)).to(work_dtype)
 
 
 def frobenius_norm(X: Tensor) -> Tensor:
     """Return the Frobenius norms (..., 1, 1) of X (..., m, n), in float64."""
+    if _is_compiled_for(X):
+        norms = X.new_empty(*X.shape[:-2], 1, 1, dtype=torch.float64)
+        frobenius_norm_(norms.view(-1), _as_batch(X))
+        return norms
     if X.dtype != torch.float64:  # its squares fit into float64 whatever they are
         rows = torch.linalg.vector_norm(X, dim=-1, keepdim=True, dtype=torch.float64)
         return torch.linalg.vector_norm(rows, dim=-2, keepdim=True)
     peak = X.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(X.dtype).tiny)
     return peak * torch.linalg.vector_norm(X / peak, dim=(-2, -1), keepdim=True)
+
+
+def _is_compiled_for(X: Tensor) -> bool:
+    """Whether the compiled passes take X: they are for a CPU, and know neither gradients nor `torch.vmap`."""
+    wants_gradient = torch.is_grad_enabled() and X.requires_grad
+    if X.device.type != "cpu" or X.dtype == torch.float64 or wants_gradient:
+        return False
+    return torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(X)
+
+
+def _as_batch(X: Tensor) -> Tensor:
+    """Return X (..., m, n), one matrix or a batch, as (B, m, n)."""
+    return X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])
 
 
 def _shown(tensor: Tensor) -> str:

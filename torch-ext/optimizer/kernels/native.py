@@ -21,6 +21,14 @@
         matrices[position + i, top + r, left + c] = buffer[offset + i step + r row_step + c]
                                           for all i < count, r < rows, c < cols; the other way round `to_buffer`
 
+    frobenius_norm_(norms, X)
+
+        norms = |X|_F                     of each matrix, in float64
+
+    normalize_(out, X, norms, eps, scale)
+
+        out = scale X / max(norms, eps)
+
     gemm_(C, A, B, D, alpha, beta, symmetric, instructions)
 
         C = alpha A B + beta D            without beta D where `D` is None
@@ -55,8 +63,17 @@ has the fields of `plan.blocks.Block` in their order: count, position, top, left
 - An element that blocks write twice is not detected: it gets one of its values, not always the same.
 - On a GPU a launch takes 640 blocks, by value: no table is copied to the device or kept there.
 
+`frobenius_norm_` and `normalize_` take batches (B, m, n) of any strides, float32, float16 or bfloat16 on the CPU, and
+`norms` (B), float64, contiguous. Arguments that do not fit raise RuntimeError before anything is written.
+
+- Squares are summed in float64, where those of float32 are exact and do not overflow, in an order that follows from m
+  and n alone. scale / max(norms, eps, 2^-126) is rounded to float32 once, at most to its largest number, and so is each
+  product, before the cast.
+- A matrix times a power of two gives the same bits, as long as its norm and the inverse of it are normal numbers.
+
 `gemm_` takes batches A (b, m, k), B (b, k, n), D and C (b, m, n), all bfloat16 on the CPU, C and D with rows as runs of
-memory, A and B with rows or columns. C shares no memory with another one; A, B and D may share theirs.
+memory, A and B with rows or columns. A, B and D may share memory. C shares none with another one, but where it is not
+symmetric B may be C itself, which is replaced by the result, and then D, too.
 
 - Sums are in float32, in an order that follows from k alone, with one rounding at the end: a matrix gets the same bits
   alone and in any batch, from any number of threads. Other `instructions` may round otherwise, and those of the
@@ -77,6 +94,8 @@ from .._ops import add_op_namespace_prefix, ops
 momentum_pack_ = ops.momentum_pack_
 descend_ = ops.descend_
 move_blocks_ = ops.move_blocks_
+frobenius_norm_ = ops.frobenius_norm_
+normalize_ = ops.normalize_
 gemm_ = ops.gemm_
 
 
@@ -98,6 +117,16 @@ def _descend_fake(*arguments, **options) -> None:
 
 @torch.library.register_fake(add_op_namespace_prefix("move_blocks_"))
 def _move_blocks_fake(*arguments, **options) -> None:
+    """Nothing is returned, so that tracing needs no shapes."""
+
+
+@torch.library.register_fake(add_op_namespace_prefix("frobenius_norm_"))
+def _frobenius_norm_fake(*arguments, **options) -> None:
+    """Nothing is returned, so that tracing needs no shapes."""
+
+
+@torch.library.register_fake(add_op_namespace_prefix("normalize_"))
+def _normalize_fake(*arguments, **options) -> None:
     """Nothing is returned, so that tracing needs no shapes."""
 
 

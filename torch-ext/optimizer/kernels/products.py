@@ -13,20 +13,20 @@ from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_si
 from .native import gemm_, gemm_instructions
 
 try:
-    from . import small_polar
+    from . import small_polar, symmetric_gemm
     from .prepared import symmetric_product
 except ModuleNotFoundError as missing:
     if missing.name != "triton":  # which builds of torch for CPUs do not bring
         raise
-    small_polar = symmetric_product = None
+    small_polar = symmetric_gemm = symmetric_product = None
 
 
 class Products(NamedTuple):
     """Products over wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
 
-    `affine` writes to its last argument where that is not None, and may overwrite B. Products of polynomials of one
-    matrix commute, but for rounding: full ones err least where all factors come from one side, symmetric ones, which
-    drop what the upper triangle knows, from both.
+    `affine` writes to its last argument where that is not None; it may overwrite B, and X, which may be what it returns.
+    Products of polynomials of one matrix commute, but for rounding: full ones err least where all factors come from one
+    side, symmetric ones, which drop what the upper triangle knows, from both.
     """
 
     gram: Callable[[Tensor], Tensor]  # X -> X Xᵀ
@@ -55,8 +55,9 @@ def _symmetric_native(
 
 
 def _native_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
-    out = torch.empty_like(X) if out is None else out
-    gemm_(out, B, X, X, 1.0, a, False, _INSTRUCTIONS)
+    # In place, where nobody wants it elsewhere, so that half as much has to fit into the cache.
+    out = X if out is None else out
+    gemm_(out, B, X, X if a else None, 1.0, a, False, _INSTRUCTIONS)
     return out
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..plan.batches import Batch
-from ..polar import polar_factors
+from ..polar import frobenius_norm, polar_factors
 
 
 def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
@@ -29,9 +29,10 @@ def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
 def polar_update(batch: Batch, packed: Tensor, eps: float, factors: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
     """Return the updates (B, rows, cols) of whole matrices from their packed momentum, and their norms (B,).
 
-    Polar factors are written to `factors` (B, m, n), of the work dtype, which None has made.
+    Polar factors are written to `factors` (B, m, n), of the work dtype, where that is given.
     """
-    if factors is None:
+    # A GPU works on a large batch in pieces, whose factors are then written in place. A CPU's batch is one piece.
+    if factors is None and batch.device.type != "cpu":
         factors = torch.empty_like(packed, dtype=batch.iteration.work_dtype)
     return update_of_factors(as_parameter(batch, polar_factors(packed, batch.iteration, eps, factors)))
 
@@ -42,4 +43,6 @@ def update_of_factors(factors: Tensor) -> tuple[Tensor, Tensor]:
     Norms are Frobenius norms, at least float32, and NaN for a matrix that is not finite.
     """
     dtype = torch.promote_types(factors.dtype, torch.float32)
+    if factors.device.type == "cpu":  # where torch's threads would hold the cores for a while after its own norm
+        return factors, frobenius_norm(factors).flatten().to(dtype)
     return factors, torch.linalg.vector_norm(factors, dim=(-2, -1), dtype=dtype)

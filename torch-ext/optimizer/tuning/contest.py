@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..iteration import Iteration, choose_iteration
 from ..kernels.measurement_file import Need
+from ..kernels.operands import DTYPES as OPERANDS
 from ..kernels.products import CPU_TABLES, Products, select_products, small_polar, symmetric_gemm
 from ..polar import matrices_together, polar_factors
 from ..schedules import resolve_schedule
@@ -49,7 +50,7 @@ def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], co
     name = str(dtype).replace("torch.", "")
     if device.type == "cpu" and dtype == torch.bfloat16:
         return [Task(Need("cpu_products", name, *size), device, count)]
-    if device.type != "cuda" or symmetric_gemm is None or dtype not in symmetric_gemm.DTYPES:
+    if device.type != "cuda" or symmetric_gemm is None or dtype not in OPERANDS:
         return []
     m, n = size
     needs = [Need("symmetric_gemm", name, m, n), Need("symmetric_gemm", name, m, m)] if m % 16 + n % 16 == 0 else []

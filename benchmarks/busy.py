@@ -1,0 +1,26 @@
+"""Processes that keep the cores busy, as other work on a shared machine does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+# Ends with its parent, however that ends.
+SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(10**5))"
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[list[int]]:
+    """Run one process for each core that this one may use, which computes all the time; yield their ids."""
+    command = [sys.executable, "-c", SPIN, str(os.getpid())]
+    processes = [subprocess.Popen(command) for _ in os.sched_getaffinity(0)]
+    try:
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()

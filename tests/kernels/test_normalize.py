@@ -1,0 +1,138 @@
+"""The compiled norm and the pass that divides by it: right, and the same bits however they are called."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support import oracles
+
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+SHAPES = (1, 1, 1), (3, 5, 7), (2, 70, 40), (2, 3, 9000), (1, 300, 700)
+EPS, SCALE = 1e-7, 4.0
+# The multiplier and the product are rounded to float32.
+ROUNDINGS = 2 * oracles.unit_roundoff(torch.float32)
+
+
+def random(shape, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.fixture(scope="session")
+def native(kernel):
+    return kernel.kernels.native
+
+
+@pytest.fixture
+def normalized(native):
+    """Norms and normalized matrices, in memory that was filled with NaN."""
+
+    def normalized(X: Tensor, dtype: torch.dtype = torch.bfloat16, eps: float = EPS) -> tuple[Tensor, Tensor]:
+        norms = torch.full(X.shape[:1], torch.nan, dtype=torch.float64)
+        out = torch.full(X.shape, torch.nan, dtype=dtype)
+        native.frobenius_norm_(norms, X)
+        native.normalize_(out, X, norms, eps, SCALE)
+        return norms, out
+
+    return normalized
+
+
+@pytest.fixture
+def threads():
+    """`torch.set_num_threads`, undone at the end."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtypes", list(itertools.product(DTYPES, repeat=2)), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_norms_and_quotients_err_by_their_roundings(normalized, shape, dtypes):
+    X = random(shape, dtypes[0])
+    norms, out = normalized(X, dtypes[1])
+    exact_norms, exact = oracles.normalize(X, EPS, SCALE)
+    # Squares are exact, sums of as many as there are elements are not.
+    summing = X[0].numel() * 2.0**-53 * exact_norms
+    assert ((norms - exact_norms).abs() <= summing).all()
+    allowed = ROUNDINGS * exact.abs()
+    assert ((out.double() - exact).abs() <= allowed + oracles.rounding_error(exact.abs() + allowed, dtypes[1])).all()
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_neither_batch_threads_nor_strides_change_a_bit(normalized, threads, dtype):
+    X = random((5, 130, 350), dtype)
+    threads(1)
+    expected = normalized(X)
+    for count in 2, 3, 16:
+        threads(count)
+        wider = torch.cat([X, X], 2)[:, :, :350]
+        for other in X, X.mT.contiguous().mT, wider:
+            assert all(map(torch.equal, normalized(other), expected))
+        alone = [normalized(x) for x in X.split(1)]
+        assert all(torch.equal(torch.cat(parts), whole) for parts, whole in zip(zip(*alone), expected))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("power", [-90, -20, 20, 100])
+def test_a_power_of_two_changes_no_bit(normalized, power):
+    X = random((2, 40, 90), torch.float32)
+    norms, out = normalized(X, eps=0.0)
+    scaled_norms, scaled = normalized(X * 2.0**power, eps=0.0)
+    assert torch.equal(scaled, out)
+    assert torch.equal(scaled_norms, norms * 2.0**power)
+
+
+@pytest.mark.kernels_ci
+def test_zeros_stay_zeros_and_a_nan_stays_in_its_matrix(normalized):
+    X = random((3, 40, 90), torch.float32)
+    X[0], X[1, 3, 4] = 0, torch.nan
+    norms, out = normalized(X, eps=0.0)
+    assert norms[0] == 0 and (out[0] == 0).all()
+    assert norms[1].isnan() and out[1].isnan().all()
+    assert torch.equal(out[2:], normalized(X[2:], eps=0.0)[1])
+
+
+@pytest.mark.kernels_ci
+def test_norms_below_eps_are_divided_by_eps(normalized):
+    X = random((1, 8, 8), torch.float32) * 1e-12
+    assert torch.equal(normalized(X, torch.float32, eps=0.5)[1], X * (SCALE / 0.5))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)], ids=str)
+def test_sizes_may_be_zero(normalized, shape):
+    norms, out = normalized(torch.ones(shape))
+    assert (norms == 0).all() and out.shape == shape
+
+
+X = torch.ones(2, 3, 4)
+NORMS = torch.ones(2, dtype=torch.float64)
+BAD = {
+    "X must be float32, float16 or bfloat16": (X.clone(), X.double(), NORMS, EPS),
+    "X must be .batch": (X.clone(), X[0], NORMS, EPS),
+    r"out must have the shape \(2, 3, 4\)": (torch.ones(2, 4, 3), X, NORMS, EPS),
+    "norms must be float64": (X.clone(), X, NORMS.float(), EPS),
+    r"norms must be \(2\)": (X.clone(), X, NORMS[:1], EPS),
+    "eps must be at least 0": (X.clone(), X, NORMS, -1.0),
+    "must not share memory": (X, X, NORMS, EPS),
+}
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments_raise_and_nothing_is_written(native, message):
+    out, given, norms, eps = BAD[message]
+    with pytest.raises(RuntimeError, match=message):
+        native.normalize_(out, given, norms, eps, SCALE)
+    assert (out == 1).all()
+
+
+def test_the_operations_keep_torchs_rules_for_operators(native):
+    utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"
+    torch.library.opcheck(native.frobenius_norm_.default, (NORMS.clone(), X), test_utils=utilities)
+    torch.library.opcheck(native.normalize_.default, (X.clone(), X, NORMS, EPS, SCALE), test_utils=utilities)
