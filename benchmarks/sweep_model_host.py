@@ -4,9 +4,9 @@
 
 Matrices are a model's, of shorter sides and in the batches that a GPU would have. The compiled ops and torch's AdamW
 are emptied, so that each is dispatched and does nothing. In the row `replayed` every batch has a CUDA graph, of which a
-replay is a call of a driver that does nothing: more cannot be shown without a GPU. In the row `eager` symmetric products
-are launched by Triton's launcher over that driver, and torch's other operations run, on matrices so small that they take
-what starting them takes. Rows take turns; times are quartiles, of the processor on one thread.
+replay is a call of a driver that does nothing: more cannot be shown without a GPU. In the row `eager` symmetric
+products are launched by Triton's launcher over that driver, and torch's other operations run, on matrices so small that
+they take what starting them takes. Rows take turns; times are quartiles, of the processor on one thread.
 """
 
 from __future__ import annotations

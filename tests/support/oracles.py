@@ -44,22 +44,6 @@ def normalize(X: Tensor, eps: float, scale: float) -> tuple[Tensor, Tensor]:
     return norms, scale * X.double() / norms.clamp_min(eps).view(-1, 1, 1)
 
 
-def symmetric_product(A: Tensor, B: Tensor, D: Tensor | None, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
-    """Return alpha A B + beta D in float64, and the most that roundings may change of each entry, by lower triangles.
-
-    A sum of k products in float32, in whatever order, errs by at most k roundings of the sum of their sizes (Higham,
-    Accuracy and Stability of Numerical Algorithms, section 3.1). Coefficients, their products and the sum with D add
-    three, and the result is rounded to its dtype. Of operands that only commute the other triangle may differ.
-    """
-    D = A.new_zeros(len(A), A.size(1), A.size(1)) if D is None else D
-    A, B, D, dtype = A.double(), B.double(), D.double(), A.dtype
-    exact = alpha * A @ B + beta * D
-    roundings = (A.size(2) + 3) * unit_roundoff(torch.float32)
-    summing = roundings / (1 - roundings) * (abs(alpha) * A.abs() @ B.abs() + abs(beta) * D.abs())
-    error = summing + rounding_error(exact.abs() + summing, dtype)
-    return exact.tril() + exact.tril(-1).mT, error.tril() + error.tril(-1).mT
-
-
 def rounding_error(exact: Tensor, dtype: torch.dtype) -> Tensor:
     """Return half the spacing of `dtype` around `exact`: what rounding to nearest may change."""
     limits = torch.finfo(dtype)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from .native import gemm_instructions
+from . import native
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -53,7 +53,7 @@ def processor() -> str:
     found = {key: re.search(rf"^{key}\s*: (.+)$", facts, re.MULTILINE) for key in ("model name", "cpu family", "model")}
     name, family, model = (match and match.group(1).strip() for match in found.values())
     named = f"{name or platform.processor() or platform.machine()}"
-    return f"{named}{f' (family {family}, model {model})' if family and model else ''}, {gemm_instructions()}"
+    return f"{named}{f' (family {family}, model {model})' if family and model else ''}, {native.gemm_instructions()}"
 
 
 @functools.cache

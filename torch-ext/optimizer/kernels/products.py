@@ -24,9 +24,9 @@ except ModuleNotFoundError as missing:
 class Products(NamedTuple):
     """Products over wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
 
-    `affine` writes to its last argument where that is not None; it may overwrite B, and X, which may be what it returns.
-    Products of polynomials of one matrix commute, but for rounding: full ones err least where all factors come from one
-    side, symmetric ones, which drop what the upper triangle knows, from both.
+    `affine` writes to its last argument where that is not None; it may overwrite B and X, and return X. Products of
+    polynomials of one matrix commute, but for rounding: full ones err least where all factors come from one side,
+    symmetric ones, which drop what the upper triangle knows, from both.
     """
 
     gram: Callable[[Tensor], Tensor]  # X -> X Xᵀ
