@@ -56,7 +56,8 @@ def build_modelled_variant(repository: Path, folder: Path) -> Path:
     job.work.mkdir(parents=True)
     (job.work / GENERATED_HEADER).write_text(REGISTRATION_H)
     kernels = [Path("optimizer_cuda", f"{operation}.cpp") for operation in OPERATIONS]
-    plain = [Path("torch-ext/torch_binding.cpp"), Path("optimizer_cpu/gemm.cpp")]
+    on_cpu = [Path("optimizer_cpu", f"{name}.cpp") for name in ("gemm", "normalize", "threads")]
+    plain = [Path("torch-ext/torch_binding.cpp"), *on_cpu]
     library = job.work / f"{job.ops}.abi3.so"
     objects = compile_all(job, kernels, [*plain, *(MODEL / name for name in ("model.cpp", "memory.cpp", "torch.cpp"))])
     wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
