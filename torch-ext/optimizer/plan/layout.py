@@ -153,7 +153,8 @@ def check_gradients(params: Iterable[Tensor]) -> None:
                 f"gradients must be dense and of their parameter's shape {tuple(p.shape)}, "
                 f"got {tuple(gradient.shape)}, {gradient.layout}"
             )
-        if not _lie_alike(p, gradient):
+        sharded = isinstance(p, DTensor) or isinstance(gradient, DTensor)
+        if sharded and not _lie_alike(p, gradient):
             raise ValueError(
                 f"a parameter {tuple(p.shape)} with placements {getattr(p, 'placements', 'none')} and a part "
                 f"{tuple(local_part(p).shape)} has a gradient with {getattr(gradient, 'placements', 'none')} and "

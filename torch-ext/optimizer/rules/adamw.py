@@ -25,11 +25,16 @@ def adamw_(tensors: Sequence[FallbackTensors], rule: FallbackRule, scaling: Grad
     """
     # A decay that is a tensor is a pass by itself, in which half precision would lose it.
     wide = [_promoted(each) for each in tensors] if isinstance(rule.weight_decay, Tensor) else tensors
-    pieces = [piece for each in wide for piece in _as_vectors(each)]
+    whole, pieces = [], []
+    for each in wide:
+        if _is_whole(each):
+            whole.append(each)
+        else:
+            pieces += _as_vectors(each)
     torch._foreach_add_([each.step for each in tensors], 1)
-    _fused_step_([used for used, _ in pieces], rule, scaling)
+    _fused_step_([*whole, *(used for used, _ in pieces)], rule, scaling)
     uncount_overflow_([each.step for each in tensors], scaling.found_inf)
-    for used, target in [*pieces, *zip(wide, tensors)]:
+    for used, target in pieces if wide is tensors else [*pieces, *zip(wide, tensors)]:
         _copy_back(used, target)
 
 
@@ -66,6 +71,15 @@ def _fused_step_(tensors: Sequence[FallbackTensors], rule: FallbackRule, scaling
 def _promoted(tensors: FallbackTensors) -> FallbackTensors:
     """Return the tensors in float32 at least, those that are in it already as they are."""
     return FallbackTensors(*(t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors))
+
+
+def _is_whole(tensors: FallbackTensors) -> bool:
+    """Whether torch's kernel works on the tensors as they are, as on most: contiguous ones, on a CPU whole vectors."""
+    parameter, gradient, average, square, _ = tensors
+    dense = (
+        parameter.is_contiguous() and gradient.is_contiguous() and average.is_contiguous() and square.is_contiguous()
+    )
+    return dense and (not parameter.is_cpu or parameter.numel() % _VECTOR == 0)
 
 
 def _as_vectors(tensors: FallbackTensors) -> Iterator[tuple[FallbackTensors, FallbackTensors]]:

@@ -51,8 +51,10 @@ def update_fallback_(
     if not params or batch.sharers not in scalings:  # on a mesh that this rank is not in
         return
     rule = FallbackRule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
-    entries = ((p, p.grad, *(state[p][key] for key in ("exp_avg", "exp_avg_sq", "step"))) for p in params)
-    tensors = [FallbackTensors(*map(local_part, entry)) for entry in entries]
+    entries = [(p, p.grad, state[p]) for p in params]
+    tensors = [FallbackTensors(p, grad, s["exp_avg"], s["exp_avg_sq"], s["step"]) for p, grad, s in entries]
+    if batch.sharers is not None:
+        tensors = [FallbackTensors(*map(local_part, each)) for each in tensors]
     FALLBACK_UPDATES[group["fallback"]](tensors, rule, scalings[batch.sharers])
 
 
