@@ -45,6 +45,8 @@ bench: setup build
 	$(PY) -m benchmarks.sweep_plan
 	$(PY) -m benchmarks.sweep_host_time
 	$(PY) -m benchmarks.sweep_launch
+	$(PY) -m benchmarks.sweep_model_host
+	$(PY) -m benchmarks.sweep_fake_step
 	$(PY) -m benchmarks.sweep_scale
 
 # Proves, tunes and measures on the GPU that is here: `make gpu-lab LAB="--only tune --minutes 5"`. A machine with a GPU

@@ -1,4 +1,4 @@
-"""The benchmark of launches: Triton's own launcher runs, and each call of a row starts one kernel."""
+"""The benchmarks of launches: Triton's own launcher runs, for one product and for a whole step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from benchmarks import sweep_launch
+from benchmarks import sweep_launch, sweep_model_host
+from benchmarks.shapes import MODELS, TINY_MODEL
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, as Triton does")
 
@@ -27,3 +28,25 @@ def test_launch_sweep_refuses_calls_that_launch_nothing(variant, monkeypatch):
     monkeypatch.setattr(sweep_launch, "works", lambda module, calls: work.items())
     with pytest.raises(RuntimeError, match="must launch as often, got 0 launches"):
         sweep_launch.measure(variant, rounds=1, calls=1)
+
+
+def test_model_host_sweep_counts_what_a_gpu_would_batch(variant, tmp_path, capsys):
+    """A tiny model's matrices of one shape make one batch each, as they would on a GPU."""
+    file = tmp_path / "model-host.json"
+    sweep_model_host.main(["--tiny", "--build", str(variant.parent), "--output", str(file)])
+    rows = json.loads(file.read_text())["results"]
+    matrices = [p for p in TINY_MODEL if p.matrix]
+    assert [row["case"] for row in rows] == ["tiny, replayed", "tiny, eager"]
+    assert all(row["matrices"] == len(matrices) for row in rows)
+    assert all(row["batches"] == len({sweep_model_host.shrunk(p) for p in matrices}) for row in rows)
+    assert all(0 < low <= middle <= high for low, middle, high in (row["milliseconds"] for row in rows))
+
+
+def test_batches_of_a_model_have_the_bytes_of_a_gpus():
+    lengths = sweep_model_host.batch_lengths(MODELS["llama-1b"])
+    up = next(p for p in MODELS["llama-1b"] if p.name.endswith("up_proj.weight"))
+    assert lengths[sweep_model_host.shrunk(up)] == 2**28 // (4 * 8192 * 2048)
+    # Shapes that differ must differ when they are shrunk, or their batches would be confused.
+    for model in sweep_model_host.TARGETS:
+        shapes = {p.rows_and_columns for p in MODELS[model] if p.matrix}
+        assert len(sweep_model_host.batch_lengths(MODELS[model])) == len(shapes)
