@@ -23,7 +23,7 @@ class Simulated:
     def __init__(self):
         self.replays, self.captures = 0, 0
 
-    def captured(self, work, device, pool):
+    def captured(self, work, stream, pool):
         self.captures += 1
         work()
 
@@ -178,8 +178,8 @@ def test_a_graph_with_other_bits_is_not_used(kernel, simulated, monkeypatch):
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     honest = simulated.captured
 
-    def wrong(work, device, pool):
-        replay = honest(work, device, pool)
+    def wrong(work, stream, pool):
+        replay = honest(work, stream, pool)
         return lambda: [replay(), *(spoil_one(cell.cell_contents) for cell in work.__closure__)]
 
     def spoil_one(value) -> None:

@@ -102,7 +102,7 @@ class UpdateGraphs:
             def update() -> None:
                 norms.copy_(polar_update(batch, directions, kind.eps, factors)[1])
 
-            start = captured(update, kind.device, buffers[kind.device].pool)
+            start = captured(update, buffers[kind.device].stream, buffers[kind.device].pool)
             updates = as_parameter(batch, factors)
             factors.fill_(math.nan)
             start()
@@ -120,12 +120,17 @@ class UpdateGraphs:
 
 
 class _Buffers:
-    """What all graphs on a device have in common: memory for directions and factors, and the pool between them."""
+    """What all graphs on a device have in common: memory for directions and factors, and the pool between them.
+
+    They are captured on one stream, too, since libraries keep a workspace for each.
+    """
 
     def __init__(self, device: torch.device, kinds: Sequence[Kind]):
         sizes = [max(sizes) for sizes in zip(*(kind.bytes for kind in kinds))]
         self._directions, self._factors = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        is_gpu = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device) if is_gpu else None
+        self.pool = torch.cuda.graph_pool_handle() if is_gpu else None
 
     def views(self, kind: Kind) -> tuple[Tensor, Tensor]:
         """Return the directions and the factors (B, m, n) of a kind."""
@@ -142,17 +147,17 @@ def can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def captured(work: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
-    """Return what starts `work`, done once before, as a CUDA graph whose memory comes from `pool`."""
-    with torch.cuda.device(device):
-        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
-        side.wait_stream(current)
-        with torch.cuda.stream(side):  # libraries load kernels and take their workspaces outside of the capture
+def captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any) -> Callable[[], None]:
+    """Return what starts `work`, done once before, as a CUDA graph captured on `stream` with memory of `pool`."""
+    with torch.cuda.device(stream.device):
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):  # libraries load kernels and take their workspaces outside of the capture
             work()
-        current.wait_stream(side)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads, as those that load data or watch over NCCL, may go on calling what a capture forbids.
-        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
     return graph.replay
 
