@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tests.support.proofs import race
+from tests.support.proofs import graphs, race
 
 WARM_UP = 2
 # Fewer have no quartiles to speak of.
@@ -123,4 +123,4 @@ def replayed(calls: Sequence[Callable[[], object]], device: torch.device) -> Cal
         for call in calls:
             call()
 
-    return one_by_one if device.type == "cpu" else race.replayed(one_by_one, device)
+    return one_by_one if device.type == "cpu" else graphs.captured(one_by_one, device)

@@ -5,9 +5,11 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <cfenv>
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,6 +17,9 @@
 #include <pthread.h>
 #if defined(__linux__)
 #include <sched.h>
+#endif
+#if defined(__x86_64__)
+#include <xmmintrin.h>
 #endif
 
 namespace optimizer {
@@ -59,18 +64,21 @@ class Condition {
   pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
 };
 
-// The processors that a thread may use: settings of OpenMP may bind the caller's to one of them.
+// The processors that a thread may use: settings of OpenMP may bind the caller's to one of them. Not known where there
+// are more than a set holds.
 #if defined(__linux__)
-using Processors = cpu_set_t;
+using Processors = std::optional<cpu_set_t>;
 
 Processors processors() {
-  Processors mine;
-  sched_getaffinity(0, sizeof(mine), &mine);
-  return mine;
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  return sched_getaffinity(0, sizeof(mine), &mine) == 0 ? Processors(mine) : std::nullopt;
 }
 
 void use(const Processors& these) {
-  sched_setaffinity(0, sizeof(these), &these);
+  if (these) {
+    sched_setaffinity(0, sizeof(*these), &*these);
+  }
 }
 #else
 struct Processors {};
@@ -82,14 +90,45 @@ Processors processors() {
 void use(const Processors&) {}
 #endif
 
+// How a thread rounds and whether it takes small numbers for zero: settings of each thread.
+#if defined(__x86_64__)
+using Arithmetic = unsigned;
+
+Arithmetic arithmetic() {
+  return _mm_getcsr();
+}
+
+void use(Arithmetic this_one) {
+  _mm_setcsr(this_one);
+}
+#else
+using Arithmetic = std::fenv_t;
+
+Arithmetic arithmetic() {
+  Arithmetic mine;
+  std::fegetenv(&mine);
+  return mine;
+}
+
+void use(const Arithmetic& this_one) {
+  std::fesetenv(&this_one);
+}
+#endif
+
+// The threads that torch has in a process are not in those that are forked from it: there no region of torch's ends.
+std::atomic<bool> forked{false};
+
 class Crew {
  public:
   void run(int64_t threads, const Work& work) {
     if (threads < 2 || running_.exchange(true)) {  // another thread of the program has the crew
       return work(0);
     }
-    grow(threads - 1);
-    open(threads - 1, work);
+    try {
+      grow(threads - 1);
+    } catch (...) {  // the system has no more threads to give: those that are here do
+    }
+    open(std::min(threads - 1, members_), work);
     take_part(work, 0);
     close();
     const std::exception_ptr problem = std::exchange(problem_, nullptr);
@@ -106,9 +145,11 @@ class Crew {
       return;
     }
     std::vector<Processors> places(members + 1, processors());
-    torch::stable::parallel_for(0, members + 1, 1, [&](int64_t begin, int64_t end) {
-      std::fill(places.begin() + begin, places.begin() + end, processors());
-    });
+    if (!forked) {
+      torch::stable::parallel_for(0, members + 1, 1, [&](int64_t begin, int64_t end) {
+        std::fill(places.begin() + begin, places.begin() + end, processors());
+      });
+    }
     for (; members_ < members; ++members_) {
       std::thread([this, place = places[members_ + 1]] {
         use(place);
@@ -131,6 +172,7 @@ class Crew {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       work_ = &work;
+      arithmetic_ = arithmetic();
       vacant_ = vacant;
     }
     calls_.wake_all();
@@ -160,8 +202,11 @@ class Crew {
       const int64_t number = vacant_--;
       ++inside_;
       const Work& work = *work_;
+      const Arithmetic of_caller = arithmetic_, before = arithmetic();
       lock.unlock();
+      use(of_caller);
       take_part(work, number);
+      use(before);
       lock.lock();
       if (--inside_ == 0) {
         ends_.wake_all();
@@ -174,6 +219,7 @@ class Crew {
   Condition calls_, ends_;
   int64_t members_ = 0;
   const Work* work_ = nullptr;
+  Arithmetic arithmetic_{};  // the caller's, with which all of them work
   std::exception_ptr problem_;
   std::atomic<int64_t> vacant_{0}, inside_{0};  // written under the mutex
 };
@@ -181,7 +227,10 @@ class Crew {
 // Never deleted, since its members outlive everything. They do not live on in a forked process, which gets a new one.
 Crew*& crew() {
   static Crew* all = [] {
-    pthread_atfork(nullptr, nullptr, [] { crew() = new Crew; });
+    pthread_atfork(nullptr, nullptr, [] {
+      forked = true;
+      crew() = new Crew;
+    });
     return new Crew;
   }();
   return all;

@@ -1,5 +1,7 @@
 """The public product and its choice: what it returns, what it refuses, and that nothing unmeasured is chosen."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -61,15 +63,16 @@ def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypat
     entries = [{"m": 512, "k": 512, "gain": 0.9}, {"m": 4096, "k": 4096, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(products, "predicted", lambda *size: kernel.kernels.gains.Gain())
     device = torch.device("cuda", 0)
-    assert products.select_products(device, torch.float16, 4096, 4096).name == "torch.bmm (symmetric_gemm unmeasured)"
+    assert products.select_products(device, torch.float16, 4096, 4096).name == "torch.bmm"
     table = {"symmetric_gemm": {"float16": entries}}
     monkeypatch.setattr(measurements, "shipped", lambda name: (name, table if name == "Imagined GPU" else {}))
     names = {
         (torch.float16, 4096, 8192): "symmetric_gemm + torch.bmm",
         (torch.float16, 608, 608): "torch.bmm",
-        (torch.bfloat16, 4096, 8192): "torch.bmm (symmetric_gemm unmeasured)",
-        (torch.float16, 4095, 8192): "torch.bmm (symmetric_gemm unmeasured)",  # measured are multiples of 16
+        (torch.bfloat16, 4096, 8192): "torch.bmm",
+        (torch.float16, 4095, 8192): "torch.bmm",  # measured are multiples of 16
     }
     assert {key: products.select_products(device, *key).name for key in names} == names
     # The product over n may be worth it where the one over m is not.
@@ -77,6 +80,25 @@ def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypat
     mixed = products.select_products(device, torch.float16, 512, 16384)
     assert (mixed.gram, mixed.gram_affine) == (products.SYMMETRIC.gram, products.BATCHED.gram_affine)
     assert products.select_products(torch.device("cpu"), torch.float16, 4096, 8192) is products.SINGLE
+
+
+def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
+    """On an H100; not on GPUs that it does not know, nor where a candidate of the kernel has failed here."""
+    products, gains = kernel.kernels.products, kernel.kernels.gains
+    facts = SimpleNamespace(major=9, minor=0, multi_processor_count=132, L2_cache_size=50 * 2**20, name="Imagined GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    device, half = torch.device("cuda", 0), torch.float16
+    chosen = {m: products.select_products(device, half, m, m) for m in (2048, 4096)}
+    assert {m: table.name for m, table in chosen.items()} == {2048: "torch.bmm", 4096: "symmetric_gemm + torch.bmm"}
+    assert {table.source for table in chosen.values()} == {"by the model"}
+    monkeypatch.setattr(gains, "failed", lambda *candidate: {"128-64-8-8-3": "wrong"})
+    assert products.select_products(device, half, 4096, 4096).name == "torch.bmm"
+    monkeypatch.setattr(gains, "failed", lambda *candidate: {})
+    facts.major = 10
+    assert products.select_products(device, half, 4096, 4096).source == "by default"
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (3, 5, 9), (2, 3, 4, 6), (0, 4, 6), (4, 0), (0, 4), (2, 3, 4, 0)], ids=str)

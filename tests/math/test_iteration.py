@@ -179,10 +179,10 @@ def test_peak_memory_follows_a_formula(kernel, choose, dtype, method, shape, bat
     with Held(G) as held:
         kernel.polar.polar_factors(G, iteration, eps=1e-7)
     copy = m * n * dtype.itemsize
-    copies, standard = (1, 3) if iteration.products is kernel.kernels.products.NATIVE else (2, 2)
+    copies, standard = (1, 3) if iteration.products.affine is kernel.kernels.products.NATIVE.affine else (2, 2)
     squares = (standard if method == "standard" else 5) * m * m * iteration.chain_dtype.itemsize
-    together = 1 if iteration.products is kernel.kernels.products.SINGLE else batch
-    alone = 1 if iteration.products is kernel.kernels.products.SINGLE else 0
+    together = 1 if not iteration.products.batched else batch
+    alone = 1 if not iteration.products.batched else 0
     normalizing = copy + (4 * m * n if iteration.chain_dtype != dtype else 0)  # the chain's own copy
     formula = together * max(copies * copy + squares, normalizing) + (batch * copy if alone or together < batch else 0)
     # Norms and their intermediate results are a few numbers a row.

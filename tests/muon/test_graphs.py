@@ -23,7 +23,7 @@ class Simulated:
     def __init__(self):
         self.replays, self.captures = 0, 0
 
-    def captured(self, work, stream, pool):
+    def captured(self, work, device, pool):
         self.captures += 1
         work()
 
@@ -178,8 +178,8 @@ def test_a_graph_with_other_bits_is_not_used(kernel, simulated, monkeypatch):
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     honest = simulated.captured
 
-    def wrong(work, stream, pool):
-        replay = honest(work, stream, pool)
+    def wrong(work, device, pool):
+        replay = honest(work, device, pool)
         return lambda: [replay(), *(spoil_one(cell.cell_contents) for cell in work.__closure__)]
 
     def spoil_one(value) -> None:
@@ -187,11 +187,22 @@ def test_a_graph_with_other_bits_is_not_used(kernel, simulated, monkeypatch):
             value.view(-1)[0] += 1.0
 
     monkeypatch.setattr(kernel.step.graphs, "captured", wrong)
-    with pytest.warns(UserWarning, match="other bits than eager launches"):
+    with pytest.warns(RuntimeWarning, match="other bits than eager launches"):
         optimizer.warmup(lambda *_: None)
     before = simulated.replays
     assert all(map(torch.equal, steps(optimizer), steps(kernel.Muon(parameters(), **SETTINGS))))
     assert simulated.replays == before
+
+
+def test_what_cannot_be_captured_stays_eager_and_says_so(kernel, simulated, monkeypatch):
+    def refuse(work, device, pool):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(kernel.step.graphs, "captured", refuse)
+    optimizer = kernel.Muon(parameters(), **SETTINGS)
+    with pytest.warns(RuntimeWarning, match="is launched eagerly: it cannot be captured .*not permitted"):
+        optimizer.warmup(lambda *_: None)
+    assert all(map(torch.equal, steps(optimizer), steps(kernel.Muon(parameters(), **SETTINGS))))
 
 
 def test_graphs_can_be_switched_off_and_are_explained(kernel, simulated):

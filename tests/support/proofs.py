@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
-_FOLDER = Path(__file__).resolve().parents[2] / "torch-ext" / "optimizer" / "tuning"
-_NAME = "optimizer_tuning_sources"
+_PACKAGE = Path(__file__).resolve().parents[2] / "torch-ext" / "optimizer"
+_NAME = "optimizer_sources"
 
-_spec = spec_from_file_location(_NAME, _FOLDER / "__init__.py", submodule_search_locations=[str(_FOLDER)])
-sys.modules[_NAME] = module_from_spec(_spec)
-_spec.loader.exec_module(sys.modules[_NAME])
+# Without the package's __init__.py, which would load compiled operations.
+sys.modules[_NAME] = ModuleType(_NAME)
+sys.modules[_NAME].__path__ = [str(_PACKAGE)]
 
-carried = importlib.import_module(f"{_NAME}.carried")
-roundings = importlib.import_module(f"{_NAME}.roundings")
-products = importlib.import_module(f"{_NAME}.proof")
-race = importlib.import_module(f"{_NAME}.race")
-small = importlib.import_module(f"{_NAME}.small_proof")
+carried = importlib.import_module(f"{_NAME}.tuning.carried")
+roundings = importlib.import_module(f"{_NAME}.tuning.roundings")
+products = importlib.import_module(f"{_NAME}.tuning.proof")
+graphs = importlib.import_module(f"{_NAME}.kernels.graphs")
+race = importlib.import_module(f"{_NAME}.tuning.race")
+small = importlib.import_module(f"{_NAME}.tuning.small_proof")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -22,28 +23,61 @@ def need(kernel):
     return kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", 24, 40)
 
 
-def try_for_long(variants: str, started) -> None:
+def try_for_long(variants: str, patience: float, started) -> None:
     kernel = load_kernel(Path(variants), None)
     need = kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", 24, 40)
+    kernel.kernels.trials.PATIENCE_SECONDS = patience
     with kernel.kernels.trials.trial(kernel.kernels.machine.key_of(CPU), need, "NATIVE"):
+        time.sleep(2 * patience)
         started.set()
         time.sleep(600)
 
 
-def test_what_hung_is_left_out_by_the_next_process(kernel, measurements):
-    """While the process lives, it only tries."""
-    key, context = kernel.kernels.machine.key_of(CPU), multiprocessing.get_context("spawn")
+def end_a_trial(kernel, measurements, patience: float) -> None:
+    """Kill a process in its trial, in which it has been for twice its patience."""
+    context = multiprocessing.get_context("spawn")
     started = context.Event()
-    process = context.Process(target=try_for_long, args=(str(Path(kernel.__file__).parents[1]), started))
+    process = context.Process(target=try_for_long, args=(str(Path(kernel.__file__).parents[1]), patience, started))
     process.start()
     assert started.wait(120)
-    assert not measurements.failed(key, "cpu_products", "bfloat16")
+    measurements.forget()
+    failed_meanwhile = measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16")
+    assert not failed_meanwhile  # while the process lives, it only tries
     os.kill(process.pid, signal.SIGKILL)
     process.join()
+
+
+def failures(kernel, measurements) -> dict:
+    measurements.forget()
+    return dict(measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16"))
+
+
+def test_what_hung_is_left_out_by_the_next_process(kernel, measurements):
+    end_a_trial(kernel, measurements, patience=0.1)
     for _ in range(2):  # the mark goes, what it said stays
-        measurements.forget()
-        assert "did not come to its end" in measurements.failed(key, "cpu_products", "bfloat16")["NATIVE"]
+        assert "did not come to its end" in failures(kernel, measurements)["NATIVE"]
     assert not list(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.trial"))
+
+
+def test_a_process_that_was_ended_once_convicts_nobody(kernel, measurements, need):
+    """Schedulers end processes, too: only the second time counts."""
+    key = kernel.kernels.machine.key_of(CPU)
+    mark = kernel.kernels.trials._mark(key, need, "NATIVE")
+    content = {**json.loads(mark.read_text()), "since": "before"}  # of a process that had this one's number
+    for expected in (set(), {"NATIVE"}):
+        mark.write_text(json.dumps(content))
+        assert failures(kernel, measurements).keys() == expected
+
+
+@pytest.mark.parametrize(
+    "change", [{"process": 10**30}, {"candidate": []}, {"kernel": {}}, {"overdue": None}, {"host": 1}], ids=str
+)
+def test_foreign_marks_are_no_errors(kernel, measurements, need, change):
+    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", **change}))
+    assert not failures(kernel, measurements)
+    mark.write_text("[" * 100_000)
+    assert not failures(kernel, measurements)
 
 
 @pytest.mark.parametrize("error", [None, ValueError])

@@ -163,7 +163,7 @@ def test_want_of_memory_leaves_a_size_as_it_was(kernel, tune, measurements, monk
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_here_is_refused(kernel):
-    with pytest.raises(ValueError, match="a device that is here, got cuda"):
+    with pytest.raises(ValueError, match="device must be a CPU or a GPU that is here"):
         kernel.tune([(8, 8)], device="cuda")
 
 
@@ -210,3 +210,31 @@ def test_a_line_is_drawn_in_place_on_terminals_alone(kernel, capsys, monkeypatch
         )
     else:
         assert printed == "warm-up 1/2: a long text that no line of thirty holds\nwarm-up 2/2: end\n"
+
+
+def test_products_in_place_are_proven_and_wrong_ones_fail(kernel):
+    """The proof keeps its operands, whatever a product overwrites."""
+    native, like = kernel.kernels.products.NATIVE, torch.empty(0, dtype=torch.bfloat16)
+    prove_apply, WrongResultError = kernel.tuning.proof.prove_apply, kernel.tuning.proof.WrongResultError
+    prove_apply(native.affine, like, (48, 80))
+    with pytest.raises(WrongResultError):
+        prove_apply(lambda B, X, a: native.affine(B, X, a + 1), like, (48, 80))
+
+
+@pytest.mark.parametrize("problem", ["can't allocate memory", "No space left on device"])
+def test_accidents_convict_no_candidate(kernel, measurements, monkeypatch, problem):
+    def unlucky(*arguments):
+        raise RuntimeError(problem)
+
+    monkeypatch.setattr(kernel.tuning.contest, "_prove_table", unlucky)
+    kernel.tune([(24, 40)], device="cpu", dtype=torch.bfloat16, budget=5, progress=lambda *_: None)
+    measurements.forget()
+    assert not measurements.failed(kernel.kernels.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
+
+
+@pytest.mark.parametrize("wrong", [{"progress": 5}, {"device": "nope"}, {"device": "mps"}], ids=str)
+def test_tune_refuses_arguments_before_it_measures(kernel, measurements, wrong):
+    before = measurements.changed()
+    with pytest.raises((TypeError, ValueError), match=r"(progress|device) must be"):
+        kernel.tune([(24, 40)], **{"device": "cpu", **wrong})
+    assert measurements.changed() == before

@@ -25,7 +25,7 @@ from .parameters.settings import SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, laid_out_like
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import check_gradients, facts_of, layout_of
-from .plan.plan import Plan, choices, make_plan, planned_settings
+from .plan.plan import Plan, choices, failures, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
@@ -422,6 +422,7 @@ class Muon(Optimizer):
             del self.state[stale]
         clip = self._clip or "no qk_clip"
         common_line = f"{self._exchange} among {self._replica_ranks}, release_grads={self._release_grads}, {clip}"
+        common_line += f", failed here: {failures(p for _, _, p in named) or 'nothing'}"
         self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)
         self._agreement.follow(self._plan.terms)
         if self._clip is not None:

@@ -26,7 +26,7 @@ ALONE = Circumstances()
 
 
 class Gain(NamedTuple):
-    """Another way's time over a kernel's, and where that was measured; None: nowhere."""
+    """Torch's time divided by the kernel's, and who says so; `gain` is None where nothing is known."""
 
     gain: Optional[float] = None
     source: str = ""
@@ -43,21 +43,26 @@ def gain_of(
     return Gain() if gain is None else Gain(gain, "shipped")
 
 
-@torch.compiler.assume_constant_result
 def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
-    """Return what the model says of the symmetric kernel where it says something, less what it may be wrong by.
+    """Return what the model says of the symmetric kernel, divided by the model's margin of error.
 
     It is not asked where a candidate of the kernel has failed its proof: there only what was proven counts.
     """
+    facts = _facts(device, dtype)
+    gain = None if facts is None else predicted_gain(Gpu(*facts), m, k)
+    return Gain() if gain is None else Gain(gain / WORTH, "by the model")
+
+
+@torch.compiler.assume_constant_result
+def _facts(device: torch.device, dtype: torch.dtype) -> Optional[tuple[int, int, int]]:
+    """Return capability, multiprocessors and bytes of the cache of a GPU for which the model may speak."""
     halves = torch.float16, torch.bfloat16
     if device.type != "cuda" or dtype not in halves or torch.version.hip or not torch.cuda.is_available():
-        return Gain()
+        return None
     if failed(key_of(device), "symmetric_gemm", str(dtype).replace("torch.", "")):
-        return Gain()
+        return None
     facts = torch.cuda.get_device_properties(device)
-    gpu = Gpu(10 * facts.major + facts.minor, facts.multi_processor_count, facts.L2_cache_size)
-    gain = predicted_gain(gpu, m, k)
-    return Gain() if gain is None else Gain(gain / WORTH, "by the model")
+    return 10 * facts.major + facts.minor, facts.multi_processor_count, facts.L2_cache_size
 
 
 @torch.compiler.assume_constant_result

@@ -58,12 +58,11 @@ def processor() -> str:
 
 @functools.cache
 def kernels_digest() -> str:
-    """Return a digest of the files that launch and multiply: this folder's and the compiled operations."""
-    folder = Path(__file__).parent
-    files = [*folder.glob("*.py"), *folder.parent.glob("*.so")]
+    """Return a digest of the package: what it launches, how it proves and times that, and the compiled operations."""
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    for file in sorted((*package.rglob("*.py"), *package.glob("*.so"))):
+        digest.update(str(file.relative_to(package)).encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 

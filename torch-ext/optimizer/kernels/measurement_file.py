@@ -94,7 +94,7 @@ def read(key: Key) -> Table:
         if content["key"] != key._asdict():
             raise ValueError(f"it is for {content['key']}")
         return _table_of(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _warn(f"{file} is ignored, as it holds no measurements for {key}: {type(error).__name__}: {error}")
         return empty()
 

@@ -40,8 +40,8 @@ RATES = {80: Rates(265e12 / 108, 0.85), 90: Rates(790e12 / 132, 0.62)}
 DENSE_TILES = ((128, 256, 0.97), (128, 128, 0.80), (64, 128, 0.60))
 DENSE_TILE_SECONDS, DENSE_LAUNCH_SECONDS = 0.8e-6, 2.5e-6
 
-# Prologue and epilogue of a tile: two blocks share a multiprocessor, so that one's are hidden behind the other but for
-# a third, and those of the last one.
+# Prologue and epilogue of a tile. Two blocks share a multiprocessor: about a third of each block's is not hidden behind
+# the other, nor is that of the last block.
 SYMMETRIC_TILE_SECONDS, EXPOSED = 2.8e-6, 0.35
 SYMMETRIC_LAUNCH_SECONDS = 1e-6
 TILE = 128

@@ -11,12 +11,13 @@ from typing import Any, Callable, Hashable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from triton.runtime.driver import driver
 
 from .measurements import changed
 from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
 
-# Geometries that are remembered. A training step has a few dozen; what makes up ever new ones starts over at times.
-MOST = 4096
+# Geometries that are remembered: a step has a few dozen. A program with ever new ones empties the table at times.
+MAX_PREPARED = 4096
 
 
 class Panel(NamedTuple):
@@ -32,7 +33,9 @@ class Panel(NamedTuple):
 class Prepared(NamedTuple):
     """A compiled kernel for operands of one geometry."""
 
-    start: Callable[..., None]  # Triton's launcher, on the grid
+    start: Callable[..., None]  # Triton's launcher
+    grid: tuple[int, int, int]
+    kernel: tuple[Any, ...]  # the loaded function and what the launcher is told of it; no hooks
     panels: tuple[tuple[list[int], list[int]], ...]  # shape and strides of those that are described
     rest: tuple[Any, ...]  # the arguments behind the scalars
 
@@ -40,7 +43,9 @@ class Prepared(NamedTuple):
         """Write alpha A B + beta D into C; D is C itself where there is none."""
         if self.panels:
             A, B = Panel(A, *self.panels[0]), Panel(B, *self.panels[1])
-        self.start(A, B, D, C, alpha, beta, *self.rest)
+        active = driver.active
+        stream = active.get_current_stream(active.get_current_device())
+        self.start(*self.grid, stream, *self.kernel, A, B, D, C, alpha, beta, *self.rest)
 
 
 _PREPARED: dict[Hashable, Prepared] = {}
@@ -70,8 +75,8 @@ def symmetric_product(
 
 
 def can_launch_on(A: Tensor) -> bool:
-    """Whether A is on a GPU, and no tensor that a tracer has made up."""
-    return type(A) is Tensor and A.is_cuda
+    """Whether A is on a GPU, no tensor that a tracer has made up, and nobody records what is done to it."""
+    return type(A) is Tensor and A.is_cuda and not torch._C._len_torch_dispatch_stack()
 
 
 def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, beta: float) -> None:
@@ -85,7 +90,7 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
     compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta), config)
     if compiled is None:  # nothing to do, or in Triton's interpreter, which compiles nothing
         return None
-    if len(_PREPARED) >= MOST:
+    if len(_PREPARED) >= MAX_PREPARED:
         _PREPARED.clear()
     _PREPARED[geometry] = prepare(A, B, arrange(A, B, D, C, False, config), compiled)
     return None
@@ -95,7 +100,8 @@ def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:
     """Return `launch` of what Triton `compiled` for it, for operands that lie like A and B."""
     described = [x if x.stride(2) == 1 else x.mT for x in (A, B.mT)] if launch.blocks else []
     panels = tuple((list(x.shape), list(x.stride())) for x in described)
-    return Prepared(compiled[launch.grid], panels, (*launch.sizes, *launch.constants))
+    loaded = compiled.function, compiled.packed_metadata, None, None, None
+    return Prepared(compiled.run, launch.grid, loaded, panels, (*launch.sizes, *launch.constants))
 
 
 def _geometry(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Hashable:

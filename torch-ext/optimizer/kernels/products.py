@@ -39,7 +39,7 @@ class Products(NamedTuple):
     # How many times faster than torch's product: X Xᵀ, and the products of two m x m matrices.
     gram_gain: float = 1.0
     square_gain: float = 1.0
-    source: str = ""  # of the choice, where there was one: measured here, shipped, or by default
+    source: str = ""  # of the choice, where there was one: measured here, shipped, by the model, or by default
 
 
 # What `gemm_` multiplies bfloat16 with on this processor; without instructions for it torch's products are faster.
@@ -133,8 +133,8 @@ def select_products(
     On a CPU bfloat16 is multiplied by what was measured to be fastest, by default by the compiled product where the
     processor has instructions for it. The libraries behind torch's products on CPUs split the sum over k by how many
     matrices there are, so that a matrix would get other bits in a batch than alone; one at a time it cannot. On a GPU
-    each symmetric product is the symmetric kernel's where that was measured to be faster; `name` says which are, and
-    where nothing was measured. Only torch's products are `differentiable`.
+    each symmetric product is the symmetric kernel's where that was measured, or is predicted, to be faster; `name` and
+    `source` say which are, and who says so. Only torch's products are `differentiable`.
     """
     if device.type == "cpu":
         return SINGLE if circumstances.differentiable else _cpu_products(device, dtype, m, n, circumstances.among)
@@ -142,13 +142,10 @@ def select_products(
         return BATCHED
     gram = symmetric_choice(device, dtype, m, n, circumstances.among)
     square = symmetric_choice(device, dtype, m, m, circumstances.among)
-    if gram.gain is None or square.gain is None:
-        return BATCHED._replace(name="torch.bmm (symmetric_gemm unmeasured)")
-    long = SYMMETRIC if gram.gain >= 1 else BATCHED
-    short = SYMMETRIC if square.gain >= 1 else BATCHED
+    long, short = (SYMMETRIC if (known.gain or 0) >= 1 else BATCHED for known in (gram, square))
     name = " + ".join(dict.fromkeys(table.name for table in (long, short, BATCHED)))
-    gains = max(gram.gain, 1.0), max(square.gain, 1.0)
-    source = " and ".join(dict.fromkeys((gram.source, square.source)))
+    gains = tuple(max(known.gain or 0, 1.0) for known in (gram, square))
+    source = " and ".join(dict.fromkeys(known.source or "by default" for known in (gram, square)))
     symmetric = long.gram, short.gram_affine, short.commuting, short.conjugated
     return Products(*symmetric, BATCHED.affine, name, True, *gains, source)
 

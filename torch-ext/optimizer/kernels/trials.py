@@ -1,19 +1,20 @@
 """Marks of candidates that are being tried: one that hangs or ends its process leaves its mark, and is not tried again.
 
-A mark is a file beside that of the measurements, named by the process. Whoever reads the measurements takes the marks
-of processes that are gone for failures.
+A mark is a file beside that of the measurements, named by process and thread. Whoever reads the measurements takes the
+marks of processes that are gone for failures, if they were overdue or it is the second time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 from .machine import Key
 from .measurement_file import Need, Table, empty, file_of
@@ -26,7 +27,7 @@ PATIENCE_SECONDS = 60.0
 def trial(key: Key, need: Need, candidate: str) -> Iterator[None]:
     """Mark a candidate while it is tried."""
     mark = _mark(key, need, candidate)
-    waited = threading.Timer(PATIENCE_SECONDS, _name, (need, candidate))
+    waited = threading.Timer(PATIENCE_SECONDS, _overdue, (need, candidate, mark))
     waited.daemon = True
     waited.start()
     try:
@@ -34,41 +35,63 @@ def trial(key: Key, need: Need, candidate: str) -> Iterator[None]:
     finally:
         waited.cancel()
         if mark is not None:
-            mark.unlink(missing_ok=True)
+            with suppress(OSError):
+                mark.unlink()
 
 
 def left_behind(key: Key) -> Table:
-    """Return, as failures, the candidates during whose trial a process of this machine has ended; their marks go."""
+    """Return, as failures, the candidates that have hung, or during whose trials processes of this machine ended twice.
+
+    Their marks go. A process may be ended from outside, once by chance: a first such mark is put aside.
+    """
     table, file = empty(), file_of(key)
     for mark in file.parent.glob(f"{file.stem}.*.trial") if file is not None else ():
         try:
             content = json.loads(mark.read_text())
-            kernel, dtype, candidate = content["kernel"], content["dtype"], content["candidate"]
-            gone = content["host"] == platform.node() and not _is_alive(content["process"])
-        except (OSError, ValueError, KeyError, TypeError):  # being written
+            what = [content[field] for field in ("kernel", "dtype", "candidate")]
+            if not all(isinstance(word, str) for word in what) or not _has_ended(content):
+                continue
+            if content["overdue"] or _ended_before(file, what):
+                why = f"the process that tried it did not come to its end; delete {file} to have it tried again"
+                table.failed.setdefault((what[0], what[1]), {})[what[2]] = why
+            mark.unlink()
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # foreign, or being written
             continue
-        if gone:
-            why = "the process that tried it did not come to its end"
-            table.failed.setdefault((kernel, dtype), {})[candidate] = why
-            mark.unlink(missing_ok=True)
     return table
+
+
+def _ended_before(file: Path, what: Sequence[str]) -> bool:
+    """Whether a mark of this candidate was put aside before; if not, this one is."""
+    name = hashlib.sha256(" ".join(what).encode()).hexdigest()[:16]
+    aside = file.with_name(f"{file.stem}.{name}.once")
+    if aside.exists():
+        return True
+    aside.write_text(" ".join(what))
+    return False
 
 
 def _mark(key: Key, need: Need, candidate: str) -> Optional[Path]:
     file = file_of(key)
     if file is None:
         return None
-    who = {"host": platform.node(), "process": os.getpid()}
-    mark = file.with_name(f"{file.stem}.{os.getpid()}.trial")
+    mark = file.with_name(f"{file.stem}.{os.getpid()}-{threading.get_ident()}.trial")
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.write_text(json.dumps({**who, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
+        _write(mark, need, candidate, overdue=False)
     except OSError:  # of which `measurements.keep` warns
         return None
     return mark
 
 
-def _name(need: Need, candidate: str) -> None:
+def _write(mark: Path, need: Need, candidate: str, overdue: bool) -> None:
+    who = {"host": platform.node(), "process": os.getpid(), "since": _since(os.getpid()), "overdue": overdue}
+    mark.write_text(json.dumps({**who, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
+
+
+def _overdue(need: Need, candidate: str, mark: Optional[Path]) -> None:
+    with suppress(OSError):
+        if mark is not None and mark.exists():
+            _write(mark, need, candidate, overdue=True)
     warnings.warn(
         f"{need.kernel} {candidate} in {need.dtype} has not come to its end for {PATIENCE_SECONDS:.0f} seconds. If it "
         "hangs, end this process: the next one leaves this candidate out",
@@ -77,11 +100,22 @@ def _name(need: Need, candidate: str) -> None:
     )
 
 
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+def _has_ended(content: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a mark was one of this machine and is gone; another may have its number by now."""
+    if content["host"] != platform.node():
         return False
-    except OSError:  # another user's
+    try:
+        os.kill(content["process"], 0)
+    except ProcessLookupError:
         return True
-    return True
+    except OSError:  # another user's
+        return False
+    return content["since"] != _since(content["process"])
+
+
+def _since(process: int) -> str:
+    """Return when a process began, in the system's own count; "" where it does not tell."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

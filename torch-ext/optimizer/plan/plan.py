@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
+import torch
 from torch import Tensor
 
 from ..iteration import choose_iteration, default_work_dtype
-from ..kernels.measurements import changed, work_among_ranks
+from ..kernels.machine import key_of
+from ..kernels.measurements import all_failed, changed, work_among_ranks
 from ..parameters.groups import names_of, view_in_group
 from ..parameters.settings import PLANNED, STACKED, Group, work_dtype_of
 from ..schedules import resolve_schedule
@@ -108,10 +110,18 @@ def make_plan(
     )
 
 
-def choices() -> int:
-    """Return a number that is another one when measurements, and with them iterations, may have changed."""
+def choices() -> tuple[int, int]:
+    """Return numbers that are others when measurements, and with them iterations, may have changed.
+
+    Those of a processor hold for a number of threads.
+    """
     work_among_ranks(world_size() > 1)
-    return changed()
+    return changed(), torch.get_num_threads()
+
+
+def failures(params: Iterable[Tensor]) -> str:
+    """Return what has failed its proof on the devices of `params`: ranks must agree, as it changes what is taken."""
+    return all_failed({key_of(device) for device in {p.device for p in params}})
 
 
 def stack_groups(groups: Groups) -> list[int]:

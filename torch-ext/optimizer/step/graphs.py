@@ -12,15 +12,17 @@ from __future__ import annotations
 import math
 import warnings
 from functools import partial
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
 from ..iteration import Iteration
 from ..kernels.autocast import without_autocast
+from ..kernels.graphs import captured
 from ..parameters.settings import Group
 from ..plan.batches import Batch
+from ..tuning.race import described, loses_gpu
 from ..tuning.tune import Stage
 from .polar_update import as_parameter, packed_memory, polar_update
 
@@ -96,20 +98,25 @@ class UpdateGraphs:
         """Capture a graph, and keep it if its bits are those of the eager update."""
         directions, factors = buffers[kind.device].views(kind)
         directions.normal_(generator=torch.Generator(kind.device).manual_seed(0))
+        updates = as_parameter(batch, factors)
         with torch.no_grad(), without_autocast(kind.device.type):
-            expected, norms = polar_update(batch, directions, kind.eps)
+            expected = polar_update(batch, directions, kind.eps)
+            norms = torch.empty_like(expected[1])
 
             def update() -> None:
                 norms.copy_(polar_update(batch, directions, kind.eps, factors)[1])
 
-            start = captured(update, buffers[kind.device].stream, buffers[kind.device].pool)
-            updates = as_parameter(batch, factors)
+            try:
+                start = captured(update, kind.device, buffers[kind.device].pool)
+            except RuntimeError as error:
+                if loses_gpu(error):
+                    raise
+                return _left_eager(kind, f"it cannot be captured ({described(error)})")
             factors.fill_(math.nan)
+            norms.fill_(math.nan)
             start()
-        if not torch.equal(updates, expected):
-            text = f"a CUDA graph gives other bits than eager launches, which this batch is left to: {kind}"
-            warnings.warn(text, stacklevel=2)
-            return f"not captured: {kind}"
+        if not torch.equal(updates, expected[0]) or not torch.equal(norms, expected[1]):
+            return _left_eager(kind, "a CUDA graph gives other bits than eager launches")
 
         def replay() -> tuple[Tensor, Tensor]:
             start()
@@ -120,17 +127,12 @@ class UpdateGraphs:
 
 
 class _Buffers:
-    """What all graphs on a device have in common: memory for directions and factors, and the pool between them.
-
-    They are captured on one stream, too, since libraries keep a workspace for each.
-    """
+    """What all graphs on a device have in common: memory for directions and factors, and the pool between them."""
 
     def __init__(self, device: torch.device, kinds: Sequence[Kind]):
         sizes = [max(sizes) for sizes in zip(*(kind.bytes for kind in kinds))]
         self._directions, self._factors = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
-        is_gpu = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device) if is_gpu else None
-        self.pool = torch.cuda.graph_pool_handle() if is_gpu else None
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def views(self, kind: Kind) -> tuple[Tensor, Tensor]:
         """Return the directions and the factors (B, m, n) of a kind."""
@@ -147,19 +149,10 @@ def can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any) -> Callable[[], None]:
-    """Return what starts `work`, done once before, as a CUDA graph captured on `stream` with memory of `pool`."""
-    with torch.cuda.device(stream.device):
-        current = torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):  # libraries load kernels and take their workspaces outside of the capture
-            work()
-        current.wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads, as those that load data or watch over NCCL, may go on calling what a capture forbids.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            work()
-    return graph.replay
+def _left_eager(kind: Kind, why: str) -> str:
+    """Warn that a batch has no graph, and return that."""
+    warnings.warn(f"{kind} is launched eagerly: {why}", RuntimeWarning, stacklevel=2)
+    return f"eager {kind}"
 
 
 def _kind(batch: Batch, count: int, eps: float) -> Kind:

@@ -61,8 +61,12 @@ def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
         size = min(matrix.rows, matrix.cols), max(matrix.rows, matrix.cols)
         return matrix.parameter.device, matrix.iteration.chain_dtype, size
 
-    tasks = {task.need: task for some in grouped(matrices, kind) for task in tasks_of(*kind(some[0]), len(some))}
-    return [tasks[need] for need in sorted(tasks)]
+    tasks: dict[tuple[Need, str], Task] = {}
+    for some in grouped(matrices, kind):
+        for task in tasks_of(*kind(some[0]), len(some)):
+            key = task.need, str(task.device)
+            tasks[key] = max(tasks.get(key, task), task, key=lambda task: task.count)
+    return [tasks[key] for key in sorted(tasks)]
 
 
 def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:

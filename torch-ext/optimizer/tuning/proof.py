@@ -60,7 +60,7 @@ def prove_launch(compute: Compute, like: Tensor, size: tuple[int, int]) -> None:
 def prove_apply(apply: Apply, like: Tensor, size: tuple[int, int]) -> None:
     """Raise WrongResultError unless `apply` is right for m x m matrices times m x k ones."""
     X, B = adversarial(like, *size) / SCALE, symmetric(like, size[0]) / SCALE**2
-    compute = lambda B, X, D, scalars: apply(B.clone(), X, scalars[1])  # noqa: E731 - it may overwrite B
+    compute = lambda B, X, D, scalars: apply(B.clone(), X.clone(), scalars[1])  # noqa: E731 - it may overwrite both
     C = _alone_as_in_a_batch(compute, B, X, X, (1.0, BETA))
     rows = checked_rows(size[0])
     _check_rows(C[:, rows], *roundings.product(B[:, rows], X, X[:, rows], 1.0, BETA))

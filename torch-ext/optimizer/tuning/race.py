@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from typing import Callable, Mapping, NamedTuple, Optional
+from contextlib import nullcontext
+from typing import Callable, ContextManager, Mapping, NamedTuple, Optional
 
 import torch
+
+from ..kernels.graphs import captured
 
 # Long enough for a GPU to be limited by its power, as a step is, and for what starts a burst not to count.
 BURST_SECONDS = 0.02
@@ -17,6 +20,10 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 9
 CLEARLY_SLOWER = 2.0
 
 Work = Callable[[], object]
+
+
+def _freely(name: str) -> ContextManager:
+    return nullcontext()
 
 
 class Timed(NamedTuple):
@@ -37,7 +44,7 @@ class Clock:
 
     def ready(self, work: Work) -> Work:
         """Return `work`, which was done once, as a step does it: on a GPU as the replay of a graph."""
-        return replayed(work, self.device) if self.device.type == "cuda" else _done_once(work)
+        return captured(work, self.device) if self.device.type == "cuda" else _done_once(work)
 
     def seconds_of(self, work: Work, times: int) -> float:
         """Return how long it takes to do `work` so many times."""
@@ -59,14 +66,25 @@ class Clock:
             return start.elapsed_time(end) / 1e3
 
 
-def race(works: Mapping[str, Work], clock: Clock, seconds: float) -> tuple[dict[str, Timed], dict[str, str]]:
+class LostGpuError(RuntimeError):
+    """A work of this `name` has left the GPU unusable for the process."""
+
+    def __init__(self, name: str, why: str):
+        super().__init__(f"{name}: {why}")
+        self.name, self.why = name, why
+
+
+def race(
+    works: Mapping[str, Work], clock: Clock, seconds: float, around: Callable[[str], ContextManager] = _freely
+) -> tuple[dict[str, Timed], dict[str, str]]:
     """Return the times of each of `works`, and what others raised.
 
     Takes about `seconds`, but all have their least rounds, except those that are clearly slower, whose first burst is
-    their time. Raises what leaves a device unusable, and an error for want of memory, which tells nothing of the work.
+    their time. Each runs for the first time inside `around(name)`. Raises LostGpuError, and an error for want of
+    memory, which tells nothing of the work.
     """
     end = clock.now() + seconds
-    first, dropped = _first_bursts(works, clock)
+    first, dropped = _first_bursts(works, clock, around)
     fastest = min((time for _, time in first.values()), default=math.inf)
     slow = [name for name, (_, time) in first.items() if time > CLEARLY_SLOWER * fastest]
     runners = {name: ready for name, (ready, _) in first.items() if name not in slow}
@@ -98,6 +116,17 @@ def decide(times: Mapping[str, Timed], before: str) -> str:
     return fastest
 
 
+def described(error: BaseException) -> str:
+    """Return an error's class and the beginning of its text."""
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error is for want of memory, of the device's or of the host's."""
+    words = "can't allocate memory", "not enough memory", "bad_alloc"
+    return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or any(w in str(error) for w in words)
+
+
 def loses_gpu(error: BaseException) -> bool:
     """Whether a process cannot use the GPU any more after an error: torch's and Triton's errors of a kernel."""
     return any(
@@ -105,48 +134,33 @@ def loses_gpu(error: BaseException) -> bool:
     )
 
 
-def replayed(work: Work, device: torch.device) -> Work:
-    """Return the replay of a CUDA graph of `work`, in which launching takes no time of the host's.
-
-    It is done once before, to compile what it needs.
-    """
-    with torch.cuda.device(device):
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # libraries take their workspaces outside of the capture
-            work()
-        torch.cuda.current_stream(device).wait_stream(side)
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-
-    def replay(kept: Work = work) -> None:  # its operands are what the graph reads
-        graph.replay()
-
-    return replay
-
-
 def _done_once(work: Work) -> Work:
     work()
     return work
 
 
-def _first_bursts(works: Mapping[str, Work], clock: Clock) -> tuple[dict[str, tuple[Work, float]], dict[str, str]]:
+def _first_bursts(
+    works: Mapping[str, Work], clock: Clock, around: Callable[[str], ContextManager]
+) -> tuple[dict[str, tuple[Work, float]], dict[str, str]]:
     """Return each work as it is timed, with the seconds of one call, and why others cannot be."""
     first, dropped = {}, {}
     for name, work in works.items():
         try:
-            ready = clock.ready(work)
-            once = clock.seconds_of(ready, 1)
-            if once < BURST_SECONDS:
-                times = math.ceil(BURST_SECONDS / max(once, 1e-9))
-                once = min(once, clock.seconds_of(ready, times) / times)
-            first[name] = ready, once
-        except torch.cuda.OutOfMemoryError:
-            raise
+            with around(name):
+                first[name] = _first_burst(work, clock)
         except Exception as error:  # Triton raises errors of any class, as for too much shared memory
-            if loses_gpu(error):
+            if lacks_memory(error):
                 raise
-            dropped[name] = f"{type(error).__name__}: {str(error)[:200]}"
+            if loses_gpu(error):
+                raise LostGpuError(name, described(error)) from error
+            dropped[name] = described(error)
     return first, dropped
+
+
+def _first_burst(work: Work, clock: Clock) -> tuple[Work, float]:
+    ready = clock.ready(work)
+    once = clock.seconds_of(ready, 1)
+    if once < BURST_SECONDS:
+        times = math.ceil(BURST_SECONDS / max(once, 1e-9))
+        once = min(once, clock.seconds_of(ready, times) / times)
+    return ready, once

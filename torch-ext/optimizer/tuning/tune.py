@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, ContextManager, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 
@@ -18,7 +19,7 @@ from .contest import Contest, Task, cpu_contest, tasks_of
 from .gpu_contest import gpu_contest
 from .progress import Line, Progress
 from .proof import WrongResultError
-from .race import Clock, decide, loses_gpu, race
+from .race import Clock, LostGpuError, decide, described, lacks_memory, loses_gpu, race
 
 # What a call does, when it is its turn; it returns what was done, in words.
 Stage = Callable[[], str]
@@ -52,8 +53,10 @@ class Tuner:
         try:
             with torch.no_grad(), without_autocast(task.device.type):
                 finding = _measured(task, clock, left / (waiting + 1))
-        except torch.cuda.OutOfMemoryError:
-            return self.leave(task, "what is free of the device's memory is too small")
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            return self.leave(task, "what is free of the memory is too small")
         found = {task.need: finding.entry} if finding.entry is not None else {}
         wrong = {(task.need.kernel, task.need.dtype): dict(finding.failed)} if finding.failed else {}
         if found or wrong:
@@ -134,9 +137,9 @@ def tune(
     dtypes, devices and budgets that make no sense, before anything is measured.
     """
     check_budget(budget)
-    place = torch.device(device) if device is not None else _default_device()
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"tune needs a device that is here, got {place}")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function of done, total and what, or None, got {progress!r}")
+    place = _checked_device(device)
     wanted = check_work_dtype(dtype, place) or default_work_dtype(torch.empty(0, device=place))
     tasks = unmeasured(task for shape in map(_checked_shape, shapes) for task in tasks_of(place, wanted, *shape))
     tuner, told = Tuner(budget), progress or Line("tune")
@@ -162,14 +165,22 @@ def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
     """Return what comes of a task, in about so many seconds."""
     contest, key = contest_of(task), key_of(task.device)
     known = failed(key, task.need.kernel, task.need.dtype)
-    wrong = {}
-    for name, candidate in contest.candidates.items():
-        with trial(key, task.need, name):
-            problem = None if name in known else _problem(task, name, candidate.prove)
-        if problem is not None:
-            wrong[name] = problem
-    right = {n: c.run for n, c in contest.candidates.items() if n not in wrong and n not in known}
-    times, dropped = race(right, clock, seconds)
+    asked = [name for name in contest.candidates if name not in known]
+
+    def around(name: str) -> ContextManager:  # torch's products have no trial: nothing could stand in for them
+        return nullcontext() if name == contest.rival else trial(key, task.need, name)
+
+    try:
+        wrong, dropped = _proven({name: contest.candidates[name].prove for name in asked}, around)
+        runs = {name: contest.candidates[name].run for name in asked if name not in {**wrong, **dropped}}
+        times, more = race(runs, clock, seconds, around)
+    except LostGpuError as lost:
+        keep(key, Table({}, {(task.need.kernel, task.need.dtype): {lost.name: lost.why}}))
+        raise RuntimeError(
+            f"{task.need.kernel} {lost.name} made {task.device} unusable for this process: start it again, where this "
+            f"candidate is left out ({lost.why})"
+        ) from lost
+    dropped.update(more)
     if not times:
         said = "; ".join(f"{name}: {why}" for name, why in {**wrong, **dropped}.items())
         return Finding(task, None, wrong, f"{_named(task)} stays as it was: nothing could be timed ({said})")
@@ -182,27 +193,27 @@ def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
     return Finding(task, contest.entry(winner, times), wrong, "; ".join(told))
 
 
-def _problem(task: Task, name: str, prove: Callable[[], None]) -> Optional[str]:
-    """Return what is wrong with a candidate, None where it is right; RuntimeError where it makes the GPU unusable.
+def _proven(
+    proofs: Mapping[str, Callable[[], None]], around: Callable[[str], ContextManager]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return which candidates are wrong, and which could not be proven this time, and why.
 
-    Then nothing else can be measured in this process, and others will leave it out.
+    Raises LostGpuError where one makes the GPU unusable, and errors for want of memory.
     """
-    try:
-        prove()
-    except WrongResultError as error:
-        return str(error)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except Exception as error:  # Triton raises errors of any class, as for too much shared memory
-        if loses_gpu(error):
-            why = f"{type(error).__name__}: {str(error)[:200]}"
-            keep(key_of(task.device), Table({}, {(task.need.kernel, task.need.dtype): {name: why}}))
-            raise RuntimeError(
-                f"{task.need.kernel} {name} made {task.device} unusable for this process: start it again, where this "
-                f"candidate is left out ({why})"
-            ) from error
-        return f"{type(error).__name__}: {str(error)[:200]}"
-    return None
+    wrong, dropped = {}, {}
+    for name, prove in proofs.items():
+        try:
+            with around(name):
+                prove()
+        except WrongResultError as error:
+            wrong[name] = str(error)
+        except Exception as error:  # Triton raises errors of any class, as for too much shared memory
+            if lacks_memory(error):
+                raise
+            if loses_gpu(error):
+                raise LostGpuError(name, described(error)) from error
+            dropped[name] = described(error)
+    return wrong, dropped
 
 
 def _named(task: Task) -> str:
@@ -211,6 +222,17 @@ def _named(task: Task) -> str:
 
 def _default_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _checked_device(device: Union[torch.device, str, None]) -> torch.device:
+    """Return the device, None being the default; ValueError unless it is a CPU, or a GPU that is here."""
+    try:
+        place = _default_device() if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}") from error
+    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}")
+    return place
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[tuple[int, int], int]:
