@@ -201,7 +201,7 @@ def tuned_tables(records: Sequence[dict]) -> Iterator[Table]:
         elif "gain" in record["value"]:
             launches.append(launch_row(record["key"], record["value"]))
     if launches:
-        headings = ("kernel", "dtype", "batch x m x k", "configuration", "us", "others' us", "others / ours", "margin")
+        headings = ("kernel", "dtype", "batch x m x k", "configuration", "us", "torch us", "torch / ours", "candidates")
         yield Table("Tuned configurations", headings, launches)
     if methods:
         headings = ("batch x m x n", "standard us", "Gram us", "standard / Gram", "auto takes")
@@ -213,12 +213,9 @@ def launch_row(key: str, entry: dict) -> tuple[str, ...]:
     fields = ("tile", "tile_k", "group", "side", "width", "depth", "warps", "stages")
     config = " ".join(f"{field} {entry[field]}" for field in fields if field in entry)
     kernel, dtype, _ = key.split()
-    sizes = words([entry["batch"], entry["m"], entry["k"]])
-    ratio = f"{entry['gain']:.2f}"
-    if "gains" in entry:
-        ratio = ", ".join(f"{gain:.2f} of {batch}" for batch, gain in entry["gains"].items())
+    sizes = words([entry["count"], entry["m"], entry["k"]])
     times = micro(entry, ""), micro(entry, "other_")
-    return kernel, dtype, sizes, config, *times, ratio, f"{entry['margin']:.1%}"
+    return kernel, dtype, sizes, config, *times, f"{entry['gain']:.2f}", words(entry["candidates"])
 
 
 def method_row(found: dict) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -18,19 +19,20 @@ from .contest import Contest, Task, cpu_contest, tasks_of
 from .gpu_contest import gpu_contest
 from .progress import Line, Progress
 from .proof import WrongResultError
-from .race import Clock, decide, loses_gpu, race
+from .race import Clock, Timed, decide, loses_gpu, race
 
 # What a call does, when it is its turn; it returns what was done, in words.
 Stage = Callable[[], str]
 
 
 class Finding(NamedTuple):
-    """What came of a task: the entry, None where its time was over; and the candidates that are wrong, and why."""
+    """What came of a task: the entry, None where its time was over; which candidates are wrong, and why; all times."""
 
     task: Task
     entry: Optional[Mapping[str, Any]]
     failed: Mapping[str, str]
     said: str
+    times: Mapping[str, Timed] = MappingProxyType({})
 
 
 class Tuner:
@@ -50,14 +52,12 @@ class Tuner:
         if left <= 0:
             return self.leave(task)
         try:
-            with torch.no_grad(), without_autocast(task.device.type):
-                finding = _measured(task, clock, left / (waiting + 1))
+            finding = compete(task, contest_of(task), clock, left / (waiting + 1))
         except torch.cuda.OutOfMemoryError:
             return self.leave(task, "what is free of the device's memory is too small")
         found = {task.need: finding.entry} if finding.entry is not None else {}
-        wrong = {(task.need.kernel, task.need.dtype): dict(finding.failed)} if finding.failed else {}
-        if found or wrong:
-            keep(key_of(task.device), Table(found, wrong))
+        if found or finding.failed:
+            keep(key_of(task.device), Table(found, wrong_of(finding)))
         return self._noted(finding)
 
     def leave(self, task: Task, why: str = "the time is over") -> Finding:
@@ -85,6 +85,12 @@ class Tuner:
         parts = [f"measured {len(measured)} products: {ours} ours, {len(measured) - ours} torch's"]
         parts += [f"{left} left to their default"] if left else []
         return ", ".join([*parts, f"failed their proof: {', '.join(wrong)}" if wrong else "none failed"])
+
+
+def wrong_of(finding: Finding) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the candidates that are wrong as a table has them."""
+    need = finding.task.need
+    return {(need.kernel, need.dtype): dict(finding.failed)} if finding.failed else {}
 
 
 def is_ours(finding: Finding) -> bool:
@@ -158,18 +164,17 @@ def contest_of(task: Task) -> Contest:
     return cpu_contest(task) if task.need.kernel == "cpu_products" else gpu_contest(task)
 
 
-def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
-    """Return what comes of a task, in about so many seconds."""
-    contest, key = contest_of(task), key_of(task.device)
-    known = failed(key, task.need.kernel, task.need.dtype)
-    wrong = {}
-    for name, candidate in contest.candidates.items():
-        with trial(key, task.need, name):
-            problem = None if name in known else _problem(task, name, candidate.prove)
-        if problem is not None:
-            wrong[name] = problem
-    right = {n: c.run for n, c in contest.candidates.items() if n not in wrong and n not in known}
-    times, dropped = race(right, clock, seconds)
+@torch.no_grad()
+def compete(task: Task, contest: Contest, clock: Clock, seconds: float) -> Finding:
+    """Prove the candidates of a contest, race those that are right for about so many seconds, and return what comes.
+
+    What has failed on this machine before takes no part. Nothing is kept.
+    """
+    with without_autocast(task.device.type):
+        wrong = _wrong(task, contest)
+        known = failed(key_of(task.device), task.need.kernel, task.need.dtype)
+        right = {n: c.run for n, c in contest.candidates.items() if n not in wrong and n not in known}
+        times, dropped = race(right, clock, seconds)
     if not times:
         said = "; ".join(f"{name}: {why}" for name, why in {**wrong, **dropped}.items())
         return Finding(task, None, wrong, f"{_named(task)} stays as it was: nothing could be timed ({said})")
@@ -179,7 +184,19 @@ def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
         told[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
     told += [f"{name} failed its proof: {why}" for name, why in wrong.items()]
     told += [f"{name} is left out: {why}" for name, why in dropped.items()]
-    return Finding(task, contest.entry(winner, times), wrong, "; ".join(told))
+    return Finding(task, contest.entry(winner, times), wrong, "; ".join(told), times)
+
+
+def _wrong(task: Task, contest: Contest) -> dict[str, str]:
+    """Return the candidates that fail their proof, and why; those that have failed before are not proven again."""
+    key, wrong = key_of(task.device), {}
+    known = failed(key, task.need.kernel, task.need.dtype)
+    for name, candidate in contest.candidates.items():
+        with trial(key, task.need, name):
+            problem = None if name in known else _problem(task, name, candidate.prove)
+        if problem is not None:
+            wrong[name] = problem
+    return wrong
 
 
 def _problem(task: Task, name: str, prove: Callable[[], None]) -> Optional[str]:
