@@ -103,11 +103,11 @@ class Decoder(nn.Module):
 
 
 class Training(NamedTuple):
-    """The halves of a contestant's training step, of which the first returns the loss; how many parameters it has."""
+    """The halves of a contestant's training step, of which the first returns the loss, and what they train."""
 
     back_and_forth: Callable[[], Tensor]
     step: Callable[[], None]
-    parameters: int
+    weights: Weights
 
 
 def make_training(name: str, size: Size, bench: Bench) -> Training:
@@ -116,7 +116,8 @@ def make_training(name: str, size: Size, bench: Bench) -> Training:
     with bench.device:
         model = Decoder(size)
         tokens = torch.randint(size.vocabulary, (size.batch, size.length + 1))
-    step = step_of(find_rival(name, bench.kernel, bench.device).build(model.weights()))
+    weights = model.weights()
+    step = step_of(find_rival(name, bench.kernel, bench.device).build(weights))
 
     def back_and_forth() -> Tensor:
         model.zero_grad()
@@ -126,7 +127,7 @@ def make_training(name: str, size: Size, bench: Bench) -> Training:
         loss.backward()
         return loss.detach()
 
-    training = Training(back_and_forth, step, sum(p.numel() for p in model.parameters()))
+    training = Training(back_and_forth, step, weights)
     training.back_and_forth()
     training.step()
     return training
@@ -146,7 +147,7 @@ def measure(model: str, size: Size, bench: Bench, deadline: Deadline) -> Iterato
             {
                 "model": model,
                 "contestant": name,
-                "parameters": training.parameters,
+                "parameters": sum(p.numel() for p in (*training.weights.matrices, *training.weights.rest)),
                 "tokens": size.batch * size.length,
                 "forward_backward_milliseconds": [1e3 * t for t in quartiles(before)],
                 "step_milliseconds": [1e3 * t for t in quartiles(steps)],

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.built_kernel import load_built
-from benchmarks.sweep_training_step import TINY_MODEL, Bench, Decoder, make_training, shares
+from benchmarks.sweep_training_step import TINY_MODEL, Bench, make_training, shares
 from tools.pages.tables import sweep_tables
 
 
@@ -44,16 +44,36 @@ def test_shares_are_of_the_same_round():
     assert shares([3.0, 1.0, 9.0], [1.0, 1.0, 1.0]) == pytest.approx([0.175, 0.25, 0.375])
 
 
-def test_all_parameters_are_trained_and_the_loss_falls(variant):
-    """Gradients are those of the last forward and backward, not their sum over the steps."""
+@pytest.fixture
+def training(variant):
+    """Ours, of a tiny model."""
     kernel, _ = load_built(variant.parent)
-    bench = Bench(kernel, torch.device("cpu"), ("optimizer",), 1)
-    matrices, rest = Decoder(TINY_MODEL).weights()
-    assert len(matrices) == 4 * TINY_MODEL.layers
-    training = make_training("optimizer", TINY_MODEL, bench)
-    assert training.parameters == sum(p.numel() for p in (*matrices, *rest))
+    return make_training("optimizer", TINY_MODEL, Bench(kernel, torch.device("cpu"), ("optimizer",), 1))
+
+
+def test_the_loss_falls_and_every_parameter_moves(training):
+    weights = (*training.weights.matrices, *training.weights.rest)
+    before = [p.detach().clone() for p in weights]
     losses = []
     for _ in range(10):
         losses.append(training.back_and_forth())
         training.step()
     assert losses[-1] < losses[0] - 0.01
+    assert not any(torch.equal(p, old) for p, old in zip(weights, before))
+
+
+def test_gradients_are_of_one_forward_and_backward(training):
+    """They are no sums over rounds."""
+    gradients = []
+    for _ in range(2):
+        training.back_and_forth()
+        gradients.append([p.grad.clone() for p in training.weights.matrices])
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_decoder_has_the_weights_of_its_size(training):
+    matrices, rest = training.weights
+    width, layers = TINY_MODEL.width, TINY_MODEL.layers
+    assert sum(p.numel() for p in matrices) == 12 * layers * width**2
+    embedded = 2 * TINY_MODEL.vocabulary + TINY_MODEL.length
+    assert sum(p.numel() for p in rest) == embedded * width + (2 * layers + 1) * 2 * width
