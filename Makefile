@@ -42,6 +42,7 @@ bench: setup build
 	$(PY) -m benchmarks.sweep_symmetric_gemm
 	$(PY) -m benchmarks.sweep_orthogonalize
 	$(PY) -m benchmarks.sweep_step
+	$(PY) -m benchmarks.sweep_training_step
 	$(PY) -m benchmarks.sweep_plan
 	$(PY) -m benchmarks.sweep_host_time
 	$(PY) -m benchmarks.sweep_launch

@@ -21,6 +21,7 @@ OURS = "optimizer"
 TORCH_PRODUCTS = "torch products"
 COMPILED = "torch.compile"
 TORCH_MUON = "torch.optim.Muon"
+TIMM = "timm"
 PYTORCH_OPTIMIZER = "pytorch-optimizer"
 GRAM_NEWTON_SCHULZ = "gram-newton-schulz"
 GRAM_OVER_TORCH = "gram-newton-schulz over torch"
@@ -82,6 +83,12 @@ def _torch_muon(task: Task) -> Contestant:
     return Contestant(lambda G: [_zeropower_via_newtonschulz(g, JORDAN[0], STEPS, EPS) for g in G], JORDAN)
 
 
+def _timm(task: Task) -> Contestant:
+    peer = load_peer(TIMM)
+    schedule = list(task.kernel.schedules.resolve_schedule("quintic", STEPS))
+    return Contestant(lambda G: peer.zeropower_via_newtonschulz(G, STEPS, schedule, EPS), schedule)
+
+
 def _pytorch_optimizer(task: Task) -> Contestant:
     load_peer(PYTORCH_OPTIMIZER)
     from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schulz_5
@@ -119,6 +126,7 @@ _FINDERS = {
     TORCH_PRODUCTS: _torch_products,
     COMPILED: _compiled,
     TORCH_MUON: _torch_muon,
+    TIMM: _timm,
     PYTORCH_OPTIMIZER: _pytorch_optimizer,
     GRAM_NEWTON_SCHULZ: _gram_newton_schulz,
     GRAM_OVER_TORCH: partial(_gram_newton_schulz, kernels=False),  # without quack, which needs a recent GPU

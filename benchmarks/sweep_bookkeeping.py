@@ -1,6 +1,6 @@
 """Time the passes before and after the orthogonalization against the `torch._foreach_*` sequences that do the same.
 
-    python -m benchmarks.sweep_bookkeeping [--build DIR] [--tiny] [--threads N] [--json FILE]
+    python -m benchmarks.sweep_bookkeeping [--build DIR] [--threads N] [--minutes N] [--output FILE] [--tiny]
 
 Bytes that must move, for n elements: `momentum_pack_` reads momentum and gradient, writes momentum and packed,
 n (2 momentum + gradient + packed); `descend_` reads and writes parameters and reads updates, n (2 parameter + update);
@@ -9,25 +9,25 @@ same run. Copy, ours and foreach take turns, so that all see the same machine. O
 a copy overwrites is first read into the cache, what is updated in place is there already.
 
 Matrices of one shape are one call; tall ones join the batch of the wide ones that are their transposes.
+
+Results are written row by row, and a second run with the same `--output` goes on where the first one ended.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from itertools import chain, product
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.built_kernel import load_built
-from benchmarks.machine import describe
-from benchmarks.timing import take_turns
+from benchmarks.result_file import UNMEASURED, ResultFile, facts
+from benchmarks.sweep_options import load, path_of, plain_parser
+from benchmarks.timing import Deadline, take_turns
 
-ROOT = Path(__file__).resolve().parent.parent
 BETA, LR, WEIGHT_DECAY = 0.95, 0.02, 0.1
 
 # Past the caches of every processor we know.
@@ -42,6 +42,8 @@ CASES = {
     "4096 x 4096, 1": [(4096, 4096)],
 }
 TINY_CASES = {"tiny, 6": [(32, 16), (16, 16), (16, 32)] * 2}
+ALL_CASES = {**CASES, **TINY_CASES}
+OPERATIONS = ("momentum_pack_", "descend_")
 DTYPES = {
     "float32 / bfloat16": (torch.float32, torch.bfloat16),
     "float32 / float16": (torch.float32, torch.float16),
@@ -73,7 +75,7 @@ class Result:
     """One row: seconds are medians, spreads half the distance of the quartiles as a share of the median."""
 
     operation: str
-    case: str
+    matrices: str
     dtypes: str
     bytes: int
     seconds: float
@@ -141,54 +143,58 @@ def bytes_moved(batches: list[Batch]) -> dict[str, int]:
     return {"momentum_pack_": pack, "descend_": descend}
 
 
-def measure(native, case: str, shapes: list[Shape], dtypes: str, device: torch.device, rounds: int) -> list[Result]:
-    batches = make_batches(shapes, *DTYPES[dtypes], device)
+def measure(native, case: str, dtypes: str, device: torch.device, rounds: int) -> Iterator[Result]:
+    """Yield what each operation takes over the matrices of a case."""
+    batches = make_batches(ALL_CASES[case], *DTYPES[dtypes], device)
     by = Numbers(*(torch.tensor(value, dtype=torch.float64) for value in (LR, WEIGHT_DECAY, 1.0)))
     works = {
         "momentum_pack_": (lambda: pack_with(native, batches), lambda: pack_with_foreach(batches)),
         "descend_": (lambda: descend_with(native, batches, by), lambda: descend_with_foreach(batches)),
     }
-    results = []
     for operation, moved in bytes_moved(batches).items():
         source = torch.zeros(min(moved, COPY_BYTES) // 2, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         copy = lambda target=target, source=source: target.copy_(source)  # noqa: E731
         ours, foreach, copying = take_turns([*works[operation], copy], device, rounds)
         timings = *ours, *foreach, copying[0], 2 * source.numel()
-        results.append(Result(operation, case, dtypes, moved, *timings))
-    return results
+        yield Result(operation, case, dtypes, moved, *timings)
 
 
-def report(results: list[Result]) -> Table:
+def key_of(operation: str, case: str, dtypes: str) -> str:
+    return f"{operation}: {case}, {dtypes}"
+
+
+def report(rows: list[dict]) -> Table:
     table = Table("operation", "matrices", "parameters / packed", title="Bookkeeping of a step")
     for heading in "MB", "ms", "foreach ms", "GB/s", "of copy", "foreach / ours":
         table.add_column(heading, justify="right")
-    for r in results:
-        ours = f"{1e3 * r.seconds:.3f} ±{r.spread:.0%}"
-        foreach = f"{1e3 * r.foreach_seconds:.3f} ±{r.foreach_spread:.0%}"
-        rates = f"{r.bytes / r.seconds / 1e9:.1f}", f"{r.share_of_copy:.0%}", f"{r.speed_up:.2f}"
-        table.add_row(r.operation, r.case, r.dtypes, f"{r.bytes / 1e6:.1f}", ours, foreach, *rates)
+    for row in rows:
+        if row["status"] == UNMEASURED:
+            table.add_row(row["case"], UNMEASURED)
+            continue
+        ours = f"{1e3 * row['seconds']:.3f} ±{row['spread']:.0%}"
+        foreach = f"{1e3 * row['foreach_seconds']:.3f} ±{row['foreach_spread']:.0%}"
+        rates = f"{row['bytes'] / row['seconds'] / 1e9:.1f}", f"{row['share_of_copy']:.0%}", f"{row['speed_up']:.2f}"
+        named = row["operation"], row["matrices"], row["dtypes"]
+        table.add_row(*named, f"{row['bytes'] / 1e6:.1f}", ours, foreach, *rates)
     return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time momentum_pack_ and descend_ against foreach.")
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
-    parser.add_argument("--tiny", action="store_true", help="small matrices and few rounds, to see that it runs")
-    parser.add_argument("--threads", type=int, help="of the CPU; use 1 where other work keeps a core busy")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results with versions and device")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads or torch.get_num_threads())
-    kernel, device = load_built(arguments.build)
+    arguments = plain_parser("Time momentum_pack_ and descend_ against foreach.").parse_args()
+    kernel, device = load(arguments)
     cases, rounds = (TINY_CASES, 3) if arguments.tiny else (CASES, 15)
-    results = []
-    for case, shapes in cases.items():
-        for dtypes in DTYPES:
-            results += measure(kernel.kernels.native, case, shapes, dtypes, device, rounds)
-    Console(width=None if Console().is_terminal else 140).print(report(results))
-    if arguments.json:
-        rows = [{**asdict(r), "share_of_copy": r.share_of_copy, "speed_up": r.speed_up} for r in results]
-        arguments.json.write_text(json.dumps({**describe(kernel, device), "results": rows}, indent=1) + "\n")
+    keys = {pair: [key_of(operation, *pair) for operation in OPERATIONS] for pair in product(cases, DTYPES)}
+    content = facts(kernel, device, {"rounds": rounds})
+    results = ResultFile(path_of("bookkeeping", device, arguments), content, [*chain(*keys.values())])
+    deadline = Deadline(arguments.minutes)
+    for pair, of in keys.items():
+        if all(map(results.is_measured, of)) or deadline.passed():
+            continue
+        for r in measure(kernel.kernels.native, *pair, device, rounds):
+            row = {**asdict(r), "share_of_copy": r.share_of_copy, "speed_up": r.speed_up}
+            results.put(key_of(r.operation, r.matrices, r.dtypes), row)
+    Console(width=None if Console().is_terminal else 140).print(report(list(results.rows.values())))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the sweeps against peers share: their options, their result file, and the way through their cases."""
+"""What the sweeps share: their options, their result file, and the way through their cases."""
 
 from __future__ import annotations
 
@@ -22,12 +22,18 @@ TINY_DENSE_SIDE, TINY_ROUNDS = 64, 3
 
 
 def make_parser(description: str, names: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser with the options that all have, for contestants called `names`."""
+    """Return a parser with the options of sweeps against peers, for contestants called `names`."""
+    parser = plain_parser(description)
+    parser.add_argument("--contestants", help=f"of {', '.join(names)}; ours is always there")
+    parser.add_argument("--peers", type=Path, help="folder into which requirements/benchmark.txt was installed")
+    return parser
+
+
+def plain_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all have."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
     parser.add_argument("--device", help="cpu or cuda; by default what was built for")
-    parser.add_argument("--contestants", help=f"of {', '.join(names)}; ours is always there")
-    parser.add_argument("--peers", type=Path, help="folder into which requirements/benchmark.txt was installed")
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--minutes", type=float, help="after this time end the case at hand and start no other")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results, none if tiny")
@@ -38,6 +44,11 @@ def make_parser(description: str, names: Sequence[str]) -> argparse.ArgumentPars
 def prepare(arguments: argparse.Namespace) -> tuple[ModuleType, torch.device]:
     """Make the peers importable, set the threads, and return the kernel and the device."""
     peers.add_folder(arguments.peers)
+    return load(arguments)
+
+
+def load(arguments: argparse.Namespace) -> tuple[ModuleType, torch.device]:
+    """Set the threads, and return the kernel and the device."""
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     kernel, device = load_built(arguments.build)
     return kernel, torch.device(arguments.device) if arguments.device else device
@@ -74,11 +85,15 @@ def run_cases(
     """
     described = {key: value for key, value in bench._asdict().items() if key not in ("kernel", "device")}
     content = facts(bench.kernel, bench.device, {**settings, **described, "peers": peers.versions()})
-    path = arguments.output or (None if arguments.tiny else default_path(topic, bench.device))
-    results = ResultFile(path, content, list(works))
+    results = ResultFile(path_of(topic, bench.device, arguments), content, list(works))
     deadline = Deadline(arguments.minutes)
     for key, measure in works.items():
         if not results.is_measured(key) and not deadline.passed():
             results.put(key, measure(deadline))
             print(f"{key}: {results.rows[key]['milliseconds']:.3f} ms", flush=True)
     return list(results.rows.values())
+
+
+def path_of(topic: str, device: torch.device, arguments: argparse.Namespace) -> Path | None:
+    """Return where results go: a tiny run writes none that it is not asked for."""
+    return arguments.output or (None if arguments.tiny else default_path(topic, device))

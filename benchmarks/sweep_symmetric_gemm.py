@@ -1,6 +1,6 @@
 """Prove the symmetric kernel on this GPU against float64, and time it against torch's product.
 
-    python -m benchmarks.sweep_symmetric_gemm [--build DIR] [--tiny] [--json FILE]
+    python -m benchmarks.sweep_symmetric_gemm [--build DIR] [--minutes N] [--output FILE] [--tiny]
 
 The product X Xᵀ of X (b, m, k) is 2 b m² k FLOP for torch and half of it for the kernel, which is the most that it can
 gain. Proof comes first, on fresh random operands and a poisoned result: the error is at most twice torch's, the result
@@ -8,29 +8,28 @@ is bit for bit symmetric, and a matrix gets the same bits alone and in the batch
 makes the status 1. Timed calls rotate through operands larger than the L2 cache and are replayed as a graph, so that
 starting them takes none of their time. Without a GPU `--tiny` walks through it all on the kernel's stand-in, and
 proves nothing.
+
+Results are written row by row, and a second run with the same `--output` goes on where the first one ended.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from itertools import product
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.built_kernel import load_built
-from benchmarks.machine import describe
-from benchmarks.timing import replayed, rotated, take_turns
+from benchmarks.result_file import UNMEASURED, ResultFile, facts
+from benchmarks.sweep_options import load, path_of, plain_parser
+from benchmarks.timing import Deadline, replayed, rotated, take_turns
 from tests.support.symmetric_products import WrongResultError, check_product
 
-ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(1, m, m) for m in (128, 256, 512, 1024, 2048, 4096, 8192)]
 SHAPES += [(1, 2048, 8192), (1, 4096, 16384), (1, 768, 3072), (48, 768, 768), (64, 512, 1280), (16, 1024, 4096)]
 TINY_SHAPES = [(1, 32, 48), (3, 33, 20)]
@@ -93,38 +92,46 @@ def compare(symmetric_gemm: Callable, X: Tensor) -> list[tuple[float, float]]:
     return [(seconds / len(copies), spread) for seconds, spread in times]
 
 
-def report(results: list[Result]) -> Table:
+def key_of(dtype: str, shape: tuple[int, int, int]) -> str:
+    return f"{dtype} {'x'.join(map(str, shape))}"
+
+
+def report(rows: list[dict]) -> Table:
     table = Table("dtype", "batch x m x k", title="X Xᵀ by the symmetric kernel")
     for heading in "us", "torch us", "TFLOP/s, dense", "torch / ours", "problems":
         table.add_column(heading, justify="right")
-    for r in results:
-        shape = " x ".join(map(str, r.shape))
-        if r.problems:
-            table.add_row(r.dtype, shape, "", "", "", "", "; ".join(r.problems))
-            continue
-        times = f"{1e6 * r.seconds:.1f} ±{r.spread:.0%}", f"{1e6 * r.torch_seconds:.1f} ±{r.torch_spread:.0%}"
-        table.add_row(r.dtype, shape, *times, f"{r.tera_flops:.1f}", f"{r.gain:.2f}", "")
+    for row in rows:
+        table.add_row(*_cells(row))
     return table
 
 
+def _cells(row: dict) -> list[str]:
+    if row["status"] == UNMEASURED:
+        return [row["case"], UNMEASURED]
+    named = [row["dtype"], " x ".join(map(str, row["shape"]))]
+    if row["problems"]:
+        return [*named, "", "", "", "", "; ".join(row["problems"])]
+    ours = f"{1e6 * row['seconds']:.1f} ±{row['spread']:.0%}"
+    torchs = f"{1e6 * row['torch_seconds']:.1f} ±{row['torch_spread']:.0%}"
+    return [*named, ours, torchs, f"{row['tera_flops']:.1f}", f"{row['gain']:.2f}", ""]
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Prove and time the symmetric kernel.")
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, to see that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results with versions and device")
-    arguments = parser.parse_args()
-    kernel, device = load_built(arguments.build)
+    arguments = plain_parser("Prove and time the symmetric kernel.").parse_args()
+    kernel, device = load(arguments)
     if device.type == "cpu" and not arguments.tiny:
         print("there is no GPU to measure on; --tiny walks through it on the kernel's stand-in")
         return 0
     symmetric_gemm = kernel.kernels.symmetric_gemm.symmetric_gemm
-    shapes = TINY_SHAPES if arguments.tiny else SHAPES
-    results = [measure(symmetric_gemm, shape, dtype, device) for dtype in DTYPES for shape in shapes]
-    Console(width=None if Console().is_terminal else 140).print(report(results))
-    if arguments.json:
-        rows = [{**asdict(r), "gain": r.gain, "tera_flops": r.tera_flops} for r in results]
-        arguments.json.write_text(json.dumps({**describe(kernel, device), "results": rows}, indent=1) + "\n")
-    return int(any(r.problems for r in results))
+    cases = {key_of(*case): case for case in product(DTYPES, TINY_SHAPES if arguments.tiny else SHAPES)}
+    results = ResultFile(path_of("symmetric-gemm", device, arguments), facts(kernel, device, {}), list(cases))
+    deadline = Deadline(arguments.minutes)
+    for key, (dtype, shape) in cases.items():
+        if not results.is_measured(key) and not deadline.passed():
+            r = measure(symmetric_gemm, shape, dtype, device)
+            results.put(key, {**asdict(r), "gain": r.gain, "tera_flops": r.tera_flops})
+    Console(width=None if Console().is_terminal else 140).print(report(list(results.rows.values())))
+    return int(any(row.get("problems") for row in results.rows.values()))
 
 
 if __name__ == "__main__":

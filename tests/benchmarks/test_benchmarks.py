@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from benchmarks import sweep_symmetric_gemm
 from benchmarks.built_kernel import load_built
+from benchmarks.result_file import UNMEASURED
 from tests.support.hub_clients import write_variant
 
 
@@ -18,7 +20,7 @@ from tests.support.hub_clients import write_variant
 def bookkeeping(repository, variant, tmp_path_factory):
     """The results of the tiny sweep."""
     file = tmp_path_factory.mktemp("results") / "bookkeeping.json"
-    arguments = ["-m", "benchmarks.sweep_bookkeeping", "--tiny", "--build", variant.parent, "--json", file]
+    arguments = ["-m", "benchmarks.sweep_bookkeeping", "--tiny", "--build", variant.parent, "--output", file]
     subprocess.run([sys.executable, *arguments], cwd=repository, check=True, capture_output=True)
     return json.loads(file.read_text())
 
@@ -80,7 +82,7 @@ def test_readme_quotes_adamw_comparison_from_its_file(repository):
 
 def test_symmetric_gemm_sweep_runs_and_finds_no_problem(repository, variant, tmp_path):
     file = tmp_path / "symmetric.json"
-    arguments = ["-m", "benchmarks.sweep_symmetric_gemm", "--tiny", "--build", variant.parent, "--json", file]
+    arguments = ["-m", "benchmarks.sweep_symmetric_gemm", "--tiny", "--build", variant.parent, "--output", file]
     subprocess.run([sys.executable, *arguments], cwd=repository, check=True, capture_output=True)
     rows = json.loads(file.read_text())["results"]
     assert rows and all(row["problems"] == [] and row["gain"] > 0 for row in rows)
@@ -108,3 +110,29 @@ def test_sweep_proof_finds_wrong_products(spoil, problem):
     X = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0)).half()
     problems = sweep_symmetric_gemm.prove(lambda *args, **options: product(*args, **options, spoil=spoil), X)
     assert problems == [] if problem is None else any(problem in found for found in problems)
+
+
+def test_a_cut_sweep_keeps_the_rows_that_it_has(repository, variant, tmp_path):
+    """A second run measures what the first one left, and nothing else."""
+    file = tmp_path / "symmetric.json"
+    command = [sys.executable, "-m", "benchmarks.sweep_symmetric_gemm", "--tiny", "--build", variant.parent]
+    sweep = partial(subprocess.run, [*command, "--output", file], cwd=repository, check=True, capture_output=True)
+    sweep()
+    content = json.loads(file.read_text())
+    kept, cut = content["results"][0], content["results"][1]
+    kept["seconds"] = 7.0
+    content["results"][1] = {"case": cut["case"], "status": UNMEASURED}
+    file.write_text(json.dumps(content))
+    sweep()
+    rows = {row["case"]: row for row in json.loads(file.read_text())["results"]}
+    assert rows[kept["case"]]["seconds"] == 7.0 and rows[cut["case"]]["problems"] == []
+
+
+@pytest.mark.parametrize("sweep", ["bookkeeping", "symmetric_gemm"])
+def test_without_time_every_row_stays_unmeasured(repository, variant, tmp_path, sweep):
+    file = tmp_path / "results.json"
+    command = [sys.executable, "-m", f"benchmarks.sweep_{sweep}", "--tiny", "--build", variant.parent]
+    command += ["--minutes", "0", "--output", file]
+    subprocess.run(command, cwd=repository, check=True, capture_output=True)
+    rows = json.loads(file.read_text())["results"]
+    assert rows and {row["status"] for row in rows} == {UNMEASURED}

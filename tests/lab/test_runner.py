@@ -77,7 +77,7 @@ def test_a_broken_item_is_recorded_and_the_rest_goes_on(toy_path):
 def test_a_stage_ends_with_its_time(toy_path, capsys):
     records = Records(toy_path, {"device": "toy"})
     toy = stage(toy_path, 8.0)
-    (toy_path / "toy_stage.py").write_text(STAGE.replace("limit=0.5", "limit=600"))
+    (toy_path / "toy_stage.py").write_text(STAGE.replace("else 0.5", "else 600"))
     began = time.monotonic()
     assert not run_stage(toy, records)
     assert time.monotonic() - began < 12 and "its time is over" in capsys.readouterr().out
@@ -147,3 +147,21 @@ def test_a_broken_test_is_recorded_and_the_rest_goes_on(tmp_path):
     (tmp_path / "again").touch()
     assert {key for key, status in statuses().items() if status == "failed"} == {"wrong"}
     assert (tmp_path / "runs").read_text() == "x"
+
+
+TRIAL = """
+import os, pathlib, sys, time
+mark = pathlib.Path(os.environ["XDG_CACHE_HOME"]) / "optimizer/a.trial"
+mark.parent.mkdir(parents=True)
+mark.touch()
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("sleeps, kept", [(0, True), (600, False)], ids=["it ends", "its time is over"])
+def test_only_what_ends_a_process_is_left_out(tmp_path, sleeps, kept):
+    """A mark of a candidate that is being tried stays where its process ends by itself."""
+    order = {"variants": "", "device": "cpu", "out": str(tmp_path), "configs": [], "tiny": False}
+    toy = Stage("toy", "toy_stage", order, time.monotonic() + 2, tmp_path / "lab.log")
+    assert runner.run(toy, [sys.executable, "-c", TRIAL, str(sleeps)]) == (0 if kept else None)
+    assert (tmp_path / "caches/optimizer/a.trial").exists() == kept

@@ -97,11 +97,3 @@ def iterate(kernel: ModuleType, G: Tensor, dtype: torch.dtype, method: str, prod
 def always_exchanged(kernel: ModuleType):
     """Return a patch by which a rank that is alone sends its matrices all the same."""
     return mock.patch.object(kernel.plan.matrix.Matrix, "has_owner", True)
-
-
-def steps_of(iteration) -> list[float]:
-    """Return a, b, c of each step of an iteration and whether its window ends with it, as `small_polar_` takes them."""
-    windows = iteration.windows
-    if iteration.method == "standard":
-        windows = [(step,) for step in windows[0]]
-    return [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]

@@ -18,8 +18,10 @@ In runs of ten minutes, each perhaps on a fresh machine:
 Between two of them carry `records.jsonl` and the device's file of configurations in `lab`, and put that file into
 torch-ext/optimizer/kernels/configs, too, from where `measure` takes it. All else is written again. What the records
 have is not done again while device, commit, torch, triton and build are the same; else they are put aside. What failed
-is tried again, after what was never tried. Peers are measured where they are installed, or lie in a folder that
-PYTHONPATH names: `benchmarks/peers.py` says how one is filled. One that is missing is a row `not installed`.
+is tried again, after what was never tried. What the user's caches hold of this machine does not count: the lab has
+caches of its own in `--out`, which need not be carried along. Peers are measured where they are installed, or lie in a
+folder that PYTHONPATH names: `benchmarks/peers.py` says how one is filled. One that is missing is a row `not
+installed`.
 """
 
 import sys

@@ -55,7 +55,7 @@ class Launch(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key of its proof, by which it is found again."""
+        """What the static check calls it."""
         return f"{self.kernel} {short(self.dtype)} {'-'.join(map(str, self.config))}"
 
 

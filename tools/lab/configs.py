@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -32,3 +32,15 @@ def write_entry(folders: Sequence[Path], header: dict, kernel: str, dtype: str, 
         content = {**content, **header, kernel: {**table, dtype: entries}}
         folder.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def withdraw(folders: Sequence[Path], device_name: str, of: tuple[str, str], is_wrong: Callable[[dict], bool]) -> None:
+    """Take the entries that are wrong, of a kernel and a dtype, out of the device's file in each folder."""
+    kernel, dtype = of
+    for folder in folders:
+        entries = read_entries(folder, device_name, kernel, dtype)
+        if any(map(is_wrong, entries)):
+            file = file_of(folder, device_name)
+            content = json.loads(file.read_text())
+            content[kernel][dtype] = [entry for entry in entries if not is_wrong(entry)]
+            file.write_text(json.dumps(content, indent=1) + "\n")

@@ -47,7 +47,7 @@ def tuned(content: dict) -> dict[str, list[dict]]:
     found: dict[str, list[dict]] = {}
     for record in content["stages"].get("tune", []):
         entry = record["value"] or {}
-        if "tile" in entry and entry["m"] == entry["k"]:
+        if "tile" in entry and "seconds" in entry and entry["m"] == entry["k"]:
             found.setdefault(record["key"].split()[1], []).append(entry)
     return {dtype: sorted(entries, key=lambda e: e["m"]) for dtype, entries in found.items()}
 
@@ -57,7 +57,8 @@ def share_of_ideal(content: dict) -> plt.Axes | None:
     rates, entries, axes = dense_rates(content), tuned(content), None
     for dtype in sorted(entries.keys() & rates.keys()):
         axes = axes or new_axes("Against the ideal", "side", "share of the ideal")
-        ideal = [entry["batch"] * entry["m"] ** 2 * entry["k"] / rates[dtype] for entry in entries[dtype]]
+        # Of squares two products are timed, b A + c A² and A B.
+        ideal = [2 * entry["count"] * entry["m"] ** 3 / rates[dtype] for entry in entries[dtype]]
         shares = [seconds / entry["seconds"] for seconds, entry in zip(ideal, entries[dtype])]
         axes.plot([entry["m"] for entry in entries[dtype]], shares, marker="o", label=f"symmetric product, {dtype}")
     measured = squares(content)

@@ -14,6 +14,9 @@ from tests.support.proofs import race
 
 loses_gpu = race.loses_gpu
 
+# Of what is timed in turns.
+ROUNDS, TINY_ROUNDS = 20, 2
+
 STAGES = ("environment", "prove", "tune", "measure")
 
 
@@ -40,6 +43,11 @@ class Lab:
     configs: tuple[Path, ...]  # folders that get the tuned configurations
     tiny: bool
     until: float = math.inf  # on the monotonic clock: when the stage is over
+
+    @property
+    def rounds(self) -> int:
+        """How often each of several works is timed."""
+        return TINY_ROUNDS if self.tiny else ROUNDS
 
 
 @dataclass(frozen=True)

@@ -23,46 +23,48 @@ class Sweep(NamedTuple):
     program: str
     share: int
     limit: float
-    # Of one that writes row by row and ends by itself; another one writes at its end.
-    options: tuple[str, ...] | None = None
+    options: tuple[str, ...] = ()
 
 
+OUT_OF_TIME = "out of time"
 # For stopping a sweep and reading what it has written.
 END_SECONDS = 5.0
-# Of its time that a sweep against peers is told to take: it loads the kernel before, and ends a case after.
+# Of its time that a sweep is told to take: it loads the kernel before, and ends a case after.
 TOLD = 0.7
 
 MODELS = ("gpt2-124m", "llama-1b", "moe-64")
 
-# Short ones first: what they leave is the others'.
-SWEEPS = (
-    Sweep("sweep_bookkeeping", 2, 60.0),
-    Sweep("sweep_symmetric_gemm", 2, 90.0),
+AGAINST_PEERS = (
     Sweep(
         "sweep_step", 4, 180.0,
-        ("--models", ",".join(MODELS), "--contestants", "torch.optim.Muon,AdamW,gram-newton-schulz"),
+        ("--models", ",".join(MODELS), "--contestants", "torch.optim.Muon,AdamW,timm,gram-newton-schulz"),
     ),
     Sweep(
         "sweep_orthogonalize", 4, 180.0,
         # Not torch.compile, which takes seconds for every shape.
         (
             "--shapes", "gpt2-124m,squares,moe-64",
-            "--contestants", "torch products,torch.optim.Muon,gram-newton-schulz,flash-muon,dion",
+            "--contestants", "torch products,torch.optim.Muon,timm,gram-newton-schulz,flash-muon,dion",
         ),
     ),
 )  # fmt: skip
 
+# Short ones first: what they leave is the others'.
+SWEEPS = (
+    Sweep("sweep_bookkeeping", 2, 60.0),
+    Sweep("sweep_symmetric_gemm", 2, 90.0),
+    Sweep("sweep_training_step", 2, 90.0),
+    *AGAINST_PEERS,
+)
+
 
 def items(lab: Lab) -> Iterator[Item]:
     """Yield the items of this stage."""
-    for sweep in SWEEPS:
-        if sweep.options is None:
-            yield item_of(lab, sweep)
     first, *others = MODELS
-    yield ways_of(lab, first)
     for sweep in SWEEPS:
-        if sweep.options is not None:
-            yield item_of(lab, sweep)
+        if sweep is AGAINST_PEERS[0]:
+            yield ways_of(lab, first)
+        yield item_of(lab, sweep)
     for model in others[: 0 if lab.tiny else None]:
         yield ways_of(lab, model)
 
@@ -84,23 +86,23 @@ def measure(lab: Lab, sweep: Sweep) -> dict:
         raise FailedError("there was no time left for it")
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", f"benchmarks.{sweep.program}", "--build", lab.variants]
-    command += ["--tiny"] if lab.tiny else sweep.options or ()
-    if sweep.options is None:
-        command += ["--json", file]
-    else:
-        command += ["--output", file, "--minutes", str(TOLD * seconds / 60)]
+    command += ["--tiny"] if lab.tiny else sweep.options
+    command += ["--output", file, "--minutes", str(TOLD * seconds / 60)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds)
     except subprocess.TimeoutExpired:
-        status, said = "out of time", ["it was stopped at the end of its time"]
+        status, said = OUT_OF_TIME, ["it was stopped at the end of its time"]
     else:
         print(done.stdout, done.stderr, sep="\n")
         status, said = f"status {done.returncode}", (done.stderr or done.stdout).strip().splitlines()
+    last = said[-1][:300] if said else "it said nothing"
     if not file.exists():
-        raise FailedError(f"{status}, no results; {said[-1][:300] if said else 'it said nothing'}")
-    content = json.loads(file.read_text())
+        raise FailedError(f"{status}, no results; {last}")
+    content = {"ended": status, **json.loads(file.read_text())}
     file.unlink()
-    return {"ended": status, **content}
+    if status not in ("status 0", OUT_OF_TIME):
+        raise FailedError(f"{status}; {last}", content)
+    return content
 
 
 def seconds_for(sweep: Sweep, left: float) -> float:

@@ -65,8 +65,12 @@ def explain_end(records: Records, stage: str, since: float, end: str) -> None:
 
 
 def run(stage: Stage, command: Sequence[str], told: str = "", **more: str) -> int | None:
-    """Run a program, with all that it starts, until it ends or the stage is over: return its status, or None."""
-    environment = {**os.environ, **more}
+    """Run a program, with all that it starts, until it ends or the stage is over: return its status, or None.
+
+    Its caches are the lab's: what the user's hold of this machine does not count, only what the lab has written.
+    """
+    caches = stage.log.parent.resolve() / "caches"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(caches), **more}
     if stage.order["tiny"]:
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"TRITON_INTERPRET": "1"} if told else {}
@@ -81,7 +85,10 @@ def run(stage: Stage, command: Sequence[str], told: str = "", **more: str) -> in
     except subprocess.TimeoutExpired:
         return None
     finally:
+        ended = process.poll() is not None
         kill(process)
+        for mark in () if ended else caches.rglob("*.trial"):  # the candidate that was being tried is not why
+            mark.unlink()
         log.close()
 
 

@@ -12,9 +12,7 @@ from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
 from benchmarks.step_rivals import MOMENTUM, SCALARS, find_rival, make_weights, step_of
 from benchmarks.timing import replayed, take_turns
 from tools.lab.items import Lab
-from tools.lab.racing import TINY_ROUNDS
 
-ROUNDS = 20
 TORCH_MUON, ADAMW = "torch.optim.Muon", "AdamW"
 
 
@@ -23,7 +21,7 @@ def compare_ways(lab: Lab, model: str) -> dict:
     works = ways(lab, TINY_MODEL if lab.tiny else MODELS[model])
     for work in works.values():
         work()  # makes state and compiles
-    times = take_turns(list(works.values()), lab.device, TINY_ROUNDS if lab.tiny else ROUNDS)
+    times = take_turns(list(works.values()), lab.device, lab.rounds)
     rows = [
         {"step of": name, "milliseconds": 1e3 * seconds, "spread": spread}
         for name, (seconds, spread) in zip(works, times)

@@ -1,24 +1,21 @@
 """Stage 3: the fastest configuration for each size, and where one way of computing overtakes another.
 
-Candidates passed the static check. They are timed as graphs that rotate through operands larger than the cache, and the
-fastest are proven before they are timed once more; a symmetric product that wins is proven at its own size, too. What
-was chosen before stays unless it is slower by more than both spreads.
+The package's own contest proves the candidates and times them as a step runs them, and torch's products beside them;
+here are more candidates than `warmup` tries, those that passed the static check. What wins goes into the device's file
+of configurations, which the package reads from then on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 
 import torch
-from torch import Tensor
 
 from benchmarks.machine import describe
-from benchmarks.timing import replayed, rotated, take_turns
-from tests.support.inside import steps_of
-from tests.support.small_polynomial import prove_small
-from tests.support.symmetric_products import PROVEN_SIZES, WrongResultError, check_product, normal, prove_product
+from benchmarks.shapes import MODELS, matrix_counts
+from benchmarks.timing import replayed, take_turns
 from tools.lab.candidates import (
     HALVES,
     PRODUCT,
@@ -34,30 +31,28 @@ from tools.lab.candidates import (
     small_launches,
     target,
 )
-from tools.lab.configs import read_entries, write_entry
+from tools.lab.configs import read_entries, withdraw, write_entry
 from tools.lab.items import FailedError, Item, Lab
-from tools.lab.racing import FINAL_ROUNDS, TINY_ROUNDS, Found, find_fastest
-
-EPS = 1e-7
 
 # (m, k) of the product, those of common layers first: the time may be over before the end.
 SIZES = (
     (1024, 1024), (2048, 2048), (4096, 4096), (768, 768), (512, 512), (768, 3072), (1024, 4096), (2048, 8192),
     (4096, 16384), (256, 256), (512, 2048), (3072, 3072), (128, 128), (8192, 8192), (1536, 1536), (1280, 5120),
 )  # fmt: skip
-TINY_SIZES = ((32, 48),)
+TINY_SIZES, TINY_RAGGED = ((32, 48), (32, 32)), (48, 16)
 
-# (m, n) of small matrices; how many of them are timed at once, and by which number the entry's gain is.
+# (m, n) of small matrices.
 SMALL_SIZES = ((64, 64), (128, 128), (128, 512), (64, 256), (32, 32), (16, 16), (128, 2048))
 TINY_SMALL_SIZES = ((16, 24),)
-SMALL_BATCHES, USUAL_BATCH = (1, 16, 64, 512), 64
 
 # (m, n) at which the standard and the Gram iteration are compared.
 ITERATED = tuple((m, ratio * m) for m in (512, 1024, 2048, 4096) for ratio in (1, 2, 4, 8) if ratio * m <= 16384)
 TINY_ITERATED = ((16, 48),)
 
-# A batch of products has about as many entries as one result of this side.
-BATCH_SIDE = 2048
+# Matrices of a size of which no named model has any: about as many as a model has layers, or heads.
+USUAL_COUNT, USUAL_SMALL_COUNT, TINY_COUNT = 24, 64, 2
+# That an item's race takes at most, once its candidates are compiled and proven.
+RACE_SECONDS = 20.0
 
 
 def items(lab: Lab) -> Iterator[Item]:
@@ -65,147 +60,125 @@ def items(lab: Lab) -> Iterator[Item]:
     yield Item(STATIC_CHECK, partial(examine, lab), 300.0)
     for m, k in TINY_SIZES if lab.tiny else SIZES:
         for dtype in HALVES[: 1 if lab.tiny else None]:
-            yield Item(f"{PRODUCT} {short(dtype)} {m}x{k}", partial(tune_product, lab, dtype, m, k), 90.0)
+            yield Item(f"{PRODUCT} {short(dtype)} {m}x{k}", partial(tune_product, lab, dtype, (m, k)), 90.0)
     for m, n in TINY_SMALL_SIZES if lab.tiny else SMALL_SIZES:
-        yield Item(f"{SMALL} float16 {m}x{n}", partial(tune_small, lab, m, n), 90.0)
+        yield Item(f"{SMALL} float16 {m}x{n}", partial(tune_small, lab, (m, n)), 90.0)
     for m, n in TINY_ITERATED if lab.tiny else ITERATED:
-        yield Item(f"methods float16 {m}x{n}", partial(compare_methods, lab, m, n))
+        yield Item(f"methods float16 {m}x{n}", partial(compare_methods, lab, (m, n)))
 
 
-def tune_product(lab: Lab, dtype: torch.dtype, m: int, k: int) -> dict:
-    """Return the entry for X Xᵀ of X (b, m, k), having written it to the files of configurations."""
-    X = drawn(lab, batch_of(lab, m), m, k).to(dtype)
-    copies, out, launch = rotated(X), X.new_empty(len(X), m, m), module(lab, PRODUCT).launch_symmetric_gemm
-
-    def calls(of: Launch) -> list[Callable]:
-        return [partial(launch, x, x.mT, None, out, (1.0, 0.0), of.config) for x in copies]
-
-    before = incumbent(lab, PRODUCT, dtype, m, k)
-    found = find_fastest(fit(lab, product_launches(lab, dtype)), before, calls, partial(proof, lab), lab.tiny)
-    out.fill_(torch.nan)
-    calls(found.winner.launch)[0]()
-    check_product(out, copies[0], copies[0].mT)
-    torchs = seconds_of(lab, [partial(torch.bmm, x, x.mT, out=out) for x in copies])
-    return written(lab, found, dtype, {"m": m, "k": k, **figures(found, torchs), "batch": len(X)})
+def tune_product(lab: Lab, dtype: torch.dtype, size: tuple[int, int]) -> dict:
+    """Return the entry for m x k matrices and their products, having written it to the files of configurations."""
+    return tune(lab, size, [incumbent(lab, PRODUCT, dtype, size), *product_launches(lab, dtype)])
 
 
-def tune_small(lab: Lab, m: int, n: int) -> dict:
-    """Return the entry for factors of G (b, m, n) in float16, with the batched iteration's time over the kernel's."""
+def tune_small(lab: Lab, size: tuple[int, int]) -> dict:
+    """Return the entry for the factors of m x n matrices in float16, having written it."""
+    side = lab.kernel.kernels.tuned.padded_side(size[0])
     dtype = torch.float16
-    schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
-    iteration = lab.kernel.iteration.choose_iteration(lab.device, dtype, (m, n), schedule)._replace(in_one_launch=False)
-    launch, steps = module(lab, SMALL).launch_small_polar, steps_of(iteration)
-    scaling = iteration.scale, EPS, dtype
-
-    def calls(of: Launch, copies: list[Tensor]) -> list[Callable]:
-        return [partial(launch, G, torch.empty_like(G, dtype=dtype), steps, scaling, of.config) for G in copies]
-
-    side = lab.kernel.kernels.tuned.padded_side(m)
-    usual, batches = (1, (1,)) if lab.tiny else (USUAL_BATCH, SMALL_BATCHES)
-    copies = rotated(drawn(lab, usual, m, n))
-    candidates = fit(lab, small_launches(lab, dtype, side))
-    before = incumbent(lab, SMALL, dtype, m, n)
-    found = find_fastest(candidates, before, partial(calls, copies=copies), partial(proof, lab), lab.tiny)
-    times: dict[str, tuple[float, float]] = {}
-    for batch in batches:
-        copies = rotated(drawn(lab, batch, m, n))
-        others = [partial(lab.kernel.polar.polar_factors, G, iteration, EPS) for G in copies]
-        times[str(batch)] = seconds_of(lab, calls(found.winner.launch, copies)), seconds_of(lab, others)
-    batched = times[str(usual)][1]
-    gains = {batch: round(theirs / ours, 4) for batch, (ours, theirs) in times.items()}
-    return written(lab, found, dtype, {"m": m, "k": n, **figures(found, batched), "gains": gains, "batch": usual})
+    return tune(lab, size, [incumbent(lab, SMALL, dtype, size), *small_launches(lab, dtype, side)])
 
 
-def compare_methods(lab: Lab, m: int, n: int) -> dict:
-    """Return the seconds of the standard and the Gram iteration in float16, and what `auto` takes."""
-    lab.kernel.kernels.measurements.shipped.cache_clear()  # gains were written since the kernel was loaded
-    X = drawn(lab, batch_of(lab, m), m, n)
-    schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
-    chosen = lab.kernel.iteration.choose_iteration(lab.device, torch.float16, (m, n), schedule)
-    methods = ("standard", "gram")
-    orthogonalize = partial(lab.kernel.orthogonalize, X, dtype=torch.float16)
-    works = [replayed([partial(orthogonalize, method=method)], X.device) for method in methods]
-    times = take_turns(works, X.device, TINY_ROUNDS if lab.tiny else FINAL_ROUNDS)
-    timed = {f"{method}_seconds": seconds for method, (seconds, _) in zip(methods, times)}
-    spreads = {f"{method}_spread": spread for method, (_, spread) in zip(methods, times)}
-    return {"m": m, "n": n, "batch": len(X), **timed, **spreads, "auto": str(chosen)}
+def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
+    """Return what wins among `launches`, of which the first is launched today; FailedError where some are wrong.
 
-
-def proof(lab: Lab, launch: Launch) -> str:
-    """Return what is wrong with a launch, which is proven once in a process."""
-    if launch not in PROVEN:
-        PROVEN[launch] = ""
-        try:
-            with lab.device:
-                prove(lab, launch)
-        except WrongResultError as found:
-            PROVEN[launch] = str(found)
-    return PROVEN[launch]
-
-
-PROVEN: dict[Launch, str] = {}
-
-
-def prove(lab: Lab, launch: Launch) -> None:
-    """Raise WrongResultError where a launch is wrong."""
-    if launch.kernel == SMALL:
-        start = module(lab, SMALL).launch_small_polar
-        return prove_small(lambda *given: start(*given, launch.config), launch.config.side, launch.dtype)
-    start = module(lab, PRODUCT).launch_symmetric_gemm
-    sizes = TINY_SIZES if lab.tiny else PROVEN_SIZES
-    return prove_product(lambda *given: start(*given, launch.config), launch.dtype, sizes)
-
-
-def drawn(lab: Lab, *shape: int) -> Tensor:
-    with lab.device:
-        return normal(*shape)
-
-
-def batch_of(lab: Lab, m: int) -> int:
-    return 2 if lab.tiny else max(1, min(32, BATCH_SIDE**2 // m**2))
-
-
-def seconds_of(lab: Lab, calls: list[Callable]) -> float:
-    """Return what one of the calls takes, in a graph of all of them."""
-    work = replayed(calls, lab.device)
-    return take_turns([work], lab.device, TINY_ROUNDS if lab.tiny else FINAL_ROUNDS)[0][0] / len(calls)
-
-
-def written(lab: Lab, found: Found, dtype: torch.dtype, entry: dict) -> dict:
-    """Return an entry, having written it; FailedError, with the entry, where faster ones were wrong."""
-    write_entry(lab.configs, header(lab), found.winner.launch.kernel, short(dtype), entry)
-    if found.wrong:
-        raise FailedError("; ".join(f"{key}: {problem}" for key, problem in found.wrong.items()), entry)
+    These are left out from then on, and entries that name them are withdrawn.
+    """
+    tuning, kernel, dtype = lab.kernel.tuning, launches[0].kernel, launches[0].dtype
+    configs = [launch.config for launch in fit(lab, dict.fromkeys(launches))]
+    if not configs:
+        raise FailedError("the static check has refused every candidate")
+    need = lab.kernel.kernels.measurement_file.Need(kernel, short(dtype), *size)
+    task = tuning.contest.Task(need, lab.device, count_of(lab, kernel, size))
+    clock, seconds = tuning.race.Clock(lab.device), 0.0 if lab.tiny else RACE_SECONDS
+    contest = tuning.gpu_contest.gpu_contest(task, configs, TINY_RAGGED if lab.tiny else None)
+    finding = tuning.tune.compete(task, contest, clock, seconds)
+    leave_out(lab, finding)
+    if finding.entry is None:
+        raise FailedError(finding.said)
+    entry = {**finding.entry, "candidates": len(finding.times)}
+    if tuning.gpu_contest.TORCH in finding.times:
+        entry["other_seconds"] = finding.times[tuning.gpu_contest.TORCH].seconds
+    write_entry(lab.configs, header(lab), kernel, short(dtype), entry)
+    read_again(lab)
+    if finding.failed:
+        raise FailedError("; ".join(f"{name}: {why}" for name, why in finding.failed.items()), entry)
     return entry
 
 
-def figures(found: Found, others: float) -> dict:
-    """Return the fields that an entry has for every kernel; `gain` is the time of the `others` over the winner's."""
-    winner, second = found.winner, found.second
-    return {
-        **winner.launch.config._asdict(),
-        "gain": round(others / winner.seconds, 4),
-        "seconds": winner.seconds,
-        "spread": round(winner.spread, 4),
-        "other_seconds": others,
-        "margin": round(second.seconds / winner.seconds - 1, 4),
-        "candidates": found.count,
-    }
+def leave_out(lab: Lab, finding) -> None:
+    """Keep which candidates are wrong in the lab's caches, and withdraw entries of them."""
+    measurements, need = lab.kernel.kernels.measurements, finding.task.need
+    if finding.failed:
+        key = lab.kernel.kernels.machine.key_of(lab.device)
+        wrong = lab.kernel.tuning.tune.wrong_of(finding)
+        measurements.keep(key, lab.kernel.kernels.measurement_file.Table({}, wrong))
+        device = describe(lab.kernel, lab.device)["device"]
+        withdraw(
+            lab.configs,
+            device,
+            (need.kernel, need.dtype),
+            lambda entry: measurements.candidate_name(entry, need.kernel) in finding.failed,
+        )
 
 
-def incumbent(lab: Lab, kernel: str, dtype: torch.dtype, m: int, k: int) -> Launch:
-    """Return the launch that is chosen for this size today: that of the entry of this size, or the safe one."""
+def read_again(lab: Lab) -> None:
+    """Let the package read the file of configurations, which was written since it did."""
+    lab.kernel.kernels.measurements.shipped.cache_clear()
+
+
+def compare_methods(lab: Lab, size: tuple[int, int]) -> dict:
+    """Return the seconds of the standard and the Gram iteration in float16, and what `auto` takes."""
+    read_again(lab)
+    schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
+    chosen = lab.kernel.iteration.choose_iteration(lab.device, torch.float16, size, schedule)
+    together = lab.kernel.polar.matrices_together(lab.device, size, chosen)
+    X = lab.kernel.tuning.contest.drawn(lab.device, min(count_of(lab, PRODUCT, size), together), *size)
+    methods = ("standard", "gram")
+    orthogonalize = partial(lab.kernel.orthogonalize, X, dtype=torch.float16)
+    works = [replayed([partial(orthogonalize, method=method)], X.device) for method in methods]
+    times = take_turns(works, X.device, lab.rounds)
+    timed = {f"{method}_seconds": seconds for method, (seconds, _) in zip(methods, times)}
+    spreads = {f"{method}_spread": spread for method, (_, spread) in zip(methods, times)}
+    return {"m": size[0], "n": size[1], "batch": len(X), **timed, **spreads, "auto": str(chosen)}
+
+
+def count_of(lab: Lab, kernel: str, size: tuple[int, int]) -> int:
+    """Return how many matrices a step has of a size: the most that a named model has, or as many as are usual."""
+    if lab.tiny:
+        return TINY_COUNT
+    usual = USUAL_SMALL_COUNT if kernel == SMALL else USUAL_COUNT
+    return max((counts.get(size, 0) for counts in counts_of_models()), default=0) or usual
+
+
+@cache
+def counts_of_models() -> list[dict[tuple[int, int], int]]:
+    """Return how many matrices of each size, the short side first, each named model has."""
+    counted = []
+    for parameters in MODELS.values():
+        sizes: dict[tuple[int, int], int] = {}
+        for shape, count in matrix_counts(parameters).items():
+            size = min(shape), max(shape)
+            sizes[size] = sizes.get(size, 0) + count
+        counted.append(sizes)
+    return counted
+
+
+def incumbent(lab: Lab, kernel: str, dtype: torch.dtype, size: tuple[int, int]) -> Launch:
+    """Return the launch that is chosen for this size today: that of the nearest entry in the file, or the safe one."""
     tuned = lab.kernel.kernels.tuned
     kind = tuned.Config if kernel == PRODUCT else tuned.SmallConfig
-    for entry in read_entries(lab.configs[0], describe(lab.kernel, lab.device)["device"], kernel, short(dtype)):
-        if (entry["m"], entry["k"]) == (m, k):
-            return Launch(kernel, dtype, kind(*(entry[field] for field in kind._fields)))
+    listed = read_entries(lab.configs[0], describe(lab.kernel, lab.device)["device"], kernel, short(dtype))
+    entries = [(e["m"], e["k"], e) for e in listed]
+    nearest = lab.kernel.kernels.measurements.nearest_of(entries, *size)
+    if nearest is not None and (kernel == PRODUCT or nearest["side"] == tuned.padded_side(size[0])):
+        return Launch(kernel, dtype, kind(*(nearest[field] for field in kind._fields)))
     if kernel == SMALL:
-        return Launch(kernel, dtype, tuned.safe_small_config(target(lab), dtype, m))
+        return Launch(kernel, dtype, tuned.safe_small_config(target(lab), dtype, size[0]))
     if lab.tiny:
         return product_launches(lab, dtype)[0]
     descriptors = module(lab, PRODUCT).reads_descriptors(lab.device)
-    return Launch(kernel, dtype, tuned.safe_config(target(lab), dtype, m, descriptors, True))
+    return Launch(kernel, dtype, tuned.safe_config(target(lab), dtype, size[0], descriptors, True))
 
 
 def likeness(lab: Lab) -> dict:

@@ -55,7 +55,8 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
         "Bookkeeping of a step",
         (
             Column("operation", lambda r: r["operation"]),
-            Column("matrices", lambda r: r["case"]),
+            # Files of sweeps that wrote all rows at their end have the matrices under "case".
+            Column("matrices", lambda r: r.get("matrices", r["case"])),
             Column("dtypes", lambda r: r["dtypes"]),
             Column("ms", lambda r: f"{1e3 * r['seconds']:.3f} ±{r['spread']:.0%}"),
             Column("GB/s", lambda r: f"{r['bytes'] / r['seconds'] / 1e9:.1f}"),
@@ -81,6 +82,18 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
             Column("step, ms (quartiles)", lambda r: quartile_words(r.get("host_milliseconds"))),
             Column("wanted, ms", lambda r: words(r.get("target_milliseconds"))),
             *(Column(key, lambda r, key=key: words(r.get(key))) for key in ("chunks", "messages", "parts", "blocks")),
+        ),
+    ),
+    ("step_milliseconds", "share", "contestant"): (
+        "The optimizer's share of a training step",
+        (
+            Column("model", lambda r: r["model"]),
+            Column("optimizer", lambda r: r["contestant"]),
+            Column(
+                "forward + backward, ms (quartiles)", lambda r: quartile_words(r.get("forward_backward_milliseconds"))
+            ),
+            Column("step, ms (quartiles)", lambda r: quartile_words(r.get("step_milliseconds"))),
+            Column("share (quartiles)", lambda r: quartile_words(r["share"]) if "share" in r else r["status"]),
         ),
     ),
     ("tera_flops", "gain", "torch_seconds", "problems"): (
@@ -109,9 +122,11 @@ def sweep_tables(content: dict, name: str = "Results") -> Iterator[Table]:
     if any("contestants" in row for row in rows):
         yield contest_table(rows, name)
         return
+    measured = [row for row in rows if row.get("status") != "unmeasured"]
     for keys, (title, columns) in KINDS.items():
-        if all(key in rows[0] for key in keys):
-            shown = [tuple(column.show(row) for column in columns) for row in rows]
+        if measured and all(key in measured[0] for key in keys):
+            shown = [tuple(column.show(row) for column in columns) for row in measured]
+            title += f", {len(rows) - len(measured)} of {len(rows)} unmeasured" if len(measured) < len(rows) else ""
             yield Table(title, tuple(column.heading for column in columns), shown)
             return
     plain = [key for key, value in rows[0].items() if not isinstance(value, dict)]
@@ -201,7 +216,7 @@ def tuned_tables(records: Sequence[dict]) -> Iterator[Table]:
         elif "gain" in record["value"]:
             launches.append(launch_row(record["key"], record["value"]))
     if launches:
-        headings = ("kernel", "dtype", "batch x m x k", "configuration", "us", "others' us", "others / ours", "margin")
+        headings = ("kernel", "dtype", "batch x m x k", "configuration", "us", "torch us", "torch / ours", "candidates")
         yield Table("Tuned configurations", headings, launches)
     if methods:
         headings = ("batch x m x n", "standard us", "Gram us", "standard / Gram", "auto takes")
@@ -213,12 +228,9 @@ def launch_row(key: str, entry: dict) -> tuple[str, ...]:
     fields = ("tile", "tile_k", "group", "side", "width", "depth", "warps", "stages")
     config = " ".join(f"{field} {entry[field]}" for field in fields if field in entry)
     kernel, dtype, _ = key.split()
-    sizes = words([entry["batch"], entry["m"], entry["k"]])
-    ratio = f"{entry['gain']:.2f}"
-    if "gains" in entry:
-        ratio = ", ".join(f"{gain:.2f} of {batch}" for batch, gain in entry["gains"].items())
+    sizes = words([entry["count"], entry["m"], entry["k"]])
     times = micro(entry, ""), micro(entry, "other_")
-    return kernel, dtype, sizes, config, *times, ratio, f"{entry['margin']:.1%}"
+    return kernel, dtype, sizes, config, *times, f"{entry['gain']:.2f}", words(entry["candidates"])
 
 
 def method_row(found: dict) -> tuple[str, ...]:

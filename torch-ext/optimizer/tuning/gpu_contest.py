@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -26,11 +26,13 @@ _BELOW_ONE = 0.999
 # No tile divides these, so that tiles at the edges are cut; multiples of 16, as measured sizes are.
 RAGGED = (272, 208)
 
+AnyConfig = Union[Config, SmallConfig]
+
 
 class _Ways(NamedTuple):
     """What a contest is made of: configurations, what each is proven and timed by, and how torch does it."""
 
-    configs: list[Union[Config, SmallConfig]]
+    configs: Sequence[AnyConfig]
     prove: Callable[[Any], None]
     run: Callable[[Any], object]
     torchs: Callable[[], object]
@@ -38,9 +40,17 @@ class _Ways(NamedTuple):
     count: int
 
 
-def gpu_contest(task: Task) -> Contest:
-    """Return the contest of a task on a GPU."""
-    ways = _small_ways(task) if task.need.kernel == "small_polar" else _product_ways(task)
+def gpu_contest(
+    task: Task, configs: Optional[Sequence[AnyConfig]] = None, ragged: Optional[tuple[int, int]] = None
+) -> Contest:
+    """Return the contest of a task on a GPU, among `configs`, first what is launched today; None: those of the package.
+
+    A product is proven in the size `ragged`, too, where tiles are cut; None: RAGGED.
+    """
+    if task.need.kernel == "small_polar":
+        ways = _small_ways(task, configs)
+    else:
+        ways = _product_ways(task, configs, ragged or RAGGED)
     made = {TORCH: Candidate(_nothing, ways.torchs, "torch's products")}
     for config in ways.configs:
         name = "-".join(map(str, config))
@@ -69,7 +79,7 @@ def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> 
     }
 
 
-def _product_ways(task: Task) -> _Ways:
+def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tuple[int, int]) -> _Ways:
     """X Xᵀ of long matrices; of square ones what an iteration multiplies, b A + c A² and A B."""
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
     count = max(
@@ -94,13 +104,13 @@ def _product_ways(task: Task) -> _Ways:
         else:
             BATCHED.commuting(X, BATCHED.gram_affine(X, scalars[1], scalars[0]))
 
-    configs = product_configs(device, dtype, m)
-    prove = partial(_prove_product, X.new_empty(0), (m, k))
+    configs = product_configs(device, dtype, m) if configs is None else configs
+    prove = partial(_prove_product, X.new_empty(0), (ragged, (m, k)))
     return _Ways(configs, prove, run, torchs, symmetric_choice(device, dtype, m, k), count)
 
 
-def _prove_product(like: Tensor, size: tuple[int, int], config: Config) -> None:
-    """Raise WrongResultError unless a configuration is right in this size, and where tiles are cut."""
+def _prove_product(like: Tensor, sizes: Sequence[tuple[int, int]], config: Config) -> None:
+    """Raise WrongResultError unless a configuration is right in these sizes."""
     launch = symmetric_gemm.launch_symmetric_gemm
 
     def compute(A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
@@ -109,11 +119,11 @@ def _prove_product(like: Tensor, size: tuple[int, int], config: Config) -> None:
             launch(A, B, D, C, scalars, config)
         return C
 
-    for each in (RAGGED, size):
-        prove_launch(compute, like, each)
+    for size in sizes:
+        prove_launch(compute, like, size)
 
 
-def _small_ways(task: Task) -> _Ways:
+def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
     device, dtype, size = task.device, getattr(torch, task.need.dtype), task.need[2:]
     iteration = _iteration(device, dtype, size)._replace(in_one_launch=False)
     G = drawn(device, task.count, *size)
@@ -133,7 +143,7 @@ def _small_ways(task: Task) -> _Ways:
 
         prove_small(start, G.new_empty(0, dtype=dtype), size, config.side)
 
-    configs = small_configs(device, dtype, size[0])
+    configs = small_configs(device, dtype, size[0]) if configs is None else configs
     torchs = partial(polar_factors, G, iteration, EPS)
     return _Ways(configs, prove, run, torchs, small_choice(device, dtype, *size), len(G))
 

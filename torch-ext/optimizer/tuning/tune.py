@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Callable, ContextManager, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -19,19 +20,20 @@ from .contest import Contest, Task, cpu_contest, tasks_of
 from .gpu_contest import gpu_contest
 from .progress import Line, Progress
 from .proof import WrongResultError
-from .race import Clock, LostGpuError, decide, described, lacks_memory, loses_gpu, race
+from .race import Clock, LostGpuError, Timed, decide, described, lacks_memory, loses_gpu, race
 
 # What a call does, when it is its turn; it returns what was done, in words.
 Stage = Callable[[], str]
 
 
 class Finding(NamedTuple):
-    """What came of a task: the entry, None where its time was over; and the candidates that are wrong, and why."""
+    """What came of a task: the entry, None where its time was over; which candidates are wrong, and why; all times."""
 
     task: Task
     entry: Optional[Mapping[str, Any]]
     failed: Mapping[str, str]
     said: str
+    times: Mapping[str, Timed] = MappingProxyType({})
 
 
 class Tuner:
@@ -51,16 +53,14 @@ class Tuner:
         if left <= 0:
             return self.leave(task)
         try:
-            with torch.no_grad(), without_autocast(task.device.type):
-                finding = _measured(task, clock, left / (waiting + 1))
+            finding = compete(task, contest_of(task), clock, left / (waiting + 1))
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
             return self.leave(task, "what is free of the memory is too small")
         found = {task.need: finding.entry} if finding.entry is not None else {}
-        wrong = {(task.need.kernel, task.need.dtype): dict(finding.failed)} if finding.failed else {}
-        if found or wrong:
-            keep(key_of(task.device), Table(found, wrong))
+        if found or finding.failed:
+            keep(key_of(task.device), Table(found, wrong_of(finding)))
         return self._noted(finding)
 
     def leave(self, task: Task, why: str = "the time is over") -> Finding:
@@ -88,6 +88,12 @@ class Tuner:
         parts = [f"measured {len(measured)} products: {ours} ours, {len(measured) - ours} torch's"]
         parts += [f"{left} left to their default"] if left else []
         return ", ".join([*parts, f"failed their proof: {', '.join(wrong)}" if wrong else "none failed"])
+
+
+def wrong_of(finding: Finding) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the candidates that are wrong as a table has them."""
+    need = finding.task.need
+    return {(need.kernel, need.dtype): dict(finding.failed)} if finding.failed else {}
 
 
 def is_ours(finding: Finding) -> bool:
@@ -161,9 +167,14 @@ def contest_of(task: Task) -> Contest:
     return cpu_contest(task) if task.need.kernel == "cpu_products" else gpu_contest(task)
 
 
-def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
-    """Return what comes of a task, in about so many seconds."""
-    contest, key = contest_of(task), key_of(task.device)
+@torch.no_grad()
+def compete(task: Task, contest: Contest, clock: Clock, seconds: float) -> Finding:
+    """Prove the candidates of a contest, race those that are right for about so many seconds, and return what comes.
+
+    What has failed on this machine before takes no part. Nothing is kept but a candidate that made the GPU unusable,
+    for which RuntimeError is raised.
+    """
+    key = key_of(task.device)
     known = failed(key, task.need.kernel, task.need.dtype)
     asked = [name for name in contest.candidates if name not in known]
 
@@ -171,9 +182,10 @@ def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
         return nullcontext() if name == contest.rival else trial(key, task.need, name)
 
     try:
-        wrong, dropped = _proven({name: contest.candidates[name].prove for name in asked}, around)
-        runs = {name: contest.candidates[name].run for name in asked if name not in {**wrong, **dropped}}
-        times, more = race(runs, clock, seconds, around)
+        with without_autocast(task.device.type):
+            wrong, dropped = _proven({name: contest.candidates[name].prove for name in asked}, around)
+            runs = {name: contest.candidates[name].run for name in asked if name not in {**wrong, **dropped}}
+            times, more = race(runs, clock, seconds, around)
     except LostGpuError as lost:
         keep(key, Table({}, {(task.need.kernel, task.need.dtype): {lost.name: lost.why}}))
         raise RuntimeError(
@@ -190,7 +202,7 @@ def _measured(task: Task, clock: Clock, seconds: float) -> Finding:
         told[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
     told += [f"{name} failed its proof: {why}" for name, why in wrong.items()]
     told += [f"{name} is left out: {why}" for name, why in dropped.items()]
-    return Finding(task, contest.entry(winner, times), wrong, "; ".join(told))
+    return Finding(task, contest.entry(winner, times), wrong, "; ".join(told), times)
 
 
 def _proven(

@@ -1,0 +1,208 @@
+"""Time whole training steps of a small transformer: how much of one is the optimizer's, forward and backward included.
+
+    python -m benchmarks.sweep_training_step [--build DIR] [--device cpu] [--models decoder-4m] [--contestants NAME,...]
+        [--peers DIR] [--minutes N] [--output FILE] [--tiny]
+
+The model is a decoder of random weights over random tokens, its parameters float32; on a GPU it computes under
+autocast to bfloat16. Each contestant trains a copy. All take turns: first forward and backward, then the optimizer's
+step. The share is the step's time over that of both, in the same round, given as quartiles over the rounds. Nothing is
+compiled: forward and backward of a compiled model take less, and the optimizer's share is larger.
+
+Results are written after every model, and a second run with the same `--output` goes on where the first one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks import peers
+from benchmarks.result_file import ResultFile, facts
+from benchmarks.step_rivals import ADAMW, NAMES, OURS, SETTINGS, Weights, find_rival, step_of
+from benchmarks.sweep_options import TINY_ROUNDS, chosen, chosen_contestants, make_parser, path_of, prepare
+from benchmarks.timing import Deadline, quartiles, run_rounds
+
+TRAINED = (OURS, "torch.optim.Muon", ADAMW)
+ROUNDS = {"cuda": 20, "cpu": 9}
+BACK_AND_FORTH, STEP = "forward and backward", "step"
+
+
+class Size(NamedTuple):
+    """A decoder and what it is trained on at once: `batch` sequences of `length` tokens."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    batch: int
+    length: int
+
+
+MODELS = {
+    "decoder-4m": Size(4, 256, 4, 4096, 4, 128),
+    "decoder-124m": Size(12, 768, 12, 50304, 8, 1024),
+    "decoder-350m": Size(24, 1024, 16, 50304, 8, 1024),
+}
+TINY_MODEL = Size(2, 32, 2, 64, 2, 16)
+DEFAULT = {"cuda": ("decoder-124m", "decoder-350m"), "cpu": ("decoder-4m",)}
+
+
+class Bench(NamedTuple):
+    """What stays the same for all models of a run."""
+
+    kernel: ModuleType
+    device: torch.device
+    contestants: tuple[str, ...]
+    rounds: int
+
+
+class Block(nn.Module):
+    """Attention to what came before, and a perceptron, each after a norm and added to its input."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.attend, self.project = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.widen, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, length, width)."""
+        q, k, v = self.attend(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.project(attended.transpose(1, 2).flatten(2))
+        return x + self.narrow(functional.gelu(self.widen(self.norms[1](x))))
+
+
+class Decoder(nn.Module):
+    """Token and position embeddings, blocks, and a head."""
+
+    def __init__(self, size: Size):
+        super().__init__()
+        self.tokens, self.positions = (nn.Embedding(n, size.width) for n in (size.vocabulary, size.length))
+        self.blocks = nn.Sequential(*(Block(size.width, size.heads) for _ in range(size.layers)))
+        self.norm, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, size.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the scores (batch, length, vocabulary) of the token after each."""
+        places = torch.arange(tokens.size(1), device=tokens.device)
+        return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(places))))
+
+    def weights(self) -> Weights:
+        """Return the blocks' matrices, and what goes to AdamW."""
+        matrices = [p for p in self.blocks.parameters() if p.ndim == 2]
+        known = {id(p) for p in matrices}
+        return Weights(matrices, [p for p in self.parameters() if id(p) not in known])
+
+
+class Training(NamedTuple):
+    """The halves of a contestant's training step, of which the first returns the loss, and what they train."""
+
+    back_and_forth: Callable[[], Tensor]
+    step: Callable[[], None]
+    weights: Weights
+
+
+def make_training(name: str, size: Size, bench: Bench) -> Training:
+    """Return the training of a fresh copy of the model by the contestant called `name`, after a first step."""
+    torch.manual_seed(0)
+    with bench.device:
+        model = Decoder(size)
+        tokens = torch.randint(size.vocabulary, (size.batch, size.length + 1))
+    weights = model.weights()
+    step = step_of(find_rival(name, bench.kernel, bench.device).build(weights))
+
+    def back_and_forth() -> Tensor:
+        model.zero_grad()
+        with torch.autocast(bench.device.type, torch.bfloat16, enabled=bench.device.type == "cuda"):
+            scores = model(tokens[:, :-1])
+            loss = functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        return loss.detach()
+
+    training = Training(back_and_forth, step, weights)
+    training.back_and_forth()
+    training.step()
+    return training
+
+
+def measure(model: str, size: Size, bench: Bench, deadline: Deadline) -> Iterator[tuple[str, dict]]:
+    """Yield each contestant and its row; that of one which cannot take part has a mark as its status."""
+    trainings, marks = peers.admit(bench.contestants, OURS, lambda name: make_training(name, size, bench))
+    works = {}
+    for name, training in trainings.items():
+        works |= {f"{name} {BACK_AND_FORTH}": training.back_and_forth, f"{name} {STEP}": training.step}
+    times = run_rounds(works, bench.device, bench.rounds, deadline)
+    for name, training in trainings.items():
+        before, steps = times[f"{name} {BACK_AND_FORTH}"], times[f"{name} {STEP}"]
+        yield (
+            name,
+            {
+                "model": model,
+                "contestant": name,
+                "parameters": sum(p.numel() for p in (*training.weights.matrices, *training.weights.rest)),
+                "tokens": size.batch * size.length,
+                "forward_backward_milliseconds": [1e3 * t for t in quartiles(before)],
+                "step_milliseconds": [1e3 * t for t in quartiles(steps)],
+                "share": shares(before, steps),
+                "rounds": len(steps),
+            },
+        )
+    for name, mark in marks.items():
+        yield name, {"status": mark, "model": model, "contestant": name}
+
+
+def shares(before: Sequence[float], steps: Sequence[float]) -> list[float]:
+    """Return the quartiles over rounds of the step's time over that of the whole."""
+    return list(quartiles([step / (step + other) for other, step in zip(before, steps)]))
+
+
+def key_of(model: str, name: str) -> str:
+    return f"{model}, {name}"
+
+
+def report(rows: list[dict]) -> Table:
+    table = Table("model", "optimizer", title="A training step (quartiles)")
+    for heading in "forward + backward, ms", "optimizer, ms", "optimizer's share":
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if "share" not in row:
+            table.add_row(row["case"], "", row["status"])
+            continue
+        cells = [
+            "{1:.2f} ({0:.2f}-{2:.2f})".format(*row[f"{part}_milliseconds"]) for part in ("forward_backward", "step")
+        ]
+        table.add_row(row["model"], row["contestant"], *cells, "{1:.1%} ({0:.1%}-{2:.1%})".format(*row["share"]))
+    return table
+
+
+def main() -> None:
+    parser = make_parser("Time the optimizer's share of a training step.", NAMES)
+    parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
+    arguments = parser.parse_args()
+    kernel, device = prepare(arguments)
+    contestants = chosen_contestants(arguments.contestants, NAMES, TRAINED)
+    bench = Bench(kernel, device, contestants, TINY_ROUNDS if arguments.tiny else ROUNDS[device.type])
+    names = chosen(arguments.models, list(MODELS), DEFAULT[device.type], "models")
+    models = {"tiny": TINY_MODEL} if arguments.tiny else {name: MODELS[name] for name in names}
+    keys = [key_of(model, name) for model in models for name in contestants]
+    settings = {"settings": SETTINGS, "rounds": bench.rounds, "peers": peers.versions()}
+    settings |= {"sizes": {name: size._asdict() for name, size in models.items()}}
+    results = ResultFile(path_of("training-step", device, arguments), facts(kernel, device, settings), keys)
+    deadline = Deadline(arguments.minutes)
+    for model, size in models.items():
+        if not results.is_measured(key_of(model, OURS)) and not deadline.passed():
+            for name, row in measure(model, size, bench, deadline):
+                results.put(key_of(model, name), row)
+    Console(width=None if Console().is_terminal else 140).print(report(list(results.rows.values())))
+
+
+if __name__ == "__main__":
+    main()
