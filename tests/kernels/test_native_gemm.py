@@ -5,9 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-import os
-import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -222,27 +219,6 @@ def test_products_in_two_threads_of_a_program_keep_their_bits(gemm):
     with ThreadPoolExecutor(2) as two:
         results = list(two.map(lambda _: gemm(A, B), range(40)))
     assert all(torch.equal(result, expected) for result in results)
-
-
-@pytest.mark.kernels_ci
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_process_has_threads_of_its_own(native, instructions, threads):
-    """The child calls nothing else that has threads: torch's own are not in it, and would be waited for."""
-    threads(2)
-    A, B, C, expected = random(4, 200, 300), random(4, 300, 250, seed=1), random(4, 200, 250), random(4, 200, 250)
-    native.gemm_(expected, A, B, None, 1.0, 0.0, False, instructions)
-    wanted = bytes(expected.untyped_storage())
-    child = os.fork()
-    if child == 0:
-        native.gemm_(C, A, B, None, 1.0, 0.0, False, instructions)
-        os._exit(0 if bytes(C.untyped_storage()) == wanted else 1)
-    end = time.monotonic() + 30
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
-        time.sleep(0.01)
-    if ended == (0, 0):
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert ended == (child, 0), "it hangs, or has other bits"
 
 
 @pytest.fixture

@@ -136,21 +136,3 @@ def test_the_operations_keep_torchs_rules_for_operators(native):
     utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"
     torch.library.opcheck(native.frobenius_norm_.default, (NORMS.clone(), X), test_utils=utilities)
     torch.library.opcheck(native.normalize_.default, (X.clone(), X, NORMS, EPS, SCALE), test_utils=utilities)
-
-
-def test_threads_take_small_numbers_for_what_their_caller_does(native, threads):
-    """Whether these are zero is a setting of each thread, and which of them gets what is chance."""
-    threads(2)
-    X = torch.full((8, 300, 700), 1e-41)
-    norms = torch.empty(8, dtype=torch.float64)
-    native.frobenius_norm_(norms, X)  # with which threads begin
-    kept = torch.ones(X.shape)
-    try:
-        assert torch.set_flush_denormal(True)
-        for _ in range(20):
-            momentum = [torch.ones(300, 700) for _ in range(8)]
-            native.momentum_pack_(momentum, list(X), kept.zero_(), 0.0, False)
-            assert len({bool(m.count_nonzero()) for m in momentum}) == 1
-            assert all(torch.equal(m == 0, (momentum[0] == 0)) for m in momentum)
-    finally:
-        torch.set_flush_denormal(False)

@@ -27,8 +27,9 @@ class Started:
     def __init__(self, source, metadata):
         self.kernel = source.hash(), metadata.num_warps, metadata.num_stages
 
-    def __call__(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments):
-        self.log.append((self.kernel, (x, y, z), stream, tuple(map(shown, arguments))))
+    def __call__(self, *given):
+        """Take what Triton's launchers do: three sizes of the grid, a stream, five that are the kernel's, arguments."""
+        self.log.append((self.kernel, given[:3], given[3], tuple(map(shown, given[9:]))))
 
 
 class Driver(compiled.AbsentGPU):

@@ -1,0 +1,67 @@
+"""The library's own threads: they are a process's own, and compute as the thread that calls them does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture(scope="session")
+def native(kernel):
+    return kernel.kernels.native
+
+
+@pytest.fixture
+def threads():
+    """`torch.set_num_threads`, undone at the end."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_has_threads_of_its_own(native, threads):
+    """The child calls nothing else that has threads: torch's own are not in it, and would be waited for."""
+    threads(2)
+    A, B, C, expected = random(4, 200, 300), random(4, 300, 250, seed=1), random(4, 200, 250), random(4, 200, 250)
+    native.gemm_(expected, A, B, None, 1.0, 0.0, False, native.gemm_instructions())
+    wanted = bytes(expected.untyped_storage())
+    child = os.fork()
+    if child == 0:
+        native.gemm_(C, A, B, None, 1.0, 0.0, False, native.gemm_instructions())
+        os._exit(0 if bytes(C.untyped_storage()) == wanted else 1)
+    end = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0), "it hangs, or has other bits"
+
+
+def test_threads_take_small_numbers_for_what_their_caller_does(native, threads):
+    """Whether these are zero is a setting of each thread, and which of them gets what is chance."""
+    threads(2)
+    X = torch.full((8, 300, 700), 1e-41)
+    norms = torch.empty(8, dtype=torch.float64)
+    native.frobenius_norm_(norms, X)  # with which threads begin
+    kept = torch.ones(X.shape)
+    try:
+        assert torch.set_flush_denormal(True)
+        for _ in range(20):
+            momentum = [torch.ones(300, 700) for _ in range(8)]
+            native.momentum_pack_(momentum, list(X), kept.zero_(), 0.0, False)
+            assert len({bool(m.count_nonzero()) for m in momentum}) == 1
+            assert all(torch.equal(m == 0, (momentum[0] == 0)) for m in momentum)
+    finally:
+        torch.set_flush_denormal(False)
