@@ -114,7 +114,7 @@ def with_parts(products, largest):
         gram_affine=lambda A, b, c: noted(products.gram_affine(A, b, c), A, A),
         commuting=lambda A, B: noted(products.commuting(A, B), A, B),
         conjugated=lambda A, B: noted(products.conjugated(A, B), B @ A, A, B),
-        affine=lambda B, X, a: noted(products.affine(B, X, a), B, X),
+        affine=lambda B, X, a, out=None: noted(products.affine(B, X, a, out), B, X),
     )
 
 
