@@ -42,7 +42,7 @@ def test_the_page_of_results_shows_the_host_time(results):
     (table,) = sweep_tables({"results": [measured, {"case": "another", "status": "unmeasured"}]})
     per_100 = f"{measured['host_milliseconds_per_100_matrices']:.4g}"
     assert table.rows[0][2:] == (per_100, "1.00 (1.00-1.00)")
-    assert table.rows[1] == ("another", "", "", "")
+    assert len(table.rows) == 1 and table.title.endswith("1 of 2 unmeasured")
 
 
 def test_a_step_in_one_process_takes_time(variant):

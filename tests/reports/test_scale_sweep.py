@@ -35,7 +35,7 @@ def test_the_page_of_results_shows_targets(results):
     measured = results["results"][0]
     (table,) = sweep_tables({"results": [measured, {"case": "another", "status": "unmeasured"}]})
     assert table.rows[0][1] == f"{measured['plan_seconds']:.2f} of 2" and table.rows[0][2].endswith(" of 200")
-    assert table.rows[1] == ("another", *[""] * (len(table.headings) - 1))
+    assert len(table.rows) == 1 and table.title.endswith("1 of 2 unmeasured")
 
 
 def test_targets_stand_for_the_models_that_have_one():

@@ -73,6 +73,25 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
             Column("over the first", lambda r: quartile_words(r.get("over_first"))),
         ),
     ),
+    ("microseconds",): (
+        "Host time of a launch",
+        (Column("product", lambda r: r["case"]), Column("µs (quartiles)", lambda r: quartile_words(r["microseconds"]))),
+    ),
+    ("milliseconds", "batches"): (
+        "Host time of a model's step, launches included",
+        (
+            *(Column(key, lambda r, key=key: words(r[key])) for key in ("case", "matrices", "batches")),
+            Column("ms (quartiles)", lambda r: quartile_words(r["milliseconds"])),
+        ),
+    ),
+    ("kernels", "syncs"): (
+        "One step on a GPU that is not there",
+        (
+            *(Column(key, lambda r, key=key: words(r[key])) for key in ("model", "way", "kernels")),
+            Column("bytes an element", lambda r: f"{r['bytes_an_element']:.0f}"),
+            Column("waits for the device", lambda r: words(r["syncs"])),
+        ),
+    ),
     ("plan_seconds", "host_milliseconds"): (
         "Host of one of many ranks",
         (
