@@ -122,11 +122,10 @@ def keep(key: Key, table: Table) -> None:
 
 
 def heed(key: Key, wrong: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-    """Take note of what has failed on another machine with the same kind of device."""
-    for of, candidates in wrong.items():
-        if not candidates.keys() <= _table(key).failed.get(of, {}).keys():
-            _table(key).failed.setdefault(of, {}).update(candidates)
-            _STATE.changes += 1
+    """Take note of what has failed on another rank, and keep that here: ranks compare what has failed with them."""
+    news = {of: c for of, c in wrong.items() if not c.keys() <= _table(key).failed.get(of, {}).keys()}
+    if news:
+        keep(key, Table({}, {of: dict(candidates) for of, candidates in news.items()}))
 
 
 def own_measurement(key: Key, need: Need) -> Optional[Mapping[str, Any]]:

@@ -102,8 +102,7 @@ class Meeting:
         self._left = {need for statement in statements.values() for need in statement.left}
         for rank, statement in statements.items():
             self._kinds.setdefault(statement.kind, rank)
-            if statement.kind == key.device:
-                heed(key, statement.failed)
+            heed(key, statement.failed)  # of other kinds of device, too, since what has failed is to be one thing
         for need in needs:
             known = {kind: self._agreed_by(need, kind, statements) for kind in self._kinds}
             self._open[need] = {kind for kind, before in known.items() if before is None}
@@ -122,11 +121,12 @@ class Meeting:
         answers = dict(zip(self._ranks, gathered(answer, self._ranks, "measurements", self._names)))
         for rank in (rank for rank, other in answers.items() if other is not None and other.error):
             raise RuntimeError(f"rank {rank} could not measure {need} for ranks {self._ranks}: {answers[rank].error}")
+        for failures in (other.failed for other in answers.values() if other is not None):
+            heed(key, {(need.kernel, need.dtype): failures})
         if key.device not in kinds:
             return f"{need.m} x {need.k} {need.dtype} {need.kernel}: settled by ranks with other devices"
         rank = self._kinds[key.device]
         found = answers[rank]
-        heed(key, {(need.kernel, need.dtype): found.failed})
         if found.entry is not None:
             agree(key, need, found.entry, rank, self._ranks)
         if not measures:
