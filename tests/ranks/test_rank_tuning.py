@@ -2,64 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from tests.support.rank_measurements import CPU, SIZE, TABLES, fsdp, measuring
 from tests.support.rank_pool import JobError
-from tests.tuning.conftest import TableClock
-
-CPU = torch.device("cpu")
-TABLES = ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC")
-SIZE = (24, 40)
-SHARDED = Shard(0)
-
-
-@pytest.fixture
-def pool(pools):
-    """A pool whose processes, which have agreed on something, do not outlive the test."""
-    pool = pools(4, 20.0)
-    yield pool
-    pool.close()
-
-
-@contextlib.contextmanager
-def measuring(kernel, fastest: str, problems=()):
-    """Let this rank measure that `fastest` is, with a cache folder of its own; yields the sizes that it measures."""
-    contest, tune, measured = kernel.tuning.contest, kernel.tuning.tune, []
-
-    def contest_of(task):
-        measured.append((task.need.m, task.need.k))
-        if problems:
-            raise problems[0]
-        made = {name: contest.Candidate(lambda: None, partial(str, name), name) for name in TABLES}
-        entry = lambda winner, times: {"m": task.need.m, "k": task.need.k, "products": winner}  # noqa: E731
-        return contest.Contest(made, "NATIVE", "SINGLE", entry)
-
-    clock = TableClock({**dict.fromkeys(TABLES, 1.0), fastest: 0.5})
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        stack.enter_context(mock.patch.dict(os.environ, XDG_CACHE_HOME=folder))
-        stack.enter_context(mock.patch.object(tune, "contest_of", contest_of))
-        stack.enter_context(mock.patch.object(tune, "Clock", clock))
-        kernel.kernels.measurements.forget()
-        yield measured
-
-
-def fsdp(kernel, *sizes, placement=SHARDED):
-    """Return an optimizer of matrices that all ranks share, in bfloat16, and the matrices."""
-    mesh = init_device_mesh("cpu", (4,))
-    params = [nn.Parameter(distribute_tensor(torch.ones(size), mesh, [placement])) for size in sizes]
-    return kernel.Muon([(f"layers.{i}.w", p) for i, p in enumerate(params)], ns_dtype=torch.bfloat16), params
 
 
 def kernels(optimizer) -> list[str]:
@@ -75,8 +28,8 @@ def own_favourite(kernel):
         return kernels(optimizer), measured, [total for _, total, _ in told], told[-3][2]
 
 
-def test_one_rank_measures_and_all_take_its_choice(pool):
-    found = pool.run(own_favourite)
+def test_one_rank_measures_and_all_take_its_choice(fresh_pool):
+    found = fresh_pool.run(own_favourite)
     assert [measured for _, measured, _, _ in found] == [[(8, 16), (24, 40)], [], [], []]
     assert {tuple(said) for said, *_ in found} == {("torch.mm bfloat16, measured by rank 0",) * 3}
     assert all(len(set(totals)) == 1 for _, _, totals, _ in found)
@@ -103,8 +56,8 @@ def one_with_a_file(kernel, act: str):
 
 
 @pytest.mark.parametrize("act", ["warmup", "step"])
-def test_a_file_of_one_rank_alone_counts_only_when_agreed(pool, act):
-    found = pool.run(one_with_a_file, act)
+def test_a_file_of_one_rank_alone_counts_only_when_agreed(fresh_pool, act):
+    found = fresh_pool.run(one_with_a_file, act)
     assert len({str(one[:2]) for one in found}) == 1 and "by default" in found[0][0][0]
     assert ("measured by rank 0" in found[0][1][0]) == (act == "warmup")
     assert [one[2] for one in found] == [[SIZE] if act == "warmup" else [], [], [], []]
@@ -123,8 +76,8 @@ def two_kinds(kernel):
         return kernels(optimizer), found
 
 
-def test_each_kind_of_device_has_a_rank_that_measures(pool):
-    found = pool.run(two_kinds)
+def test_each_kind_of_device_has_a_rank_that_measures(fresh_pool):
+    found = fresh_pool.run(two_kinds)
     assert [measured for _, measured in found] == [[SIZE], [SIZE], [], []]
     assert [said[0].split()[-1] for said, _ in found] == ["0", "1", "0", "1"]
     assert [said[0].split()[0] for said, _ in found] == ["torch.mm", "gemm_", "torch.mm", "gemm_"]
@@ -145,9 +98,9 @@ def overlapping(kernel):
         return {name: said for (name, _), said in zip(named, kernels(optimizer))}, measured
 
 
-def test_overlapping_sets_agree_without_waiting_for_each_other(pool):
+def test_overlapping_sets_agree_without_waiting_for_each_other(fresh_pool):
     """The set of all comes first; what was agreed there holds in the others."""
-    found = pool.run(overlapping)
+    found = fresh_pool.run(overlapping)
     by_name: dict[str, set] = {}
     for said, _ in found:
         for name, text in said.items():
@@ -176,8 +129,8 @@ def agreed_elsewhere(kernel):
         return None
 
 
-def test_unlike_agreements_are_named_on_all_ranks(pool):
-    for said in pool.run(agreed_elsewhere):
+def test_unlike_agreements_are_named_on_all_ranks(fresh_pool):
+    for said in fresh_pool.run(agreed_elsewhere):
         assert (
             "24 x 40 bfloat16" in said and "rank 0 has agreed with [(0, 9)]" in said and "rank 3 with [(3, 9)]" in said
         )
@@ -198,8 +151,8 @@ def agreed_before(kernel):
         return kernels(optimizer), measured
 
 
-def test_what_one_rank_agreed_on_before_is_taken(pool):
-    found = pool.run(agreed_before)
+def test_what_one_rank_agreed_on_before_is_taken(fresh_pool):
+    found = fresh_pool.run(agreed_before)
     assert [measured for _, measured in found] == [[]] * 4
     assert {said[0].split("bfloat16, ")[1] for said, _ in found} == {"measured by rank 7"}
 
@@ -210,9 +163,9 @@ def failing_measurement(kernel):
         optimizer.warmup(lambda *_: None)
 
 
-def test_a_measurement_that_fails_is_told_to_those_who_wait(pool):
+def test_a_measurement_that_fails_is_told_to_those_who_wait(fresh_pool):
     with pytest.raises(JobError, match=r"(?s)ranks \[0, 1, 2, 3\].*rank 0 could not measure.*the device is gone"):
-        pool.run(failing_measurement)
+        fresh_pool.run(failing_measurement)
 
 
 def without_time(kernel):
@@ -223,8 +176,8 @@ def without_time(kernel):
         return kernels(optimizer), measured, sum("1 left to their default" in what for what in told)
 
 
-def test_without_time_all_stay_as_they_were(pool):
-    for said, measured, told in pool.run(without_time):
+def test_without_time_all_stay_as_they_were(fresh_pool):
+    for said, measured, told in fresh_pool.run(without_time):
         assert "by default" in said[0] and not measured and told == 1
 
 
@@ -240,7 +193,7 @@ def plain_parameters(kernel):
         return *alone, kernels(known), kernels(unknown)
 
 
-def test_unknown_copies_keep_their_default(pool):
-    for measured, alone, known, after in pool.run(plain_parameters):
+def test_unknown_copies_keep_their_default(fresh_pool):
+    for measured, alone, known, after in fresh_pool.run(plain_parameters):
         assert not measured and "by default" in alone[0] and alone == after
         assert "measured by rank 0" in known[0]

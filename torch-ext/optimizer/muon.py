@@ -25,7 +25,7 @@ from .parameters.settings import SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, laid_out_like
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import check_gradients, facts_of, layout_of
-from .plan.plan import Plan, choices, failures, make_plan, planned_settings
+from .plan.plan import Plan, choices, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
@@ -235,7 +235,9 @@ class Muon(Optimizer):
         """
         check_budget(budget)
         self._refresh()
-        self._agreement.meet("warm-up", self._plan.terms, self.param_groups)
+        # What has failed on some ranks alone, all ranks will know after this: it is no reason to refuse.
+        terms = {ranks: shared._replace(failed="") for ranks, shared in self._plan.terms.items()}
+        self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)
         phases = (
             lambda: connections(self._plan),
@@ -422,7 +424,6 @@ class Muon(Optimizer):
             del self.state[stale]
         clip = self._clip or "no qk_clip"
         common_line = f"{self._exchange} among {self._replica_ranks}, release_grads={self._release_grads}, {clip}"
-        common_line += f", failed here: {failures(p for _, _, p in named) or 'nothing'}"
         self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)
         self._agreement.follow(self._plan.terms)
         if self._clip is not None:

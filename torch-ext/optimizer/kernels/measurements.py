@@ -18,7 +18,7 @@ import json
 import math
 import warnings
 from pathlib import Path
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from . import measurement_file
 from .machine import Key, multiprocessors
@@ -95,13 +95,12 @@ def sizes_here(key: Optional[Key], kernel: str, dtype: str, among: Optional[Rank
 
 def failed(key: Optional[Key], kernel: str, dtype: str) -> Mapping[str, str]:
     """Return the candidates that have failed here, and why, by what `candidate_name` calls them."""
-    return {} if key is None else _table(key).failed.get((kernel, dtype), {})
+    return all_failed(key).get((kernel, dtype), {})
 
 
-def all_failed(keys: Iterable[Optional[Key]]) -> str:
-    """Return, as text that ranks can compare, what has failed here on the devices of these keys; "" for nothing."""
-    tables = [_table(key).failed for key in set(keys) - {None}]
-    return ", ".join(sorted(f"{k} {d} {name}" for table in tables for (k, d), names in table.items() for name in names))
+def all_failed(key: Optional[Key]) -> Mapping[tuple[str, str], Mapping[str, str]]:
+    """Return what `failed` does, for all kernels and dtypes."""
+    return {} if key is None else _table(key).failed
 
 
 def candidate_name(entry: Mapping[str, Any], kernel: str) -> str:

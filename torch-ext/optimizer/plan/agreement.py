@@ -30,6 +30,7 @@ class Terms(NamedTuple):
     """What the ranks that share some parameters must agree about: a line for each parameter, and one for all."""
 
     common_line: str
+    failed: str  # what has failed its proof on this rank, which takes something else there; no part of the digest
     names: tuple[str, ...]
     lines: tuple[str, ...]
     places: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and where it is there
@@ -39,13 +40,14 @@ class Terms(NamedTuple):
     digest: str  # of these lines
 
     def settings(self, groups: Sequence[Group]) -> str:
-        """Return what schedulers and users may have moved, as one line."""
-        return "; ".join(str(_live_settings(groups[number])) for number in dict.fromkeys(g for g, _ in self.places))
+        """Return what schedulers and users may have moved, and what has failed, as one line."""
+        live = (str(_live_settings(groups[number])) for number in dict.fromkeys(g for g, _ in self.places))
+        return "; ".join((*live, self.failed))
 
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines, those of parameters with what schedulers and users may have moved."""
-        lines = zip(self.lines, self.places)
-        return [self.common_line, *(f"{line} and {_live_settings(groups[number])}" for line, (number, _) in lines)]
+        lines = (f"{line} and {_live_settings(groups[number])}" for line, (number, _) in zip(self.lines, self.places))
+        return [self.common_line, self.failed, *lines]
 
 
 class _Shared(NamedTuple):
@@ -60,11 +62,12 @@ class _Shared(NamedTuple):
 
 
 def terms_of(
-    groups: Sequence[Group], common_line: str, replica_ranks: Optional[Ranks], state: Container[Tensor]
+    groups: Sequence[Group], common_line: str, failed: str, replica_ranks: Optional[Ranks], state: Container[Tensor]
 ) -> dict[Ranks, Terms]:
-    """Return the terms of all groups of ranks that share parameters with this one; `common_line` is a line for each.
+    """Return the terms of all groups of ranks that share parameters with this one.
 
-    `replica_ranks` have a copy of every plain parameter; parameters without `state` are frozen.
+    `common_line` and `failed`, which says what has failed its proof on this rank, are lines of each. `replica_ranks`
+    have a copy of every plain parameter; parameters without `state` are frozen.
     """
     shared: dict[Ranks, list[_Shared]] = {}
     for number, group in enumerate(groups):
@@ -76,7 +79,7 @@ def terms_of(
             line, local = _line_of(name, p, layout, group) + frozen, local_part(p)
             entry = _Shared(name, line, (number, position), local.device, layout, not local.numel())
             shared.setdefault(layout.mesh.members, []).append(entry)
-    return {ranks: _terms(ranks, common_line, parameters) for ranks, parameters in shared.items()}
+    return {ranks: _terms(ranks, common_line, failed, parameters) for ranks, parameters in shared.items()}
 
 
 def counterweight(ranks: Ranks) -> int:
@@ -88,11 +91,11 @@ def counterweight(ranks: Ranks) -> int:
     return 1 - len(ranks) if this_rank() == ranks[0] else 1
 
 
-def _terms(ranks: Ranks, common_line: str, parameters: Sequence[_Shared]) -> Terms:
+def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Shared]) -> Terms:
     names, lines, places, devices, _, _ = zip(*parameters)
     digest = hashlib.sha256("\n".join((common_line, *lines)).encode()).hexdigest()
     copies = tuple(_copies(parameters))
-    return Terms(common_line, names, lines, places, devices[0], copies, counterweight(ranks), digest)
+    return Terms(common_line, failed, names, lines, places, devices[0], copies, counterweight(ranks), digest)
 
 
 def _copies(parameters: Sequence[_Shared]) -> Iterator[Copies]:

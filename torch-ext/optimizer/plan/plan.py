@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ def make_plan(
         exchanges=plan_exchanges(exchanged, this_rank(), options),
         sums=plan_sums(summed, this_rank(), options.chunk_bytes),
         fallback=tuple(_fallback_batches(groups, replica_ranks)),
-        terms=terms_of(groups, common_line, replica_ranks, state),
+        terms=terms_of(groups, common_line, failures(groups), replica_ranks, state),
     )
 
 
@@ -119,9 +119,18 @@ def choices() -> tuple[int, int]:
     return changed(), torch.get_num_threads()
 
 
-def failures(params: Iterable[Tensor]) -> str:
-    """Return what has failed its proof on the devices of `params`: ranks must agree, as it changes what is taken."""
-    return all_failed({key_of(device) for device in {p.device for p in params}})
+def failures(groups: Groups) -> str:
+    """Return, as a line for ranks to compare, what has failed its proof here of what Muon's groups may run on."""
+    muons = ((p, work_dtype_of(group)) for group in groups if group["use_muon"] for p in group["params"])
+    used = {(p.device, str(dtype or default_work_dtype(p)).replace("torch.", "")) for p, dtype in muons}
+    failed = {
+        f"{kernel} {dtype} {name}"
+        for device, work_dtype in used
+        for (kernel, dtype), names in all_failed(key_of(device)).items()
+        if dtype == work_dtype
+        for name in names
+    }
+    return f"failed here: {', '.join(sorted(failed)) or 'nothing'}"
 
 
 def stack_groups(groups: Groups) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 from ..kernels.gains import ALONE
 from ..kernels.machine import Key, key_of
 from ..kernels.measurement_file import Need
-from ..kernels.measurements import Agreed, agree, agreement, failed, heed, own_measurement
+from ..kernels.measurements import Agreed, agree, agreement, all_failed, heed, own_measurement
 from ..plan.batches import grouped
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan
@@ -96,8 +96,8 @@ class Meeting:
         """Take what some of the ranks have agreed on before; RuntimeError where that is not one thing."""
         key, needs = self._key, [task.need for task in self._tasks]
         agreed = {need: agreement(key, need) for need in needs}
-        wrong = {(need.kernel, need.dtype): failed(key, need.kernel, need.dtype) for need in needs}
-        mine = Statement(key.device, {n: a for n, a in agreed.items() if a}, wrong, sorted(self._tuner.left()))
+        agreed = {need: before for need, before in agreed.items() if before}
+        mine = Statement(key.device, agreed, all_failed(key), sorted(self._tuner.left()))
         statements = dict(zip(self._ranks, gathered(mine, self._ranks, "measurements", self._names)))
         self._left = {need for statement in statements.values() for need in statement.left}
         for rank, statement in statements.items():

@@ -1,0 +1,69 @@
+"""A product that has failed its proof on one rank is no silent difference between ranks, and is healed by warm-up."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from tests.support.rank_measurements import CPU, SIZE, fsdp, measuring
+
+
+def failed_on_one_rank(kernel, dtype: torch.dtype, warm: bool = False):
+    """A product has failed on the last rank alone, in `dtype`; return what the first step, after warm-up, raises."""
+    with measuring(kernel, "NATIVE"):
+        key, store = kernel.kernels.machine.key_of(CPU), kernel.kernels.measurements
+        if dist.get_rank() == 3:
+            wrong = {("cpu_products", str(dtype).replace("torch.", "")): {"NATIVE": "wrong"}}
+            store.keep(key, kernel.kernels.measurement_file.Table({}, wrong))
+        optimizer, params = fsdp(kernel, SIZE)
+        if warm:
+            optimizer.warmup(lambda *stage: None)
+        for p in params:
+            p.grad = p.detach().clone()
+        try:
+            optimizer.step()
+        except ValueError as error:
+            return str(error)
+        return None
+
+
+def test_a_failure_on_one_rank_is_no_silent_difference(fresh_pool):
+    for said in fresh_pool.run(failed_on_one_rank, torch.bfloat16):
+        assert "failed here: cpu_products bfloat16 NATIVE" in said and "failed here: nothing" in said
+
+
+def test_a_failure_in_another_dtype_stops_nobody(fresh_pool):
+    assert fresh_pool.run(failed_on_one_rank, torch.float16) == [None] * 4
+
+
+def test_warm_up_tells_all_ranks_what_has_failed_on_one(fresh_pool):
+    assert fresh_pool.run(failed_on_one_rank, torch.bfloat16, True) == [None] * 4
+
+
+def measured_failure(kernel):
+    """A product fails its proof on the rank that measures; return what the next run of the job knows of it."""
+    with measuring(kernel, "NATIVE"):
+        prove = kernel.tuning.tune.contest_of
+
+        def contest_of(task):
+            contest = prove(task)
+            wrong = contest.candidates["NATIVE"]._replace(prove=fail)
+            return contest._replace(candidates={**contest.candidates, "NATIVE": wrong})
+
+        def fail() -> None:
+            raise kernel.tuning.proof.WrongResultError("wrong")
+
+        with mock.patch.object(kernel.tuning.tune, "contest_of", contest_of):
+            fsdp(kernel, SIZE)[0].warmup(lambda *stage: None)
+        kernel.kernels.measurements.forget()
+        optimizer, params = fsdp(kernel, SIZE)
+        for p in params:
+            p.grad = p.detach().clone()
+        optimizer.step()
+        return dict(kernel.kernels.measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16"))
+
+
+def test_what_failed_is_kept_by_all_ranks_for_the_next_run(fresh_pool):
+    assert fresh_pool.run(measured_failure) == [{"NATIVE": "wrong"}] * 4
