@@ -70,6 +70,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """Give torch back the threads that it had before a test: what is measured on a CPU holds for their number."""
+    threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != threads:  # setting a number, even the same one, would cost each test
+        torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def native_backend() -> str:
     """The backend whose variant is tested; the loader is asked for it by name."""
@@ -95,6 +104,16 @@ def kernel(request: pytest.FixtureRequest):
         backend = request.getfixturevalue("native_backend")
         os.environ["LOCAL_KERNELS"] = f"{REPO_ID}={request.getfixturevalue('variant').parent}"
     return load_kernel(Path(local_kernels()[REPO_ID]), backend)
+
+
+@pytest.fixture
+def measurements(kernel, monkeypatch, tmp_path):
+    """The store of measurements, with a cache folder of its own and nothing known."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel.kernels.measurements.forget()
+    yield kernel.kernels.measurements
+    monkeypatch.undo()
+    kernel.kernels.measurements.forget()
 
 
 @pytest.fixture(scope="session")

@@ -19,16 +19,6 @@ KERNEL, DTYPE = "cpu_products", "bfloat16"
 
 
 @pytest.fixture
-def measurements(kernel, monkeypatch, tmp_path):
-    """The store, with a cache folder of its own and nothing known."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernel.kernels.measurements.forget()
-    yield kernel.kernels.measurements
-    monkeypatch.undo()
-    kernel.kernels.measurements.forget()
-
-
-@pytest.fixture
 def file(kernel):
     return kernel.kernels.measurement_file
 

@@ -153,14 +153,13 @@ def test_a_list_longer_than_a_launch_moves(move_blocks_, new_block, lie, to_buff
 @pytest.mark.kernels_ci
 @DIRECTIONS
 def test_threads_do_not_change_a_bit(move_blocks_, new_block, to_buffer):
-    shape, threads = (3, 300, 500), torch.get_num_threads()
+    shape = (3, 300, 500)
     blocks, size = random_blocks(new_block, shape, 5)
     for lie in MATRICES.values():
         matrices, buffer, results = lie(noise(shape, torch.bfloat16, 0)), noise((size,), torch.bfloat16, 1), []
         for count in 1, 2:
             torch.set_num_threads(count)
             results.append(moved(move_blocks_, matrices, buffer, table(blocks), to_buffer))
-        torch.set_num_threads(threads)
         assert same_bits(*results)
 
 

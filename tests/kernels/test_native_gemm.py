@@ -52,14 +52,6 @@ def gemm(native, instructions):
     return product
 
 
-@pytest.fixture
-def threads():
-    """`torch.set_num_threads`, undone at the end."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def within_error(C: Tensor, A: Tensor, B: Tensor, D=None, numbers=PLAIN) -> bool:
     """Whether C is the product up to k + 2 roundings to float32, none above the sum of sizes, and one to bfloat16.
 
@@ -113,12 +105,12 @@ def test_symmetric_products_are_the_lower_halves_mirrored(gemm, shape):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("shape", [(8, 8, 8), (70, 40, 340), (40, 40, 4000), (400, 300, 200)], ids=str)
-def test_neither_batch_nor_threads_change_a_bit(gemm, threads, shape):
+def test_neither_batch_nor_threads_change_a_bit(gemm, shape):
     m, n, k = shape
     A, B, S = random(9, m, k), random(9, k, n, seed=1), random(9, m, m, seed=2)
     results = []
     for count in 1, 2, 3, 16:
-        threads(count)
+        torch.set_num_threads(count)
         results.append((gemm(A, B), gemm(S, S.mT, symmetric=True)))
         alone = [(gemm(a, b), gemm(s, s.mT, symmetric=True)) for a, b, s in zip(A.split(1), B.split(1), S.split(1))]
         results.append(tuple(torch.cat(part) for part in zip(*alone)))
@@ -181,9 +173,9 @@ def test_d_may_be_an_operand(gemm):
 
 
 @pytest.mark.kernels_ci
-def test_torchs_products_before_and_after_ours_keep_their_bits(gemm, threads):
+def test_torchs_products_before_and_after_ours_keep_their_bits(gemm):
     """Both configure the AMX of a thread, and a library may rely on finding its configuration again."""
-    threads(2)
+    torch.set_num_threads(2)
     shapes = (64, 64, 64), (100, 70, 40), (256, 256, 256), (16, 500, 33)
     pairs = [(random(m, k), random(k, n, seed=1)) for m, n, k in shapes]
     alone = [torch.mm(a, b) for a, b in pairs]
@@ -199,13 +191,13 @@ def test_torchs_products_before_and_after_ours_keep_their_bits(gemm, threads):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("shape", [(1, 1), (33, 100), (100, 33), (352, 700)], ids=str)
-def test_b_and_d_may_be_replaced_by_the_result(native, instructions, threads, shape):
+def test_b_and_d_may_be_replaced_by_the_result(native, instructions, shape):
     """Columns are packed before they are overwritten, whoever computes them."""
     A, X = random(3, shape[0], shape[0]), random(3, *shape, seed=1)
     expected = torch.empty_like(X)
     native.gemm_(expected, A, X, X, 2.0, -0.5, False, instructions)
     for count in 1, 2, 5:
-        threads(count)
+        torch.set_num_threads(count)
         replaced = X.clone()
         native.gemm_(replaced, A, replaced, replaced, 2.0, -0.5, False, instructions)
         assert torch.equal(replaced, expected)

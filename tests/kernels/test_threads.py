@@ -20,19 +20,11 @@ def native(kernel):
     return kernel.kernels.native
 
 
-@pytest.fixture
-def threads():
-    """`torch.set_num_threads`, undone at the end."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.kernels_ci
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_process_has_threads_of_its_own(native, threads):
+def test_a_forked_process_has_threads_of_its_own(native):
     """The child calls nothing else that has threads: torch's own are not in it, and would be waited for."""
-    threads(2)
+    torch.set_num_threads(2)
     A, B, C, expected = random(4, 200, 300), random(4, 300, 250, seed=1), random(4, 200, 250), random(4, 200, 250)
     native.gemm_(expected, A, B, None, 1.0, 0.0, False, native.gemm_instructions())
     wanted = bytes(expected.untyped_storage())
@@ -49,9 +41,9 @@ def test_a_forked_process_has_threads_of_its_own(native, threads):
     assert ended == (child, 0), "it hangs, or has other bits"
 
 
-def test_threads_take_small_numbers_for_what_their_caller_does(native, threads):
+def test_threads_take_small_numbers_for_what_their_caller_does(native):
     """Whether these are zero is a setting of each thread, and which of them gets what is chance."""
-    threads(2)
+    torch.set_num_threads(2)
     X = torch.full((8, 300, 700), 1e-41)
     norms = torch.empty(8, dtype=torch.float64)
     native.frobenius_norm_(norms, X)  # with which threads begin

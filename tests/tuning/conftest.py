@@ -1,20 +1,10 @@
-"""What tests of tuning share: a store that knows nothing, with caches of its own, and a clock that is a table."""
+"""What tests of tuning share: a clock that is a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import pytest
-
-
-@pytest.fixture
-def measurements(kernel, monkeypatch, tmp_path):
-    """The store, with a cache folder of its own and nothing known."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernel.kernels.measurements.forget()
-    yield kernel.kernels.measurements
-    monkeypatch.undo()
-    kernel.kernels.measurements.forget()
 
 
 class TableClock:

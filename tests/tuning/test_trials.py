@@ -27,7 +27,8 @@ def marks() -> list[Path]:
     return list(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.trial"))
 
 
-def try_for_long(variants: str, patience: float, started) -> None:
+def try_for_long(variants: str, threads: int, patience: float, started) -> None:
+    torch.set_num_threads(threads)
     kernel = load_kernel(Path(variants), None)
     need = kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", 24, 40)
     kernel.kernels.trials.PATIENCE_SECONDS = patience
@@ -42,7 +43,8 @@ def end_a_trial(kernel, measurements, patience: float) -> None:
     """Kill a process in its trial, which is overdue."""
     context = multiprocessing.get_context("spawn")
     started = context.Event()
-    process = context.Process(target=try_for_long, args=(str(Path(kernel.__file__).parents[1]), patience, started))
+    variants = str(Path(kernel.__file__).parents[1])
+    process = context.Process(target=try_for_long, args=(variants, torch.get_num_threads(), patience, started))
     process.start()
     assert started.wait(120)
     measurements.forget()
