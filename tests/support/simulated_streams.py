@@ -13,7 +13,8 @@ class Queue:
         self.work = []
 
     def wait_event(self, event):
-        self.work.append(("wait", event.recorded))
+        if event.recorded is not None:  # CUDA does not wait for an event that nobody has recorded
+            self.work.append(("wait", event.recorded))
 
     def wait_stream(self, other):
         event = Event()

@@ -1,11 +1,12 @@
-"""Optimizer state in host memory: on the device are at most two chunks of it, the one in use and the one after it.
+"""Optimizer state in host memory: on the device are at most three chunks, on their way in, in use, on their way out.
 
-    copy stream     H2D 0 | H2D 1 |          | D2H 0 | H2D 2 |          | D2H 1 | H2D 3 |
-    current stream          |  update of 0   |         |  update of 1   |         |  update of 2
+    incoming stream    H2D 0 | H2D 1 |      H2D 2      |      H2D 3      |
+    current stream           |  update of 0  |  update of 1  |  update of 2  |
+    outgoing stream                          |      D2H 0      |      D2H 1      |
 
-Chunk k lives in slot k % 2. Both slots are allocated once, so that no allocator has to be trusted with their reuse, and
-all copies go through one stream, so that a slot is written back before the next chunk overwrites it, and a chunk is
-written back before it is read again.
+A bus carries both directions at once. Chunk k lives in slot k % 3. All slots are allocated once, so that no allocator
+has to be trusted with their reuse. What comes into a slot waits for what left it: so no chunk is overwritten before it
+is written back, and none is read again before that, as it always has the same slot.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Iterator, Optional, Sequence
 
 import torch
 from torch import Tensor
+
+SLOTS = 3
 
 # Of the tensors in a slot, as the device's own allocator aligns them.
 ALIGNMENT = 512
@@ -33,28 +36,28 @@ class HostChunks:
             ...  # change them, on the current stream
             host.write_back(k)
 
-    On the device they take `device_bytes`: twice the largest chunk, each tensor rounded up to `ALIGNMENT` bytes. On a
-    GPU copies run beside the current stream, of contiguous tensors in pinned memory (`host_zeros_like`); of others the
-    host waits for them. On a CPU they are made all the same. The tensors of `chunks` must not be read or changed
+    On the device they take `device_bytes`: three times the largest chunk, each tensor rounded up to `ALIGNMENT` bytes.
+    On a GPU copies run beside the current stream, of contiguous tensors in pinned memory (`host_zeros_like`); of others
+    the host waits for them. On a CPU they are made all the same. The tensors of `chunks` must not be read or changed
     without `synchronize()`. Not for steps that are captured in a CUDA graph.
     """
 
     def __init__(self, chunks: Sequence[Sequence[Tensor]], device: torch.device):
         self._host = [list(tensors) for tensors in chunks]
         sizes = [sum(map(_slot_bytes, tensors)) for tensors in self._host]
-        slots = torch.empty(min(2, len(sizes)), max(sizes, default=0), dtype=torch.uint8, device=device)
-        self._device = [_cut(slots[k % 2], tensors) for k, tensors in enumerate(self._host)]
-        self._held: list[Optional[int]] = [None, None]  # the chunk that a slot has, or is being filled with
+        slots = torch.empty(min(SLOTS, len(sizes)), max(sizes, default=0), dtype=torch.uint8, device=device)
+        self._device = [_cut(slots[k % SLOTS], tensors) for k, tensors in enumerate(self._host)]
+        self._held: list[Optional[int]] = [None] * SLOTS  # the chunk that a slot has, or is being filled with
         self._in_use: Optional[int] = None
         self.device_bytes = slots.numel()
-        self._stream: Optional[torch.cuda.Stream] = None
+        self._streams: Optional[_Streams] = None
         if slots.is_cuda:
-            self._stream = torch.cuda.Stream(slots.device)
-            self._arrived = [torch.cuda.Event(), torch.cuda.Event()]
+            self._streams = _Streams(*(torch.cuda.Stream(slots.device) for _ in range(2)))
             # The memory may have belonged to work that is still in the current stream's queue; and when the slots are
-            # freed, copies may be in this one's: the allocator then waits for it before it gives them away.
-            self._stream.wait_stream(torch.cuda.current_stream(slots.device))
-            slots.record_stream(self._stream)
+            # freed, copies may be in these streams': the allocator then waits for them before it gives them away.
+            for stream in self._streams.both:
+                stream.wait_stream(torch.cuda.current_stream(slots.device))
+                slots.record_stream(stream)
 
     @property
     def on_device(self) -> set[int]:
@@ -71,8 +74,8 @@ class HostChunks:
         self._start(chunk)
         if chunk + 1 < len(self._host):
             self._start(chunk + 1)
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_event(self._arrived[chunk % 2])
+        if self._streams is not None:
+            self._streams.wait_for_arrival(chunk % SLOTS)
         self._in_use = chunk
         return self._device[chunk]
 
@@ -83,13 +86,11 @@ class HostChunks:
         """
         if self._in_use != chunk:
             raise RuntimeError(f"chunk {chunk} is written back, but {self._in_use} was fetched")
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with self._copying():
-            for host, own in zip(self._host[chunk], self._device[chunk]):
-                host.copy_(own, non_blocking=host.is_contiguous())
+        with nullcontext() if self._streams is None else self._streams.departing(chunk % SLOTS):
+            for host, slot in zip(self._host[chunk], self._device[chunk]):
+                host.copy_(slot, non_blocking=host.is_contiguous())
         # The host's tensors are the only ones from here on: they may be changed before the chunk is fetched again.
-        self._held[chunk % 2] = self._in_use = None
+        self._held[chunk % SLOTS] = self._in_use = None
 
     @contextmanager
     def borrowed(self, chunk: int) -> Iterator[list[Tensor]]:
@@ -103,27 +104,50 @@ class HostChunks:
 
     def synchronize(self) -> None:
         """Wait until host memory has all that was written back, and forget what is on the device."""
-        if self._stream is not None:
-            self._stream.synchronize()
-        self._held, self._in_use = [None, None], None
+        if self._streams is not None:
+            for stream in self._streams.both:
+                stream.synchronize()
+        self._held, self._in_use = [None] * SLOTS, None
 
     def _start(self, chunk: int) -> None:
-        """Queue the copy of `chunk` into its slot, unless it is there.
-
-        The slot is free: its last chunk, if it was in use, has been written back through this very stream.
-        """
-        slot = chunk % 2
-        if self._held[slot] == chunk:
+        """Queue the copy of `chunk` into its slot, unless it is there."""
+        number = chunk % SLOTS
+        if self._held[number] == chunk:
             return
-        with self._copying():
-            for host, own in zip(self._host[chunk], self._device[chunk]):
-                own.copy_(host, non_blocking=host.is_contiguous())
-        if self._stream is not None:
-            self._arrived[slot].record(self._stream)
-        self._held[slot] = chunk
+        with nullcontext() if self._streams is None else self._streams.arriving(number):
+            for host, slot in zip(self._host[chunk], self._device[chunk]):
+                slot.copy_(host, non_blocking=host.is_contiguous())
+        self._held[number] = chunk
 
-    def _copying(self):
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+class _Streams:
+    """The streams of both directions, and for each slot when it was last filled and last written back."""
+
+    def __init__(self, incoming: torch.cuda.Stream, outgoing: torch.cuda.Stream):
+        self.both = incoming, outgoing
+        self._arrived, self._departed = ([torch.cuda.Event() for _ in range(SLOTS)] for _ in range(2))
+
+    @contextmanager
+    def arriving(self, slot: int) -> Iterator[None]:
+        """Let copies into a slot come after what is on its way out of it, if anything ever was."""
+        incoming, _ = self.both
+        incoming.wait_event(self._departed[slot])
+        with torch.cuda.stream(incoming):
+            yield
+        self._arrived[slot].record(incoming)
+
+    def wait_for_arrival(self, slot: int) -> None:
+        """Let the current stream wait for what comes into a slot."""
+        torch.cuda.current_stream(self.both[0].device).wait_event(self._arrived[slot])
+
+    @contextmanager
+    def departing(self, slot: int) -> Iterator[None]:
+        """Let copies out of a slot come after what the current stream has queued."""
+        _, outgoing = self.both
+        outgoing.wait_stream(torch.cuda.current_stream(outgoing.device))
+        with torch.cuda.stream(outgoing):
+            yield
+        self._departed[slot].record(outgoing)
 
 
 def _slot_bytes(tensor: Tensor) -> int:
