@@ -3,32 +3,63 @@
 
 #include "arguments.h"
 
+#include <limits>
+
 namespace optimizer {
 
 enum NormalizeView { kNormalized, kGiven };
 
-struct Normalize {
-  ScalarType dtypes[2];  // that of `out` counts for normalize_ alone
-  double* norms;         // one for each matrix
-  int64_t count;
-  double eps, scale;
-  std::vector<Matrix<2>> matrices;
+// A batch, whose matrices all lie as the first one does.
+struct Batch {
+  ScalarType dtypes[2];
+  Matrix<2> first;
+  int64_t steps[2];  // bytes from a matrix to the next one
+  int64_t count;     // 0 where the matrices are empty
+
+  OPTIMIZER_INLINE int64_t tiles() const { return count == 0 ? 0 : count * tile_count(first); }
+
+  // The matrix that holds a tile.
+  OPTIMIZER_INLINE Matrix<2> matrix_of_tile(int64_t tile) const {
+    Matrix<2> m = first;
+    m.index = tile / tile_count(first);
+    m.first_tile = m.index * tile_count(first);
+    for (int k = 0; k < 2; ++k) {
+      m.views[k].data += m.index * steps[k];
+    }
+    return m;
+  }
 };
 
-void frobenius_norm_cpu(const Normalize& call);
+struct FrobeniusNorm {
+  Batch batch;    // both views are of X
+  Tensor norms;   // one for each matrix
+  int32_t device;
+};
+
+struct Normalize {
+  Batch batch;
+  const double* norms;  // one for each matrix
+  double eps, scale;
+  int32_t device;
+};
+
+void frobenius_norm_cpu(const FrobeniusNorm& call);
+void frobenius_norm_cuda(const FrobeniusNorm& call);
 void normalize_cpu(const Normalize& call);
+void normalize_cuda(const Normalize& call);
 
 // What a matrix is multiplied with, in the precision that its elements have: finite, so that zeros stay zeros. No
 // comparison is true of a NaN.
-inline float multiplier_of(double norm, const Normalize& by) {
+OPTIMIZER_INLINE float multiplier_of(double norm, double eps, double scale) {
   // Smaller norms than the smallest normal number have no digits left to scale up.
-  const double least = std::max<double>(by.eps, std::numeric_limits<float>::min());
-  const double exact = by.scale / (norm < least ? least : norm), most = std::numeric_limits<float>::max();
-  return static_cast<float>(exact > most ? most : exact);
+  constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
+  const double least = eps > kLeast ? eps : kLeast;
+  const double exact = scale / (norm < least ? least : norm);
+  return static_cast<float>(exact > kMost ? kMost : exact);
 }
 
 inline void check_batch(const char* name, const Tensor& t, const Tensor& like) {
-  STD_TORCH_CHECK(t.is_cpu(), name, " must be on the CPU, got ", place(t));
+  STD_TORCH_CHECK(t.device() == like.device(), name, " must be on ", place(like), " like X, got ", place(t));
   STD_TORCH_CHECK(is_half(t.scalar_type()) || t.scalar_type() == ScalarType::Float, name,
                   " must be float32, float16 or bfloat16, got ", t.scalar_type());
   STD_TORCH_CHECK(t.dim() == 3, name, " must be (batch, rows, cols), got ", shape(t));
@@ -38,39 +69,31 @@ inline void check_batch(const char* name, const Tensor& t, const Tensor& like) {
 }
 
 inline void check_norms(const Tensor& norms, const Tensor& X) {
-  STD_TORCH_CHECK(norms.is_cpu() && norms.scalar_type() == ScalarType::Double, "norms must be float64 on the CPU, got ",
-                  norms.scalar_type(), " on ", place(norms));
+  STD_TORCH_CHECK(norms.device() == X.device() && norms.scalar_type() == ScalarType::Double,
+                  "norms must be float64 on ", place(X), ", got ", norms.scalar_type(), " on ", place(norms));
   STD_TORCH_CHECK(norms.dim() == 1 && norms.size(0) == X.size(0) && norms.is_contiguous(), "norms must be (", X.size(0),
                   "), contiguous, got ", shape(norms));
 }
 
-// Tiles follow from the size of a matrix alone, not from where its elements are.
-inline std::vector<Matrix<2>> tiled(const Tensor& out, const Tensor& X, bool written) {
-  std::vector<Matrix<2>> matrices;
-  int64_t tiles = 0;
-  for (int64_t i = 0; i < X.size(0) && X.numel() > 0; ++i) {
-    const auto view = [&](const Tensor& t, bool is_written) {
-      char* const data = data_of(t, is_written) + i * t.stride(0) * element_size(t.scalar_type());
-      return make_view(data, t.size(1), t.size(2), t.stride(1), t.stride(2));
-    };
-    Matrix<2> matrix{X.size(1), X.size(2), {view(out, written), view(X, false)}, i};
-    cut(matrix, true);
-    matrix.first_tile = tiles;
-    tiles += tile_count(matrix);
-    matrices.push_back(matrix);
-  }
-  return matrices;
+inline Batch batch_of(const Tensor& out, const Tensor& X, bool written) {
+  const auto view = [](const Tensor& t, bool is_written) {
+    return make_view(data_of(t, is_written), t.size(1), t.size(2), t.stride(1), t.stride(2));
+  };
+  const auto step = [](const Tensor& t) { return t.stride(0) * element_size(t.scalar_type()); };
+  return {{out.scalar_type(), X.scalar_type()},
+          {X.size(1), X.size(2), {view(out, written), view(X, false)}},
+          {step(out), step(X)},
+          X.numel() == 0 ? 0 : X.size(0)};
 }
 
-inline Normalize check_frobenius_norm(const Tensor& norms, const Tensor& X) {
+inline FrobeniusNorm check_frobenius_norm(const Tensor& norms, const Tensor& X) {
   check_batch("X", X, X);
   check_norms(norms, X);
   Spans spans(2);
   spans.write("norms", norms);
   spans.read("X", X);
   spans.check();
-  return {{X.scalar_type(), X.scalar_type()}, static_cast<double*>(norms.mutable_data_ptr()), X.size(0), 0, 1,
-          tiled(X, X, false)};
+  return {batch_of(X, X, false), norms, X.get_device_index()};
 }
 
 inline Normalize check_normalize(const Tensor& out, const Tensor& X, const Tensor& norms, double eps, double scale) {
@@ -83,8 +106,8 @@ inline Normalize check_normalize(const Tensor& out, const Tensor& X, const Tenso
   spans.read("X", X);
   spans.read("norms", norms);
   spans.check();
-  double* const given = const_cast<double*>(static_cast<const double*>(norms.const_data_ptr()));
-  return {{out.scalar_type(), X.scalar_type()}, given, X.size(0), eps, scale, tiled(out, X, true)};
+  const auto* const divisors = static_cast<const double*>(norms.const_data_ptr());
+  return {batch_of(out, X, true), divisors, eps, scale, X.get_device_index()};
 }
 
 }  // namespace optimizer

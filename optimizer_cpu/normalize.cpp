@@ -11,11 +11,11 @@ namespace {
 constexpr int64_t kLanes = 16;
 
 // The square of a float is exact in double: whether a compiler contracts this changes no bit, and nothing overflows.
-OPTIMIZER_CLONES double sum_of_squares(const Normalize& call, const Matrix<2>& m, const Box& box) {
+OPTIMIZER_CLONES double sum_of_squares(const Batch& batch, const Matrix<2>& m, const Box& box) {
   float values[kTileArea];
   double sums[kLanes] = {};
   const int64_t size = box.rows * box.cols, whole = size / kLanes * kLanes;
-  load(values, call.dtypes[kGiven], m.views[kGiven], box);
+  load(values, batch.dtypes[kGiven], m.views[kGiven], box);
   for (int64_t i = 0; i < whole; i += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const double x = values[i + lane];
@@ -33,48 +33,53 @@ OPTIMIZER_CLONES double sum_of_squares(const Normalize& call, const Matrix<2>& m
   return sum;
 }
 
-OPTIMIZER_CLONES void scale_tile(const Normalize& call, const Matrix<2>& m, const Box& box) {
+OPTIMIZER_CLONES void scale_tile(const Batch& batch, const Matrix<2>& m, const Box& box, float by) {
   float values[kTileArea];
-  const float by = multiplier_of(call.norms[m.index], call);
-  load(values, call.dtypes[kGiven], m.views[kGiven], box);
+  load(values, batch.dtypes[kGiven], m.views[kGiven], box);
   for (int64_t i = 0; i < box.rows * box.cols; ++i) {
     values[i] *= by;
   }
-  store(values, call.dtypes[kNormalized], m.views[kNormalized], box);
+  store(values, batch.dtypes[kNormalized], m.views[kNormalized], box);
 }
 
-// Calls work(matrix, tile of all) for each tile.
+// Cut by the size of a matrix alone, not by where its elements are.
+Batch cut_by_size(Batch batch) {
+  cut(batch.first, true);
+  return batch;
+}
+
+// Calls work(matrix, box, tile of all) for each tile.
 template <class Work>
-void for_each(const Normalize& call, const Work& work) {
-  if (call.matrices.empty()) {
-    return;
-  }
-  const int64_t each = tile_count(call.matrices[0]);
-  share_tiles(each * call.matrices.size(), [&](const Range& some) {
+void for_each(const Batch& batch, const Work& work) {
+  share_tiles(batch.tiles(), [&](const Range& some) {
     for (int64_t tile = some.begin; tile < some.end; ++tile) {
-      work(call.matrices[tile / each], tile);
+      const Matrix<2> m = batch.matrix_of_tile(tile);
+      work(m, tile_box(m, tile), tile);
     }
   });
 }
 
 }  // namespace
 
-void frobenius_norm_cpu(const Normalize& call) {
-  const int64_t each = call.matrices.empty() ? 0 : tile_count(call.matrices[0]);
-  std::vector<double> sums(each * call.matrices.size());
-  std::fill_n(call.norms, call.count, 0.0);
-  for_each(call, [&](const auto& m, int64_t tile) { sums[tile] = sum_of_squares(call, m, tile_box(m, tile)); });
-  for (const auto& m : call.matrices) {
-    double sum = 0;
-    for (int64_t tile = 0; tile < each; ++tile) {
-      sum += sums[m.first_tile + tile];
-    }
-    call.norms[m.index] = std::sqrt(sum);
+void frobenius_norm_cpu(const FrobeniusNorm& call) {
+  const Batch batch = cut_by_size(call.batch);
+  double* const norms = static_cast<double*>(call.norms.mutable_data_ptr());
+  std::vector<double> sums(batch.tiles());
+  std::fill_n(norms, call.norms.numel(), 0.0);
+  for_each(batch, [&](const auto& m, const Box& box, int64_t tile) { sums[tile] = sum_of_squares(batch, m, box); });
+  for (int64_t tile = 0; tile < batch.tiles(); ++tile) {
+    norms[batch.matrix_of_tile(tile).index] += sums[tile];
+  }
+  for (int64_t i = 0; i < call.norms.numel(); ++i) {
+    norms[i] = std::sqrt(norms[i]);
   }
 }
 
 void normalize_cpu(const Normalize& call) {
-  for_each(call, [&](const auto& m, int64_t tile) { scale_tile(call, m, tile_box(m, tile)); });
+  const Batch batch = cut_by_size(call.batch);
+  for_each(batch, [&](const auto& m, const Box& box, int64_t) {
+    scale_tile(batch, m, box, multiplier_of(call.norms[m.index], call.eps, call.scale));
+  });
 }
 
 }  // namespace optimizer

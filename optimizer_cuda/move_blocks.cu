@@ -67,22 +67,6 @@ __device__ void move_runs(const Matrix<2>& m, const Box& box) {
   }
 }
 
-// Calls work(row, col) on the calling thread's elements of a box of one square tile, neighbouring threads along the
-// dimension in which the tensor lies closer; no division, and all accesses may be under way at once.
-template <class Work>
-__device__ void for_each_place(const Box& box, const View& view, const Work& work) {
-  const bool along_rows = view.col_stride <= view.row_stride;
-  const int lines = along_rows ? box.rows : box.cols, length = along_rows ? box.cols : box.rows;
-  const int at = threadIdx.x % kTileSide;
-#pragma unroll
-  for (int first = 0; first < kTileSide; first += kThreads / kTileSide) {
-    const int line = first + threadIdx.x / kTileSide;
-    if (line < lines && at < length) {
-      work(along_rows ? line : at, along_rows ? at : line);
-    }
-  }
-}
-
 template <class T>
 __device__ void move_elements(const Matrix<2>& m, const Box& box) {
   __shared__ Exchange<T> tile;

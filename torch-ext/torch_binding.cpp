@@ -64,6 +64,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("momentum_pack_", TORCH_BOX((&Op<check_momentum_pack, momentum_pack_cuda>::call)));
   ops.impl("descend_", TORCH_BOX((&Op<check_descend, descend_cuda>::call)));
   ops.impl("move_blocks_", TORCH_BOX((&Op<check_move_blocks, move_blocks_cuda>::call)));
+  ops.impl("frobenius_norm_", TORCH_BOX((&Op<check_frobenius_norm, frobenius_norm_cuda>::call)));
+  ops.impl("normalize_", TORCH_BOX((&Op<check_normalize, normalize_cuda>::call)));
 }
 #endif
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.support import oracles
+from tests.support.operation_places import MODELLED, SHIPPED, on_every_place
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 SHAPES = (1, 1, 1), (3, 5, 7), (2, 70, 40), (2, 3, 9000), (1, 300, 700)
@@ -16,9 +17,12 @@ EPS, SCALE = 1e-7, 4.0
 # The multiplier and the product are rounded to float32.
 ROUNDINGS = 2 * oracles.unit_roundoff(torch.float32)
 
+pytestmark = [pytest.mark.usefixtures("device"), on_every_place(SHIPPED, MODELLED)]
+
 
 def random(shape, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return values.to(torch.get_default_device(), dtype)
 
 
 @pytest.fixture(scope="session")
@@ -40,14 +44,6 @@ def normalized(native):
     return normalized
 
 
-@pytest.fixture
-def threads():
-    """`torch.set_num_threads`, undone at the end."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtypes", list(itertools.product(DTYPES, repeat=2)), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -64,12 +60,12 @@ def test_norms_and_quotients_err_by_their_roundings(normalized, shape, dtypes):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_neither_batch_threads_nor_strides_change_a_bit(normalized, threads, dtype):
+def test_neither_batch_threads_nor_strides_change_a_bit(normalized, dtype):
     X = random((5, 130, 350), dtype)
-    threads(1)
+    torch.set_num_threads(1)
     expected = normalized(X)
     for count in 2, 3, 16:
-        threads(count)
+        torch.set_num_threads(count)
         wider = torch.cat([X, X], 2)[:, :, :350]
         for other in X, X.mT.contiguous().mT, wider:
             assert all(map(torch.equal, normalized(other), expected))

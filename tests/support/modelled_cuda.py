@@ -22,7 +22,8 @@ from tools.build.recipe import GENERATED_HEADER, read_build
 from tools.build.variant_metadata import write_metadata
 
 MODEL = Path("tests/cuda_model")
-OPERATIONS = ("momentum_pack", "descend", "move_blocks")
+SOURCES_OF_KERNELS = ("momentum_pack", "descend", "move_blocks", "normalize")
+OPERATIONS = (*SOURCES_OF_KERNELS, "frobenius_norm")
 SOURCES = ("optimizer_common", "optimizer_cpu", "optimizer_cuda", "torch-ext", MODEL)
 # Launches are no C++. Parameters by value are shared by the threads of a GPU, and so they are here.
 LAUNCH = re.compile(r"(\w+)<<<(.*)>>>\((.*)\);")
@@ -55,8 +56,8 @@ def build_modelled_variant(repository: Path, folder: Path) -> Path:
     job = dataclasses.replace(job, root=tree, revision=revision)
     job.work.mkdir(parents=True)
     (job.work / GENERATED_HEADER).write_text(REGISTRATION_H)
-    kernels = [Path("optimizer_cuda", f"{operation}.cpp") for operation in OPERATIONS]
-    on_cpu = [Path("optimizer_cpu", f"{name}.cpp") for name in ("gemm", "normalize", "threads")]
+    kernels = [Path("optimizer_cuda", f"{name}.cpp") for name in SOURCES_OF_KERNELS]
+    on_cpu = [Path("optimizer_cpu", f"{name}.cpp") for name in ("gemm", "threads")]
     plain = [Path("torch-ext/torch_binding.cpp"), *on_cpu]
     library = job.work / f"{job.ops}.abi3.so"
     objects = compile_all(job, kernels, [*plain, *(MODEL / name for name in ("model.cpp", "memory.cpp", "torch.cpp"))])

@@ -63,8 +63,8 @@ has the fields of `plan.blocks.Block` in their order: count, position, top, left
 - An element that blocks write twice is not detected: it gets one of its values, not always the same.
 - On a GPU a launch takes 640 blocks, by value: no table is copied to the device or kept there.
 
-`frobenius_norm_` and `normalize_` take batches (B, m, n) of any strides, float32, float16 or bfloat16 on the CPU, and
-`norms` (B), float64, contiguous. Arguments that do not fit raise RuntimeError before anything is written.
+`frobenius_norm_` and `normalize_` take batches (B, m, n) of any strides, float32, float16 or bfloat16, and `norms` (B),
+float64, contiguous. Arguments that do not fit raise RuntimeError before anything is written.
 
 - Squares are summed in float64, where those of float32 are exact and do not overflow, in an order that follows from m
   and n alone. scale / max(norms, eps, 2^-126) is rounded to float32 once, at most to its largest number, and so is each
