@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -22,21 +23,34 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.shapes import Parameter
 from benchmarks.step_costs import replaced
 
-L2_BYTES = 50 * 2**20
+# Capability, multiprocessors and bytes of the cache: an H200.
+GPU = 90, 132, 50 * 2**20
 # How a step's products are launched: by torch, by the symmetric kernel, or in graphs, whose insides are not counted.
 WAYS = "torch", "symmetric", "replayed"
 # What waits until the device is done, because the host asks for a value.
 SYNCS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+# Where these have their two factors among their arguments.
+PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "symmetric_gemm_": (0, 1)}
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device")
 
 
+class Product(NamedTuple):
+    """A product of (batch, m, k) and (batch, k, n), and by which operation."""
+
+    operation: str
+    batch: int
+    size: tuple[int, int, int]  # m, n, k
+
+
 class Work(TorchDispatchMode):
-    """Counts kernels, the bytes that they read and write, and what makes the host wait."""
+    """Counts kernels, products among them, the bytes that they read and write, and what makes the host wait."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kernels: Counter[str] = Counter()
+        self.products: Counter[Product] = Counter()
         self.bytes = 0
+        self.bytes_of_products = 0
         self.syncs: Counter[str] = Counter()
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
@@ -48,7 +62,12 @@ class Work(TorchDispatchMode):
             self.syncs[name] += 1
         elif not operation.is_view and name not in EMPTY and (read or written):
             self.kernels[name] += 1
-            self.bytes += sum(x.numel() * x.element_size() for x in {id(x): x for x in (*read, *written)}.values())
+            moved = sum(x.numel() * x.element_size() for x in {id(x): x for x in (*read, *written)}.values())
+            self.bytes += moved
+            if name in PRODUCTS:
+                A, B = (args[place] for place in PRODUCTS[name])
+                self.products[Product(name, A.size(0), (A.size(1), B.size(2), A.size(2)))] += 1
+                self.bytes_of_products += moved
         return result
 
 
@@ -65,7 +84,8 @@ def fake_gpu(kernel: ModuleType, way: str) -> Iterator[None]:
     table = symmetric if way == "symmetric" else products.BATCHED
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(mock.patch.object(kernel.polar, "_cache_bytes", lambda device: L2_BYTES))
+        gpu = kernel.kernels.predictions.Gpu(*GPU)
+        stack.enter_context(mock.patch.object(kernel.polar, "gpu_of", lambda device: gpu))
         stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table}))
         if way == "replayed":
             stack.enter_context(mock.patch.object(kernel.step.graphs.UpdateGraphs, "packed", _replayed(kernel)))

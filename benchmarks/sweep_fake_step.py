@@ -5,6 +5,9 @@
 Each model has a row for torch's products, for the symmetric kernel, and for CUDA graphs, of which each replay counts as
 one launch and its inside not at all, bytes included. Counts are exact but for what libraries launch behind one
 operation. A step waits for the device not once; the status is 1 where one does.
+
+Two columns are no counts: what the kernels take by the package's model of products (`benchmarks.predicted_step`), for a
+GPU to confirm or refute, and what the step is to take there, fused AdamW and 1.2 times the ideal of symmetric products.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.built_kernel import load_built
-from benchmarks.fake_gpu import L2_BYTES, WAYS, counted_step, fake_gpu, fake_optimizer
+from benchmarks.fake_gpu import GPU, WAYS, counted_step, fake_gpu, fake_optimizer
+from benchmarks.predicted_step import goal_seconds, predicted_seconds
 from benchmarks.result_file import ResultFile, default_path, facts
-from benchmarks.shapes import MODELS
+from benchmarks.shapes import MODELS, Parameter, matrix_counts
+from benchmarks.work import least_flop
 
 ROOT = Path(__file__).resolve().parent.parent
 USUAL = "gpt2-124m", "moe-64", "llama-1b", "llama-8b"
@@ -33,24 +38,36 @@ def measure(kernel, model: str, way: str) -> dict:
         optimizer = fake_optimizer(kernel, MODELS[model])
         work = counted_step(optimizer)
         elements = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        goal = goal_seconds(kernel, least_flop_of(kernel, MODELS[model]), elements)
     return {
         "model": model,
         "way": way,
         "kernels": sum(work.kernels.values()),
         "bytes_an_element": work.bytes / elements,
         "syncs": sum(work.syncs.values()),
+        "predicted_milliseconds": None if way == "replayed" else 1e3 * predicted_seconds(kernel, work),
+        "goal_milliseconds": 1e3 * goal,
         "most": dict(work.kernels.most_common(6)),
     }
 
 
+def least_flop_of(kernel, parameters: Sequence[Parameter]) -> int:
+    """Return the FLOP of the cheaper methods for all matrices of a model, with symmetric products."""
+    schedule, gpu = kernel.schedules.resolve_schedule("polar_express", 5), torch.device("cuda", 0)
+    sizes = {shape: tuple(sorted(shape)) for shape in matrix_counts(parameters)}
+    least = {shape: least_flop(kernel, gpu, torch.float16, size, schedule) for shape, size in sizes.items()}
+    return sum(count * least[shape] for shape, count in matrix_counts(parameters).items())
+
+
 def report(rows: Sequence[Mapping]) -> Table:
     table = Table("model", "products", title="One step on a GPU that is not there")
-    for heading in "kernels", "bytes an element", "waits for the device":
+    for heading in "kernels", "bytes an element", "waits for the device", "predicted ms", "goal, ms":
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(
-            row["model"], row["way"], str(row["kernels"]), f"{row['bytes_an_element']:.0f}", str(row["syncs"])
-        )
+        predicted = row["predicted_milliseconds"]
+        counts = str(row["kernels"]), f"{row['bytes_an_element']:.0f}", str(row["syncs"])
+        times = "" if predicted is None else f"{predicted:.1f}", f"{row['goal_milliseconds']:.1f}"
+        table.add_row(row["model"], row["way"], *counts, *times)
     return table
 
 
@@ -62,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     kernel, _ = load_built(options.build)
     cases = {f"{model}, {way}": (model, way) for model in options.models for way in WAYS}
-    settings = {"l2_bytes": L2_BYTES, "device": "fake tensors"}
+    settings = {"gpu": list(GPU), "device": "fake tensors"}
     path = options.output or default_path("fake-step", torch.device("cpu"))
     results = ResultFile(path, {**facts(kernel, torch.device("cpu"), {}), **settings}, list(cases))
     for name, case in cases.items():

@@ -36,7 +36,7 @@ def test_nothing_is_faster_than_its_flops(predictions, h100):
     sustained = h100.multiprocessors * predictions.RATES[90].sustained
     for m in range(1024, 9000, 500):
         for k in (m, 4 * m):
-            assert predictions.dense_seconds(h100, 2, m, k) >= 2 * 2 * m * m * k / sustained
+            assert predictions.dense_seconds(h100, 2, (m, m, k)) >= 2 * 2 * m * m * k / sustained
             assert predictions.symmetric_seconds(h100, 2, m, k) >= 2 * m * m * k / sustained
 
 
@@ -49,8 +49,14 @@ def test_gain_stays_below_two_and_nears_its_rates(predictions, h100):
 
 def test_half_a_wave_of_a_lone_matrix_is_no_gain(predictions, h100):
     """136 tiles for 132 multiprocessors are two waves, of which the second is nearly empty."""
-    assert predictions.matrices_in_cache(h100.cache, 2048, 2) == 1
-    assert predictions.predicted_gain(h100, 2048, 2048) < predictions.WORTH
+    times = [predictions.symmetric_seconds(h100, batch, 2048, 2048) / batch for batch in (1, 15)]
+    assert times[0] > 1.5 * times[1]
+
+
+@pytest.mark.parametrize("m, count", [(256, 100), (1024, 6), (1025, 46), (2048, 15), (4096, 4), (16384, 1)])
+def test_small_matrices_share_the_cache_and_large_ones_fill_waves(predictions, h100, m, count):
+    """50 MiB hold 100 times four 256 x 256 ones of two bytes; 16 waves of 132 tiles are 46 times 45, 15 times 136."""
+    assert predictions.matrices_together(h100, m, 2) == count
 
 
 def test_unknown_gpus_and_small_sizes_are_not_predicted(predictions, h100):

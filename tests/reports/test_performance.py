@@ -15,6 +15,7 @@ def record(stage: str, key: str, status: str = "ok", problem: str = "", value: o
 def lab_report() -> dict:
     entry = {"m": 64, "k": 64, "tile": 32, "tile_k": 64, "group": 8, "warps": 4, "stages": 3, "gain": 1.5, "count": 2}
     entry |= {"seconds": 2e-6, "spread": 0.01, "other_seconds": 3e-6, "candidates": 9}
+    entry |= {"predicted_seconds": 2.5e-6, "predicted_other_seconds": 4e-6}
     stages = {
         "environment": [record("environment", "dense float16", value={"tera_flops": 700.0})],
         "prove": [
@@ -40,7 +41,7 @@ def test_section_names_its_device_and_commit(tmp_path):
     assert "Some GPU, torch 2.13.0; commit `cccccccccccc`." in page
     assert f"]({tmp_path.name}/some-gpu.json)" in page and f"]({tmp_path.name}/some-gpu-ideal.png)" in page
     config = "tile 32 tile_k 64 group 8 warps 4 stages 3"
-    assert f"| symmetric_gemm | float16 | 2 x 64 x 64 | {config} | 2.0 ±1% | 3.0 | 1.50 | 9 |" in page
+    assert f"| symmetric_gemm | float16 | 2 x 64 x 64 | {config} | 2.0 ±1% | 2.5 | 3.0 | 4.0 | 1.50 | 9 |" in page
 
 
 def test_failures_are_shown_with_their_reason():

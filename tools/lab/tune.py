@@ -101,9 +101,23 @@ def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
         entry["other_seconds"] = finding.times[tuning.gpu_contest.TORCH].seconds
     write_entry(lab.configs, header(lab), kernel, short(dtype), entry)
     read_again(lab)
+    entry.update(predicted_times(lab, task, entry["count"]))  # for the report alone
     if finding.failed:
         raise FailedError("; ".join(f"{name}: {why}" for name, why in finding.failed.items()), entry)
     return entry
+
+
+def predicted_times(lab: Lab, task, count: int) -> dict[str, float]:
+    """Return what the package's model says of what was timed; nothing where it says nothing."""
+    (kernel, _, m, k), predictions = task.need, lab.kernel.kernels.predictions
+    gpu = lab.kernel.kernels.machine.gpu_of(task.device)
+    if kernel != PRODUCT or gpu is None or predictions.predicted_gain(gpu, m, k) is None:
+        return {}
+    products = 1 if k != m else 2  # of squares an iteration's two, as `gpu_contest` times them
+    return {
+        "predicted_seconds": products * predictions.symmetric_seconds(gpu, count, m, k),
+        "predicted_other_seconds": products * predictions.dense_seconds(gpu, count, (m, m, k)),
+    }
 
 
 def leave_out(lab: Lab, finding) -> None:

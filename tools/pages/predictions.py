@@ -25,6 +25,8 @@ GPUS = {
 }
 SIDES = (1024, 1280, 1536, 2048, 3072, 4096, 5120, 8192)
 RATIOS = (1, 2, 4)
+# Other batches, of squares: what is taken follows from the size, never from the batch.
+SQUARES, BATCHES = (1024, 2048, 4096, 8192), (1, 7, 16)
 
 INTRODUCTION = """\
 # Predictions
@@ -34,9 +36,10 @@ torch's, or the symmetric kernel. `torch-ext/optimizer/kernels/predictions.py` h
 they come from. **No row of this page was measured.** A measurement on the user's GPU takes the place of the row for its
 size, and `explain()` says which of them decided. `python -m tools.pages.predictions` makes this page.
 
-A row is X Xᵀ of b matrices X (m, k) in half precision, b being how many are worked on together. The gain is torch's
-time over the kernel's; from {worth} on the kernel is taken. The ideal is half of the product's FLOPs at the rate that
-the device sustains.
+A row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time over the kernel's, and the ideal is
+half of the product's FLOPs at the rate that the device sustains. In most rows b is how many matrices are worked on
+together: where their gain is {worth} or more, the kernel is taken. The last rows of a table have one matrix, seven or
+sixteen. What is taken there follows from the size alone, so that a matrix has the same bits in every batch.
 """
 
 
@@ -51,16 +54,16 @@ def page(predictions: ModuleType) -> str:
 
 
 def rows_of(predictions: ModuleType, gpu) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each size on one GPU."""
-    for m in SIDES:
-        for k in (m * ratio for ratio in RATIOS):
-            batch, gain = predictions.matrices_in_cache(gpu.cache, m, 2), predictions.predicted_gain(gpu, m, k)
-            dense = predictions.dense_seconds(gpu, batch, m, k)
-            symmetric = predictions.symmetric_seconds(gpu, batch, m, k)
-            ideal = batch * m * m * k / (gpu.multiprocessors * predictions.RATES[gpu.capability].sustained)
-            taken = "symmetric" if gain >= predictions.WORTH else "torch"
-            times = f"{1e6 * dense:.1f}", f"{1e6 * symmetric:.1f}", f"{ideal / symmetric:.0%}"
-            yield f"{batch} x {m} x {k}", *times, f"{gain:.2f}", taken
+    """Yield the cells of each size on one GPU: as many matrices as are worked on together, then the counts BATCHES."""
+    sizes = [(m, m * ratio) for m in SIDES for ratio in RATIOS]
+    together = [(predictions.matrices_together(gpu, m, 2), m, k) for m, k in sizes]
+    for batch, m, k in together + [(batch, m, m) for m in SQUARES for batch in BATCHES]:
+        dense = predictions.dense_seconds(gpu, batch, (m, m, k))
+        symmetric = predictions.symmetric_seconds(gpu, batch, m, k)
+        ideal = batch * m * m * k / (gpu.multiprocessors * predictions.RATES[gpu.capability].sustained)
+        taken = "symmetric" if predictions.predicted_gain(gpu, m, k) >= predictions.WORTH else "torch"
+        times = f"{1e6 * dense:.1f}", f"{1e6 * symmetric:.1f}", f"{ideal / symmetric:.0%}"
+        yield f"{batch} x {m} x {k}", *times, f"{dense / symmetric:.2f}", taken
 
 
 if __name__ == "__main__":

@@ -90,6 +90,8 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
             *(Column(key, lambda r, key=key: words(r[key])) for key in ("model", "way", "kernels")),
             Column("bytes an element", lambda r: f"{r['bytes_an_element']:.0f}"),
             Column("waits for the device", lambda r: words(r["syncs"])),
+            Column("predicted ms", lambda r: words(r.get("predicted_milliseconds"))),
+            Column("goal, ms", lambda r: words(r.get("goal_milliseconds"))),
         ),
     ),
     ("plan_seconds", "host_milliseconds"): (
@@ -235,7 +237,8 @@ def tuned_tables(records: Sequence[dict]) -> Iterator[Table]:
         elif "gain" in record["value"]:
             launches.append(launch_row(record["key"], record["value"]))
     if launches:
-        headings = ("kernel", "dtype", "batch x m x k", "configuration", "us", "torch us", "torch / ours", "candidates")
+        times = "us", "predicted", "torch us", "predicted", "torch / ours"
+        headings = ("kernel", "dtype", "batch x m x k", "configuration", *times, "candidates")
         yield Table("Tuned configurations", headings, launches)
     if methods:
         headings = ("batch x m x n", "standard us", "Gram us", "standard / Gram", "auto takes")
@@ -248,7 +251,7 @@ def launch_row(key: str, entry: dict) -> tuple[str, ...]:
     config = " ".join(f"{field} {entry[field]}" for field in fields if field in entry)
     kernel, dtype, _ = key.split()
     sizes = words([entry["count"], entry["m"], entry["k"]])
-    times = micro(entry, ""), micro(entry, "other_")
+    times = (micro(entry, name) for name in ("", "predicted_", "other_", "predicted_other_"))
     return kernel, dtype, sizes, config, *times, f"{entry['gain']:.2f}", words(entry["candidates"])
 
 

@@ -10,11 +10,19 @@ import torch
 from torch import Tensor
 
 from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
+from .kernels import predictions
 from .kernels.autocast import without_autocast
 from .kernels.gains import Circumstances
+from .kernels.machine import gpu_of
 from .kernels.native import frobenius_norm_, normalize_
 from .kernels.products import Products, add_to_diagonal_, fits_a_core, small_polar
 from .schedules import Schedule, resolve_schedule
+
+# Bytes of the cache that a core of a CPU usually has for itself.
+_CORE_CACHE = 2**21
+
+# What a device is taken for that torch does not describe.
+_SMALL_GPU = predictions.Gpu(0, 1, 2**21)
 
 
 def orthogonalize(
@@ -80,10 +88,11 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
         factors = torch.empty_like(wide, dtype=iteration.work_dtype)
     else:
         factors = out.mT if tall else out
-    for start in range(0, len(wide), length):
+    pieces = -(-len(wide) // length)  # as even as they can be: two matrices left over take as long as a full piece
+    starts = [piece * len(wide) // pieces for piece in range(pieces + 1)]
+    for start, end in zip(starts, starts[1:]):
         # Tables that take one matrix at a time take it with two dimensions.
-        count = min(length, len(wide) - start)
-        X, place = (x.select(0, start) if single else x.narrow(0, start, count) for x in (wide, factors))
+        X, place = (x.select(0, start) if single else x.narrow(0, start, end - start) for x in (wide, factors))
         if out is None:  # autograd and vmap pass through a copy, but not through a product that writes to a place
             place.copy_(_polar_factor(X, iteration, eps))
         else:
@@ -92,28 +101,21 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
 
 
 def matrices_together(device: torch.device, size: tuple[int, int], iteration: Iteration) -> int:
-    """Return how many wide matrices of `size` are worked on together: as many as have their m x m ones in the cache.
+    """Return how many wide matrices of `size` are worked on together at most.
 
-    The threads of a CPU each have a cache, and matrices of their own if those fit into it.
+    A GPU is filled with them (`predictions.matrices_together`). The threads of a CPU each have a cache, and as many
+    matrices for themselves as have their four m x m ones in it, if a matrix fits.
     """
     m, n = size
-    count = max(1, _cache_bytes(device) // (4 * m * m * iteration.chain_dtype.itemsize))
+    itemsize = iteration.chain_dtype.itemsize
     if device.type != "cpu":
-        return count
-    return count * _threads() if fits_a_core(m, n) else 1
+        return predictions.matrices_together(gpu_of(device) or _SMALL_GPU, m, itemsize)
+    return max(1, _CORE_CACHE // (4 * m * m * itemsize)) * _threads() if fits_a_core(m, n) else 1
 
 
 @torch.compiler.assume_constant_result
 def _threads() -> int:
     return torch.get_num_threads()
-
-
-@torch.compiler.assume_constant_result
-def _cache_bytes(device: torch.device) -> int:
-    """Return the size of the cache between the products: a GPU's second level, or what a core of a CPU usually has."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_properties(device).L2_cache_size
-    return 2**21
 
 
 def _polar_factor(G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None) -> Tensor:
@@ -216,9 +218,12 @@ def normalize(
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     norm = frobenius_norm(G) if norm is None else norm
     if exact == torch.float32 and _is_compiled_for(G):
-        normalized = G.new_empty(G.shape, dtype=work_dtype)
-        normalize_(_as_batch(normalized), _as_batch(G), norm.reshape(-1), eps, scale)
-        return normalized
+        batch = _as_batch(G)
+        # The products of a CPU want rows as runs of memory, those of a GPU take tall matrices as they lie.
+        as_given = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
+        normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=as_given)
+        normalize_(normalized, batch, norm.reshape(-1), eps, scale)
+        return normalized.view(G.shape)
     # Smaller norms than the smallest normal number have no digits left to scale up.
     inverse = (scale / norm.clamp_min(max(eps, torch.finfo(exact).tiny))).clamp_max(torch.finfo(exact).max)
     return (G * inverse.to(exact)).to(work_dtype)
@@ -238,9 +243,9 @@ def frobenius_norm(X: Tensor) -> Tensor:
 
 
 def _is_compiled_for(X: Tensor) -> bool:
-    """Whether the compiled passes take X: they are for a CPU, and know neither gradients nor `torch.vmap`."""
+    """Whether the compiled passes take X: they know neither float64, nor gradients, nor `torch.vmap`."""
     wants_gradient = torch.is_grad_enabled() and X.requires_grad
-    if X.device.type != "cpu" or X.dtype == torch.float64 or wants_gradient:
+    if X.device.type not in ("cpu", "cuda") or X.dtype == torch.float64 or wants_gradient:
         return False
     return torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(X)
 

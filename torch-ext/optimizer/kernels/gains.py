@@ -9,10 +9,10 @@ from typing import NamedTuple, Optional, Union
 
 import torch
 
-from .machine import key_of
+from .machine import gpu_of, key_of
 from .measurement_file import JUDGED
 from .measurements import failed, nearest_of, shipped_entries, sizes_here
-from .predictions import WORTH, Gpu, predicted_gain
+from .predictions import WORTH, predicted_gain
 
 
 class Circumstances(NamedTuple):
@@ -48,21 +48,11 @@ def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
 
     It is not asked where a candidate of the kernel has failed its proof: there only what was proven counts.
     """
-    facts = _facts(device, dtype)
-    gain = None if facts is None else predicted_gain(Gpu(*facts), m, k)
+    gpu = gpu_of(device)
+    if gpu is None or dtype not in (torch.float16, torch.bfloat16) or torch.version.hip:
+        return Gain()
+    gain = None if failed_here(device, dtype, "symmetric_gemm") else predicted_gain(gpu, m, k)
     return Gain() if gain is None else Gain(gain / WORTH, "by the model")
-
-
-@torch.compiler.assume_constant_result
-def _facts(device: torch.device, dtype: torch.dtype) -> Optional[tuple[int, int, int]]:
-    """Return capability, multiprocessors and bytes of the cache of a GPU for which the model may speak."""
-    halves = torch.float16, torch.bfloat16
-    if device.type != "cuda" or dtype not in halves or torch.version.hip or not torch.cuda.is_available():
-        return None
-    if failed(key_of(device), "symmetric_gemm", str(dtype).replace("torch.", "")):
-        return None
-    facts = torch.cuda.get_device_properties(device)
-    return 10 * facts.major + facts.minor, facts.multi_processor_count, facts.L2_cache_size
 
 
 @torch.compiler.assume_constant_result

@@ -13,6 +13,7 @@ from typing import NamedTuple, Optional
 import torch
 
 from . import native
+from .predictions import Gpu
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -75,6 +76,15 @@ def multiprocessors(device_name: str) -> Optional[tuple[int, int]]:
         if properties.name == device_name:
             return 10 * properties.major + properties.minor, properties.multi_processor_count
     return None
+
+
+@torch.compiler.assume_constant_result
+def gpu_of(device: torch.device) -> Optional[Gpu]:
+    """Return what predictions need to know of a GPU; None of devices of other kinds, and of one that is not here."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(device)
+    return Gpu(10 * facts.major + facts.minor, facts.multi_processor_count, facts.L2_cache_size)
 
 
 def _driver() -> str:

@@ -49,6 +49,9 @@ TILE = 128
 # The side from which on the kernel has these tiles on every device.
 SMALLEST = 1024
 
+# How many waves of such tiles a batch of larger matrices has: then the last one, which may be nearly empty, is little.
+WAVES = 16
+
 # The gain from which the kernel is taken: the model is not better than that.
 WORTH = 1.1
 
@@ -56,26 +59,34 @@ WORTH = 1.1
 def predicted_gain(gpu: Gpu, m: int, k: int) -> Optional[float]:
     """Return torch's time over the symmetric kernel's for X Xᵀ of X (b, m, k) in half precision; None: not predicted.
 
-    b is how many matrices' products the second-level cache holds, which follows from m: the answer is the same for
-    every batch, so that a matrix's bits are.
+    b is `matrices_together`, which follows from m: the answer is the same for every batch, so that a matrix's bits are.
     """
     if gpu.capability not in RATES or m < SMALLEST:
         return None
-    batch = matrices_in_cache(gpu.cache, m, 2)
-    return dense_seconds(gpu, batch, m, k) / symmetric_seconds(gpu, batch, m, k)
+    batch = matrices_together(gpu, m, 2)
+    return dense_seconds(gpu, batch, (m, m, k)) / symmetric_seconds(gpu, batch, m, k)
 
 
-def matrices_in_cache(cache: int, m: int, itemsize: int) -> int:
-    """Return how many matrices are worked on together: those whose four m x m ones a GPU's cache holds, at least 1."""
-    return max(1, cache // (4 * m * m * itemsize))
+def matrices_together(gpu: Gpu, m: int, itemsize: int) -> int:
+    """Return how many matrices with a short side of m a GPU works on together, at least 1.
+
+    Up to a side of SMALLEST, as many as have their four m x m matrices in the cache, without which products would wait
+    for memory: at m = 1024 a product has 170 FLOPs for each byte that it moves, and a Hopper GPU multiplies 184 in the
+    time in which it reads one. Larger ones do not need the cache. What they need is to fill WAVES waves.
+    """
+    if m <= SMALLEST:
+        return max(1, gpu.cache // (4 * m * m * itemsize))
+    side = _ceil(m, TILE)
+    return max(1, WAVES * gpu.multiprocessors // (side * (side + 1) // 2))
 
 
-def dense_seconds(gpu: Gpu, batch: int, m: int, k: int) -> float:
-    """Return what torch's X Xᵀ of X (batch, m, k) takes by the best of its tiles."""
+def dense_seconds(gpu: Gpu, batch: int, size: tuple[int, int, int]) -> float:
+    """Return what torch's product of (batch, m, k) and (batch, k, n) takes by the best of its tiles; size: m, n, k."""
+    m, n, k = size
     rate = RATES[gpu.capability].sustained
 
     def seconds(rows: int, cols: int, part: float) -> float:
-        tiles = batch * _ceil(m, rows) * _ceil(m, cols)
+        tiles = batch * _ceil(m, rows) * _ceil(n, cols)
         tile = 2 * rows * cols * k / (rate * part) + DENSE_TILE_SECONDS
         return _ceil(tiles, gpu.multiprocessors) * tile + DENSE_LAUNCH_SECONDS
 
@@ -83,7 +94,7 @@ def dense_seconds(gpu: Gpu, batch: int, m: int, k: int) -> float:
 
 
 def symmetric_seconds(gpu: Gpu, batch: int, m: int, k: int) -> float:
-    """Return what the symmetric kernel takes for the same in tiles of TILE."""
+    """Return what the symmetric kernel takes for X Xᵀ of X (batch, m, k) in tiles of TILE."""
     rates, side = RATES[gpu.capability], _ceil(m, TILE)
     waves = _ceil(batch * side * (side + 1) // 2, gpu.multiprocessors)
     tile = 2 * TILE * TILE * k / (rates.sustained * rates.symmetric)
