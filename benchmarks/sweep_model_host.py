@@ -86,9 +86,7 @@ def replayed(kernel: ModuleType, launch: Callable[[], object]):
     kept: dict[tuple, object] = {}
 
     def packed(self, batch, count: int, eps: float):
-        key = graphs.Kind(
-            count, batch.packed_shape, batch.transposed, batch.packed_dtype, batch.iteration, eps, batch.device
-        )
+        key = graphs.kind_of(batch, count, eps)
         if key not in kept:
             directions = update.packed_memory(batch, count, batch.device)
             updates, norms = update.as_parameter(batch, directions.half()), torch.ones(count)

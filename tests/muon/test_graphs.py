@@ -86,7 +86,14 @@ def compare(kernel, simulated, settings=(), dtype=torch.float32, **options) -> N
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"release_grads": True}, {"offload": True}, {"ns_dtype": "float16"}, {"decay_mode": "cautious"}],
+    [
+        {},
+        {"release_grads": True},
+        {"offload": True},
+        {"ns_dtype": "float16"},
+        {"decay_mode": "cautious"},
+        {"equalize": "columns", "renormalize": "rows"},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -239,3 +246,16 @@ def test_nothing_is_captured_on_a_cpu(kernel):
 def test_cuda_graphs_must_be_a_flag(kernel):
     with pytest.raises(TypeError, match="cuda_graphs"):
         kernel.Muon(parameters(), cuda_graphs="yes")
+
+
+def test_groups_of_other_settings_have_graphs_of_their_own(kernel, simulated):
+    """Of one shape, and of one iteration."""
+
+    def grouped():
+        whole, rows = parameters()[:3], [(f"other.{name}", p) for name, p in parameters()[:3]]
+        return [{"params": whole}, {"params": rows, "renormalize": "rows"}]
+
+    eager, replayed = (kernel.Muon(grouped(), **SETTINGS) for _ in range(2))
+    replayed.warmup(lambda *_: None)
+    assert all(map(torch.equal, steps(replayed), steps(eager)))
+    assert simulated.replays > simulated.captures

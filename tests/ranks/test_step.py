@@ -20,7 +20,14 @@ FACTORS = {
     "chunk_bytes": [None, 300, 3000],
     "chunks_in_flight": [1, 2, 5],
     "decay_mode": ["decoupled", "independent", "cautious"],
-    "recipe": [{}, {"nesterov": False, "maximize": True}, {"momentum_dtype": "bfloat16"}, {"release_grads": True}],
+    "recipe": [
+        {},
+        {"nesterov": False, "maximize": True},
+        {"momentum_dtype": "bfloat16"},
+        {"release_grads": True},
+        {"equalize": "rows", "renormalize": "columns_rows"},
+        {"equalize": "columns", "renormalize": "frobenius", "sum_gram": True},
+    ],
 }
 ROWS = pairwise(FACTORS, seed=0)
 TWO = [Layout((2,), ("0",)), Layout((2,), ("1",)), Layout((2,), ("r",))]

@@ -70,6 +70,12 @@ def test_teams_end_as_one_process_up_to_rounding(kernel, pools, name, missing):
 
 
 @on_every_backend()
+def test_teams_equalize_and_renormalize_whole_matrices(kernel, pools):
+    settings = {**TEAMS, "equalize": "rows", "renormalize": "columns"}
+    assert_close_to_alone(kernel, pools, Case(long_ones(FOUR), settings, steps=3), train_in_teams)
+
+
+@on_every_backend()
 @pytest.mark.parametrize("size", [2, 4])
 def test_bits_depend_on_the_size_of_the_team_alone(pools, size):
     """Not on chunks, nor on how the matrices lie."""

@@ -99,6 +99,7 @@ def explanation_of(
             route = _muon_route(name, p, reason, view_in_group(name, p, group), group["adjust_lr_fn"])
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
+            kernel += str(matrices[0].parameter.equalization)
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
     return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes])
 

@@ -68,6 +68,10 @@ class Muon(Optimizer):
             `rms_to_rms`, or a function of a matrix's rows and columns.
         ns_dtype: dtype of the iteration, a torch.dtype or its name; None: `iteration.default_work_dtype`.
         ns_method: `standard`, `gram`, `gram_float32`, or `auto`, the cheaper where both are safe (`orthogonalize`).
+        equalize: divide lines of a matrix by their norms before the iteration: `rows`, `columns`, `rows_columns` (one
+            after the other), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254).
+        renormalize: give polar factors the norm of exact ones, as a whole, `frobenius`, or to all lines of a side
+            alike, `rows`, `columns`, `rows_columns`, `columns_rows`; or `none` (Muon+, arXiv:2602.21545).
         decay_mode: of matrices: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and
             only where it goes the way of the update. The fallback's decay is decoupled.
         maximize: ascend.
@@ -81,8 +85,9 @@ class Muon(Optimizer):
         adamw_betas, adamw_eps: of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias.
         momentum_dtype: of momentum buffers that are made; None: the parameter's.
-        offload: keep momentum buffers in host memory, pinned for a GPU, which has those of two batches at a time; read
-            them through `state_dict()`, which waits for them. Not with `capturable`, nor for matrices that ranks share.
+        offload: keep momentum buffers in host memory, pinned for a GPU, which has those of three batches at a time.
+            Read them through `state_dict()`, which waits for them. Not with `capturable`, nor for matrices that ranks
+            share.
         qk_clip: settings of QK-clip (`qk_clip.heads.clip_settings`; also `report`, called with the counts of clipped
             and of not finite heads one step later), for which `observe_qk_logits` is called in the forward pass.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
@@ -134,6 +139,8 @@ class Muon(Optimizer):
         *,
         ns_dtype: torch.dtype | str | None = None,
         ns_method: str = "auto",
+        equalize: str = "none",
+        renormalize: str = "none",
         decay_mode: str = "decoupled",
         maximize: bool = False,
         conv_mode: str = "flatten",

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..iteration import METHODS, check_work_dtype
 from ..learning_rate import check_adjustment
 from ..rules.descent import DECAY_MODES
+from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..schedules import resolve_schedule
 from .matrices import CONV_MODES, plain_split_rows
 
@@ -154,6 +155,8 @@ SETTINGS: dict[str, Setting] = {
     "adjust_lr_fn": Setting(_adjustment, Role.METHOD),
     "ns_dtype": Setting(_dtype_name, Role.METHOD),
     "ns_method": Setting(_one_of(METHODS), Role.METHOD),
+    "equalize": Setting(_one_of(EQUALIZATIONS), Role.METHOD),
+    "renormalize": Setting(_one_of(RENORMALIZATIONS), Role.METHOD),
     "decay_mode": Setting(_one_of(DECAY_MODES), Role.RECIPE),
     "maximize": Setting(flag, Role.RECIPE),
     "conv_mode": Setting(_one_of(CONV_MODES), Role.MATRICES),

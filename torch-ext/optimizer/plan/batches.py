@@ -9,6 +9,7 @@ import torch
 
 from ..iteration import Iteration
 from ..polar import matrices_together
+from ..rules.equalization import Equalization
 from .matrix import Matrix
 
 Member = TypeVar("Member")
@@ -38,6 +39,11 @@ class Batch:
         return self.matrices[0].parameter.group
 
     @property
+    def equalization(self) -> Equalization:
+        """What is done to rows and columns of its matrices."""
+        return self.matrices[0].parameter.equalization
+
+    @property
     def work_bytes(self) -> int:
         """What its orthogonalization holds at most: what is packed, the factors, and what `polar_factors` says."""
         (m, n), iteration = sorted(self.packed_shape), self.iteration
@@ -46,7 +52,8 @@ class Batch:
         together = 1 if single else matrices_together(self.matrices[0].parameter.device, (m, n), iteration)
         squares = 2 if iteration.method == "standard" else 5
         one = max(2 * m * n * work + squares * m * m * chain, m * n * (work + 4))
-        return len(self.matrices) * m * n * (self.packed_dtype.itemsize + work) + together * one
+        copies = 1 if self.equalization.before == "none" else 2
+        return len(self.matrices) * m * n * (copies * self.packed_dtype.itemsize + work) + together * one
 
 
 def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
@@ -75,8 +82,10 @@ def grouped(members: Iterable[Member], key: Callable[[Member], Hashable]) -> lis
 
 
 def slices(members: Sequence, length: int) -> list[Sequence]:
-    """Return `members` in slices of `length`, the last of them perhaps shorter."""
-    return [members[start : start + length] for start in range(0, len(members), length)]
+    """Return `members` in as few slices of at most `length` as there can be, as even as they can be."""
+    count = -(-len(members) // length)
+    places = [number * len(members) // count for number in range(count + 1)]
+    return [members[start:end] for start, end in zip(places, places[1:])]
 
 
 def _length(matrix: Matrix, chunk_bytes: Optional[int]) -> int:

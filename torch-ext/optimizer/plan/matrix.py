@@ -12,6 +12,7 @@ from ..kernels.gains import ALONE, Circumstances
 from ..learning_rate import step_multiplier
 from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group
+from ..rules.equalization import Equalization
 from ..schedules import Schedule
 from .costs import WORTH_SENDING, flops, owners_cost
 from .process_groups import Ranks, this_rank, world_size
@@ -35,6 +36,7 @@ class Parameter:
     dtype: torch.dtype
     momentum_dtype: torch.dtype
     work_dtype: torch.dtype
+    equalization: Equalization
 
     def matrices(self, group: Group, choose: Callable[..., Iteration]) -> tuple[Matrix, ...]:
         """Return its matrices by the settings of its group and `choose`, which is `choose_iteration` with a cache.

@@ -15,6 +15,7 @@ from ..kernels.machine import key_of
 from ..kernels.measurements import all_failed, changed, work_among_ranks
 from ..parameters.groups import names_of, view_in_group
 from ..parameters.settings import PLANNED, STACKED, Group, work_dtype_of
+from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
 from .agreement import Terms, terms_of
 from .batches import Batch, grouped, plan_batches
@@ -182,6 +183,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 dtype=p.dtype,
                 momentum_dtype=momentum.dtype,
                 work_dtype=work_dtype_of(group) or default_work_dtype(p),
+                equalization=Equalization(group["equalize"], group["renormalize"]),
             )
             yield parameter, not p.is_meta and p not in state
 

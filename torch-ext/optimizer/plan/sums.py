@@ -7,6 +7,7 @@ from typing import Hashable, Optional, Sequence
 
 from ..iteration import iteration_costs, summed_iteration
 from ..kernels.products import SINGLE
+from ..rules.equalization import Equalization
 from .batches import grouped, slices
 from .costs import FLOPS_OF_AN_ELEMENT, flops
 from .exchanges import MOST_CHUNK_BYTES
@@ -38,8 +39,11 @@ class SummedBatch:
 def as_summed(matrix: Matrix) -> Optional[Matrix]:
     """Return the matrix with the iteration that sums its Gram matrix; None where that is not possible, or costs more.
 
-    It must lie in parts along its long side, in one copy: others might sum in another order.
+    It must lie in parts along its long side, in one copy: others might sum in another order. What is done to whole rows
+    and columns takes a whole matrix.
     """
+    if matrix.parameter.equalization != Equalization():
+        return None
     if matrix.shards.layout.copies > 1 or matrix.shards.lengthwise(matrix.index) is None:
         return None
     (m, n), parameter = sorted((matrix.rows, matrix.cols)), matrix.parameter

@@ -22,6 +22,7 @@ from ..kernels.autocast import without_autocast
 from ..kernels.graphs import captured
 from ..parameters.settings import Group
 from ..plan.batches import Batch
+from ..rules.equalization import Equalization
 from ..tuning.race import described, loses_gpu
 from ..tuning.tune import Stage
 from .polar_update import as_parameter, packed_memory, polar_update
@@ -35,6 +36,7 @@ class Kind(NamedTuple):
     transposed: bool
     packed_dtype: torch.dtype
     iteration: Iteration
+    equalization: Equalization
     eps: float
     device: torch.device
 
@@ -45,7 +47,7 @@ class Kind(NamedTuple):
         return elements * self.packed_dtype.itemsize, elements * self.iteration.work_dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.count} x {self.packed_shape[0]} x {self.packed_shape[1]} {self.iteration}"
+        return f"{self.count} x {self.packed_shape[0]} x {self.packed_shape[1]} {self.iteration}{self.equalization}"
 
 
 class Packed(NamedTuple):
@@ -66,7 +68,7 @@ class UpdateGraphs:
 
         That is a graph if one was captured for as many matrices and this `eps`. Its updates hold until the next replay.
         """
-        replay = self._replays.get(_kind(batch, count, eps)) if self._replays else None
+        replay = self._replays.get(kind_of(batch, count, eps)) if self._replays else None
         if replay is not None and not torch.cuda.is_current_stream_capturing():
             return replay
         directions = packed_memory(batch, count, batch.device)
@@ -155,10 +157,12 @@ def _left_eager(kind: Kind, why: str) -> str:
     return f"eager {kind}"
 
 
-def _kind(batch: Batch, count: int, eps: float) -> Kind:
-    return Kind(count, batch.packed_shape, batch.transposed, batch.packed_dtype, batch.iteration, eps, batch.device)
+def kind_of(batch: Batch, count: int, eps: float) -> Kind:
+    """Return the kind of `count` matrices of a batch."""
+    shape, dtype = (batch.packed_shape, batch.transposed), batch.packed_dtype
+    return Kind(count, *shape, dtype, batch.iteration, batch.equalization, eps, batch.device)
 
 
 def _whole(batch: Batch, groups: Sequence[Group]) -> Kind:
     """Return the kind of a batch whose matrices all have gradients."""
-    return _kind(batch, len(batch.matrices), groups[batch.first_group]["eps"])
+    return kind_of(batch, len(batch.matrices), groups[batch.first_group]["eps"])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..plan.batches import Batch
 from ..polar import frobenius_norm, polar_factors
+from ..rules.equalization import equalize, renormalize_
 
 
 def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
@@ -34,14 +35,22 @@ def polar_update(batch: Batch, packed: Tensor, eps: float, factors: Optional[Ten
     # A GPU works on a large batch in pieces, whose factors are then written in place. A CPU's batch is one piece.
     if factors is None and batch.device.type != "cpu":
         factors = torch.empty_like(packed, dtype=batch.iteration.work_dtype)
-    return update_of_factors(as_parameter(batch, polar_factors(packed, batch.iteration, eps, factors)))
+    factors = polar_factors(equalized(batch, packed, eps), batch.iteration, eps, factors)
+    return update_of_factors(as_parameter(batch, factors), batch.equalization.after)
 
 
-def update_of_factors(factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the updates that polar factors (B, rows, cols), or the same part of each, become, and their norms (B,).
+def equalized(batch: Batch, packed: Tensor, eps: float) -> Tensor:
+    """Return packed matrices as they go into the iteration, with their rows and columns equalized where that is set."""
+    return as_parameter(batch, equalize(as_parameter(batch, packed), batch.equalization.before, eps))
 
-    Norms are Frobenius norms, at least float32, and NaN for a matrix that is not finite.
+
+def update_of_factors(factors: Tensor, renormalization: str = "none") -> tuple[Tensor, Tensor]:
+    """Return the updates that polar factors (B, rows, cols) become, which they are in place, and their norms (B,).
+
+    Without `renormalization` they may be the same part of each matrix. Norms are Frobenius norms, at least float32, and
+    NaN for a matrix that is not finite.
     """
+    renormalize_(factors, renormalization)
     dtype = torch.promote_types(factors.dtype, torch.float32)
     if factors.device.type == "cpu":  # where torch's threads would hold the cores for a while after its own norm
         return factors, frobenius_norm(factors).flatten().to(dtype)

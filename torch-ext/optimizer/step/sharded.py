@@ -17,7 +17,7 @@ from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
 from .batch import UpdateNorms, row_scales, seeds
 from .owned import LocalOwned
-from .polar_update import as_parameter, packed_memory, update_of_factors
+from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
 from .recipe import Recipe, Recipes
 from .team import team_factor
 from .workspace import LocalChunk, LocalMatrix
@@ -128,10 +128,11 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
         packed = None if owned is None else packed_memory(owned.batch, 1, received.device)
         if packed is not None:
             _assemble_(owned, received, packed)
+            packed = equalized(owned.batch, packed, eps)
         factor = team_factor(team, packed, eps, group)
         del packed
         if owned is not None:
-            updates = update_of_factors(as_parameter(owned.batch, factor))
+            updates = update_of_factors(as_parameter(owned.batch, factor), owned.batch.equalization.after)
             norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
             del updates
         del factor

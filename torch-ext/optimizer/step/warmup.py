@@ -82,7 +82,8 @@ def _exchange_a_byte(exchange: Exchange) -> None:
 
 
 def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callable[[], None]]]:
-    kinds = {(b.packed_shape, b.transposed, b.packed_dtype, b.iteration): b for b in plan.all_batches()}
+    batches = plan.all_batches()
+    kinds = {(b.packed_shape, b.transposed, b.packed_dtype, b.iteration, b.equalization): b for b in batches}
     for batch in kinds.values():
         count, first = len(batch.matrices), batch.matrices[0]
         what = f"{count} x {first.rows} x {first.cols} {batch.iteration}"
