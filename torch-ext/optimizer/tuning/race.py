@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from contextlib import nullcontext
-from typing import Callable, ContextManager, Mapping, NamedTuple, Optional
+from contextlib import contextmanager, nullcontext
+from typing import Callable, ContextManager, Iterator, Mapping, NamedTuple, Optional
 
 import torch
 
@@ -134,6 +134,22 @@ def loses_gpu(error: BaseException) -> bool:
     )
 
 
+@contextmanager
+def dropping(name: str, dropped: dict[str, str]) -> Iterator[None]:
+    """Note in `dropped` why the work of this name failed, whatever it raises: Triton raises errors of any class.
+
+    Raises LostGpuError where it made the GPU unusable, and errors for want of memory, which tell nothing of the work.
+    """
+    try:
+        yield
+    except Exception as error:
+        if lacks_memory(error):
+            raise
+        if loses_gpu(error):
+            raise LostGpuError(name, described(error)) from error
+        dropped[name] = described(error)
+
+
 def _done_once(work: Work) -> Work:
     work()
     return work
@@ -145,15 +161,8 @@ def _first_bursts(
     """Return each work as it is timed, with the seconds of one call, and why others cannot be."""
     first, dropped = {}, {}
     for name, work in works.items():
-        try:
-            with around(name):
-                first[name] = _first_burst(work, clock)
-        except Exception as error:  # Triton raises errors of any class, as for too much shared memory
-            if lacks_memory(error):
-                raise
-            if loses_gpu(error):
-                raise LostGpuError(name, described(error)) from error
-            dropped[name] = described(error)
+        with dropping(name, dropped), around(name):
+            first[name] = _first_burst(work, clock)
     return first, dropped
 
 

@@ -20,7 +20,7 @@ from .contest import Contest, Task, cpu_contest, tasks_of
 from .gpu_contest import gpu_contest
 from .progress import Line, Progress
 from .proof import WrongResultError
-from .race import Clock, LostGpuError, Timed, decide, described, lacks_memory, loses_gpu, race
+from .race import Clock, LostGpuError, Timed, decide, dropping, lacks_memory, race
 
 # What a call does, when it is its turn; it returns what was done, in words.
 Stage = Callable[[], str]
@@ -214,17 +214,11 @@ def _proven(
     """
     wrong, dropped = {}, {}
     for name, prove in proofs.items():
-        try:
-            with around(name):
+        with dropping(name, dropped), around(name):
+            try:
                 prove()
-        except WrongResultError as error:
-            wrong[name] = str(error)
-        except Exception as error:  # Triton raises errors of any class, as for too much shared memory
-            if lacks_memory(error):
-                raise
-            if loses_gpu(error):
-                raise LostGpuError(name, described(error)) from error
-            dropped[name] = described(error)
+            except WrongResultError as error:
+                wrong[name] = str(error)
     return wrong, dropped
 
 
