@@ -2,11 +2,12 @@
 
     python -m benchmarks.sweep_model_host [--models NAME ...] [--rounds N] [--output FILE] [--tiny]
 
-Matrices are a model's, of shorter sides and in the batches that a GPU would have. The compiled ops and torch's AdamW
-are emptied, so that each is dispatched and does nothing. In the row `replayed` every batch has a CUDA graph, of which a
-replay is a call of a driver that does nothing: more cannot be shown without a GPU. In the row `eager` symmetric
-products are launched by Triton's launcher over that driver, and torch's other operations run, on matrices so small that
-they take what starting them takes. Rows take turns; times are quartiles, of the processor on one thread.
+Matrices are a model's, of shorter sides and in the batches that a GPU would have. The compiled ops and torch's AdamW,
+the count of its steps included, are emptied, so that each is dispatched and does nothing. In the row `replayed` every
+batch has a CUDA graph, of which a replay is a call of a driver that does nothing: more cannot be shown without a GPU.
+In the row `eager` symmetric products are launched by Triton's launcher over that driver, and torch's other operations
+run, on matrices so small that they take what starting them takes. Rows take turns; times are quartiles, of the
+processor on one thread.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.library import Library
 
 from benchmarks.built_kernel import load_built, read_metadata
 from benchmarks.host_worker import empty_ops
@@ -76,8 +78,19 @@ def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitSta
     length = mock.patch.object(kernel.plan.batches, "_length", lambda matrix, _: lengths[matrix.rows, matrix.cols])
     stack.enter_context(length)
     stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table}))
-    stack.enter_context(mock.patch.object(torch, "_fused_adamw_", lambda *args, **options: None))
+    stack.callback(lambda ops: None, empty_adamw())
     stack.enter_context(mock.patch.object(kernel.kernels.prepared, "can_launch_on", lambda A: type(A) is Tensor))
+
+
+def empty_adamw() -> Library:
+    """Let torch's AdamW do nothing while the result is held.
+
+    Steps are counted in one launch on a GPU, and in an operation for each parameter on a CPU.
+    """
+    library = Library("aten", "IMPL")
+    for name in "_fused_adamw_", "_foreach_add_.Scalar":
+        library.impl(name, lambda *arguments, **options: None, "CPU", allow_override=True)
+    return library
 
 
 def replayed(kernel: ModuleType, launch: Callable[[], object]):

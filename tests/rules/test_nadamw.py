@@ -46,7 +46,8 @@ class State(NamedTuple):
 
 def take_step(rules, parameters, gradients, states, *settings):
     """Take one step of NAdamW in place."""
-    rules.nadamw_([rules.FallbackTensors(p, g, *s) for p, g, s in zip(parameters, gradients, states)], *settings)
+    columns = (list(column) for column in zip(*states))
+    rules.nadamw_(rules.FallbackTensors(list(parameters), list(gradients), *columns), *settings)
 
 
 def states_of(rules, parameters, steps=0):

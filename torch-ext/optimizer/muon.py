@@ -117,6 +117,7 @@ class Muon(Optimizer):
     _plan = Plan()
     _workspace: Optional[Workspace] = None
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
+    _shapes: Sequence[torch.Size] = ()  # of the parameters
     _device_types: Collection[str] = ()  # of the parameters
     _workspace_for: Sequence[Any] = ()
     _broke_off = False  # the last step
@@ -359,7 +360,7 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._refresh()
-        check_gradients(p for group in self.param_groups for p in group["params"])
+        check_gradients(self._planned_for[0], self._shapes)
         # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)
@@ -391,7 +392,7 @@ class Muon(Optimizer):
         finally:
             workspace.end_step()
         if row_scales:
-            scaled = {p.tensor for p in workspace.parameters if p.tensor in self.state}
+            scaled = {source.tensor for source in workspace.parameters}
             scale_other_rows_(row_scales, scaled, self._replica_ranks, scalings)
 
     def _refresh(self) -> None:
@@ -410,6 +411,7 @@ class Muon(Optimizer):
         if facts != facts_before or not all(map(operator.is_, params, before)):
             self._make_plan(trained)
             self._planned_for = params, facts
+            self._shapes = [p.shape for p in params]
             self._device_types = {p.device.type for p in params}
         now = dependencies(self.param_groups, self.state)
         if self._workspace is None or now != self._workspace_for:

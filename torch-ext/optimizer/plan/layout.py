@@ -6,7 +6,8 @@ import functools
 import math
 import weakref
 import zlib
-from typing import Any, Iterable, NamedTuple, Optional
+from operator import attrgetter
+from typing import Any, Iterable, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from .process_groups import offer_group, this_rank
 
 # Neighbouring indices of one dimension, as (start, stop), in rising order.
 Runs = tuple[tuple[int, int], ...]
+
+# Of thousands of tensors at every step: `map` asks them without a line of Python for each.
+_DEVICE, _DTYPE, _SHAPE, _STRIDES = attrgetter("device"), attrgetter("dtype"), attrgetter("shape"), Tensor.stride
 
 # Meshes by what they stem from. Weak, as a device mesh holds its groups.
 _MESHES: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary()
@@ -127,33 +131,29 @@ def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
     return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
 
 
-def facts_of(params: Iterable[Tensor]) -> list[Any]:
+def facts_of(params: Sequence[Tensor]) -> list[Any]:
     """Return what a plan depends on of how `params` lie, in a flat list, to compare with what it was.
 
     A DTensor is asked for its part, which answers sooner than it does; its specification is an object that stays.
     """
-    facts: list[Any] = []
-    for p in params:
-        local = p
-        if isinstance(p, DTensor):
-            local = p._local_tensor
-            facts.append(p._spec)
-        facts += local.device, local.dtype, local.shape, local.stride()
-    return facts
+    kinds, parts, specs = list(map(type, params)), params, []
+    if has_shards(kinds):
+        parts, specs = list(map(local_part, params)), [p._spec for p in params if isinstance(p, DTensor)]
+    return [*kinds, *specs, *map(_DEVICE, parts), *map(_DTYPE, parts), *map(_SHAPE, parts), *map(_STRIDES, parts)]
 
 
-def check_gradients(params: Iterable[Tensor]) -> None:
+def check_gradients(params: Sequence[Tensor], shapes: Sequence[torch.Size]) -> None:
     """Raise ValueError unless gradients are dense, of their parameter's shape and lie on ranks as that does."""
-    for p in params:
-        gradient = p.grad
+    gradients = [p.grad for p in params]
+    sharded = has_shards([*map(type, params), *map(type, gradients)])
+    for p, shape, gradient in zip(params, shapes, gradients):
         if gradient is None:
             continue
-        if gradient.layout != torch.strided or gradient.shape != p.shape:  # which `p` itself may have lost
+        if gradient.layout != torch.strided or gradient.shape != shape:
             raise ValueError(
-                f"gradients must be dense and of their parameter's shape {tuple(p.shape)}, "
+                f"gradients must be dense and of their parameter's shape {tuple(shape)}, "
                 f"got {tuple(gradient.shape)}, {gradient.layout}"
             )
-        sharded = isinstance(p, DTensor) or isinstance(gradient, DTensor)
         if sharded and not _lie_alike(p, gradient):
             raise ValueError(
                 f"a parameter {tuple(p.shape)} with placements {getattr(p, 'placements', 'none')} and a part "
@@ -171,6 +171,11 @@ def _lie_alike(a: Tensor, b: Tensor) -> bool:
     a, b = a._spec, b._spec
     # The same object nearly always, and DTensors compare their meshes rank by rank.
     return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)
+
+
+def has_shards(kinds: Iterable[type]) -> bool:
+    """Return whether any of the types of tensors is that of a DTensor."""
+    return any(issubclass(kind, DTensor) for kind in set(kinds))
 
 
 def local_part(tensor: Tensor) -> Tensor:

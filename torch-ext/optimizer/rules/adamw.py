@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Sequence
+from itertools import chain
+from typing import Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +16,17 @@ from .scaling import UNSCALED, GradientScaling
 _VECTOR = 32
 
 
-def adamw_(tensors: Sequence[FallbackTensors], rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
+class _Entry(NamedTuple):
+    """What `FallbackTensors` have of one parameter, or of a part of it."""
+
+    parameter: Tensor
+    gradient: Tensor
+    average: Tensor
+    square: Tensor
+    step: Tensor
+
+
+def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
     """Take one AdamW step with parameters of one device and dtype; all but the gradients of `tensors` change in place.
 
     Tensors may have any strides. Gradients that overflowed change nothing. Each element of parameters and averages is
@@ -23,24 +34,28 @@ def adamw_(tensors: Sequence[FallbackTensors], rule: FallbackRule, scaling: Grad
     bits in a whole parameter and in any part of it.
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101, algorithm 2.
     """
+    torch._foreach_add_(tensors.steps, 1)
     # A decay that is a tensor is a pass by itself, in which half precision would lose it.
-    wide = [_promoted(each) for each in tensors] if isinstance(rule.weight_decay, Tensor) else tensors
-    whole, pieces = [], []
-    for each in wide:
-        if _is_whole(each):
-            whole.append(each)
-        else:
-            pieces += _as_vectors(each)
-    torch._foreach_add_([each.step for each in tensors], 1)
-    _fused_step_([*whole, *(used for used, _ in pieces)], rule, scaling)
-    uncount_overflow_([each.step for each in tensors], scaling.found_inf)
-    for used, target in pieces if wide is tensors else [*pieces, *zip(wide, tensors)]:
+    if _are_whole(*tensors[:4]) and not isinstance(rule.weight_decay, Tensor):
+        _fused_step_(tensors, rule, scaling)
+    else:
+        _step_in_pieces_(tensors, rule, scaling)
+    uncount_overflow_(tensors.steps, scaling.found_inf)
+
+
+def _step_in_pieces_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
+    """Take the step with tensors that torch's kernel works on, in the place of those that it does not."""
+    entries = [_Entry(*each) for each in zip(*tensors)]
+    wide = [_promoted(entry) for entry in entries] if isinstance(rule.weight_decay, Tensor) else entries
+    pieces = [pair for entry in wide for pair in _as_vectors(entry)]
+    _fused_step_(FallbackTensors(*map(list, zip(*(used for used, _ in pieces)))), rule, scaling)
+    for used, target in pieces if wide is entries else [*pieces, *zip(wide, entries)]:
         _copy_back(used, target)
 
 
-def _fused_step_(tensors: Sequence[FallbackTensors], rule: FallbackRule, scaling: GradientScaling) -> None:
+def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
     """Call torch's kernel, for which steps have been counted."""
-    parameters, gradients, averages, squares, steps = map(list, zip(*tensors))
+    parameters, gradients, averages, squares, steps = tensors
     lr, weight_decay = rule.lr, rule.weight_decay
     if isinstance(lr, Tensor):
         lr = lr.to(parameters[0].device)
@@ -68,42 +83,42 @@ def _fused_step_(tensors: Sequence[FallbackTensors], rule: FallbackRule, scaling
     torch.autograd.graph.increment_version([*parameters, *averages, *squares])
 
 
-def _promoted(tensors: FallbackTensors) -> FallbackTensors:
+def _promoted(entry: _Entry) -> _Entry:
     """Return the tensors in float32 at least, those that are in it already as they are."""
-    return FallbackTensors(*(t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors))
+    return _Entry(*(t.to(torch.promote_types(t.dtype, torch.float32)) for t in entry))
 
 
-def _is_whole(tensors: FallbackTensors) -> bool:
-    """Whether torch's kernel works on the tensors as they are, as on most: contiguous ones, on a CPU whole vectors."""
-    parameter, gradient, average, square, _ = tensors
-    dense = (
-        parameter.is_contiguous() and gradient.is_contiguous() and average.is_contiguous() and square.is_contiguous()
-    )
-    return dense and (not parameter.is_cpu or parameter.numel() % _VECTOR == 0)
+def _are_whole(parameters: Sequence[Tensor], *others: Sequence[Tensor]) -> bool:
+    """Whether torch's kernel works on tensors as they are, as on most: contiguous ones, on a CPU whole vectors."""
+    vectors = not parameters[0].is_cpu or not any(p.numel() % _VECTOR for p in parameters)
+    return vectors and all(map(Tensor.is_contiguous, chain(parameters, *others)))
 
 
-def _as_vectors(tensors: FallbackTensors) -> Iterator[tuple[FallbackTensors, FallbackTensors]]:
-    """Yield tensors that torch's kernel can work on, each with the part of `tensors` that they stand for.
+def _as_vectors(entry: _Entry) -> Iterator[tuple[_Entry, _Entry]]:
+    """Yield tensors that torch's kernel can work on, each with the part of `entry` that they stand for.
 
     The kernel for CPUs walks all four through memory in the same order and looks at no strides: with a transposed
     gradient it would silently pair the wrong elements. What is left behind the last whole vector is worked on as a
     vector of its own, filled up with zeros: of 70 elements the first 64 are used where they are, the last 6 in a copy.
     """
-    *elements, step = tensors
-    first = tensors.parameter
+    *elements, step = entry
+    if _are_whole(*([t] for t in elements)):
+        yield entry, entry
+        return
+    first = entry.parameter
     rest = first.numel() % _VECTOR if first.device.type == "cpu" else 0
     dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
     if not (dense and all(t.stride() == first.stride() for t in elements)):
-        yield FallbackTensors(*(_padded(t.reshape(-1), rest) for t in elements), step), tensors
+        yield _Entry(*(_padded(t.reshape(-1), rest) for t in elements), step), entry
     elif not rest:
-        yield tensors, tensors
+        yield entry, entry
     else:
         flat = [t.as_strided((t.numel(),), (1,)) for t in elements]
-        whole = FallbackTensors(*(t[:-rest] for t in flat), step)
-        tail = FallbackTensors(*(t[-rest:] for t in flat), step)
+        whole = _Entry(*(t[:-rest] for t in flat), step)
+        tail = _Entry(*(t[-rest:] for t in flat), step)
         if first.numel() > rest:
             yield whole, whole
-        yield FallbackTensors(*(_padded(t, rest) for t in tail[:4]), step), tail
+        yield _Entry(*(_padded(t, rest) for t in tail[:4]), step), tail
 
 
 def _padded(flat: Tensor, rest: int) -> Tensor:
@@ -111,7 +126,7 @@ def _padded(flat: Tensor, rest: int) -> Tensor:
     return torch.nn.functional.pad(flat, (0, -rest % _VECTOR)) if rest else flat.clone()
 
 
-def _copy_back(used: FallbackTensors, target: FallbackTensors) -> None:
+def _copy_back(used: _Entry, target: _Entry) -> None:
     """Copy what the step has written into `target`, unless it was written there."""
     for field in ("parameter", "average", "square"):
         source, place = getattr(used, field), getattr(target, field)

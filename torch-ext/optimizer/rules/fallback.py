@@ -19,13 +19,13 @@ class FallbackRule(NamedTuple):
 
 
 class FallbackTensors(NamedTuple):
-    """A parameter, its gradient, the averages of gradients and of their squares, and the float32 0-d count of steps."""
+    """Parameters, their gradients, the averages of gradients and of their squares, and float32 0-d counts of steps."""
 
-    parameter: Tensor
-    gradient: Tensor
-    average: Tensor
-    square: Tensor
-    step: Tensor
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    averages: list[Tensor]
+    squares: list[Tensor]
+    steps: list[Tensor]
 
 
 def uncount_overflow_(steps: Sequence[Tensor], found_inf: Optional[Tensor]) -> None:

@@ -22,13 +22,13 @@ from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
 
 
-def nadamw_(tensors: Sequence[FallbackTensors], rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
+def nadamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
     """Take one NAdamW step with parameters of one device and dtype; all but the gradients of `tensors` change in place.
 
     Tensors may have any strides; nothing is read on the host. Half precision is computed in float32, and each element
     of parameters and averages is rounded once. Gradients that overflowed change nothing.
     """
-    parameters, gradients, averages, squares, steps = map(list, zip(*tensors))
+    parameters, gradients, averages, squares, steps = tensors
     stored = [parameters, averages, squares]
     dtype = torch.promote_types(parameters[0].dtype, torch.float32)
     overflow = scaling.found_inf

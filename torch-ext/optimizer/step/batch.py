@@ -11,9 +11,10 @@ from torch import Tensor
 from ..parameters.settings import Group
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
+from .local_matrix import LocalMatrix, tensors_of
 from .polar_update import as_parameter
 from .recipe import Recipes
-from .workspace import LocalBatch, LocalMatrix, tensors_of
+from .workspace import LocalBatch
 
 
 class UpdateNorms(NamedTuple):
@@ -29,22 +30,22 @@ def update_local_(batches: Iterable[LocalBatch], recipes: Recipes) -> list[Updat
     """Update the matrices of this process that have a gradient, and their momentum, in place; return their norms."""
     norms = []
     for work in batches:
-        present = [i for i, part in enumerate(work.parts) if part.has_gradient]
+        present = [part for part in work.parts if part.source.has_gradient]
         if len(present) < len(work.parts):
             _scale_rows_of_absent_(work, recipes)
         if not present:
             continue
         with nullcontext() if work.host is None else work.host.borrowed(work.host_chunk) as momenta:
             for part, momentum in zip(work.parts, momenta or ()):  # on the device, for as long as the batch needs it
-                part.source.momenta[part.position] = momentum
-            norms.append(update_batch_(work._replace(parts=[work.parts[i] for i in present]), recipes))
+                part.tensors.momenta[part.place] = momentum
+            norms.append(update_batch_(work if len(present) == len(work.parts) else work.of(present), recipes))
     return norms
 
 
 def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     """Update the parameters and momentum buffers of one batch in place, from its gradients."""
     batch, parts = work.batch, work.parts
-    recipe = recipes.of([part.matrix for part in parts])
+    recipe = recipes.of_groups(work.group_numbers, batch.matrices[0].parameter.sharers)
     parameters, momenta, gradients = tensors_of(parts)
     packed = recipes.graphs.packed(batch, len(parts), recipe.eps)
     pack_momentum_(momenta, gradients, as_parameter(batch, packed.directions), recipe.momentum, recipe.scaling)
@@ -58,7 +59,7 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
 
 def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
     """Return QK-clip's factor for each row of all parts, 1 for those that are not scaled; None where none is."""
-    if not any(part.source.row_scales for part in parts):
+    if not any(part.place in part.tensors.row_scales for part in parts):
         return None
     scales = [part.row_scale for part in parts]
     ones = next(scale for scale in scales if scale is not None).new_ones(1)
@@ -74,6 +75,6 @@ def seeds(parts: Sequence[LocalMatrix], groups: Sequence[Group]) -> Optional[Ten
 def _scale_rows_of_absent_(work: LocalBatch, recipes: Recipes) -> None:
     """Apply QK-clip to what nobody updates: it holds for weights without a gradient, too."""
     for part in work.parts:
-        if part.row_scale is not None and not part.has_gradient:
+        if part.row_scale is not None and not part.source.has_gradient:
             found_inf = recipes.scalings[part.matrix.parameter.sharers].found_inf
             part.view.copy_(scaled_rows(part.view, part.row_scale, found_inf))

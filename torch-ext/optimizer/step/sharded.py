@@ -16,11 +16,12 @@ from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
 from .batch import UpdateNorms, row_scales, seeds
+from .local_matrix import LocalMatrix
 from .owned import LocalOwned
 from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
 from .recipe import Recipe, Recipes
 from .team import team_factor
-from .workspace import LocalChunk, LocalMatrix
+from .workspace import LocalChunk
 
 
 def update_chunk_(
@@ -77,11 +78,11 @@ class ShardedParts:
     @record_function("muon.pack")
     def pack_(self, packed: Tensor, places: Optional[Sequence[int]] = None) -> None:
         """Take the gradients into the momentum buffers, and write the directions into `packed`, at `places` of it."""
-        self._momenta = [part.source.momenta[part.position] for part in self.parts]
+        self._momenta = [part.momentum for part in self.parts]
         for i in self.absent:
             self._momenta[i] = self._momenta[i].clone()
         gradients = [
-            part.source.take_gradient(part.position) if part.source.has_gradient else torch.zeros_like(part.view)
+            part.source.take_gradient(part.place) if part.source.has_gradient else torch.zeros_like(part.view)
             for part in self.parts
         ]
         pack_momentum_(self._momenta, gradients, packed, self._recipe.momentum, self._recipe.scaling, places)

@@ -25,6 +25,8 @@ from .summed import update_sum_
 from .workspace import Workspace
 
 FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
+# In the order of `FallbackTensors`.
+FALLBACK_STATE = ("exp_avg", "exp_avg_sq", "step")
 
 
 def update_shared_(workspace: Workspace, recipes: Recipes, in_flight: int) -> list[UpdateNorms]:
@@ -51,11 +53,11 @@ def update_fallback_(
     if not params or batch.sharers not in scalings:  # on a mesh that this rank is not in
         return
     rule = FallbackRule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
-    entries = [(p, p.grad, state[p]) for p in params]
-    tensors = [FallbackTensors(p, grad, s["exp_avg"], s["exp_avg_sq"], s["step"]) for p, grad, s in entries]
+    states = [state[p] for p in params]
+    tensors = params, [p.grad for p in params], *([entry[key] for entry in states] for key in FALLBACK_STATE)
     if batch.sharers is not None:
-        tensors = [FallbackTensors(*map(local_part, each)) for each in tensors]
-    FALLBACK_UPDATES[group["fallback"]](tensors, rule, scalings[batch.sharers])
+        tensors = [list(map(local_part, each)) for each in tensors]
+    FALLBACK_UPDATES[group["fallback"]](FallbackTensors(*tensors), rule, scalings[batch.sharers])
 
 
 def scale_other_rows_(

@@ -1,0 +1,126 @@
+"""What this process has of parameters and their matrices, and the tensors that a step has of them.
+
+Tensors of parameters and momentum are taken when a step begins and let go when it ends, so that memory which somebody
+replaces between steps, such as a state that is moved to the host, is free at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Sequence
+
+from torch import Tensor
+
+from ..parameters.settings import Group
+from ..plan.layout import local_part
+from ..plan.matrix import Matrix, Parameter
+from ..plan.process_groups import this_rank
+from ..plan.shards import local_rows
+
+
+class StepTensors:
+    """The tensors of a step, of each matrix that this process has something of: lists in one order, that of `place`."""
+
+    def __init__(self) -> None:
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Keep no tensor."""
+        self.views: list[Tensor] = []  # of the parameters
+        self.momenta: list[Tensor] = []
+        self.row_scales: dict[int, Tensor] = {}  # by place, of those that QK-clip scales
+
+
+class LocalParameter:
+    """What this process has of one parameter of Muon: matrices from place `first` on, and in a step its gradient."""
+
+    def __init__(self, parameter: Parameter, p: Tensor, release_grad: bool):
+        self.tensor = p
+        self.first = 0  # which the workspace sets
+        self.has_gradient = False  # in this step
+        self._shards = parameter.shards
+        self._release = release_grad
+        self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
+        self.is_whole = self._view.is_plain  # its local tensor is its one matrix
+        self._is_empty = not local_part(p).numel()
+        self.end_step()
+
+    def cut(self, local: Tensor, read_only: bool = False) -> list[Tensor]:
+        """Return the matrices of a local tensor that is laid out like the parameter's."""
+        return [local] if self.is_whole else self._view.matrices(local, read_only)
+
+    def cut_rows(self, row_scale: Tensor) -> list[Tensor]:
+        """Return the factors of each matrix's rows, from those of all rows of the whole parameter."""
+        layout = None if self._shards is None else self._shards.layout
+        return self._view.row_values(local_rows(row_scale, layout, this_rank()))
+
+    def begin_step(self) -> None:
+        """See whether there is a gradient."""
+        self.has_gradient = self.tensor.grad is not None
+        if self._release and self._is_empty:  # as on other ranks, whose parts are read
+            self.tensor.grad = None
+
+    def end_step(self) -> None:
+        """Let go of the gradient's matrices."""
+        self._gradients: list[Optional[Tensor]] = []  # None for those that are taken
+        self._left = 0  # how many of a gradient that is to be released are not taken, empty ones left out
+
+    def take_gradient(self, place: int) -> Tensor:
+        """Return the gradient's matrix at `place`, once.
+
+        The gradient is cut when the first is taken, and let go with the last where gradients are to be released.
+        """
+        if self.is_whole:
+            gradient = self.tensor.grad
+            if self._release:
+                self.tensor.grad = None
+            return gradient if self._shards is None else local_part(gradient)
+        if not self._gradients:
+            gradient = self.tensor.grad if self._shards is None else local_part(self.tensor.grad)
+            self._gradients = self.cut(gradient, read_only=True)
+            self._left = sum(matrix.numel() > 0 for matrix in self._gradients) if self._release else 0
+        position = place - self.first
+        part, self._gradients[position] = self._gradients[position], None
+        self._left -= 1
+        if self._release and not self._left:
+            self.tensor.grad, self._gradients = None, []
+        return part
+
+
+class LocalMatrix(NamedTuple):
+    """This process's part of a matrix, rows x cols, which has the same place in each list of a step's `tensors`."""
+
+    matrix: Matrix
+    source: LocalParameter
+    tensors: StepTensors
+    place: int
+    origin: Optional[tuple[int, int, int]]  # its first row and column in the whole, and the whole's columns
+
+    @property
+    def view(self) -> Tensor:
+        """The parameter's part, in this step."""
+        return self.tensors.views[self.place]
+
+    @property
+    def momentum(self) -> Tensor:
+        """The momentum buffer's part, in this step."""
+        return self.tensors.momenta[self.place]
+
+    @property
+    def row_scale(self) -> Optional[Tensor]:
+        """QK-clip's float32 factor for each row in this step."""
+        return self.tensors.row_scales.get(self.place)
+
+    def seed(self, groups: Sequence[Group]) -> int:
+        """Return what this step rounds the matrix with stochastically.
+
+        One for each matrix and step: 2**20 matrices a parameter, 2**20 parameters, and 2**23 steps.
+        """
+        parameter = self.matrix.parameter
+        return (groups[parameter.group]["rounding_step"] << 40) + (parameter.number << 20) + self.matrix.index
+
+
+def tensors_of(parts: Sequence[LocalMatrix]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return the parameters, momentum buffers and gradients of parts that have a gradient; gradients once in a step."""
+    tensors, places = parts[0].tensors, [part.place for part in parts]
+    gradients = [part.source.take_gradient(part.place) for part in parts]
+    return [tensors.views[i] for i in places], [tensors.momenta[i] for i in places], gradients
