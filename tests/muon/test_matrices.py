@@ -141,21 +141,6 @@ def test_expert_in_its_own_module_is_one_matrix(matrices):
 
 
 @pytest.mark.parametrize(
-    "name, keys, expected",
-    [
-        ("layers.0.experts.w1", ("experts",), True),
-        ("experts", ("experts",), True),
-        ("layers.0.moe.mlp.w1", ("moe.mlp",), True),
-        ("layers.0.shared_experts.w1", ("experts",), False),
-        ("layers.0.experts_bias", ("experts",), False),
-        ("layers.0.moe.w1", (), False),
-    ],
-)
-def test_experts_are_found_by_whole_name_components(matrices, name, keys, expected):
-    assert matrices.is_expert(name, keys) is expected
-
-
-@pytest.mark.parametrize(
     "case, text",
     [
         ("matrix", "6x4"),

@@ -101,7 +101,7 @@ def test_thin_and_extreme_shapes_go_to_adamw_unless_forced(kernel):
     shapes = {"depthwise": (16, 1, 3, 3), "thin": (3, 64), "extreme": (4, 1024), "pos": (1, 16, 12)}
     params = {f"{name}.weight": Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
     branches = [row.branch for row in kernel.Muon(params.items()).explain().rows]
-    forced = kernel.Muon(params.items(), is_muon=lambda name, p: True).explain().rows
+    forced = kernel.Muon(params.items(), is_muon=lambda name, p: True, stacked=False).explain().rows
     assert branches == ["adamw"] * 4 and [row.branch for row in forced] == ["muon"] * 4
 
 

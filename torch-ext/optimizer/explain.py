@@ -8,8 +8,9 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 from torch import Tensor
 
 from .learning_rate import step_multiplier
+from .parameters.advice import advice
 from .parameters.groups import names_of, view_in_group
-from .parameters.matrices import MatrixView, is_expert, matrix_view
+from .parameters.matrices import MatrixView, is_stack
 from .parameters.routing import IsMuon, decide, unique_parameters
 from .parameters.settings import Group
 from .plan.plan import Plan
@@ -55,29 +56,35 @@ class Explanation:
     __repr__ = __str__
 
 
+# What of Muon's settings decides where a parameter goes and what it is there, with Muon's defaults.
+_ROUTING = {
+    "adjust_lr_fn": "match_rms_adamw",
+    "conv_mode": "flatten",
+    "normalize_spatial": True,
+    "expert_keys": ("experts",),
+    "stacked": None,
+}
+
+
 def route(
-    params: Iterable[Union[Tensor, tuple[str, Tensor]]],
-    *,
-    adjust_lr_fn: Optional[str] = "match_rms_adamw",
-    is_muon: Optional[IsMuon] = None,
-    conv_mode: str = "flatten",
-    normalize_spatial: bool = True,
-    expert_keys: Sequence[str] = (),
+    params: Iterable[Union[Tensor, tuple[str, Tensor]]], *, is_muon: Optional[IsMuon] = None, **settings: Any
 ) -> Explanation:
     """Return where `Muon(params, ...)` would take each parameter, as `explain()` does, without an optimizer.
 
-    `params` are tensors or `(name, tensor)` pairs; tied ones come once. Raises TypeError for anything else.
+    `params` are tensors or `(name, tensor)` pairs; tied ones come once. Of Muon's arguments `is_muon`, `adjust_lr_fn`,
+    `conv_mode`, `normalize_spatial`, `expert_keys` and `stacked` count. Raises TypeError for anything else.
     """
+    if not settings.keys() <= _ROUTING.keys():
+        raise TypeError(f"of settings route takes {', '.join(_ROUTING)}, got {', '.join(settings)}")
+    group = {**_ROUTING, "split_rows": None, **settings}
     rows = []
     for names, p in unique_parameters(params):
-        experts = is_expert(names[0], expert_keys)
-        branch, reason = decide(names, p, is_muon, experts)
+        branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, group["expert_keys"], group["stacked"]))
         if branch == "adamw":
             rows.append(Route(names[0], tuple(p.shape), branch, reason))
             continue
-        view = matrix_view(names[0], p, conv_mode=conv_mode, normalize_spatial=normalize_spatial, experts=experts)
-        rows.append(_muon_route(names[0], p, reason, view, adjust_lr_fn))
-    return Explanation(rows)
+        rows.append(_muon_route(names[0], p, reason, view_in_group(names[0], p, group), group["adjust_lr_fn"]))
+    return Explanation(rows, advice(rows))
 
 
 def explanation_of(
@@ -100,7 +107,7 @@ def explanation_of(
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
-    return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes])
+    return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows)])
 
 
 def _muon_route(name: str, p: Tensor, reason: str, view: MatrixView, adjust_lr_fn: Optional[str]) -> Route:

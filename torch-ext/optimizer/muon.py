@@ -7,6 +7,7 @@ state, copies, `step`) reads best in one place. All that it does is in the floor
 from __future__ import annotations
 
 import operator
+import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Callable, Collection, Mapping, Optional, Sequence
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
 from .learning_rate import Adjustment
+from .parameters.advice import advice, routed
 from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
@@ -74,7 +76,9 @@ class Muon(Optimizer):
         conv_mode: a convolution (out, in, *kernel) is a matrix (out, in * positions), `flatten`, or one (out, in) for
             each position of its kernel, `batched`.
         normalize_spatial: divide the steps of `batched` convolutions by sqrt(positions).
-        expert_keys: components of names, such as `experts`, whose parameters (E, rows, cols) are E matrices.
+        expert_keys: components of names whose parameters (E, rows, cols) are E matrices.
+        stacked: whether parameters of three dimensions are stacks of matrices, or convolutions; None: as `expert_keys`
+            or a component with `conv` say. Where neither does, the fallback has them, and a warning says so.
         is_muon: `(name, parameter) -> True, False or None`, where None leaves the decision to routing.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
         adamw_lr: `lr` of the fallback's groups that set none themselves; None: `lr`.
@@ -138,7 +142,8 @@ class Muon(Optimizer):
         maximize: bool = False,
         conv_mode: str = "flatten",
         normalize_spatial: bool = True,
-        expert_keys: Sequence[str] = (),
+        expert_keys: Sequence[str] = ("experts",),
+        stacked: Optional[bool] = None,
         is_muon: Optional[IsMuon] = None,
         fallback: str = "adamw",
         adamw_lr: float | Tensor | None = None,
@@ -170,6 +175,8 @@ class Muon(Optimizer):
         self._graphs = UpdateGraphs()
         super().__init__(params, defaults)
         self._refresh()
+        for line in advice(routed(self.param_groups, self._reasons)):
+            warnings.warn(line, stacklevel=2)
 
     # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
     @torch._disable_dynamo
@@ -273,17 +280,19 @@ class Muon(Optimizer):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         count = sum(len(group["params"]) for group in self.param_groups)
         groups, reasons = split_group(param_group, self.defaults, self._is_muon, count)
-        before = len(self.param_groups)
+        before, first = len(self.param_groups), self._planned_for is None  # `first`: more follow, all are judged then
         try:
             for group in groups:
                 super().add_param_group(group)
-            if self._planned_for is not None:  # not while the first groups are added
+            if not first:
                 self._refresh()
         except Exception:
             del self.param_groups[before:]
             self._forget_plan()
             raise
         self._reasons.update(reasons)
+        for line in () if first else advice(routed(self.param_groups[before:], reasons)):
+            warnings.warn(line, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and groups, of the parameters as they are now; of functions only that there was one.

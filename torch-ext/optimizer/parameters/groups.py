@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional
 from torch import Tensor
 
 from .checks import check_parameter
-from .matrices import MatrixView, is_expert, matrix_view
+from .matrices import MatrixView, is_stack, matrix_view
 from .routing import IsMuon, bare_name, decide, unique_parameters
 from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
@@ -34,8 +34,8 @@ def split_group(
     halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
     reasons = {}
     for names, p in unique_parameters(_named_parameters(group), first):
-        experts = is_expert(names[0], settings["expert_keys"])
-        branch, reasons[p] = (forced, "use_muon") if forced else decide(names, p, is_muon, experts)
+        stack = is_stack(names[0], p.ndim, settings["expert_keys"], settings["stacked"])
+        branch, reasons[p] = (forced, "use_muon") if forced else decide(names, p, is_muon, stack)
         check_parameter(names[0], p, branch == "muon")
         if branch == "muon":
             view_in_group(names[0], p, settings)  # raises where it cannot be
@@ -52,8 +52,14 @@ def split_group(
 
 def view_in_group(name: str, p: Tensor, group: Group) -> MatrixView:
     """Return how `p` is seen as matrices by the settings of its group; ValueError where it cannot be."""
+    stack = is_stack(name, p.ndim, group["expert_keys"], group["stacked"])
+    if stack is None:
+        raise ValueError(
+            f"Muon was asked for {name} {tuple(p.shape)}, which may be a stack of matrices or a convolution: write "
+            "stacked=True or stacked=False, in its group or for all, or name stacks by expert_keys"
+        )
     settings = {key: group[key] for key in ("conv_mode", "normalize_spatial", "split_rows")}
-    return matrix_view(name, p, experts=is_expert(name, group["expert_keys"]), **settings)
+    return matrix_view(name, p, experts=stack, **settings)
 
 
 def saved_group(group: Group) -> dict[str, Any]:
@@ -64,13 +70,16 @@ def saved_group(group: Group) -> dict[str, Any]:
 def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:
     """Return the saved group with the names of the `current` one, and its settings where the saved group has none.
 
-    Where momentum lives is a matter of the machine: `offload` stays as it is. `state` is what was loaded, by parameter.
-    Raises ValueError or TypeError where group or state do not fit.
+    Where momentum lives is a matter of the machine: `offload` stays as it is. So does `expert_keys` where a file has
+    none, as those have that were saved when this was the default. `state` is what was loaded, by parameter. Raises
+    ValueError or TypeError where group or state do not fit.
     """
     _check_same_group(current, saved)
     for p in current["params"]:
         check_loaded(state.get(p, {}), p, current["use_muon"])
     kept = {key: current[key] for key in ("params", "param_names", "use_muon", "state_format", "offload")}
+    if not saved.get("expert_keys"):
+        kept["expert_keys"] = current["expert_keys"]
     if saved.get("adjust_lr_fn") == FUNCTION:
         kept["adjust_lr_fn"] = current["adjust_lr_fn"]
         if not callable(kept["adjust_lr_fn"]):
@@ -94,7 +103,7 @@ def _check_same_group(current: Group, saved: Group) -> None:
         names = {True: "Muon", False: "AdamW"}
         raise ValueError(
             f"a group of {len(saved['params'])} parameters was saved for {names[saved['use_muon']]} "
-            f"and is {names[current['use_muon']]}'s here: the parameters or their order differ"
+            f"and is {names[current['use_muon']]}'s here: the parameters, their order or their routing differ"
         )
     names, saved_names = ([bare_name(name) for name in group.get("param_names", ())] for group in (current, saved))
     if names != saved_names and sorted(names) == sorted(saved_names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Optional, Sequence
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 CONV_MODES = ("flatten", "batched")
+_CONVOLUTION = re.compile(r"conv(?!er|ex|ey)")  # not `converter`
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def matrix_view(
 ) -> MatrixView:
     """Return how `p`, of at least two dimensions, is seen as matrices; it depends on its shape and layout alone.
 
-    Two dimensions are a matrix (rows, cols). With `experts` (E, rows, cols) are E of them. Other parameters are
+    Two dimensions are a matrix (rows, cols). With `experts` (E, rows, cols) are E of them (`is_stack`). Others are
     convolutions (out, in, *kernel): with `conv_mode` `flatten` a matrix (out, in * positions), with `batched` one
     (out, in) for each position of the kernel, whose steps `normalize_spatial` divides by sqrt(positions).
     `split_rows` are the row counts of the parts of each matrix, such as queries, keys and values.
@@ -129,9 +131,23 @@ def matrix_view(
     return view
 
 
-def is_expert(name: str, expert_keys: Sequence[str]) -> bool:
-    """Return whether one of `expert_keys`, such as `experts`, is a component, or some in a row, of a dotted name."""
-    return any(f".{key}." in f".{name}." for key in expert_keys)
+def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional[bool] = None) -> Optional[bool]:
+    """Return whether a parameter of this name is a stack of matrices, and no convolution; None where nothing tells.
+
+    `stacked` says it, where it is not None, of more than two dimensions. Else the name does, by its innermost
+    component that tells: one of `expert_keys`, such as `experts`, or some components in a row, for a stack; `conv` in
+    it for a convolution. With a number behind it, `experts.0`, such a key names the module of one expert. Four
+    dimensions are a convolution unless the name says stack, which has three.
+    """
+    if ndim < 3 or stacked is not None:
+        return ndim > 2 and bool(stacked)
+    dotted = f".{name}."
+    keys = [found for key in expert_keys for found in re.finditer(rf"\.{re.escape(key)}\.(?!\d+\.)", dotted)]
+    stack = max((found.end() for found in keys), default=-1)
+    convolution = max((found.start() for found in _CONVOLUTION.finditer(dotted.lower())), default=-1)
+    if stack > convolution:
+        return True if ndim == 3 else None
+    return False if convolution >= 0 or ndim > 3 else None
 
 
 def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:

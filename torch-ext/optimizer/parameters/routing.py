@@ -11,6 +11,10 @@ from torch import Tensor
 
 from .checks import check_matrix
 
+# The reason of what may be a stack of matrices or a convolution.
+UNDECIDED = "stack_or_convolution"
+# Verdicts on a shape that holds no matrix, however it is read.
+_NO_MATRIX = ("insufficient_dims", "leading_unit_dims")
 MIN_SIDE = 4
 MAX_ASPECT = 128.0
 
@@ -53,26 +57,29 @@ def unique_parameters(
     return [(names, p) for p, names in aliases.items()]
 
 
-def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None, experts: bool = False) -> tuple[str, str]:
+def decide(
+    names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None, stack: Optional[bool] = False
+) -> tuple[str, str]:
     """Return the branch, `muon` or `adamw`, and the reason; `names` are all the names of a tied parameter.
 
-    Of a stack of `experts` (E, rows, cols) the shape of one is judged.
+    Of a `stack` of matrices (E, rows, cols) the shape of one is judged. Where it is None, nobody knows whether the
+    parameter is a stack or a convolution: it goes to AdamW, as `UNDECIDED` if one of the two would be Muon's.
     """
     verdict = None if is_muon is None else is_muon(names[0], p)
     if verdict is not None:
         if verdict:
             check_matrix(names[0], p)
         return ("muon" if verdict else "adamw"), "is_muon"
-    is_stack = experts and p.ndim > 2
-    shape = tuple(p.shape[1:] if is_stack else p.shape)
-    suitable, reason = shape_verdict(shape)
-    if not suitable:
-        return "adamw", reason
+    shape = tuple(p.shape)
+    readings = {True: (shape[1:],), False: (shape,), None: (shape, shape[1:])}[stack]
+    verdicts = [shape_verdict(reading) for reading in readings]
+    if not any(suitable for suitable, _ in verdicts) or verdicts[0][1] in _NO_MATRIX:
+        return "adamw", verdicts[0][1]
     for name in names:
-        role = role_by_name(name, shape, is_stack)
+        role = role_by_name(name, readings[0], bool(stack))
         if role is not None:
             return "adamw", role
-    return "muon", "matrix"
+    return ("adamw", UNDECIDED) if stack is None else ("muon", "matrix")
 
 
 def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT) -> tuple[bool, str]:

@@ -159,6 +159,7 @@ SETTINGS: dict[str, Setting] = {
     "conv_mode": Setting(_one_of(CONV_MODES), Role.MATRICES),
     "normalize_spatial": Setting(flag, Role.MATRICES),
     "expert_keys": Setting(_names, Role.MATRICES),
+    "stacked": Setting(lambda key, value: None if value is None else flag(key, value), Role.MATRICES),
     "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
     "fallback": Setting(_one_of(FALLBACKS), Role.LIVE),
     # Becomes the `lr` of the fallback's groups.
