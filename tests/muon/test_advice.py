@@ -56,3 +56,40 @@ def test_a_group_that_is_added_is_judged_alone(kernel):
     (line,), _ = warned(lambda: optimizer.add_param_group({"params": parameters(b__w=(8, 16, 12))}))
     assert line.startswith("b.w (8, 16, 12): stacks")
     assert warned(lambda: copy.deepcopy(optimizer))[0] == []
+
+
+def test_muon_that_holds_little_says_so(kernel):
+    """Where it has less than half of the hidden matrices, whatever tables and heads are beside them."""
+    tables = dict(wte__weight=(4096, 64), lm_head__weight=(4096, 64))
+    thin = {f"adapters__{i}__weight": (4, 1024) for i in range(2)}
+    enough = parameters(**tables, **thin, up__weight=(128, 64))
+    assert warned(lambda: kernel.Muon(enough))[0] == []
+    (line,), optimizer = warned(lambda: kernel.Muon(parameters(**tables, **thin, up__weight=(127, 64), norm=(64,))))
+    assert line.startswith(
+        "Muon has 49.8% of the elements of hidden matrices: the fallback updates 2 parameters (8,192 elements), "
+        "such as adapters.0.weight (4, 1024), because of extreme_aspect_ratio (2)."
+    )
+    assert optimizer.explain().notes == [line]
+
+
+def test_muon_that_holds_no_matrix_says_so(kernel):
+    (line,), _ = warned(lambda: kernel.Muon(parameters(head__0__weight=(64, 64), head__2__weight=(10, 64))))
+    assert line.startswith("Muon has no matrix: the fallback updates 2 parameters (4,736 elements)")
+    assert "because of output_head (2)" in line and "use_muon=True" in line and "use_muon=False" in line
+
+
+@pytest.mark.parametrize("cure", [dict(use_muon=True), dict(use_muon=False)], ids=str)
+def test_a_decision_ends_the_warning(kernel, cure):
+    thin = {"params": parameters(thin__weight=(4, 1024)), **cure}
+    assert warned(lambda: kernel.Muon([thin, {"params": parameters(up=(8, 8))}]))[0] == []
+    assert warned(lambda: kernel.Muon([thin]))[0] == []
+    assert warned(lambda: kernel.Muon(thin["params"], is_muon=lambda name, p: cure["use_muon"]))[0] == []
+
+
+def test_vectors_alone_need_no_advice(kernel):
+    assert warned(lambda: kernel.Muon(parameters(scale=(64,), one=(1, 64))))[0] == []
+
+
+def test_what_no_name_tells_is_not_counted_twice(kernel):
+    lines, _ = warned(lambda: kernel.Muon(parameters(a__w=(8, 16, 12), up=(8, 8))))
+    assert len(lines) == 1 and "stacks of matrices" in lines[0]

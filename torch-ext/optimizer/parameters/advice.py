@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from torch import Tensor
@@ -10,6 +11,12 @@ from torch import Tensor
 from .groups import names_of
 from .routing import UNDECIDED
 from .settings import Group
+
+# Of the elements of hidden matrices, Muon should have at least this share.
+LEAST_SHARE = 0.5
+# Reasons that a user has given, and kinds of reasons by which a matrix is no hidden one.
+_DECIDED = ("use_muon", "is_muon")
+_OUTER = ("embedding", "output_head")
 
 
 class Routed(Protocol):
@@ -39,8 +46,32 @@ def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Route
 
 def advice(routes: Iterable[Routed]) -> list[str]:
     """Return a line for each thing that a user should decide about these parameters; none where all is well."""
+    routes = list(routes)
     undecided = [route for route in routes if route.reason == UNDECIDED]
-    return [_undecided(undecided)] if undecided else []
+    muon = sum(_elements(route) for route in routes if route.branch == "muon")
+    matrices = [route for route in routes if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1]
+    left = [route for route in matrices if route.reason not in (*_DECIDED, UNDECIDED)]
+    hidden = [route for route in left if _kind(route) not in _OUTER]
+    lines = [_undecided(undecided)] if undecided else []
+    if muon:
+        share = muon / (muon + sum(map(_elements, hidden)))
+        return lines + (
+            [_little(f"{share:.1%} of the elements of hidden matrices", hidden)] if share < LEAST_SHARE else []
+        )
+    return lines + ([_little("no matrix", left)] if left else [])
+
+
+def _little(what: str, left: Sequence[Routed]) -> str:
+    reasons = Counter(map(_kind, left)).most_common()
+    return (
+        f"Muon has {what}: the fallback updates {described(left)}, because of "
+        f"{', '.join(f'{kind} ({count})' for kind, count in reasons)}. For those that Muon should have write "
+        "use_muon=True in their group, or give is_muon; use_muon=False for the others ends this warning"
+    )
+
+
+def _kind(route: Routed) -> str:
+    return route.reason.split(":")[0]
 
 
 def _undecided(routes: Sequence[Routed]) -> str:
