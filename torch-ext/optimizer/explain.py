@@ -7,12 +7,12 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor
 
-from .learning_rate import step_multiplier
+from .learning_rate import UPDATE_RMS
 from .parameters.advice import advice
 from .parameters.groups import names_of, view_in_group
-from .parameters.matrices import MatrixView, is_stack
+from .parameters.matrices import is_stack
 from .parameters.routing import IsMuon, decide, unique_parameters
-from .parameters.settings import Group
+from .parameters.settings import Group, multiplier_in_group
 from .plan.plan import Plan
 from .plan.sums import described
 
@@ -59,6 +59,7 @@ class Explanation:
 # What of Muon's settings decides where a parameter goes and what it is there, with Muon's defaults.
 _ROUTING = {
     "adjust_lr_fn": "match_rms_adamw",
+    "update_rms": UPDATE_RMS,
     "conv_mode": "flatten",
     "normalize_spatial": True,
     "expert_keys": ("experts",),
@@ -72,7 +73,7 @@ def route(
     """Return where `Muon(params, ...)` would take each parameter, as `explain()` does, without an optimizer.
 
     `params` are tensors or `(name, tensor)` pairs; tied ones come once. Of Muon's arguments `is_muon`, `adjust_lr_fn`,
-    `conv_mode`, `normalize_spatial`, `expert_keys` and `stacked` count. Raises TypeError for anything else.
+    `update_rms`, `conv_mode`, `normalize_spatial`, `expert_keys` and `stacked` count. Raises TypeError for others.
     """
     if not settings.keys() <= _ROUTING.keys():
         raise TypeError(f"of settings route takes {', '.join(_ROUTING)}, got {', '.join(settings)}")
@@ -83,7 +84,7 @@ def route(
         if branch == "adamw":
             rows.append(Route(names[0], tuple(p.shape), branch, reason))
             continue
-        rows.append(_muon_route(names[0], p, reason, view_in_group(names[0], p, group), group["adjust_lr_fn"]))
+        rows.append(_muon_route(names[0], p, reason, group))
     return Explanation(rows, advice(rows))
 
 
@@ -103,17 +104,18 @@ def explanation_of(
                 rows.append(Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel))
                 continue
             matrices = next(planned)
-            route = _muon_route(name, p, reason, view_in_group(name, p, group), group["adjust_lr_fn"])
+            route = _muon_route(name, p, reason, group)
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
     return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows)])
 
 
-def _muon_route(name: str, p: Tensor, reason: str, view: MatrixView, adjust_lr_fn: Optional[str]) -> Route:
+def _muon_route(name: str, p: Tensor, reason: str, group: Group) -> Route:
     """Return the route of a parameter that Muon updates; its multiplier is that of the first of its matrices."""
+    view = view_in_group(name, p, group)
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
-    multiplier = step_multiplier(adjust_lr_fn, *view.shapes[0]) * view.scale
+    multiplier = multiplier_in_group(group, *view.shapes[0]) * view.scale
     return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
 
 

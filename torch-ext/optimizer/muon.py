@@ -18,13 +18,14 @@ from torch.optim import Optimizer
 
 from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
-from .learning_rate import Adjustment
+from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
 from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, laid_out_like
+from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import check_gradients, facts_of, layout_of
 from .plan.plan import Plan, choices, make_plan, planned_settings
@@ -68,6 +69,9 @@ class Muon(Optimizer):
         ns_steps: steps of the iteration.
         adjust_lr_fn: `match_rms_adamw` (updates as large as AdamW's), `original` (spectral norm; also None),
             `rms_to_rms`, or a function of a matrix's rows and columns.
+        use_addmm, foreach, fused: choices between implementations that torch has: None and False change nothing. True
+            is accepted where it holds anyway: `use_addmm`, and in groups of one fallback alone its own.
+        update_rms: root mean square of an update by `match_rms_adamw`, before `lr`; DeepSeek-V4 has 0.18.
         ns_dtype: dtype of the iteration, a torch.dtype or its name; None: `iteration.default_work_dtype`.
         ns_method: `standard`, `gram`, `gram_float32`, or `auto`, the cheaper where both are safe (`orthogonalize`).
         decay_mode: of matrices: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and
@@ -135,7 +139,11 @@ class Muon(Optimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: Adjustment = "match_rms_adamw",
+        use_addmm: Optional[bool] = None,
         *,
+        foreach: Optional[bool] = None,
+        fused: Optional[bool] = None,
+        update_rms: float = UPDATE_RMS,
         ns_dtype: torch.dtype | str | None = None,
         ns_method: str = "auto",
         decay_mode: str = "decoupled",
@@ -158,6 +166,7 @@ class Muon(Optimizer):
         cuda_graphs: bool = True,
         exchange: Optional[ExchangeOptions] = None,
     ):
+        check_implementations({"use_addmm": use_addmm, "foreach": foreach, "fused": fused}, "muon")
         # Every argument that is a setting of groups, by its name.
         settings = {key: value for key, value in locals().items() if key in SETTINGS}
         defaults = plain_settings({**settings, "split_rows": None, "rounding_step": 0})

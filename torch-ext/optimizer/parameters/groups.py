@@ -11,6 +11,7 @@ from .matrices import MatrixView, is_stack, matrix_view
 from .routing import IsMuon, bare_name, decide, unique_parameters
 from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
+from .synonyms import as_adamws, check_implementations, taken_branch, taken_implementations
 
 # What a saved group has in the place of a function, which is to be given again.
 FUNCTION = "function"
@@ -23,14 +24,30 @@ def split_group(
 
     `group` holds `params` (tensors or `(name, tensor)` pairs) and settings, of which `defaults` has the rest;
     `use_muon` overrides routing. `lr` of an AdamW group is the group's `adamw_lr`, else its `lr`, else the default
-    `adamw_lr`, else the default `lr`. Unnamed parameters are called `param_<first>` and so on; tied ones come once.
-    Raises ValueError or TypeError for what cannot be optimized.
+    `adamw_lr`, else the default `lr`. What others call settings is understood (`synonyms`). Unnamed parameters are
+    called `param_<first>` and so on; tied ones come once. Raises ValueError or TypeError for what cannot be optimized.
     """
     changed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-    forced = _forced_branch(changed)
+    forced, implementations = taken_branch(changed), taken_implementations(changed)
     settings = plain_settings({**defaults, **changed})
+    halves, reasons = _halves(group, settings, forced, is_muon, first)
+    branches = [branch for branch, members in halves.items() if members] or [forced or "adamw"]
+    check_implementations(implementations, "muon" if "muon" in branches else settings["fallback"])
+    settings = plain_settings({**settings, **as_adamws(changed, defaults, both="muon" in branches)})
+    settings.pop("betas", None)
     adamw_rates = changed.get("adamw_lr"), changed.get("lr"), defaults["adamw_lr"], settings["lr"]
     learning_rates = {"muon": settings["lr"], "adamw": next(rate for rate in adamw_rates if rate is not None)}
+    groups = []
+    for branch in branches:
+        changes = {"use_muon": branch == "muon", "lr": learning_rates[branch], "params": list(halves[branch].items())}
+        groups.append({**settings, **changes, "param_names": [], "state_format": STATE_FORMAT})
+    return groups, reasons
+
+
+def _halves(
+    group: Group, settings: Group, forced: Optional[str], is_muon: Optional[IsMuon], first: int
+) -> tuple[dict[str, dict[str, Tensor]], dict[Tensor, str]]:
+    """Return the parameters of `group` by branch and name, and why each is where it is."""
     halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
     reasons = {}
     for names, p in unique_parameters(_named_parameters(group), first):
@@ -42,12 +59,7 @@ def split_group(
         if names[0] in halves["muon"] or names[0] in halves["adamw"]:
             raise ValueError(f"two parameters are called {names[0]}")
         halves[branch][names[0]] = p
-    branches = [branch for branch, members in halves.items() if members] or [forced or "adamw"]
-    groups = []
-    for branch in branches:
-        changes = {"use_muon": branch == "muon", "lr": learning_rates[branch], "params": list(halves[branch].items())}
-        groups.append({**settings, **changes, "param_names": [], "state_format": STATE_FORMAT})
-    return groups, reasons
+    return halves, reasons
 
 
 def view_in_group(name: str, p: Tensor, group: Group) -> MatrixView:
@@ -75,6 +87,8 @@ def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[
     ValueError or TypeError where group or state do not fit.
     """
     _check_same_group(current, saved)
+    if "betas" in saved:
+        raise ValueError("betas are called adamw_betas here, and the state of another optimizer is not this one's")
     for p in current["params"]:
         check_loaded(state.get(p, {}), p, current["use_muon"])
     kept = {key: current[key] for key in ("params", "param_names", "use_muon", "state_format", "offload")}
@@ -121,15 +135,3 @@ def _named_parameters(group: Group) -> list:
     if len(group["param_names"]) != len(params):
         raise ValueError(f"{len(group['param_names'])} param_names were given for {len(params)} params")
     return list(zip(group["param_names"], params))
-
-
-def _forced_branch(settings: dict[str, Any]) -> Optional[str]:
-    """Take `use_muon` and `use_fallback`, its opposite, out of `settings` and return the branch that they ask for."""
-    use_muon, use_fallback = settings.pop("use_muon", None), settings.pop("use_fallback", None)
-    if any(value not in (True, False, None) for value in (use_muon, use_fallback)):
-        raise TypeError(f"use_muon and use_fallback must be True, False or None, got {[use_muon, use_fallback]}")
-    if use_muon is not None and use_muon == use_fallback:
-        raise ValueError(f"use_muon={use_muon} and use_fallback={use_fallback} contradict each other")
-    if use_fallback is not None:
-        use_muon = not use_fallback
-    return {True: "muon", False: "adamw", None: None}[use_muon]

@@ -10,6 +10,7 @@ from typing import Callable, Iterable, Optional, Sequence, Union
 from torch import Tensor
 
 from .checks import check_matrix
+from .synonyms import wish_of
 
 # The reason of what may be a stack of matrices or a convolution.
 UNDECIDED = "stack_or_convolution"
@@ -63,13 +64,16 @@ def decide(
     """Return the branch, `muon` or `adamw`, and the reason; `names` are all the names of a tied parameter.
 
     Of a `stack` of matrices (E, rows, cols) the shape of one is judged. Where it is None, nobody knows whether the
-    parameter is a stack or a convolution: it goes to AdamW, as `UNDECIDED` if one of the two would be Muon's.
+    parameter is a stack or a convolution: it goes to AdamW, as `UNDECIDED` if one of the two would be Muon's. What
+    `is_muon` says goes before the parameter's attribute `use_muon`, and that before names and shapes.
     """
-    verdict = None if is_muon is None else is_muon(names[0], p)
+    verdict, reason = None if is_muon is None else is_muon(names[0], p), "is_muon"
+    if verdict is None:
+        verdict, reason = wish_of(p), "use_muon"
     if verdict is not None:
         if verdict:
             check_matrix(names[0], p)
-        return ("muon" if verdict else "adamw"), "is_muon"
+        return ("muon" if verdict else "adamw"), reason
     shape = tuple(p.shape)
     readings = {True: (shape[1:],), False: (shape,), None: (shape, shape[1:])}[stack]
     verdicts = [shape_verdict(reading) for reading in readings]
