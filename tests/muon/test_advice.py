@@ -93,3 +93,43 @@ def test_vectors_alone_need_no_advice(kernel):
 def test_what_no_name_tells_is_not_counted_twice(kernel):
     lines, _ = warned(lambda: kernel.Muon(parameters(a__w=(8, 16, 12), up=(8, 8))))
     assert len(lines) == 1 and "stacks of matrices" in lines[0]
+
+
+@pytest.mark.parametrize("rank", [4, 8, 16, 64])
+@pytest.mark.parametrize(
+    "names",
+    [
+        (
+            "base_model.model.layers.0.q_proj.lora_A.default.weight",
+            "base_model.model.layers.0.q_proj.lora_B.default.weight",
+        ),
+        ("layers.0.attn.q_proj.lora_a.weight", "layers.0.attn.q_proj.lora_b.weight"),
+        ("down_blocks.0.to_q.lora.down.weight", "down_blocks.0.to_q.lora.up.weight"),
+        ("lora_unet_mid_block_to_q.lora_down.weight", "lora_unet_mid_block_to_q.lora_up.weight"),
+    ],
+    ids=["peft", "torchtune", "diffusers", "kohya"],
+)
+def test_both_factors_of_lora_are_muons_and_explain_says_what_is_known(kernel, names, rank):
+    """However long they are; their steps are as large as those of other matrices."""
+    shapes = (rank, 4096), (4096, rank)
+    lines, optimizer = warned(
+        lambda: kernel.Muon([(name, Parameter(torch.zeros(s))) for name, s in zip(names, shapes)])
+    )
+    explanation = optimizer.explain()
+    assert [(row.branch, row.reason) for row in explanation.rows] == [("muon", "lora:a"), ("muon", "lora:b")]
+    assert [row.multiplier for row in explanation.rows] == [pytest.approx(0.2 * 64)] * 2
+    (note,) = explanation.notes
+    assert lines == [] and note.startswith("2 factors of LoRA") and "arXiv:2605.10468" in note and "1314" in note
+
+
+def test_lora_of_tiny_rank_is_not_muons_and_that_is_said(kernel):
+    params = [("q.lora_A.weight", Parameter(torch.zeros(2, 64))), ("q.lora_B.weight", Parameter(torch.zeros(64, 2)))]
+    (line,), _ = warned(lambda: kernel.Muon(params))
+    assert line.startswith("Muon has no matrix") and "min_dim_too_small (2)" in line
+
+
+def test_words_with_lora_in_them_are_no_factors(kernel):
+    found = kernel.route(
+        [("explora.a.weight", Parameter(torch.zeros(4, 1024))), ("x.lora_alpha", Parameter(torch.zeros(8, 8)))]
+    )
+    assert [row.reason for row in found.rows] == ["extreme_aspect_ratio:256.0", "matrix"]

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 from torch import Tensor
 
 from .learning_rate import UPDATE_RMS
-from .parameters.advice import advice
+from .parameters.advice import advice, remarks
 from .parameters.groups import names_of, view_in_group
 from .parameters.matrices import is_stack
 from .parameters.routing import IsMuon, decide, unique_parameters
@@ -85,7 +85,7 @@ def route(
             rows.append(Route(names[0], tuple(p.shape), branch, reason))
             continue
         rows.append(_muon_route(names[0], p, reason, group))
-    return Explanation(rows, advice(rows))
+    return Explanation(rows, advice(rows) + remarks(rows))
 
 
 def explanation_of(
@@ -108,7 +108,9 @@ def explanation_of(
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
-    return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows)])
+    return Explanation(
+        rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]
+    )
 
 
 def _muon_route(name: str, p: Tensor, reason: str, group: Group) -> Route:

@@ -12,6 +12,12 @@ from .groups import names_of
 from .routing import UNDECIDED
 from .settings import Group
 
+# What is known of LoRA.
+_LORA = (
+    "{} factors of LoRA, A and B, are Muon's whatever their rank from 4: so trained, LoRA matches or beats AdamW's on "
+    "models that Adam has pretrained (arXiv:2605.10468). OneTrainer (pull request 1314) saw noise in A and leaves it "
+    "to AdamW: that is use_muon=False in a group for lora_A. Steps of the product B A (arXiv:2606.12921) are not taken"
+)
 # Of the elements of hidden matrices, Muon should have at least this share.
 LEAST_SHARE = 0.5
 # Reasons that a user has given, and kinds of reasons by which a matrix is no hidden one.
@@ -59,6 +65,12 @@ def advice(routes: Iterable[Routed]) -> list[str]:
             [_little(f"{share:.1%} of the elements of hidden matrices", hidden)] if share < LEAST_SHARE else []
         )
     return lines + ([_little("no matrix", left)] if left else [])
+
+
+def remarks(routes: Iterable[Routed]) -> list[str]:
+    """Return a line for each choice that the field has not settled; nothing to decide, but to know."""
+    factors = [route for route in routes if route.branch == "muon" and _kind(route) == "lora"]
+    return [_LORA.format(len(factors))] if factors else []
 
 
 def _little(what: str, left: Sequence[Routed]) -> str:

@@ -19,8 +19,9 @@ _NO_MATRIX = ("insufficient_dims", "leading_unit_dims")
 MIN_SIDE = 4
 MAX_ASPECT = 128.0
 
-# Wrappers put these in front of a model's own names.
-_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# Wrappers put these into a model's own names; PEFT's also the name of an adapter behind one.
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model", "base_layer"}
+_ADAPTER = re.compile(r"\.modules_to_save\.[^.]+")
 # Containers around the whole network: what is directly inside is still the top.
 _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
 _EMBEDDING = re.compile(r"embed|(^|_)emb($|_)|^wte$|^wpe$|^relative_attention_bias$")
@@ -30,6 +31,8 @@ _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classi
 _HEADS |= {"unembed", "decoder"}
 _TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads"}
 _TOP_LAYERS = {"output", "fc", "fc_out", "proj_out", "generator"}
+# Factors of LoRA, as PEFT, torchtune, loralib, diffusers and kohya call them.
+_LORA = re.compile(r"(?:^|\.)lora[_.]?(a|b|down|up)(?:\.|$)")
 _ROUTERS = {"router", "gate", "gating", "wg"}
 
 IsMuon = Callable[[str, Tensor], Optional[bool]]
@@ -76,14 +79,15 @@ def decide(
         return ("muon" if verdict else "adamw"), reason
     shape = tuple(p.shape)
     readings = {True: (shape[1:],), False: (shape,), None: (shape, shape[1:])}[stack]
-    verdicts = [shape_verdict(reading) for reading in readings]
+    lora = lora_factor(names[0])
+    verdicts = [shape_verdict(reading, max_aspect=math.inf if lora else MAX_ASPECT) for reading in readings]
     if not any(suitable for suitable, _ in verdicts) or verdicts[0][1] in _NO_MATRIX:
         return "adamw", verdicts[0][1]
     for name in names:
         role = role_by_name(name, readings[0], bool(stack))
         if role is not None:
             return "adamw", role
-    return ("adamw", UNDECIDED) if stack is None else ("muon", "matrix")
+    return ("adamw", UNDECIDED) if stack is None else ("muon", lora or "matrix")
 
 
 def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT) -> tuple[bool, str]:
@@ -133,6 +137,17 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     return None
 
 
+def lora_factor(name: str) -> Optional[str]:
+    """Return `lora:a` or `lora:b` for a factor of a low-rank adapter B A, None for other parameters.
+
+    Both are Muon's for every rank from `MIN_SIDE`, however long they are: each is a map between hidden spaces, of
+    which one has few dimensions. Qu, Huang, Horvath: Can Muon Fine-tune Adam-Pretrained Models? (arXiv:2605.10468)
+    train both so, with the multiplier of `match_rms_adamw`.
+    """
+    found = _LORA.search(name.lower())
+    return None if found is None else f"lora:{'a' if found.group(1) in ('a', 'down') else 'b'}"
+
+
 def bare_name(name: str) -> str:
     """Return a parameter's name as the model itself has it, without what wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    return ".".join(part for part in _ADAPTER.sub("", name).split(".") if part not in _WRAPPERS)
