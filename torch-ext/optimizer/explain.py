@@ -12,7 +12,7 @@ from .parameters.advice import advice, remarks
 from .parameters.groups import names_of, view_in_group
 from .parameters.matrices import is_stack
 from .parameters.routing import IsMuon, decide, unique_parameters
-from .parameters.settings import Group, multiplier_in_group
+from .parameters.settings import OF_GROUPS, Group, multiplier_in_group
 from .plan.plan import Plan
 from .plan.sums import described
 
@@ -77,7 +77,7 @@ def route(
     """
     if not settings.keys() <= _ROUTING.keys():
         raise TypeError(f"of settings route takes {', '.join(_ROUTING)}, got {', '.join(settings)}")
-    group = {**_ROUTING, "split_rows": None, **settings}
+    group = {**_ROUTING, **OF_GROUPS, **settings}
     rows = []
     for names, p in unique_parameters(params):
         branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, group["expert_keys"], group["stacked"]))

@@ -23,7 +23,7 @@ from .parameters.advice import advice, routed
 from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
-from .parameters.settings import SETTINGS, flag, plain_settings
+from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, laid_out_like
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
@@ -59,7 +59,8 @@ class Muon(Optimizer):
         params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. A group
             that holds both kinds becomes two neighbours, so that each has one live `lr`. Group keys: every argument
             that `docs/arguments.md` marks; `use_muon` or its opposite `use_fallback` (absent: decided by
-            routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values.
+            routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values;
+            `transposed`, that weights are (in, out).
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
         momentum: beta of the average of gradients.
@@ -169,7 +170,7 @@ class Muon(Optimizer):
         check_implementations({"use_addmm": use_addmm, "foreach": foreach, "fused": fused}, "muon")
         # Every argument that is a setting of groups, by its name.
         settings = {key: value for key, value in locals().items() if key in SETTINGS}
-        defaults = plain_settings({**settings, "split_rows": None, "rounding_step": 0})
+        defaults = plain_settings({**settings, **OF_GROUPS, "rounding_step": 0})
         self._release_grads = flag("release_grads", release_grads)
         if not isinstance(exchange, (ExchangeOptions, type(None))):
             raise TypeError(f"exchange must be ExchangeOptions, got {type(exchange).__name__}")
@@ -446,6 +447,7 @@ class Muon(Optimizer):
         self._agreement.follow(self._plan.terms)
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
+            self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
 
     def _forget_plan(self) -> None:
         self._synchronize()

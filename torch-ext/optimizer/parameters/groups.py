@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional
 from torch import Tensor
 
 from .checks import check_parameter
-from .matrices import MatrixView, is_stack, matrix_view
+from .matrices import MatrixView, is_stack, matrix_view, transposed_view
 from .routing import IsMuon, bare_name, decide, unique_parameters
 from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
@@ -70,6 +70,8 @@ def view_in_group(name: str, p: Tensor, group: Group) -> MatrixView:
             f"Muon was asked for {name} {tuple(p.shape)}, which may be a stack of matrices or a convolution: write "
             "stacked=True or stacked=False, in its group or for all, or name stacks by expert_keys"
         )
+    if group["transposed"]:
+        return transposed_view(name, p, experts=stack, split_rows=group["split_rows"])
     settings = {key: group[key] for key in ("conv_mode", "normalize_spatial", "split_rows")}
     return matrix_view(name, p, experts=stack, **settings)
 

@@ -172,6 +172,7 @@ SETTINGS: dict[str, Setting] = {
     "normalize_spatial": Setting(flag, Role.MATRICES),
     "expert_keys": Setting(_names, Role.MATRICES),
     "stacked": Setting(lambda key, value: None if value is None else flag(key, value), Role.MATRICES),
+    "transposed": Setting(flag, Role.MATRICES),
     "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
     "fallback": Setting(_one_of(FALLBACKS), Role.LIVE),
     # Becomes the `lr` of the fallback's groups.
@@ -183,6 +184,8 @@ SETTINGS: dict[str, Setting] = {
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }
+# Settings that a group alone can have, with their defaults.
+OF_GROUPS: dict[str, Any] = {"transposed": False, "split_rows": None}
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and how many steps have drawn seeds.
 _DERIVED = {"use_muon": Role.MATRICES, "rounding_step": Role.LIVE}
 
