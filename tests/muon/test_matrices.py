@@ -163,6 +163,7 @@ def test_view_prints_what_it_does(matrices, case, text):
 
 def test_many_equal_parts_print_as_a_count(matrices):
     assert str(matrices.matrix_view("w", torch.zeros(96, 4), split_rows=(8,) * 12)) == "96x4 split 12*8"
+    assert str(matrices.matrix_view("w", torch.zeros(80, 4), split_rows=(12, 8) * 4)) == "80x4 split 4*(12+8)"
 
 
 @pytest.mark.parametrize(

@@ -77,14 +77,14 @@ def route(
     """
     if not settings.keys() <= _ROUTING.keys():
         raise TypeError(f"of settings route takes {', '.join(_ROUTING)}, got {', '.join(settings)}")
-    group = {**_ROUTING, **OF_GROUPS, **settings}
+    stacks = [{**_ROUTING, **settings}[key] for key in ("expert_keys", "stacked")]
     rows = []
     for names, p in unique_parameters(params):
-        branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, group["expert_keys"], group["stacked"]))
+        branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, *stacks))
         if branch == "adamw":
             rows.append(Route(names[0], tuple(p.shape), branch, reason))
             continue
-        rows.append(_muon_route(names[0], p, reason, group))
+        rows.append(route_in_group(names[0], p, reason, settings))
     return Explanation(rows, advice(rows) + remarks(rows))
 
 
@@ -104,7 +104,7 @@ def explanation_of(
                 rows.append(Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel))
                 continue
             matrices = next(planned)
-            route = _muon_route(name, p, reason, group)
+            route = route_in_group(name, p, reason, group)
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
@@ -113,8 +113,12 @@ def explanation_of(
     )
 
 
-def _muon_route(name: str, p: Tensor, reason: str, group: Group) -> Route:
-    """Return the route of a parameter that Muon updates; its multiplier is that of the first of its matrices."""
+def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
+    """Return the route of a parameter that Muon updates by these settings of its group, the others being the defaults.
+
+    Its multiplier is that of the first of its matrices.
+    """
+    group = {**_ROUTING, **OF_GROUPS, **settings}
     view = view_in_group(name, p, group)
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
     multiplier = multiplier_in_group(group, *view.shapes[0]) * view.scale

@@ -20,8 +20,8 @@ _LORA = (
 )
 # Of the elements of hidden matrices, Muon should have at least this share.
 LEAST_SHARE = 0.5
-# Reasons that a user has given, and kinds of reasons by which a matrix is no hidden one.
-_DECIDED = ("use_muon", "is_muon")
+# Kinds of reasons that a user has given, or is asked for, and those by which a matrix is no hidden one.
+_DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
 _OUTER = ("embedding", "output_head")
 
 
@@ -56,7 +56,7 @@ def advice(routes: Iterable[Routed]) -> list[str]:
     undecided = [route for route in routes if route.reason == UNDECIDED]
     muon = sum(_elements(route) for route in routes if route.branch == "muon")
     matrices = [route for route in routes if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1]
-    left = [route for route in matrices if route.reason not in (*_DECIDED, UNDECIDED)]
+    left = [route for route in matrices if _kind(route) not in _DECIDED]
     hidden = [route for route in left if _kind(route) not in _OUTER]
     lines = [_undecided(undecided)] if undecided else []
     if muon:

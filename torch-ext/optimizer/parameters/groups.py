@@ -52,7 +52,7 @@ def _halves(
     reasons = {}
     for names, p in unique_parameters(_named_parameters(group), first):
         stack = is_stack(names[0], p.ndim, settings["expert_keys"], settings["stacked"])
-        branch, reasons[p] = (forced, "use_muon") if forced else decide(names, p, is_muon, stack)
+        branch, reasons[p] = (forced, group.get("role", "use_muon")) if forced else decide(names, p, is_muon, stack)
         check_parameter(names[0], p, branch == "muon")
         if branch == "muon":
             view_in_group(names[0], p, settings)  # raises where it cannot be

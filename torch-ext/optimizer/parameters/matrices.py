@@ -189,4 +189,9 @@ def _parts(name: str, rows: int, split_rows: Optional[Sequence[int]]) -> tuple[i
 
 
 def _sum(parts: Sequence[int]) -> str:
-    return f"{len(parts)}*{parts[0]}" if len(parts) > 3 and len(set(parts)) == 1 else "+".join(map(str, parts))
+    """Return row counts as a sum, `4*(12+8)` for many that repeat."""
+    for length in range(1, len(parts) // 4 + 1):
+        times, rest = divmod(len(parts), length)
+        if not rest and tuple(parts) == tuple(parts[:length]) * times:
+            return f"{times}*{parts[0]}" if length == 1 else f"{times}*({'+'.join(map(str, parts[:length]))})"
+    return "+".join(map(str, parts))

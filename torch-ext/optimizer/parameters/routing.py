@@ -25,6 +25,7 @@ _ADAPTER = re.compile(r"\.modules_to_save\.[^.]+")
 # Containers around the whole network: what is directly inside is still the top.
 _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
 _EMBEDDING = re.compile(r"embed|(^|_)emb($|_)|^wte$|^wpe$|^relative_attention_bias$")
+_PATCHES = {"patch_embed", "patch_embedding", "patch_embeddings"}
 _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
 # Names of an output head: of a layer anywhere, of a part of the whole network, and of a layer at its top.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
@@ -124,7 +125,7 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
             return f"embedding:{part}"
         if _NORM.search(part):
             return f"norm:{part}"
-    if top == layer == "shared" or "patch_embed" in parts:
+    if top == layer == "shared" or not _PATCHES.isdisjoint(parts):
         return f"embedding:{top}"
     if layer in _HEADS or top in _TOP_PARTS or (top == layer and layer in _TOP_LAYERS):
         return f"output_head:{layer}"
