@@ -20,7 +20,7 @@ class Experts(nn.Module):
         super().__init__()
         self.is_transposed, self.is_concatenated, self.num_experts = transposed, concatenated, 4
         self.gate_up_proj = Parameter(torch.zeros((4, 24, 32) if transposed else (4, 32, 24)))
-        self.out = Parameter(torch.zeros((4, 16, 24) if transposed else (4, 24, 16)))
+        self.down_proj = Parameter(torch.zeros((4, 16, 24) if transposed else (4, 24, 16)))
 
 
 class Conv1D(nn.Module):
@@ -58,7 +58,7 @@ NETWORK = {
     "attn.c_proj.weight": "matrix",
     "attn.c_proj.bias": "vector",
     "ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24 split 16+16",
-    "ffn.out": "experts: 4 matrices 24x16",
+    "ffn.down_proj": "experts: 4 matrices 24x16",
     "gate.weight": "router",
     "signal.weight": "convolution: flatten 24x72",
     "signal.bias": "vector",

@@ -90,6 +90,32 @@ FAMILIES = {
         causal("Mixtral", **{**GROUPED, "intermediate_size": 28}, num_local_experts=6),
         {**TABLES, **ATTENTION, **EXPERTS},
     ),
+    "llama4": Family(
+        model_of(
+            "Llama4ForCausalLM", "Llama4TextConfig", **GROUPED, intermediate_size_mlp=80, num_local_experts=6,
+            moe_layers=[0, 1],
+        ),
+        {
+            **TABLES,
+            **ATTENTION,
+            **MLP,  # of the shared expert
+            "experts.gate_up_proj": "experts: gate and up: 6 matrices 160x48 transposed split 80+80",
+            "experts.down_proj": "experts: 6 matrices 48x80 transposed",
+            "router.weight": "router",
+        },
+    ),
+    "gpt_oss": Family(
+        causal("GptOss", **GROUPED, num_local_experts=6, num_experts_per_tok=2),
+        {
+            **TABLES,
+            **ATTENTION,
+            "experts.gate_up_proj": "experts: gate and up: 6 matrices 160x48 transposed",  # whose rows alternate
+            "experts.gate_up_proj_bias": "bias",
+            "experts.down_proj": "experts: 6 matrices 48x80 transposed",
+            "experts.down_proj_bias": "bias",
+            "router.weight": "router",
+        },
+    ),
     "deepseek_v3": Family(
         causal(
             "DeepseekV3", **WIDE, intermediate_size=80, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=36,

@@ -70,10 +70,39 @@ def test_experts_that_lie_otherwise_are_transposed_and_whole_where_gate_and_up_a
     groups = kernel.groups_for(nn.ModuleDict({"ffn": Experts(transposed=True, concatenated=False)}))
     assert chosen(groups) == {
         "ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24 transposed",
-        "ffn.out": "experts: 4 matrices 24x16 transposed",
+        "ffn.down_proj": "experts: 4 matrices 24x16 transposed",
     }
     (note,) = groups.choices.notes
     assert note == "experts: gate and up of ffn.gate_up_proj are whole, since their rows alternate"
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_sizes_tell_how_experts_lie_where_their_module_does_not(kernel, transposed):
+    """Llama 4's are (E, in, out), and do not say so: cut as (E, out, in), halves of the inputs would be matrices."""
+    model = nn.ModuleDict({"ffn": Experts(transposed)})
+    del model["ffn"].is_transposed
+    turned = " transposed" if transposed else ""
+    assert chosen(kernel.groups_for(model)) == {
+        "ffn.gate_up_proj": f"experts: gate and up: 4 matrices 32x24{turned} split 16+16",
+        "ffn.down_proj": f"experts: 4 matrices 24x16{turned}",
+    }
+
+
+def test_experts_that_nothing_tells_of_are_not_cut(kernel):
+    model = nn.ModuleDict({"ffn": Experts()})
+    del model["ffn"].is_transposed, model["ffn"].down_proj
+    groups = kernel.groups_for(model)
+    assert chosen(groups) == {"ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24"}
+    (note,) = groups.choices.notes
+    assert "are whole, since no sizes tell which dimension outputs are" in note
+
+
+def test_an_attribute_of_a_parameter_goes_before_its_module(kernel):
+    model = Network()
+    model.tok.weight.use_muon = True
+    model.attn.c_proj.weight.use_muon = False
+    rows = {row.name: (row.branch, row.reason) for row in kernel.groups_for(model).choices.rows}
+    assert rows["tok.weight"] == ("muon", "use_muon") and rows["attn.c_proj.weight"] == ("adamw", "use_muon")
 
 
 def test_transformers_linear_layers_are_transposed(kernel):

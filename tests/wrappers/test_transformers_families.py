@@ -1,4 +1,4 @@
-"""The real classes of ten families of transformers, randomly initialised and tiny, against tables made by hand.
+"""The real classes of families of transformers, randomly initialised and tiny, against tables made by hand.
 
 `make test-integrations` installs what this needs, in a folder of its own.
 """

@@ -13,27 +13,19 @@ from torch import Tensor, nn
 from ..parameters.matrices import is_stack
 from ..parameters.routing import bare_name
 
+# Its rows are the heads', each with its query, key and value: only heads can be cut out.
+_BY_HEAD = "query_key_value"
 _ROLES = {
     "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj"},
     "keys": {"k", "k_proj", "key", "key_proj", "wk", "to_k", "k_lin"},
     "values": {"v", "v_proj", "value", "value_proj", "wv", "to_v", "v_lin"},
-    "queries, keys and values": {
-        "qkv",
-        "qkv_proj",
-        "c_attn",
-        "wqkv",
-        "Wqkv",
-        "to_qkv",
-        "in_proj_weight",
-        "query_key_value",
-    },
+    "queries, keys and values": {"qkv", "qkv_proj", "c_attn", "wqkv", "Wqkv", "to_qkv", "in_proj_weight", _BY_HEAD},
     "latent keys and values": {"kv_b_proj"},
     "latent and rotary key": {"kv_a_proj_with_mqa"},
     "gate and up": {"gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "w13", "Wi"},
 }
 _ROLE_OF = {leaf: role for role, leaves in _ROLES.items() for leaf in leaves}
-# Its rows are the heads', each with its query, key and value: only heads can be cut out.
-_BY_HEAD = "query_key_value"
+_DOWN = ("down_proj", "down", "w2")
 _HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "d_kv", "dim_head")
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead", "heads")
 _WIDTH = ("embed_dim", "hidden_size", "n_embd", "d_model", "dim")
@@ -84,15 +76,35 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     settings: dict[str, Any] = {} if p.ndim < 3 else {"stacked": bool(stack)}
     if p.ndim > 2 and not stack:
         return Cut("convolution", settings)
-    if type(owners[0]).__name__ == "Conv1D" or (p.ndim == 3 and getattr(owners[0], "is_transposed", False) is True):
+    turned = _is_turned(owners[0]) if stack else type(owners[0]).__name__ == "Conv1D"
+    if turned:
         settings["transposed"] = True
-    rows = p.size(-1 if "transposed" in settings else -2)
-    role, parts, remark = _parts(name, rows, owners, cutting)
+    role, parts, remark = _parts(name, p.size(-1 if turned else -2), owners, cutting)
+    if turned is None and parts is not None:
+        parts, remark = None, "no sizes tell which dimension outputs are: give transposed and split_rows in patterns"
     if parts is not None and len(parts) > 1:
         settings["split_rows"] = parts
     if stack:
         role = "experts" if role == "matrix" else f"experts: {role}"
     return Cut(role, settings, remark)
+
+
+def _is_turned(experts: nn.Module) -> Optional[bool]:
+    """Return whether a module's stacks are (E, in, out), as it says, or the sizes of what goes up and down; else None.
+
+    Up, of gate and up, are twice as many outputs as down has inputs.
+    """
+    said = getattr(experts, "is_transposed", None)
+    if isinstance(said, bool):
+        return said
+    stacks = {name: p.shape for name, p in experts.named_parameters(recurse=False) if p.ndim == 3}
+    up = next((shape for name, shape in stacks.items() if _ROLE_OF.get(name) == "gate and up"), None)
+    down = next((shape for name, shape in stacks.items() if name in _DOWN), None)
+    if up is None or down is None:
+        return None
+    (_, rows, cols), (_, down_rows, down_cols) = up, down
+    plain, turned = (rows, cols) == (2 * down_cols, down_rows), (cols, rows) == (2 * down_rows, down_cols)
+    return turned if plain != turned else None
 
 
 # The role of a weight, the row counts of its parts, None for one, and why it is whole where it could be cut.

@@ -11,7 +11,7 @@ from ..explain import Explanation, Route, route_in_group
 from ..parameters.advice import advice, remarks
 from ..parameters.routing import bare_name, decide, role_by_name, unique_parameters
 from ..parameters.settings import SETTINGS
-from ..parameters.synonyms import taken_branch
+from ..parameters.synonyms import taken_branch, wish_of
 from .layers import Cutting, cut_of, stack_in
 
 Patterns = Mapping[str, Mapping[str, Any]]
@@ -103,6 +103,8 @@ class _Chooser:
         return lines
 
     def _branch(self, names: list[str], p: Tensor, owners: list[nn.Module]) -> tuple[str, str]:
+        if wish_of(p) is not None:
+            return decide(names, p)
         if any(isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) for owner in owners):
             return "adamw", "embedding"
         if self._head is not None and self._head in owners:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Iterable, Mapping, NamedTuple, Protocol, Sequence
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
-from .groups import names_of
+from .groups import names_of, role_of
 from .routing import UNDECIDED
 from .settings import Group
 
@@ -25,16 +25,9 @@ _DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
 _OUTER = ("embedding", "output_head")
 
 
-class Routed(Protocol):
-    """What advice reads of a parameter's route."""
+class Routed(NamedTuple):
+    """Where a parameter goes, and why; of a row of `explain()` the same four are read."""
 
-    name: str
-    shape: tuple[int, ...]
-    branch: str
-    reason: str
-
-
-class _Route(NamedTuple):
     name: str
     shape: tuple[int, ...]
     branch: str
@@ -44,7 +37,7 @@ class _Route(NamedTuple):
 def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Routed]:
     """Return the routes of all parameters of `groups`; those of a wrapper, which nobody routed, count as decided."""
     return [
-        _Route(name, tuple(p.shape), "muon" if group["use_muon"] else group["fallback"], reasons.get(p, "use_muon"))
+        Routed(name, tuple(p.shape), "muon" if group["use_muon"] else group["fallback"], reasons.get(p, role_of(group)))
         for group in groups
         for name, p in zip(names_of(group), group["params"])
     ]
@@ -59,12 +52,12 @@ def advice(routes: Iterable[Routed]) -> list[str]:
     left = [route for route in matrices if _kind(route) not in _DECIDED]
     hidden = [route for route in left if _kind(route) not in _OUTER]
     lines = [_undecided(undecided)] if undecided else []
-    if muon:
-        share = muon / (muon + sum(map(_elements, hidden)))
-        return lines + (
-            [_little(f"{share:.1%} of the elements of hidden matrices", hidden)] if share < LEAST_SHARE else []
-        )
-    return lines + ([_little("no matrix", left)] if left else [])
+    share = muon / (muon + sum(map(_elements, hidden))) if muon else 0.0
+    if muon and share < LEAST_SHARE:
+        lines.append(_little(f"{share:.1%} of the elements of hidden matrices", hidden))
+    elif left and not muon:
+        lines.append(_little("no matrix", left))
+    return lines
 
 
 def remarks(routes: Iterable[Routed]) -> list[str]:

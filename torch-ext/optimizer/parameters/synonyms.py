@@ -63,8 +63,8 @@ def check_implementations(flags: dict[str, Optional[bool]], branch: str) -> None
     for key, asked in flags.items():
         if asked and branch not in _HELD_BY[key]:
             raise ValueError(
-                f"{key}=True means nothing here: Muon's passes and AdamW's kernel are fused, and batches are made of "
-                f"matrices, whatever is asked. Leave it out, or give it in a group that {_HELD_BY[key][0]} has alone"
+                f"{key}={asked!r} means nothing here: Muon's passes and AdamW's kernel are fused, and matrices are "
+                f"batched, whatever is asked. Leave it out, or give it in a group that {_HELD_BY[key][0]} has alone"
             )
 
 
