@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: setup build test test-slow test-stacks lint lint-kernels demo bench gpu-lab report numerics clean
+.PHONY: setup build test test-slow test-stacks test-integrations lint lint-kernels demo bench gpu-lab report numerics clean
 
 setup: .venv/ready
 
@@ -17,15 +17,23 @@ build: setup
 
 # LOCAL_KERNELS names the build to test where the Hub's builder has made one; here the tests make it.
 test: setup lint
-	env -u LOCAL_KERNELS $(PY) -m pytest -m "not slow"
+	env -u LOCAL_KERNELS $(PY) -m pytest -m "not slow and not integrations"
 
 # What takes more than ten seconds: killed ranks, long runs, other variants and processors, the model of CUDA.
 test-slow: setup
-	env -u LOCAL_KERNELS $(PY) -m pytest -m "slow and not stacks"
+	env -u LOCAL_KERNELS $(PY) -m pytest -m "slow and not stacks and not integrations"
 
 # The suite with the oldest and the newest torch, and the Triton kernels in the interpreter of every Triton.
 test-stacks: setup
 	env -u LOCAL_KERNELS $(PY) -m pytest -m stacks
+
+# The real classes of libraries that others train with, in a folder of their own.
+test-integrations: setup out/integrations/ready
+	env -u LOCAL_KERNELS PYTHONPATH=out/integrations $(PY) -m pytest -m integrations
+
+out/integrations/ready: requirements/integrations.txt
+	$(PY) -m pip install --quiet --no-deps --upgrade --target out/integrations --requirement $<
+	touch $@
 
 lint: setup
 	$(PY) -m ruff check .

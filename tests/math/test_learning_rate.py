@@ -21,6 +21,13 @@ def test_match_rms_adamw_gives_an_rms_of_one_fifth(kernel, rows, cols):
 
 
 @pytest.mark.parametrize("rows, cols", SHAPES)
+def test_update_rms_is_the_rms_of_an_update(kernel, rows, cols):
+    factor = update(kernel, "original", rows, cols) / kernel.learning_rate.step_multiplier("original", rows, cols)
+    scaled = kernel.learning_rate.step_multiplier("match_rms_adamw", rows, cols, 0.18) * factor
+    assert scaled.square().mean().sqrt().item() == pytest.approx(0.18, rel=1e-12)
+
+
+@pytest.mark.parametrize("rows, cols", SHAPES)
 @pytest.mark.parametrize("name", ["original", None])
 def test_original_gives_the_spectral_norm_of_torchs_muon(kernel, name, rows, cols):
     norm = torch.linalg.matrix_norm(update(kernel, name, rows, cols), ord=2).item()

@@ -62,6 +62,21 @@ def test_presets_name_the_band_that_five_steps_reach(schedules):
         assert preset.source
 
 
+def test_deepseeks_schedule_is_eight_steps_and_two(schedules):
+    """All of them, which settle; its first steps alone are another schedule, and refused."""
+    preset = schedules.WHOLE["deepseek_v4"]
+    assert preset.coefficients == ((3.4445, -4.7750, 2.0315),) * 8 + ((2.0, -1.5, 0.5),) * 2
+    y = composed(schedules.resolve_schedule("deepseek_v4", 10), np.geomspace(1e-3, 1, 200_001))
+    np.testing.assert_allclose((y.min(), y.max()), preset.band, atol=2e-6)
+    with pytest.raises(ValueError, match="deepseekv4 is 10 steps: write ns_steps=10, got 9"):
+        schedules.resolve_schedule("deepseekv4", 9)
+
+
+@pytest.mark.parametrize("alias, name, steps", [("jordan", "original", 5), ("deepseekv4", "deepseek_v4", 10)])
+def test_names_that_others_use_are_the_same_schedules(schedules, alias, name, steps):
+    assert schedules.resolve_schedule(alias, steps) == schedules.resolve_schedule(name, steps)
+
+
 def test_presets_reach_the_golden_bands(schedules, golden):
     for preset in golden["presets"]:
         for band in preset["bands"]:

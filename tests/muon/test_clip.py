@@ -168,6 +168,12 @@ def test_replaced_parameters_are_clipped(kernel):
     assert attention.largest_logits().max() < 1.01 * THRESHOLD
 
 
+def test_heads_in_columns_are_refused(kernel):
+    params = [(f"attn.{name}_proj.weight", Parameter(torch.ones(16, 8))) for name in "qk"]
+    with pytest.raises(ValueError, match=r"those of transposed weights are columns: \['attn.q_proj.weight', "):
+        kernel.Muon([{"params": params, "transposed": True}], qk_clip={"head_dim": 4})
+
+
 def test_added_layer_can_be_observed_at_once(kernel):
     first, second = copy.deepcopy(KINDS["mha"]), copy.deepcopy(KINDS["mha"])
     renamed = {f"layers.{i}.{n}": p for i, a in enumerate((first, second)) for n, p in a.named.items()}

@@ -31,6 +31,9 @@ VIEWS = {
     "batched_last": ((6, 4, 3, 2), {"conv_mode": "batched", "layout": channels_last}),
     "batched_split": ((6, 4, 3), {"conv_mode": "batched", "split_rows": (3, 3)}),
     "experts": ((5, 6, 4), {"experts": True}),
+    "transposed": ((6, 4), {"transposed": True}),
+    "transposed_split": ((6, 12), {"transposed": True, "split_rows": (6, 2, 4)}),
+    "experts_transposed": ((5, 6, 4), {"experts": True, "transposed": True, "split_rows": (1, 3)}),
     "experts_split": ((5, 6, 4), {"experts": True, "split_rows": (2, 4)}),
 }
 
@@ -45,8 +48,9 @@ def view_and_parameter(matrices, case):
     shape, settings = VIEWS[case]
     settings = dict(settings)
     layout = settings.pop("layout", lambda p: p)
+    make = matrices.transposed_view if settings.pop("transposed", False) else matrices.matrix_view
     p = torch.nn.Parameter(layout(torch.arange(float(math.prod(shape))).reshape(shape)))
-    return matrices.matrix_view("w", p, **settings), p
+    return make("w", p, **settings), p
 
 
 @pytest.mark.parametrize("case", VIEWS)
@@ -141,21 +145,6 @@ def test_expert_in_its_own_module_is_one_matrix(matrices):
 
 
 @pytest.mark.parametrize(
-    "name, keys, expected",
-    [
-        ("layers.0.experts.w1", ("experts",), True),
-        ("experts", ("experts",), True),
-        ("layers.0.moe.mlp.w1", ("moe.mlp",), True),
-        ("layers.0.shared_experts.w1", ("experts",), False),
-        ("layers.0.experts_bias", ("experts",), False),
-        ("layers.0.moe.w1", (), False),
-    ],
-)
-def test_experts_are_found_by_whole_name_components(matrices, name, keys, expected):
-    assert matrices.is_expert(name, keys) is expected
-
-
-@pytest.mark.parametrize(
     "case, text",
     [
         ("matrix", "6x4"),
@@ -164,6 +153,8 @@ def test_experts_are_found_by_whole_name_components(matrices, name, keys, expect
         ("experts", "5 matrices 6x4"),
         ("split", "12x4 split 6+2+4"),
         ("experts_split", "5 matrices 6x4 split 2+4"),
+        ("transposed", "4x6 transposed"),
+        ("experts_transposed", "5 matrices 4x6 transposed split 1+3"),
     ],
 )
 def test_view_prints_what_it_does(matrices, case, text):
@@ -172,6 +163,7 @@ def test_view_prints_what_it_does(matrices, case, text):
 
 def test_many_equal_parts_print_as_a_count(matrices):
     assert str(matrices.matrix_view("w", torch.zeros(96, 4), split_rows=(8,) * 12)) == "96x4 split 12*8"
+    assert str(matrices.matrix_view("w", torch.zeros(80, 4), split_rows=(12, 8) * 4)) == "80x4 split 4*(12+8)"
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,11 @@ def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
         ("layers.0.attn.bias", (8, 64), "bias"),
         ("layers.0.lora_A.weight", (2, 64), "min_dim_too_small:2"),
         ("layers.0.norm.weight", (64,), "insufficient_dims"),
+        ("base_model.model.model.embed_tokens.modules_to_save.default.weight", (512, 64), "embedding:embed_tokens"),
+        ("base_model.model.classifier.modules_to_save.default.weight", (10, 64), "output_head:classifier"),
+        ("base_model.model.lm_head.base_layer.weight", (512, 64), "output_head:lm_head"),
+        ("base_model.model.lm_head.lora_B.default.weight", (512, 16), "output_head:default"),
+        ("base_model.model.embed_tokens.lora_embedding_A.default", (16, 512), "embedding:lora_embedding_a"),
     ],
 )
 def test_non_hidden_parameters_go_to_adamw(kernel, name, shape, reason):
@@ -101,7 +106,7 @@ def test_thin_and_extreme_shapes_go_to_adamw_unless_forced(kernel):
     shapes = {"depthwise": (16, 1, 3, 3), "thin": (3, 64), "extreme": (4, 1024), "pos": (1, 16, 12)}
     params = {f"{name}.weight": Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
     branches = [row.branch for row in kernel.Muon(params.items()).explain().rows]
-    forced = kernel.Muon(params.items(), is_muon=lambda name, p: True).explain().rows
+    forced = kernel.Muon(params.items(), is_muon=lambda name, p: True, stacked=False).explain().rows
     assert branches == ["adamw"] * 4 and [row.branch for row in forced] == ["muon"] * 4
 
 

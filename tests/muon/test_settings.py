@@ -83,7 +83,6 @@ def test_work_dtype_is_live(kernel, ns_dtype):
         (dict(nesterov="no"), TypeError, "nesterov must be True or False, got 'no'"),
         (dict(use_muon="no"), TypeError, "use_muon and use_fallback must be"),
         (dict(use_muon=True, use_fallback=True), ValueError, "contradict"),
-        (dict(betas=(0.9, 0.99)), ValueError, "adamw_betas"),
         (dict(param_names=["a"]), ValueError, "1 param_names were given for 2 params"),
         (dict(param_names=["a", "a"]), ValueError, "two parameters are called a"),
         (dict(weight_decay="0.1"), TypeError, "weight_decay must be a number"),
@@ -132,7 +131,9 @@ def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):
         (dict(adjust_lr_fn="rms"), ValueError, "adjust_lr_fn 'rms' is none of"),
         (dict(ns_dtype="int8"), ValueError, "int8"),
         (dict(ns_dtype="half precision"), ValueError, "half precision"),
-        (dict(foreach=True), TypeError, "foreach"),
+        (dict(update_rms=0), ValueError, "update_rms must be above 0, got 0"),
+        (dict(update_rms=0.18, adjust_lr_fn="original"), ValueError, "update_rms is of adjust_lr_fn='match_rms_adamw'"),
+        (dict(ns_coefficients="deepseek_v4"), ValueError, "deepseek_v4 is 10 steps: write ns_steps=10, got 5"),
     ],
     ids=lambda value: str(value)[:24],
 )

@@ -185,6 +185,17 @@ def test_settings_missing_from_a_state_dict_are_kept(kernel):
     assert other.param_groups[0]["lr"] == 1e-3
 
 
+def test_a_file_without_expert_keys_leaves_stacks_as_they_are_here(kernel):
+    """As files say that were saved when names told nothing: a stack stays a stack, with its momentum."""
+    params = [("mlp.experts.w1", Parameter(torch.ones(4, 8, 12)))]
+    optimizer = kernel.Muon(params)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["expert_keys"] = ()
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["expert_keys"] == ("experts",)
+    assert optimizer.explain().rows[0].matrices == 4
+
+
 @pytest.mark.parametrize("spoil", ["foreign", "keys", "settings", "hook"])
 def test_failed_load_changes_nothing(kernel, spoil):
     params = named_parameters()

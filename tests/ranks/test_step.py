@@ -113,10 +113,21 @@ def test_fused_rows_give_the_bits_of_one_process(kernel, pools, layout):
 
 
 @on_every_backend()
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_transposed_weights_give_the_bits_of_one_process(kernel, pools, layout):
+    specs = (
+        Spec("c_attn.weight", (9, 22), layout, {"transposed": True, "split_rows": (10, 6, 6)}),
+        Spec("c_proj.weight", (20, 14), layout, {"transposed": True}),
+        Spec("experts.gate_up", (5, 9, 14), layout, {"transposed": True, "split_rows": (7, 7)}),
+    )
+    assert_as_alone(kernel, pools, Case(specs, {"chunk_bytes": 700}, missing="everywhere"))
+
+
+@on_every_backend()
 @pytest.mark.parametrize("conv_mode", ["flatten", "batched"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_convolutions_give_the_bits_of_one_process(kernel, pools, layout, conv_mode):
-    shapes = {"a.weight": (9, 5, 3, 3), "b.weight": (3, 8, 5), "c.weight": (7, 2, 2, 3, 2)}
+    shapes = {"a.conv.weight": (9, 5, 3, 3), "b.conv.weight": (3, 8, 5), "c.conv.weight": (7, 2, 2, 3, 2)}
     specs = tuple(Spec(name, shape, layout) for name, shape in shapes.items())
     assert_as_alone(kernel, pools, Case(specs, {"conv_mode": conv_mode, "chunk_bytes": 700}))
 

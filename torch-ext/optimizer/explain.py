@@ -7,11 +7,12 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor
 
-from .learning_rate import step_multiplier
-from .parameters.groups import names_of, view_in_group
-from .parameters.matrices import MatrixView, is_expert, matrix_view
+from .learning_rate import UPDATE_RMS
+from .parameters.advice import advice, remarks
+from .parameters.groups import names_of, role_of, view_in_group
+from .parameters.matrices import is_stack
 from .parameters.routing import IsMuon, decide, unique_parameters
-from .parameters.settings import Group
+from .parameters.settings import OF_GROUPS, Group, multiplier_in_group
 from .plan.plan import Plan
 from .plan.sums import described
 
@@ -55,29 +56,36 @@ class Explanation:
     __repr__ = __str__
 
 
+# What of Muon's settings decides where a parameter goes and what it is there, with Muon's defaults.
+_ROUTING = {
+    "adjust_lr_fn": "match_rms_adamw",
+    "update_rms": UPDATE_RMS,
+    "conv_mode": "flatten",
+    "normalize_spatial": True,
+    "expert_keys": ("experts",),
+    "stacked": None,
+}
+
+
 def route(
-    params: Iterable[Union[Tensor, tuple[str, Tensor]]],
-    *,
-    adjust_lr_fn: Optional[str] = "match_rms_adamw",
-    is_muon: Optional[IsMuon] = None,
-    conv_mode: str = "flatten",
-    normalize_spatial: bool = True,
-    expert_keys: Sequence[str] = (),
+    params: Iterable[Union[Tensor, tuple[str, Tensor]]], *, is_muon: Optional[IsMuon] = None, **settings: Any
 ) -> Explanation:
     """Return where `Muon(params, ...)` would take each parameter, as `explain()` does, without an optimizer.
 
-    `params` are tensors or `(name, tensor)` pairs; tied ones come once. Raises TypeError for anything else.
+    `params` are tensors or `(name, tensor)` pairs; tied ones come once. Of Muon's arguments `is_muon`, `adjust_lr_fn`,
+    `update_rms`, `conv_mode`, `normalize_spatial`, `expert_keys` and `stacked` count. Raises TypeError for others.
     """
+    if not settings.keys() <= _ROUTING.keys():
+        raise TypeError(f"of settings route takes {', '.join(_ROUTING)}, got {', '.join(settings)}")
+    stacks = [{**_ROUTING, **settings}[key] for key in ("expert_keys", "stacked")]
     rows = []
     for names, p in unique_parameters(params):
-        experts = is_expert(names[0], expert_keys)
-        branch, reason = decide(names, p, is_muon, experts)
+        branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, *stacks))
         if branch == "adamw":
             rows.append(Route(names[0], tuple(p.shape), branch, reason))
             continue
-        view = matrix_view(names[0], p, conv_mode=conv_mode, normalize_spatial=normalize_spatial, experts=experts)
-        rows.append(_muon_route(names[0], p, reason, view, adjust_lr_fn))
-    return Explanation(rows)
+        rows.append(route_in_group(names[0], p, reason, settings))
+    return Explanation(rows, advice(rows) + remarks(rows))
 
 
 def explanation_of(
@@ -90,24 +98,31 @@ def explanation_of(
     for group in groups:
         for name, p in zip(names_of(group), group["params"]):
             # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
-            reason = reasons.get(p, "use_muon")
+            reason = reasons.get(p, role_of(group))
             if not group["use_muon"]:
                 _, kernel = _FALLBACKS[group["fallback"]]
                 rows.append(Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel))
                 continue
             matrices = next(planned)
-            route = _muon_route(name, p, reason, view_in_group(name, p, group), group["adjust_lr_fn"])
+            route = route_in_group(name, p, reason, group)
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
             kernel += str(matrices[0].parameter.equalization)
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
-    return Explanation(rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes])
+    return Explanation(
+        rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]
+    )
 
 
-def _muon_route(name: str, p: Tensor, reason: str, view: MatrixView, adjust_lr_fn: Optional[str]) -> Route:
-    """Return the route of a parameter that Muon updates; its multiplier is that of the first of its matrices."""
+def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
+    """Return the route of a parameter that Muon updates by these settings of its group, the others being the defaults.
+
+    Its multiplier is that of the first of its matrices.
+    """
+    group = {**_ROUTING, **OF_GROUPS, **settings}
+    view = view_in_group(name, p, group)
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
-    multiplier = step_multiplier(adjust_lr_fn, *view.shapes[0]) * view.scale
+    multiplier = multiplier_in_group(group, *view.shapes[0]) * view.scale
     return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
 
 

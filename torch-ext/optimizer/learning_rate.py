@@ -11,11 +11,14 @@ from typing import Callable, Union
 # A name of MULTIPLIERS, a function of rows and columns, or None, which is `original` as in torch.optim.Muon.
 Adjustment = Union[str, Callable[[int, int], float], None]
 
+# The root mean square of an AdamW update, which `match_rms_adamw` gives to a matrix's.
+UPDATE_RMS = 0.2
+
 MULTIPLIERS = {
     # Spectral norm max(1, rows / cols)**0.5 a step; Jordan (2024), https://kellerjordan.github.io/posts/muon/
     "original": lambda rows, cols: math.sqrt(max(1.0, rows / cols)),
-    # Root mean square 0.2, what AdamW's updates have; Liu et al., Muon is Scalable, arXiv:2502.16982, section 2.2
-    "match_rms_adamw": lambda rows, cols: 0.2 * math.sqrt(max(rows, cols)),
+    # Root mean square UPDATE_RMS; Liu et al., Muon is Scalable, arXiv:2502.16982, section 2.2
+    "match_rms_adamw": lambda rows, cols: UPDATE_RMS * math.sqrt(max(rows, cols)),
     # Operator norm 1 between root-mean-square norms; Bernstein (2025), https://jeremybernste.in/writing/deriving-muon
     "rms_to_rms": lambda rows, cols: math.sqrt(rows / cols),
 }
@@ -33,12 +36,14 @@ def check_adjustment(adjust_lr_fn: Adjustment) -> Callable[[int, int], float]:
     return MULTIPLIERS[name]
 
 
-def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int) -> float:
-    """Return what `lr` is multiplied with for a rows x cols matrix.
+def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int, update_rms: float = UPDATE_RMS) -> float:
+    """Return what `lr` is multiplied with for a rows x cols matrix; `update_rms` is of `match_rms_adamw` alone.
 
     Raises ValueError for an unknown adjustment, and for a function of one's own that gives no finite number above 0.
     """
     multiplier = float(check_adjustment(adjust_lr_fn)(rows, cols))
+    if adjust_lr_fn == "match_rms_adamw":
+        multiplier *= update_rms / UPDATE_RMS
     if not 0 < multiplier < math.inf:
         raise ValueError(f"adjust_lr_fn must give a finite number above 0, got {multiplier} for {rows} x {cols}")
     return multiplier

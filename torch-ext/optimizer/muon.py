@@ -7,6 +7,7 @@ state, copies, `step`) reads best in one place. All that it does is in the floor
 from __future__ import annotations
 
 import operator
+import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Callable, Collection, Mapping, Optional, Sequence
@@ -17,12 +18,14 @@ from torch.optim import Optimizer
 
 from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
-from .learning_rate import Adjustment
+from .learning_rate import UPDATE_RMS, Adjustment
+from .parameters.advice import advice, routed
 from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
-from .parameters.settings import SETTINGS, flag, plain_settings
+from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, laid_out_like
+from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import check_gradients, facts_of, layout_of
 from .plan.plan import Plan, choices, make_plan, planned_settings
@@ -56,7 +59,8 @@ class Muon(Optimizer):
         params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. A group
             that holds both kinds becomes two neighbours, so that each has one live `lr`. Group keys: every argument
             that `docs/arguments.md` marks; `use_muon` or its opposite `use_fallback` (absent: decided by
-            routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values.
+            routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values;
+            `transposed`, that weights are (in, out); `role`, which `explain()` says of the group's parameters.
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
         momentum: beta of the average of gradients.
@@ -66,6 +70,9 @@ class Muon(Optimizer):
         ns_steps: steps of the iteration.
         adjust_lr_fn: `match_rms_adamw` (updates as large as AdamW's), `original` (spectral norm; also None),
             `rms_to_rms`, or a function of a matrix's rows and columns.
+        use_addmm, foreach, fused: choices between implementations that torch has: None and False change nothing. True
+            is accepted where it holds anyway: `use_addmm`, and in groups of one fallback alone its own.
+        update_rms: root mean square of an update by `match_rms_adamw`, before `lr`; DeepSeek-V4 has 0.18.
         ns_dtype: dtype of the iteration, a torch.dtype or its name; None: `iteration.default_work_dtype`.
         ns_method: `standard`, `gram`, `gram_float32`, or `auto`, the cheaper where both are safe (`orthogonalize`).
         equalize: divide lines of a matrix by their norms before the iteration: `rows`, `columns`, `rows_columns` (one
@@ -78,7 +85,9 @@ class Muon(Optimizer):
         conv_mode: a convolution (out, in, *kernel) is a matrix (out, in * positions), `flatten`, or one (out, in) for
             each position of its kernel, `batched`.
         normalize_spatial: divide the steps of `batched` convolutions by sqrt(positions).
-        expert_keys: components of names, such as `experts`, whose parameters (E, rows, cols) are E matrices.
+        expert_keys: components of names whose parameters (E, rows, cols) are E matrices.
+        stacked: whether parameters of three dimensions are stacks of matrices, or convolutions; None: as `expert_keys`
+            or a component with `conv` say. Where neither does, the fallback has them, and a warning says so.
         is_muon: `(name, parameter) -> True, False or None`, where None leaves the decision to routing.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
         adamw_lr: `lr` of the fallback's groups that set none themselves; None: `lr`.
@@ -137,7 +146,11 @@ class Muon(Optimizer):
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: Adjustment = "match_rms_adamw",
+        use_addmm: Optional[bool] = None,
         *,
+        foreach: Optional[bool] = None,
+        fused: Optional[bool] = None,
+        update_rms: float = UPDATE_RMS,
         ns_dtype: torch.dtype | str | None = None,
         ns_method: str = "auto",
         equalize: str = "none",
@@ -146,7 +159,8 @@ class Muon(Optimizer):
         maximize: bool = False,
         conv_mode: str = "flatten",
         normalize_spatial: bool = True,
-        expert_keys: Sequence[str] = (),
+        expert_keys: Sequence[str] = ("experts",),
+        stacked: Optional[bool] = None,
         is_muon: Optional[IsMuon] = None,
         fallback: str = "adamw",
         adamw_lr: float | Tensor | None = None,
@@ -161,9 +175,10 @@ class Muon(Optimizer):
         cuda_graphs: bool = True,
         exchange: Optional[ExchangeOptions] = None,
     ):
+        check_implementations({"use_addmm": use_addmm, "foreach": foreach, "fused": fused}, "muon")
         # Every argument that is a setting of groups, by its name.
         settings = {key: value for key, value in locals().items() if key in SETTINGS}
-        defaults = plain_settings({**settings, "split_rows": None, "rounding_step": 0})
+        defaults = plain_settings({**settings, **OF_GROUPS, "rounding_step": 0})
         self._release_grads = flag("release_grads", release_grads)
         if not isinstance(exchange, (ExchangeOptions, type(None))):
             raise TypeError(f"exchange must be ExchangeOptions, got {type(exchange).__name__}")
@@ -178,6 +193,8 @@ class Muon(Optimizer):
         self._graphs = UpdateGraphs()
         super().__init__(params, defaults)
         self._refresh()
+        for line in advice(routed(self.param_groups, self._reasons)):
+            warnings.warn(line, stacklevel=2)
 
     # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
     @torch._disable_dynamo
@@ -281,17 +298,19 @@ class Muon(Optimizer):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         count = sum(len(group["params"]) for group in self.param_groups)
         groups, reasons = split_group(param_group, self.defaults, self._is_muon, count)
-        before = len(self.param_groups)
+        before, first = len(self.param_groups), self._planned_for is None  # `first`: more follow, all are judged then
         try:
             for group in groups:
                 super().add_param_group(group)
-            if self._planned_for is not None:  # not while the first groups are added
+            if not first:
                 self._refresh()
         except Exception:
             del self.param_groups[before:]
             self._forget_plan()
             raise
         self._reasons.update(reasons)
+        for line in () if first else advice(routed(self.param_groups[before:], reasons)):
+            warnings.warn(line, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and groups, of the parameters as they are now; of functions only that there was one.
@@ -437,6 +456,7 @@ class Muon(Optimizer):
         self._agreement.follow(self._plan.terms)
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
+            self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
 
     def _forget_plan(self) -> None:
         self._synchronize()

@@ -79,18 +79,33 @@ PRESETS = {
     ),
 }
 
+# Schedules that are themselves with all their steps alone: the first of them would be another one's. So are the bands.
+WHOLE = {
+    "deepseek_v4": Preset(
+        ((3.4445, -4.7750, 2.0315),) * 8 + ((2.0, -1.5, 0.5),) * 2,
+        (0.999999, 1.000539),
+        "DeepSeek-V4, section 2.4, algorithm 1, "
+        "https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro/blob/main/DeepSeek_V4.pdf",
+    ),
+}
+# What others call them: torch's pull request 179273; Emerging-Optimizers and Paddle.
+ALIASES = {"jordan": "original", "deepseekv4": "deepseek_v4"}
+
 
 def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Schedule:
     """Return the `(a, b, c)` of each of `ns_steps` steps.
 
     `ns_coefficients` is the name of a preset, one triple, or a sequence of triples, of which the first `ns_steps` are
-    used and the last is repeated when there are fewer. Raises ValueError or TypeError for anything else.
+    used and the last is repeated when there are fewer. Raises ValueError or TypeError for anything else, and for fewer
+    steps than a schedule of `WHOLE` has.
     """
     if isinstance(ns_steps, bool) or not isinstance(ns_steps, int):
         raise TypeError(f"ns_steps must be an integer, got {ns_steps!r}")
     if ns_steps < 1:
         raise ValueError(f"ns_steps must be at least 1, got {ns_steps}")
     triples = _triples(ns_coefficients)
+    if isinstance(ns_coefficients, str) and _preset(ns_coefficients) in WHOLE.values() and ns_steps < len(triples):
+        raise ValueError(f"{ns_coefficients} is {len(triples)} steps: write ns_steps={len(triples)}, got {ns_steps}")
     return triples[:ns_steps] + triples[-1:] * (ns_steps - len(triples))
 
 
@@ -202,11 +217,16 @@ def _solve(rows, right):
     return solution
 
 
+def _preset(name: str) -> Preset:
+    named = {**PRESETS, **WHOLE}
+    if ALIASES.get(name, name) not in named:
+        raise ValueError(f"ns_coefficients {name!r} is none of the presets {', '.join([*named, *ALIASES])}")
+    return named[ALIASES.get(name, name)]
+
+
 def _triples(ns_coefficients) -> Schedule:
     if isinstance(ns_coefficients, str):
-        if ns_coefficients not in PRESETS:
-            raise ValueError(f"ns_coefficients {ns_coefficients!r} is none of the presets {', '.join(PRESETS)}")
-        return PRESETS[ns_coefficients].coefficients
+        return _preset(ns_coefficients).coefficients
     rows = list(ns_coefficients)
     if rows and all(isinstance(x, Real) for x in rows):
         rows = [rows]

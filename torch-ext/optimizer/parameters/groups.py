@@ -7,10 +7,11 @@ from typing import Any, Mapping, Optional
 from torch import Tensor
 
 from .checks import check_parameter
-from .matrices import MatrixView, is_expert, matrix_view
+from .matrices import MatrixView, is_stack, matrix_view, transposed_view
 from .routing import IsMuon, bare_name, decide, unique_parameters
 from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
+from .synonyms import as_adamws, check_implementations, taken_branch, taken_implementations
 
 # What a saved group has in the place of a function, which is to be given again.
 FUNCTION = "function"
@@ -23,26 +24,19 @@ def split_group(
 
     `group` holds `params` (tensors or `(name, tensor)` pairs) and settings, of which `defaults` has the rest;
     `use_muon` overrides routing. `lr` of an AdamW group is the group's `adamw_lr`, else its `lr`, else the default
-    `adamw_lr`, else the default `lr`. Unnamed parameters are called `param_<first>` and so on; tied ones come once.
-    Raises ValueError or TypeError for what cannot be optimized.
+    `adamw_lr`, else the default `lr`. What others call settings is understood (`synonyms`). Unnamed parameters are
+    called `param_<first>` and so on; tied ones come once. Raises ValueError or TypeError for what cannot be optimized.
     """
     changed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-    forced = _forced_branch(changed)
+    forced, implementations = taken_branch(changed), taken_implementations(changed)
     settings = plain_settings({**defaults, **changed})
+    halves, reasons = _halves(group, settings, forced, is_muon, first)
+    branches = [branch for branch, members in halves.items() if members] or [forced or "adamw"]
+    check_implementations(implementations, "muon" if "muon" in branches else settings["fallback"])
+    settings = plain_settings({**settings, **as_adamws(changed, defaults, both="muon" in branches)})
+    settings.pop("betas", None)
     adamw_rates = changed.get("adamw_lr"), changed.get("lr"), defaults["adamw_lr"], settings["lr"]
     learning_rates = {"muon": settings["lr"], "adamw": next(rate for rate in adamw_rates if rate is not None)}
-    halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
-    reasons = {}
-    for names, p in unique_parameters(_named_parameters(group), first):
-        experts = is_expert(names[0], settings["expert_keys"])
-        branch, reasons[p] = (forced, "use_muon") if forced else decide(names, p, is_muon, experts)
-        check_parameter(names[0], p, branch == "muon")
-        if branch == "muon":
-            view_in_group(names[0], p, settings)  # raises where it cannot be
-        if names[0] in halves["muon"] or names[0] in halves["adamw"]:
-            raise ValueError(f"two parameters are called {names[0]}")
-        halves[branch][names[0]] = p
-    branches = [branch for branch, members in halves.items() if members] or [forced or "adamw"]
     groups = []
     for branch in branches:
         changes = {"use_muon": branch == "muon", "lr": learning_rates[branch], "params": list(halves[branch].items())}
@@ -50,10 +44,36 @@ def split_group(
     return groups, reasons
 
 
+def _halves(
+    group: Group, settings: Group, forced: Optional[str], is_muon: Optional[IsMuon], first: int
+) -> tuple[dict[str, dict[str, Tensor]], dict[Tensor, str]]:
+    """Return the parameters of `group` by branch and name, and why each is where it is."""
+    halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
+    reasons = {}
+    for names, p in unique_parameters(_named_parameters(group), first):
+        stack = is_stack(names[0], p.ndim, settings["expert_keys"], settings["stacked"])
+        branch, reasons[p] = (forced, role_of(group)) if forced else decide(names, p, is_muon, stack)
+        check_parameter(names[0], p, branch == "muon")
+        if branch == "muon":
+            view_in_group(names[0], p, settings)  # raises where it cannot be
+        if names[0] in halves["muon"] or names[0] in halves["adamw"]:
+            raise ValueError(f"two parameters are called {names[0]}")
+        halves[branch][names[0]] = p
+    return halves, reasons
+
+
 def view_in_group(name: str, p: Tensor, group: Group) -> MatrixView:
     """Return how `p` is seen as matrices by the settings of its group; ValueError where it cannot be."""
+    stack = is_stack(name, p.ndim, group["expert_keys"], group["stacked"])
+    if stack is None:
+        raise ValueError(
+            f"Muon was asked for {name} {tuple(p.shape)}, which may be a stack of matrices or a convolution: write "
+            "stacked=True or stacked=False, in its group or for all, or name stacks by expert_keys"
+        )
+    if group["transposed"]:
+        return transposed_view(name, p, experts=stack, split_rows=group["split_rows"])
     settings = {key: group[key] for key in ("conv_mode", "normalize_spatial", "split_rows")}
-    return matrix_view(name, p, experts=is_expert(name, group["expert_keys"]), **settings)
+    return matrix_view(name, p, experts=stack, **settings)
 
 
 def saved_group(group: Group) -> dict[str, Any]:
@@ -64,13 +84,18 @@ def saved_group(group: Group) -> dict[str, Any]:
 def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:
     """Return the saved group with the names of the `current` one, and its settings where the saved group has none.
 
-    Where momentum lives is a matter of the machine: `offload` stays as it is. `state` is what was loaded, by parameter.
-    Raises ValueError or TypeError where group or state do not fit.
+    Where momentum lives is a matter of the machine: `offload` stays as it is. So does `expert_keys` where a file has
+    none, as those have that were saved when this was the default. `state` is what was loaded, by parameter. Raises
+    ValueError or TypeError where group or state do not fit.
     """
     _check_same_group(current, saved)
+    if "betas" in saved:
+        raise ValueError("betas are called adamw_betas here, and the state of another optimizer is not this one's")
     for p in current["params"]:
         check_loaded(state.get(p, {}), p, current["use_muon"])
     kept = {key: current[key] for key in ("params", "param_names", "use_muon", "state_format", "offload")}
+    if not saved.get("expert_keys"):
+        kept["expert_keys"] = current["expert_keys"]
     if saved.get("adjust_lr_fn") == FUNCTION:
         kept["adjust_lr_fn"] = current["adjust_lr_fn"]
         if not callable(kept["adjust_lr_fn"]):
@@ -86,6 +111,11 @@ def names_of(group: Group) -> list[str]:
     return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
 
 
+def role_of(group: Group) -> str:
+    """Return why the parameters of a group are where it says: its `role`, or that it says so."""
+    return str(group.get("role", "use_muon"))
+
+
 def _check_same_group(current: Group, saved: Group) -> None:
     """Raise ValueError if `saved` is of another branch or a later format, or has its parameters in another order."""
     if saved.get("state_format", STATE_FORMAT) not in range(1, STATE_FORMAT + 1):
@@ -94,7 +124,7 @@ def _check_same_group(current: Group, saved: Group) -> None:
         names = {True: "Muon", False: "AdamW"}
         raise ValueError(
             f"a group of {len(saved['params'])} parameters was saved for {names[saved['use_muon']]} "
-            f"and is {names[current['use_muon']]}'s here: the parameters or their order differ"
+            f"and is {names[current['use_muon']]}'s here: the parameters, their order or their routing differ"
         )
     names, saved_names = ([bare_name(name) for name in group.get("param_names", ())] for group in (current, saved))
     if names != saved_names and sorted(names) == sorted(saved_names):
@@ -112,15 +142,3 @@ def _named_parameters(group: Group) -> list:
     if len(group["param_names"]) != len(params):
         raise ValueError(f"{len(group['param_names'])} param_names were given for {len(params)} params")
     return list(zip(group["param_names"], params))
-
-
-def _forced_branch(settings: dict[str, Any]) -> Optional[str]:
-    """Take `use_muon` and `use_fallback`, its opposite, out of `settings` and return the branch that they ask for."""
-    use_muon, use_fallback = settings.pop("use_muon", None), settings.pop("use_fallback", None)
-    if any(value not in (True, False, None) for value in (use_muon, use_fallback)):
-        raise TypeError(f"use_muon and use_fallback must be True, False or None, got {[use_muon, use_fallback]}")
-    if use_muon is not None and use_muon == use_fallback:
-        raise ValueError(f"use_muon={use_muon} and use_fallback={use_fallback} contradict each other")
-    if use_fallback is not None:
-        use_muon = not use_fallback
-    return {True: "muon", False: "adamw", None: None}[use_muon]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Optional, Sequence
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 CONV_MODES = ("flatten", "batched")
+_CONVOLUTION = re.compile(r"conv(?!er|ex|ey)")  # not `converter`
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class MatrixView:
     """The matrices of one parameter; `matrices` cuts tensors of its shape into them.
 
     There are `stack` alike (experts, or positions of a kernel; else one), and each is cut along its rows into parts
-    of `rows` rows, which are matrices of their own.
+    of `rows` rows, which are matrices of their own. Rows are the dimension of outputs: of weights (in, out) the last.
     """
 
     stack_axes: tuple[int, ...]  # dimensions of the tensor that count the stack, () for a single matrix
@@ -37,7 +39,12 @@ class MatrixView:
     @property
     def is_plain(self) -> bool:
         """Whether the tensor itself is the one matrix."""
-        return not self.stack_axes and len(self.rows) == len(self.col_axes) == 1
+        return not self.stack_axes and not self.turned and len(self.rows) == len(self.col_axes) == 1
+
+    @property
+    def turned(self) -> bool:
+        """Whether the rows are the last dimension."""
+        return self.row_axis > self.col_axes[0]
 
     def matrices(self, tensor: Tensor, read_only: bool = False) -> list[Tensor]:
         """Return the matrices of `tensor`: the parameter, its momentum buffer or its gradient.
@@ -52,6 +59,8 @@ class MatrixView:
             whole = [M for stack in whole for M in stack.unbind(axis - unbound)]
         if len(self.col_axes) > 1:
             whole = [self._flat(tensor, read_only)]
+        elif self.turned:
+            whole = [M.mT for M in whole]
         return whole if len(self.rows) == 1 else [part for M in whole for part in M.split(self.rows)]
 
     def row_values(self, values: Tensor) -> list[Tensor]:
@@ -63,6 +72,7 @@ class MatrixView:
         text = f"flatten {shape}" if len(self.col_axes) > 1 else shape
         if self.stack_axes:
             text = f"{self.stack} matrices {shape}"
+        text = f"{text} transposed" if self.turned else text
         return text if len(self.rows) == 1 else f"{text} split {_sum(self.rows)}"
 
     def _flat(self, tensor: Tensor, read_only: bool) -> Tensor:
@@ -90,7 +100,7 @@ def matrix_view(
 ) -> MatrixView:
     """Return how `p`, of at least two dimensions, is seen as matrices; it depends on its shape and layout alone.
 
-    Two dimensions are a matrix (rows, cols). With `experts` (E, rows, cols) are E of them. Other parameters are
+    Two dimensions are a matrix (rows, cols). With `experts` (E, rows, cols) are E of them (`is_stack`). Others are
     convolutions (out, in, *kernel): with `conv_mode` `flatten` a matrix (out, in * positions), with `batched` one
     (out, in) for each position of the kernel, whose steps `normalize_spatial` divides by sqrt(positions).
     `split_rows` are the row counts of the parts of each matrix, such as queries, keys and values.
@@ -114,10 +124,7 @@ def matrix_view(
     stack, cols = (math.prod(shape[axis] for axis in axes) for axes in (stack_axes, col_axes))
     spatial = stack_axes and row_axis == 0  # the positions of a kernel
     scale = stack**-0.5 if spatial and normalize_spatial else 1.0
-    rows = plain_split_rows(split_rows) or (shape[row_axis],)
-    if sum(rows) != shape[row_axis]:
-        total = f"{_sum(rows)} gives {sum(rows)}"
-        raise ValueError(f"split_rows of {name} must sum to its {shape[row_axis]} rows, {total}")
+    rows = _parts(name, shape[row_axis], split_rows)
     view = MatrixView(stack_axes, row_axis, col_axes, stack, rows, cols, scale)
     if len(col_axes) == 1:
         return view
@@ -129,9 +136,37 @@ def matrix_view(
     return view
 
 
-def is_expert(name: str, expert_keys: Sequence[str]) -> bool:
-    """Return whether one of `expert_keys`, such as `experts`, is a component, or some in a row, of a dotted name."""
-    return any(f".{key}." in f".{name}." for key in expert_keys)
+def transposed_view(
+    name: str, p: Tensor, *, experts: bool = False, split_rows: Optional[Sequence[int]] = None
+) -> MatrixView:
+    """Return how weights (in, out), as of transformers' `Conv1D`, or those of experts (E, in, out) are seen.
+
+    The matrices are (out, in), and `split_rows` cuts their rows. Raises ValueError for other shapes and other sums.
+    """
+    if p.ndim > 2 and not experts:
+        raise ValueError(f"transposed=True is of matrices (in, out) and stacks of them, {name} is {tuple(p.shape)}")
+    view = matrix_view(name, p, experts=experts)
+    rows, axes = _parts(name, view.cols, split_rows), (view.row_axis, *view.col_axes)
+    return replace(view, row_axis=axes[1], col_axes=axes[:1], rows=rows, cols=view.rows[0])
+
+
+def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional[bool] = None) -> Optional[bool]:
+    """Return whether a parameter of this name is a stack of matrices, and no convolution; None where nothing tells.
+
+    `stacked` says it, where it is not None, of more than two dimensions. Else the name does, by its innermost
+    component that tells: one of `expert_keys`, such as `experts`, or some components in a row, for a stack; `conv` in
+    it for a convolution. With a number behind it, `experts.0`, such a key names the module of one expert. Four
+    dimensions are a convolution unless the name says stack, which has three.
+    """
+    if ndim < 3 or stacked is not None:
+        return ndim > 2 and bool(stacked)
+    dotted = f".{name}."
+    keys = [found for key in expert_keys for found in re.finditer(rf"\.{re.escape(key)}\.(?!\d+\.)", dotted)]
+    stack = max((found.end() for found in keys), default=-1)
+    convolution = max((found.start() for found in _CONVOLUTION.finditer(dotted.lower())), default=-1)
+    if stack > convolution:
+        return True if ndim == 3 else None
+    return False if convolution >= 0 or ndim > 3 else None
 
 
 def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:
@@ -145,5 +180,18 @@ def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int,
     return tuple(int(count) for count in split_rows)
 
 
+def _parts(name: str, rows: int, split_rows: Optional[Sequence[int]]) -> tuple[int, ...]:
+    """Return into which row counts the `rows` of a matrix are split; ValueError where they do not sum to them."""
+    parts = plain_split_rows(split_rows) or (rows,)
+    if sum(parts) != rows:
+        raise ValueError(f"split_rows of {name} must sum to its {rows} rows, {_sum(parts)} gives {sum(parts)}")
+    return parts
+
+
 def _sum(parts: Sequence[int]) -> str:
-    return f"{len(parts)}*{parts[0]}" if len(parts) > 3 and len(set(parts)) == 1 else "+".join(map(str, parts))
+    """Return row counts as a sum, `4*(12+8)` for many that repeat."""
+    for length in range(1, len(parts) // 4 + 1):
+        times, rest = divmod(len(parts), length)
+        if not rest and tuple(parts) == tuple(parts[:length]) * times:
+            return f"{times}*{parts[0]}" if length == 1 else f"{times}*({'+'.join(map(str, parts[:length]))})"
+    return "+".join(map(str, parts))

@@ -10,21 +10,30 @@ from typing import Callable, Iterable, Optional, Sequence, Union
 from torch import Tensor
 
 from .checks import check_matrix
+from .synonyms import wish_of
 
+# The reason of what may be a stack of matrices or a convolution.
+UNDECIDED = "stack_or_convolution"
+# Verdicts on a shape that holds no matrix, however it is read.
+_NO_MATRIX = ("insufficient_dims", "leading_unit_dims")
 MIN_SIDE = 4
 MAX_ASPECT = 128.0
 
-# Wrappers put these in front of a model's own names.
-_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# Wrappers put these into a model's own names; PEFT's also the name of an adapter behind one.
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model", "base_layer"}
+_ADAPTER = re.compile(r"\.modules_to_save\.[^.]+")
 # Containers around the whole network: what is directly inside is still the top.
 _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
 _EMBEDDING = re.compile(r"embed|(^|_)emb($|_)|^wte$|^wpe$|^relative_attention_bias$")
+_PATCHES = {"patch_embed", "patch_embedding", "patch_embeddings"}
 _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
 # Names of an output head: of a layer anywhere, of a part of the whole network, and of a layer at its top.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
 _HEADS |= {"unembed", "decoder"}
 _TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads"}
 _TOP_LAYERS = {"output", "fc", "fc_out", "proj_out", "generator"}
+# Factors of LoRA, as PEFT, torchtune, loralib, diffusers and kohya call them.
+_LORA = re.compile(r"(?:^|\.)lora[_.]?(a|b|down|up)(?:\.|$)")
 _ROUTERS = {"router", "gate", "gating", "wg"}
 
 IsMuon = Callable[[str, Tensor], Optional[bool]]
@@ -53,26 +62,33 @@ def unique_parameters(
     return [(names, p) for p, names in aliases.items()]
 
 
-def decide(names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None, experts: bool = False) -> tuple[str, str]:
+def decide(
+    names: Sequence[str], p: Tensor, is_muon: Optional[IsMuon] = None, stack: Optional[bool] = False
+) -> tuple[str, str]:
     """Return the branch, `muon` or `adamw`, and the reason; `names` are all the names of a tied parameter.
 
-    Of a stack of `experts` (E, rows, cols) the shape of one is judged.
+    Of a `stack` of matrices (E, rows, cols) the shape of one is judged. Where it is None, nobody knows whether the
+    parameter is a stack or a convolution: it goes to AdamW, as `UNDECIDED` if one of the two would be Muon's. What
+    `is_muon` says goes before the parameter's attribute `use_muon`, and that before names and shapes.
     """
-    verdict = None if is_muon is None else is_muon(names[0], p)
+    verdict, reason = None if is_muon is None else is_muon(names[0], p), "is_muon"
+    if verdict is None:
+        verdict, reason = wish_of(p), "use_muon"
     if verdict is not None:
         if verdict:
             check_matrix(names[0], p)
-        return ("muon" if verdict else "adamw"), "is_muon"
-    is_stack = experts and p.ndim > 2
-    shape = tuple(p.shape[1:] if is_stack else p.shape)
-    suitable, reason = shape_verdict(shape)
-    if not suitable:
-        return "adamw", reason
+        return ("muon" if verdict else "adamw"), reason
+    shape = tuple(p.shape)
+    readings = {True: (shape[1:],), False: (shape,), None: (shape, shape[1:])}[stack]
+    lora = lora_factor(names[0])
+    verdicts = [shape_verdict(reading, max_aspect=math.inf if lora else MAX_ASPECT) for reading in readings]
+    if not any(suitable for suitable, _ in verdicts) or verdicts[0][1] in _NO_MATRIX:
+        return "adamw", verdicts[0][1]
     for name in names:
-        role = role_by_name(name, shape, is_stack)
+        role = role_by_name(name, readings[0], bool(stack))
         if role is not None:
             return "adamw", role
-    return "muon", "matrix"
+    return ("adamw", UNDECIDED) if stack is None else ("muon", lora or "matrix")
 
 
 def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT) -> tuple[bool, str]:
@@ -109,7 +125,7 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
             return f"embedding:{part}"
         if _NORM.search(part):
             return f"norm:{part}"
-    if top == layer == "shared" or "patch_embed" in parts:
+    if top == layer == "shared" or not _PATCHES.isdisjoint(parts):
         return f"embedding:{top}"
     if layer in _HEADS or top in _TOP_PARTS or (top == layer and layer in _TOP_LAYERS):
         return f"output_head:{layer}"
@@ -122,6 +138,17 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     return None
 
 
+def lora_factor(name: str) -> Optional[str]:
+    """Return `lora:a` or `lora:b` for a factor of a low-rank adapter B A, None for other parameters.
+
+    Both are Muon's for every rank from `MIN_SIDE`, however long they are: each is a map between hidden spaces, of
+    which one has few dimensions. Qu, Huang, Horvath: Can Muon Fine-tune Adam-Pretrained Models? (arXiv:2605.10468)
+    train both so, with the multiplier of `match_rms_adamw`.
+    """
+    found = _LORA.search(name.lower())
+    return None if found is None else f"lora:{'a' if found.group(1) in ('a', 'down') else 'b'}"
+
+
 def bare_name(name: str) -> str:
     """Return a parameter's name as the model itself has it, without what wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    return ".".join(part for part in _ADAPTER.sub("", name).split(".") if part not in _WRAPPERS)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..iteration import METHODS, check_work_dtype
-from ..learning_rate import check_adjustment
+from ..learning_rate import UPDATE_RMS, check_adjustment, step_multiplier
 from ..rules.descent import DECAY_MODES
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..schedules import resolve_schedule
@@ -50,13 +50,13 @@ def plain_settings(settings: Group) -> dict[str, Any]:
 
     Raises ValueError or TypeError for settings that cannot work.
     """
-    if "betas" in settings:
-        raise ValueError("betas are called adamw_betas here")
     plain = {key: SETTINGS[key].check(key, value) if key in SETTINGS else value for key, value in settings.items()}
     if plain["stochastic_rounding"] and plain["capturable"]:
         raise ValueError("stochastic_rounding draws new seeds at every step, and a captured step would repeat them")
     if plain["offload"] and plain["capturable"]:
         raise ValueError("offload copies momentum to the device at every step, which a captured step cannot do")
+    if plain["update_rms"] != UPDATE_RMS and plain["adjust_lr_fn"] != "match_rms_adamw":
+        raise ValueError(f"update_rms is of adjust_lr_fn='match_rms_adamw', here it is {plain['adjust_lr_fn']!r}")
     resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
     return plain
 
@@ -65,6 +65,11 @@ def work_dtype_of(group: Group) -> Optional[torch.dtype]:
     """Return the work dtype that a group asks for, None where it leaves it to the device."""
     name = _dtype_name("ns_dtype", group["ns_dtype"])  # a user may have set a torch.dtype since the check
     return None if name is None else getattr(torch, name)
+
+
+def multiplier_in_group(group: Group, rows: int, cols: int) -> float:
+    """Return what `lr` is multiplied with for a rows x cols matrix, by the settings of its group."""
+    return step_multiplier(group["adjust_lr_fn"], rows, cols, group["update_rms"])
 
 
 def _live_number(key: str, value: Any) -> float | Tensor:
@@ -83,6 +88,12 @@ def _number(key: str, value: Any, high: float = math.inf) -> float:
         raise TypeError(f"{key} must be a number, got {value!r}")
     if not 0 <= value < high:
         raise ValueError(f"{key} must be at least 0 and below {high}, got {value}")
+    return float(value)
+
+
+def _positive(key: str, value: Any) -> float:
+    if _number(key, value) == 0:
+        raise ValueError(f"{key} must be above 0, got {value}")
     return float(value)
 
 
@@ -153,6 +164,7 @@ SETTINGS: dict[str, Setting] = {
     "eps": Setting(_number, Role.RECIPE),
     "ns_steps": Setting(_count, Role.METHOD),
     "adjust_lr_fn": Setting(_adjustment, Role.METHOD),
+    "update_rms": Setting(_positive, Role.METHOD),
     "ns_dtype": Setting(_dtype_name, Role.METHOD),
     "ns_method": Setting(_one_of(METHODS), Role.METHOD),
     "equalize": Setting(_one_of(EQUALIZATIONS), Role.METHOD),
@@ -162,6 +174,8 @@ SETTINGS: dict[str, Setting] = {
     "conv_mode": Setting(_one_of(CONV_MODES), Role.MATRICES),
     "normalize_spatial": Setting(flag, Role.MATRICES),
     "expert_keys": Setting(_names, Role.MATRICES),
+    "stacked": Setting(lambda key, value: None if value is None else flag(key, value), Role.MATRICES),
+    "transposed": Setting(flag, Role.MATRICES),
     "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
     "fallback": Setting(_one_of(FALLBACKS), Role.LIVE),
     # Becomes the `lr` of the fallback's groups.
@@ -173,6 +187,8 @@ SETTINGS: dict[str, Setting] = {
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }
+# Settings that a group alone can have, with their defaults.
+OF_GROUPS: dict[str, Any] = {"transposed": False, "split_rows": None}
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and how many steps have drawn seeds.
 _DERIVED = {"use_muon": Role.MATRICES, "rounding_step": Role.LIVE}
 

@@ -9,9 +9,8 @@ import torch
 
 from ..iteration import Iteration
 from ..kernels.gains import ALONE, Circumstances
-from ..learning_rate import step_multiplier
 from ..parameters.matrices import MatrixView
-from ..parameters.settings import Group
+from ..parameters.settings import Group, multiplier_in_group
 from ..rules.equalization import Equalization
 from ..schedules import Schedule
 from .costs import WORTH_SENDING, flops, owners_cost
@@ -49,7 +48,7 @@ class Parameter:
             alike[rows, cols] = {
                 "rows": rows,
                 "cols": cols,
-                "multiplier": step_multiplier(group["adjust_lr_fn"], rows, cols) * self.view.scale,
+                "multiplier": multiplier_in_group(group, rows, cols) * self.view.scale,
                 "iteration": choose(
                     self.device, self.work_dtype, size, self.schedule, group["ns_method"], self.circumstances
                 ),

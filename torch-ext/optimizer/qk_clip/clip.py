@@ -8,7 +8,7 @@ Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -61,6 +61,12 @@ class QKClip:
         if found != self._attentions or self._largest is None or self._largest.device != device:
             self._attentions = found
             self._allocate(device)
+
+    def check_rows(self, transposed: Collection[str]) -> None:
+        """Raise ValueError if one of the weights is `transposed`: its heads are columns."""
+        names = [name for name in self._rows if name in transposed]
+        if names:
+            raise ValueError(f"qk_clip scales heads that are rows, those of transposed weights are columns: {names}")
 
     def observe_(self, layer: Layer, logits: Tensor) -> None:
         """Raise the largest logits seen of one layer, in place, to those of `logits` (..., heads) that are larger.

@@ -1,0 +1,135 @@
+"""What users should decide is said once, with what to write, and not where all is well."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import named_parameters
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def parameters(**shapes):
+    return [(name.replace("__", "."), Parameter(torch.zeros(shape))) for name, shape in shapes.items()]
+
+
+def warned(make):
+    """What `make` warns of, and what it returns."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = make()
+    assert all(warning.category is UserWarning and warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught], made
+
+
+def test_an_ordinary_model_needs_no_advice(kernel):
+    lines, optimizer = warned(lambda: kernel.Muon(named_parameters().items()))
+    assert lines == [] and optimizer.explain().notes == []
+
+
+def test_one_warning_names_what_may_be_stacks(kernel):
+    params = parameters(up=(64, 64), a__w=(8, 16, 12), b__w=(8, 16, 24))
+    (line,), optimizer = warned(lambda: kernel.Muon(params))
+    assert line.startswith(
+        "2 parameters (4,608 elements), such as b.w (8, 16, 24): stacks of matrices, or convolutions?"
+    )
+    for cure in ("expert_keys=", "stacked=True", "stacked=False", "use_muon=False"):
+        assert cure in line
+    assert optimizer.explain().notes == kernel.route(params).notes == [line]
+
+
+@pytest.mark.parametrize(
+    "cure", [dict(expert_keys=("w",)), dict(stacked=True), dict(stacked=False), dict(use_muon=False)], ids=str
+)
+def test_each_cure_ends_the_warning(kernel, cure):
+    params = [{"params": parameters(a__w=(8, 16, 12)), **cure}, {"params": parameters(up=(64, 64))}]
+    assert warned(lambda: kernel.Muon(params))[0] == []
+
+
+def test_a_group_that_is_added_is_judged_alone(kernel):
+    lines, optimizer = warned(lambda: kernel.Muon(parameters(up=(64, 64), a__w=(8, 16, 12))))
+    assert len(lines) == 1
+    assert warned(lambda: optimizer.add_param_group({"params": parameters(down=(64, 64))}))[0] == []
+    (line,), _ = warned(lambda: optimizer.add_param_group({"params": parameters(b__w=(8, 16, 12))}))
+    assert line.startswith("b.w (8, 16, 12): stacks")
+    assert warned(lambda: copy.deepcopy(optimizer))[0] == []
+
+
+def test_muon_that_holds_little_says_so(kernel):
+    """Where it has less than half of the hidden matrices, whatever tables and heads are beside them."""
+    tables = dict(wte__weight=(4096, 64), lm_head__weight=(4096, 64))
+    thin = {f"adapters__{i}__weight": (4, 1024) for i in range(2)}
+    enough = parameters(**tables, **thin, up__weight=(128, 64))
+    assert warned(lambda: kernel.Muon(enough))[0] == []
+    (line,), optimizer = warned(lambda: kernel.Muon(parameters(**tables, **thin, up__weight=(127, 64), norm=(64,))))
+    assert line.startswith(
+        "Muon has 49.8% of the elements of hidden matrices: the fallback updates 2 parameters (8,192 elements), "
+        "such as adapters.0.weight (4, 1024), because of extreme_aspect_ratio (2)."
+    )
+    assert optimizer.explain().notes == [line]
+
+
+def test_muon_that_holds_no_matrix_says_so(kernel):
+    (line,), _ = warned(lambda: kernel.Muon(parameters(head__0__weight=(64, 64), head__2__weight=(10, 64))))
+    assert line.startswith("Muon has no matrix: the fallback updates 2 parameters (4,736 elements)")
+    assert "because of output_head (2)" in line and "use_muon=True" in line and "use_muon=False" in line
+
+
+@pytest.mark.parametrize("cure", [dict(use_muon=True), dict(use_muon=False)], ids=str)
+def test_a_decision_ends_the_warning(kernel, cure):
+    thin = {"params": parameters(thin__weight=(4, 1024)), **cure}
+    assert warned(lambda: kernel.Muon([thin, {"params": parameters(up=(8, 8))}]))[0] == []
+    assert warned(lambda: kernel.Muon([thin]))[0] == []
+    assert warned(lambda: kernel.Muon(thin["params"], is_muon=lambda name, p: cure["use_muon"]))[0] == []
+
+
+def test_vectors_alone_need_no_advice(kernel):
+    assert warned(lambda: kernel.Muon(parameters(scale=(64,), one=(1, 64))))[0] == []
+
+
+def test_what_no_name_tells_is_not_counted_twice(kernel):
+    lines, _ = warned(lambda: kernel.Muon(parameters(a__w=(8, 16, 12), up=(8, 8))))
+    assert len(lines) == 1 and "stacks of matrices" in lines[0]
+
+
+@pytest.mark.parametrize("rank", [4, 8, 16, 64])
+@pytest.mark.parametrize(
+    "names",
+    [
+        (
+            "base_model.model.layers.0.q_proj.lora_A.default.weight",
+            "base_model.model.layers.0.q_proj.lora_B.default.weight",
+        ),
+        ("layers.0.attn.q_proj.lora_a.weight", "layers.0.attn.q_proj.lora_b.weight"),
+        ("down_blocks.0.to_q.lora.down.weight", "down_blocks.0.to_q.lora.up.weight"),
+        ("lora_unet_mid_block_to_q.lora_down.weight", "lora_unet_mid_block_to_q.lora_up.weight"),
+    ],
+    ids=["peft", "torchtune", "diffusers", "kohya"],
+)
+def test_both_factors_of_lora_are_muons_and_explain_says_what_is_known(kernel, names, rank):
+    """However long they are; their steps are as large as those of other matrices."""
+    shapes = (rank, 4096), (4096, rank)
+    lines, optimizer = warned(
+        lambda: kernel.Muon([(name, Parameter(torch.zeros(s))) for name, s in zip(names, shapes)])
+    )
+    explanation = optimizer.explain()
+    assert [(row.branch, row.reason) for row in explanation.rows] == [("muon", "lora:a"), ("muon", "lora:b")]
+    assert [row.multiplier for row in explanation.rows] == [pytest.approx(0.2 * 64)] * 2
+    (note,) = explanation.notes
+    assert lines == [] and note.startswith("2 factors of LoRA") and "arXiv:2605.10468" in note and "1314" in note
+
+
+def test_lora_of_tiny_rank_is_not_muons_and_that_is_said(kernel):
+    params = [("q.lora_A.weight", Parameter(torch.zeros(2, 64))), ("q.lora_B.weight", Parameter(torch.zeros(64, 2)))]
+    (line,), _ = warned(lambda: kernel.Muon(params))
+    assert line.startswith("Muon has no matrix") and "min_dim_too_small (2)" in line
+
+
+def test_words_with_lora_in_them_are_no_factors(kernel):
+    found = kernel.route(
+        [("explora.a.weight", Parameter(torch.zeros(4, 1024))), ("x.lora_alpha", Parameter(torch.zeros(8, 8)))]
+    )
+    assert [row.reason for row in found.rows] == ["extreme_aspect_ratio:256.0", "matrix"]

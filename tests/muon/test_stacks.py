@@ -1,0 +1,113 @@
+"""Stacks of experts are matrices of their own, convolutions are not, and nobody guesses which is which."""
+
+import importlib
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.kernels_ci
+
+
+@pytest.fixture(scope="module")
+def matrices(kernel):
+    return importlib.import_module(".parameters.matrices", kernel.__name__)
+
+
+def parameter(*shape):
+    return torch.nn.Parameter(torch.zeros(shape))
+
+
+def branches(kernel, named_shapes):
+    rows = kernel.route([(name, parameter(*shape)) for name, shape in named_shapes]).rows
+    return {row.name: (row.branch, row.reason) for row in rows}
+
+
+@pytest.mark.parametrize(
+    "name, keys, expected",
+    [
+        ("layers.0.experts.w1", ("experts",), True),
+        ("experts", ("experts",), True),
+        ("layers.0.moe.mlp.w1", ("moe.mlp",), True),
+        ("layers.0.conv_moe.w1", ("conv_moe",), True),
+        ("conv_blocks.0.experts.w1", ("experts",), True),
+        ("layers.0.shared_experts.w1", ("experts",), None),
+        ("layers.0.experts_bias", ("experts",), None),
+        ("layers.0.experts.3.w1", ("experts",), None),
+        ("layers.0.moe.w1", (), None),
+        ("converter.0.w1", (), None),
+        ("layers.0.experts.conv1.weight", ("experts",), False),
+        ("layers.0.experts.3.conv1.weight", ("experts",), False),
+        ("feature_extractor.conv_layers.0.weight", ("experts",), False),
+        ("encoder.ConvBlock.0.weight", (), False),
+    ],
+)
+def test_the_innermost_name_tells_stacks_from_convolutions(matrices, name, keys, expected):
+    """By whole components for stacks, of which a number behind makes the module of one; what is told counts more."""
+    assert matrices.is_stack(name, 3, keys) is expected
+    assert matrices.is_stack(name, 2, keys) is False
+    assert matrices.is_stack(name, 3, keys, stacked=True) is True
+    assert matrices.is_stack(name, 3, keys, stacked=False) is False
+
+
+def test_four_dimensions_are_a_convolution_unless_the_name_says_stack(matrices):
+    assert matrices.is_stack("layers.0.weight", 4, ("experts",)) is False
+    assert matrices.is_stack("layers.0.experts.weight", 4, ("experts",)) is None
+
+
+@pytest.mark.parametrize(
+    "experts, rows, cols",
+    [
+        (128, 1536, 2048),  # Qwen3-30B-A3B's, which flattened would be too thin
+        (64, 128, 64),  # which flattened would be a matrix like any other
+    ],
+)
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.mlp.experts.gate_up_proj", "_orig_mod.blocks.3.moe.experts.w1.weight"]
+)
+def test_stacks_of_experts_are_matrices_of_their_own_by_name(kernel, name, experts, rows, cols):
+    stack = torch.empty(experts, rows, cols, device="meta")
+    (row,) = kernel.route([(name, stack)]).rows
+    assert (row.branch, row.matrices, row.reason) == ("muon", experts, f"matrix: {experts} matrices {rows}x{cols}")
+    assert row.multiplier == 0.2 * max(rows, cols) ** 0.5
+
+
+def test_a_stack_is_judged_by_the_shape_of_one_expert(kernel):
+    found = branches(kernel, [("moe.experts.w", (64, 3, 64)), ("moe.experts.v", (64, 4, 1024))])
+    assert found == {
+        "moe.experts.w": ("adamw", "min_dim_too_small:3"),
+        "moe.experts.v": ("adamw", "extreme_aspect_ratio:256.0"),
+    }
+
+
+def test_what_no_name_tells_goes_to_the_fallback(kernel):
+    """Only where a stack or a convolution would be Muon's, and where it has no role."""
+    shapes = {
+        "blocks.0.w": (8, 16, 12),
+        "query_tokens": (1, 16, 12),
+        "thin": (3, 2, 64),
+        "pos_embed.weight": (8, 16, 12),
+    }
+    assert branches(kernel, shapes.items()) == {
+        "blocks.0.w": ("adamw", "stack_or_convolution"),
+        "query_tokens": ("adamw", "leading_unit_dims"),
+        "thin": ("adamw", "min_dim_too_small:3"),
+        "pos_embed.weight": ("adamw", "embedding:pos_embed"),
+    }
+
+
+def test_stacked_says_what_no_name_tells(kernel):
+    params = [("blocks.0.w", parameter(8, 16, 12))]
+    assert [row.reason for row in kernel.route(params, stacked=True).rows] == ["matrix: 8 matrices 16x12"]
+    assert [row.reason for row in kernel.route(params, stacked=False).rows] == ["matrix: flatten 8x192"]
+    groups = [{"params": params, "stacked": True}]
+    assert [row.matrices for row in kernel.Muon(groups).explain().rows] == [8]
+
+
+def test_muon_is_not_guessed_for_what_no_name_tells(kernel):
+    params = [("blocks.0.w", parameter(8, 16, 12))]
+    words = r"asked for blocks.0.w \(8, 16, 12\), which may be a stack .* write stacked=True or stacked=False"
+    for make in (kernel.route, kernel.Muon):
+        with pytest.raises(ValueError, match=words):
+            make(params, is_muon=lambda name, p: True)
+    with pytest.raises(ValueError, match=words):
+        kernel.Muon([{"params": params, "use_muon": True}])

@@ -1,0 +1,198 @@
+"""Groups from a model: what its modules and sizes say of each weight, and what users say of other models'."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.model_of_many_kinds import NETWORK, Conv1D, Experts, Network, chosen
+from tests.support.small_model import take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def test_modules_and_sizes_say_what_each_weight_is(kernel):
+    """Names alone would not: `tok` is a table, `ffn` has stacks of experts, and `signal` is a convolution."""
+    assert chosen(kernel.groups_for(Network())) == NETWORK
+
+
+def test_the_optimizer_explains_what_was_chosen_and_steps(kernel):
+    model = Network()
+    groups = kernel.groups_for(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = kernel.Muon(groups, lr=0.1)
+    assert {row.name: row.reason for row in optimizer.explain().rows} == NETWORK
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    before = {name: p.detach().clone() for name, p in named.items()}
+    take_steps(optimizer, named, range(2))
+    assert not any(torch.equal(p, before[name]) for name, p in named.items())
+    assert str(groups).splitlines()[0].split()[:4] == ["name", "shape", "branch", "reason"]
+
+
+def test_each_trainable_parameter_is_in_one_group_with_its_role(kernel):
+    model = Network()
+    groups = kernel.groups_for(model)
+    members = [(name, p) for group in groups for name, p in group["params"]]
+    assert sorted(name for name, _ in members) == sorted(NETWORK)
+    assert all(p is model.get_parameter(name) for name, p in members)
+    assert all(len({NETWORK[name].split(":")[0] for name, _ in group["params"]}) == 1 for group in groups)
+    roles = {group["role"]: group for group in groups}
+    assert roles["vector"]["weight_decay"] == 0.0 and "weight_decay" not in roles["embedding"]
+
+
+def test_roles_set_learning_rates(kernel):
+    groups = kernel.groups_for(Network())
+    for group in groups:
+        group["lr"] = 0.5 if group["role"] == "embedding" else 0.1
+    rates = {group["role"]: group["lr"] for group in kernel.Muon(groups).param_groups}
+    assert rates.pop("embedding") == 0.5 and set(rates.values()) == {0.1}
+
+
+@pytest.mark.parametrize(
+    "options, qkv, gate_up",
+    [
+        (dict(heads=False), "72x24 split 24+24+24", "32x24 split 16+16"),
+        (dict(gate_up=False), "72x24 split 9*8", "32x24"),
+    ],
+    ids=str,
+)
+def test_less_may_be_cut(kernel, options, qkv, gate_up):
+    found = chosen(kernel.groups_for(Network(), **options))
+    assert found["attn.c_attn.weight"] == f"queries, keys and values: {qkv}"
+    assert found["ffn.gate_up_proj"] == f"experts: gate and up: 4 matrices {gate_up}"
+
+
+def test_experts_that_lie_otherwise_are_transposed_and_whole_where_gate_and_up_alternate(kernel):
+    """As gpt-oss has them."""
+    groups = kernel.groups_for(nn.ModuleDict({"ffn": Experts(transposed=True, concatenated=False)}))
+    assert chosen(groups) == {
+        "ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24 transposed",
+        "ffn.down_proj": "experts: 4 matrices 24x16 transposed",
+    }
+    (note,) = groups.choices.notes
+    assert note == "experts: gate and up of ffn.gate_up_proj are whole, since their rows alternate"
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_sizes_tell_how_experts_lie_where_their_module_does_not(kernel, transposed):
+    """Llama 4's are (E, in, out), and do not say so: cut as (E, out, in), halves of the inputs would be matrices."""
+    model = nn.ModuleDict({"ffn": Experts(transposed)})
+    del model["ffn"].is_transposed
+    turned = " transposed" if transposed else ""
+    assert chosen(kernel.groups_for(model)) == {
+        "ffn.gate_up_proj": f"experts: gate and up: 4 matrices 32x24{turned} split 16+16",
+        "ffn.down_proj": f"experts: 4 matrices 24x16{turned}",
+    }
+
+
+def test_experts_that_nothing_tells_of_are_not_cut(kernel):
+    model = nn.ModuleDict({"ffn": Experts()})
+    del model["ffn"].is_transposed, model["ffn"].down_proj
+    groups = kernel.groups_for(model)
+    assert chosen(groups) == {"ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24"}
+    (note,) = groups.choices.notes
+    assert "are whole, since no sizes tell which dimension outputs are" in note
+
+
+def test_an_attribute_of_a_parameter_goes_before_its_module(kernel):
+    model = Network()
+    model.tok.weight.use_muon = True
+    model.attn.c_proj.weight.use_muon = False
+    rows = {row.name: (row.branch, row.reason) for row in kernel.groups_for(model).choices.rows}
+    assert rows["tok.weight"] == ("muon", "use_muon") and rows["attn.c_proj.weight"] == ("adamw", "use_muon")
+
+
+def test_transformers_linear_layers_are_transposed(kernel):
+    model = nn.ModuleDict({"attn": nn.ModuleDict({"c_attn": Conv1D(72, 24)}), "mlp": Conv1D(48, 24)})
+    found = chosen(kernel.groups_for(model, config=SimpleNamespace(n_embd=24, n_head=3)))
+    assert found == {
+        "attn.c_attn.weight": "queries, keys and values: 72x24 transposed split 9*8",
+        "mlp.weight": "matrix: 48x24 transposed",
+    }
+
+
+def test_torchs_attention_is_cut_by_head(kernel):
+    found = chosen(kernel.groups_for(nn.TransformerEncoderLayer(32, 4, 64)))
+    assert found["self_attn.in_proj_weight"] == "queries, keys and values: 96x32 split 12*8"
+    assert found["self_attn.out_proj.weight"] == found["linear1.weight"].split(":")[0] == "matrix"
+
+
+def linears(**shapes):
+    """A model whose modules have these names and shapes (out, in)."""
+    model = nn.Module()
+    for name, (outputs, inputs) in shapes.items():
+        *path, leaf = name.split("__")
+        parent = model
+        for part in path:
+            if not hasattr(parent, part):
+                parent.add_module(part, nn.Module())
+            parent = getattr(parent, part)
+        parent.add_module(leaf, nn.Linear(inputs, outputs, bias=False))
+    return model
+
+
+def test_grouped_queries_and_a_single_key_head(kernel):
+    model = linears(attn__q_proj=(32, 24), attn__k_proj=(16, 24), attn__v_proj=(8, 24), attn__qkv=(48, 24))
+    config = SimpleNamespace(head_dim=8, num_attention_heads=4)
+    assert chosen(kernel.groups_for(model, config=config)) == {
+        "attn.q_proj.weight": "queries: 32x24 split 4*8",
+        "attn.k_proj.weight": "keys: 16x24 split 8+8",
+        "attn.v_proj.weight": "values",
+        "attn.qkv.weight": "queries, keys and values: 48x24 split 6*8",
+    }
+    fused = chosen(kernel.groups_for(model, config=config, heads=False))["attn.qkv.weight"]
+    assert fused == "queries, keys and values: 48x24 split 32+8+8"
+
+
+def test_weights_whose_heads_lie_together_are_always_cut_by_head(kernel):
+    """GPT-NeoX's rows are head after head, each with its query, key and value."""
+    model = linears(attention__query_key_value=(72, 24))
+    for heads in (True, False):
+        found = chosen(kernel.groups_for(model, heads=heads, config=SimpleNamespace(head_dim=8)))
+        assert found == {"attention.query_key_value.weight": "queries, keys and values: 72x24 split 9*8"}
+
+
+@pytest.mark.parametrize(
+    "config, remark",
+    [(None, "no head size is told"), (SimpleNamespace(head_dim=10), "heads of 10 rows do not fill it")],
+)
+def test_what_cannot_be_cut_is_whole_and_said(kernel, config, remark):
+    groups = kernel.groups_for(linears(a__attn__q_proj=(32, 24), b__attn__q_proj=(32, 24)), config=config)
+    assert set(chosen(groups).values()) == {"queries"}
+    (note,) = groups.choices.notes
+    assert note.startswith(f"queries of a.attn.q_proj.weight and 1 more are whole, since {remark}")
+
+
+def test_names_of_attentions_elsewhere_mean_nothing(kernel):
+    model = linears(memory__key=(32, 24), memory__value=(32, 24))
+    assert set(chosen(kernel.groups_for(model, config=SimpleNamespace(head_dim=8))).values()) == {"matrix"}
+
+
+def test_a_model_is_needed(kernel):
+    with pytest.raises(TypeError, match=r"groups_for needs a model, .* got list"):
+        kernel.groups_for(list(Network().parameters()))
+
+
+def test_models_say_what_does_not_decay(kernel):
+    """As timm's do, by the method `no_weight_decay`."""
+    model = Network()
+    model.no_weight_decay = lambda: {"tok.weight"}
+    decays = {name: group.get("weight_decay") for group in kernel.groups_for(model) for name, _ in group["params"]}
+    assert decays["tok.weight"] == 0.0 and decays["gate.weight"] is None
+
+
+def test_groups_of_a_checkpoint_continue(kernel):
+    """They are the same for the same model, and their values are plain."""
+    models = [Network(), Network()]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [kernel.Muon(kernel.groups_for(model), lr=0.1) for model in models]
+    first, second = ({n: p for n, p in model.named_parameters() if p.requires_grad} for model in models)
+    take_steps(optimizers[0], first, range(2))
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    for optimizer, params in zip(optimizers, (first, second)):
+        take_steps(optimizer, params, range(2, 4))
+    assert all(torch.equal(p, second[name]) for name, p in first.items())

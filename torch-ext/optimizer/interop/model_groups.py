@@ -1,0 +1,167 @@
+"""Parameter groups from a model: each weight as the matrices that it consists of, tables and heads apart, by name."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any, Iterable, Mapping, Optional
+
+from torch import Tensor, nn
+
+from ..explain import Explanation, Route, route_in_group
+from ..parameters.advice import advice, remarks
+from ..parameters.routing import bare_name, decide, role_by_name, unique_parameters
+from ..parameters.settings import SETTINGS
+from ..parameters.synonyms import taken_branch, wish_of
+from .layers import Cutting, cut_of, stack_in
+
+Patterns = Mapping[str, Mapping[str, Any]]
+# Keys of a group that patterns may set besides settings.
+_BRANCHES = ("use_muon", "use_fallback", "algorithm")
+
+
+class Groups(list):
+    """Groups for `Muon`, a list of dicts; printed as the table of what was chosen, whose rows are `choices.rows`."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], choices: Explanation):
+        super().__init__(groups)
+        self.choices = choices
+
+    def __str__(self) -> str:
+        return str(self.choices)
+
+
+def groups_for(
+    model: nn.Module,
+    *,
+    config: Any = None,
+    heads: bool = True,
+    gate_up: bool = True,
+    patterns: Optional[Patterns] = None,
+) -> Groups:
+    """Return the trainable parameters of `model` as groups for `Muon`; print them to see each choice.
+
+    Queries, keys and values are matrices by head, also of fused weights, grouped queries and latent attention; gate and
+    up are two; stacks of experts are as many. Weights of transformers' `Conv1D` are (in, out). Modules say what names
+    do not: `nn.Embedding` is a table, the model's output embedding a head, a convolution no stack. Vectors, norms and
+    biases have no weight decay, nor has what `model.no_weight_decay()` names. Each group has a `role`, such as
+    `queries` or `embedding`, by which to set its `lr`. Tied parameters come once, under their first name.
+
+    Args:
+        config: what tells sizes that no module does; None: the model's own `config`, where it has one.
+        heads: whether attentions are cut by head, or only into queries, keys and values.
+        gate_up: whether gate and up are cut apart.
+        patterns: of names, as `{"*.c_attn.weight": {"split_rows": (64,) * 36, "transposed": True}}`, with settings of
+            groups, and `use_muon`, that overrule the choice; the first that matches counts.
+
+    Raises TypeError for what is no module, ValueError for patterns that match nothing or set what no group has.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"groups_for needs a model, for the modules around its parameters, got {type(model).__name__}")
+    patterns = {} if patterns is None else patterns
+    named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+    _check_patterns(patterns, [name for name, _ in named])
+    chooser = _Chooser(model, Cutting(getattr(model, "config", None) if config is None else config, heads, gate_up))
+    groups: dict[str, dict[str, Any]] = {}
+    rows: list[Route] = []
+    for names, p in unique_parameters(named):
+        settings = _overruled(names, chooser.settings_of(names, p), patterns)
+        groups.setdefault(repr(settings), {**settings, "params": []})["params"].append((names[0], p))
+        rows.append(_row(names[0], p, settings))
+    return Groups(groups.values(), Explanation(rows, advice(rows) + remarks(rows) + chooser.remarks()))
+
+
+class _Chooser:
+    """What the modules of one model say of its parameters."""
+
+    def __init__(self, model: nn.Module, cutting: Cutting):
+        self._modules = dict(model.named_modules())
+        self._cutting = cutting
+        self._head = _output_embedding(model)
+        self._undecayed = set(getattr(model, "no_weight_decay", set)())
+        self._whole: dict[tuple[str, str], list[str]] = {}  # by role and remark
+
+    def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
+        """Return the settings of a parameter's group, by all names of a tied one."""
+        every = [self._owners(name) for name in names]
+        branch, reason = self._branch(names, p, [owners[0] for owners in every])
+        settings: dict[str, Any] = {"role": _role(names[0], p, reason), "use_muon": branch == "muon"}
+        if branch == "muon":
+            cut = cut_of(names[0], p, every[0], self._cutting)
+            settings.update(cut.settings, role=cut.role if reason == "matrix" else reason)
+            if cut.remark is not None:
+                self._whole.setdefault((cut.role, cut.remark), []).append(names[0])
+        if settings["role"] in ("vector", "norm", "bias") or not self._undecayed.isdisjoint(names):
+            settings["weight_decay"] = 0.0
+        return settings
+
+    def remarks(self) -> list[str]:
+        """Return a line for each reason for which weights are left whole."""
+        lines = []
+        for (role, remark), names in self._whole.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"{role} of {names[0]}{more} are whole, since {remark}")
+        return lines
+
+    def _branch(self, names: list[str], p: Tensor, owners: list[nn.Module]) -> tuple[str, str]:
+        if wish_of(p) is not None:
+            return decide(names, p)
+        if any(isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) for owner in owners):
+            return "adamw", "embedding"
+        if self._head is not None and self._head in owners:
+            return "adamw", "output_head"
+        if "router" in type(owners[0]).__name__.lower():
+            return "adamw", "router"
+        return decide(names, p, None, stack_in(names[0], p, owners[0]))
+
+    def _owners(self, name: str) -> list[nn.Module]:
+        """Return the modules around a parameter, its own first."""
+        parts = name.split(".")[:-1]
+        return [self._modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
+
+
+def _output_embedding(model: nn.Module) -> Optional[nn.Module]:
+    """Return the module that makes logits, which transformers' models tell; None where the model does not."""
+    try:
+        return model.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def _role(name: str, p: Tensor, reason: str) -> str:
+    """Return the role of a parameter of the fallback: what its name says, else the kind of `reason`, its routing's."""
+    if sum(size > 1 for size in p.shape) < 2:
+        return "vector"
+    return (role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
+
+
+def _overruled(names: list[str], settings: dict[str, Any], patterns: Patterns) -> dict[str, Any]:
+    """Return `settings` with those of the first pattern that matches one of the names."""
+    matching = (pattern for pattern in patterns if any(_matches(pattern, name) for name in names))
+    pattern = next(matching, None)
+    if pattern is None:
+        return settings
+    given = dict(patterns[pattern])
+    branch = taken_branch(given)
+    use_muon = settings["use_muon"] if branch is None else branch == "muon"
+    return {**settings, **given, "use_muon": use_muon, "role": f"pattern:{pattern}"}
+
+
+def _row(name: str, p: Tensor, settings: Mapping[str, Any]) -> Route:
+    if settings["use_muon"]:
+        return route_in_group(name, p, settings["role"], settings)
+    return Route(name, tuple(p.shape), settings.get("fallback", "adamw"), settings["role"])
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(bare_name(name), pattern)
+
+
+def _check_patterns(patterns: Patterns, names: list[str]) -> None:
+    for pattern, settings in patterns.items():
+        if not any(_matches(pattern, name) for name in names):
+            raise ValueError(f"the pattern {pattern!r} matches no parameter; names are such as {names[:3]}")
+        unknown = [key for key in settings if key not in SETTINGS and key not in _BRANCHES]
+        if unknown:
+            raise ValueError(
+                f"the pattern {pattern!r} sets {unknown}, which no group has: it has {', '.join(SETTINGS)}"
+            )

@@ -1,0 +1,100 @@
+"""What users should decide, in one line with what to write: a warning at construction, and a note in `explain()`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Iterable, Mapping, NamedTuple, Sequence
+
+from torch import Tensor
+
+from .groups import names_of, role_of
+from .routing import UNDECIDED
+from .settings import Group
+
+# What is known of LoRA.
+_LORA = (
+    "{} factors of LoRA, A and B, are Muon's whatever their rank from 4: so trained, LoRA matches or beats AdamW's on "
+    "models that Adam has pretrained (arXiv:2605.10468). OneTrainer (pull request 1314) saw noise in A and leaves it "
+    "to AdamW: that is use_muon=False in a group for lora_A. Steps of the product B A (arXiv:2606.12921) are not taken"
+)
+# Of the elements of hidden matrices, Muon should have at least this share.
+LEAST_SHARE = 0.5
+# Kinds of reasons that a user has given, or is asked for, and those by which a matrix is no hidden one.
+_DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
+_OUTER = ("embedding", "output_head")
+
+
+class Routed(NamedTuple):
+    """Where a parameter goes, and why; of a row of `explain()` the same four are read."""
+
+    name: str
+    shape: tuple[int, ...]
+    branch: str
+    reason: str
+
+
+def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Routed]:
+    """Return the routes of all parameters of `groups`; those of a wrapper, which nobody routed, count as decided."""
+    return [
+        Routed(name, tuple(p.shape), "muon" if group["use_muon"] else group["fallback"], reasons.get(p, role_of(group)))
+        for group in groups
+        for name, p in zip(names_of(group), group["params"])
+    ]
+
+
+def advice(routes: Iterable[Routed]) -> list[str]:
+    """Return a line for each thing that a user should decide about these parameters; none where all is well."""
+    routes = list(routes)
+    undecided = [route for route in routes if route.reason == UNDECIDED]
+    muon = sum(_elements(route) for route in routes if route.branch == "muon")
+    matrices = [route for route in routes if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1]
+    left = [route for route in matrices if _kind(route) not in _DECIDED]
+    hidden = [route for route in left if _kind(route) not in _OUTER]
+    lines = [_undecided(undecided)] if undecided else []
+    share = muon / (muon + sum(map(_elements, hidden))) if muon else 0.0
+    if muon and share < LEAST_SHARE:
+        lines.append(_little(f"{share:.1%} of the elements of hidden matrices", hidden))
+    elif left and not muon:
+        lines.append(_little("no matrix", left))
+    return lines
+
+
+def remarks(routes: Iterable[Routed]) -> list[str]:
+    """Return a line for each choice that the field has not settled; nothing to decide, but to know."""
+    factors = [route for route in routes if route.branch == "muon" and _kind(route) == "lora"]
+    return [_LORA.format(len(factors))] if factors else []
+
+
+def _little(what: str, left: Sequence[Routed]) -> str:
+    reasons = Counter(map(_kind, left)).most_common()
+    return (
+        f"Muon has {what}: the fallback updates {described(left)}, because of "
+        f"{', '.join(f'{kind} ({count})' for kind, count in reasons)}. For those that Muon should have write "
+        "use_muon=True in their group, or give is_muon; use_muon=False for the others ends this warning"
+    )
+
+
+def _kind(route: Routed) -> str:
+    return route.reason.split(":")[0]
+
+
+def _undecided(routes: Sequence[Routed]) -> str:
+    return (
+        f"{described(routes)}: stacks of matrices, or convolutions? No name tells, so the fallback updates them. "
+        "For stacks (experts, rows, cols) write expert_keys=(...) with a component of their names, or stacked=True in "
+        "their group; for convolutions stacked=False; use_muon=False leaves them where they are"
+    )
+
+
+def described(routes: Sequence[Routed]) -> str:
+    """Return how many parameters and elements these are, and the largest one."""
+    largest = max(routes, key=_elements)
+    example = f"{largest.name} {largest.shape}"
+    if len(routes) == 1:
+        return example
+    return f"{len(routes)} parameters ({sum(map(_elements, routes)):,} elements), such as {example}"
+
+
+def _elements(route: Routed) -> int:
+    return math.prod(route.shape)

@@ -1,0 +1,85 @@
+"""What users of other optimizers pass in groups, in this package's words; what would mean nothing here is refused."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from torch import Tensor
+
+from .settings import FALLBACKS
+
+# torch's choices between implementations of one step. Products here always add to a matrix in the same call, as
+# `use_addmm` asks; the other two hold for the one fallback whose kernel is called so, and for nothing else.
+_HELD_BY = {"use_addmm": ("muon", *FALLBACKS), "fused": ("adamw",), "foreach": ("nadamw",)}
+IMPLEMENTATIONS = tuple(_HELD_BY)
+
+
+def taken_branch(settings: dict[str, Any]) -> Optional[str]:
+    """Take `use_muon`, its opposite `use_fallback`, and `algorithm` out of `settings`; return the branch they ask for.
+
+    The name of a fallback as `algorithm`, dion's key, becomes the setting `fallback`. Raises ValueError or TypeError
+    for other values, and for contradictions.
+    """
+    use_muon, use_fallback = settings.pop("use_muon", None), settings.pop("use_fallback", None)
+    if any(value not in (True, False, None) for value in (use_muon, use_fallback)):
+        raise TypeError(f"use_muon and use_fallback must be True, False or None, got {[use_muon, use_fallback]}")
+    algorithm = settings.pop("algorithm", None)
+    if algorithm not in (None, "muon", *FALLBACKS):
+        raise ValueError(f"algorithm must be one of muon, {', '.join(FALLBACKS)}, got {algorithm!r}")
+    if algorithm in FALLBACKS:
+        settings["fallback"] = algorithm
+    asked = {
+        "use_muon": use_muon,
+        "use_fallback": None if use_fallback is None else not use_fallback,
+        "algorithm": None if algorithm is None else algorithm == "muon",
+    }
+    verdicts = {verdict for verdict in asked.values() if verdict is not None}
+    if len(verdicts) > 1:
+        given = {"use_muon": use_muon, "use_fallback": use_fallback, "algorithm": algorithm}
+        said = " and ".join(f"{key}={value!r}" for key, value in given.items() if value is not None)
+        raise ValueError(f"{said} contradict each other")
+    return {True: "muon", False: "adamw"}[verdicts.pop()] if verdicts else None
+
+
+def wish_of(p: Tensor) -> Optional[bool]:
+    """Return the attribute `use_muon` of a parameter, None where it has none; TypeError for another value."""
+    wish = getattr(p, "use_muon", None)
+    if wish not in (True, False, None):
+        raise TypeError(f"use_muon of a parameter must be True, False or None, got {wish!r}")
+    return wish
+
+
+def taken_implementations(settings: dict[str, Any]) -> dict[str, Optional[bool]]:
+    """Take `use_addmm`, `foreach` and `fused` out of `settings` and return them; TypeError for what is no flag."""
+    flags = {key: settings.pop(key) for key in IMPLEMENTATIONS if key in settings}
+    for key, value in flags.items():
+        if value not in (True, False, None):
+            raise TypeError(f"{key} must be True, False or None, got {value!r}")
+    return flags
+
+
+def check_implementations(flags: dict[str, Optional[bool]], branch: str) -> None:
+    """Raise ValueError for an implementation that `branch` does not have: `muon`, also of both, or a fallback."""
+    for key, asked in flags.items():
+        if asked and branch not in _HELD_BY[key]:
+            raise ValueError(
+                f"{key}={asked!r} means nothing here: Muon's passes and AdamW's kernel are fused, and matrices are "
+                f"batched, whatever is asked. Leave it out, or give it in a group that {_HELD_BY[key][0]} has alone"
+            )
+
+
+def as_adamws(changed: dict[str, Any], defaults: dict[str, Any], both: bool) -> dict[str, Any]:
+    """Return the settings that a group of the fallback alone means by torch.optim.AdamW's `betas` and `eps`.
+
+    With `both`, where Muon has some of its parameters, `eps` is Muon's, and `betas` raise ValueError.
+    """
+    if both:
+        if changed.get("betas") is not None:
+            raise ValueError(
+                "betas are AdamW's, and Muon has parameters of this group too: write adamw_betas, which are of the "
+                "parameters that AdamW updates, or give these a group of their own"
+            )
+        return {}
+    meant = {f"adamw_{key}": changed[key] for key in ("betas", "eps") if changed.get(key) is not None}
+    meant = {key: value for key, value in meant.items() if changed.get(key) is None}
+    return {**meant, "eps": defaults["eps"]} if "eps" in changed else meant
