@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -32,6 +33,24 @@ def failed_on_one_rank(kernel, dtype: torch.dtype, warm: bool = False):
 def test_a_failure_on_one_rank_is_no_silent_difference(fresh_pool):
     for said in fresh_pool.run(failed_on_one_rank, torch.bfloat16):
         assert "failed here: cpu_products bfloat16 NATIVE" in said and "failed here: nothing" in said
+
+
+def test_failures_are_those_of_the_kernels_and_dtypes_that_matrices_may_take(kernel, monkeypatch):
+    """On a GPU: of the float32 chain of bfloat16 matrices, and of no kernel that takes no matrix of this size."""
+    plan, ranks, gpu = kernel.plan.plan, (0, 1), torch.device("cuda", 0)
+    monkeypatch.setattr(plan, "key_of", lambda device: "a GPU")
+    monkeypatch.setattr(plan, "failed", lambda key, *of: {"wrong": ""} if of == ("symmetric_gemm", "float32") else {})
+
+    def line(rows: int, cols: int, sharers, chain_dtype: torch.dtype) -> dict:
+        parameter = SimpleNamespace(sharers=sharers, device=gpu)
+        matrix = SimpleNamespace(parameter=parameter, rows=rows, cols=cols)
+        matrix.iteration = SimpleNamespace(chain_dtype=chain_dtype)
+        return plan.failures([matrix])
+
+    assert line(4096, 256, ranks, torch.float32) == {ranks: "failed here: symmetric_gemm float32 wrong"}
+    assert line(4096, 256, ranks, torch.bfloat16) == line(4000, 1001, ranks, torch.float32)
+    assert line(4096, 256, ranks, torch.bfloat16) == {ranks: "failed here: nothing"}
+    assert line(4096, 256, None, torch.float32) == {}
 
 
 def test_a_failure_in_another_dtype_stops_nobody(fresh_pool):

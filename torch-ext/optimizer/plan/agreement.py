@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import Any, Container, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Container, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -62,12 +62,16 @@ class _Shared(NamedTuple):
 
 
 def terms_of(
-    groups: Sequence[Group], common_line: str, failed: str, replica_ranks: Optional[Ranks], state: Container[Tensor]
+    groups: Sequence[Group],
+    common_line: str,
+    failed: Mapping[Ranks, str],
+    replica_ranks: Optional[Ranks],
+    state: Container[Tensor],
 ) -> dict[Ranks, Terms]:
     """Return the terms of all groups of ranks that share parameters with this one.
 
-    `common_line` and `failed`, which says what has failed its proof on this rank, are lines of each. `replica_ranks`
-    have a copy of every plain parameter; parameters without `state` are frozen.
+    `common_line` is a line of each; `failed` has for some of them one that says what has failed its proof on this rank.
+    `replica_ranks` have a copy of every plain parameter; parameters without `state` are frozen.
     """
     shared: dict[Ranks, list[_Shared]] = {}
     for number, group in enumerate(groups):
@@ -79,7 +83,7 @@ def terms_of(
             line, local = _line_of(name, p, layout, group) + frozen, local_part(p)
             entry = _Shared(name, line, (number, position), local.device, layout, not local.numel())
             shared.setdefault(layout.mesh.members, []).append(entry)
-    return {ranks: _terms(ranks, common_line, failed, parameters) for ranks, parameters in shared.items()}
+    return {ranks: _terms(ranks, common_line, failed.get(ranks, ""), entries) for ranks, entries in shared.items()}
 
 
 def counterweight(ranks: Ranks) -> int:

@@ -83,9 +83,9 @@ def grouped(members: Iterable[Member], key: Callable[[Member], Hashable]) -> lis
 
 def slices(members: Sequence, length: int) -> list[Sequence]:
     """Return `members` in as few slices of at most `length` as there can be, as even as they can be."""
-    count = -(-len(members) // length)
+    count = max(1, -(-len(members) // length))
     places = [number * len(members) // count for number in range(count + 1)]
-    return [members[start:end] for start, end in zip(places, places[1:])]
+    return [members[start:end] for start, end in zip(places, places[1:]) if end > start]
 
 
 def _length(matrix: Matrix, chunk_bytes: Optional[int]) -> int:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..iteration import choose_iteration, default_work_dtype
 from ..kernels.machine import key_of
-from ..kernels.measurements import all_failed, changed, work_among_ranks
+from ..kernels.measurements import changed, failed, work_among_ranks
 from ..parameters.groups import names_of, view_in_group
 from ..parameters.settings import PLANNED, STACKED, Group, work_dtype_of
 from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
+from ..tuning.contest import tasks_of
 from .agreement import Terms, terms_of
 from .batches import Batch, grouped, plan_batches
 from .exchanges import Exchange, ExchangeOptions, plan_exchanges
@@ -107,7 +108,7 @@ def make_plan(
         exchanges=plan_exchanges(exchanged, this_rank(), options),
         sums=plan_sums(summed, this_rank(), options.chunk_bytes),
         fallback=tuple(_fallback_batches(groups, replica_ranks)),
-        terms=terms_of(groups, common_line, failures(groups), replica_ranks, state),
+        terms=terms_of(groups, common_line, failures([*itertools.chain(*matrices), *summed]), replica_ranks, state),
     )
 
 
@@ -120,18 +121,20 @@ def choices() -> tuple[int, int]:
     return changed(), torch.get_num_threads()
 
 
-def failures(groups: Groups) -> str:
-    """Return, as a line for ranks to compare, what has failed its proof here of what Muon's groups may run on."""
-    muons = ((p, work_dtype_of(group)) for group in groups if group["use_muon"] for p in group["params"])
-    used = {(p.device, str(dtype or default_work_dtype(p)).replace("torch.", "")) for p, dtype in muons}
-    failed = {
-        f"{kernel} {dtype} {name}"
-        for device, work_dtype in used
-        for (kernel, dtype), names in all_failed(key_of(device)).items()
-        if dtype == work_dtype
-        for name in names
-    }
-    return f"failed here: {', '.join(sorted(failed)) or 'nothing'}"
+def failures(matrices: Iterable[Matrix]) -> dict[Ranks, str]:
+    """Return for each set of ranks, as a line to compare, what has failed here of what their matrices may take."""
+    kinds: dict[Ranks, set[tuple]] = {}
+    for matrix in matrices:
+        if matrix.parameter.sharers is not None:
+            size = min(matrix.rows, matrix.cols), max(matrix.rows, matrix.cols)
+            kind = matrix.parameter.device, matrix.iteration.chain_dtype, size
+            kinds.setdefault(matrix.parameter.sharers, set()).add(kind)
+    return {ranks: f"failed here: {', '.join(sorted(_failed(some))) or 'nothing'}" for ranks, some in kinds.items()}
+
+
+def _failed(kinds: Iterable[tuple]) -> set[str]:
+    tasks = {(task.need.kernel, task.need.dtype, task.device) for kind in kinds for task in tasks_of(*kind, 1)}
+    return {f"{kernel} {dtype} {name}" for kernel, dtype, at in tasks for name in failed(key_of(at), kernel, dtype)}
 
 
 def stack_groups(groups: Groups) -> list[int]:
