@@ -6,10 +6,11 @@ PY := .venv/bin/python
 
 setup: .venv/ready
 
-.venv/ready: requirements/run.txt requirements/gpu.txt requirements/develop.txt
+.venv/ready: requirements/run.txt requirements/gpu.txt requirements/develop.txt requirements/cuda.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "need Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --requirement requirements/develop.txt
+	$(PY) -m pip install --quiet --no-deps --requirement requirements/cuda.txt
 	touch $@
 
 build: setup

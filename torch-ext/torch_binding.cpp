@@ -1,5 +1,6 @@
 // The schemas of the operations, and the functions behind them on each device.
 #include "../optimizer_common/descend.h"
+#include "../optimizer_common/hopper_gemm.h"
 #include "../optimizer_common/momentum_pack.h"
 #include "../optimizer_common/move_blocks.h"
 #include "../optimizer_common/normalize.h"
@@ -40,6 +41,8 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, bool symmetric, str instructions) "
       "-> ()");
   ops.def("gemm_instructions() -> str");
+  ops.def(
+      "hopper_gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal) -> ()");
 }
 
 // A CUDA build of torch loads only the CUDA variant, and parameters may be on the CPU there too.
@@ -66,6 +69,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("move_blocks_", TORCH_BOX((&Op<check_move_blocks, move_blocks_cuda>::call)));
   ops.impl("frobenius_norm_", TORCH_BOX((&Op<check_frobenius_norm, frobenius_norm_cuda>::call)));
   ops.impl("normalize_", TORCH_BOX((&Op<check_normalize, normalize_cuda>::call)));
+  ops.impl("hopper_gemm_", TORCH_BOX((&Op<check_hopper_gemm, hopper_gemm_cuda>::call)));
 }
 #endif
 

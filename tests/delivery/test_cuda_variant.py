@@ -14,9 +14,14 @@ import pytest
 
 from tools.build import compilers, variants, verify
 from tools.build.commands import BuildError
+from tools.lint import hopper
 
 ARCHS = ["sm_100", "sm_80", "sm_90"]
-KERNELS = 7  # two operations, each in float and in double, and one for each size of the elements that it copies
+# Two operations, each in float and in double; one for each size of the elements that are copied; the norm in two, and the
+# division by it.
+KERNELS = 10
+HOPPER_ARCH = "sm_90a"
+HOPPER_KERNELS = 6  # two dtypes by three orders of operands
 # The one function of a CUDA build of torch that the library asks for when it is loaded.
 STREAM_STUB = 'extern "C" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }\n'
 
@@ -27,6 +32,8 @@ def what_is_missing() -> str:
         compilers.find_cuda()
     except BuildError as error:
         return str(error)
+    if compilers.find_cutlass() is None:
+        return "there are no headers of CUTLASS: requirements/cuda.txt"
     return "" if cuobjdump() else "there is no cuobjdump; it comes with triton and with the CUDA toolkit"
 
 
@@ -63,20 +70,28 @@ def look(cuda_variant):
 
 
 def test_library_has_machine_code_and_ptx_for_newer_archs(look):
-    assert sorted(set(re.findall(r"\.(sm_\w+)\.cubin", look("-lelf")))) == ARCHS
+    assert sorted(set(re.findall(r"\.(sm_\w+)\.cubin", look("-lelf")))) == [*ARCHS, HOPPER_ARCH]
     assert set(re.findall(r"\.(sm_\w+)\.ptx", look("-lptx"))) == {"sm_100"}
 
 
 def test_kernels_use_no_stack_and_spill_no_registers(look):
     used = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", look("-res-usage"))
-    assert len(used) == KERNELS * len(ARCHS)
+    assert len(used) == KERNELS * len(ARCHS) + HOPPER_KERNELS
     assert {(stack, local) for _, stack, local in used} == {("0", "0")}
 
 
 def test_kernels_load_and_store_16_bytes_at_once(look):
-    kernels = look("-sass").split("Function :")[1:]
+    kernels = [kernel for arch in ARCHS for kernel in look("-arch", arch, "-sass").split("Function :")[1:]]
+    kernels = [kernel for kernel in kernels if hopper.KERNEL not in kernel.split()[0]]
     assert len(kernels) == KERNELS * len(ARCHS)
     assert all("LDG.E.128" in kernel and "STG.E.128" in kernel for kernel in kernels)
+
+
+def test_the_product_for_hopper_does_its_work_as_it_is_meant_to(cuda_variant):
+    (library,) = cuda_variant.glob("*.so")
+    kernels = hopper.read_kernels(library)
+    assert len(kernels) == HOPPER_KERNELS
+    assert [list(hopper.problems(kernel)) for kernel in kernels] == [[]] * HOPPER_KERNELS
 
 
 def test_cuda_variant_verifies_as_intact(cuda_variant, capsys):

@@ -81,12 +81,21 @@ def find_cuda() -> Cuda:
 
 
 def check_headers(recipe: Recipe) -> None:
-    """Raise `BuildError` unless Python's headers are there and torch's are as new as the stable ABI asked for."""
+    """Raise `BuildError` unless Python's headers are there, CUTLASS's if needed, and torch's are new enough."""
     if not (PYTHON_HEADERS / "Python.h").is_file():
         raise BuildError(f"Python.h is not in {PYTHON_HEADERS}; install Python's development headers")
     installed = tuple(map(int, version("torch").split(".")[:2]))
     if installed < tuple(map(int, recipe.torch_abi.split("."))):
         raise BuildError(f"torch {version('torch')} is older than the stable ABI {recipe.torch_abi} of build.toml")
+    if recipe.needs_cutlass and find_cutlass() is None:
+        raise BuildError("there are no headers of CUTLASS; pip install --no-deps --requirement requirements/cuda.txt")
+
+
+def find_cutlass() -> Path | None:
+    """Return the folder of CUTLASS's headers, which its package from PyPI holds; None if that is not installed."""
+    found = find_spec("cutlass_library")
+    folders = [Path(folder, "source/include") for folder in found.submodule_search_locations] if found else []
+    return next((folder for folder in folders if (folder / "cutlass/version.h").is_file()), None)
 
 
 def check_paths(job: Job) -> None:
@@ -123,12 +132,12 @@ def compile_line(job: Job, source: Path, target: Path) -> list[str | Path]:
     host = ["-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", f"-ffile-prefix-map={job.root}=."]
     host += [f"-ffile-prefix-map={TORCH}=torch", f"-ffile-prefix-map={job.work}=."]
     if source.suffix == ".cu":
-        compiler = [job.cuda.nvcc, "--expt-relaxed-constexpr", *gencodes(job.recipe.archs)]
+        compiler = [job.cuda.nvcc, "--expt-relaxed-constexpr", *gencodes(job.recipe.archs_of[source])]
         compiler += [f'-Xcompiler="{flag}"' for flag in host]
     else:
         compiler = ["g++", *host]
     folders = [f"-I{folder}" for folder in include_folders(job)]
-    return [*compiler, "-O3", "-std=c++20", *_definitions(job), *folders, "-c", source, "-o", target]
+    return [*compiler, "-O3", "-DNDEBUG", "-std=c++20", *_definitions(job), *folders, "-c", source, "-o", target]
 
 
 def _definitions(job: Job) -> list[str]:
@@ -145,7 +154,9 @@ def _definitions(job: Job) -> list[str]:
 def include_folders(job: Job) -> list[Path]:
     """Return where headers are looked for besides the folder of the source."""
     folders = [job.work, TORCH / "include", TORCH / "include/torch/csrc/api/include", PYTHON_HEADERS]
-    return [*folders, job.cuda.home / "include"] if job.cuda else folders
+    if job.cuda:
+        folders.append(job.cuda.home / "include")
+    return [*folders, find_cutlass()] if job.recipe.needs_cutlass else folders
 
 
 def gencodes(archs: tuple[str, ...]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomllib
@@ -13,6 +13,7 @@ from tools.build.commands import BuildError
 
 GENERATED_HEADER = "registration.h"
 COMPILED = {".cpp", ".cu"}
+CUTLASS = "cutlass_4_4"
 
 # A key that is not honoured would give another binary than the Hub's builder gives.
 _HONOURED = {
@@ -26,7 +27,8 @@ _HONOURED = {
 class Recipe:
     """One backend's part of `build.toml`; every path is relative to the repository.
 
-    `links` has the URLs `upstream` and `source`, as far as they are given.
+    `links` has the URLs `upstream` and `source`, as far as they are given; `archs` are those of all sections, and
+    `archs_of` has those of a source of CUDA.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Recipe:
     links: dict[str, str]
     python_depends: tuple[str, ...]
     archs: tuple[str, ...]
+    archs_of: dict[Path, tuple[str, ...]]
+    needs_cutlass: bool
     sources: tuple[Path, ...]
     package: Path
     package_files: tuple[Path, ...]
@@ -45,6 +49,14 @@ class Recipe:
     def inputs(self) -> tuple[Path, ...]:
         """Every file that has a part in the variant."""
         return (Path("build.toml"), *self.sources, *(self.package / file for file in self.package_files))
+
+    def for_device(self, arch: str) -> Recipe:
+        """Return the recipe for one GPU: what is not for a certain one is compiled for `arch` alone."""
+        archs_of = {
+            source: archs if all(other.endswith("a") for other in archs) else (arch,)
+            for source, archs in self.archs_of.items()
+        }
+        return replace(self, archs=(arch,), archs_of=archs_of)
 
 
 def read_build(root: Path) -> dict:
@@ -69,7 +81,7 @@ def read_tables(root: Path) -> dict:
     sections = {"general": tables["general"], "torch": tables["torch"]}
     for title, table in {**sections, **{f"kernel.{name}": t for name, t in tables.get("kernel", {}).items()}}.items():
         foreign = sorted(set(table) - _HONOURED[title.split(".")[0]])
-        if foreign or table.get("depends", ["torch"]) != ["torch"]:
+        if foreign or not {"torch"} <= set(table.get("depends", ["torch"])) <= {"torch", CUTLASS}:
             named = ", ".join(foreign) or f"depends = {table['depends']}"
             raise BuildError(f"build.toml: [{title}] has {named}, which only the Hub's kernel-builder can build")
     return tables
@@ -93,6 +105,8 @@ def read_recipe(root: Path, tables: dict, backend: str) -> Recipe:
         links={key: general[key] for key in ("upstream", "source") if key in general},
         python_depends=tuple(general.get("python-depends", ())),
         archs=tuple(_merged(sections, "cuda-capabilities")),
+        archs_of=dict(_archs_of_sources(sections)),
+        needs_cutlass=CUTLASS in _merged(sections, "depends"),
         sources=tuple(map(Path, _merged([torch, *sections], "src"))),
         package=package,
         package_files=tuple(_package_files(root / package, torch.get("pyext", ["py", "pyi"]))),
@@ -106,6 +120,13 @@ def read_recipe(root: Path, tables: dict, backend: str) -> Recipe:
 def _merged(sections: list[dict], key: str) -> list[str]:
     """The values of all sections in the order of the file, each once."""
     return list(dict.fromkeys(value for section in sections for value in section.get(key, ())))
+
+
+def _archs_of_sources(sections: list[dict]) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    for section in sections:
+        for source in section["src"]:
+            if Path(source).suffix == ".cu":
+                yield Path(source), tuple(section.get("cuda-capabilities", ()))
 
 
 def _package_files(package: Path, extensions: list[str]) -> Iterator[Path]:

@@ -88,6 +88,7 @@ def product_launches(lab: Lab, dtype: torch.dtype) -> list[Launch]:
         configs = [tuned.safe_config(target(lab), dtype, m, True, True) for m in (1, 10**6)]
         configs += [tuned.Config(tile, tile_k, GROUP, *rest) for tile, tile_k, *rest in SHAPES]
         configs += [tuned.Config(s[0], s[1], group, *s[2:]) for s in REGROUPED for group in GROUPS]
+        configs += [tuned.HOPPER] if target(lab).capability == 90 else []
     return [Launch(PRODUCT, dtype, config) for config in dict.fromkeys(configs)]
 
 
@@ -135,8 +136,10 @@ def examine(lab: Lab) -> dict:
 
 
 def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:
-    """Yield what is compiled of a launch."""
+    """Yield what Triton compiles of a launch."""
     config = tuple(launch.config)
+    if launch.kernel == PRODUCT and config == lab.kernel.kernels.tuned.HOPPER:
+        return
     if launch.kernel == PRODUCT:
         for layout in ("wide", "square"):
             yield Case(lint_target(lab), layout, short(launch.dtype), *LARGE, False, config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -88,7 +87,7 @@ def build_for_this_gpu(output: Path, backend: str) -> Path:
     recipe = read_recipe(ROOT, read_tables(ROOT), backend)
     check_headers(recipe)
     cuda = backend == "cuda"
-    recipe = replace(recipe, archs=("{}.{}".format(*torch.cuda.get_device_capability()),) if cuda else ())
+    recipe = recipe.for_device("{}.{}".format(*torch.cuda.get_device_capability())) if cuda else recipe
     revision = Revision(commit_here(), digest_of(recipe), dirty=True)
     job = Job(ROOT, recipe, revision, output.resolve() / ".work", find_cuda() if cuda else None)
     library = compile_library(job)

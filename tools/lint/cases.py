@@ -222,6 +222,8 @@ def _measured(package: Path) -> Iterator[AnyCase]:
             raise ValueError(f"{file.name} must say its target, one of {', '.join(GPUS)}, got {content.get('target')}")
         gpu = content["target"]
         for dtype, config in _configs(content.get("symmetric_gemm", {}), tuned.Config):
+            if config == tuned.HOPPER:  # which Triton does not compile: tools/lint/hopper.py reads it
+                continue
             for layout in ("wide", "tall", "square", "repeated", "repeated_square", "transposed_result"):
                 yield Case(gpu, layout, dtype, *LARGE, False, config)
         for dtype, config in _configs(content.get("small_polar", {}), tuned.SmallConfig):

@@ -33,6 +33,10 @@
 
         C = alpha A B + beta D            without beta D where `D` is None
 
+    hopper_gemm_(C, A, B, D, alpha, beta, diagonal)
+
+        C = alpha A B + beta D + diagonal I       symmetric, on GPUs; `hopper_gemm.py` has its contract
+
 Lists hold B matrices of any strides. A list or buffer has one dtype, each its own: float32, float64, float16 or
 bfloat16. Arithmetic is in float64 if one of them is, else in float32, and each result is rounded once. A result
 depends on its own inputs alone: not on the rest of the list, strides, threads or level of x86-64 (up to v4).
@@ -97,6 +101,7 @@ move_blocks_ = ops.move_blocks_
 frobenius_norm_ = ops.frobenius_norm_
 normalize_ = ops.normalize_
 gemm_ = ops.gemm_
+hopper_gemm_ = ops.hopper_gemm_
 
 
 @torch.compiler.assume_constant_result
@@ -132,4 +137,9 @@ def _normalize_fake(*arguments, **options) -> None:
 
 @torch.library.register_fake(add_op_namespace_prefix("gemm_"))
 def _gemm_fake(*arguments, **options) -> None:
+    """Nothing is returned, so that tracing needs no shapes."""
+
+
+@torch.library.register_fake(add_op_namespace_prefix("hopper_gemm_"))
+def _hopper_gemm_fake(*arguments, **options) -> None:
     """Nothing is returned, so that tracing needs no shapes."""

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from triton.runtime.driver import driver
 
+from .hopper_gemm import hopper_product
 from .measurements import changed
 from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
+from .tuned import HOPPER
 
 # Geometries that are remembered: a step has a few dozen. A program with ever new ones empties the table at times.
 MAX_PREPARED = 4096
@@ -48,7 +50,10 @@ class Prepared(NamedTuple):
         self.start(*self.grid, stream, *self.kernel, A, B, D, C, alpha, beta, *self.rest)
 
 
-_PREPARED: dict[Hashable, Prepared] = {}
+# What launches on operands of a geometry: A, B, D or C where there is none, C, alpha, beta.
+Start = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], None]
+
+_PREPARED: dict[Hashable, Start] = {}
 
 
 def symmetric_product(
@@ -88,12 +93,24 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
         return prepared(A, B, d, C, alpha, beta)
     config = chosen_for(A, B, D, C)
     compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta), config)
-    if compiled is None:  # nothing to do, or in Triton's interpreter, which compiles nothing
+    if config == HOPPER:
+        start = _start_hopper_product if D is None else _start_hopper_product_with_addend
+    elif compiled is None:  # nothing to do, or in Triton's interpreter, which compiles nothing
         return None
+    else:
+        start = prepare(A, B, arrange(A, B, D, C, False, config), compiled)
     if len(_PREPARED) >= MAX_PREPARED:
         _PREPARED.clear()
-    _PREPARED[geometry] = prepare(A, B, arrange(A, B, D, C, False, config), compiled)
+    _PREPARED[geometry] = start
     return None
+
+
+def _start_hopper_product(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float) -> None:
+    hopper_product(A, B, None, alpha, beta, C)
+
+
+def _start_hopper_product_with_addend(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float) -> None:
+    hopper_product(A, B, D, alpha, beta, C)
 
 
 def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:

@@ -11,6 +11,7 @@ from torch import Tensor
 from .autocast import without_autocast
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
 from .native import gemm_, gemm_instructions
+from .tuned import launches_hopper_gemm
 
 try:
     from . import small_polar, symmetric_gemm
@@ -142,12 +143,18 @@ def select_products(
         return BATCHED
     gram = symmetric_choice(device, dtype, m, n, circumstances.among)
     square = symmetric_choice(device, dtype, m, m, circumstances.among)
-    long, short = (SYMMETRIC if (known.gain or 0) >= 1 else BATCHED for known in (gram, square))
+    chosen = zip((gram, square), (n, m))
+    long, short = (_symmetric(device, dtype, m, k) if (known.gain or 0) >= 1 else BATCHED for known, k in chosen)
     name = " + ".join(dict.fromkeys(table.name for table in (long, short, BATCHED)))
     gains = tuple(max(known.gain or 0, 1.0) for known in (gram, square))
     source = " and ".join(dict.fromkeys(known.source or "by default" for known in (gram, square)))
     symmetric = long.gram, short.gram_affine, short.commuting, short.conjugated
     return Products(*symmetric, BATCHED.affine, name, True, *gains, source)
+
+
+def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Products:
+    """Return `SYMMETRIC`, by the name of what it launches for (m, k)."""
+    return SYMMETRIC._replace(name="hopper_gemm") if launches_hopper_gemm(device, dtype, m, k) else SYMMETRIC
 
 
 def _cpu_products(

@@ -33,8 +33,7 @@ from torch import Tensor
 from .native import add_op_namespace_prefix
 from .operands import DTYPES, has_a_place_for_each
 from .panels import TINY, applied, gram, multiply, normalize, pointers, polynomial
-from .symmetric_gemm import capability
-from .tuned import SMALL_SIDES, SmallConfig, Target, chosen_small_config, padded_side
+from .tuned import SMALL_SIDES, SmallConfig, chosen_small_config, padded_side, target_of
 
 MAX_STEPS = 31  # the ends of windows are the bits of an int32
 
@@ -161,8 +160,8 @@ def small_polar_(
 
 def _on_gpu(G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype) -> None:
     check_operands(G, C, steps, scale, eps, work_dtype)
-    target = Target("hip", 0) if torch.version.hip else Target("cuda", capability(G.device))
-    config = chosen_small_config(torch.cuda.get_device_name(G.device), target, work_dtype, G.shape[1:])
+    name, target = torch.cuda.get_device_name(G.device), target_of(G.device)
+    config = chosen_small_config(name, target, work_dtype, G.shape[1:])
     with torch.cuda.device(G.device):  # Triton launches on the current device, wherever its arguments are
         launch_small_polar(G, C, steps, (scale, eps, work_dtype), config)
 

@@ -24,10 +24,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from . import hopper_gemm
 from .native import add_op_namespace_prefix
 from .operands import check_operands, fits_descriptor, is_aligned
 from .tiles import grouped_lower_triangle
-from .tuned import Config, Target, chosen_config
+from .tuned import HOPPER, Config, Target, chosen_config, safe_config, target_of
 
 
 @triton.jit
@@ -94,6 +95,10 @@ def _symmetric_gemm_kernel(
     tl.store(C + wide_rows[:, None] * C_row + wide_cols[None, :] * C_col, result, mask=mask)
 
 
+# What the compiled product runs on.
+HOPPERS = Target("cuda", 90)
+
+
 class Launch(NamedTuple):
     """A launch but for the addresses of its operands and its scalars, which may be others each time."""
 
@@ -130,8 +135,11 @@ def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, 
     """Write alpha A B + beta D into C by one launch with an explicit configuration; return what Triton compiled for it.
 
     `scalars` is (alpha, beta), both numbers or both 0-d float32 tensors on the device of C. The rest is as in
-    `symmetric_gemm_`, unchecked.
+    `symmetric_gemm_`, unchecked. With HOPPER, which Triton does not compile, it is None, and scalars are numbers.
     """
+    if config == HOPPER:
+        hopper_gemm.hopper_product(A, B, D, *scalars, out=C)
+        return None
     launch = arrange(A, B, D, C, isinstance(scalars[0], Tensor), config)
     if launch is None:
         return None
@@ -152,15 +160,26 @@ def reads_descriptors(device: torch.device) -> bool:
 
 def config_for(device_name: str, target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
     """Return the configuration with which `symmetric_gemm_` launches on these operands."""
+    config = chosen_config(device_name, target, A.dtype, A.shape[1:], *_how_they_lie(A, B, D, C))
+    if config == HOPPER and not (target == HOPPERS and hopper_gemm.fits(A, B, D, C)):
+        return tritons_config(target, A, B, D, C)
+    return config
+
+
+def tritons_config(target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
+    """Return the safe configuration for these operands, which is one of Triton's."""
+    return safe_config(target, A.dtype, A.size(1), *_how_they_lie(A, B, D, C))
+
+
+def _how_they_lie(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> tuple[bool, bool]:
+    """Whether both operands come by descriptors, and whether all is aligned."""
     descriptors = reads_descriptors(A.device) and fits_descriptor(A) and fits_descriptor(B.mT)
-    aligned = is_aligned(A, B, C) and (D is None or is_aligned(D))
-    return chosen_config(device_name, target, A.dtype, A.shape[1:], descriptors, aligned)
+    return descriptors, is_aligned(A, B, C) and (D is None or is_aligned(D))
 
 
 def chosen_for(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
     """Return the configuration for these operands on the GPU that they are on."""
-    target = Target("hip", 0) if torch.version.hip else Target("cuda", capability(A.device))
-    return config_for(torch.cuda.get_device_name(A.device), target, A, B, D, C)
+    return config_for(torch.cuda.get_device_name(A.device), target_of(A.device), A, B, D, C)
 
 
 def symmetric_gemm(
@@ -187,9 +206,13 @@ def symmetric_gemm(
 def symmetric_gemm_(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
     """Write alpha A B + beta D into C; `alpha` and `beta` are 0-d tensors, on the CPU or on the device."""
     check_operands(A, B, D, C, alpha, beta)
-    scalars = (float(alpha), float(beta)) if alpha.is_cpu and beta.is_cpu else _on_device(A.device, alpha, beta)
+    are_numbers = alpha.is_cpu and beta.is_cpu
+    scalars = (float(alpha), float(beta)) if are_numbers else _on_device(A.device, alpha, beta)
+    config = chosen_for(A, B, D, C)
+    if config == HOPPER and not are_numbers:  # which Triton's kernels alone read on the device
+        config = tritons_config(target_of(A.device), A, B, D, C)
     with torch.cuda.device(A.device):  # Triton launches on the current device, wherever its arguments are
-        launch_symmetric_gemm(A, B, D, C, scalars, chosen_for(A, B, D, C))
+        launch_symmetric_gemm(A, B, D, C, scalars, config)
 
 
 @symmetric_gemm_.register_fake
@@ -209,12 +232,6 @@ def _symmetric_gemm_cpu(A, B, D, C, alpha, beta) -> None:
 def _describe(panel: Tensor, block: list[int]) -> TensorDescriptor:
     described = panel if panel.stride(2) == 1 else panel.mT
     return TensorDescriptor(described, list(described.shape), list(described.stride()), block)
-
-
-def capability(device: torch.device) -> int:
-    """Return a GPU's compute capability as one number: 90 is 9.0."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 def _scalar(value: float | Tensor) -> Tensor:

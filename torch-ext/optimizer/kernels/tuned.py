@@ -38,12 +38,24 @@ class Target(NamedTuple):
     capability: int
 
 
+# The product of `hopper_gemm.py`, which is compiled with these numbers: squares of 256 by two multiprocessors, 12 warps
+# each. It stands among configurations, so that it is proven, raced and remembered as they are.
+HOPPER = Config(256, 64, 8, 12, 4)
+
 # Side of the result up to which tiles of 64 are taken: with tiles of 128 a matrix of 768 has 21, for 108 to 148
 # multiprocessors. A guess until it is measured.
 SMALL_SIDE = 768
 
 # What the rows of small matrices are padded to.
 SMALL_SIDES = (16, 32, 64, 128)
+
+
+def target_of(device: torch.device) -> Target:
+    """Return what kernels are compiled for on a GPU."""
+    if torch.version.hip:
+        return Target("hip", 0)
+    major, minor = torch.cuda.get_device_capability(device)
+    return Target("cuda", 10 * major + minor)
 
 
 def chosen_config(
@@ -117,3 +129,12 @@ def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = 
         return here.entry
     entries = shipped_entries(key, kernel, name)
     return nearest_of([(entry["m"], entry["k"], entry) for entry in entries], m, k)
+
+
+@torch.compiler.assume_constant_result
+def launches_hopper_gemm(device: torch.device, dtype: torch.dtype, m: int, k: int) -> bool:
+    """Whether the fastest symmetric product that is known of a GPU for m x k is the compiled one."""
+    if not torch.cuda.is_available():  # a GPU that is made up
+        return False
+    entry = nearest(torch.cuda.get_device_name(device), dtype, m, k)
+    return entry is not None and HOPPER._asdict().items() <= entry.items()

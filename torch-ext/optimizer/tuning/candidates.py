@@ -9,7 +9,7 @@ import torch
 from ..kernels.machine import key_of
 from ..kernels.measurements import shipped_entries
 from ..kernels.products import symmetric_gemm
-from ..kernels.tuned import Config, SmallConfig, Target, padded_side, safe_config, safe_small_config
+from ..kernels.tuned import HOPPER, Config, SmallConfig, padded_side, safe_config, safe_small_config, target_of
 
 # (tile, tile_k, warps, stages) by what compiles for a target without spilling; the lab tries more of them.
 _HOPPER = ((128, 64, 8, 3), (128, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 4), (64, 128, 4, 3))
@@ -27,13 +27,11 @@ _PANELS = {
 _SMALL_STAGES = 2
 
 
-def target_of(device: torch.device) -> Target:
-    """Return what kernels are compiled for on a GPU."""
-    return Target("hip", 0) if torch.version.hip else Target("cuda", symmetric_gemm.capability(device))
-
-
 def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Config]:
-    """Return the symmetric product's configurations to try for results of m rows: safe, shipped and usual ones."""
+    """Return the symmetric product's configurations to try for results of m rows: safe, shipped and usual ones.
+
+    Where there is a compiled product it is one of them.
+    """
     target = target_of(device)
     if target.backend == "hip":
         shapes = _HIP
@@ -41,6 +39,7 @@ def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Co
         shapes = _HOPPER if 90 <= target.capability < 120 else _OTHERS
     safe = safe_config(target, dtype, m, symmetric_gemm.reads_descriptors(device), True)
     usual = [Config(tile, tile_k, _GROUP, *rest) for tile, tile_k, *rest in shapes]
+    usual += [HOPPER] if target == symmetric_gemm.HOPPERS else []
     return _distinct([safe, *_shipped(device, dtype, "symmetric_gemm", Config), *(usual if dtype.itemsize < 4 else [])])
 
 

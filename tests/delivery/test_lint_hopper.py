@@ -1,0 +1,46 @@
+"""What the machine code of the product for Hopper may lack, told of code that lacks it."""
+
+from __future__ import annotations
+
+import pytest
+
+hopper = pytest.importorskip("tools.lint.hopper", reason="cuobjdump comes with triton")
+
+# What stands in the code of today, as far as it is judged.
+OPCODES = {
+    "USETMAXREG.DEALLOC.CTAPOOL": 1,
+    "USETMAXREG.TRY_ALLOC.CTAPOOL": 1,
+    "HGMMA.64x256x16.F32": 8,
+    "UTMALDG.3D": 1,
+    "UTMALDG.3D.MULTICAST": 1,
+    "UTMASTG.3D": 12,
+}
+LOOP = hopper.Loop(48, {"HGMMA.64x256x16.F32": 4}, in_flight=1)
+CODE = hopper.Code("symmetric_kernel", 168, 0, OPCODES, LOOP)
+
+
+def test_code_as_it_is_meant_to_be_passes():
+    assert not list(hopper.problems(CODE))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"registers": 128}, "128 registers"),
+        ({"stack": 64}, "64 bytes of stack"),
+        ({"opcodes": OPCODES | {"STL.64": 3}}, "bytes of stack"),
+        ({"opcodes": OPCODES | {"USETMAXREG.TRY_ALLOC.CTAPOOL": 0}}, "does not hand registers"),
+        ({"opcodes": OPCODES | {"HGMMA.64x128x16.F32": 4}}, "other instructions"),
+        ({"opcodes": OPCODES | {"UTMALDG.3D.MULTICAST": 0, "UTMALDG.3D": 2}}, "0 of them for both"),
+        ({"opcodes": OPCODES | {"UTMASTG.3D": 8}}, "8 tensor stores"),
+        ({"opcodes": OPCODES | {"STG.E.128": 4}}, "and 4 others"),
+        ({"loop": None}, "no loop"),
+        ({"loop": LOOP._replace(opcodes={"HGMMA.64x256x16.F32": 3})}, "3 products in a step"),
+        ({"loop": LOOP._replace(in_flight=0)}, "0 products in flight"),
+        ({"loop": LOOP._replace(from_registers=2)}, "through registers"),
+        ({"loop": LOOP._replace(opcodes=LOOP.opcodes | {"BAR.SYNC.DEFER_BLOCKING": 1})}, "wait for one another"),
+        ({"loop": LOOP._replace(instructions=600)}, "issues instructions for 1.17"),
+    ],
+)
+def test_what_is_missing_is_told(change, said):
+    assert any(said in problem for problem in hopper.problems(CODE._replace(**change)))

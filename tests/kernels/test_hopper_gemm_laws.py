@@ -1,0 +1,90 @@
+"""The laws of the compiled product on a GPU that it is compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.proofs import products
+
+pytestmark = pytest.mark.gpu
+
+HALVES = (torch.float16, torch.bfloat16)
+# Cut squares, one and several; a dozen squares for each pair of multiprocessors; long sums.
+SIZES = ((8, 8), (272, 208), (2048, 512), (4096, 1024), (1024, 16384))
+RUNS = 50
+
+
+@pytest.fixture
+def hopper_product(kernel) -> Callable[..., Tensor]:
+    module = kernel.kernels.hopper_gemm
+    if not module.runs_on(torch.device("cuda")):
+        pytest.skip(f"{torch.cuda.get_device_name()} is not of compute capability 9.0")
+    return module.hopper_product
+
+
+def integers(*shape: int, dtype: torch.dtype, most: int = 3) -> Tensor:
+    """Small integers, whose sums of products are exact in any order."""
+    generator = torch.Generator("cuda").manual_seed(sum(shape))
+    return torch.randint(-most, most + 1, shape, generator=generator, device="cuda").to(dtype)
+
+
+def symmetric(*shape: int, dtype: torch.dtype) -> Tensor:
+    S = integers(*shape, dtype=dtype)
+    return S.tril() + S.tril(-1).mT
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("m, k", SIZES)
+def test_it_passes_the_proof(hopper_product, dtype, m, k):
+    def compute(A, B, D, scalars):
+        return hopper_product(A, B, D, *scalars, out=A.new_full((len(A), m, m), torch.nan))
+
+    products.prove_launch(compute, torch.empty(0, dtype=dtype, device="cuda"), (m, k))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("count, m, k", [(1, 264, 72), (3, 1000, 136), (5, 2048, 256)])
+@pytest.mark.parametrize("columns", ["none", "of B", "of A", "of C"])
+def test_products_of_integers_are_exact(hopper_product, dtype, count, m, k, columns):
+    """With an addend and a number on the diagonal, in a result with room around it, which stays as it is."""
+    A = integers(count, k, m, dtype=dtype).mT if columns == "of A" else integers(count, m, k, dtype=dtype)
+    B, D = A.mT.contiguous() if columns == "of B" else A.mT, symmetric(count, m, m, dtype=dtype)
+    buffer = torch.full((count + 2, m + 8, m + 16), 7.0, dtype=dtype, device="cuda")
+    C = buffer[1:-1, :m, 8 : m + 8]
+    hopper_product(A, B, D, 0.5, 2.0, C.mT if columns == "of C" else C, diagonal=3.0)
+    wanted = 0.5 * A.double() @ A.double().mT + 2 * D.double() + 3 * torch.eye(m, device="cuda")
+    assert torch.equal(C, wanted.to(dtype))
+    C.fill_(7.0)
+    assert (buffer == 7.0).all()
+
+
+def test_many_launches_give_the_same_bits(hopper_product):
+    X = torch.randn(4, 1288, 1000, generator=torch.Generator("cuda").manual_seed(0), device="cuda").half()
+    first = hopper_product(X, X.mT)
+    results = [hopper_product(X, X.mT) for _ in range(RUNS)]
+    assert all(torch.equal(first, C) for C in results)
+
+
+def test_a_replayed_graph_computes_it(hopper_product):
+    A, C = integers(2, 520, 64, dtype=torch.float16), torch.zeros(2, 520, 520, dtype=torch.float16, device="cuda")
+    hopper_product(A, A.mT, out=C)  # loads the kernel
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        hopper_product(A, A.mT, out=C)
+    A.copy_(integers(2, 520, 64, dtype=torch.float16, most=2))
+    graph.replay()
+    assert torch.equal(C, (A.float() @ A.float().mT).half())
+
+
+def test_it_runs_on_the_stream_that_is_current(hopper_product):
+    A, stream = integers(4, 2048, 2048, dtype=torch.float16), torch.cuda.Stream()
+    wanted = (A.float() @ A.float().mT).half()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        C = hopper_product(A, A.mT)
+    stream.synchronize()
+    assert torch.equal(C, wanted)

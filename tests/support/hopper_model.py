@@ -1,0 +1,65 @@
+"""The model of tests/hopper_model, as operations of torch on the CPU."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from tools.build.commands import run
+from tools.build.compilers import TORCH
+
+MODEL = Path("tests/hopper_model")
+SOURCES = ("operations.cpp", "model.cpp", "fibers.cpp")
+# Of torch 2.11, the oldest that the package runs with.
+STABLE_ABI = "-DTORCH_TARGET_VERSION=0x20b000000000000"
+
+
+class Omitted(IntEnum):
+    """What the kernel's code may leave out in the model."""
+
+    NOTHING = 0
+    WAIT_FOR_BUFFER = 1
+    FIRST_SYNC = 2
+    SECOND_SYNC = 3
+    PUBLISH = 4
+    FINISH_STORES = 5
+    FINISH_LOADS = 6
+
+
+class Way(NamedTuple):
+    """How a product is run: by so many clusters, in an order that follows from the seed."""
+
+    clusters: int = 2
+    seed: int = 0
+    omitted: Omitted = Omitted.NOTHING
+
+
+def build(repository: Path, folder: Path) -> None:
+    """Compile the model and load it."""
+    folders = [f"-I{TORCH / 'include'}", f"-I{TORCH / 'include/torch/csrc/api/include'}"]
+    libraries = [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
+    options = ["-std=c++20", "-O2", "-march=native", "-fPIC", "-shared", STABLE_ABI, *folders]
+    library = folder / "hopper_model.so"
+    run(["g++", *options, *(repository / MODEL / name for name in SOURCES), "-o", library, *libraries])
+    torch.ops.load_library(str(library))
+
+
+def squares(count: int, m: int) -> Tensor:
+    """Return (matrix, row, column) of each square of `count` results (m, m), in the order of the kernel."""
+    side = -(-m // 256)
+    found = torch.full((count * side * (side + 1) // 2, 3), -1, dtype=torch.int32)
+    torch.ops.hopper_model.squares(found, count, m)
+    return found
+
+
+def product(
+    A: Tensor, B: Tensor, D: Optional[Tensor] = None, scalars: tuple = (1.0, 0.0, 0.0), way: Optional[Way] = None
+) -> Tensor:
+    """Return alpha A B + beta D + diagonal I as the model computes it; `scalars` are alpha, beta and diagonal."""
+    C = A.new_full((A.size(0), A.size(1), A.size(1)), torch.nan)
+    torch.ops.hopper_model.product(C, A, B, D, *scalars, *(way or Way()))
+    return C

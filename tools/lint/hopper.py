@@ -1,0 +1,122 @@
+"""Whether the compiled product for Hopper does its work as it is meant to, read from the machine code of a variant.
+
+    python -m tools.lint.hopper LIBRARY
+
+That the code is right is shown by tests/hopper_model, as far as it can be without a GPU; that it is fast, nowhere here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from rich.console import Console
+from rich.table import Table
+
+from tools.build.commands import run
+from tools.lint.binary import CUOBJDUMP
+from tools.lint.judgements import SPILLS
+from tools.lint.machine_code import Loop, counted, main_loop, read_instructions
+
+ARCH = "sm_90a"
+KERNEL = "symmetric_kernel"
+# A warp group multiplies the 64 rows of its part by all columns of the tile, 64 of k in a step.
+PRODUCT, PRODUCTS = r"HGMMA\.64x256x16\.F32", 4
+WARPS, SCHEDULERS, TENSOR_FLOPS = 8, 4, 4096
+STEP_FLOPS = 2 * 128 * 256 * 64
+# What threads have at the start: 65,536 for three warp groups, in eights. They then take from one another.
+REGISTERS = 168
+# A piece of a part is stored as it is, once more mirrored, or on the diagonal: four pieces by three stores.
+STORES = 12
+
+
+class Code(NamedTuple):
+    """A compiled kernel; bytes of stack are a thread's."""
+
+    name: str
+    registers: int
+    stack: int
+    opcodes: dict[str, int]
+    loop: Optional[Loop]
+
+    def count(self, pattern: str) -> int:
+        """Return how many instructions begin like `pattern`."""
+        return sum(number for opcode, number in self.opcodes.items() if re.match(pattern, opcode))
+
+    @property
+    def issue_share(self) -> float:
+        """The clocks that issuing one step of the main loop takes over those of its products."""
+        issued = (self.loop.instructions if self.loop else 0) * WARPS / SCHEDULERS
+        return issued / (STEP_FLOPS / TENSOR_FLOPS)
+
+
+def read_kernels(library: Path) -> list[Code]:
+    """Return the library's kernels for Hopper alone, in the order in which they stand there."""
+    used = run([CUOBJDUMP, "-arch", ARCH, "-res-usage", library])
+    resources = {
+        name: (int(registers), int(stack))
+        for name, registers, stack in re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", used)
+    }
+    kernels = []
+    for text in re.split(r"^\s*Function : ", run([CUOBJDUMP, "-arch", ARCH, "-sass", library]), flags=re.MULTILINE)[1:]:
+        name = text.split()[0]
+        if KERNEL in name:
+            code = read_instructions(text)
+            kernels.append(Code(name, *resources[name], counted(code), main_loop(code)))
+    return kernels
+
+
+def problems(code: Code) -> Iterator[str]:
+    """Yield what a kernel does otherwise than it is meant to."""
+    if code.registers != REGISTERS or code.stack or code.count(SPILLS):
+        yield f"takes {code.registers} registers and {code.stack} bytes of stack, not {REGISTERS} and none"
+    if not (code.count(r"USETMAXREG\.DEALLOC") and code.count(r"USETMAXREG\.TRY_ALLOC")):
+        yield "does not hand registers from the warps that load to those that multiply"
+    if code.count("HGMMA") != code.count(PRODUCT) or not code.count(PRODUCT):
+        yield f"multiplies by other instructions than {PRODUCT}"
+    shared = code.count(r"UTMALDG.*\.MULTICAST")
+    if not 0 < shared < code.count("UTMALDG"):
+        yield f"has {code.count('UTMALDG')} tensor loads, {shared} of them for both blocks: A is a block's, B both's"
+    if code.count("UTMASTG") != STORES or code.count("STG"):
+        yield f"has {code.count('UTMASTG')} tensor stores and {code.count('STG')} others, not {STORES} and none"
+    yield from _problems_of(code.loop)
+    if code.issue_share > 1:
+        yield f"issues instructions for {code.issue_share:.2f} of the tensor cores' time"
+
+
+def _problems_of(loop: Optional[Loop]) -> Iterator[str]:
+    if loop is None:
+        yield "has no loop of matrix instructions"
+        return
+    if loop.count(PRODUCT) != PRODUCTS:
+        yield f"has {loop.count(PRODUCT)} products in a step, not {PRODUCTS}"
+    if loop.in_flight != 1:
+        yield f"has {loop.in_flight} products in flight where it waits, not 1"
+    if loop.from_registers or loop.shared_accesses or loop.barriers:
+        yield "moves operands through registers, or lets warp groups wait for one another, in its main loop"
+
+
+def table(kernels: list[Code]) -> Table:
+    """Return a line for each kernel: what it takes and has."""
+    result = Table("kernel", "registers", "stack", "HGMMA", "UTMALDG", "UTMASTG", "issue", "verdict")
+    for i, code in enumerate(kernels):
+        counts = (code.registers, code.stack, *(code.count(name) for name in ("HGMMA", "UTMALDG", "UTMASTG")))
+        verdict = "; ".join(problems(code)) or "passes"
+        result.add_row(str(i), *map(str, counts), f"{code.issue_share:.2f}", verdict)
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Check the machine code of the compiled product for Hopper.")
+    parser.add_argument("library", type=Path)
+    kernels = read_kernels(parser.parse_args().library)
+    Console().print(table(kernels))
+    return int(not kernels or any(any(problems(code)) for code in kernels))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
