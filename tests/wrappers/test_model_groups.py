@@ -176,6 +176,14 @@ def test_a_model_is_needed(kernel):
         kernel.groups_for(list(Network().parameters()))
 
 
+def test_models_say_which_module_makes_logits(kernel):
+    """As transformers' do, by the method `get_output_embeddings`; its name need not be a head's."""
+    model = linears(words=(40, 24), up=(48, 24))
+    assert set(chosen(kernel.groups_for(model)).values()) == {"matrix"}
+    model.get_output_embeddings = lambda: model.words
+    assert chosen(kernel.groups_for(model)) == {"words.weight": "output_head", "up.weight": "matrix"}
+
+
 def test_models_say_what_does_not_decay(kernel):
     """As timm's do, by the method `no_weight_decay`."""
     model = Network()
