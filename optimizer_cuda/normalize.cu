@@ -31,12 +31,29 @@ struct NormalizeLaunch {
   int64_t count;
 };
 
-__device__ void load_tile(Exchange<float>& tile, const Batch& batch, const Matrix<2>& m, const Box& box) {
-  const ScalarType dtype = batch.dtypes[kGiven];
-  for_each_place(box, m.views[kGiven], [&](int row, int col) {
-    tile[row][col] = load_one<float>(dtype, address(m.views[kGiven], dtype, box.row + row, box.col + col));
+template <class Stored>
+__device__ Stored& element(const View& view, const Box& box, int row, int col) {
+  const int64_t place = (box.row + row) * view.row_stride + (box.col + col) * view.col_stride;
+  return reinterpret_cast<Stored*>(view.data)[place];
+}
+
+// The dtype is looked at before the loop, not for each element.
+__device__ void load_given(Exchange<float>& tile, const Batch& batch, const Matrix<2>& m, const Box& box) {
+  const View& view = m.views[kGiven];
+  with_stored(batch.dtypes[kGiven], [&](auto stored) {
+    load_tile(tile, box, view,
+              [&](int row, int col) { return widen<float>(element<decltype(stored)>(view, box, row, col)); });
   });
-  __syncthreads();
+}
+
+__device__ void store_tile(const Exchange<float>& tile, float by, const Batch& batch, const Matrix<2>& m,
+                           const Box& box) {
+  with_stored(batch.dtypes[kNormalized], [&](auto stored) {
+    using Stored = decltype(stored);
+    for_each_place(box, m.views[kNormalized], [&](int row, int col, int) {
+      element<Stored>(m.views[kNormalized], box, row, col) = narrow<Stored>(tile[row][col] * by);
+    });
+  });
 }
 
 // The sum of what all threads of a block have, in one order; thread 0 gets it.
@@ -57,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) sum_squares(const __grid_constant__ 
   __shared__ Exchange<float> tile;
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
-  load_tile(tile, call.batch, m, box);
+  load_given(tile, call.batch, m, box);
   double sum = 0;
   const int col = threadIdx.x % kTileSide;
   for (int row = threadIdx.x / kTileSide; row < box.rows; row += kThreads / kTileSide) {
@@ -85,12 +102,8 @@ __global__ void __launch_bounds__(kThreads) scale_tiles(const __grid_constant__ 
   __shared__ Exchange<float> tile;
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
-  load_tile(tile, call.batch, m, box);
-  const float by = multiplier_of(call.norms[m.index], call.eps, call.scale);
-  const ScalarType dtype = call.batch.dtypes[kNormalized];
-  for_each_place(box, m.views[kNormalized], [&](int row, int col) {
-    store_one(tile[row][col] * by, dtype, address(m.views[kNormalized], dtype, box.row + row, box.col + col));
-  });
+  load_given(tile, call.batch, m, box);
+  store_tile(tile, multiplier_of(call.norms[m.index], call.eps, call.scale), call.batch, m, box);
 }
 
 Batch cut_squarely(Batch batch) {

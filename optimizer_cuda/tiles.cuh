@@ -155,25 +155,38 @@ __device__ void for_each_element(const Box& box, const View& view, const Work& w
   }
 }
 
-// Calls work(row, col) on the calling thread's elements of a box of one square tile, neighbouring threads along the
-// dimension in which the tensor lies closer; no division, and all accesses may be under way at once.
+// A square tile on its way between tensors of different order; the odd pitch keeps columns off one bank.
+template <class T>
+using Exchange = T[kTileSide][kTileSide + 1];
+
+// Elements of a square tile that a thread moves.
+constexpr int kPlaces = kTileArea / kThreads;
+
+// Calls work(row, col, i) on the calling thread's elements of a box of one square tile, i counting them, neighbouring
+// threads along the dimension in which the tensor lies closer; no division.
 template <class Work>
 __device__ void for_each_place(const Box& box, const View& view, const Work& work) {
   const bool along_rows = view.col_stride <= view.row_stride;
   const int lines = along_rows ? box.rows : box.cols, length = along_rows ? box.cols : box.rows;
   const int at = threadIdx.x % kTileSide;
 #pragma unroll
-  for (int first = 0; first < kTileSide; first += kThreads / kTileSide) {
-    const int line = first + threadIdx.x / kTileSide;
+  for (int i = 0; i < kPlaces; ++i) {
+    const int line = i * (kThreads / kTileSide) + threadIdx.x / kTileSide;
     if (line < lines && at < length) {
-      work(along_rows ? line : at, along_rows ? at : line);
+      work(along_rows ? line : at, along_rows ? at : line, i);
     }
   }
 }
 
-// A square tile on its way between tensors of different order; the odd pitch keeps columns off one bank.
-template <class T>
-using Exchange = T[kTileSide][kTileSide + 1];
+// Brings a square tile to shared memory, by T read(row, col). All loads of a thread are under way at once: none waits
+// for a store before it, which might be to the same place for all that the compiler knows.
+template <class T, class Read>
+__device__ void load_tile(Exchange<T>& tile, const Box& box, const View& view, const Read& read) {
+  T values[kPlaces];
+  for_each_place(box, view, [&](int row, int col, int i) { values[i] = read(row, col); });
+  for_each_place(box, view, [&](int row, int col, int i) { tile[row][col] = values[i]; });
+  __syncthreads();
+}
 
 template <class Launch>
 void launch(void (*kernel)(Launch), const Launch& parameters, int64_t tiles, int32_t device) {

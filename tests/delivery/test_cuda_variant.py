@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ ARCHS = ["sm_100", "sm_80", "sm_90"]
 # Two operations, each in float and in double; one for each size of the elements that are copied; the norm in two, and the
 # division by it.
 KERNELS = 10
+BY_TILES = ("sum_squares", "take_roots", "scale_tiles")
 HOPPER_ARCH = "sm_90a"
 HOPPER_KERNELS = 6  # two dtypes by three orders of operands
 # The one function of a CUDA build of torch that the library asks for when it is loaded.
@@ -82,9 +84,20 @@ def test_kernels_use_no_stack_and_spill_no_registers(look):
 
 def test_kernels_load_and_store_16_bytes_at_once(look):
     kernels = [kernel for arch in ARCHS for kernel in look("-arch", arch, "-sass").split("Function :")[1:]]
-    kernels = [kernel for kernel in kernels if hopper.KERNEL not in kernel.split()[0]]
-    assert len(kernels) == KERNELS * len(ARCHS)
+    kernels = [
+        kernel for kernel in kernels if not any(name in kernel.split()[0] for name in (hopper.KERNEL, *BY_TILES))
+    ]
+    assert len(kernels) == (KERNELS - len(BY_TILES)) * len(ARCHS)
     assert all("LDG.E.128" in kernel and "STG.E.128" in kernel for kernel in kernels)
+
+
+def test_kernels_that_go_by_tiles_have_many_loads_under_way(look):
+    """A thread's 16 elements of a tile are asked for before the first of them is waited for."""
+    for arch in ARCHS:
+        for kernel in look("-arch", arch, "-sass").split("Function :")[1:]:
+            if any(name in kernel.split()[0] for name in ("scale_tiles", "sum_squares")):
+                accesses = re.findall(r"\b(LDG|STS|STG)\b", kernel)
+                assert max(len(list(run)) for name, run in itertools.groupby(accesses) if name == "LDG") >= 14
 
 
 def test_the_product_for_hopper_does_its_work_as_it_is_meant_to(cuda_variant):
