@@ -18,7 +18,7 @@ from tools.build.commands import BuildError
 from tools.lint import hopper
 
 ARCHS = ["sm_100", "sm_80", "sm_90"]
-# Two operations, each in float and in double; one for each size of the elements that are copied; the norm in two, and the
+# Two operations, each in float and in double; one for each size of the elements that are copied; a norm's two, and the
 # division by it.
 KERNELS = 10
 BY_TILES = ("sum_squares", "take_roots", "scale_tiles")
