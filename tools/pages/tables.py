@@ -90,8 +90,7 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
             *(Column(key, lambda r, key=key: words(r[key])) for key in ("model", "way", "kernels")),
             Column("bytes an element", lambda r: f"{r['bytes_an_element']:.0f}"),
             Column("waits for the device", lambda r: words(r["syncs"])),
-            Column("predicted ms", lambda r: words(r.get("predicted_milliseconds"))),
-            Column("goal, ms", lambda r: words(r.get("goal_milliseconds"))),
+            Column("ms predicted, of goal", lambda r: with_target(r, "predicted_milliseconds", "goal_milliseconds")),
         ),
     ),
     ("plan_seconds", "host_milliseconds"): (
