@@ -37,13 +37,18 @@ __device__ Stored& element(const View& view, const Box& box, int row, int col) {
   return reinterpret_cast<Stored*>(view.data)[place];
 }
 
-// The dtype is looked at before the loop, not for each element.
-__device__ void load_given(Exchange<float>& tile, const Batch& batch, const Matrix<2>& m, const Box& box) {
+// The dtype is looked at before the loop, and all elements of a thread are loaded before one is stored: a load behind a
+// store would wait for it, as it might be of the same place for all that the compiler knows.
+__device__ void load_tile(Exchange<float>& tile, const Batch& batch, const Matrix<2>& m, const Box& box) {
   const View& view = m.views[kGiven];
+  float values[kPlaces];
   with_stored(batch.dtypes[kGiven], [&](auto stored) {
-    load_tile(tile, box, view,
-              [&](int row, int col) { return widen<float>(element<decltype(stored)>(view, box, row, col)); });
+    for_each_place(box, view, [&](int row, int col, int i) {
+      values[i] = widen<float>(element<decltype(stored)>(view, box, row, col));
+    });
   });
+  for_each_place(box, view, [&](int row, int col, int i) { tile[row][col] = values[i]; });
+  __syncthreads();
 }
 
 __device__ void store_tile(const Exchange<float>& tile, float by, const Batch& batch, const Matrix<2>& m,
@@ -74,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) sum_squares(const __grid_constant__ 
   __shared__ Exchange<float> tile;
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
-  load_given(tile, call.batch, m, box);
+  load_tile(tile, call.batch, m, box);
   double sum = 0;
   const int col = threadIdx.x % kTileSide;
   for (int row = threadIdx.x / kTileSide; row < box.rows; row += kThreads / kTileSide) {
@@ -102,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) scale_tiles(const __grid_constant__ 
   __shared__ Exchange<float> tile;
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
-  load_given(tile, call.batch, m, box);
+  load_tile(tile, call.batch, m, box);
   store_tile(tile, multiplier_of(call.norms[m.index], call.eps, call.scale), call.batch, m, box);
 }
 

@@ -178,16 +178,6 @@ __device__ void for_each_place(const Box& box, const View& view, const Work& wor
   }
 }
 
-// Brings a square tile to shared memory, by T read(row, col). All loads of a thread are under way at once: none waits
-// for a store before it, which might be to the same place for all that the compiler knows.
-template <class T, class Read>
-__device__ void load_tile(Exchange<T>& tile, const Box& box, const View& view, const Read& read) {
-  T values[kPlaces];
-  for_each_place(box, view, [&](int row, int col, int i) { values[i] = read(row, col); });
-  for_each_place(box, view, [&](int row, int col, int i) { tile[row][col] = values[i]; });
-  __syncthreads();
-}
-
 template <class Launch>
 void launch(void (*kernel)(Launch), const Launch& parameters, int64_t tiles, int32_t device) {
   STD_TORCH_CHECK(tiles <= std::numeric_limits<int32_t>::max(), parameters.count, " matrices make ", tiles,
