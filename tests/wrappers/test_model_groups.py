@@ -94,7 +94,41 @@ def test_experts_that_nothing_tells_of_are_not_cut(kernel):
     groups = kernel.groups_for(model)
     assert chosen(groups) == {"ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24"}
     (note,) = groups.choices.notes
-    assert "are whole, since no sizes tell which dimension outputs are" in note
+    assert note.endswith(
+        "are whole and taken for (E, out, in), since no sizes tell: give transposed and split_rows in patterns"
+    )
+
+
+def test_experts_of_which_nothing_tells_how_they_lie_are_remarked(kernel):
+    """Also those that have no parts: `transposed` decides which side of them is the rows."""
+    model = nn.ModuleDict({"experts": nn.ParameterDict({"w1": torch.zeros(4, 32, 24)})})
+    (note,) = kernel.groups_for(model).choices.notes
+    assert note == (
+        "experts of experts.w1 are taken for (E, out, in), since no sizes tell: give transposed in patterns"
+    )
+
+
+def test_rows_of_gpt_oss_alternate_where_its_class_does_not_say_so(kernel):
+    """As in transformers 4: `gate_up[..., ::2]` is the gate."""
+
+    class GptOssExperts(Experts):
+        pass
+
+    model = nn.ModuleDict({"ffn": GptOssExperts(transposed=True)})
+    del model["ffn"].is_concatenated
+    groups = kernel.groups_for(model)
+    assert chosen(groups)["ffn.gate_up_proj"] == "experts: gate and up: 4 matrices 32x24 transposed"
+    assert groups.choices.notes == ["experts: gate and up of ffn.gate_up_proj are whole, since their rows alternate"]
+
+
+def test_a_stack_or_convolution_that_a_parameter_asks_muon_for_is_not_guessed(kernel):
+    model = nn.Module()
+    model.bank = nn.Parameter(torch.zeros(4, 32, 48))
+    model.bank.use_muon = True
+    with pytest.raises(ValueError, match=r"asked for bank \(4, 32, 48\), which may be a stack"):
+        kernel.groups_for(model)
+    groups = kernel.groups_for(model, patterns={"bank": {"stacked": True}})
+    assert [row.matrices for row in groups.choices.rows] == [4]
 
 
 def test_an_attribute_of_a_parameter_goes_before_its_module(kernel):
@@ -118,6 +152,16 @@ def test_torchs_attention_is_cut_by_head(kernel):
     found = chosen(kernel.groups_for(nn.TransformerEncoderLayer(32, 4, 64)))
     assert found["self_attn.in_proj_weight"] == "queries, keys and values: 96x32 split 12*8"
     assert found["self_attn.out_proj.weight"] == found["linear1.weight"].split(":")[0] == "matrix"
+
+
+def test_torchs_attention_with_keys_of_another_width_is_cut_by_head(kernel):
+    attention = nn.MultiheadAttention(32, 4, kdim=16, vdim=24, bias=False)
+    assert chosen(kernel.groups_for(attention)) == {
+        "q_proj_weight": "queries: 32x32 split 4*8",
+        "k_proj_weight": "keys: 32x16 split 4*8",
+        "v_proj_weight": "values: 32x24 split 4*8",
+        "out_proj.weight": "matrix",
+    }
 
 
 def linears(**shapes):
@@ -145,6 +189,15 @@ def test_grouped_queries_and_a_single_key_head(kernel):
     }
     fused = chosen(kernel.groups_for(model, config=config, heads=False))["attn.qkv.weight"]
     assert fused == "queries, keys and values: 48x24 split 32+8+8"
+
+
+def test_head_size_and_number_of_heads_may_be_told_apart(kernel):
+    """As Phi-3's: the attention tells the size of a head, the config how many there are."""
+    model = linears(attn__qkv_proj=(48, 24))
+    model.attn.head_dim = 8
+    groups = kernel.groups_for(model, heads=False, config=SimpleNamespace(num_attention_heads=4))
+    assert chosen(groups) == {"attn.qkv_proj.weight": "queries, keys and values: 48x24 split 32+8+8"}
+    assert groups.choices.notes == []
 
 
 def test_weights_whose_heads_lie_together_are_always_cut_by_head(kernel):

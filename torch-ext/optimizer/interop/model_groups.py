@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Collection, Iterable, Mapping, Optional
 
 from torch import Tensor, nn
 
@@ -15,6 +15,8 @@ from ..parameters.synonyms import taken_branch, wish_of
 from .layers import Cutting, cut_of, stack_in
 
 Patterns = Mapping[str, Mapping[str, Any]]
+# Where wrappers around a whole model, such as DistributedDataParallel and torch.compile, keep it.
+_INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Keys of a group that patterns may set besides settings.
 _BRANCHES = ("use_muon", "use_fallback", "algorithm")
 
@@ -47,7 +49,7 @@ def groups_for(
     `queries` or `embedding`, by which to set its `lr`. Tied parameters come once, under their first name.
 
     Args:
-        config: what tells sizes that no module does; None: the model's own `config`, where it has one.
+        config: what tells sizes that no module does; None: those `config`s that modules have.
         heads: whether attentions are cut by head, or only into queries, keys and values.
         gate_up: whether gate and up are cut apart.
         patterns: of names, as `{"*.c_attn.weight": {"split_rows": (64,) * 36, "transposed": True}}`, with settings of
@@ -60,7 +62,7 @@ def groups_for(
     patterns = {} if patterns is None else patterns
     named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
     _check_patterns(patterns, [name for name, _ in named])
-    chooser = _Chooser(model, Cutting(getattr(model, "config", None) if config is None else config, heads, gate_up))
+    chooser = _Chooser(model, Cutting(config, heads, gate_up))
     groups: dict[str, dict[str, Any]] = {}
     rows: list[Route] = []
     for names, p in unique_parameters(named):
@@ -71,52 +73,78 @@ def groups_for(
 
 
 class _Chooser:
-    """What the modules of one model say of its parameters."""
+    """What the modules of one model say of its parameters, also of a model inside wrappers."""
 
     def __init__(self, model: nn.Module, cutting: Cutting):
-        self._modules = dict(model.named_modules())
+        models = _unwrapped(model)
+        self._modules = dict(model.named_modules(remove_duplicate=False))
         self._cutting = cutting
-        self._head = _output_embedding(model)
-        self._undecayed = set(getattr(model, "no_weight_decay", set)())
-        self._whole: dict[tuple[str, str], list[str]] = {}  # by role and remark
+        self._heads = [head for head in map(_output_embedding, models) if head is not None]
+        self._undecayed = {bare_name(name) for each in models for name in _undecayed(each)}
+        self._unsaid: dict[tuple[str, str], list[str]] = {}  # by role and remark
 
     def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
         """Return the settings of a parameter's group, by all names of a tied one."""
         every = [self._owners(name) for name in names]
-        branch, reason = self._branch(names, p, [owners[0] for owners in every])
+        branch, reason = self._branch(names, p, every)
         settings: dict[str, Any] = {"role": _role(names[0], p, reason), "use_muon": branch == "muon"}
         if branch == "muon":
             cut = cut_of(names[0], p, every[0], self._cutting)
             settings.update(cut.settings, role=cut.role if reason == "matrix" else reason)
             if cut.remark is not None:
-                self._whole.setdefault((cut.role, cut.remark), []).append(names[0])
-        if settings["role"] in ("vector", "norm", "bias") or not self._undecayed.isdisjoint(names):
+                self._unsaid.setdefault((cut.role, cut.remark), []).append(names[0])
+        if settings["role"] in ("vector", "norm", "bias") or not self._undecayed.isdisjoint(map(bare_name, names)):
             settings["weight_decay"] = 0.0
         return settings
 
     def remarks(self) -> list[str]:
-        """Return a line for each reason for which weights are left whole."""
+        """Return a line for each thing that nothing told of some weights."""
         lines = []
-        for (role, remark), names in self._whole.items():
+        for (role, remark), names in self._unsaid.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            lines.append(f"{role} of {names[0]}{more} are whole, since {remark}")
+            lines.append(f"{role} of {names[0]}{more} {remark}")
         return lines
 
-    def _branch(self, names: list[str], p: Tensor, owners: list[nn.Module]) -> tuple[str, str]:
+    def _branch(self, names: list[str], p: Tensor, every: list[list[nn.Module]]) -> tuple[str, str]:
+        """Return the branch and the reason; `every` are, for each name, the modules around the parameter."""
         if wish_of(p) is not None:
             return decide(names, p)
-        if any(isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) for owner in owners):
+        if any(isinstance(owners[0], (nn.Embedding, nn.EmbeddingBag)) for owners in every):
             return "adamw", "embedding"
-        if self._head is not None and self._head in owners:
+        # An adapter's weights are inside the head.
+        if any(head in owners for head in self._heads for owners in every):
             return "adamw", "output_head"
-        if "router" in type(owners[0]).__name__.lower():
+        own_module = every[0][0]
+        if "router" in type(own_module).__name__.lower():
             return "adamw", "router"
-        return decide(names, p, None, stack_in(names[0], p, owners[0]))
+        return decide(names, p, None, stack_in(names[0], p, own_module))
 
     def _owners(self, name: str) -> list[nn.Module]:
         """Return the modules around a parameter, its own first."""
         parts = name.split(".")[:-1]
         return [self._modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
+
+
+def _unwrapped(model: nn.Module) -> list[nn.Module]:
+    """Return the model, and those inside that it wraps."""
+    models = [model]
+    while True:
+        inside = (getattr(models[-1], key, None) for key in _INSIDE)
+        model = next((module for module in inside if isinstance(module, nn.Module)), None)
+        if model is None:
+            return models
+        models.append(model)
+
+
+def _undecayed(model: nn.Module) -> Collection[str]:
+    """Return the names that `model.no_weight_decay()` tells; TypeError for what tells no names."""
+    names = getattr(model, "no_weight_decay", None)
+    if names is None:
+        return ()
+    names = names() if callable(names) else names
+    if not isinstance(names, (set, frozenset, list, tuple, dict)) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"no_weight_decay must tell names, as timm's method returns a set of them, got {names!r}")
+    return names
 
 
 def _output_embedding(model: nn.Module) -> Optional[nn.Module]:
