@@ -78,7 +78,9 @@ def test_muon_that_holds_no_matrix_says_so(kernel):
     assert "because of output_head (2)" in line and "use_muon=True" in line and "use_muon=False" in line
 
 
-@pytest.mark.parametrize("cure", [dict(use_muon=True), dict(use_muon=False)], ids=str)
+@pytest.mark.parametrize(
+    "cure", [dict(use_muon=True), dict(use_muon=False), dict(use_muon=False, role="backbone")], ids=str
+)
 def test_a_decision_ends_the_warning(kernel, cure):
     thin = {"params": parameters(thin__weight=(4, 1024)), **cure}
     assert warned(lambda: kernel.Muon([thin, {"params": parameters(up=(8, 8))}]))[0] == []

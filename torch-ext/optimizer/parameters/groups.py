@@ -52,7 +52,7 @@ def _halves(
     reasons = {}
     for names, p in unique_parameters(_named_parameters(group), first):
         stack = is_stack(names[0], p.ndim, settings["expert_keys"], settings["stacked"])
-        branch, reasons[p] = (forced, role_of(group)) if forced else decide(names, p, is_muon, stack)
+        branch, reasons[p] = (forced, reason_of(group)) if forced else decide(names, p, is_muon, stack)
         check_parameter(names[0], p, branch == "muon")
         if branch == "muon":
             view_in_group(names[0], p, settings)  # raises where it cannot be
@@ -111,9 +111,10 @@ def names_of(group: Group) -> list[str]:
     return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
 
 
-def role_of(group: Group) -> str:
-    """Return why the parameters of a group are where it says: its `role`, or that it says so."""
-    return str(group.get("role", "use_muon"))
+def reason_of(group: Group) -> str:
+    """Return why the parameters of a group are where it says: its `reason`, or that it says so, and its `role`."""
+    said = f"use_muon: {group['role']}" if "role" in group else "use_muon"
+    return str(group.get("reason", said))
 
 
 def _check_same_group(current: Group, saved: Group) -> None:
