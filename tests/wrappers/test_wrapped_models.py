@@ -54,6 +54,27 @@ def test_wrappers_change_nothing_but_names(kernel, wrap, prefix):
         assert table(wrapped) == {f"{prefix}{name}": value for name, value in table(plain).items()}
 
 
+def test_lora_of_a_head_that_only_the_model_tells_stays_with_adamw(kernel):
+    """As PEFT puts it in: the layer becomes one around it and its factors."""
+    model = Model()
+    for parent, key in ((model.final, "to_tokens"), (model, "block")):
+        adapted = nn.Module()
+        adapted.base_layer = getattr(parent, key) if parent is model else parent[key]
+        adapted.lora_A = nn.ModuleDict({"default": nn.Linear(24, 8, bias=False)})
+        adapted.lora_B = nn.ModuleDict({"default": nn.Linear(8, 40, bias=False)})
+        parent.add_module(key, adapted)
+    assert chosen(kernel.groups_for(model)) == {
+        "pe": "matrix",
+        "block.base_layer.weight": "matrix",
+        "block.base_layer.bias": "vector",
+        "block.lora_A.default.weight": "lora:a",
+        "block.lora_B.default.weight": "lora:b",
+        "final.to_tokens.base_layer.weight": "output_head",
+        "final.to_tokens.lora_A.default.weight": "output_head",
+        "final.to_tokens.lora_B.default.weight": "output_head",
+    }
+
+
 def test_a_wrapped_models_config_is_read(kernel):
     model = nn.ModuleDict({"attn": nn.ModuleDict({"q_proj": nn.Linear(24, 24, bias=False)})})
     model.config = type("Config", (), {"head_dim": 8})()
