@@ -157,7 +157,7 @@ def test_lora_of_tiny_rank_is_not_muons_and_that_is_said(kernel):
 
 
 def test_words_with_lora_in_them_are_no_factors(kernel):
-    found = kernel.route(
+    explanation = kernel.route(
         [("explora.a.weight", Parameter(torch.zeros(4, 1024))), ("x.lora_alpha", Parameter(torch.zeros(8, 8)))]
     )
-    assert [row.reason for row in found.rows] == ["extreme_aspect_ratio:256.0", "matrix"]
+    assert [row.reason for row in explanation.rows] == ["extreme_aspect_ratio:256.0", "matrix"]

@@ -60,9 +60,9 @@ def test_roles_set_learning_rates(kernel):
     ids=str,
 )
 def test_less_may_be_cut(kernel, options, qkv, gate_up):
-    found = chosen(kernel.groups_for(Network(), **options))
-    assert found["attn.c_attn.weight"] == f"queries, keys and values: {qkv}"
-    assert found["ffn.gate_up_proj"] == f"experts: gate and up: 4 matrices {gate_up}"
+    reasons = chosen(kernel.groups_for(Network(), **options))
+    assert reasons["attn.c_attn.weight"] == f"queries, keys and values: {qkv}"
+    assert reasons["ffn.gate_up_proj"] == f"experts: gate and up: 4 matrices {gate_up}"
 
 
 def test_experts_that_lie_otherwise_are_transposed_and_whole_where_gate_and_up_alternate(kernel):
@@ -141,17 +141,17 @@ def test_an_attribute_of_a_parameter_goes_before_its_module(kernel):
 
 def test_transformers_linear_layers_are_transposed(kernel):
     model = nn.ModuleDict({"attn": nn.ModuleDict({"c_attn": Conv1D(72, 24)}), "mlp": Conv1D(48, 24)})
-    found = chosen(kernel.groups_for(model, config=SimpleNamespace(n_embd=24, n_head=3)))
-    assert found == {
+    reasons = chosen(kernel.groups_for(model, config=SimpleNamespace(n_embd=24, n_head=3)))
+    assert reasons == {
         "attn.c_attn.weight": "queries, keys and values: 72x24 transposed split 9*8",
         "mlp.weight": "matrix: 48x24 transposed",
     }
 
 
 def test_torchs_attention_is_cut_by_head(kernel):
-    found = chosen(kernel.groups_for(nn.TransformerEncoderLayer(32, 4, 64)))
-    assert found["self_attn.in_proj_weight"] == "queries, keys and values: 96x32 split 12*8"
-    assert found["self_attn.out_proj.weight"] == found["linear1.weight"].split(":")[0] == "matrix"
+    reasons = chosen(kernel.groups_for(nn.TransformerEncoderLayer(32, 4, 64)))
+    assert reasons["self_attn.in_proj_weight"] == "queries, keys and values: 96x32 split 12*8"
+    assert reasons["self_attn.out_proj.weight"] == reasons["linear1.weight"].split(":")[0] == "matrix"
 
 
 def test_torchs_attention_with_keys_of_another_width_is_cut_by_head(kernel):
@@ -204,8 +204,8 @@ def test_weights_whose_heads_lie_together_are_always_cut_by_head(kernel):
     """GPT-NeoX's rows are head after head, each with its query, key and value."""
     model = linears(attention__query_key_value=(72, 24))
     for heads in (True, False):
-        found = chosen(kernel.groups_for(model, heads=heads, config=SimpleNamespace(head_dim=8)))
-        assert found == {"attention.query_key_value.weight": "queries, keys and values: 72x24 split 9*8"}
+        reasons = chosen(kernel.groups_for(model, heads=heads, config=SimpleNamespace(head_dim=8)))
+        assert reasons == {"attention.query_key_value.weight": "queries, keys and values: 72x24 split 9*8"}
 
 
 @pytest.mark.parametrize(

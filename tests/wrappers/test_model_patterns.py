@@ -19,11 +19,12 @@ def test_patterns_overrule_the_choice(kernel):
         "gate.weight": {"algorithm": "muon"},
     }
     groups = kernel.groups_for(Network(), patterns=patterns)
-    found = chosen(groups)
-    assert found.pop("attn.c_attn.weight") == "pattern:*.c_attn.weight: 72x24 split 24+24+24"
-    assert found.pop("attn.c_proj.weight") == "pattern:attn.*" and found.pop("gate.weight") == "pattern:gate.weight"
+    reasons = chosen(groups)
+    assert reasons.pop("attn.c_attn.weight") == "pattern:*.c_attn.weight: 72x24 split 24+24+24"
+    assert reasons.pop("attn.c_proj.weight") == "pattern:attn.*" and reasons.pop("gate.weight") == "pattern:gate.weight"
     assert (
-        found.items() <= {**NETWORK, "attn.c_attn.bias": "pattern:attn.*", "attn.c_proj.bias": "pattern:attn.*"}.items()
+        reasons.items()
+        <= {**NETWORK, "attn.c_attn.bias": "pattern:attn.*", "attn.c_proj.bias": "pattern:attn.*"}.items()
     )
     optimizer = kernel.Muon(groups)
     branches = {row.name: row.branch for row in optimizer.explain().rows}
