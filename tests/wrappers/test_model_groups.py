@@ -108,6 +108,13 @@ def test_experts_of_which_nothing_tells_how_they_lie_are_remarked(kernel):
     )
 
 
+def test_all_that_nothing_tells_of_a_stack_is_remarked(kernel):
+    model = nn.ModuleDict({"ffn": Experts(concatenated=False)})
+    del model["ffn"].is_transposed, model["ffn"].down_proj
+    (note,) = kernel.groups_for(model).choices.notes
+    assert "are whole, since their rows alternate, and are taken for (E, out, in), since no sizes tell" in note
+
+
 def test_rows_of_gpt_oss_alternate_where_its_class_does_not_say_so(kernel):
     """As in transformers 4: `gate_up[..., ::2]` is the gate."""
 

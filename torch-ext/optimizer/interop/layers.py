@@ -84,7 +84,8 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     if turned is None:
         less, also = ("", "") if parts is None else ("whole and ", " and split_rows")
         parts = None
-        remark = f"are {less}taken for (E, out, in), since no sizes tell: give transposed{also} in patterns"
+        lies = f"are {less}taken for (E, out, in), since no sizes tell: give transposed{also} in patterns"
+        remark = lies if remark is None else f"{remark}, and {lies}"
     if parts is not None and len(parts) > 1:
         settings["split_rows"] = parts
     if stack:
