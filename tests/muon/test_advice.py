@@ -78,7 +78,9 @@ def test_muon_that_holds_no_matrix_says_so(kernel):
     assert "because of output_head (2)" in line and "use_muon=True" in line and "use_muon=False" in line
 
 
-@pytest.mark.parametrize("cure", [dict(use_muon=True), dict(use_muon=False)], ids=str)
+@pytest.mark.parametrize(
+    "cure", [dict(use_muon=True), dict(use_muon=False), dict(use_muon=False, role="backbone")], ids=str
+)
 def test_a_decision_ends_the_warning(kernel, cure):
     thin = {"params": parameters(thin__weight=(4, 1024)), **cure}
     assert warned(lambda: kernel.Muon([thin, {"params": parameters(up=(8, 8))}]))[0] == []
@@ -122,6 +124,32 @@ def test_both_factors_of_lora_are_muons_and_explain_says_what_is_known(kernel, n
     assert lines == [] and note.startswith("2 factors of LoRA") and "arXiv:2605.10468" in note and "1314" in note
 
 
+@pytest.mark.parametrize(
+    "layer, role",
+    [
+        ("base_model.model.model.language_model.lm_head", "output_head:lm_head"),
+        ("base_model.model.embed_out", "embedding:embed_out"),
+        ("base_model.model.model.layers.0.mlp.gate", "router:gate"),
+        ("base_model.model.model.embed_tokens", "embedding:embed_tokens"),
+    ],
+)
+@pytest.mark.parametrize(
+    "factors",
+    [
+        ("lora_A.default.weight", "lora_B.default.weight"),
+        ("lora_a.weight", "lora_b.weight"),
+        ("lora.down.weight", "lora.up.weight"),
+        ("lora_A", "lora_B"),
+    ],
+    ids=["peft", "torchtune", "diffusers", "loralib"],
+)
+def test_lora_of_heads_tables_and_routers_stays_with_adamw(kernel, layer, role, factors):
+    """Both factors have the role of the layer that they adapt."""
+    shapes = (8, 64), (128, 8)
+    rows = kernel.route([(f"{layer}.{name}", Parameter(torch.zeros(s))) for name, s in zip(factors, shapes)]).rows
+    assert [(row.branch, row.reason) for row in rows] == [("adamw", role)] * 2
+
+
 def test_lora_of_tiny_rank_is_not_muons_and_that_is_said(kernel):
     params = [("q.lora_A.weight", Parameter(torch.zeros(2, 64))), ("q.lora_B.weight", Parameter(torch.zeros(64, 2)))]
     (line,), _ = warned(lambda: kernel.Muon(params))
@@ -129,7 +157,7 @@ def test_lora_of_tiny_rank_is_not_muons_and_that_is_said(kernel):
 
 
 def test_words_with_lora_in_them_are_no_factors(kernel):
-    found = kernel.route(
+    explanation = kernel.route(
         [("explora.a.weight", Parameter(torch.zeros(4, 1024))), ("x.lora_alpha", Parameter(torch.zeros(8, 8)))]
     )
-    assert [row.reason for row in found.rows] == ["extreme_aspect_ratio:256.0", "matrix"]
+    assert [row.reason for row in explanation.rows] == ["extreme_aspect_ratio:256.0", "matrix"]

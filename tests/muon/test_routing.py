@@ -73,7 +73,7 @@ def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
         ("base_model.model.model.embed_tokens.modules_to_save.default.weight", (512, 64), "embedding:embed_tokens"),
         ("base_model.model.classifier.modules_to_save.default.weight", (10, 64), "output_head:classifier"),
         ("base_model.model.lm_head.base_layer.weight", (512, 64), "output_head:lm_head"),
-        ("base_model.model.lm_head.lora_B.default.weight", (512, 16), "output_head:default"),
+        ("base_model.model.lm_head.lora_B.default.weight", (512, 16), "output_head:lm_head"),
         ("base_model.model.embed_tokens.lora_embedding_A.default", (16, 512), "embedding:lora_embedding_a"),
     ],
 )

@@ -132,7 +132,7 @@ def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):
         (dict(ns_dtype="int8"), ValueError, "int8"),
         (dict(ns_dtype="half precision"), ValueError, "half precision"),
         (dict(update_rms=0), ValueError, "update_rms must be above 0, got 0"),
-        (dict(update_rms=0.18, adjust_lr_fn="original"), ValueError, "update_rms is of adjust_lr_fn='match_rms_adamw'"),
+        (dict(update_rms=0.18, adjust_lr_fn="original"), ValueError, r"write update_rms=0\.2"),
         (dict(ns_coefficients="deepseek_v4"), ValueError, "deepseek_v4 is 10 steps: write ns_steps=10, got 5"),
     ],
     ids=lambda value: str(value)[:24],
@@ -140,3 +140,13 @@ def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):
 def test_wrong_settings_are_named(kernel, options, error, words):
     with pytest.raises(error, match=words):
         kernel.Muon(named_parameters().items(), **options)
+
+
+def test_an_update_rms_for_all_leaves_out_groups_that_say_so(kernel):
+    """As the error of a group of another `adjust_lr_fn` says."""
+    first, second = (list(named_parameters().items())[i : i + 1] for i in (0, 1))
+    other = {"params": second, "adjust_lr_fn": "original"}
+    with pytest.raises(ValueError, match=r"write update_rms=0\.2, the default, in groups of another adjust_lr_fn"):
+        kernel.Muon([{"params": first}, other], update_rms=0.18)
+    groups = kernel.Muon([{"params": first}, {**other, "update_rms": 0.2}], update_rms=0.18).param_groups
+    assert [group["update_rms"] for group in groups] == [0.18, 0.2]

@@ -72,8 +72,8 @@ def test_stacks_of_experts_are_matrices_of_their_own_by_name(kernel, name, exper
 
 
 def test_a_stack_is_judged_by_the_shape_of_one_expert(kernel):
-    found = branches(kernel, [("moe.experts.w", (64, 3, 64)), ("moe.experts.v", (64, 4, 1024))])
-    assert found == {
+    chosen = branches(kernel, [("moe.experts.w", (64, 3, 64)), ("moe.experts.v", (64, 4, 1024))])
+    assert chosen == {
         "moe.experts.w": ("adamw", "min_dim_too_small:3"),
         "moe.experts.v": ("adamw", "extreme_aspect_ratio:256.0"),
     }

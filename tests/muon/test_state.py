@@ -185,15 +185,41 @@ def test_settings_missing_from_a_state_dict_are_kept(kernel):
     assert other.param_groups[0]["lr"] == 1e-3
 
 
-def test_a_file_without_expert_keys_leaves_stacks_as_they_are_here(kernel):
-    """As files say that were saved when names told nothing: a stack stays a stack, with its momentum."""
+def saved_before_stacked(optimizer, expert_keys=()):
+    """A file as those are that know no `stacked`: what `expert_keys` does not name is one matrix, or a convolution."""
+    saved = copy.deepcopy(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        group["expert_keys"] = expert_keys
+        del group["stacked"]
+    return saved
+
+
+def test_a_stack_that_was_saved_as_one_matrix_is_refused_or_goes_on_as_one(kernel):
     params = [("mlp.experts.w1", Parameter(torch.ones(4, 8, 12)))]
+    saved = saved_before_stacked(kernel.Muon(params, lr=0.5))
     optimizer = kernel.Muon(params)
-    saved = optimizer.state_dict()
-    saved["param_groups"][0]["expert_keys"] = ()
-    optimizer.load_state_dict(saved)
+    words = r"experts\.w1 \(4, 8, 12\) was saved as flatten 4x96, and is 4 matrices 8x12 here: write stacked=False"
+    with pytest.raises(ValueError, match=words):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+    flat = kernel.Muon([{"params": params, "stacked": False}])
+    flat.load_state_dict(saved)
+    assert (flat.param_groups[0]["lr"], flat.explain().rows[0].matrices) == (0.5, 1)
+
+
+def test_stacks_that_a_file_without_stacked_names_are_loaded(kernel):
+    params = [("mlp.experts.w1", Parameter(torch.ones(4, 8, 12))), ("conv.weight", Parameter(torch.ones(8, 8, 3)))]
+    optimizer = kernel.Muon(params)
+    optimizer.load_state_dict(saved_before_stacked(kernel.Muon(params, lr=0.5), ("experts",)))
+    assert [row.matrices for row in optimizer.explain().rows] == [4, 1]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_file_without_expert_keys_leaves_them_as_they_are_here(kernel):
+    params = [("conv.weight", Parameter(torch.ones(8, 8, 3))), ("up.weight", Parameter(torch.ones(8, 12)))]
+    optimizer = kernel.Muon(params)
+    optimizer.load_state_dict(saved_before_stacked(optimizer))
     assert optimizer.param_groups[0]["expert_keys"] == ("experts",)
-    assert optimizer.explain().rows[0].matrices == 4
 
 
 @pytest.mark.parametrize("spoil", ["foreign", "keys", "settings", "hook"])

@@ -32,8 +32,8 @@ def test_implementations_that_are_not_asked_for_change_nothing(kernel, key, valu
     params, others, grouped = named_parameters(), named_parameters(), named_parameters()
     optimizers = [kernel.Muon(params.items()), kernel.Muon(others.items(), **{key: value})]
     optimizers.append(kernel.Muon([{"params": grouped.items(), key: value}]))
-    for optimizer, own in zip(optimizers, (params, others, grouped)):
-        take_steps(optimizer, own, range(2))
+    for optimizer, named in zip(optimizers, (params, others, grouped)):
+        take_steps(optimizer, named, range(2))
     assert same_bits(params, others) and same_bits(params, grouped)
     assert not any(key in group for optimizer in optimizers for group in optimizer.param_groups)
 
@@ -77,8 +77,8 @@ def test_betas_and_eps_of_the_fallbacks_groups_are_adamws(kernel):
 
 
 def test_adamw_betas_and_eps_go_before_the_names_of_others(kernel):
-    given = dict(betas=(0.8, 0.9), eps=1e-5, adamw_betas=(0.7, 0.9), adamw_eps=1e-6)
-    (group,) = groups_of(kernel, matrix_and_vector(), use_muon=False, **given)
+    options = dict(betas=(0.8, 0.9), eps=1e-5, adamw_betas=(0.7, 0.9), adamw_eps=1e-6)
+    (group,) = groups_of(kernel, matrix_and_vector(), use_muon=False, **options)
     assert (group["adamw_betas"], group["adamw_eps"]) == ((0.7, 0.9), 1e-6)
 
 
@@ -117,12 +117,12 @@ def test_wrong_attributes_of_parameters_are_refused(kernel):
 
 
 @pytest.mark.parametrize(
-    "algorithm, found", [("muon", (True, "adamw")), ("adamw", (False, "adamw")), ("nadamw", (False, "nadamw"))]
+    "algorithm, branch", [("muon", (True, "adamw")), ("adamw", (False, "adamw")), ("nadamw", (False, "nadamw"))]
 )
-def test_algorithm_of_a_group_is_its_branch(kernel, algorithm, found):
+def test_algorithm_of_a_group_is_its_branch(kernel, algorithm, branch):
     """dion's key, with the names of the fallbacks."""
     (group,) = groups_of(kernel, matrix_and_vector()[:1], algorithm=algorithm)
-    assert (group["use_muon"], group["fallback"]) == found and "algorithm" not in group
+    assert (group["use_muon"], group["fallback"]) == branch and "algorithm" not in group
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ def test_roles_set_learning_rates(kernel):
     ids=str,
 )
 def test_less_may_be_cut(kernel, options, qkv, gate_up):
-    found = chosen(kernel.groups_for(Network(), **options))
-    assert found["attn.c_attn.weight"] == f"queries, keys and values: {qkv}"
-    assert found["ffn.gate_up_proj"] == f"experts: gate and up: 4 matrices {gate_up}"
+    reasons = chosen(kernel.groups_for(Network(), **options))
+    assert reasons["attn.c_attn.weight"] == f"queries, keys and values: {qkv}"
+    assert reasons["ffn.gate_up_proj"] == f"experts: gate and up: 4 matrices {gate_up}"
 
 
 def test_experts_that_lie_otherwise_are_transposed_and_whole_where_gate_and_up_alternate(kernel):
@@ -94,7 +94,48 @@ def test_experts_that_nothing_tells_of_are_not_cut(kernel):
     groups = kernel.groups_for(model)
     assert chosen(groups) == {"ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24"}
     (note,) = groups.choices.notes
-    assert "are whole, since no sizes tell which dimension outputs are" in note
+    assert note.endswith(
+        "are whole and taken for (E, out, in), since no sizes tell: give transposed and split_rows in patterns"
+    )
+
+
+def test_experts_of_which_nothing_tells_how_they_lie_are_remarked(kernel):
+    """Also those that have no parts: `transposed` decides which side of them is the rows."""
+    model = nn.ModuleDict({"experts": nn.ParameterDict({"w1": torch.zeros(4, 32, 24)})})
+    (note,) = kernel.groups_for(model).choices.notes
+    assert note == (
+        "experts of experts.w1 are taken for (E, out, in), since no sizes tell: give transposed in patterns"
+    )
+
+
+def test_all_that_nothing_tells_of_a_stack_is_remarked(kernel):
+    model = nn.ModuleDict({"ffn": Experts(concatenated=False)})
+    del model["ffn"].is_transposed, model["ffn"].down_proj
+    (note,) = kernel.groups_for(model).choices.notes
+    assert "are whole, since their rows alternate, and are taken for (E, out, in), since no sizes tell" in note
+
+
+def test_rows_of_gpt_oss_alternate_where_its_class_does_not_say_so(kernel):
+    """As in transformers 4: `gate_up[..., ::2]` is the gate."""
+
+    class GptOssExperts(Experts):
+        pass
+
+    model = nn.ModuleDict({"ffn": GptOssExperts(transposed=True)})
+    del model["ffn"].is_concatenated
+    groups = kernel.groups_for(model)
+    assert chosen(groups)["ffn.gate_up_proj"] == "experts: gate and up: 4 matrices 32x24 transposed"
+    assert groups.choices.notes == ["experts: gate and up of ffn.gate_up_proj are whole, since their rows alternate"]
+
+
+def test_a_stack_or_convolution_that_a_parameter_asks_muon_for_is_not_guessed(kernel):
+    model = nn.Module()
+    model.bank = nn.Parameter(torch.zeros(4, 32, 48))
+    model.bank.use_muon = True
+    with pytest.raises(ValueError, match=r"asked for bank \(4, 32, 48\), which may be a stack"):
+        kernel.groups_for(model)
+    groups = kernel.groups_for(model, patterns={"bank": {"stacked": True}})
+    assert [row.matrices for row in groups.choices.rows] == [4]
 
 
 def test_an_attribute_of_a_parameter_goes_before_its_module(kernel):
@@ -107,17 +148,27 @@ def test_an_attribute_of_a_parameter_goes_before_its_module(kernel):
 
 def test_transformers_linear_layers_are_transposed(kernel):
     model = nn.ModuleDict({"attn": nn.ModuleDict({"c_attn": Conv1D(72, 24)}), "mlp": Conv1D(48, 24)})
-    found = chosen(kernel.groups_for(model, config=SimpleNamespace(n_embd=24, n_head=3)))
-    assert found == {
+    reasons = chosen(kernel.groups_for(model, config=SimpleNamespace(n_embd=24, n_head=3)))
+    assert reasons == {
         "attn.c_attn.weight": "queries, keys and values: 72x24 transposed split 9*8",
         "mlp.weight": "matrix: 48x24 transposed",
     }
 
 
 def test_torchs_attention_is_cut_by_head(kernel):
-    found = chosen(kernel.groups_for(nn.TransformerEncoderLayer(32, 4, 64)))
-    assert found["self_attn.in_proj_weight"] == "queries, keys and values: 96x32 split 12*8"
-    assert found["self_attn.out_proj.weight"] == found["linear1.weight"].split(":")[0] == "matrix"
+    reasons = chosen(kernel.groups_for(nn.TransformerEncoderLayer(32, 4, 64)))
+    assert reasons["self_attn.in_proj_weight"] == "queries, keys and values: 96x32 split 12*8"
+    assert reasons["self_attn.out_proj.weight"] == reasons["linear1.weight"].split(":")[0] == "matrix"
+
+
+def test_torchs_attention_with_keys_of_another_width_is_cut_by_head(kernel):
+    attention = nn.MultiheadAttention(32, 4, kdim=16, vdim=24, bias=False)
+    assert chosen(kernel.groups_for(attention)) == {
+        "q_proj_weight": "queries: 32x32 split 4*8",
+        "k_proj_weight": "keys: 32x16 split 4*8",
+        "v_proj_weight": "values: 32x24 split 4*8",
+        "out_proj.weight": "matrix",
+    }
 
 
 def linears(**shapes):
@@ -147,12 +198,21 @@ def test_grouped_queries_and_a_single_key_head(kernel):
     assert fused == "queries, keys and values: 48x24 split 32+8+8"
 
 
+def test_head_size_and_number_of_heads_may_be_told_apart(kernel):
+    """As Phi-3's: the attention tells the size of a head, the config how many there are."""
+    model = linears(attn__qkv_proj=(48, 24))
+    model.attn.head_dim = 8
+    groups = kernel.groups_for(model, heads=False, config=SimpleNamespace(num_attention_heads=4))
+    assert chosen(groups) == {"attn.qkv_proj.weight": "queries, keys and values: 48x24 split 32+8+8"}
+    assert groups.choices.notes == []
+
+
 def test_weights_whose_heads_lie_together_are_always_cut_by_head(kernel):
     """GPT-NeoX's rows are head after head, each with its query, key and value."""
     model = linears(attention__query_key_value=(72, 24))
     for heads in (True, False):
-        found = chosen(kernel.groups_for(model, heads=heads, config=SimpleNamespace(head_dim=8)))
-        assert found == {"attention.query_key_value.weight": "queries, keys and values: 72x24 split 9*8"}
+        reasons = chosen(kernel.groups_for(model, heads=heads, config=SimpleNamespace(head_dim=8)))
+        assert reasons == {"attention.query_key_value.weight": "queries, keys and values: 72x24 split 9*8"}
 
 
 @pytest.mark.parametrize(

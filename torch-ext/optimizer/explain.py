@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .learning_rate import UPDATE_RMS
 from .parameters.advice import advice, remarks
-from .parameters.groups import names_of, role_of, view_in_group
+from .parameters.groups import names_of, reason_of, view_in_group
 from .parameters.matrices import is_stack
 from .parameters.routing import IsMuon, decide, unique_parameters
 from .parameters.settings import OF_GROUPS, Group, multiplier_in_group
@@ -98,7 +98,7 @@ def explanation_of(
     for group in groups:
         for name, p in zip(names_of(group), group["params"]):
             # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
-            reason = reasons.get(p, role_of(group))
+            reason = reasons.get(p, reason_of(group))
             if not group["use_muon"]:
                 _, kernel = _FALLBACKS[group["fallback"]]
                 rows.append(Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel))

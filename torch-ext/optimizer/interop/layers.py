@@ -16,9 +16,9 @@ from ..parameters.routing import bare_name
 # Its rows are the heads', each with its query, key and value: only heads can be cut out.
 _BY_HEAD = "query_key_value"
 _ROLES = {
-    "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj"},
-    "keys": {"k", "k_proj", "key", "key_proj", "wk", "to_k", "k_lin"},
-    "values": {"v", "v_proj", "value", "value_proj", "wv", "to_v", "v_lin"},
+    "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj", "q_proj_weight"},
+    "keys": {"k", "k_proj", "key", "key_proj", "wk", "to_k", "k_lin", "k_proj_weight"},
+    "values": {"v", "v_proj", "value", "value_proj", "wv", "to_v", "v_lin", "v_proj_weight"},
     "queries, keys and values": {"qkv", "qkv_proj", "c_attn", "wqkv", "Wqkv", "to_qkv", "in_proj_weight", _BY_HEAD},
     "latent keys and values": {"kv_b_proj"},
     "latent and rotary key": {"kv_a_proj_with_mqa"},
@@ -35,7 +35,7 @@ _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 class Cutting(NamedTuple):
     """How weights are to be cut: attentions by head or only into queries, keys and values; gate from up or not.
 
-    `config` tells sizes that no module does.
+    `config`, which may be None, tells sizes that no module does.
     """
 
     config: Any
@@ -44,7 +44,7 @@ class Cutting(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What a weight is, which of Muon's group settings say so, and why it is left whole where it could be cut."""
+    """What a weight is, which of Muon's group settings say so, and what nothing told."""
 
     role: str
     settings: dict[str, Any]
@@ -73,15 +73,19 @@ def stack_in(name: str, p: Tensor, owner: nn.Module) -> Optional[bool]:
 def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) -> Cut:
     """Return what a matrix, or a stack of them, consists of; `owners` are the modules around it, its own first."""
     stack = stack_in(name, p, owners[0])
-    settings: dict[str, Any] = {} if p.ndim < 3 else {"stacked": bool(stack)}
+    settings: dict[str, Any] = {} if p.ndim < 3 or stack is None else {"stacked": stack}
     if p.ndim > 2 and not stack:
         return Cut("convolution", settings)
     turned = _is_turned(owners[0]) if stack else type(owners[0]).__name__ == "Conv1D"
     if turned:
         settings["transposed"] = True
     role, parts, remark = _parts(name, p.size(-1 if turned else -2), owners, cutting)
-    if turned is None and parts is not None:
-        parts, remark = None, "no sizes tell which dimension outputs are: give transposed and split_rows in patterns"
+    remark = None if remark is None else f"are whole, since {remark}"
+    if turned is None:
+        less, also = ("", "") if parts is None else ("whole and ", " and split_rows")
+        parts = None
+        lies = f"are {less}taken for (E, out, in), since no sizes tell: give transposed{also} in patterns"
+        remark = lies if remark is None else f"{remark}, and {lies}"
     if parts is not None and len(parts) > 1:
         settings["split_rows"] = parts
     if stack:
@@ -139,7 +143,8 @@ def _by_head(role: str, rows: int, head: tuple[int, ...]) -> _Parts:
 def _gate_and_up(role: str, rows: int, owner: nn.Module, gate_up: bool) -> _Parts:
     if getattr(owner, "has_gate", True) is False:
         return "matrix", None, None
-    if getattr(owner, "is_concatenated", True) is False:
+    # Of gpt-oss rows alternate, which its class says only from transformers 5.
+    if getattr(owner, "is_concatenated", not type(owner).__name__.startswith("GptOss")) is False:
         return role, None, "their rows alternate"
     return role, (rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None
 
@@ -164,21 +169,23 @@ def _whole_parts(role: str, rows: int, sizes: _Sizes) -> _Parts:
 
 
 def _sizes(owners: Sequence[nn.Module], config: Any) -> _Sizes:
-    """Return the sizes that the innermost source tells that tells some."""
-    for source in (*owners, *(getattr(owner, "config", None) for owner in owners), config):
+    """Return the sizes of heads, and their number, each as the innermost source that tells it."""
+    sources = (*owners, *(getattr(owner, "config", None) for owner in owners), config)
+    number = next(filter(None, (_first(source, _HEADS) for source in sources)), None)
+    for source in sources:
         width, heads = _first(source, _WIDTH), _first(source, _HEADS)
         latent = tuple(size for size in (_first(source, (key,)) for key in _LATENT) if size is not None)
         head = _first(source, _HEAD_DIM)
         if head is None and width and heads and width % heads == 0:
             head = width // heads
         if head is not None or len(latent) == len(_LATENT):
-            return _Sizes(head, heads, latent if len(latent) == len(_LATENT) else None)
+            return _Sizes(head, number, latent if len(latent) == len(_LATENT) else None)
     return _Sizes(None, None, None)
 
 
 def _first(source: Any, keys: Iterable[str]) -> Optional[int]:
-    found = (getattr(source, key, None) for key in keys)
-    return next((size for size in found if isinstance(size, int) and not isinstance(size, bool) and size > 0), None)
+    sizes = (getattr(source, key, None) for key in keys)
+    return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0), None)
 
 
 def _in_attention(name: str, owners: Sequence[nn.Module]) -> bool:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Collection, Iterable, Iterator, Mapping, Optional
 
 from torch import Tensor, nn
 
 from ..explain import Explanation, Route, route_in_group
 from ..parameters.advice import advice, remarks
-from ..parameters.routing import bare_name, decide, role_by_name, unique_parameters
+from ..parameters.checks import check_parameter
+from ..parameters.matrices import is_stack
+from ..parameters.routing import UNDECIDED, bare_name, decide, role_by_name, unique_parameters
 from ..parameters.settings import SETTINGS
 from ..parameters.synonyms import taken_branch, wish_of
 from .layers import Cutting, cut_of, stack_in
 
 Patterns = Mapping[str, Mapping[str, Any]]
+# Where wrappers around a whole model, such as DistributedDataParallel and torch.compile, keep it.
+_INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Keys of a group that patterns may set besides settings.
-_BRANCHES = ("use_muon", "use_fallback", "algorithm")
+_BESIDES = ("use_muon", "use_fallback", "algorithm", "role")
 
 
 class Groups(list):
@@ -44,79 +49,114 @@ def groups_for(
     up are two; stacks of experts are as many. Weights of transformers' `Conv1D` are (in, out). Modules say what names
     do not: `nn.Embedding` is a table, the model's output embedding a head, a convolution no stack. Vectors, norms and
     biases have no weight decay, nor has what `model.no_weight_decay()` names. Each group has a `role`, such as
-    `queries` or `embedding`, by which to set its `lr`. Tied parameters come once, under their first name.
+    `queries` or `embedding`, by which to set its `lr`, and a `reason`, which `explain()` says. A group of what may be
+    stacks or convolutions has no branch yet: `stacked` in it says which. Tied parameters come once, under their first
+    name.
 
     Args:
-        config: what tells sizes that no module does; None: the model's own `config`, where it has one.
+        config: what tells sizes that no module does; None: those `config`s that modules have.
         heads: whether attentions are cut by head, or only into queries, keys and values.
         gate_up: whether gate and up are cut apart.
         patterns: of names, as `{"*.c_attn.weight": {"split_rows": (64,) * 36, "transposed": True}}`, with settings of
-            groups, and `use_muon`, that overrule the choice; the first that matches counts.
+            groups, `use_muon` and `role`, that overrule the choice; the first that matches counts.
 
-    Raises TypeError for what is no module, ValueError for patterns that match nothing or set what no group has.
+    Raises TypeError for what is no module, ValueError or TypeError for patterns that match nothing, set what no group
+    has or what cannot be, or ask Muon for what is no matrix.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"groups_for needs a model, for the modules around its parameters, got {type(model).__name__}")
     patterns = {} if patterns is None else patterns
     named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
     _check_patterns(patterns, [name for name, _ in named])
-    chooser = _Chooser(model, Cutting(getattr(model, "config", None) if config is None else config, heads, gate_up))
+    chooser = _Chooser(model, Cutting(config, heads, gate_up))
     groups: dict[str, dict[str, Any]] = {}
     rows: list[Route] = []
     for names, p in unique_parameters(named):
-        settings = _overruled(names, chooser.settings_of(names, p), patterns)
+        settings = _overruled(names, p, chooser.settings_of(names, p), patterns)
         groups.setdefault(repr(settings), {**settings, "params": []})["params"].append((names[0], p))
         rows.append(_row(names[0], p, settings))
-    return Groups(groups.values(), Explanation(rows, advice(rows) + remarks(rows) + chooser.remarks()))
+    return Groups(groups.values(), Explanation(rows, advice(rows) + remarks(rows) + chooser.remarks(rows)))
 
 
 class _Chooser:
-    """What the modules of one model say of its parameters."""
+    """What the modules of one model say of its parameters, also of a model inside wrappers."""
 
     def __init__(self, model: nn.Module, cutting: Cutting):
-        self._modules = dict(model.named_modules())
+        models = _unwrapped(model)
+        self._modules = dict(model.named_modules(remove_duplicate=False))
         self._cutting = cutting
-        self._head = _output_embedding(model)
-        self._undecayed = set(getattr(model, "no_weight_decay", set)())
-        self._whole: dict[tuple[str, str], list[str]] = {}  # by role and remark
+        self._heads = [head for head in map(_output_embedding, models) if head is not None]
+        self._undecayed = {bare_name(name) for each in models for name in _undecayed(each)}
+        self._unsaid: dict[tuple[str, str], list[str]] = {}  # by role and remark
 
     def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
         """Return the settings of a parameter's group, by all names of a tied one."""
         every = [self._owners(name) for name in names]
-        branch, reason = self._branch(names, p, [owners[0] for owners in every])
-        settings: dict[str, Any] = {"role": _role(names[0], p, reason), "use_muon": branch == "muon"}
+        branch, reason = self._branch(names, p, every)
+        settings: dict[str, Any] = {"role": _role(names[0], p, reason)}
         if branch == "muon":
             cut = cut_of(names[0], p, every[0], self._cutting)
             settings.update(cut.settings, role=cut.role if reason == "matrix" else reason)
             if cut.remark is not None:
-                self._whole.setdefault((cut.role, cut.remark), []).append(names[0])
-        if settings["role"] in ("vector", "norm", "bias") or not self._undecayed.isdisjoint(names):
+                self._unsaid.setdefault((cut.role, cut.remark), []).append(names[0])
+        if settings["role"] in ("vector", "norm", "bias") or not self._undecayed.isdisjoint(map(bare_name, names)):
             settings["weight_decay"] = 0.0
+        if reason != UNDECIDED:  # which leaves the branch to what `stacked` and `expert_keys` say to Muon
+            settings.update(use_muon=branch == "muon", reason=settings["role"])
         return settings
 
-    def remarks(self) -> list[str]:
-        """Return a line for each reason for which weights are left whole."""
+    def remarks(self, rows: Iterable[Route]) -> list[str]:
+        """Return a line for each thing that nothing, and no pattern, told of some weights."""
+        by_pattern = {row.name for row in rows if row.reason.startswith("pattern:")}
         lines = []
-        for (role, remark), names in self._whole.items():
+        for (role, remark), every in self._unsaid.items():
+            names = [name for name in every if name not in by_pattern]
+            if not names:
+                continue
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            lines.append(f"{role} of {names[0]}{more} are whole, since {remark}")
+            lines.append(f"{role} of {names[0]}{more} {remark}")
         return lines
 
-    def _branch(self, names: list[str], p: Tensor, owners: list[nn.Module]) -> tuple[str, str]:
+    def _branch(self, names: list[str], p: Tensor, every: list[list[nn.Module]]) -> tuple[str, str]:
+        """Return the branch and the reason; `every` are, for each name, the modules around the parameter."""
         if wish_of(p) is not None:
             return decide(names, p)
-        if any(isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) for owner in owners):
+        if any(isinstance(owners[0], (nn.Embedding, nn.EmbeddingBag)) for owners in every):
             return "adamw", "embedding"
-        if self._head is not None and self._head in owners:
+        # An adapter's weights are inside the head.
+        if any(head in owners for head in self._heads for owners in every):
             return "adamw", "output_head"
-        if "router" in type(owners[0]).__name__.lower():
+        own_module = every[0][0]
+        if "router" in type(own_module).__name__.lower():
             return "adamw", "router"
-        return decide(names, p, None, stack_in(names[0], p, owners[0]))
+        return decide(names, p, None, stack_in(names[0], p, own_module))
 
     def _owners(self, name: str) -> list[nn.Module]:
         """Return the modules around a parameter, its own first."""
         parts = name.split(".")[:-1]
         return [self._modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
+
+
+def _unwrapped(model: nn.Module) -> list[nn.Module]:
+    """Return the model, and those inside that it wraps."""
+    models = [model]
+    while True:
+        inside = (getattr(models[-1], key, None) for key in _INSIDE)
+        model = next((module for module in inside if isinstance(module, nn.Module)), None)
+        if model is None:
+            return models
+        models.append(model)
+
+
+def _undecayed(model: nn.Module) -> Collection[str]:
+    """Return the names that `model.no_weight_decay()` tells; TypeError for what tells no names."""
+    names = getattr(model, "no_weight_decay", None)
+    if names is None:
+        return ()
+    names = names() if callable(names) else names
+    if not isinstance(names, (set, frozenset, list, tuple, dict)) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"no_weight_decay must tell names, as timm's method returns a set of them, got {names!r}")
+    return names
 
 
 def _output_embedding(model: nn.Module) -> Optional[nn.Module]:
@@ -134,22 +174,31 @@ def _role(name: str, p: Tensor, reason: str) -> str:
     return (role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
 
 
-def _overruled(names: list[str], settings: dict[str, Any], patterns: Patterns) -> dict[str, Any]:
+def _overruled(names: list[str], p: Tensor, settings: dict[str, Any], patterns: Patterns) -> dict[str, Any]:
     """Return `settings` with those of the first pattern that matches one of the names."""
     matching = (pattern for pattern in patterns if any(_matches(pattern, name) for name in names))
     pattern = next(matching, None)
     if pattern is None:
         return settings
-    given = dict(patterns[pattern])
-    branch = taken_branch(given)
-    use_muon = settings["use_muon"] if branch is None else branch == "muon"
-    return {**settings, **given, "use_muon": use_muon, "role": f"pattern:{pattern}"}
+    changes = dict(patterns[pattern])
+    branch = taken_branch(changes)
+    settings = {**settings, **changes, "reason": f"pattern:{pattern}"}
+    if branch is None:
+        return settings
+    with _named(pattern):
+        check_parameter(names[0], p, branch == "muon")
+    return {**settings, "use_muon": branch == "muon"}
 
 
 def _row(name: str, p: Tensor, settings: Mapping[str, Any]) -> Route:
-    if settings["use_muon"]:
-        return route_in_group(name, p, settings["role"], settings)
-    return Route(name, tuple(p.shape), settings.get("fallback", "adamw"), settings["role"])
+    if "use_muon" in settings:
+        branch, reason = "muon" if settings["use_muon"] else "adamw", settings["reason"]
+    else:
+        stack = is_stack(name, p.ndim, settings.get("expert_keys", ()), settings.get("stacked"))
+        branch, reason = decide([name], p, None, stack)
+    if branch == "muon":
+        return route_in_group(name, p, reason, settings)
+    return Route(name, tuple(p.shape), settings.get("fallback", branch), reason)
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -157,11 +206,35 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _check_patterns(patterns: Patterns, names: list[str]) -> None:
+    if not isinstance(patterns, Mapping):
+        raise TypeError(f"patterns must be a dict of settings by patterns of names, got {patterns!r}")
     for pattern, settings in patterns.items():
+        if not isinstance(pattern, str) or not isinstance(settings, Mapping):
+            raise TypeError(f"each of patterns must be a string with a dict of settings, got {pattern!r}: {settings!r}")
         if not any(_matches(pattern, name) for name in names):
             raise ValueError(f"the pattern {pattern!r} matches no parameter; names are such as {names[:3]}")
-        unknown = [key for key in settings if key not in SETTINGS and key not in _BRANCHES]
+        unknown = [key for key in settings if key not in SETTINGS and key not in _BESIDES]
         if unknown:
             raise ValueError(
                 f"the pattern {pattern!r} sets {unknown}, which no group has: it has {', '.join(SETTINGS)}"
             )
+        with _named(pattern):
+            _check_settings(dict(settings))
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    taken_branch(settings)
+    role = settings.pop("role", "")
+    if not isinstance(role, str):
+        raise TypeError(f"role must be a string, got {role!r}")
+    for key, value in settings.items():
+        SETTINGS[key].check(key, value)
+
+
+@contextmanager
+def _named(pattern: str) -> Iterator[None]:
+    """Put the pattern before what is wrong with its settings."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"the pattern {pattern!r}: {error}") from None

@@ -8,7 +8,7 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
-from .groups import names_of, role_of
+from .groups import names_of, reason_of
 from .routing import UNDECIDED
 from .settings import Group
 
@@ -37,7 +37,9 @@ class Routed(NamedTuple):
 def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Routed]:
     """Return the routes of all parameters of `groups`; those of a wrapper, which nobody routed, count as decided."""
     return [
-        Routed(name, tuple(p.shape), "muon" if group["use_muon"] else group["fallback"], reasons.get(p, role_of(group)))
+        Routed(
+            name, tuple(p.shape), "muon" if group["use_muon"] else group["fallback"], reasons.get(p, reason_of(group))
+        )
         for group in groups
         for name, p in zip(names_of(group), group["params"])
     ]
@@ -71,7 +73,8 @@ def _little(what: str, left: Sequence[Routed]) -> str:
     return (
         f"Muon has {what}: the fallback updates {described(left)}, because of "
         f"{', '.join(f'{kind} ({count})' for kind, count in reasons)}. For those that Muon should have write "
-        "use_muon=True in their group, or give is_muon; use_muon=False for the others ends this warning"
+        "use_muon=True in their group, or give is_muon; use_muon=False for the others ends this warning, given in "
+        "patterns where groups_for makes the groups"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence
 
 from torch import Tensor
 
@@ -52,7 +52,7 @@ def _halves(
     reasons = {}
     for names, p in unique_parameters(_named_parameters(group), first):
         stack = is_stack(names[0], p.ndim, settings["expert_keys"], settings["stacked"])
-        branch, reasons[p] = (forced, role_of(group)) if forced else decide(names, p, is_muon, stack)
+        branch, reasons[p] = (forced, reason_of(group)) if forced else decide(names, p, is_muon, stack)
         check_parameter(names[0], p, branch == "muon")
         if branch == "muon":
             view_in_group(names[0], p, settings)  # raises where it cannot be
@@ -85,8 +85,8 @@ def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[
     """Return the saved group with the names of the `current` one, and its settings where the saved group has none.
 
     Where momentum lives is a matter of the machine: `offload` stays as it is. So does `expert_keys` where a file has
-    none, as those have that were saved when this was the default. `state` is what was loaded, by parameter. Raises
-    ValueError or TypeError where group or state do not fit.
+    none, as files have that know no `stacked`. `state` is what was loaded, by parameter. Raises ValueError or TypeError
+    where group or state do not fit, or a parameter would be other matrices than when it was saved.
     """
     _check_same_group(current, saved)
     if "betas" in saved:
@@ -102,7 +102,10 @@ def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[
             raise ValueError(
                 f"adjust_lr_fn was a function when the state was saved, and is {kept['adjust_lr_fn']} here"
             )
-    return {**plain_settings({**current, **saved, **kept}), **kept}
+    loaded = {**plain_settings({**current, **saved, **kept}), **kept}
+    if loaded["use_muon"] and "stacked" not in saved and "expert_keys" in saved:
+        _check_same_stacks(loaded, saved["expert_keys"])
+    return loaded
 
 
 def names_of(group: Group) -> list[str]:
@@ -111,9 +114,10 @@ def names_of(group: Group) -> list[str]:
     return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
 
 
-def role_of(group: Group) -> str:
-    """Return why the parameters of a group are where it says: its `role`, or that it says so."""
-    return str(group.get("role", "use_muon"))
+def reason_of(group: Group) -> str:
+    """Return why the parameters of a group are where it says: its `reason`, or that it says so, and its `role`."""
+    said = f"use_muon: {group['role']}" if "role" in group else "use_muon"
+    return str(group.get("reason", said))
 
 
 def _check_same_group(current: Group, saved: Group) -> None:
@@ -129,6 +133,21 @@ def _check_same_group(current: Group, saved: Group) -> None:
     names, saved_names = ([bare_name(name) for name in group.get("param_names", ())] for group in (current, saved))
     if names != saved_names and sorted(names) == sorted(saved_names):
         raise ValueError(f"the same parameters were saved in another order: {saved_names}, here {names}")
+
+
+def _check_same_stacks(loaded: Group, expert_keys: Sequence[str]) -> None:
+    """Raise ValueError where a stack is other matrices than by the rule of files without `stacked`.
+
+    By that, more than two dimensions are a stack where one of `expert_keys` is in the name, else one matrix.
+    """
+    for name, p in zip(names_of(loaded), loaded["params"]):
+        was_stack = p.ndim > 2 and any(f".{key}." in f".{name}." for key in expert_keys)
+        here, saved = (view_in_group(name, p, {**loaded, **stack}) for stack in ({}, {"stacked": was_stack}))
+        if here != saved:
+            raise ValueError(
+                f"{name} {tuple(p.shape)} was saved as {saved}, and is {here} here: write stacked={was_stack} in its "
+                "group to go on as it was"
+            )
 
 
 def _named_parameters(group: Group) -> list:

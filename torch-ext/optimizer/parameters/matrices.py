@@ -161,9 +161,9 @@ def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional
     if ndim < 3 or stacked is not None:
         return ndim > 2 and bool(stacked)
     dotted = f".{name}."
-    keys = [found for key in expert_keys for found in re.finditer(rf"\.{re.escape(key)}\.(?!\d+\.)", dotted)]
-    stack = max((found.end() for found in keys), default=-1)
-    convolution = max((found.start() for found in _CONVOLUTION.finditer(dotted.lower())), default=-1)
+    keys = [match for key in expert_keys for match in re.finditer(rf"\.{re.escape(key)}\.(?!\d+\.)", dotted)]
+    stack = max((match.end() for match in keys), default=-1)
+    convolution = max((match.start() for match in _CONVOLUTION.finditer(dotted.lower())), default=-1)
     if stack > convolution:
         return True if ndim == 3 else None
     return False if convolution >= 0 or ndim > 3 else None

@@ -158,7 +158,7 @@ def _cut(slot: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return contiguous tensors with the shapes and dtypes of `like`, one after the other in `slot`."""
     cut, first = [], 0
     for tensor in like:
-        own = slot[first : first + tensor.numel() * tensor.itemsize]
-        cut.append(own.view(tensor.dtype).view(tensor.shape))
+        part = slot[first : first + tensor.numel() * tensor.itemsize]
+        cut.append(part.view(tensor.dtype).view(tensor.shape))
         first += _slot_bytes(tensor)
     return cut

@@ -34,6 +34,8 @@ _TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads"}
 _TOP_LAYERS = {"output", "fc", "fc_out", "proj_out", "generator"}
 # Factors of LoRA, as PEFT, torchtune, loralib, diffusers and kohya call them.
 _LORA = re.compile(r"(?:^|\.)lora[_.]?(a|b|down|up)(?:\.|$)")
+# A factor, with its adapter, in the place of the weight that it adapts.
+_FACTOR = re.compile(r"\.lora[_.]?(?:a|b|down|up)(?:\.[^.]+)?(?:\.weight)?$")
 _ROUTERS = {"router", "gate", "gating", "wg"}
 
 IsMuon = Callable[[str, Tensor], Optional[bool]]
@@ -114,9 +116,12 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     """Return the role of a parameter that is a table, a head, a norm or a router by its name, else None.
 
     Embeddings and heads have one row a token, so that most rows of their gradient are zero or noise, and routers one
-    row an expert: none of them is a map between hidden spaces, which is what a polar factor keeps balanced.
+    row an expert: none of them is a map between hidden spaces, which is what a polar factor keeps balanced. A factor
+    of LoRA has the role of the layer that it adapts; its own shape does not tell a router from another `gate`.
     """
-    parts = bare_name(name).lower().split(".")
+    bare = bare_name(name).lower()
+    adapted = _FACTOR.sub(".weight", bare)
+    parts = adapted.split(".")
     # The last two are a layer and its weight, or a module and a parameter of its own.
     layer = parts[-2] if len(parts) > 1 else parts[-1]
     top = next((part for part in parts if part not in _TRUNKS), layer)
@@ -129,7 +134,8 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
         return f"embedding:{top}"
     if layer in _HEADS or top in _TOP_PARTS or (top == layer and layer in _TOP_LAYERS):
         return f"output_head:{layer}"
-    if "router" in parts or (layer in _ROUTERS and shape[0] < shape[1] and not is_stack):
+    narrow = shape[0] < shape[1] or adapted != bare
+    if "router" in parts or (layer in _ROUTERS and narrow and not is_stack):
         return f"router:{layer}"
     if parts[-1] == "a_log":
         return "state_space:a_log"
@@ -145,8 +151,8 @@ def lora_factor(name: str) -> Optional[str]:
     which one has few dimensions. Qu, Huang, Horvath: Can Muon Fine-tune Adam-Pretrained Models? (arXiv:2605.10468)
     train both so, with the multiplier of `match_rms_adamw`.
     """
-    found = _LORA.search(name.lower())
-    return None if found is None else f"lora:{'a' if found.group(1) in ('a', 'down') else 'b'}"
+    factor = _LORA.search(name.lower())
+    return None if factor is None else f"lora:{'a' if factor.group(1) in ('a', 'down') else 'b'}"
 
 
 def bare_name(name: str) -> str:

@@ -56,7 +56,10 @@ def plain_settings(settings: Group) -> dict[str, Any]:
     if plain["offload"] and plain["capturable"]:
         raise ValueError("offload copies momentum to the device at every step, which a captured step cannot do")
     if plain["update_rms"] != UPDATE_RMS and plain["adjust_lr_fn"] != "match_rms_adamw":
-        raise ValueError(f"update_rms is of adjust_lr_fn='match_rms_adamw', here it is {plain['adjust_lr_fn']!r}")
+        raise ValueError(
+            f"update_rms={plain['update_rms']} is of adjust_lr_fn='match_rms_adamw', here it is "
+            f"{plain['adjust_lr_fn']!r}: write update_rms={UPDATE_RMS}, the default, in groups of another adjust_lr_fn"
+        )
     resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
     return plain
 
