@@ -60,7 +60,8 @@ class Muon(Optimizer):
             that holds both kinds becomes two neighbours, so that each has one live `lr`. Group keys: every argument
             that `docs/arguments.md` marks; `use_muon` or its opposite `use_fallback` (absent: decided by
             routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values;
-            `transposed`, that weights are (in, out); `role`, which `explain()` says of the group's parameters.
+            `transposed`, that weights are (in, out); `role`, by which users tell groups apart, and `reason`, which
+            `explain()` says of the group's parameters.
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
         momentum: beta of the average of gradients.
