@@ -104,7 +104,7 @@ def breakdown(
 
     pieces = {
         kernel.kernels.native.momentum_pack_: "momentum_pack",
-        kernel.polar.normalize: "normalise",
+        kernel.kernels.normalization.normalize: "normalise",
         kernel.kernels.native.descend_: "descend",
     }
     if kernel.kernels.products.small_polar is not None:

@@ -133,7 +133,7 @@ def test_iteration_is_the_same_with_symmetric_products(kernel):
     G = matrices(2, 12, 20)
     schedule = kernel.polar_express(steps=3)
     products = kernel.kernels.products
-    X = kernel.polar.normalize(G, torch.float32, 1e-7)
+    X = kernel.kernels.normalization.normalize(G, torch.float32, 1e-7)
     ours = kernel.polar.newton_schulz(X, schedule, products.SYMMETRIC)
     torchs = kernel.polar.newton_schulz(X, schedule, products.BATCHED)
     # Both round to float32 after every product; errors grow by at most the product of the first coefficients.

@@ -178,7 +178,7 @@ def test_scale_keeps_digits_of_a_large_gram_matrix(kernel):
     errors = []
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
     for scale in (1.0, kernel.iteration.folded_scale(torch.float16, m, schedule)):
-        rows = kernel.polar.normalize(G, torch.float16, 0.0, scale)[:256]
+        rows = kernel.kernels.normalization.normalize(G, torch.float16, 0.0, scale)[:256]
         exact = rows.float() @ rows.float().mT
         errors.append((torch.mm(rows, rows.mT).float() - exact).norm() / exact.norm())
     # Entries there are spaced by 2^-24, which is 5 times the spacing that ten bits more give numbers of their size.

@@ -51,7 +51,7 @@ def golden_options(kernel, case, G):
     """Return our arguments for a case: the references add eps to the norm, or scale the norm, where we clamp it."""
     options, algorithm = case["options"], case["algorithm"]
     steps = options.get("steps", 5)
-    norm = kernel.polar.frobenius_norm(G.double()).item()
+    norm = kernel.kernels.normalization.frobenius_norm(G.double()).item()
     if algorithm == "timm":
         s = options["safety_factor"]
         (a, b, c), *rest = kernel.schedules.resolve_schedule(options["coefficients"], steps)

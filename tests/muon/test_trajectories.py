@@ -112,8 +112,8 @@ def norm_as_in_references(kernel, monkeypatch):
 
     def add(eps):
         if eps is not None:
-            polar = kernel.polar
-            monkeypatch.setattr(polar, "normalize", lambda G, *_: G / (polar.frobenius_norm(G) + eps).to(G.dtype))
+            norm = kernel.kernels.normalization.frobenius_norm
+            monkeypatch.setattr(kernel.polar, "normalize", lambda G, *_: G / (norm(G) + eps).to(G.dtype))
         else:
             monkeypatch.undo()
 

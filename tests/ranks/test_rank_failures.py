@@ -42,10 +42,8 @@ def test_failures_are_those_of_the_kernels_and_dtypes_that_matrices_may_take(ker
     monkeypatch.setattr(plan, "failed", lambda key, *of: {"wrong": ""} if of == ("symmetric_gemm", "float32") else {})
 
     def line(rows: int, cols: int, sharers, chain_dtype: torch.dtype) -> dict:
-        parameter = SimpleNamespace(sharers=sharers, device=gpu)
-        matrix = SimpleNamespace(parameter=parameter, rows=rows, cols=cols)
-        matrix.iteration = SimpleNamespace(chain_dtype=chain_dtype)
-        return plan.failures([matrix])
+        parameter, iteration = SimpleNamespace(sharers=sharers, device=gpu), SimpleNamespace(chain_dtype=chain_dtype)
+        return plan.failures([kernel.plan.matrix.Matrix(parameter, 0, rows, cols, 1.0, iteration, None, 0)])
 
     assert line(4096, 256, ranks, torch.float32) == {ranks: "failed here: symmetric_gemm float32 wrong"}
     assert line(4096, 256, ranks, torch.bfloat16) == line(4000, 1001, ranks, torch.float32)

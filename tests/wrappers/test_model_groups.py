@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.model_of_many_kinds import NETWORK, Conv1D, Experts, Network, chosen
+from tests.support.model_of_many_kinds import NETWORK, Conv1D, Network, chosen
 from tests.support.small_model import take_steps
 
 pytestmark = pytest.mark.kernels_ci
@@ -63,79 +63,6 @@ def test_less_may_be_cut(kernel, options, qkv, gate_up):
     reasons = chosen(kernel.groups_for(Network(), **options))
     assert reasons["attn.c_attn.weight"] == f"queries, keys and values: {qkv}"
     assert reasons["ffn.gate_up_proj"] == f"experts: gate and up: 4 matrices {gate_up}"
-
-
-def test_experts_that_lie_otherwise_are_transposed_and_whole_where_gate_and_up_alternate(kernel):
-    """As gpt-oss has them."""
-    groups = kernel.groups_for(nn.ModuleDict({"ffn": Experts(transposed=True, concatenated=False)}))
-    assert chosen(groups) == {
-        "ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24 transposed",
-        "ffn.down_proj": "experts: 4 matrices 24x16 transposed",
-    }
-    (note,) = groups.choices.notes
-    assert note == "experts: gate and up of ffn.gate_up_proj are whole, since their rows alternate"
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_sizes_tell_how_experts_lie_where_their_module_does_not(kernel, transposed):
-    """Llama 4's are (E, in, out), and do not say so: cut as (E, out, in), halves of the inputs would be matrices."""
-    model = nn.ModuleDict({"ffn": Experts(transposed)})
-    del model["ffn"].is_transposed
-    turned = " transposed" if transposed else ""
-    assert chosen(kernel.groups_for(model)) == {
-        "ffn.gate_up_proj": f"experts: gate and up: 4 matrices 32x24{turned} split 16+16",
-        "ffn.down_proj": f"experts: 4 matrices 24x16{turned}",
-    }
-
-
-def test_experts_that_nothing_tells_of_are_not_cut(kernel):
-    model = nn.ModuleDict({"ffn": Experts()})
-    del model["ffn"].is_transposed, model["ffn"].down_proj
-    groups = kernel.groups_for(model)
-    assert chosen(groups) == {"ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24"}
-    (note,) = groups.choices.notes
-    assert note.endswith(
-        "are whole and taken for (E, out, in), since no sizes tell: give transposed and split_rows in patterns"
-    )
-
-
-def test_experts_of_which_nothing_tells_how_they_lie_are_remarked(kernel):
-    """Also those that have no parts: `transposed` decides which side of them is the rows."""
-    model = nn.ModuleDict({"experts": nn.ParameterDict({"w1": torch.zeros(4, 32, 24)})})
-    (note,) = kernel.groups_for(model).choices.notes
-    assert note == (
-        "experts of experts.w1 are taken for (E, out, in), since no sizes tell: give transposed in patterns"
-    )
-
-
-def test_all_that_nothing_tells_of_a_stack_is_remarked(kernel):
-    model = nn.ModuleDict({"ffn": Experts(concatenated=False)})
-    del model["ffn"].is_transposed, model["ffn"].down_proj
-    (note,) = kernel.groups_for(model).choices.notes
-    assert "are whole, since their rows alternate, and are taken for (E, out, in), since no sizes tell" in note
-
-
-def test_rows_of_gpt_oss_alternate_where_its_class_does_not_say_so(kernel):
-    """As in transformers 4: `gate_up[..., ::2]` is the gate."""
-
-    class GptOssExperts(Experts):
-        pass
-
-    model = nn.ModuleDict({"ffn": GptOssExperts(transposed=True)})
-    del model["ffn"].is_concatenated
-    groups = kernel.groups_for(model)
-    assert chosen(groups)["ffn.gate_up_proj"] == "experts: gate and up: 4 matrices 32x24 transposed"
-    assert groups.choices.notes == ["experts: gate and up of ffn.gate_up_proj are whole, since their rows alternate"]
-
-
-def test_a_stack_or_convolution_that_a_parameter_asks_muon_for_is_not_guessed(kernel):
-    model = nn.Module()
-    model.bank = nn.Parameter(torch.zeros(4, 32, 48))
-    model.bank.use_muon = True
-    with pytest.raises(ValueError, match=r"asked for bank \(4, 32, 48\), which may be a stack"):
-        kernel.groups_for(model)
-    groups = kernel.groups_for(model, patterns={"bank": {"stacked": True}})
-    assert [row.matrices for row in groups.choices.rows] == [4]
 
 
 def test_an_attribute_of_a_parameter_goes_before_its_module(kernel):

@@ -124,7 +124,7 @@ def scale_row(kernel: ModuleType, m: int) -> dict:
     if m <= LARGEST_ITERATION:
         exact = kernel.orthogonalize(G, dtype=torch.float32, method="standard").double()
     for label, scale in (("without", 1.0), ("with", folded)):
-        X = kernel.polar.normalize(G, torch.float16, 0.0, scale)
+        X = kernel.kernels.normalization.normalize(G, torch.float16, 0.0, scale)
         product = torch.mm(X, X.mT).double()
         row[f"product_{label}"] = short(relative(product, (X.float() @ X.float().mT).double()))
         steps = kernel.schedules.with_folded_scale(schedule, scale)

@@ -32,8 +32,7 @@ def words(value: object) -> str:
 
 def micro(row: dict, name: str) -> str:
     """Return seconds of a row in microseconds, with their spread where it is known."""
-    seconds = row.get(f"{name}seconds")
-    spread = row.get(f"{name}spread")
+    seconds, spread = row.get(f"{name}seconds"), row.get(f"{name}spread")
     if seconds is None:
         return ""
     return f"{1e6 * seconds:.1f}" + (f" ±{spread:.0%}" if spread is not None else "")

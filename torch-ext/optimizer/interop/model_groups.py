@@ -12,14 +12,12 @@ from ..explain import Explanation, Route, route_in_group
 from ..parameters.advice import advice, remarks
 from ..parameters.checks import check_parameter
 from ..parameters.matrices import is_stack
-from ..parameters.routing import UNDECIDED, bare_name, decide, role_by_name, unique_parameters
+from ..parameters.routing import MODEL_WRAPPERS, UNDECIDED, bare_name, decide, role_by_name, unique_parameters
 from ..parameters.settings import SETTINGS
 from ..parameters.synonyms import taken_branch, wish_of
 from .layers import Cutting, cut_of, stack_in
 
 Patterns = Mapping[str, Mapping[str, Any]]
-# Where wrappers around a whole model, such as DistributedDataParallel and torch.compile, keep it.
-_INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Keys of a group that patterns may set besides settings.
 _BESIDES = ("use_muon", "use_fallback", "algorithm", "role")
 
@@ -141,7 +139,7 @@ def _unwrapped(model: nn.Module) -> list[nn.Module]:
     """Return the model, and those inside that it wraps."""
     models = [model]
     while True:
-        inside = (getattr(models[-1], key, None) for key in _INSIDE)
+        inside = (getattr(models[-1], key, None) for key in MODEL_WRAPPERS)
         model = next((module for module in inside if isinstance(module, nn.Module)), None)
         if model is None:
             return models

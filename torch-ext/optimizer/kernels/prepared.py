@@ -94,7 +94,7 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
     config = chosen_for(A, B, D, C)
     compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta), config)
     if config == HOPPER:
-        start = _start_hopper_product if D is None else _start_hopper_product_with_addend
+        start = _start_hopper_product
     elif compiled is None:  # nothing to do, or in Triton's interpreter, which compiles nothing
         return None
     else:
@@ -106,11 +106,7 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
 
 
 def _start_hopper_product(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float) -> None:
-    hopper_product(A, B, None, alpha, beta, C)
-
-
-def _start_hopper_product_with_addend(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float) -> None:
-    hopper_product(A, B, D, alpha, beta, C)
+    hopper_product(A, B, None if D is C else D, alpha, beta, C)
 
 
 def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:

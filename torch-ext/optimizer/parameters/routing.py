@@ -19,8 +19,10 @@ _NO_MATRIX = ("insufficient_dims", "leading_unit_dims")
 MIN_SIDE = 4
 MAX_ASPECT = 128.0
 
+# Where wrappers around a whole model, such as DistributedDataParallel and torch.compile, keep it.
+MODEL_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Wrappers put these into a model's own names; PEFT's also the name of an adapter behind one.
-_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model", "base_layer"}
+_WRAPPERS = {*MODEL_WRAPPERS, "base_model", "base_layer"}
 _ADAPTER = re.compile(r"\.modules_to_save\.[^.]+")
 # Containers around the whole network: what is directly inside is still the top.
 _TRUNKS = {"model", "net", "network", "transformer", "backbone"}

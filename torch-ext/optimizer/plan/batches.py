@@ -8,7 +8,7 @@ from typing import Callable, Hashable, Iterable, Optional, Sequence, TypeVar
 import torch
 
 from ..iteration import Iteration
-from ..polar import matrices_together
+from ..polar import even_pieces, matrices_together
 from ..rules.equalization import Equalization
 from .matrix import Matrix
 
@@ -83,9 +83,7 @@ def grouped(members: Iterable[Member], key: Callable[[Member], Hashable]) -> lis
 
 def slices(members: Sequence, length: int) -> list[Sequence]:
     """Return `members` in as few slices of at most `length` as there can be, as even as they can be."""
-    count = max(1, -(-len(members) // length))
-    places = [number * len(members) // count for number in range(count + 1)]
-    return [members[start:end] for start, end in zip(places, places[1:]) if end > start]
+    return [members[start:end] for start, end in even_pieces(len(members), length)]
 
 
 def _length(matrix: Matrix, chunk_bytes: Optional[int]) -> int:

@@ -100,6 +100,12 @@ class Matrix:
         return self.parameter.number, self.index
 
     @property
+    def measured_as(self) -> tuple[torch.device, torch.dtype, tuple[int, int]]:
+        """What measurements of its products are of: the device, their dtype, and the short and the long side."""
+        size = min(self.rows, self.cols), max(self.rows, self.cols)
+        return self.parameter.device, self.iteration.chain_dtype, size
+
+    @property
     def batch_key(self) -> Hashable:
         """What matrices of one batch have in common."""
         return self.parameter.family, self.rows, self.cols, self.multiplier

@@ -126,9 +126,7 @@ def failures(matrices: Iterable[Matrix]) -> dict[Ranks, str]:
     kinds: dict[Ranks, set[tuple]] = {}
     for matrix in matrices:
         if matrix.parameter.sharers is not None:
-            size = min(matrix.rows, matrix.cols), max(matrix.rows, matrix.cols)
-            kind = matrix.parameter.device, matrix.iteration.chain_dtype, size
-            kinds.setdefault(matrix.parameter.sharers, set()).add(kind)
+            kinds.setdefault(matrix.parameter.sharers, set()).add(matrix.measured_as)
     return {ranks: f"failed here: {', '.join(sorted(_failed(some))) or 'nothing'}" for ranks, some in kinds.items()}
 
 

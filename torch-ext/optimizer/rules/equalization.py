@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from ..polar import frobenius_norm, normalize
+from ..kernels.normalization import normalize
 
 # What `equalize` and `renormalize_` take: rows, columns, or one after the other.
 SIDES = ("rows", "columns", "rows_columns", "columns_rows")
@@ -37,9 +36,7 @@ def equalize(G: Tensor, by: str, eps: float) -> Tensor:
     Source: MuonEq, arXiv:2603.28254, whose R, C and RC these are; its statistics are of this matrix alone here, too.
     """
     for side in _sides(by):
-        lines = G if side == "rows" else G.mT
-        lines = normalize(lines.unsqueeze(-2), G.dtype, eps).squeeze(-2)
-        G = lines if side == "rows" else lines.mT
+        G = _normalized_lines(G, side, eps)
     return G
 
 
@@ -52,18 +49,18 @@ def renormalize_(factors: Tensor, by: str) -> None:
     """
     norm = min(factors.shape[-2:]) ** 0.5
     if by == "frobenius":
-        _scale_(factors, frobenius_norm(factors), norm)
+        factors.copy_(normalize(factors, factors.dtype, 0.0, norm))
     for side in _sides(by):
-        lines = factors if side == "rows" else factors.mT
-        _scale_(lines, frobenius_norm(lines.unsqueeze(-2)).squeeze(-1), norm / lines.size(-2) ** 0.5)
+        count = factors.size(-2 if side == "rows" else -1)
+        factors.copy_(_normalized_lines(factors, side, 0.0, norm / count**0.5))
+
+
+def _normalized_lines(X: Tensor, side: str, eps: float, norm: float = 1.0) -> Tensor:
+    """Return X (B, rows, cols) with the lines of a side at one norm, in the dtype of X."""
+    lines = X if side == "rows" else X.mT
+    lines = normalize(lines.unsqueeze(-2), X.dtype, eps, norm).squeeze(-2)
+    return lines if side == "rows" else lines.mT
 
 
 def _sides(by: str) -> list[str]:
     return [side for side in by.split("_") if side in ("rows", "columns")]
-
-
-def _scale_(X: Tensor, norms: Tensor, norm: float) -> None:
-    """Multiply X by norm / norms, float64 and of as many dimensions, where that is finite."""
-    exact = torch.promote_types(X.dtype, torch.float32)
-    scale = (norm / norms).clamp_max(torch.finfo(exact).max).masked_fill(norms == 0, 0.0)
-    torch.mul(X, scale.to(exact), out=X)

@@ -12,8 +12,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from ..kernels.normalization import frobenius_norm
 from ..plan.batches import Batch
-from ..polar import frobenius_norm, polar_factors
+from ..polar import polar_factors
 from ..rules.equalization import equalize, renormalize_
 
 

@@ -56,14 +56,9 @@ def ordered(sets: Iterator[Ranks]) -> list[Ranks]:
 
 def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
     """Return what there is to measure for matrices, sorted: all ranks that share them have the same."""
-
-    def kind(matrix: Matrix) -> tuple:
-        size = min(matrix.rows, matrix.cols), max(matrix.rows, matrix.cols)
-        return matrix.parameter.device, matrix.iteration.chain_dtype, size
-
     tasks: dict[tuple[Need, str], Task] = {}
-    for some in grouped(matrices, kind):
-        for task in tasks_of(*kind(some[0]), len(some)):
+    for some in grouped(matrices, lambda matrix: matrix.measured_as):
+        for task in tasks_of(*some[0].measured_as, len(some)):
             key = task.need, str(task.device)
             tasks[key] = max(tasks.get(key, task), task, key=lambda task: task.count)
     return [tasks[key] for key in sorted(tasks)]

@@ -142,7 +142,7 @@ class Workspace:
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:
         parts, multiplier = self._of(batch.matrices), as_tensor(batch.matrices[0].multiplier)
-        return LocalBatch(batch, parts, group_numbers(batch.matrices), multiplier)
+        return LocalBatch(batch, (), (), multiplier).of(parts)
 
     def _of(self, matrices: Iterable[Matrix]) -> list[LocalMatrix]:
         return [self._parts[matrix.key] for matrix in matrices if matrix.key in self._parts]
