@@ -24,7 +24,7 @@ from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
-from .parameters.state import ensure_state, laid_out_like
+from .parameters.state import ensure_state, placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import check_gradients, facts_of, layout_of
@@ -345,16 +345,13 @@ class Muon(Optimizer):
 
     def _copy_state(self, loaded: dict[str, Any]) -> None:
         """Copy the tensors of a state dict that was loaded: torch shares them, and casts momentum."""
-        params = [(p, group["offload"]) for group in self.param_groups for p in group["params"]]
+        params = [(p, group) for group in self.param_groups for p in group["params"]]
         positions = [i for group in loaded["param_groups"] for i in group["params"]]
-        for position, (p, offload) in zip(positions, params):
-            for key, value in loaded["state"].get(position, {}).items():
-                if key == "step":  # a number in files of torch before 1.12
-                    self.state[p][key] = torch.as_tensor(value, dtype=torch.float32).to(p.device, copy=True)
-                else:
-                    momentum = key == "momentum_buffer"
-                    dtype = value.dtype if momentum else self.state[p][key].dtype
-                    self.state[p][key] = laid_out_like(p, value, dtype, momentum and offload, copy=True)
+        for position, (p, group) in zip(positions, params):
+            for key, kind in state_tensors(p, group).items():
+                if key in loaded["state"].get(position, {}):
+                    value = loaded["state"][position][key]  # a count is a number in files of torch before 1.12
+                    self.state[p][key] = placed(p, torch.as_tensor(value), kind, copy=True)
         self._broke_off = False
 
     def __getstate__(self) -> dict[str, Any]:

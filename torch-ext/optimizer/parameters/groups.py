@@ -91,8 +91,6 @@ def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[
     _check_same_group(current, saved)
     if "betas" in saved:
         raise ValueError("betas are called adamw_betas here, and the state of another optimizer is not this one's")
-    for p in current["params"]:
-        check_loaded(state.get(p, {}), p, current["use_muon"])
     kept = {key: current[key] for key in ("params", "param_names", "use_muon", "state_format", "offload")}
     if not saved.get("expert_keys"):
         kept["expert_keys"] = current["expert_keys"]
@@ -103,6 +101,8 @@ def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[
                 f"adjust_lr_fn was a function when the state was saved, and is {kept['adjust_lr_fn']} here"
             )
     loaded = {**plain_settings({**current, **saved, **kept}), **kept}
+    for p in current["params"]:
+        check_loaded(state.get(p, {}), p, loaded)
     if loaded["use_muon"] and "stacked" not in saved and "expert_keys" in saved:
         _check_same_stacks(loaded, saved["expert_keys"])
     return loaded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -12,39 +12,59 @@ from .offload import host_zeros_like
 
 # In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
 STATE_FORMAT = 1
-# The keys of torch.optim.Muon and torch.optim.AdamW.
-MUON_KEYS = ("momentum_buffer",)
-ADAMW_KEYS = ("step", "exp_avg", "exp_avg_sq")
+
+
+class StateTensor(NamedTuple):
+    """One tensor of a parameter's state: what it is made as, of zeros."""
+
+    shape: Optional[tuple[int, ...]]  # of the parameter, None for a count
+    dtype: torch.dtype
+    keeps_dtype: bool = False  # that it was made or saved in, also when the parameter is cast
+    on_host: bool = False
+
+
+def state_tensors(p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
+    """Return what a parameter of this group has, by the keys of torch.optim.Muon and torch.optim.AdamW.
+
+    Momentum is in the group's `momentum_dtype`, None for the parameter's; AdamW's fused kernel needs one dtype.
+    """
+    shape = tuple(p.shape)
+    if group["use_muon"]:
+        name = group["momentum_dtype"]
+        dtype = p.dtype if name is None else getattr(torch, name)
+        return {"momentum_buffer": StateTensor(shape, dtype, keeps_dtype=True, on_host=group["offload"])}
+    average = StateTensor(shape, p.dtype)
+    return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average}
 
 
 def ensure_state(state: dict[str, Tensor], p: Tensor, group: Mapping[str, Any]) -> None:
-    """Make what `state` of `p` lacks for the branch of its group, in place, and move the rest to where it belongs.
+    """Make what `state` of `p` lacks for its group, in place, and move the rest to where it belongs.
 
-    That is where `p` is, and host memory for momentum buffers of groups with `offload`. They are made in the group's
-    `momentum_dtype`, None for the parameter's, and keep their dtype when the parameter is cast; AdamW's fused kernel
-    needs one dtype. Raises ValueError where a tensor no longer has the parameter's shape.
+    That is where `p` is, and host memory for momentum buffers of groups with `offload`. Raises ValueError where a
+    tensor no longer has the shape that it should have.
     """
-    check_shapes(state, p)
-    use_muon, name = group["use_muon"], group["momentum_dtype"]
-    dtype = getattr(torch, name) if use_muon and name is not None else p.dtype
-    host = group["offload"] and use_muon
-    for key in MUON_KEYS if use_muon else ADAMW_KEYS:
-        if key == "step":
-            state[key] = state.get(key, torch.zeros((), dtype=torch.float32, device=p.device)).to(p.device)
-        elif key not in state:
-            make = host_zeros_like if host else torch.zeros_like
-            state[key] = make(p, dtype=dtype).requires_grad_(False)
+    wanted = state_tensors(p, group)
+    check_shapes(state, p, wanted)
+    for key, kind in wanted.items():
+        if key in state:
+            state[key] = placed(p, state[key], kind)
+        elif kind.shape is None:
+            state[key] = torch.zeros((), dtype=kind.dtype, device=p.device)
         else:
-            state[key] = laid_out_like(p, state[key], state[key].dtype if use_muon else p.dtype, host)
+            make = host_zeros_like if kind.on_host else torch.zeros_like
+            state[key] = make(p, dtype=kind.dtype).requires_grad_(False)
 
 
-def laid_out_like(p: Tensor, value: Tensor, dtype: torch.dtype, host: bool = False, copy: bool = False) -> Tensor:
-    """Return `value` in `dtype`, with the strides of `p` and where it is; itself where it is that, unless `copy`.
+def placed(p: Tensor, value: Tensor, kind: StateTensor, copy: bool = False) -> Tensor:
+    """Return a state tensor of `p` where it belongs, of its kind's dtype, laid out like `p` unless it is a count.
 
-    With `host` it is in host memory, pinned where `p` is on a GPU.
+    It is `value` itself where that is so already, unless `copy`. In host memory it is pinned if `p` is on a GPU.
     """
+    dtype = value.dtype if kind.keeps_dtype else kind.dtype
+    if kind.shape is None:
+        return value.to(p.device, dtype, copy=copy)
     alike = value.stride() == p.stride()
-    if host:
+    if kind.on_host:
         on_host = value.device.type == "cpu" and value.is_pinned() == p.is_cuda
         unchanged = alike and on_host and value.dtype == dtype
         return value if unchanged and not copy else host_zeros_like(p, dtype).copy_(value)
@@ -53,22 +73,25 @@ def laid_out_like(p: Tensor, value: Tensor, dtype: torch.dtype, host: bool = Fal
     return torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(value)
 
 
-def check_shapes(state: Mapping[str, Any], p: Tensor) -> None:
-    """Raise ValueError if a state tensor has another shape than its parameter; counts have none."""
+def check_shapes(state: Mapping[str, Any], p: Tensor, wanted: Mapping[str, StateTensor]) -> None:
+    """Raise ValueError if a state tensor of `p` has another shape than is wanted; counts may have any."""
     for key, value in state.items():
-        if isinstance(value, Tensor) and key != "step" and value.shape != p.shape:
-            raise ValueError(f"state {key} has shape {tuple(value.shape)}, its parameter {tuple(p.shape)}")
+        shape = wanted[key].shape if key in wanted else tuple(p.shape)
+        if isinstance(value, Tensor) and shape is not None and tuple(value.shape) != shape:
+            raise ValueError(
+                f"state {key} has shape {tuple(value.shape)}, needs {shape} for its parameter {tuple(p.shape)}"
+            )
 
 
-def check_loaded(state: Mapping[str, Any], p: Tensor, use_muon: bool) -> None:
-    """Raise ValueError unless a loaded state is that of the parameter's branch, or empty."""
-    wanted = MUON_KEYS if use_muon else ADAMW_KEYS
+def check_loaded(state: Mapping[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a loaded state of `p` is what its group needs, or empty."""
+    wanted = state_tensors(p, group)
     if state and set(state) != set(wanted):
         raise ValueError(
-            f"a parameter {tuple(p.shape)} of {'Muon' if use_muon else 'AdamW'} needs the state {', '.join(wanted)}, "
-            f"got {', '.join(map(str, state))}"
+            f"a parameter {tuple(p.shape)} of {'Muon' if group['use_muon'] else 'AdamW'} needs the state "
+            f"{', '.join(wanted)}, got {', '.join(map(str, state))}"
         )
     for key, value in state.items():
-        if not isinstance(value, (Tensor, Real) if key == "step" else Tensor):
+        if not isinstance(value, (Tensor, Real) if wanted[key].shape is None else Tensor):
             raise ValueError(f"state {key} of a parameter {tuple(p.shape)} must be a tensor, got {value!r}")
-    check_shapes(state, p)
+    check_shapes(state, p, wanted)
