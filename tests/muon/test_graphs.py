@@ -93,6 +93,7 @@ def compare(kernel, simulated, settings=(), dtype=torch.float32, **options) -> N
         {"ns_dtype": "float16"},
         {"decay_mode": "cautious"},
         {"equalize": "columns", "renormalize": "rows"},
+        {"equalize": "experimental_aurora"},
     ],
     ids=str,
 )

@@ -27,6 +27,7 @@ FACTORS = {
         {"release_grads": True},
         {"equalize": "rows", "renormalize": "columns_rows"},
         {"equalize": "columns", "renormalize": "frobenius", "sum_gram": True},
+        {"equalize": "experimental_aurora"},
     ],
 }
 ROWS = pairwise(FACTORS, seed=0)

@@ -76,6 +76,12 @@ def test_teams_equalize_and_renormalize_whole_matrices(kernel, pools):
 
 
 @on_every_backend()
+def test_matrices_that_are_orthogonalized_twice_have_no_team(kernel, pools):
+    case = Case(long_ones(FOUR), {**TEAMS, "equalize": "experimental_aurora"}, steps=3)
+    assert all(not found for _, found, _ in pools(4).run(explained_in_teams, case))
+
+
+@on_every_backend()
 @pytest.mark.parametrize("size", [2, 4])
 def test_bits_depend_on_the_size_of_the_team_alone(pools, size):
     """Not on chunks, nor on how the matrices lie."""

@@ -66,6 +66,7 @@ def matrix(kernel: ModuleType, number: int, index: int, shards, cost: int = 1):
     rows, cols = shards.view.shapes[index]
     dtypes = {"packed_dtype": torch.float32, "work_dtype": torch.float32}
     parameter = SimpleNamespace(number=number, name=f"layers.{number}.weight", **dtypes)
+    parameter.equalization = kernel.rules.equalization.Equalization()
     return kernel.plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)
 
 

@@ -152,6 +152,7 @@ class Planned:
                 parameter = SimpleNamespace(number=number, name=kind.name, packed_dtype=packed, work_dtype=work)
                 vars(parameter).update(schedule=self._schedule, sharers=range(self.gpus), device=torch.device("cpu"))
                 parameter.circumstances = self._kernel.kernels.gains.ALONE
+                parameter.equalization = self._kernel.rules.equalization.Equalization()
                 for index, (rows, cols) in enumerate(view.shapes):
                     cost = plan.costs.owners_cost(rows, cols, STEPS)
                     yield plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)

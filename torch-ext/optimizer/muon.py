@@ -77,7 +77,9 @@ class Muon(Optimizer):
         ns_dtype: dtype of the iteration, a torch.dtype or its name; None: `iteration.default_work_dtype`.
         ns_method: `standard`, `gram`, `gram_float32`, or `auto`, the cheaper where both are safe (`orthogonalize`).
         equalize: divide lines of a matrix by their norms before the iteration: `rows`, `columns`, `rows_columns` (one
-            after the other), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254).
+            after the other), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254). Or `experimental_aurora`, at twice
+            the cost: the lines of the long side such that those of the polar factor are alike (Aurora,
+            arXiv:2606.27715).
         renormalize: give polar factors the norm of exact ones, as a whole, `frobenius`, or to all lines of a side
             alike, `rows`, `columns`, `rows_columns`, `columns_rows`; or `none` (Muon+, arXiv:2602.21545).
         decay_mode: of matrices: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and

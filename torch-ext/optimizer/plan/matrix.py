@@ -53,7 +53,7 @@ class Parameter:
                     self.device, self.work_dtype, size, self.schedule, group["ns_method"], self.circumstances
                 ),
                 "shards": self.shards,
-                "cost": owners_cost(rows, cols, len(self.schedule)),
+                "cost": owners_cost(rows, cols, len(self.schedule) * self.equalization.rounds(rows, cols)),
             }
         return tuple(Matrix(self, index, **alike[size]) for index, size in enumerate(self.view.shapes))
 

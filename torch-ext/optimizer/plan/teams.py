@@ -93,6 +93,8 @@ def teams_among(ranks: Ranks, size: int) -> list[Ranks]:
 def _shared(matrix: Matrix, size: int) -> Optional[Matrix]:
     """Return the matrix as a team's; None where there is no team for it, or its iteration cannot be shared."""
     iteration = _iteration(matrix)
+    if matrix.parameter.equalization.rounds(matrix.rows, matrix.cols) > 1:  # between which an owner needs whole factors
+        return None
     if iteration is None or not _has_teams(matrix.shards.layout, matrix.holders, size):
         return None
     m, n = sorted((matrix.rows, matrix.cols))

@@ -1,20 +1,23 @@
 """Rows and columns of one norm, before or after orthogonalization; whole matrices, without state.
 
 An iteration of a few steps leaves rows and columns of a polar factor with norms that differ, most where the momentum's
-differ most. `equalize` acts on what goes into the iteration, `renormalize_` on what comes out of it.
+differ most; even the exact factor of a tall matrix has uneven rows. `equalize` acts on what goes into the iteration,
+`renormalize_` on what comes out of it; with `evened` between, Aurora goes through the iteration twice.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from ..kernels.normalization import normalize
+from ..kernels.normalization import frobenius_norm, normalize
 
 # What `equalize` and `renormalize_` take: rows, columns, or one after the other.
 SIDES = ("rows", "columns", "rows_columns", "columns_rows")
-EQUALIZATIONS = ("none", *SIDES)
+AURORA = "experimental_aurora"
+EQUALIZATIONS = ("none", *SIDES, AURORA)
 RENORMALIZATIONS = ("none", "frobenius", *SIDES)
 
 
@@ -24,8 +27,14 @@ class Equalization(NamedTuple):
     before: str = "none"
     after: str = "none"
 
+    def rounds(self, rows: int, cols: int) -> int:
+        """Return how often a rows x cols matrix goes through the iteration."""
+        return 2 if self.before == AURORA and rows != cols else 1
+
     def __str__(self) -> str:
         before = "" if self.before == "none" else f", {self.before.replace('_', ' and ')} equalized"
+        if self.before == AURORA:
+            before = ", lines of the long side made even (Aurora, experimental)"
         return before + ("" if self.after == "none" else f", renormalized by {self.after.replace('_', ' and ')}")
 
 
@@ -35,8 +44,26 @@ def equalize(G: Tensor, by: str, eps: float) -> Tensor:
     `by` is one of EQUALIZATIONS. A common factor means nothing to an iteration that divides by the matrix's norm.
     Source: MuonEq, arXiv:2603.28254, whose R, C and RC these are; its statistics are of this matrix alone here, too.
     """
-    for side in _sides(by):
+    for side in _long_side(G) if by == AURORA else _sides(by):
         G = _normalized_lines(G, side, eps)
+    return G
+
+
+def evened(G: Tensor, factors: Tensor) -> Tensor:
+    """Return G (B, rows, cols) with each line of its long side times what its line of `factors` lacks, in G's dtype.
+
+    `factors` are the polar factors of G. Those of the result have lines of more equal norms. All would be
+    sqrt(short / long) if they were equal: a line of half that norm is doubled in G. Square matrices stay as they are.
+    Source: Aurora, arXiv:2606.27715, with one refinement, undamped.
+    """
+    for side in _long_side(G):
+        lines = factors if side == "rows" else factors.mT
+        norms = frobenius_norm(lines.unsqueeze(-2)).squeeze(-1)  # (B, long, 1), float64
+        even = (lines.size(-1) / lines.size(-2)) ** 0.5
+        exact = torch.promote_types(G.dtype, torch.float32)
+        # A line that is zero in the factor is zero in G.
+        scale = torch.where(norms == 0, 1.0, even / norms).clamp_max(torch.finfo(exact).max).to(exact)
+        G = (G * (scale if side == "rows" else scale.mT)).to(G.dtype)
     return G
 
 
@@ -60,6 +87,11 @@ def _normalized_lines(X: Tensor, side: str, eps: float, norm: float = 1.0) -> Te
     lines = X if side == "rows" else X.mT
     lines = normalize(lines.unsqueeze(-2), X.dtype, eps, norm).squeeze(-2)
     return lines if side == "rows" else lines.mT
+
+
+def _long_side(G: Tensor) -> list[str]:
+    rows, cols = G.shape[-2:]
+    return [] if rows == cols else ["rows" if rows > cols else "columns"]
 
 
 def _sides(by: str) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..kernels.normalization import frobenius_norm
 from ..plan.batches import Batch
 from ..polar import polar_factors
-from ..rules.equalization import equalize, renormalize_
+from ..rules.equalization import equalize, evened, renormalize_
 
 
 def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
@@ -36,7 +36,11 @@ def polar_update(batch: Batch, packed: Tensor, eps: float, factors: Optional[Ten
     # A GPU works on a large batch in pieces, whose factors are then written in place. A CPU's batch is one piece.
     if factors is None and batch.device.type != "cpu":
         factors = torch.empty_like(packed, dtype=batch.iteration.work_dtype)
-    factors = polar_factors(equalized(batch, packed, eps), batch.iteration, eps, factors)
+    directions = equalized(batch, packed, eps)
+    factors = polar_factors(directions, batch.iteration, eps, factors)
+    for _ in range(1, batch.equalization.rounds(*batch.packed_shape)):
+        directions = evened(directions, factors)
+        factors = polar_factors(directions, batch.iteration, eps, factors)
     return update_of_factors(as_parameter(batch, factors), batch.equalization.after)
 
 
