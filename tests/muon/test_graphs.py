@@ -102,6 +102,10 @@ def test_replayed_steps_have_the_bits_of_eager_ones(kernel, simulated, settings,
     compare(kernel, simulated, settings, dtype)
 
 
+def test_replayed_steps_that_keep_norms_have_the_bits_of_eager_ones(kernel, simulated):
+    compare(kernel, simulated, {"experimental_hyperball": True}, torch.float32)
+
+
 def test_each_kind_of_batch_is_captured_and_replayed_once(kernel, simulated):
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     said = []

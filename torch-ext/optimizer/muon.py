@@ -20,7 +20,7 @@ from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
-from .parameters.checks import check_parameter
+from .parameters.checks import UNSHARED, check_parameter, check_unshared
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
@@ -82,6 +82,9 @@ class Muon(Optimizer):
             arXiv:2606.27715).
         renormalize: give polar factors the norm of exact ones, as a whole, `frobenius`, or to all lines of a side
             alike, `rows`, `columns`, `rows_columns`, `columns_rows`; or `none` (Muon+, arXiv:2602.21545).
+        experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), with
+            R the norm of W. `lr` is a proportion then, and no multiplier or decay applies. Float32 matrices that are
+            not zero, and that no ranks share.
         decay_mode: of matrices: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and
             only where it goes the way of the update. The fallback's decay is decoupled.
         maximize: ascend.
@@ -158,6 +161,7 @@ class Muon(Optimizer):
         ns_method: str = "auto",
         equalize: str = "none",
         renormalize: str = "none",
+        experimental_hyperball: bool = False,
         decay_mode: str = "decoupled",
         maximize: bool = False,
         conv_mode: str = "flatten",
@@ -443,8 +447,8 @@ class Muon(Optimizer):
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
         for (group, name, p), is_trained in zip(named, trained):
             check_parameter(name, p, group["use_muon"])
-            if group["use_muon"] and group["offload"] and layout_of(name, p, self._replica_ranks) is not None:
-                raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
+            if group["use_muon"] and any(group[key] for key in UNSHARED):
+                check_unshared(name, p, group, layout_of(name, p, self._replica_ranks) is not None)
             if not p.is_meta and (is_trained or p in self.state):
                 ensure_state(self.state[p], p, group)
         current = {p for _, _, p in named}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, Mapping
+
 import torch
 from torch import Tensor
 
 from ..iteration import DTYPES
+
+# Settings for matrices that one process has to itself.
+UNSHARED = ("offload", "experimental_hyperball")
 
 # What wrappers that make one flat vector of many parameters put on the vector, or on the parameters.
 _FLATTENED = {
@@ -38,3 +43,17 @@ def check_matrix(name: str, p: Tensor) -> None:
             f"Muon was asked for {name}, which is not a matrix: its shape is {tuple(p.shape)} "
             "(wrappers that flatten parameters, such as FSDP1 and DeepSpeed's ZeRO, leave no matrices)"
         )
+
+
+def check_unshared(name: str, p: Tensor, group: Mapping[str, Any], is_shared: bool) -> None:
+    """Raise ValueError where a setting of `UNSHARED` cannot work for the matrices of `p`.
+
+    Norms can be kept that are not 0, and not in 16 bits, whose roundings change them.
+    """
+    for key in UNSHARED:
+        if group[key] and is_shared:
+            raise ValueError(f"{key} is not supported for matrices that ranks share, as {name} is one")
+    if group["experimental_hyperball"] and p.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"experimental_hyperball needs float32 or float64 matrices, {name} is {p.dtype}")
+    if group["experimental_hyperball"] and not p.is_meta and not p.any():
+        raise ValueError(f"experimental_hyperball keeps norms of matrices, but {name} is zero: give it values first")

@@ -71,7 +71,12 @@ def work_dtype_of(group: Group) -> Optional[torch.dtype]:
 
 
 def multiplier_in_group(group: Group, rows: int, cols: int) -> float:
-    """Return what `lr` is multiplied with for a rows x cols matrix, by the settings of its group."""
+    """Return what `lr` is multiplied with for a rows x cols matrix, by the settings of its group.
+
+    By `experimental_hyperball` a step is in proportion to the matrix, whatever its shape.
+    """
+    if group["experimental_hyperball"]:
+        return 1.0
     return step_multiplier(group["adjust_lr_fn"], rows, cols, group["update_rms"])
 
 
@@ -172,6 +177,7 @@ SETTINGS: dict[str, Setting] = {
     "ns_method": Setting(_one_of(METHODS), Role.METHOD),
     "equalize": Setting(_one_of(EQUALIZATIONS), Role.METHOD),
     "renormalize": Setting(_one_of(RENORMALIZATIONS), Role.METHOD),
+    "experimental_hyperball": Setting(flag, Role.METHOD),
     "decay_mode": Setting(_one_of(DECAY_MODES), Role.RECIPE),
     "maximize": Setting(flag, Role.RECIPE),
     "conv_mode": Setting(_one_of(CONV_MODES), Role.MATRICES),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..parameters.settings import Group
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
+from ..rules.hyperball import REPLACING, moved_on_sphere
 from ..rules.momentum import pack_momentum_
 from .local_matrix import LocalMatrix, tensors_of
 from .polar_update import as_parameter
@@ -51,10 +52,12 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     pack_momentum_(momenta, gradients, as_parameter(batch, packed.directions), recipe.momentum, recipe.scaling)
     del gradients  # which may be the last to hold their memory
     updates, norms = packed.update()
-    rule = recipe.descent._replace(multiplier=work.multiplier)
+    elements, rule = updates.numel(), recipe.descent._replace(multiplier=work.multiplier)
+    if recipe.keeps_norms:
+        (updates, norms), rule = moved_on_sphere(parameters, updates, rule.lr), REPLACING
     options = DescentOptions(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
     descend_packed_(parameters, updates, rule, options)
-    return UpdateNorms(norms, updates.numel(), work.multiplier, rule.lr)
+    return UpdateNorms(norms, elements, work.multiplier, recipe.descent.lr)
 
 
 def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:

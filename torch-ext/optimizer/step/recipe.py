@@ -21,6 +21,7 @@ class Recipe(NamedTuple):
     momentum: MomentumRule
     eps: float
     descent: DescentRule
+    keeps_norms: bool
     scaling: GradientScaling
 
 
@@ -60,6 +61,7 @@ class Recipes:
             MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),
             first["eps"],
             descent_rule(rates, decays, first["decay_mode"]),
+            first["experimental_hyperball"],
             scaling,
         )
 

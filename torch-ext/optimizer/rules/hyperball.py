@@ -1,0 +1,35 @@
+"""Hyperball: a step along a sphere, after which a matrix has the Frobenius norm that it had before."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels.normalization import frobenius_norm
+from .descent import DescentRule, as_tensor, descend_packed_
+
+# parameter <- 0 * parameter - 1 * -1 * update: an update in the place of the parameter, by the pass of other descents.
+REPLACING = DescentRule(as_tensor(1.0), as_tensor(1.0), "independent", as_tensor(-1.0))
+
+
+def moved_on_sphere(parameters: Sequence[Tensor], updates: Tensor, lr: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what B matrices W (rows, cols) become by updates U (B, rows, cols), and their norms R (B,), float64.
+
+    That is R normalized(W - lr R normalized(U)), in float32 at least: `lr` (1 or B elements) is the length of a step in
+    proportion to W. A matrix of zeros, and one whose update is zero, stays what it is.
+    Source: Wen et al., Hyperball (2025), as in NVIDIA's Emerging-Optimizers; R is the norm before the step.
+    """
+    dtype = torch.promote_types(parameters[0].dtype, torch.float32)
+    moved = torch.stack([parameter.to(dtype) for parameter in parameters])
+    radii, lengths = frobenius_norm(moved), frobenius_norm(updates)
+    step = _quotient(radii, lengths, 0.0).flatten()
+    descend_packed_(moved.unbind(), updates, DescentRule(lr, as_tensor(0.0), multiplier=step))
+    moved *= _quotient(radii, frobenius_norm(moved), 1.0).to(dtype)
+    return moved, radii.flatten()
+
+
+def _quotient(a: Tensor, b: Tensor, otherwise: float) -> Tensor:
+    """Return a / b, and `otherwise` where b is 0."""
+    return torch.where(b == 0, otherwise, a / b)
