@@ -60,6 +60,7 @@ class Explanation:
 _ROUTING = {
     "adjust_lr_fn": "match_rms_adamw",
     "update_rms": UPDATE_RMS,
+    "experimental_hyperball": False,
     "conv_mode": "flatten",
     "normalize_spatial": True,
     "expert_keys": ("experts",),
@@ -73,7 +74,8 @@ def route(
     """Return where `Muon(params, ...)` would take each parameter, as `explain()` does, without an optimizer.
 
     `params` are tensors or `(name, tensor)` pairs; tied ones come once. Of Muon's arguments `is_muon`, `adjust_lr_fn`,
-    `update_rms`, `conv_mode`, `normalize_spatial`, `expert_keys` and `stacked` count. Raises TypeError for others.
+    `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and `stacked` count. Raises
+    TypeError for others.
     """
     if not settings.keys() <= _ROUTING.keys():
         raise TypeError(f"of settings route takes {', '.join(_ROUTING)}, got {', '.join(settings)}")
