@@ -11,39 +11,39 @@ from torch.nn import functional as F
 
 CONTEXT = 64
 WIDTH = 128
-HEADS = 4
+HEAD = 32  # width of an attention head
 LAYERS = 2
 
 
 class Attention(nn.Module):
-    def __init__(self):
+    def __init__(self, width: int):
         super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-        self.proj = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (part.unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
-    def __init__(self):
+    def __init__(self, width: int):
         super().__init__()
-        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
-        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x)))
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, width: int):
         super().__init__()
-        self.attn_norm = nn.RMSNorm(WIDTH)
-        self.attn = Attention()
-        self.mlp_norm = nn.RMSNorm(WIDTH)
-        self.mlp = MLP()
+        self.attn_norm = nn.RMSNorm(width)
+        self.attn = Attention(width)
+        self.mlp_norm = nn.RMSNorm(width)
+        self.mlp = MLP(width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.attn_norm(x))
@@ -51,13 +51,15 @@ class Block(nn.Module):
 
 
 class CharacterModel(nn.Module):
-    def __init__(self, symbols: int):
+    """Its `width` is a multiple of HEAD."""
+
+    def __init__(self, symbols: int, width: int = WIDTH):
         super().__init__()
-        self.tok_embeddings = nn.Embedding(symbols, WIDTH)
-        self.pos_embeddings = nn.Embedding(CONTEXT, WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(WIDTH)
-        self.lm_head = nn.Linear(WIDTH, symbols, bias=False)
+        self.tok_embeddings = nn.Embedding(symbols, width)
+        self.pos_embeddings = nn.Embedding(CONTEXT, width)
+        self.layers = nn.ModuleList(Block(width) for _ in range(LAYERS))
+        self.norm = nn.RMSNorm(width)
+        self.lm_head = nn.Linear(width, symbols, bias=False)
 
     def forward(self, symbols: Tensor) -> Tensor:
         """Return the logits of each next symbol, (batch, length, symbols), for (batch, length <= CONTEXT)."""
@@ -70,4 +72,4 @@ class CharacterModel(nn.Module):
 def loss_of(model: CharacterModel, windows: Tensor) -> Tensor:
     """Return the mean negative log-likelihood in nats per character of windows (batch, CONTEXT + 1)."""
     logits = model(windows[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .corpus import Corpus
-from .model import CONTEXT, CharacterModel, loss_of
+from .model import CONTEXT, WIDTH, CharacterModel, loss_of
 
 BATCH = 16
 EVALUATION_BATCH = 64
@@ -50,6 +50,7 @@ class Task:
     make: dict[str, Callable[[nn.Module, float], Optimizer]]  # name -> (model, lr) -> optimizer
     windows: int  # of the validation text
     evaluations: int  # per run, besides the one at its end
+    width: int = WIDTH
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
@@ -60,7 +61,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
 def train(run: Run, task: Task, on_step: Callable[[Run], object]) -> tuple[Record, CharacterModel, Optimizer]:
     """Train a new model as `run` says. Two runs with one seed see the same first weights and the same batches."""
     torch.manual_seed(run.seed)
-    model = CharacterModel(task.corpus.symbols)
+    model = CharacterModel(task.corpus.symbols, task.width)
     optimizer = task.make[run.optimizer](model, run.lr)
     scheduler = LambdaLR(optimizer, lambda step: learning_rate_factor(step, run.steps))
     batches = torch.Generator().manual_seed(run.seed)

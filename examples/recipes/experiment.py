@@ -1,0 +1,94 @@
+"""Train with every recipe, two processes at a time, and write what they reach into one file.
+
+python -m examples.recipes.experiment [--output FILE] [--peers DIR] [--quick]
+
+The environment names the Hub. A second run goes on where the first one ended. A recipe whose package is missing is
+marked so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.peers import MissingError, add_folder
+from benchmarks.result_file import ResultFile, default_path, facts
+
+from ..character_model.experiment import REPO_ID, VERSION
+from .contenders import BASELINE, CONTENDERS, PARAMETRIZATIONS
+from .trials import FULL, QUICK, Job, Size, corpus, load, work
+
+PROCESSES = 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    named = default_path("recipes", torch.device("cpu"))
+    parser.add_argument("--output", type=Path, default=named.parent / "training" / named.name)
+    parser.add_argument("--peers", type=Path, help="a folder with timm in it (requirements/benchmark.txt)")
+    parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else FULL
+    settings = {**asdict(size), "corpus": corpus().sha256}
+    here = facts(load(REPO_ID, VERSION), torch.device("cpu"), settings)
+    # Of each row, since a recipe that is added later does not change what the others reach.
+    build = {key: here.pop(key) for key in ("commit", "dirty", "files")}
+    file = ResultFile(arguments.output, {**here, "threads": 1}, [])
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    console, spawn = Console(), multiprocessing.get_context("spawn")
+    with (
+        Progress(*columns, console=console) as progress,
+        ProcessPoolExecutor(PROCESSES, spawn, add_folder, (arguments.peers,)) as pool,
+    ):
+        widths = sum(len(each.widths) for each in PARAMETRIZATIONS)
+        bar = progress.add_task("training", total=len(CONTENDERS) + widths)
+
+        def ended(job: Job, row: dict | None) -> None:
+            if row is not None:
+                file.put(job.key, {**build, **row})
+            progress.update(bar, advance=1, description=f"{job.key:28}")
+
+        first = Job(BASELINE, 0.0)
+        run_jobs([first], size, file, pool, ended)
+        # What is no matrix has, in all recipes, the rate at which AdamW alone is best.
+        run_jobs(jobs(file.rows[first.key]["lr"]), size, file, pool, ended)
+    console.print(f"In {arguments.output}; python -m tools.pages.recipes makes docs/recipes.md of it.")
+    return 0
+
+
+def jobs(adamw_lr: float) -> list[Job]:
+    """Return all jobs but the first, the longest ones first."""
+    widths = [Job(each.name, adamw_lr, width) for each in PARAMETRIZATIONS for width in each.widths]
+    recipes = [Job(each.name, adamw_lr) for each in CONTENDERS if each.name != BASELINE]
+    return recipes + sorted(widths, key=lambda job: -job.width)
+
+
+def run_jobs(
+    some: Sequence[Job], size: Size, file: ResultFile, pool: Executor, ended: Callable[[Job, dict | None], object]
+) -> None:
+    """Run those jobs that `file` does not have; `ended` is called with what each measured, None for those it has."""
+    started = {}
+    for job in some:
+        if job.key in file.rows:
+            ended(job, None)
+        else:
+            started[pool.submit(work, job, size, REPO_ID, VERSION)] = job
+    for future in as_completed(started):
+        try:
+            row = future.result()
+        except MissingError as missing:
+            row = {"status": str(missing)}
+        ended(started[future], row)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
