@@ -27,7 +27,7 @@ from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.state import ensure_state, placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
-from .plan.layout import check_gradients, facts_of, layout_of
+from .plan.layout import check_gradients, facts_of, layout_of, memory_beside
 from .plan.plan import Plan, choices, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
@@ -82,6 +82,11 @@ class Muon(Optimizer):
             arXiv:2606.27715).
         renormalize: give polar factors the norm of exact ones, as a whole, `frobenius`, or to all lines of a side
             alike, `rows`, `columns`, `rows_columns`, `columns_rows`; or `none` (Muon+, arXiv:2602.21545).
+        second_moment: divide lines of what then comes by the root mean square that they have had over the steps, which
+            leaves the norm of the whole: `rows` (NorMuon, arXiv:2510.05491), `long_side`, which are columns of a
+            matrix with more columns than rows, or `none`. Lines that `renormalize` makes alike stay so. With
+            `renormalize='frobenius'` and `match_rms_adamw` an update's root mean square is the paper's.
+        second_moment_beta: of the average of mean squares.
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), with
             R the norm of W. `lr` is a proportion then, and no multiplier or decay applies. Float32 matrices that are
             not zero, and that no ranks share.
@@ -113,7 +118,8 @@ class Muon(Optimizer):
             that miss a gradient, are launched eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
-    State: `momentum_buffer` for matrices; `step`, `exp_avg`, `exp_avg_sq` for the rest; made at construction.
+    State: `momentum_buffer`, and `second_moment` where asked for, for matrices; `step`, `exp_avg`, `exp_avg_sq` for the
+    rest; made at construction.
     Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
@@ -161,6 +167,8 @@ class Muon(Optimizer):
         ns_method: str = "auto",
         equalize: str = "none",
         renormalize: str = "none",
+        second_moment: str = "none",
+        second_moment_beta: float = 0.95,
         experimental_hyperball: bool = False,
         decay_mode: str = "decoupled",
         maximize: bool = False,
@@ -351,13 +359,13 @@ class Muon(Optimizer):
 
     def _copy_state(self, loaded: dict[str, Any]) -> None:
         """Copy the tensors of a state dict that was loaded: torch shares them, and casts momentum."""
-        params = [(p, group) for group in self.param_groups for p in group["params"]]
+        params = [(*pair, group) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
         positions = [i for group in loaded["param_groups"] for i in group["params"]]
-        for position, (p, group) in zip(positions, params):
-            for key, kind in state_tensors(p, group).items():
+        for position, (name, p, group) in zip(positions, params):
+            for key, kind in state_tensors(name, p, group).items():
                 if key in loaded["state"].get(position, {}):
                     value = loaded["state"][position][key]  # a count is a number in files of torch before 1.12
-                    self.state[p][key] = placed(p, torch.as_tensor(value), kind, copy=True)
+                    self.state[p][key] = placed(p, torch.as_tensor(value), kind, memory_beside, copy=True)
         self._broke_off = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -450,7 +458,7 @@ class Muon(Optimizer):
             if group["use_muon"] and any(group[key] for key in UNSHARED):
                 check_unshared(name, p, group, layout_of(name, p, self._replica_ranks) is not None)
             if not p.is_meta and (is_trained or p in self.state):
-                ensure_state(self.state[p], p, group)
+                ensure_state(self.state[p], p, state_tensors(name, p, group), memory_beside)
         current = {p for _, _, p in named}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]

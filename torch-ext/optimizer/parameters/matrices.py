@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -62,6 +62,15 @@ class MatrixView:
         elif self.turned:
             whole = [M.mT for M in whole]
         return whole if len(self.rows) == 1 else [part for M in whole for part in M.split(self.rows)]
+
+    def shape_in(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a tensor with these matrices: `shape`, with size 1 where they have but one row or column.
+
+        `shape` is that of the parameter, whose dimensions the tensor has.
+        """
+        lines = (self.row_axis,) if sum(self.rows) == 1 else ()
+        lines += self.col_axes if self.cols == 1 else ()
+        return tuple(1 if axis in lines else size for axis, size in enumerate(shape))
 
     def row_values(self, values: Tensor) -> list[Tensor]:
         """Return, for each matrix, the entries of `values` of its rows; `values` has one for each row of a whole."""
@@ -167,6 +176,39 @@ def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional
     if stack > convolution:
         return True if ndim == 3 else None
     return False if convolution >= 0 or ndim > 3 else None
+
+
+def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
+    """Return how `p` is seen as matrices by the settings of its group; ValueError where it cannot be."""
+    stack = is_stack(name, p.ndim, group["expert_keys"], group["stacked"])
+    if stack is None:
+        raise ValueError(
+            f"Muon was asked for {name} {tuple(p.shape)}, which may be a stack of matrices or a convolution: write "
+            "stacked=True or stacked=False, in its group or for all, or name stacks by expert_keys"
+        )
+    if group["transposed"]:
+        return transposed_view(name, p, experts=stack, split_rows=group["split_rows"])
+    settings = {key: group[key] for key in ("conv_mode", "normalize_spatial", "split_rows")}
+    return matrix_view(name, p, experts=stack, **settings)
+
+
+def moments_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional[MatrixView]:
+    """Return how the tensor that has the second moments of `p` is seen: as a row or a column for each of its matrices.
+
+    It has the dimensions of `p`, of size 1 where moments are of whole lines (`MatrixView.shape_in`). None where the
+    settings of its group ask for none. Raises ValueError where `p` or its second moments cannot be seen so.
+    """
+    view, by = view_in_group(name, p, group), group["second_moment"]
+    if by == "none":
+        return None
+    if by == "rows" or view.cols <= min(view.rows):
+        return replace(view, cols=1)
+    if len(view.rows) > 1:
+        raise ValueError(
+            f"second_moment='long_side' of {name}, {view}, asks for one number a column, and its parts of "
+            f"{min(view.rows)} rows share {view.cols} columns: write second_moment='rows' in its group"
+        )
+    return replace(view, rows=(1,))
 
 
 def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:

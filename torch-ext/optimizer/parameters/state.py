@@ -3,59 +3,80 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
+from .matrices import moments_in_group
 from .offload import host_zeros_like
 
 # In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
 STATE_FORMAT = 1
 
 
+# `(p, shape, dtype)` -> memory for a tensor of this shape that lies on devices and ranks as `p` does.
+Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
+
+# What is let go where the settings of a group no longer ask for it.
+_AT_REQUEST = ("second_moment",)
+
+
 class StateTensor(NamedTuple):
     """One tensor of a parameter's state: what it is made as, of zeros."""
 
-    shape: Optional[tuple[int, ...]]  # of the parameter, None for a count
+    shape: Optional[tuple[int, ...]]  # of the whole tensor, None for a count
     dtype: torch.dtype
     keeps_dtype: bool = False  # that it was made or saved in, also when the parameter is cast
     on_host: bool = False
 
 
-def state_tensors(p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
+def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
     """Return what a parameter of this group has, by the keys of torch.optim.Muon and torch.optim.AdamW.
 
-    Momentum is in the group's `momentum_dtype`, None for the parameter's; AdamW's fused kernel needs one dtype.
+    Momentum is in the group's `momentum_dtype`, None for the parameter's; AdamW's fused kernel needs one dtype. Second
+    moments, which only some settings have, are on the parameter's device in float32 at least.
     """
     shape = tuple(p.shape)
-    if group["use_muon"]:
-        name = group["momentum_dtype"]
-        dtype = p.dtype if name is None else getattr(torch, name)
-        return {"momentum_buffer": StateTensor(shape, dtype, keeps_dtype=True, on_host=group["offload"])}
-    average = StateTensor(shape, p.dtype)
-    return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average}
+    if not group["use_muon"]:
+        average = StateTensor(shape, p.dtype)
+        return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average}
+    dtype = p.dtype if group["momentum_dtype"] is None else getattr(torch, group["momentum_dtype"])
+    tensors = {"momentum_buffer": StateTensor(shape, dtype, keeps_dtype=True, on_host=group["offload"])}
+    moments = moments_in_group(name, p, group)
+    if moments is not None:
+        tensors["second_moment"] = StateTensor(moments.shape_in(shape), moments_dtype(p.dtype))
+    return tensors
 
 
-def ensure_state(state: dict[str, Tensor], p: Tensor, group: Mapping[str, Any]) -> None:
-    """Make what `state` of `p` lacks for its group, in place, and move the rest to where it belongs.
+def moments_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of second moments of parameters of this dtype."""
+    return torch.promote_types(dtype, torch.float32)
 
-    That is where `p` is, and host memory for momentum buffers of groups with `offload`. Raises ValueError where a
-    tensor no longer has the shape that it should have.
+
+def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, StateTensor], memory: Memory) -> None:
+    """Make what `state` of `p` lacks of what is `wanted`, in place, and move the rest to where it belongs.
+
+    That is where `p` is, and host memory for momentum buffers of groups with `offload`. `memory` makes tensors of other
+    shapes than that of `p`. Raises ValueError where a tensor no longer has the shape that it should have.
     """
-    wanted = state_tensors(p, group)
     check_shapes(state, p, wanted)
+    for key in _AT_REQUEST:
+        if key not in wanted:
+            state.pop(key, None)
     for key, kind in wanted.items():
         if key in state:
-            state[key] = placed(p, state[key], kind)
+            state[key] = placed(p, state[key], kind, memory)
         elif kind.shape is None:
             state[key] = torch.zeros((), dtype=kind.dtype, device=p.device)
+        elif kind.shape != tuple(p.shape):
+            state[key] = memory(p, kind.shape, kind.dtype).zero_()
         else:
             make = host_zeros_like if kind.on_host else torch.zeros_like
             state[key] = make(p, dtype=kind.dtype).requires_grad_(False)
 
 
-def placed(p: Tensor, value: Tensor, kind: StateTensor, copy: bool = False) -> Tensor:
+def placed(p: Tensor, value: Tensor, kind: StateTensor, memory: Memory, copy: bool = False) -> Tensor:
     """Return a state tensor of `p` where it belongs, of its kind's dtype, laid out like `p` unless it is a count.
 
     It is `value` itself where that is so already, unless `copy`. In host memory it is pinned if `p` is on a GPU.
@@ -63,6 +84,10 @@ def placed(p: Tensor, value: Tensor, kind: StateTensor, copy: bool = False) -> T
     dtype = value.dtype if kind.keeps_dtype else kind.dtype
     if kind.shape is None:
         return value.to(p.device, dtype, copy=copy)
+    if kind.shape != tuple(p.shape):
+        target = memory(p, kind.shape, dtype)
+        alike = (value.dtype, value.device, value.stride()) == (dtype, target.device, target.stride())
+        return value if alike and not copy else target.copy_(value)
     alike = value.stride() == p.stride()
     if kind.on_host:
         on_host = value.device.type == "cpu" and value.is_pinned() == p.is_cuda
@@ -76,16 +101,16 @@ def placed(p: Tensor, value: Tensor, kind: StateTensor, copy: bool = False) -> T
 def check_shapes(state: Mapping[str, Any], p: Tensor, wanted: Mapping[str, StateTensor]) -> None:
     """Raise ValueError if a state tensor of `p` has another shape than is wanted; counts may have any."""
     for key, value in state.items():
-        shape = wanted[key].shape if key in wanted else tuple(p.shape)
+        shape = wanted[key].shape if key in wanted else None if key in _AT_REQUEST else tuple(p.shape)
         if isinstance(value, Tensor) and shape is not None and tuple(value.shape) != shape:
             raise ValueError(
                 f"state {key} has shape {tuple(value.shape)}, needs {shape} for its parameter {tuple(p.shape)}"
             )
 
 
-def check_loaded(state: Mapping[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
+def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[str, Any]) -> None:
     """Raise ValueError unless a loaded state of `p` is what its group needs, or empty."""
-    wanted = state_tensors(p, group)
+    wanted = state_tensors(name, p, group)
     if state and set(state) != set(wanted):
         raise ValueError(
             f"a parameter {tuple(p.shape)} of {'Muon' if group['use_muon'] else 'AdamW'} needs the state "

@@ -118,17 +118,20 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
         )
 
 
-@functools.lru_cache(maxsize=2**16)
-def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
-    """Return the layout of the aligned run of `count` copies with the one of `rank`; `count` divides their number."""
-    copies: dict[tuple[int, ...], list[int]] = {}
-    for member in layout.mesh.ranks:
-        copies.setdefault(layout.copy_of(member), []).append(member)
-    place = list(copies).index(layout.copy_of(rank))
-    chosen = list(copies.values())[place - place % count :][:count]
-    sharded = [(size, split) for size, split in zip(layout.mesh.shape, layout.splits) if split is not None]
-    mesh = mesh_of((count, *(size for size, _ in sharded)), tuple(member for copy in chosen for member in copy))
-    return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
+def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return memory for a tensor that lies like `p`: on its device, split over its mesh alike, and in its order.
+
+    A dimension of `shape` is that of `p`, or 1: where `p` is split along that, those who have its beginning have all.
+    """
+    order = sorted(range(p.ndim), key=p.stride, reverse=True)
+    if not isinstance(p, DTensor):
+        return torch.empty_permuted(shape, order, dtype=dtype, device=p.device)
+    layout = layout_of("", p)._replace(shape=tuple(shape))
+    sizes = [length(runs) for runs in runs_of(layout, this_rank())]
+    local = torch.empty_permuted(sizes, order, dtype=dtype, device=p.device)
+    whole = torch.empty_permuted(shape, order, device="meta")
+    lies = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
+    return DTensor.from_local(local, p.device_mesh, p.placements, **lies)
 
 
 def facts_of(params: Sequence[Tensor]) -> list[Any]:

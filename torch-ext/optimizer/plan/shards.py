@@ -86,6 +86,13 @@ class Shards:
         """Whether `rank` is one of the holders of the matrix at `index`."""
         return rank in (self.layout.mesh if self._holders_in_stack is None else self.holders(index))
 
+    def seen_as(self, view: MatrixView) -> Shards:
+        """Return the shards of a tensor that lies like the parameter, whose matrices are lines of the parameter's.
+
+        They have one row or one column. Where a line lies in parts, those who have its beginning have the whole of it.
+        """
+        return shards_of(view, self.layout._replace(shape=view.shape_in(self.layout.shape)))
+
     @functools.cached_property
     def copies(self) -> int:
         """How many copies of the parameter there are."""

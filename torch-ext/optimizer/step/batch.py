@@ -13,6 +13,7 @@ from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.hyperball import REPLACING, moved_on_sphere
 from ..rules.momentum import pack_momentum_
 from .local_matrix import LocalMatrix, tensors_of
+from .moments import balance_parts_
 from .polar_update import as_parameter
 from .recipe import Recipes
 from .workspace import LocalBatch
@@ -52,6 +53,8 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     pack_momentum_(momenta, gradients, as_parameter(batch, packed.directions), recipe.momentum, recipe.scaling)
     del gradients  # which may be the last to hold their memory
     updates, norms = packed.update()
+    if batch.moments_shape is not None:
+        norms = balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
     elements, rule = updates.numel(), recipe.descent._replace(multiplier=work.multiplier)
     if recipe.keeps_norms:
         (updates, norms), rule = moved_on_sphere(parameters, updates, rule.lr), REPLACING

@@ -10,6 +10,7 @@ from typing import NamedTuple, Optional, Sequence
 
 from torch import Tensor
 
+from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix, Parameter
@@ -27,6 +28,7 @@ class StepTensors:
         """Keep no tensor."""
         self.views: list[Tensor] = []  # of the parameters
         self.momenta: list[Tensor] = []
+        self.moments: dict[int, Tensor] = {}  # by place, of those that have second moments
         self.row_scales: dict[int, Tensor] = {}  # by place, of those that QK-clip scales
 
 
@@ -40,6 +42,7 @@ class LocalParameter:
         self._shards = parameter.shards
         self._release = release_grad
         self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
+        self._moments_view = _local_moments_view(parameter)
         self.is_whole = self._view.is_plain  # its local tensor is its one matrix
         self._is_empty = not local_part(p).numel()
         self.end_step()
@@ -52,6 +55,15 @@ class LocalParameter:
         """Return the factors of each matrix's rows, from those of all rows of the whole parameter."""
         layout = None if self._shards is None else self._shards.layout
         return self._view.row_values(local_rows(row_scale, layout, this_rank()))
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether its matrices have second moments."""
+        return self._moments_view is not None
+
+    def cut_moments(self, local: Tensor) -> list[Tensor]:
+        """Return the second moments of each matrix, of one row or column, from the local tensor that has them."""
+        return self._moments_view.matrices(local)
 
     def begin_step(self) -> None:
         """See whether there is a gradient."""
@@ -106,6 +118,11 @@ class LocalMatrix(NamedTuple):
         return self.tensors.momenta[self.place]
 
     @property
+    def moments(self) -> Tensor:
+        """What this process has of its second moments, in this step."""
+        return self.tensors.moments[self.place]
+
+    @property
     def row_scale(self) -> Optional[Tensor]:
         """QK-clip's float32 factor for each row in this step."""
         return self.tensors.row_scales.get(self.place)
@@ -117,6 +134,12 @@ class LocalMatrix(NamedTuple):
         """
         parameter = self.matrix.parameter
         return (groups[parameter.group]["rounding_step"] << 40) + (parameter.number << 20) + self.matrix.index
+
+
+def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
+    """Return how the local part of the tensor with second moments is seen, None where the parameter has none."""
+    view, shards = parameter.moments_view, parameter.shards
+    return view if view is None or shards is None else shards.seen_as(view).local(this_rank())[0]
 
 
 def tensors_of(parts: Sequence[LocalMatrix]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

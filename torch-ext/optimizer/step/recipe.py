@@ -21,6 +21,7 @@ class Recipe(NamedTuple):
     momentum: MomentumRule
     eps: float
     descent: DescentRule
+    second_moment_beta: float
     keeps_norms: bool
     scaling: GradientScaling
 
@@ -61,6 +62,7 @@ class Recipes:
             MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),
             first["eps"],
             descent_rule(rates, decays, first["decay_mode"]),
+            first["second_moment_beta"],
             first["experimental_hyperball"],
             scaling,
         )
