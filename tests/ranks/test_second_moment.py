@@ -38,6 +38,13 @@ def test_every_layout_gives_the_bits_of_one_process(kernel, pools, name, missing
     assert_as_alone(kernel, pools, case)
 
 
+@pytest.mark.parametrize("name", ["rows", "columns"])
+def test_ways_of_other_dtypes_give_the_bits_of_one_process(kernel, pools, name, by):
+    """Products in float16, as on GPUs: directions travel in float32, updates come back in float16."""
+    settings = {"second_moment": by, "ns_dtype": "float16", "ns_steps": 2, "chunk_bytes": 700}
+    assert_as_alone(kernel, pools, Case(model(LAYOUTS[name], seed=22), settings, missing="here and there"))
+
+
 @pytest.mark.parametrize("layout", EXPERTS, ids=str)
 def test_experts_give_the_bits_of_one_process(kernel, pools, layout, by):
     shapes = [("w1", (5, 12, 7)), ("w2", (5, 7, 12)), ("w3", (2, 1, 9))]

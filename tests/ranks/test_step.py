@@ -67,6 +67,14 @@ def test_every_layout_gives_the_bits_of_one_process(kernel, pools, number):
 
 
 @on_every_backend()
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_kept_norms_give_the_bits_of_one_process(kernel, pools, layout, work):
+    settings = {"experimental_hyperball": True, "second_moment": "rows", "ns_dtype": work, "chunk_bytes": 1000}
+    assert_as_alone(kernel, pools, Case(model(layout, seed=3), settings, seed=3, missing="here and there"))
+
+
+@on_every_backend()
 @pytest.mark.parametrize("seed", range(6))
 def test_mixed_layouts_give_the_bits_of_one_process(kernel, pools, seed):
     draw = random.Random(seed)

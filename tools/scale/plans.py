@@ -153,6 +153,9 @@ class Planned:
                 vars(parameter).update(schedule=self._schedule, sharers=range(self.gpus), device=torch.device("cpu"))
                 parameter.circumstances = self._kernel.kernels.gains.ALONE
                 parameter.equalization = self._kernel.rules.equalization.Equalization()
+                vars(parameter).update(
+                    update_dtype=work, keeps_norm=False, moments_view=None, moments_dtype=torch.float32
+                )
                 for index, (rows, cols) in enumerate(view.shapes):
                     cost = plan.costs.owners_cost(rows, cols, STEPS)
                     yield plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)

@@ -20,7 +20,7 @@ from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
-from .parameters.checks import UNSHARED, check_parameter, check_unshared
+from .parameters.checks import check_norm, check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
@@ -88,8 +88,8 @@ class Muon(Optimizer):
             `renormalize='frobenius'` and `match_rms_adamw` an update's root mean square is the paper's.
         second_moment_beta: of the average of mean squares.
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), with
-            R the norm of W. `lr` is a proportion then, and no multiplier or decay applies. Float32 matrices that are
-            not zero, and that no ranks share.
+            R the norm of W. `lr` is a proportion then, and no multiplier or decay applies. For float32 matrices, of
+            which zeros stay zeros.
         decay_mode: of matrices: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and
             only where it goes the way of the update. The fallback's decay is decoupled.
         maximize: ascend.
@@ -455,8 +455,12 @@ class Muon(Optimizer):
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
         for (group, name, p), is_trained in zip(named, trained):
             check_parameter(name, p, group["use_muon"])
-            if group["use_muon"] and any(group[key] for key in UNSHARED):
-                check_unshared(name, p, group, layout_of(name, p, self._replica_ranks) is not None)
+            if group["use_muon"] and (group["offload"] or group["experimental_hyperball"]):
+                is_shared = layout_of(name, p, self._replica_ranks) is not None
+                if group["offload"] and is_shared:
+                    raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
+                if group["experimental_hyperball"]:
+                    check_norm(name, p, is_shared)
             if not p.is_meta and (is_trained or p in self.state):
                 ensure_state(self.state[p], p, state_tensors(name, p, group), memory_beside)
         current = {p for _, _, p in named}

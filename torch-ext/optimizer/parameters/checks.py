@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
-
 import torch
 from torch import Tensor
 
 from ..iteration import DTYPES
-
-# Settings for matrices that one process has to itself.
-UNSHARED = ("offload", "experimental_hyperball")
 
 # What wrappers that make one flat vector of many parameters put on the vector, or on the parameters.
 _FLATTENED = {
@@ -45,15 +40,12 @@ def check_matrix(name: str, p: Tensor) -> None:
         )
 
 
-def check_unshared(name: str, p: Tensor, group: Mapping[str, Any], is_shared: bool) -> None:
-    """Raise ValueError where a setting of `UNSHARED` cannot work for the matrices of `p`.
+def check_norm(name: str, p: Tensor, is_shared: bool) -> None:
+    """Raise ValueError where steps cannot keep the norms of the matrices of `p`.
 
-    Norms can be kept that are not 0, and not in 16 bits, whose roundings change them.
+    That is in 16 bits, whose roundings change a norm, and where it is 0. Parts that ranks share are not looked at.
     """
-    for key in UNSHARED:
-        if group[key] and is_shared:
-            raise ValueError(f"{key} is not supported for matrices that ranks share, as {name} is one")
-    if group["experimental_hyperball"] and p.dtype not in (torch.float32, torch.float64):
+    if p.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"experimental_hyperball needs float32 or float64 matrices, {name} is {p.dtype}")
-    if group["experimental_hyperball"] and not p.is_meta and not p.any():
+    if not is_shared and not p.is_meta and not p.any():
         raise ValueError(f"experimental_hyperball keeps norms of matrices, but {name} is zero: give it values first")

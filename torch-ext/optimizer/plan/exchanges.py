@@ -60,7 +60,7 @@ class ExchangeOptions:
 class OwnedBatch:
     """A batch of matrices that this rank owns in a chunk, and the blocks of them that come and go.
 
-    Likewise those of their second moments, where they have some.
+    Likewise those of their second moments, where they have some, and of the matrices of the parameter, where they come.
     """
 
     batch: Batch
@@ -69,6 +69,7 @@ class OwnedBatch:
     blocks_out: tuple[Block, ...]
     moments_in: tuple[Block, ...]
     moments_out: tuple[Block, ...]
+    weights_in: tuple[Block, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +109,7 @@ class Exchange:
     @property
     def _itemsizes(self) -> tuple[int, int]:
         parameter = self.chunks[0].first.parameter
-        return parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
+        return parameter.packed_dtype.itemsize, parameter.update_dtype.itemsize
 
     def sent_bytes(self) -> int:
         """Return what this rank sends to others in a step."""
@@ -161,7 +162,7 @@ def chunk_elements(matrices: Sequence[Matrix], ranks: Ranks, chunk_bytes: Option
     They are those of `chunk_bytes`; None: of as many chunks as are useful, of MOST_CHUNK_BYTES each at most.
     """
     parameter = matrices[0].parameter
-    packed, work = parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
+    packed, work = parameter.packed_dtype.itemsize, parameter.update_dtype.itemsize
     if chunk_bytes is not None:
         return chunk_bytes // packed
     held = sum(matrix.rows * matrix.cols * matrix.shards.copies for matrix in matrices) / len(ranks)
@@ -213,7 +214,7 @@ def _chunk(messages: Messages, chunk_bytes: Optional[int]) -> Chunk:
         places = [positions[matrix] for matrix in batch.matrices]
         in_batch = {position: i for i, position in enumerate(places)}
         sides = messages.owner
-        moved = (sides.parts_in, sides.parts_out, sides.moments_in, sides.moments_out)
+        moved = (sides.parts_in, sides.parts_out, sides.moments_in, sides.moments_out, sides.weights_in)
         blocks = (blocks_of(parts, in_batch) for parts in moved)
         return OwnedBatch(batch, tuple(places), *blocks)
 

@@ -38,6 +38,7 @@ class Parameter:
     work_dtype: torch.dtype
     equalization: Equalization
     moments_view: Optional[MatrixView]  # of the tensor that has its second moments, where it has some
+    keeps_norm: bool = False  # a step replaces its matrices by others of the same norm
 
     def matrices(self, group: Group, choose: Callable[..., Iteration]) -> tuple[Matrix, ...]:
         """Return its matrices by the settings of its group and `choose`, which is `choose_iteration` with a cache.
@@ -74,7 +75,12 @@ class Parameter:
         """A dtype for directions, which are not normalised yet: float16 has no room for 1e5, float32 none for 1e60."""
         if self.dtype == torch.float64:
             return torch.float64
-        return torch.float32 if self.work_dtype == torch.float16 else self.work_dtype
+        return torch.float32 if self.keeps_norm or self.work_dtype == torch.float16 else self.work_dtype
+
+    @property
+    def update_dtype(self) -> torch.dtype:
+        """The dtype of what comes back from owners: updates, or new matrices where norms are kept."""
+        return self.packed_dtype if self.keeps_norm else self.work_dtype
 
     @property
     def moments_dtype(self) -> torch.dtype:

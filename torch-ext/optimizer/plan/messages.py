@@ -12,7 +12,8 @@ The buffers of rank 0, with the offset of each piece, where | stands between the
     scatter, received    0: A0   4: f  |  8: B0  10: f         updates of what this rank holds
 
 The second moments of a part, where it has some, lie behind its elements, in a dtype of their own, again from a multiple
-of 16 bytes on: those so far in the gather, the new ones in the scatter.
+of 16 bytes on: those so far in the gather, the new ones in the scatter. In the gather then come the part's elements of
+the parameter, where the update depends on that: so it does where norms are kept.
 
 In the gather a flag is 1 if the sender had a gradient, else 0. In the scatter it is 1 if any rank had one, else 0; that
 copies of a part have theirs together is seen to before (`step/agreement.py`). Each rank makes its own side of the plan,
@@ -21,7 +22,6 @@ from what all know.
 
 from __future__ import annotations
 
-import itertools
 from typing import Iterable, NamedTuple, Sequence
 
 from .matrix import Matrix
@@ -29,15 +29,13 @@ from .owners import Owners, chunks_by_size
 from .process_groups import Ranks
 from .shards import Part
 from .teams import teams_among
+from .ways import Way, lay_out, padded, ways
 
 # A part of one of the owned matrices of a chunk, by its position among them, and the part's place in a buffer.
 PartPlace = tuple[int, Part, int]
 
 # The second moments of a part, by its number among the parts, their place in a buffer, and how many there are.
 MomentsPlace = tuple[int, int, int]
-
-# At multiples of it parts and messages begin: what NCCL and the compiled passes move at once.
-ALIGNED_BYTES = 16
 
 
 class HolderSide(NamedTuple):
@@ -59,6 +57,7 @@ class HolderSide(NamedTuple):
     verdict_places: tuple[int, ...]  # of the flag that comes back
     moments_out: tuple[MomentsPlace, ...]  # those that are sent
     moments_in: tuple[MomentsPlace, ...]
+    weights_out: tuple[tuple[int, int], ...]  # number of a part that is sent, and of its elements of the parameter
 
 
 class OwnerSide(NamedTuple):
@@ -73,6 +72,7 @@ class OwnerSide(NamedTuple):
     verdict_places: tuple[tuple[int, int], ...]  # matrix and place, for each flag that is sent
     moments_in: tuple[PartPlace, ...]  # of matrices of one row or one column, in elements of their dtype
     moments_out: tuple[PartPlace, ...]
+    weights_in: tuple[PartPlace, ...]
 
 
 class Messages(NamedTuple):
@@ -136,19 +136,19 @@ def _workers(owners: Owners, matrix: Matrix, ranks: Ranks, where: dict[int, int]
 
 
 def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks, rank: int) -> HolderSide:
-    out, back = _ways(matrices)
+    out, back = ways(matrices)
     some = [(m, o, m.part(rank).size) for m, o in zip(matrices, owners) if m.shards.has_something(m.index, rank)]
     held = [entry for entry in some if entry[2]]
     moments = [matrix.moments_part(rank).size for matrix, _, _ in held]
     sources = [_same_copy(matrix, rank, owner) for matrix, owner, _ in held]
     sizes = [(owner, size, count) for (_, owner, size), count in zip(held, moments)]
     sent_sizes = ((o, out.length(size, count) * is_source) for (o, size, count), is_source in zip(sizes, sources))
-    sent, places_out, flags_out = _lay_out(ranks, sent_sizes, out.unit)
-    received, places_in, flags_in = _lay_out(ranks, ((o, back.length(size, n)) for o, size, n in sizes), back.unit)
+    sent, places_out, flags_out = lay_out(ranks, sent_sizes, out.unit)
+    received, places_in, flags_in = lay_out(ranks, ((o, back.length(size, n)) for o, size, n in sizes), back.unit)
     behind, directions = sum(sent), []
     for (_, _, size), is_source, place in zip(held, sources, places_out):
         directions.append(place if is_source else behind)
-        behind += 0 if is_source else _padded(size, out.unit)
+        behind += 0 if is_source else padded(size, out.unit)
     with_moments = [(i, size, count) for i, (_, size, count) in enumerate(sizes) if count]
     return HolderSide(
         sent=sent,
@@ -159,22 +159,26 @@ def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks
         update_places=tuple(places_in),
         presence_places=tuple((i, flag) for i, flag in enumerate(flags_out) if sources[i]),
         verdict_places=tuple(flags_in),
-        moments_out=tuple((i, out.behind(places_out[i], size), n) for i, size, n in with_moments if sources[i]),
-        moments_in=tuple((i, back.behind(places_in[i], size), n) for i, size, n in with_moments),
+        moments_out=tuple((i, out.moments_place(places_out[i], size), n) for i, size, n in with_moments if sources[i]),
+        moments_in=tuple((i, back.moments_place(places_in[i], size), n) for i, size, n in with_moments),
+        weights_out=tuple(
+            (i, out.weights_place(places_out[i], size, count))
+            for i, (_, size, count) in enumerate(sizes)
+            if out.takes_weights and sources[i]
+        ),
     )
 
 
 def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
-    out, back = _ways(owned)
+    out, back = ways(owned)
     holders = sorted((r, i) for i, matrix in enumerate(owned) for r in matrix.holders)
     parts = [(r, i, owned[i].part(r), owned[i].moments_part(r)) for r, i in holders]
     parts = [entry for entry in parts if entry[2].size]
     sources = [entry for entry in parts if _same_copy(owned[entry[1]], entry[0], rank)]
-    came, going = (
-        ((r, way.length(part.size, m.size)) for r, _, part, m in of) for way, of in ((out, sources), (back, parts))
-    )
-    received, places_in, flags_in = _lay_out(ranks, came, out.unit)
-    sent, places_out, flags_out = _lay_out(ranks, going, back.unit)
+    came = ((r, out.length(part.size, moments.size)) for r, _, part, moments in sources)
+    going = ((r, back.length(part.size, moments.size)) for r, _, part, moments in parts)
+    received, places_in, flags_in = lay_out(ranks, came, out.unit)
+    sent, places_out, flags_out = lay_out(ranks, going, back.unit)
     return OwnerSide(
         received=received,
         sent=sent,
@@ -185,70 +189,23 @@ def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
         verdict_places=tuple((i, place) for (_, i, _, _), place in zip(parts, flags_out)),
         moments_in=_moments_places(sources, places_in, out),
         moments_out=_moments_places(parts, places_out, back),
+        weights_in=tuple(
+            (i, part, out.weights_place(place, part.size, m.size))
+            for (_, i, part, m), place in zip(sources, places_in)
+            if out.takes_weights
+        ),
     )
 
 
 def _moments_places(
-    parts: Iterable[tuple[int, int, Part, Part]], places: Iterable[int], way: _Way
+    parts: Iterable[tuple[int, int, Part, Part]], places: Iterable[int], way: Way
 ) -> tuple[PartPlace, ...]:
     """Return the places of second moments behind those of their parts: rank, matrix, part, and what has its moments."""
     pairs = zip(parts, places)
-    return tuple((i, m, way.behind(place, part.size)) for (_, i, part, m), place in pairs if m.size)
-
-
-class _Way(NamedTuple):
-    """To the owners, or back: how many elements `ALIGNED_BYTES` are there, and how many second moments."""
-
-    unit: int
-    moments: int
-
-    def length(self, size: int, moments: int) -> int:
-        """Return how many elements a part takes that has `size` and so many second moments."""
-        return _padded(size, self.unit) + -(-moments * self.unit // self.moments) if moments else size
-
-    def behind(self, place: int, size: int) -> int:
-        """Return the place of its second moments, counted in these, where the part itself is at `place`."""
-        return (place + _padded(size, self.unit)) // self.unit * self.moments
-
-
-def _ways(matrices: Sequence[Matrix]) -> tuple[_Way, _Way]:
-    if not matrices:
-        return _Way(1, 1), _Way(1, 1)
-    p = matrices[0].parameter
-    packed, work, moments = (
-        ALIGNED_BYTES // dtype.itemsize for dtype in (p.packed_dtype, p.work_dtype, p.moments_dtype)
-    )
-    return _Way(packed, moments), _Way(work, moments)
+    return tuple((i, m, way.moments_place(place, part.size)) for (_, i, part, m), place in pairs if m.size)
 
 
 def _same_copy(matrix: Matrix, rank: int, owner: int) -> bool:
     """Whether `rank` has its part from the copy of the tensor that the owner has one from."""
     layout = matrix.shards.layout
     return layout.copy_of(rank) == layout.copy_of(owner)
-
-
-def _lay_out(
-    ranks: Ranks, entries: Iterable[tuple[int, int]], unit: int
-) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """Return how long the message of each rank is, and the places of each entry's elements and of its flag.
-
-    Entries are (rank, elements), in the order in which they are in their message; one without elements has no flag.
-    Each begins at a multiple of `unit` elements.
-    """
-    ends, flags = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
-    parts, flags_before = [], []  # where each part is in its message, and how many flags are before its own
-    for rank, size in entries:
-        parts.append((rank, _padded(ends[rank], unit)))
-        flags_before.append(flags[rank])
-        if size:
-            ends[rank] = parts[-1][1] + size
-            flags[rank] += 1
-    lengths = [_padded(ends[rank] + flags[rank], unit) for rank in ranks]
-    starts = dict(zip(ranks, itertools.accumulate(lengths, initial=0)))
-    places = [starts[rank] + place for rank, place in parts]
-    flag_places = [starts[rank] + ends[rank] + before for (rank, _), before in zip(parts, flags_before)]
-    return tuple(lengths), places, flag_places
-
-
-def _padded(elements: int, unit: int) -> int:
-    return -(-elements // unit) * unit

@@ -187,6 +187,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 work_dtype=work_dtype_of(group) or default_work_dtype(p),
                 equalization=Equalization(group["equalize"], group["renormalize"]),
                 moments_view=moments_in_group(name, p, group),
+                keeps_norm=group["experimental_hyperball"],
             )
             yield parameter, not p.is_meta and p not in state
 

@@ -42,11 +42,12 @@ def as_summed(matrix: Matrix) -> Optional[Matrix]:
     It must lie in parts along its long side, in one copy: others might sum in another order. What is done to whole rows
     and columns takes a whole matrix.
     """
-    if matrix.parameter.equalization != Equalization() or matrix.parameter.moments_view is not None:
+    parameter = matrix.parameter
+    if parameter.equalization != Equalization() or parameter.moments_view is not None or parameter.keeps_norm:
         return None
     if matrix.shards.layout.copies > 1 or matrix.shards.lengthwise(matrix.index) is None:
         return None
-    (m, n), parameter = sorted((matrix.rows, matrix.cols)), matrix.parameter
+    m, n = sorted((matrix.rows, matrix.cols))
     of = parameter.device, parameter.work_dtype, (m, n), parameter.schedule
     iteration = summed_iteration(*of, "gram_float32", parameter.circumstances)
     if iteration is None:

@@ -21,12 +21,13 @@ class LocalOwned(NamedTuple):
     blocks_out: Tensor
     moments_in: Tensor  # likewise, of their second moments
     moments_out: Tensor
+    weights_in: Tensor  # likewise, of the parameters' matrices, where their norms are kept
 
 
 def local_owned(owned: OwnedBatch, device: torch.device) -> LocalOwned:
     """Return the tensors of a batch that is owned."""
     positions = torch.tensor(owned.positions, dtype=torch.int64, device=device)
-    moved = (owned.blocks_in, owned.blocks_out, owned.moments_in, owned.moments_out)
+    moved = (owned.blocks_in, owned.blocks_out, owned.moments_in, owned.moments_out, owned.weights_in)
     return LocalOwned(owned.batch, positions, *map(block_table, moved))
 
 

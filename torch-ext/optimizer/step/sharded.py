@@ -14,6 +14,7 @@ from ..parameters.settings import Group
 from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
+from ..rules.hyperball import REPLACING, moved_on_sphere
 from ..rules.momentum import pack_momentum_
 from ..rules.second_moment import balance_
 from .batch import UpdateNorms, row_scales, seeds
@@ -42,6 +43,9 @@ def update_chunk_(
         _write_flags_(outgoing, work, parts.absent)
         if work.moments is not None:
             work.moments.send_(outgoing, work.parts)
+        for number, place in holder.weights_out:
+            view = work.parts[number].view
+            outgoing[place : place + view.numel()].view_as(view).copy_(view)
     received = yield from _exchanged(chunk, outgoing, holder.sent, owner.received, group)
     del outgoing
     with record_function(chunk.profiled_as):
@@ -106,7 +110,7 @@ class ShardedParts:
         origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
         rounding = seeds(parts, self._groups)
         options = DescentOptions(row_scales(parts), rounding, overflow, alive, places, origins)
-        rule = self._recipe.descent._replace(multiplier=multiplier)
+        rule = REPLACING if self._recipe.keeps_norms else self._recipe.descent._replace(multiplier=multiplier)
         descend_packed_([part.view for part in parts], updates, rule, options)
         for i in sorted(self.absent):
             part = parts[i]
@@ -133,7 +137,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
     """Return what is sent back, the blocks of the owned matrices' updates and their flags; and the updates' norms."""
     chunk, norms = work.chunk, []
     verdicts = _verdicts(work, received)
-    returned = received.new_empty(sum(chunk.messages.owner.sent), dtype=chunk.first.parameter.work_dtype)
+    returned = received.new_empty(sum(chunk.messages.owner.sent), dtype=chunk.first.parameter.update_dtype)
     for team, owned in work.teams:
         eps, group = recipes.of([team.matrix]).eps, group_of(team.ranks, chunk.names)
         packed = None if owned is None else packed_memory(owned.batch, 1, received.device)
@@ -145,14 +149,14 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
         if owned is not None:
             updates = update_of_factors(as_parameter(owned.batch, factor), owned.batch.equalization.after)
             updates = _balanced_(owned, received, returned, updates, recipes)
-            norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
+            norms.append(_write_updates_(returned, owned, updates, verdicts, recipes, received))
             del updates
         del factor
     for owned in work.owned:
         packed = recipes.graphs.packed(owned.batch, len(owned.positions), recipes.of(owned.batch.matrices).eps)
         _assemble_(owned, received, packed.directions)
         updates = _balanced_(owned, received, returned, packed.update(), recipes)
-        norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
+        norms.append(_write_updates_(returned, owned, updates, verdicts, recipes, received))
         del packed, updates  # before the next batch is put together
     matrices, places = work.verdicts_out
     returned.index_copy_(0, places, verdicts.index_select(0, matrices).to(returned.dtype))
@@ -160,14 +164,26 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
 
 
 def _write_updates_(
-    returned: Tensor, owned: LocalOwned, updates: tuple[Tensor, Tensor], verdicts: Tensor, recipes: Recipes
+    returned: Tensor,
+    owned: LocalOwned,
+    updates: tuple[Tensor, Tensor],
+    verdicts: Tensor,
+    recipes: Recipes,
+    received: Tensor,
 ) -> UpdateNorms:
-    """Write the blocks of a batch's updates, which come with their norms, into `returned`; return the norms."""
+    """Write the blocks of a batch's updates, which come with their norms, into `returned`; return the norms.
+
+    Where norms of matrices are kept it is the new matrices, made of those in `received`.
+    """
     directions, norms = updates
-    move_blocks_(directions, returned, owned.blocks_out, to_buffer=True)
     alive, matrices = verdicts.index_select(0, owned.positions) > 0, owned.batch.matrices
-    lr = recipes.of(matrices).descent.lr
-    return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, lr)
+    recipe = recipes.of(matrices)
+    if recipe.keeps_norms:
+        weights = received.new_empty(directions.shape)
+        move_blocks_(weights, received, owned.weights_in, to_buffer=False)
+        directions, norms = moved_on_sphere(weights.unbind(), directions, recipe.descent.lr)
+    move_blocks_(directions, returned, owned.blocks_out, to_buffer=True)
+    return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, recipe.descent.lr)
 
 
 def _balanced_(
