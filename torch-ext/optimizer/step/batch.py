@@ -53,7 +53,7 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     del gradients  # which may be the last to hold their memory
     updates, norms = packed.update()
     if batch.moments_shape is not None:
-        norms = balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
+        balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
     rule = recipe.descent._replace(multiplier=work.multiplier)
     options = DescentOptions(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
     descend_packed_(parameters, updates, rule, options)

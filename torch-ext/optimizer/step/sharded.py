@@ -144,14 +144,15 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
         del packed
         if owned is not None:
             updates = update_of_factors(as_parameter(owned.batch, factor), owned.batch.equalization.after)
-            updates = _balanced_(owned, received, returned, updates, recipes)
+            _balance_(owned, received, returned, updates[0], recipes)
             norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
             del updates
         del factor
     for owned in work.owned:
         packed = recipes.graphs.packed(owned.batch, len(owned.positions), recipes.of(owned.batch.matrices).eps)
         _assemble_(owned, received, packed.directions)
-        updates = _balanced_(owned, received, returned, packed.update(), recipes)
+        updates = packed.update()
+        _balance_(owned, received, returned, updates[0], recipes)
         norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
         del packed, updates  # before the next batch is put together
     matrices, places = work.verdicts_out
@@ -170,21 +171,16 @@ def _write_updates_(
     return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, lr)
 
 
-def _balanced_(
-    owned: LocalOwned, received: Tensor, returned: Tensor, updates: tuple[Tensor, Tensor], recipes: Recipes
-) -> tuple[Tensor, Tensor]:
-    """Balance a batch's updates, in place, by the second moments that have come, if any; write the new into `returned`.
-
-    Returns them with their norms, as they come.
-    """
-    batch, (directions, norms) = owned.batch, updates
-    if batch.moments_shape is not None:
-        dtype, beta = batch.matrices[0].parameter.moments_dtype, recipes.of(batch.matrices).second_moment_beta
-        moments = torch.empty(len(directions), *batch.moments_shape, dtype=dtype, device=directions.device)
-        move_blocks_(moments, received.view(dtype), owned.moments_in, to_buffer=False)
-        norms = balance_(directions, moments, beta)
-        move_blocks_(moments, returned.view(dtype), owned.moments_out, to_buffer=True)
-    return directions, norms
+def _balance_(owned: LocalOwned, received: Tensor, returned: Tensor, updates: Tensor, recipes: Recipes) -> None:
+    """Balance a batch's updates, in place, by the second moments that have come, if any; write new ones to be sent."""
+    batch = owned.batch
+    if batch.moments_shape is None:
+        return
+    dtype, beta = batch.matrices[0].parameter.moments_dtype, recipes.of(batch.matrices).second_moment_beta
+    moments = torch.empty(len(updates), *batch.moments_shape, dtype=dtype, device=updates.device)
+    move_blocks_(moments, received.view(dtype), owned.moments_in, to_buffer=False)
+    balance_(updates, moments, beta)
+    move_blocks_(moments, returned.view(dtype), owned.moments_out, to_buffer=True)
 
 
 def _assemble_(owned: LocalOwned, received: Tensor, packed: Tensor) -> None:
