@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.ranks.test_messages import COUNT, case_on, count_steps
 from tests.ranks.test_step import EXPERTS, WORK
-from tests.ranks.test_summed import assert_close_to_alone
+from tests.ranks.test_summed import LONG, assert_close_to_alone
+from tests.ranks.test_summed import case_on as summed_case
 from tests.ranks.test_teams import FOUR, TEAMS, long_ones, train_in_teams
 from tests.support.backends import on_every_backend
+from tests.support.rank_pool import device_of_ranks
 from tests.support.sharded_models import (
     LAYOUTS,
     Case,
@@ -22,7 +25,9 @@ from tests.support.sharded_models import (
     part_of,
     sharded,
     whole_gradient,
+    wholes,
 )
+from tests.support.sharded_networks import assert_same_network, network_on, set_gradients
 
 SIDES = ["rows", "long_side"]
 
@@ -77,9 +82,10 @@ def test_shared_large_copies_give_the_bits_of_one_process(kernel, pools, layout,
     assert_as_alone(kernel, pools, case)
 
 
-def test_sums_of_gram_matrices_make_way_for_owners(kernel, pools, by):
-    case = Case(long_ones(FOUR), {"sum_gram": True, "second_moment": by, "ns_dtype": "float32"}, steps=3)
-    assert_as_alone(kernel, pools, case)
+@pytest.mark.parametrize("name", LONG)
+def test_sums_of_gram_matrices_make_way_for_owners(kernel, pools, name, by):
+    """Of matrices that ranks would sum without second moments."""
+    assert_as_alone(kernel, pools, summed_case(*LONG[name], settings={"second_moment": by}))
 
 
 def test_teams_balance_whole_matrices(kernel, pools, by):
@@ -184,3 +190,36 @@ def checked_after_steps(kernel, case: Case) -> None:
             p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
         optimizer.step()
     optimizer.check_copies()
+
+
+def step_of_parameters_elsewhere(kernel, by: str):
+    """A matrix in parts on ranks 0 and 1, of which 2 and 3 have nothing."""
+    mesh = torch.distributed.device_mesh.DeviceMesh(device_of_ranks(), [0, 1])
+    p = torch.nn.Parameter(distribute_tensor(torch.ones(6, 9), mesh, [Shard(1)]))
+    optimizer = kernel.Muon([("up.weight", p)], second_moment=by)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    return optimizer.state[p]["second_moment"].to_local().numel()
+
+
+def test_ranks_without_a_part_have_no_moments(pools, by):
+    assert pools(4).run(step_of_parameters_elsewhere, by) == ([6, 0, 0, 0] if by == "rows" else [5, 4, 0, 0])
+
+
+def resumed_from_whole_state(kernel, by: str):
+    """A state that is whole on every rank, loaded into a network with another layout: both go on alike."""
+    networks = [network_on(name, device_of_ranks(), seed) for seed, name in enumerate(["tp and fsdp", "fsdp"])]
+    optimizers = [kernel.Muon(network.named_parameters(), second_moment=by, lr=0.02) for network in networks]
+    set_gradients(networks[0], 1)
+    optimizers[0].step()
+    options = StateDictOptions(full_state_dict=True)
+    model, optim = get_state_dict(networks[0], optimizers[0], options=options)
+    set_state_dict(networks[1], optimizers[1], model_state_dict=model, optim_state_dict=optim, options=options)
+    for network, optimizer in zip(networks, optimizers):
+        set_gradients(network, 2)
+        optimizer.step()
+    assert_same_network(*(wholes(dict(network.named_parameters())) for network in networks))
+
+
+def test_whole_states_are_taken_into_shards(pools, by):
+    pools(4).run(resumed_from_whole_state, by)

@@ -53,13 +53,10 @@ def test_updates_and_moments_are_those_of_the_paper(balance_, shape, side, dtype
     for moments in moments_of(shape, side), torch.zeros_like(moments_of(shape, side)):
         updates = uneven(shape, dtype)
         exact, exact_moments = oracles.balance(updates, moments, BETA, side)
-        norms = balance_(updates, moments, BETA)
+        balance_(updates, moments, BETA)
         assert ((moments - exact_moments).abs() <= (1 + 1e-6) * rounding_error(exact_moments, torch.float32)).all()
         allowed = 5 * unit_roundoff(torch.float32) * exact.abs()
         assert ((updates - exact).abs() <= allowed + rounding_error(exact.abs() + allowed, dtype)).all()
-        expected = torch.linalg.matrix_norm(exact)
-        assert norms.dtype == torch.float32
-        assert ((norms - expected).abs() <= 4 * unit_roundoff(torch.float32) * expected).all()
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -78,10 +75,9 @@ def test_zeros_stay_zeros_and_a_nan_in_its_matrix(balance_, side):
     updates[0], updates[1, 2, 3], updates[2, 1], updates[2, :, 4] = 0, math.nan, 0, 0
     moments[2].select(-2 if side == "rows" else -1, 1 if side == "rows" else 4).zero_()  # of a line that was never used
     alone, alone_moments = updates[2:].clone(), moments[2:].clone()
-    norms = balance_(updates, moments, BETA)
+    balance_(updates, moments, BETA)
     balance_(alone, alone_moments, BETA)
-    assert not updates[0].any() and not moments[0].any() and norms[0] == 0
-    assert updates[1].isnan().any() and norms[1].isnan()
+    assert not updates[0].any() and not moments[0].any() and updates[1].isnan().any()
     assert not updates[2, 1].any() and not updates[2, :, 4].any() and updates[2].isfinite().all()
     assert torch.equal(updates[2:], alone) and torch.equal(moments[2:], alone_moments)
 
@@ -91,9 +87,10 @@ def test_neither_batch_threads_nor_strides_change_a_bit(balance_, side):
     shape = 5, 64, 300
     updates, moments = uneven(shape, torch.bfloat16), moments_of(shape, side)
 
-    def result(X: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def result(X: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         X, v = X.clone(memory_format=torch.preserve_format), v.clone()
-        return X, v, balance_(X, v, BETA)
+        balance_(X, v, BETA)
+        return X, v
 
     expected = result(updates, moments)
     for threads in 1, 2, 3:

@@ -18,16 +18,15 @@ SECOND_MOMENTS = ("none", "rows", "long_side")
 EPS = 1e-8
 
 
-def balance_(updates: Tensor, moments: Tensor, beta: float) -> Tensor:
-    """Balance the lines of updates (B, rows, cols) by their second moments, both in place; return the norms (B,).
+def balance_(updates: Tensor, moments: Tensor, beta: float) -> None:
+    """Balance the lines of updates (B, rows, cols) by their second moments; both change in place.
 
         moments <- beta * moments + (1 - beta) * mean of squares of each line
         updates <- updates / (sqrt(moments) + EPS), times what gives each matrix the norm that it had
 
     `moments` are those of rows, (B, rows, 1), or of columns, (B, 1, cols), float32 or, for float64 updates, float64.
     Each element of both is rounded once. Nothing corrects that moments begin at zero: it is one factor for all lines,
-    which the norm takes out. Zeros stay zeros, and a NaN in its matrix and its moments. Norms are at least float32,
-    and of updates before these are rounded.
+    which the norm takes out. Zeros stay zeros, and a NaN in its matrix and its moments.
     Sources: NorMuon, arXiv:2510.05491, and dion/normuon.py (0333cc1), for rows; nanochat (2026) for the long side.
     """
     exact = torch.promote_types(updates.dtype, torch.float32)
@@ -36,6 +35,4 @@ def balance_(updates: Tensor, moments: Tensor, beta: float) -> Tensor:
     moments.copy_(beta * moments.double() + (1 - beta) * norms.square() / lines.size(-1))
     scales = 1 / (moments.double().sqrt() + EPS)
     before, after = (frobenius_norm(each.to(exact)) for each in (norms, norms * scales))
-    kept = before / after.clamp_min(torch.finfo(exact).tiny)
-    updates.mul_((scales * kept).to(exact))
-    return (after * kept).flatten().to(exact)
+    updates.mul_((scales * before / after.clamp_min(torch.finfo(exact).tiny)).to(exact))

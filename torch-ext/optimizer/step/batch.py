@@ -54,7 +54,7 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     del gradients  # which may be the last to hold their memory
     updates, norms = packed.update()
     if batch.moments_shape is not None:
-        norms = balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
+        balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
     elements, rule = updates.numel(), recipe.descent._replace(multiplier=work.multiplier)
     if recipe.keeps_norms:
         (updates, norms), rule = moved_on_sphere(parameters, updates, rule.lr), REPLACING

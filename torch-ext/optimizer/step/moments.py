@@ -16,17 +16,16 @@ from ..rules.second_moment import balance_
 from .local_matrix import LocalMatrix
 
 
-def balance_parts_(updates: Tensor, parts: Sequence[LocalMatrix], beta: float, found_inf: Optional[Tensor]) -> Tensor:
-    """Balance the updates (B, rows, cols) of whole matrices by their second moments, both in place; return the norms.
+def balance_parts_(updates: Tensor, parts: Sequence[LocalMatrix], beta: float, found_inf: Optional[Tensor]) -> None:
+    """Balance the updates (B, rows, cols) of whole matrices by their second moments, both in place.
 
     Where `found_inf` is above 0 the second moments stay as they are.
     """
     before = torch.stack([part.moments for part in parts])
     after = before.clone()
-    norms = balance_(updates, after, beta)
+    balance_(updates, after, beta)
     after = after if found_inf is None else after.where(found_inf == 0, before)
     torch._foreach_copy_([part.moments for part in parts], list(after))
-    return norms
 
 
 class MovedMoments(NamedTuple):

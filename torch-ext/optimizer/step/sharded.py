@@ -148,14 +148,13 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
         del packed
         if owned is not None:
             updates = update_of_factors(as_parameter(owned.batch, factor), owned.batch.equalization.after)
-            updates = _balanced_(owned, received, returned, updates, recipes)
             norms.append(_write_updates_(returned, owned, updates, verdicts, recipes, received))
             del updates
         del factor
     for owned in work.owned:
         packed = recipes.graphs.packed(owned.batch, len(owned.positions), recipes.of(owned.batch.matrices).eps)
         _assemble_(owned, received, packed.directions)
-        updates = _balanced_(owned, received, returned, packed.update(), recipes)
+        updates = packed.update()
         norms.append(_write_updates_(returned, owned, updates, verdicts, recipes, received))
         del packed, updates  # before the next batch is put together
     matrices, places = work.verdicts_out
@@ -173,9 +172,11 @@ def _write_updates_(
 ) -> UpdateNorms:
     """Write the blocks of a batch's updates, which come with their norms, into `returned`; return the norms.
 
-    Where norms of matrices are kept it is the new matrices, made of those in `received`.
+    They are balanced before by the second moments in `received`, if there are any. Where norms of matrices are kept it
+    is the new matrices that are written, made of those in `received`.
     """
     directions, norms = updates
+    _balance_(owned, received, returned, directions, recipes)
     alive, matrices = verdicts.index_select(0, owned.positions) > 0, owned.batch.matrices
     recipe = recipes.of(matrices)
     if recipe.keeps_norms:
@@ -186,21 +187,16 @@ def _write_updates_(
     return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, recipe.descent.lr)
 
 
-def _balanced_(
-    owned: LocalOwned, received: Tensor, returned: Tensor, updates: tuple[Tensor, Tensor], recipes: Recipes
-) -> tuple[Tensor, Tensor]:
-    """Balance a batch's updates, in place, by the second moments that have come, if any; write the new into `returned`.
-
-    Returns them with their norms, as they come.
-    """
-    batch, (directions, norms) = owned.batch, updates
-    if batch.moments_shape is not None:
-        dtype, beta = batch.matrices[0].parameter.moments_dtype, recipes.of(batch.matrices).second_moment_beta
-        moments = torch.empty(len(directions), *batch.moments_shape, dtype=dtype, device=directions.device)
-        move_blocks_(moments, received.view(dtype), owned.moments_in, to_buffer=False)
-        norms = balance_(directions, moments, beta)
-        move_blocks_(moments, returned.view(dtype), owned.moments_out, to_buffer=True)
-    return directions, norms
+def _balance_(owned: LocalOwned, received: Tensor, returned: Tensor, updates: Tensor, recipes: Recipes) -> None:
+    """Balance a batch's updates, in place, by the second moments that have come, if any; write new ones to be sent."""
+    batch = owned.batch
+    if batch.moments_shape is None:
+        return
+    dtype, beta = batch.matrices[0].parameter.moments_dtype, recipes.of(batch.matrices).second_moment_beta
+    moments = torch.empty(len(updates), *batch.moments_shape, dtype=dtype, device=updates.device)
+    move_blocks_(moments, received.view(dtype), owned.moments_in, to_buffer=False)
+    balance_(updates, moments, beta)
+    move_blocks_(moments, returned.view(dtype), owned.moments_out, to_buffer=True)
 
 
 def _assemble_(owned: LocalOwned, received: Tensor, packed: Tensor) -> None:

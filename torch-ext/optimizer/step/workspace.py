@@ -71,6 +71,7 @@ class Workspace:
         # Those that are one matrix come first: for them a step makes no list of matrices.
         self.parameters = sorted(sources, key=lambda source: not source.is_whole)
         self._whole = sum(source.is_whole for source in sources)
+        self._with_moments = [source for source in self.parameters if source.has_moments]
         self._has_shards = has_shards(type(source.tensor) for source in sources)
         first = 0
         for source in self.parameters:
@@ -87,9 +88,9 @@ class Workspace:
         self._tensors.momenta = self._matrices([state[p]["momentum_buffer"] for p in tensors])
         for source in self.parameters:
             source.begin_step()
-            if source.has_moments:
-                moments = local_part(state[source.tensor]["second_moment"])
-                self._tensors.moments.update(enumerate(source.cut_moments(moments), source.first))
+        for source in self._with_moments:
+            moments = source.cut_moments(local_part(state[source.tensor]["second_moment"]))
+            self._tensors.moments.update(enumerate(moments, source.first))
         for source in self.parameters if row_scales else ():
             if source.tensor in row_scales:
                 factors = source.cut_rows(row_scales[source.tensor])
