@@ -13,6 +13,10 @@ from .offload import host_zeros_like
 # In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
 STATE_FORMAT = 1
 
+# The key of what a bfloat16 parameter lacks of its float32 master (`rules/master_weights.py`): 16-bit integers, in a
+# tensor of bfloat16 as neither NCCL nor gloo sends int16, and checkpoints are gathered. As numbers they mean nothing.
+REMAINDER = "remainder"
+
 
 class StateTensor(NamedTuple):
     """One tensor of a parameter's state: what it is made as, of zeros."""
@@ -21,30 +25,46 @@ class StateTensor(NamedTuple):
     dtype: torch.dtype
     keeps_dtype: bool = False  # that it was made or saved in, also when the parameter is cast
     on_host: bool = False
+    may_lack: bool = False  # in a file: zeros stand for what was saved without it
 
 
 def state_tensors(p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
     """Return what a parameter of this group has, by the keys of torch.optim.Muon and torch.optim.AdamW.
 
-    Momentum is in the group's `momentum_dtype`, None for the parameter's; AdamW's fused kernel needs one dtype.
+    Momentum is in the group's `momentum_dtype`, None for the parameter's; AdamW's fused kernel needs one dtype, which
+    is float32 where a `remainder` keeps what the parameter lacks of it.
     """
     shape = tuple(p.shape)
+    is_split = has_remainder(p, group)
+    remainder = {REMAINDER: StateTensor(shape, p.dtype, may_lack=True)} if is_split else {}
     if group["use_muon"]:
         name = group["momentum_dtype"]
         dtype = p.dtype if name is None else getattr(torch, name)
-        return {"momentum_buffer": StateTensor(shape, dtype, keeps_dtype=True, on_host=group["offload"])}
-    average = StateTensor(shape, p.dtype)
-    return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average}
+        return {"momentum_buffer": StateTensor(shape, dtype, keeps_dtype=True, on_host=group["offload"]), **remainder}
+    average = StateTensor(shape, torch.float32 if is_split else p.dtype)
+    return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average, **remainder}
+
+
+def integers(remainder: Tensor) -> Tensor:
+    """Return the int16 integers of a remainder, in its memory; not of a DTensor."""
+    return remainder.view(torch.int16)
+
+
+def has_remainder(p: Tensor, group: Mapping[str, Any]) -> bool:
+    """Whether the state of `p` has what it lacks of a float32 master."""
+    return group["master_weights"] == "split" and p.dtype == torch.bfloat16
 
 
 def ensure_state(state: dict[str, Tensor], p: Tensor, group: Mapping[str, Any]) -> None:
     """Make what `state` of `p` lacks for its group, in place, and move the rest to where it belongs.
 
-    That is where `p` is, and host memory for momentum buffers of groups with `offload`. Raises ValueError where a
-    tensor no longer has the shape that it should have.
+    That is where `p` is, and host memory for momentum buffers of groups with `offload`. A remainder goes where the
+    group has no more `master_weights`. Raises ValueError where a tensor no longer has the shape that it should have.
     """
     wanted = state_tensors(p, group)
     check_shapes(state, p, wanted)
+    if REMAINDER not in wanted:
+        state.pop(REMAINDER, None)
     for key, kind in wanted.items():
         if key in state:
             state[key] = placed(p, state[key], kind)
@@ -86,7 +106,14 @@ def check_shapes(state: Mapping[str, Any], p: Tensor, wanted: Mapping[str, State
 def check_loaded(state: Mapping[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
     """Raise ValueError unless a loaded state of `p` is what its group needs, or empty."""
     wanted = state_tensors(p, group)
-    if state and set(state) != set(wanted):
+    needed = {key for key, kind in wanted.items() if not kind.may_lack}
+    if REMAINDER in state and REMAINDER not in wanted:
+        raise ValueError(
+            f"the state of a parameter {tuple(p.shape)} was saved with half of a float32 value, which a parameter of "
+            f"{p.dtype} with master_weights={group['master_weights']!r} has no place for. Load it with bfloat16 "
+            "parameters and master_weights='split', and take float32 values by master_weights()"
+        )
+    if state and not needed <= set(state) <= set(wanted):
         raise ValueError(
             f"a parameter {tuple(p.shape)} of {'Muon' if group['use_muon'] else 'AdamW'} needs the state "
             f"{', '.join(wanted)}, got {', '.join(map(str, state))}"

@@ -27,6 +27,7 @@ class StepTensors:
         """Keep no tensor."""
         self.views: list[Tensor] = []  # of the parameters
         self.momenta: list[Tensor] = []
+        self.remainders: dict[int, Tensor] = {}  # by place, of those that have one
         self.row_scales: dict[int, Tensor] = {}  # by place, of those that QK-clip scales
 
 
@@ -104,6 +105,11 @@ class LocalMatrix(NamedTuple):
     def momentum(self) -> Tensor:
         """The momentum buffer's part, in this step."""
         return self.tensors.momenta[self.place]
+
+    @property
+    def remainder(self) -> Optional[Tensor]:
+        """What the parameter's part lacks of its float32 master, in this step."""
+        return self.tensors.remainders.get(self.place)
 
     @property
     def row_scale(self) -> Optional[Tensor]:
