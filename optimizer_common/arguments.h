@@ -16,6 +16,7 @@ namespace optimizer {
 using torch::stable::Tensor;
 using Tensors = std::vector<Tensor>;
 using MaybeTensor = std::optional<Tensor>;
+using MaybeTensors = std::optional<Tensors>;
 using MaybeInts = std::optional<std::vector<int64_t>>;
 
 inline std::string tuple(torch::headeronly::IntHeaderOnlyArrayRef numbers) {

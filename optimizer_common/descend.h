@@ -5,7 +5,7 @@
 
 namespace optimizer {
 
-enum DescendView { kParameter, kUpdate };
+enum DescendView { kParameter, kUpdate, kRemainder };
 
 // What varies from matrix to matrix besides its tensors.
 struct Place {
@@ -15,7 +15,8 @@ struct Place {
 };
 
 struct Descend {
-  ScalarType dtypes[2];
+  ScalarType dtypes[3];
+  bool has_remainder;  // else its views are the parameter's, and nobody looks at them
   Numbers lr, weight_decay, multiplier;
   int64_t decay_mode;
   const float* row_scale;  // null where not given
@@ -23,7 +24,7 @@ struct Descend {
   Gate gate;
   int32_t device;             // of the matrices
   std::vector<Place> places;  // one for each matrix
-  std::vector<Matrix<2>> matrices;
+  std::vector<Matrix<3>> matrices;
 
   bool in_double() const { return std::count(dtypes, dtypes + 2, ScalarType::Double) > 0; }
 };
@@ -66,13 +67,32 @@ inline std::vector<Place> check_places(const Tensors& parameter, const MaybeInts
   return places;
 }
 
-inline std::vector<Matrix<2>> descend_matrices(const Tensors& parameter, const Tensor& update, const MaybeInts& offsets,
-                                               const Descend& call) {
-  std::vector<Matrix<2>> matrices;
+inline void check_remainder(const MaybeTensors& remainder, const Tensors& parameter, const MaybeTensor& seeds) {
+  if (!remainder) {
+    return;
+  }
+  STD_TORCH_CHECK(!seeds, "seeds round stochastically, and with a remainder nothing is left to round");
+  STD_TORCH_CHECK(remainder->size() == parameter.size(), "remainder must be one per matrix, ", parameter.size(),
+                  ", got ", remainder->size());
+  for (size_t i = 0; i < parameter.size(); ++i) {
+    const Tensor &p = parameter[i], &r = (*remainder)[i];
+    STD_TORCH_CHECK(p.scalar_type() == ScalarType::BFloat16,
+                    "a remainder is what bfloat16 parameters lack of float32, got parameters of ", p.scalar_type());
+    STD_TORCH_CHECK(r.scalar_type() == ScalarType::Short, "remainder must be Short, got ", r.scalar_type(), " at ", i);
+    STD_TORCH_CHECK(r.dim() == 2 && r.size(0) == p.size(0) && r.size(1) == p.size(1), "remainder[", i,
+                    "] must have the shape ", shape(p), " of its parameter, got ", shape(r));
+    STD_TORCH_CHECK(r.device() == p.device(), "remainder must be on ", place(p), " like the parameters, got ", place(r));
+  }
+}
+
+inline std::vector<Matrix<3>> descend_matrices(const Tensors& parameter, const Tensor& update, const MaybeInts& offsets,
+                                               const MaybeTensors& remainder, const Descend& call) {
+  std::vector<Matrix<3>> matrices;
   for (int64_t i = 0; i < static_cast<int64_t>(parameter.size()); ++i) {
     const Tensor& p = parameter[i];
-    const View views[] = {view_of(p, true), part_of(update, false, offsets, p, i)};
-    Matrix<2> matrix{p.size(0), p.size(1), {views[0], views[1]}, i};
+    const View views[] = {view_of(p, true), part_of(update, false, offsets, p, i),
+                          view_of(remainder ? (*remainder)[i] : p, true)};
+    Matrix<3> matrix{p.size(0), p.size(1), {views[0], views[1], views[2]}, i};
     if (!call.row_scale && !call.seeds.data) {
       simplify(matrix);
     } else if (!call.row_scale && is_one_run(matrix) && call.places[i].row_length == matrix.cols) {
@@ -87,7 +107,8 @@ inline std::vector<Matrix<2>> descend_matrices(const Tensors& parameter, const T
 inline Descend check_descend(const Tensors& parameter, const Tensor& update, const Tensor& lr,
                              const Tensor& weight_decay, const Tensor& multiplier, int64_t decay_mode,
                              const MaybeInts& offsets, const MaybeTensor& row_scale, const MaybeTensor& seeds,
-                             const MaybeInts& origins, const MaybeTensor& active, const MaybeTensor& found_inf) {
+                             const MaybeInts& origins, const MaybeTensor& active, const MaybeTensor& found_inf,
+                             const MaybeTensors& remainder) {
   const int64_t count = parameter.size();
   const ScalarType dtype = dtype_of(parameter);
   check_matrices("parameter", parameter, update);
@@ -96,10 +117,14 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
                   "decay_mode must be 0 (decoupled), 1 (independent) or 2 (cautious), got ", decay_mode);
   STD_TORCH_CHECK(!seeds || is_half(dtype) || count == 0,
                   "seeds ask for stochastic rounding, which is for float16 and bfloat16 parameters, got ", dtype);
-  Spans spans(parameter.size() + 8);
+  check_remainder(remainder, parameter, seeds);
+  Spans spans(2 * parameter.size() + 8);
   int64_t rows = 0;
   for (int64_t i = 0; i < count; ++i) {
     spans.write("parameter", parameter[i], i);
+    if (remainder) {
+      spans.write("remainder", (*remainder)[i], i);
+    }
     rows += parameter[i].size(0);
   }
   const std::pair<const char*, MaybeTensor> inputs[] = {
@@ -109,7 +134,8 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
     spans.read(name, input);
   }
   spans.check();
-  Descend call{.dtypes = {dtype, update.scalar_type()},
+  Descend call{.dtypes = {dtype, update.scalar_type(), remainder ? ScalarType::Short : dtype},
+               .has_remainder = remainder.has_value(),
                .lr = numbers("lr", lr, count, update),
                .weight_decay = numbers("weight_decay", weight_decay, count, update),
                .multiplier = numbers("multiplier", multiplier, count, update),
@@ -119,7 +145,7 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
                .gate = gate(active, found_inf, count, update),
                .device = update.get_device_index(),
                .places = check_places(parameter, origins)};
-  call.matrices = descend_matrices(parameter, update, offsets, call);
+  call.matrices = descend_matrices(parameter, update, offsets, remainder, call);
   return call;
 }
 

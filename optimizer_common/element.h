@@ -90,6 +90,30 @@ OPTIMIZER_INLINE T descend(T parameter, T update, const Descent<T>& by, T row_sc
   return row_scale * std::fma(parameter, keep, -(by.step * update));
 }
 
+// A float32 number in two halves of 16 bits, which T holds exactly. `upper` is the bfloat16 nearest to it, of two the
+// one with the larger absolute value; `remainder` is the lower half of its bits, read as a signed integer. Then its bits
+// are those of `upper` plus the remainder. Rounding ties to even instead would need the remainder +2^15.
+template <class T>
+struct Halves {
+  T upper, remainder;
+};
+
+template <class T>
+OPTIMIZER_INLINE T join(const Halves<T>& halves) {
+  const uint32_t upper = bits_as<uint32_t>(static_cast<float>(halves.upper));
+  return static_cast<T>(bits_as<float>(upper + static_cast<uint32_t>(static_cast<int32_t>(halves.remainder))));
+}
+
+// x, rounded to float32 first, in halves. A NaN has remainder 0, and of its bits only that it is one is kept.
+template <class T>
+OPTIMIZER_INLINE Halves<T> split(T x) {
+  const float number = narrow<float>(x);
+  const uint32_t bits = bits_as<uint32_t>(number);
+  const bool is_nan = number != number;
+  const float upper = bits_as<float>(is_nan ? 0x7FC00000u : (bits + 0x8000u) & 0xFFFF0000u);
+  return {static_cast<T>(upper), static_cast<T>(is_nan ? int16_t{0} : static_cast<int16_t>(bits))};
+}
+
 // The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 OPTIMIZER_INLINE uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;

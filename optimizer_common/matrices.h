@@ -74,6 +74,7 @@ OPTIMIZER_INLINE auto with_stored(ScalarType dtype, const Work& work) {
     case ScalarType::BFloat16: return work(c10::BFloat16{});
     case ScalarType::Half: return work(c10::Half{});
     case ScalarType::Double: return work(double{});
+    case ScalarType::Short: return work(int16_t{});
     default: return work(float{});
   }
 }

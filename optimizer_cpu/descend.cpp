@@ -9,7 +9,7 @@ namespace optimizer {
 namespace {
 
 template <class T>
-OPTIMIZER_INLINE void round_tile(T* values, const Descend& call, const Matrix<2>& m, const Box& box) {
+OPTIMIZER_INLINE void round_tile(T* values, const Descend& call, const Matrix<3>& m, const Box& box) {
   const Grid<T> grid = make_grid<T>(call.dtypes[kParameter]);
   const Place& place = call.places[m.index];
   const uint64_t key = make_key(call.seeds[m.index]);
@@ -22,8 +22,30 @@ OPTIMIZER_INLINE void round_tile(T* values, const Descend& call, const Matrix<2>
   }
 }
 
+// Makes of bfloat16 values the float32 ones, of which a tile of remainders has the lower halves.
 template <class T>
-OPTIMIZER_INLINE void descend_tile(const Descend& call, const Matrix<2>& m, const Box& box) {
+OPTIMIZER_INLINE void join_tile(T* values, const Descend& call, const Matrix<3>& m, const Box& box) {
+  T remainder[kTileArea];
+  load(remainder, call.dtypes[kRemainder], m.views[kRemainder], box);
+  for (int64_t i = 0; i < box.rows * box.cols; ++i) {
+    values[i] = join<T>({values[i], remainder[i]});
+  }
+}
+
+// Leaves the upper halves in `values` and stores the remainders.
+template <class T>
+OPTIMIZER_INLINE void split_tile(T* values, const Descend& call, const Matrix<3>& m, const Box& box) {
+  T remainder[kTileArea];
+  for (int64_t i = 0; i < box.rows * box.cols; ++i) {
+    const Halves<T> halves = split(values[i]);
+    values[i] = halves.upper;
+    remainder[i] = halves.remainder;
+  }
+  store(remainder, call.dtypes[kRemainder], m.views[kRemainder], box);
+}
+
+template <class T>
+OPTIMIZER_INLINE void descend_tile(const Descend& call, const Matrix<3>& m, const Box& box) {
   if (!call.gate.is_open(m.index)) {
     return;
   }
@@ -32,6 +54,9 @@ OPTIMIZER_INLINE void descend_tile(const Descend& call, const Matrix<2>& m, cons
       make_descent<T>(call.lr[m.index], call.weight_decay[m.index], call.multiplier[m.index], call.decay_mode);
   load(parameter, call.dtypes[kParameter], m.views[kParameter], box);
   load(update, call.dtypes[kUpdate], m.views[kUpdate], box);
+  if (call.has_remainder) {
+    join_tile(parameter, call, m, box);
+  }
   for (int64_t r = 0; r < box.rows; ++r) {
     const T scale = call.row_scale ? call.row_scale[call.places[m.index].first_row + box.row + r] : T(1);
     T *p = parameter + r * box.cols, *u = update + r * box.cols;
@@ -42,14 +67,17 @@ OPTIMIZER_INLINE void descend_tile(const Descend& call, const Matrix<2>& m, cons
   if (call.seeds.data) {
     round_tile(parameter, call, m, box);
   }
+  if (call.has_remainder) {
+    split_tile(parameter, call, m, box);
+  }
   store(parameter, call.dtypes[kParameter], m.views[kParameter], box);
 }
 
-OPTIMIZER_CLONES void descend_in_float(const Descend& call, const Matrix<2>& m, const Box& box) {
+OPTIMIZER_CLONES void descend_in_float(const Descend& call, const Matrix<3>& m, const Box& box) {
   descend_tile<float>(call, m, box);
 }
 
-OPTIMIZER_CLONES void descend_in_double(const Descend& call, const Matrix<2>& m, const Box& box) {
+OPTIMIZER_CLONES void descend_in_double(const Descend& call, const Matrix<3>& m, const Box& box) {
   descend_tile<double>(call, m, box);
 }
 

@@ -8,7 +8,7 @@
 namespace optimizer {
 namespace {
 
-struct DescendEntry : Entry<2> {
+struct DescendEntry : Entry<3> {
   Place place;
   double lr, weight_decay, multiplier;
   int64_t seed;
@@ -17,7 +17,8 @@ struct DescendEntry : Entry<2> {
 struct DescendLaunch {
   DescendEntry entries[kMatrices];
   int count;
-  ScalarType dtypes[2];
+  ScalarType dtypes[3];
+  bool has_remainder;
   int64_t decay_mode;
   const float* row_scale;
   bool rounds_stochastically;
@@ -59,25 +60,44 @@ __device__ Step<T> make_step(const DescendLaunch& call, const DescendEntry& entr
           make_grid<T>(call.dtypes[kParameter])};
 }
 
+// Leaves the upper halves in `values`.
+template <class T>
+__device__ void split_chunk(T (&values)[kChunk], T (&remainder)[kChunk]) {
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const Halves<T> halves = split(values[i]);
+    values[i] = halves.upper;
+    remainder[i] = halves.remainder;
+  }
+}
+
 template <class T>
 __device__ void descend_chunks(const DescendLaunch& call, const DescendEntry& entry, const Box& box,
                                const Step<T>& step) {
-  const Matrix<2>& m = entry.matrix;
+  const Matrix<3>& m = entry.matrix;
   for_each_chunk(box, [&](int row, int col, int count) {
     const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], box.row + row, box.col + col); };
-    T parameter[kChunk], update[kChunk];
+    T parameter[kChunk], update[kChunk], remainder[kChunk];
     load(parameter, call.dtypes[kParameter], at(kParameter), count, entry.aligned);
     load(update, call.dtypes[kUpdate], at(kUpdate), count, entry.aligned);
+    if (call.has_remainder) {
+      load(remainder, call.dtypes[kRemainder], at(kRemainder), count, entry.aligned);
+    }
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
+      parameter[i] = call.has_remainder ? join<T>({parameter[i], remainder[i]}) : parameter[i];
       parameter[i] = step(parameter[i], update[i], box.row + row, box.col + col + i);
+    }
+    if (call.has_remainder) {
+      split_chunk(parameter, remainder);
+      store(remainder, call.dtypes[kRemainder], at(kRemainder), count, entry.aligned);
     }
     store(parameter, call.dtypes[kParameter], at(kParameter), count, entry.aligned);
   });
 }
 
 template <class T>
-__device__ void descend_elements(const DescendLaunch& call, const Matrix<2>& m, const Box& box, const Step<T>& step) {
+__device__ void descend_elements(const DescendLaunch& call, const Matrix<3>& m, const Box& box, const Step<T>& step) {
   __shared__ Exchange<T> updates;
   const auto at = [&](int k, int row, int col) {
     return address(m.views[k], call.dtypes[k], box.row + row, box.col + col);
@@ -89,7 +109,15 @@ __device__ void descend_elements(const DescendLaunch& call, const Matrix<2>& m, 
   for_each_element(box, m.views[kParameter], [&](int row, int col) {
     char* place = at(kParameter, row, col);
     const T parameter = load_one<T>(call.dtypes[kParameter], place);
-    store_one(step(parameter, updates[row][col], box.row + row, box.col + col), call.dtypes[kParameter], place);
+    if (!call.has_remainder) {
+      store_one(step(parameter, updates[row][col], box.row + row, box.col + col), call.dtypes[kParameter], place);
+      return;
+    }
+    char* rest = at(kRemainder, row, col);
+    const T joined = join<T>({parameter, load_one<T>(call.dtypes[kRemainder], rest)});
+    const Halves<T> halves = split(step(joined, updates[row][col], box.row + row, box.col + col));
+    store_one(halves.remainder, call.dtypes[kRemainder], rest);
+    store_one(halves.upper, call.dtypes[kParameter], place);
   });
 }
 
@@ -112,7 +140,8 @@ __global__ void __launch_bounds__(kThreads) descend_kernel(const __grid_constant
 
 void descend_cuda(const Descend& call) {
   DescendLaunch parameters{};
-  std::copy_n(call.dtypes, 2, parameters.dtypes);
+  std::copy_n(call.dtypes, 3, parameters.dtypes);
+  parameters.has_remainder = call.has_remainder;
   parameters.decay_mode = call.decay_mode;
   parameters.row_scale = call.row_scale;
   parameters.rounds_stochastically = call.seeds.data != nullptr;

@@ -32,6 +32,9 @@ def descend_arguments() -> dict:
     return {"parameter": matrices(*[(ROWS, COLS)] * COUNT), "update": ones(COUNT, ROWS, COLS), **numbers}
 
 
+HALVES = matrices((3, 4), (3, 4), dtype=torch.bfloat16)
+REMAINDERS = matrices((3, 4), (3, 4), dtype=torch.int16)
+REMAINDER = REMAINDERS[0]
 BAD_PACKS = {
     "as many gradients": {"gradient": matrices((3, 4))},
     "must be a matrix": {"momentum": matrices((3, 4), (3, 4, 1))},
@@ -72,6 +75,11 @@ BAD_DESCENTS = {
     "around its 3 x 4": {"origins": [0, 0, 4, 0, 1, 4]},
     "active must have 2": {"active": torch.tensor([True])},
     "found_inf must have 1": {"found_inf": ones(2)},
+    "what bfloat16 parameters lack": {"remainder": matrices((3, 4), (3, 4), dtype=torch.int16)},
+    "remainder must be one per": {"remainder": [REMAINDER], "parameter": HALVES},
+    "remainder must be Short": {"remainder": [*HALVES], "parameter": HALVES},
+    "remainder.1. must have the shape": {"remainder": [REMAINDER, REMAINDER.mT], "parameter": HALVES},
+    "nothing is left to round": {"remainder": [*REMAINDERS], "parameter": HALVES, "seeds": torch.tensor([1, 2])},
 }
 
 # A matrix, a batch of two, three matrices that are columns of one, and 24 elements in a row.
@@ -93,6 +101,8 @@ SHARING_DESCENTS = {
     "update and parameter": {"update": PAIR, "parameter": [ONE, PAIR[1]]},
     "update at offsets": {"update": FLAT, "offsets": [0, 12], "parameter": [ONE, FLAT[3:15].view(3, 4)]},
     "parameter and row_scale": {"parameter": [ONE, ones(3, 4)], "row_scale": ONE.flatten()[5:11]},
+    "one remainder twice": {"parameter": HALVES, "remainder": [REMAINDER, REMAINDER]},
+    "parameter and remainder": {"parameter": HALVES, "remainder": [REMAINDER, HALVES[0].view(torch.int16)]},
     "parameter and lr": {"parameter": [ONE, ones(3, 4)], "lr": ONE[1, 1]},
 }
 

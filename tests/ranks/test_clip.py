@@ -1,6 +1,7 @@
 """QK-clip where weights lie on several ranks: what any rank observed counts, and rows are scaled as in one process."""
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,15 @@ from tests.support.sharded_models import LAYOUTS, bits_equal, mesh_of, one_threa
 HEAD, HEADS, WIDTH = 4, 6, 20
 WEIGHTS = ("attn.q_proj.weight", "attn.k_proj.weight")
 CLIP = {"threshold": 10.0, "head_dim": HEAD}
+HALVES = {"master_weights": "split", "momentum_dtype": "float32"}
+
+
+class Second(NamedTuple):
+    """The second of two steps; and of both whether weights are the upper halves of float32 ones."""
+
+    is_missing: bool  # the gradient
+    overflows: bool
+    halves: bool = False
 
 
 def draw(*shape, seed):
@@ -26,29 +36,30 @@ def logits(rank):
     return seen
 
 
-def steps_of(kernel, layout, device, seen, missing, overflow):
-    """Return the whole weights after a step with a gradient and one of which `missing` says whether it has none."""
-    params = {name: draw(HEADS * HEAD, WIDTH, seed=i).to(device) for i, name in enumerate(WEIGHTS)}
+def steps_of(kernel, layout, device, seen, second):
+    """Return the whole float32 weights after a step with a gradient and the second one."""
+    dtype, settings = (torch.bfloat16, HALVES) if second.halves else (torch.float32, {})
+    params = {name: draw(HEADS * HEAD, WIDTH, seed=i).to(device, dtype) for i, name in enumerate(WEIGHTS)}
     if layout is not None:
         mesh = mesh_of(layout.mesh)
         params = {n: distribute_tensor(p, mesh, layout.placements(), src_data_rank=None) for n, p in params.items()}
     params = {name: torch.nn.Parameter(p) for name, p in params.items()}
-    optimizer = kernel.Muon(params.items(), lr=0.02, ns_dtype="float32", qk_clip=CLIP)
+    optimizer = kernel.Muon(params.items(), lr=0.02, ns_dtype="float32", qk_clip=CLIP, **settings)
     for step in range(2):
         for i, p in enumerate(params.values()):
-            gradient = draw(HEADS * HEAD, WIDTH, seed=10 * step + i + 2).to(device)
+            gradient = draw(HEADS * HEAD, WIDTH, seed=10 * step + i + 2).to(device, dtype)
             if isinstance(p, DTensor):
                 gradient = distribute_tensor(gradient, p.device_mesh, p.placements, src_data_rank=None)
-            p.grad = None if step and missing else gradient
-        if overflow:
+            p.grad = None if step and second.is_missing else gradient
+        if second.overflows:
             optimizer.found_inf = torch.tensor(float(step), device=device)
         optimizer.observe_qk_logits("attn", seen.to(device))
         optimizer.step()
-    return [whole(p) for p in params.values()]
+    return [whole(p) for p in (optimizer.master_weights() if second.halves else params).values()]
 
 
-def clipped_on_ranks(kernel, layout, missing, overflow):
-    return steps_of(kernel, layout, device_of_ranks(), logits(torch.distributed.get_rank()), missing, overflow)
+def clipped_on_ranks(kernel, layout, second):
+    return steps_of(kernel, layout, device_of_ranks(), logits(torch.distributed.get_rank()), second)
 
 
 @on_every_backend()
@@ -56,10 +67,23 @@ def clipped_on_ranks(kernel, layout, missing, overflow):
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_rows_are_scaled_as_in_one_process(kernel, pools, layout, missing, overflow):
     """That process has seen the logits of all ranks."""
-    together = torch.stack([logits(rank) for rank in range(4)]).amax(0)
+    together, second = torch.stack([logits(rank) for rank in range(4)]).amax(0), Second(missing, overflow)
     with one_thread(), one_by_one(kernel):
-        expected = steps_of(kernel, None, pools.device, together, missing, overflow)
-        blind = steps_of(kernel, None, pools.device, torch.ones(HEADS), missing, overflow)
+        expected = steps_of(kernel, None, pools.device, together, second)
+        blind = steps_of(kernel, None, pools.device, torch.ones(HEADS), second)
     assert not any(map(bits_equal, expected, blind))  # or nothing would be clipped
-    for result in pools(4).run(clipped_on_ranks, layout, missing, overflow):
+    for result in pools(4).run(clipped_on_ranks, layout, second):
+        assert all(map(bits_equal, result, expected))
+
+
+@on_every_backend()
+@pytest.mark.parametrize("overflow", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_rows_of_halves_are_scaled_in_float32(kernel, pools, layout, overflow):
+    """Also those of weights without a gradient, which a step over ranks scales by itself."""
+    together, second = torch.stack([logits(rank) for rank in range(4)]).amax(0), Second(True, overflow, halves=True)
+    with one_thread(), one_by_one(kernel):
+        expected = steps_of(kernel, None, pools.device, together, second)
+    assert not any(torch.equal(weight, weight.bfloat16().float()) for weight in expected)
+    for result in pools(4).run(clipped_on_ranks, layout, second):
         assert all(map(bits_equal, result, expected))

@@ -62,7 +62,9 @@ def network_on(name: str, device: str, seed: int = 0) -> Network:
 def set_gradients(network: nn.Module, step: int) -> None:
     """Give each parameter the gradient of this step, the same whole one whatever its layout."""
     for number, p in enumerate(network.parameters()):
-        gradient = torch.randn(p.shape, generator=torch.Generator().manual_seed(1000 * step + number)).to(p.device)
+        gradient = torch.randn(p.shape, generator=torch.Generator().manual_seed(1000 * step + number)).to(
+            p.device, p.dtype
+        )
         if isinstance(p, DTensor):
             gradient = distribute_tensor(gradient, p.device_mesh, p.placements, src_data_rank=None)
         p.grad = gradient

@@ -13,6 +13,7 @@ from .parameters.groups import names_of, reason_of
 from .parameters.matrices import is_stack, view_in_group
 from .parameters.routing import IsMuon, decide, unique_parameters
 from .parameters.settings import OF_GROUPS, Group, multiplier_in_group
+from .parameters.state import has_remainder
 from .plan.plan import Plan
 from .plan.sums import described
 
@@ -103,6 +104,7 @@ def explanation_of(
             reason = reasons.get(p, reason_of(group))
             if not group["use_muon"]:
                 _, kernel = _FALLBACKS[group["fallback"]]
+                kernel += _master_weights_of(p, group)
                 rows.append(Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel))
                 continue
             matrices = next(planned)
@@ -112,6 +114,7 @@ def explanation_of(
             parameter = matrices[0].parameter
             kernel += str(parameter.equalization) + parameter.moments_described
             kernel += ", norm kept without decay (Hyperball, experimental)" * group["experimental_hyperball"]
+            kernel += _master_weights_of(p, group)
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
     return Explanation(
         rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]
@@ -128,6 +131,10 @@ def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
     multiplier = multiplier_in_group(group, *view.shapes[0]) * view.scale
     return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
+
+
+def _master_weights_of(p: Tensor, group: Group) -> str:
+    return ", float32 in two halves" if has_remainder(p, group) else ""
 
 
 def _cell(value: Any) -> str:

@@ -35,6 +35,7 @@ from .rules.scaling import GradientScaling
 from .step.batch import UpdateNorms, update_local_
 from .step.copies import check_copies
 from .step.graphs import UpdateGraphs
+from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
@@ -104,6 +105,9 @@ class Muon(Optimizer):
         adamw_lr: `lr` of the fallback's groups that set none themselves; None: `lr`.
         adamw_betas, adamw_eps: of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias.
+        master_weights: `split`: bfloat16 parameters are the upper halves of float32 ones, whose lower halves are 16
+            bits of state. Training has the bits of float32 parameters' by both branches (`docs/master_weights.md`).
+            float32 and float64 parameters stay as they are; float16 raises. None: parameters are rounded as they are.
         momentum_dtype: of momentum buffers that are made; None: the parameter's.
         offload: keep momentum buffers in host memory, pinned for a GPU, which has those of three batches at a time.
             Read them through `state_dict()`, which waits for them. Not with `capturable`, nor for matrices that ranks
@@ -119,7 +123,7 @@ class Muon(Optimizer):
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
     State: `momentum_buffer`, and `second_moment` where asked for, for matrices; `step`, `exp_avg`, `exp_avg_sq` for the
-    rest; made at construction.
+    rest; `remainder` with `master_weights`; made at construction.
     Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
@@ -182,6 +186,7 @@ class Muon(Optimizer):
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
         stochastic_rounding: bool = False,
+        master_weights: Optional[str] = None,
         momentum_dtype: torch.dtype | str | None = None,
         offload: bool = False,
         qk_clip: Optional[Mapping[str, Any]] = None,
@@ -302,6 +307,28 @@ class Muon(Optimizer):
         self._refresh()
         self._agreement.meet("check_copies", self._plan.terms, self.param_groups)
         check_copies(self._plan.terms, self.param_groups, self.state)
+
+    @torch.no_grad()
+    def master_weights(self) -> dict[str, Tensor]:
+        """Return the float32 value of each parameter with `master_weights`, by name, as a new tensor laid out like it.
+
+        `{**model.state_dict(), **optimizer.master_weights()}` is a plain float32 checkpoint. Raises RuntimeError if the
+        last step broke off; ValueError where two such parameters have one name.
+        """
+        self._check_last_step()
+        self._refresh()
+        return master_weights(self.param_groups, self.state)
+
+    @torch.no_grad()
+    def load_master_weights(self, values: Mapping[str, Tensor]) -> None:
+        """Set parameters with `master_weights` and what they lack of float32, in place, to `values` by their names.
+
+        `values` are float32 tensors laid out like the parameters, as `master_weights()` returns them; other names, such
+        as those of a whole model's state dict, are not looked at. Raises ValueError or TypeError, with nothing changed,
+        where a value is missing or does not fit.
+        """
+        self._refresh()
+        load_master_weights(self.param_groups, self.state, values)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as two neighbours where it holds both matrices and other parameters.
@@ -424,7 +451,7 @@ class Muon(Optimizer):
             workspace.end_step()
         if row_scales:
             scaled = {source.tensor for source in workspace.parameters}
-            scale_other_rows_(row_scales, scaled, self._replica_ranks, scalings)
+            scale_other_rows_(row_scales, self.state, scaled, self._replica_ranks, scalings)
 
     def _refresh(self) -> None:
         """Bring state, plan and workspace in line with parameters and settings, each only where something changed.
@@ -454,7 +481,7 @@ class Muon(Optimizer):
         self._forget_plan()
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
         for (group, name, p), is_trained in zip(named, trained):
-            check_parameter(name, p, group["use_muon"])
+            check_parameter(name, p, group["use_muon"], group["master_weights"])
             if group["use_muon"] and (group["offload"] or group["experimental_hyperball"]):
                 is_shared = layout_of(name, p, self._replica_ranks) is not None
                 if group["offload"] and is_shared:

@@ -9,7 +9,7 @@
         packed = u
 
     descend_(parameter, update, lr, weight_decay, multiplier, decay_mode=0, *,
-             offsets=None, row_scale=None, seeds=None, origins=None, active=None, found_inf=None)
+             offsets=None, row_scale=None, seeds=None, origins=None, active=None, found_inf=None, remainder=None)
 
         p = row_scale (p keep - lr multiplier u)
         keep = 1 - lr weight_decay        decay_mode 0, decoupled
@@ -51,6 +51,9 @@ depends on its own inputs alone: not on the rest of the list, strides, threads o
 - `seeds` rounds float16 and bfloat16 parameters stochastically, without bias. The random bits follow from the seed
   and from an element's index in the whole matrix, for which `origins` tells (first_row, first_col, row_length) of
   each shard, 3 B numbers: a shard is rounded as the whole would be. Without `seeds` it is not used.
+- `remainder`, B int16 matrices, and bfloat16 parameters are the halves of float32 numbers, as `rules/master_weights.py`
+  has them. Both are written, and have together the bits that float32 parameters would have: the result is rounded to
+  float32 once. Not with `seeds`.
 
 Arguments that do not fit, written tensors that overlap themselves, and those that certainly share memory with another
 argument raise RuntimeError before anything is written. Certain means: one starts at the other's first element, or

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 
@@ -14,10 +16,18 @@ _FLATTENED = {
 }
 
 
-def check_parameter(name: str, p: Tensor, use_muon: bool) -> None:
-    """Raise unless `p` can be optimized: dense, of one of `DTYPES`, not part of a flat vector; a matrix for Muon."""
+def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Optional[str] = None) -> None:
+    """Raise unless `p` can be optimized: dense, of one of `DTYPES`, not part of a flat vector; a matrix for Muon.
+
+    With `master_weights` it must not be float16, of which no 16 bits make float32.
+    """
     if p.dtype not in DTYPES:
         raise TypeError(f"parameters must be {', '.join(map(str, DTYPES))}, {name} is {p.dtype}")
+    if master_weights is not None and p.dtype == torch.float16:
+        raise ValueError(
+            f"master_weights={master_weights!r} keeps what bfloat16 lacks of float32 in 16 bits, and {name} is "
+            "float16, which has other exponents: train it in bfloat16, or in a group with master_weights=None"
+        )
     wrapper = next((wrapper for attribute, wrapper in _FLATTENED.items() if hasattr(p, attribute)), None)
     if wrapper is not None:
         raise ValueError(

@@ -16,6 +16,9 @@ from .synonyms import as_adamws, check_implementations, taken_branch, taken_impl
 # What a saved group has in the place of a function, which is to be given again.
 FUNCTION = "function"
 
+# What a group keeps when a saved one is loaded.
+_KEPT = ("params", "param_names", "use_muon", "state_format", "offload", "master_weights")
+
 
 def split_group(
     group: Group, defaults: Group, is_muon: Optional[IsMuon], first: int
@@ -53,7 +56,7 @@ def _halves(
     for names, p in unique_parameters(_named_parameters(group), first):
         stack = is_stack(names[0], p.ndim, settings["expert_keys"], settings["stacked"])
         branch, reasons[p] = (forced, reason_of(group)) if forced else decide(names, p, is_muon, stack)
-        check_parameter(names[0], p, branch == "muon")
+        check_parameter(names[0], p, branch == "muon", settings["master_weights"])
         if branch == "muon":
             moments_in_group(names[0], p, settings)  # raises where it cannot be
         if names[0] in halves["muon"] or names[0] in halves["adamw"]:
@@ -70,14 +73,15 @@ def saved_group(group: Group) -> dict[str, Any]:
 def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:
     """Return the saved group with the names of the `current` one, and its settings where the saved group has none.
 
-    Where momentum lives is a matter of the machine: `offload` stays as it is. So does `expert_keys` where a file has
+    Where momentum lives is a matter of the machine: `offload` stays as it is. So does `master_weights`, and a file with
+    remainders does not fit where there are to be none. So does `expert_keys` where a file has
     none, as files have that know no `stacked`. `state` is what was loaded, by parameter. Raises ValueError or TypeError
     where group or state do not fit, or a parameter would be other matrices than when it was saved.
     """
     _check_same_group(current, saved)
     if "betas" in saved:
         raise ValueError("betas are called adamw_betas here, and the state of another optimizer is not this one's")
-    kept = {key: current[key] for key in ("params", "param_names", "use_muon", "state_format", "offload")}
+    kept = {key: current[key] for key in _KEPT}
     if not saved.get("expert_keys"):
         kept["expert_keys"] = current["expert_keys"]
     if saved.get("adjust_lr_fn") == FUNCTION:

@@ -24,6 +24,7 @@ from ..schedules import resolve_schedule
 from .matrices import CONV_MODES, plain_split_rows
 
 FALLBACKS = ("adamw", "nadamw")
+MASTER_WEIGHTS = (None, "split")
 
 Group = Mapping[str, Any]
 
@@ -54,6 +55,8 @@ def plain_settings(settings: Group) -> dict[str, Any]:
     plain = {key: SETTINGS[key].check(key, value) if key in SETTINGS else value for key, value in settings.items()}
     if plain["stochastic_rounding"] and plain["capturable"]:
         raise ValueError("stochastic_rounding draws new seeds at every step, and a captured step would repeat them")
+    if plain["stochastic_rounding"] and plain["master_weights"]:
+        raise ValueError("stochastic_rounding has nothing to round with master_weights, which keep what rounding loses")
     if plain["offload"] and plain["capturable"]:
         raise ValueError("offload copies momentum to the device at every step, which a captured step cannot do")
     if plain["update_rms"] != UPDATE_RMS and plain["adjust_lr_fn"] != "match_rms_adamw":
@@ -123,10 +126,10 @@ def flag(key: str, value: Any) -> bool:
     return value
 
 
-def _one_of(choices: tuple[str, ...]) -> Callable[[str, Any], str]:
-    def plain(key: str, value: Any) -> str:
+def _one_of(choices: tuple[Optional[str], ...]) -> Callable[[str, Any], Any]:
+    def plain(key: str, value: Any) -> Any:
         if value not in choices:
-            raise ValueError(f"{key} must be one of {', '.join(choices)}, got {value!r}")
+            raise ValueError(f"{key} must be one of {', '.join(map(str, choices))}, got {value!r}")
         return value
 
     return plain
@@ -195,6 +198,7 @@ SETTINGS: dict[str, Setting] = {
     "adamw_betas": Setting(_betas, Role.LIVE),
     "adamw_eps": Setting(_number, Role.LIVE),
     "stochastic_rounding": Setting(flag, Role.RECIPE),
+    "master_weights": Setting(_one_of(MASTER_WEIGHTS), Role.METHOD),
     "momentum_dtype": Setting(_dtype_name, Role.STATE),
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),

@@ -14,12 +14,15 @@ from .offload import host_zeros_like
 # In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
 STATE_FORMAT = 1
 
+# The key of what a bfloat16 parameter lacks of its float32 master (`rules/master_weights.py`): 16-bit integers, in a
+# tensor of bfloat16 as neither NCCL nor gloo sends int16, and checkpoints are gathered. As numbers they mean nothing.
+REMAINDER = "remainder"
 
 # `(p, shape, dtype)` -> memory for a tensor of this shape that lies on devices and ranks as `p` does.
 Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
 # What is let go where the settings of a group no longer ask for it.
-_AT_REQUEST = ("second_moment",)
+_AT_REQUEST = ("second_moment", REMAINDER)
 
 
 class StateTensor(NamedTuple):
@@ -29,24 +32,38 @@ class StateTensor(NamedTuple):
     dtype: torch.dtype
     keeps_dtype: bool = False  # that it was made or saved in, also when the parameter is cast
     on_host: bool = False
+    may_lack: bool = False  # in a file: zeros stand for what was saved without it
 
 
 def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
     """Return what a parameter of this group has, by the keys of torch.optim.Muon and torch.optim.AdamW.
 
-    Momentum is in the group's `momentum_dtype`, None for the parameter's; AdamW's fused kernel needs one dtype. Second
-    moments, which only some settings have, are on the parameter's device in float32 at least.
+    Momentum is in the group's `momentum_dtype`, None for the parameter's. AdamW's fused kernel needs one dtype, float32
+    where a `remainder` keeps what the parameter lacks of it. Second moments, which only some settings have, are on the
+    parameter's device in float32 at least.
     """
     shape = tuple(p.shape)
+    is_split = has_remainder(p, group)
+    remainder = {REMAINDER: StateTensor(shape, p.dtype, may_lack=True)} if is_split else {}
     if not group["use_muon"]:
-        average = StateTensor(shape, p.dtype)
-        return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average}
+        average = StateTensor(shape, torch.float32 if is_split else p.dtype)
+        return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average, **remainder}
     dtype = p.dtype if group["momentum_dtype"] is None else getattr(torch, group["momentum_dtype"])
-    tensors = {"momentum_buffer": StateTensor(shape, dtype, keeps_dtype=True, on_host=group["offload"])}
+    tensors = {"momentum_buffer": StateTensor(shape, dtype, keeps_dtype=True, on_host=group["offload"]), **remainder}
     moments = moments_in_group(name, p, group)
     if moments is not None:
         tensors["second_moment"] = StateTensor(moments.shape_in(shape), moments_dtype(p.dtype))
     return tensors
+
+
+def integers(remainder: Tensor) -> Tensor:
+    """Return the int16 integers of a remainder, in its memory; not of a DTensor."""
+    return remainder.view(torch.int16)
+
+
+def has_remainder(p: Tensor, group: Mapping[str, Any]) -> bool:
+    """Whether the state of `p` has what it lacks of a float32 master."""
+    return group["master_weights"] == "split" and p.dtype == torch.bfloat16
 
 
 def moments_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -58,7 +75,8 @@ def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, State
     """Make what `state` of `p` lacks of what is `wanted`, in place, and move the rest to where it belongs.
 
     That is where `p` is, and host memory for momentum buffers of groups with `offload`. `memory` makes tensors of other
-    shapes than that of `p`. Raises ValueError where a tensor no longer has the shape that it should have.
+    shapes than that of `p`. What the group no longer asks for goes. Raises ValueError where a tensor no longer has the
+    shape that it should have.
     """
     check_shapes(state, p, wanted)
     for key in _AT_REQUEST:
@@ -111,7 +129,14 @@ def check_shapes(state: Mapping[str, Any], p: Tensor, wanted: Mapping[str, State
 def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[str, Any]) -> None:
     """Raise ValueError unless a loaded state of `p` is what its group needs, or empty."""
     wanted = state_tensors(name, p, group)
-    if state and set(state) != set(wanted):
+    needed = {key for key, kind in wanted.items() if not kind.may_lack}
+    if REMAINDER in state and REMAINDER not in wanted:
+        raise ValueError(
+            f"the state of a parameter {tuple(p.shape)} was saved with half of a float32 value, which a parameter of "
+            f"{p.dtype} with master_weights={group['master_weights']!r} has no place for. Load it with bfloat16 "
+            "parameters and master_weights='split', and take float32 values by master_weights()"
+        )
+    if state and not needed <= set(state) <= set(wanted):
         raise ValueError(
             f"a parameter {tuple(p.shape)} of {'Muon' if group['use_muon'] else 'AdamW'} needs the state "
             f"{', '.join(wanted)}, got {', '.join(map(str, state))}"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.native import descend_
+from .master_weights import joined, split_
 
 Number = Union[float, Tensor]
 
@@ -24,7 +25,8 @@ class DescentOptions(NamedTuple):
     `row_scale`, float32 with an entry for each row of all matrices, multiplies the result; `seeds`, B int64, round
     half-precision parameters stochastically; where `found_inf` is not 0, or `active`, B bool, is not set, nothing
     changes; `offsets` are the places of the updates in a buffer of one dimension; `origins` tell for each matrix, as
-    a part of a larger one, its first row and column there and that one's columns, so that seeds round it as the whole.
+    a part of a larger one, its first row and column there and that one's columns, so that seeds round it as the whole;
+    `remainder`, B int16 matrices, has what bfloat16 parameters lack of float32 masters, and changes with them.
     """
 
     row_scale: Optional[Tensor] = None
@@ -33,6 +35,7 @@ class DescentOptions(NamedTuple):
     active: Optional[Tensor] = None
     offsets: Optional[Sequence[int]] = None
     origins: Optional[Sequence[int]] = None
+    remainder: Optional[Sequence[Tensor]] = None
 
 
 PLAIN = DescentOptions()
@@ -64,6 +67,7 @@ def descend_packed_(
 ) -> None:
     """Update `parameters`, B matrices (m, n), in place by `directions` (B, m, n), rounding each element once.
 
+    With remainders, which change too, both have together the bits of float32 parameters (`rules/master_weights.py`).
     Weight decay is of the group's learning rate and not of the matrix's multiplier.
     Sources: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101; cautious decay: Chen et al.,
     arXiv:2510.12402.
@@ -71,16 +75,24 @@ def descend_packed_(
     mode, multiplier = DECAY_MODES.index(rule.decay_mode), as_tensor(rule.multiplier)
     descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **options._asdict())
     # So that autograd refuses a backward pass through the old values, as it does after torch's own updates.
-    torch.autograd.graph.increment_version(parameters)
+    torch.autograd.graph.increment_version([*parameters, *(options.remainder or ())])
 
 
-def scaled_rows(p: Tensor, row_scale: Tensor, found_inf: Optional[Tensor] = None) -> Tensor:
-    """Return `p` with each row times its factor, in float32 at least; as it is where `found_inf` is not 0.
+def scale_rows_(
+    p: Tensor, row_scale: Tensor, remainder: Optional[Tensor] = None, unless: Sequence[Optional[Tensor]] = ()
+) -> None:
+    """Multiply each row of `p` by its float32 factor, in place, with one rounding; a bias has one element a row.
 
-    A bias has one element a row.
+    With a `remainder`, which changes too, the float32 master is scaled. Nothing changes where one of `unless`, tensors
+    of one element, is not 0.
     """
-    kept = row_scale if found_inf is None else row_scale.where(found_inf == 0, 1)
-    return p * kept.reshape(-1, *[1] * (p.ndim - 1))
+    for reason in unless:
+        row_scale = row_scale if reason is None else row_scale.where(reason == 0, 1)
+    row_scale = row_scale.reshape(-1, *[1] * (p.ndim - 1))
+    if remainder is None:
+        p.copy_(p * row_scale)
+    else:
+        split_(p, remainder, joined(p, remainder) * row_scale)
 
 
 def _together(values: Sequence[Number]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
+from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
 from ..rules.hyperball import REPLACING, moved_on_sphere
 from ..rules.momentum import pack_momentum_
 from .local_matrix import LocalMatrix, tensors_of
@@ -59,6 +59,7 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     if recipe.keeps_norms:
         (updates, norms), rule = moved_on_sphere(parameters, updates, rule.lr), REPLACING
     options = DescentOptions(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
+    options = options._replace(remainder=remainders(parts))
     descend_packed_(parameters, updates, rule, options)
     return UpdateNorms(norms, elements, work.multiplier, recipe.descent.lr)
 
@@ -72,6 +73,11 @@ def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
     return torch.cat([ones.expand(len(p.view)) if scale is None else scale for p, scale in zip(parts, scales)])
 
 
+def remainders(parts: Sequence[LocalMatrix]) -> Optional[list[Tensor]]:
+    """Return what each part lacks of its float32 master; None where parts, all of them alike, have none."""
+    return None if parts[0].remainder is None else [part.remainder for part in parts]
+
+
 def seeds(parts: Sequence[LocalMatrix], groups: Sequence[Group]) -> Optional[Tensor]:
     """Return the seed of each part, None where nothing is rounded stochastically."""
     numbers = None if parts[0].origin is None else [part.seed(groups) for part in parts]
@@ -83,4 +89,4 @@ def _scale_rows_of_absent_(work: LocalBatch, recipes: Recipes) -> None:
     for part in work.parts:
         if part.row_scale is not None and not part.source.has_gradient:
             found_inf = recipes.scalings[part.matrix.parameter.sharers].found_inf
-            part.view.copy_(scaled_rows(part.view, part.row_scale, found_inf))
+            scale_rows_(part.view, part.row_scale, part.remainder, [found_inf])

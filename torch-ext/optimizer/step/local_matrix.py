@@ -29,6 +29,7 @@ class StepTensors:
         self.views: list[Tensor] = []  # of the parameters
         self.momenta: list[Tensor] = []
         self.moments: dict[int, Tensor] = {}  # by place, of those that have second moments
+        self.remainders: dict[int, Tensor] = {}  # by place, of those that have one
         self.row_scales: dict[int, Tensor] = {}  # by place, of those that QK-clip scales
 
 
@@ -121,6 +122,11 @@ class LocalMatrix(NamedTuple):
     def moments(self) -> Tensor:
         """What this process has of its second moments, in this step."""
         return self.tensors.moments[self.place]
+
+    @property
+    def remainder(self) -> Optional[Tensor]:
+        """What the parameter's part lacks of its float32 master, in this step."""
+        return self.tensors.remainders.get(self.place)
 
     @property
     def row_scale(self) -> Optional[Tensor]:

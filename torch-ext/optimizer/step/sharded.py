@@ -13,11 +13,11 @@ from ..kernels.native import move_blocks_
 from ..parameters.settings import Group
 from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
-from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
+from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
 from ..rules.hyperball import REPLACING, moved_on_sphere
 from ..rules.momentum import pack_momentum_
 from ..rules.second_moment import balance_
-from .batch import UpdateNorms, row_scales, seeds
+from .batch import UpdateNorms, remainders, row_scales, seeds
 from .local_matrix import LocalMatrix
 from .owned import LocalOwned
 from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
@@ -109,15 +109,14 @@ class ShardedParts:
         parts, alive, overflow = self.parts, verdicts > 0, self.found_inf
         origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
         rounding = seeds(parts, self._groups)
-        options = DescentOptions(row_scales(parts), rounding, overflow, alive, places, origins)
+        options = DescentOptions(row_scales(parts), rounding, overflow, alive, places, origins, remainders(parts))
         rule = REPLACING if self._recipe.keeps_norms else self._recipe.descent._replace(multiplier=multiplier)
         descend_packed_([part.view for part in parts], updates, rule, options)
         for i in sorted(self.absent):
             part = parts[i]
             part.momentum.copy_(torch.where(alive[i], self._momenta[i], part.momentum))
             if part.row_scale is not None:  # QK-clip holds for what nobody updates, too
-                scaled = scaled_rows(part.view, part.row_scale, overflow)
-                part.view.copy_(torch.where(alive[i], part.view, scaled))
+                scale_rows_(part.view, part.row_scale, part.remainder, [overflow, alive[i]])
 
 
 def _exchanged(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Container, Mapping, Optional
+from typing import Callable, Container, Iterator, Mapping, Optional, Sequence
 
 from torch import Tensor
 
 from ..parameters.settings import Group
+from ..parameters.state import REMAINDER, integers
 from ..plan.layout import layout_of, local_part
 from ..plan.plan import FallbackBatch, State
 from ..plan.process_groups import Ranks, group_of, this_rank
 from ..plan.shards import local_rows
 from ..rules.adamw import adamw_
-from ..rules.descent import scaled_rows
+from ..rules.descent import scale_rows_
 from ..rules.fallback import FallbackRule, FallbackTensors
+from ..rules.master_weights import joined, split_
 from ..rules.nadamw import nadamw_
 from ..rules.scaling import GradientScaling
 from .batch import UpdateNorms, update_local_
@@ -24,9 +26,14 @@ from .sharded import update_chunk_
 from .summed import update_sum_
 from .workspace import Workspace
 
+FallbackUpdate = Callable[[FallbackTensors, FallbackRule, GradientScaling], None]
+
 FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
 # In the order of `FallbackTensors`.
 FALLBACK_STATE = ("exp_avg", "exp_avg_sq", "step")
+
+# Elements of masters that are in memory at once, each with its gradient in 8 bytes; only one parameter may have more.
+MASTERS_AT_ONCE = 1 << 25
 
 
 def update_shared_(workspace: Workspace, recipes: Recipes, in_flight: int) -> list[UpdateNorms]:
@@ -54,14 +61,50 @@ def update_fallback_(
         return
     rule = FallbackRule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
     states = [state[p] for p in params]
-    tensors = params, [p.grad for p in params], *([entry[key] for entry in states] for key in FALLBACK_STATE)
+    keys = (*FALLBACK_STATE, REMAINDER) if REMAINDER in states[0] else FALLBACK_STATE
+    tensors = params, [p.grad for p in params], *([entry[key] for entry in states] for key in keys)
     if batch.sharers is not None:
         tensors = [list(map(local_part, each)) for each in tensors]
-    FALLBACK_UPDATES[group["fallback"]](FallbackTensors(*tensors), rule, scalings[batch.sharers])
+    update = FALLBACK_UPDATES[group["fallback"]]
+    if keys is FALLBACK_STATE:
+        update(FallbackTensors(*tensors), rule, scalings[batch.sharers])
+        return
+    *tensors, remainders = tensors
+    remainders = list(map(integers, remainders))
+    for some in _pieces(tensors[0]):
+        part = FallbackTensors(*(each[some] for each in tensors))
+        _update_masters_(update, part, remainders[some], rule, scalings[batch.sharers])
+
+
+def _pieces(parameters: Sequence[Tensor]) -> Iterator[slice]:
+    """Yield the parameters in runs of at most `MASTERS_AT_ONCE` elements, larger ones alone."""
+    first, elements = 0, 0
+    for i, p in enumerate(parameters):
+        if i > first and elements + p.numel() > MASTERS_AT_ONCE:
+            yield slice(first, i)
+            first, elements = i, 0
+        elements += p.numel()
+    yield slice(first, len(parameters))
+
+
+def _update_masters_(
+    update: FallbackUpdate,
+    tensors: FallbackTensors,
+    remainders: Sequence[Tensor],
+    rule: FallbackRule,
+    scaling: GradientScaling,
+) -> None:
+    """Take the step in float32 with bfloat16 parameters whose averages are float32: as float32 parameters would."""
+    masters = list(map(joined, tensors.parameters, remainders))
+    gradients = [gradient.float() for gradient in tensors.gradients]
+    update(tensors._replace(parameters=masters, gradients=gradients), rule, scaling)
+    for parameter, remainder, master in zip(tensors.parameters, remainders, masters):
+        split_(parameter, remainder, master)
 
 
 def scale_other_rows_(
     row_scales: Mapping[Tensor, Tensor],
+    state: State,
     scaled: Container[Tensor],
     replica_ranks: Optional[Ranks],
     scalings: Mapping[Optional[Ranks], GradientScaling],
@@ -71,4 +114,7 @@ def scale_other_rows_(
         layout, local = layout_of("", p, replica_ranks), local_part(p)
         sharers = None if layout is None else layout.mesh.members
         if p not in scaled and sharers in scalings:  # else it is on a mesh that this rank is not in
-            local.copy_(scaled_rows(local, local_rows(row_scale, layout, this_rank()), scalings[sharers].found_inf))
+            rest = state[p].get(REMAINDER) if p in state else None
+            remainder = None if rest is None else integers(local_part(rest))
+            rows, found_inf = local_rows(row_scale, layout, this_rank()), scalings[sharers].found_inf
+            scale_rows_(local, rows, remainder, [found_inf])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
+from ..parameters.state import REMAINDER, integers
 from ..plan.batches import Batch, grouped
 from ..plan.exchanges import Chunk
 from ..plan.layout import has_shards, local_part
@@ -72,6 +73,7 @@ class Workspace:
         self.parameters = sorted(sources, key=lambda source: not source.is_whole)
         self._whole = sum(source.is_whole for source in sources)
         self._with_moments = [source for source in self.parameters if source.has_moments]
+        self._split = [source for source in self.parameters if REMAINDER in state[source.tensor]]
         self._has_shards = has_shards(type(source.tensor) for source in sources)
         first = 0
         for source in self.parameters:
@@ -86,6 +88,9 @@ class Workspace:
         tensors = [source.tensor for source in self.parameters]
         self._tensors.views = self._matrices(tensors)
         self._tensors.momenta = self._matrices([state[p]["momentum_buffer"] for p in tensors])
+        for source in self._split:
+            remainders = source.cut(integers(local_part(state[source.tensor][REMAINDER])))
+            self._tensors.remainders.update(enumerate(remainders, source.first))
         for source in self.parameters:
             source.begin_step()
         for source in self._with_moments:

@@ -1,0 +1,67 @@
+"""The float32 masters of parameters that are their upper halves, as plain tensors, out and in."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..parameters.groups import names_of
+from ..parameters.settings import Group
+from ..parameters.state import REMAINDER, integers
+from ..plan.layout import layout_of, local_part
+from ..plan.plan import State
+from ..rules.master_weights import joined, split_
+
+
+def master_weights(groups: Sequence[Group], state: State) -> dict[str, Tensor]:
+    """Return the float32 master of each parameter that has a remainder, by name, laid out like the parameter."""
+    masters = {}
+    for name, p in _split_parameters(groups, state).items():
+        masters[name] = torch.empty_like(p, dtype=torch.float32, requires_grad=False)
+        local_part(masters[name]).copy_(joined(local_part(p), integers(local_part(state[p][REMAINDER]))))
+    return masters
+
+
+def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[str, Tensor]) -> None:
+    """Set each parameter that has a remainder, and the remainder, to its float32 value, in place.
+
+    Values of other names are not looked at. Raises ValueError or TypeError, with nothing changed, where a value is
+    missing or does not fit.
+    """
+    parameters = _split_parameters(groups, state)
+    missing = [name for name in parameters if name not in values]
+    if missing:
+        raise ValueError(f"no float32 values were given for {len(missing)} parameters: {', '.join(missing[:5])}")
+    for name, p in parameters.items():
+        _check_value(name, p, values[name])
+    for name, p in parameters.items():
+        value = local_part(values[name].detach()).to(local_part(p).device)
+        split_(local_part(p), integers(local_part(state[p][REMAINDER])), value)
+
+
+def _split_parameters(groups: Sequence[Group], state: State) -> dict[str, Tensor]:
+    """Return the parameters that have a remainder by name; ValueError where two have one name."""
+    named = [pair for group in groups for pair in zip(names_of(group), group["params"])]
+    named = [(name, p) for name, p in named if p in state and REMAINDER in state[p]]
+    names = [name for name, _ in named]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"several parameters are called {', '.join(twice[:5])}: a value each needs a name each")
+    return dict(named)
+
+
+def _check_value(name: str, p: Tensor, value: Tensor) -> None:
+    if not isinstance(value, Tensor) or value.dtype != torch.float32:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"the master of {name} must be a float32 tensor, got {got}")
+    if value.shape != p.shape or layout_of(name, value) != layout_of(name, p):
+        raise ValueError(
+            f"the master of {name} must be laid out like the parameter, {_described(p)}, got {_described(value)}"
+        )
+
+
+def _described(value: Tensor) -> str:
+    placements = getattr(value, "placements", None)
+    return f"{tuple(value.shape)}" + ("" if placements is None else f" with placements {placements}")
