@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .learning_rate import UPDATE_RMS
 from .parameters.advice import advice, remarks
-from .parameters.groups import names_of, reason_of, view_in_group
-from .parameters.matrices import is_stack
+from .parameters.groups import names_of, reason_of
+from .parameters.matrices import is_stack, view_in_group
 from .parameters.routing import IsMuon, decide, unique_parameters
 from .parameters.settings import OF_GROUPS, Group, multiplier_in_group
 from .plan.plan import Plan
@@ -107,7 +107,8 @@ def explanation_of(
             route = route_in_group(name, p, reason, group)
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
-            kernel += str(matrices[0].parameter.equalization)
+            parameter = matrices[0].parameter
+            kernel += str(parameter.equalization) + parameter.momentum_described
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
     return Explanation(
         rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]

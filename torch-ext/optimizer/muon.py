@@ -22,14 +22,16 @@ from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
 from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
+from .parameters.matrices import view_in_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
-from .parameters.state import ensure_state, placed, state_tensors
+from .parameters.state import SCALE, ensure_state, placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
-from .plan.layout import check_gradients, facts_of, layout_of
+from .plan.layout import check_gradients, facts_of, layout_of, memory_beside
 from .plan.plan import Plan, choices, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
+from .plan.shards import check_blocks
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
 from .step.batch import UpdateNorms, update_local_
@@ -39,6 +41,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
+from .step.stored_momentum import convert_momentum_
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
@@ -94,7 +97,9 @@ class Muon(Optimizer):
         adamw_lr: `lr` of the fallback's groups that set none themselves; None: `lr`.
         adamw_betas, adamw_eps: of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias.
-        momentum_dtype: of momentum buffers that are made; None: the parameter's.
+        momentum_dtype: of momentum buffers that are made; None: the parameter's. `int8`: codes of 8 bits, and a float32
+            scale for each 64 neighbours in the last dimension (docs/momentum.md). A change from or to it, also in a
+            group later, converts the momentum that is there; another one is of new buffers alone.
         offload: keep momentum buffers in host memory, pinned for a GPU, which has those of three batches at a time.
             Read them through `state_dict()`, which waits for them. Not with `capturable`, nor for matrices that ranks
             share.
@@ -108,7 +113,8 @@ class Muon(Optimizer):
             that miss a gradient, are launched eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
-    State: `momentum_buffer` for matrices; `step`, `exp_avg`, `exp_avg_sq` for the rest; made at construction.
+    State: `momentum_buffer` for matrices, with `momentum_scale` where it is in 8 bits; `step`, `exp_avg`, `exp_avg_sq`
+    for the rest; made at construction.
     Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
@@ -345,13 +351,13 @@ class Muon(Optimizer):
 
     def _copy_state(self, loaded: dict[str, Any]) -> None:
         """Copy the tensors of a state dict that was loaded: torch shares them, and casts momentum."""
-        params = [(p, group) for group in self.param_groups for p in group["params"]]
+        params = [(*pair, group) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
         positions = [i for group in loaded["param_groups"] for i in group["params"]]
-        for position, (p, group) in zip(positions, params):
-            for key, kind in state_tensors(p, group).items():
+        for position, (name, p, group) in zip(positions, params):
+            for key, kind in state_tensors(name, p, group).items():
                 if key in loaded["state"].get(position, {}):
                     value = loaded["state"][position][key]  # a count is a number in files of torch before 1.12
-                    self.state[p][key] = placed(p, torch.as_tensor(value), kind, copy=True)
+                    self.state[p][key] = placed(p, torch.as_tensor(value), kind, memory_beside, copy=True)
         self._broke_off = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -444,7 +450,7 @@ class Muon(Optimizer):
             if group["use_muon"] and group["offload"] and layout_of(name, p, self._replica_ranks) is not None:
                 raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
             if not p.is_meta and (is_trained or p in self.state):
-                ensure_state(self.state[p], p, group)
+                self._ensure_state(group, name, p)
         current = {p for _, _, p in named}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]
@@ -455,6 +461,16 @@ class Muon(Optimizer):
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
             self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
+
+    def _ensure_state(self, group: Mapping[str, Any], name: str, p: Tensor) -> None:
+        """Make what the state of `p` lacks for its group, and bring the rest into its form and place."""
+        wanted = state_tensors(name, p, group)
+        if group["use_muon"]:
+            view, layout = view_in_group(name, p, group), layout_of(name, p, self._replica_ranks)
+            if SCALE in wanted and layout is not None:
+                check_blocks(name, view, layout)
+            convert_momentum_(self.state[p], name, p, view, wanted)
+        ensure_state(self.state[p], p, wanted, memory_beside)
 
     def _forget_plan(self) -> None:
         self._synchronize()

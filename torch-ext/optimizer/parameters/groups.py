@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional, Sequence
 from torch import Tensor
 
 from .checks import check_parameter
-from .matrices import MatrixView, is_stack, matrix_view, transposed_view
+from .matrices import blocks_in_group, is_stack, view_in_group
 from .routing import IsMuon, bare_name, decide, unique_parameters
 from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
@@ -55,25 +55,11 @@ def _halves(
         branch, reasons[p] = (forced, reason_of(group)) if forced else decide(names, p, is_muon, stack)
         check_parameter(names[0], p, branch == "muon")
         if branch == "muon":
-            view_in_group(names[0], p, settings)  # raises where it cannot be
+            blocks_in_group(names[0], p, settings)  # raises where it cannot be
         if names[0] in halves["muon"] or names[0] in halves["adamw"]:
             raise ValueError(f"two parameters are called {names[0]}")
         halves[branch][names[0]] = p
     return halves, reasons
-
-
-def view_in_group(name: str, p: Tensor, group: Group) -> MatrixView:
-    """Return how `p` is seen as matrices by the settings of its group; ValueError where it cannot be."""
-    stack = is_stack(name, p.ndim, group["expert_keys"], group["stacked"])
-    if stack is None:
-        raise ValueError(
-            f"Muon was asked for {name} {tuple(p.shape)}, which may be a stack of matrices or a convolution: write "
-            "stacked=True or stacked=False, in its group or for all, or name stacks by expert_keys"
-        )
-    if group["transposed"]:
-        return transposed_view(name, p, experts=stack, split_rows=group["split_rows"])
-    settings = {key: group[key] for key in ("conv_mode", "normalize_spatial", "split_rows")}
-    return matrix_view(name, p, experts=stack, **settings)
 
 
 def saved_group(group: Group) -> dict[str, Any]:
@@ -101,8 +87,8 @@ def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[
                 f"adjust_lr_fn was a function when the state was saved, and is {kept['adjust_lr_fn']} here"
             )
     loaded = {**plain_settings({**current, **saved, **kept}), **kept}
-    for p in current["params"]:
-        check_loaded(state.get(p, {}), p, loaded)
+    for name, p in zip(names_of(current), current["params"]):
+        check_loaded(state.get(p, {}), name, p, loaded)
     if loaded["use_muon"] and "stacked" not in saved and "expert_keys" in saved:
         _check_same_stacks(loaded, saved["expert_keys"])
     return loaded

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
+
+from ..kernels.native import BLOCK
 
 CONV_MODES = ("flatten", "batched")
 _CONVOLUTION = re.compile(r"conv(?!er|ex|ey)")  # not `converter`
@@ -62,6 +65,38 @@ class MatrixView:
         elif self.turned:
             whole = [M.mT for M in whole]
         return whole if len(self.rows) == 1 else [part for M in whole for part in M.split(self.rows)]
+
+    @property
+    def block_axes(self) -> tuple[int, ...]:
+        """The dimensions of the tensor along which blocks of momentum in 8 bits lie.
+
+        They are the columns, or the rows of `turned` matrices: always the last dimension of a matrix or a stack of
+        them, so that shards of the others have whole blocks.
+        """
+        return (self.row_axis,) if self.turned else self.col_axes
+
+    def in_blocks(self, name: str) -> MatrixView:
+        """Return how a tensor is seen that has one element for each block of these matrices, or of parts of them.
+
+        Raises ValueError where `split_rows` cuts a block.
+        """
+        if not self.turned:
+            return replace(self, cols=-(-self.cols // BLOCK))
+        if any(end % BLOCK for end in itertools.accumulate(self.rows[:-1])):
+            raise ValueError(
+                f"momentum_dtype='int8' has a scale for each {BLOCK} neighbours in the last dimension of {name}, which "
+                f"split_rows {_sum(self.rows)} cuts between: give its group another momentum_dtype"
+            )
+        return replace(self, rows=tuple(-(-rows // BLOCK) for rows in self.rows))
+
+    def blocks_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the tensor that `in_blocks` sees, for a parameter of this shape.
+
+        It has the parameter's dimensions. Where blocks lie along several, the first counts them and the others have 1.
+        """
+        first, *others = self.block_axes
+        blocks = -(-math.prod(shape[axis] for axis in self.block_axes) // BLOCK)
+        return tuple(blocks if axis == first else 1 if axis in others else size for axis, size in enumerate(shape))
 
     def row_values(self, values: Tensor) -> list[Tensor]:
         """Return, for each matrix, the entries of `values` of its rows; `values` has one for each row of a whole."""
@@ -167,6 +202,30 @@ def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional
     if stack > convolution:
         return True if ndim == 3 else None
     return False if convolution >= 0 or ndim > 3 else None
+
+
+def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
+    """Return how `p` is seen as matrices by the settings of its group; ValueError where it cannot be."""
+    stack = is_stack(name, p.ndim, group["expert_keys"], group["stacked"])
+    if stack is None:
+        raise ValueError(
+            f"Muon was asked for {name} {tuple(p.shape)}, which may be a stack of matrices or a convolution: write "
+            "stacked=True or stacked=False, in its group or for all, or name stacks by expert_keys"
+        )
+    if group["transposed"]:
+        return transposed_view(name, p, experts=stack, split_rows=group["split_rows"])
+    settings = {key: group[key] for key in ("conv_mode", "normalize_spatial", "split_rows")}
+    return matrix_view(name, p, experts=stack, **settings)
+
+
+def blocks_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional[MatrixView]:
+    """Return how the tensor is seen that has the scales of momentum in 8 bits: an element for each block of a matrix.
+
+    None where the settings of the group of `p` ask for no such momentum. Raises ValueError where `p` or its blocks
+    cannot be seen so.
+    """
+    view = view_in_group(name, p, group)
+    return view.in_blocks(name) if group["momentum_dtype"] == "int8" else None
 
 
 def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:

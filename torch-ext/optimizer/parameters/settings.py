@@ -23,6 +23,7 @@ from ..schedules import resolve_schedule
 from .matrices import CONV_MODES, plain_split_rows
 
 FALLBACKS = ("adamw", "nadamw")
+MOMENTUM_DTYPES = (None, "float32", "float64", "bfloat16", "float16", "int8")
 
 Group = Mapping[str, Any]
 
@@ -32,7 +33,7 @@ class Role(Enum):
 
     MATRICES = "which matrices there are: a change remakes the plan"
     METHOD = "how matrices are worked on: a change remakes the plan, and matrices of one batch agree in it"
-    STATE = "how new state is made"
+    STATE = "how state is made: a change remakes the plan"
     RECIPE = "read at every step, and matrices of one batch agree in it"
     LIVE = "read at every step, and matrices of one batch may differ in it"
     HOST = "of this process alone, or read only when groups are made"
@@ -148,14 +149,28 @@ def _adjustment(key: str, value: Any) -> Any:
     return value
 
 
-def _dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
-    """Return the name of a dtype or of a dtype's name, None for None; ValueError for one that is no work dtype."""
-    if dtype is None:
-        return None
+def _dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(resolved, torch.dtype):
         raise ValueError(f"{key} must be a torch.dtype or its name, got {dtype!r}")
-    return str(check_work_dtype(resolved)).replace("torch.", "")
+    return resolved
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).replace("torch.", "")
+
+
+def _dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+    """Return the name of a dtype or of a dtype's name, None for None; ValueError for one that is no work dtype."""
+    return None if dtype is None else _name(check_work_dtype(_dtype(key, dtype)))
+
+
+def _momentum_dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+    """Return the name of a dtype as `_dtype_name`; ValueError for one that momentum cannot have."""
+    name = None if dtype is None else _name(_dtype(key, dtype))
+    if name not in MOMENTUM_DTYPES:
+        raise ValueError(f"{key} must be one of {', '.join(map(str, MOMENTUM_DTYPES))}, got {dtype!r}")
+    return name
 
 
 SETTINGS: dict[str, Setting] = {
@@ -186,7 +201,7 @@ SETTINGS: dict[str, Setting] = {
     "adamw_betas": Setting(_betas, Role.LIVE),
     "adamw_eps": Setting(_number, Role.LIVE),
     "stochastic_rounding": Setting(flag, Role.RECIPE),
-    "momentum_dtype": Setting(_dtype_name, Role.STATE),
+    "momentum_dtype": Setting(_momentum_dtype_name, Role.STATE),
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }
@@ -202,7 +217,7 @@ def keys_of(*roles: Role) -> tuple[str, ...]:
     return tuple(key for key, role in every.items() if role in roles)
 
 
-PLANNED = keys_of(Role.MATRICES, Role.METHOD)
+PLANNED = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)
 # Matrices of groups that agree in these may share a batch.
 STACKED = keys_of(Role.METHOD, Role.RECIPE)
 COMPARED_ONCE = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)

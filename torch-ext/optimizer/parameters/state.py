@@ -3,59 +3,74 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
+from .matrices import blocks_in_group
 from .offload import host_zeros_like
+
+# The keys of momentum, and of its scales where it is in 8 bits.
+BUFFER, SCALE = "momentum_buffer", "momentum_scale"
 
 # In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
 STATE_FORMAT = 1
+
+# `(p, shape, dtype)` -> memory for a tensor of this shape that lies on devices and ranks as `p` does.
+Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
 
 class StateTensor(NamedTuple):
     """One tensor of a parameter's state: what it is made as, of zeros."""
 
-    shape: Optional[tuple[int, ...]]  # of the parameter, None for a count
+    shape: Optional[tuple[int, ...]]  # of the whole tensor, None for a count
     dtype: torch.dtype
     keeps_dtype: bool = False  # that it was made or saved in, also when the parameter is cast
     on_host: bool = False
 
 
-def state_tensors(p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
+def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
     """Return what a parameter of this group has, by the keys of torch.optim.Muon and torch.optim.AdamW.
 
-    Momentum is in the group's `momentum_dtype`, None for the parameter's; AdamW's fused kernel needs one dtype.
+    Momentum is in the group's `momentum_dtype`, None for the parameter's; with `int8` it has scales. AdamW's fused
+    kernel needs one dtype.
     """
-    shape = tuple(p.shape)
-    if group["use_muon"]:
-        name = group["momentum_dtype"]
-        dtype = p.dtype if name is None else getattr(torch, name)
-        return {"momentum_buffer": StateTensor(shape, dtype, keeps_dtype=True, on_host=group["offload"])}
-    average = StateTensor(shape, p.dtype)
-    return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average}
+    shape, on_host = tuple(p.shape), group["offload"]
+    if not group["use_muon"]:
+        average = StateTensor(shape, p.dtype)
+        return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average}
+    dtype = p.dtype if group["momentum_dtype"] is None else getattr(torch, group["momentum_dtype"])
+    tensors = {BUFFER: StateTensor(shape, dtype, keeps_dtype=True, on_host=on_host)}
+    blocks = blocks_in_group(name, p, group)
+    if blocks is not None:
+        tensors[SCALE] = StateTensor(blocks.blocks_shape(shape), torch.float32, on_host=on_host)
+    return tensors
 
 
-def ensure_state(state: dict[str, Tensor], p: Tensor, group: Mapping[str, Any]) -> None:
-    """Make what `state` of `p` lacks for its group, in place, and move the rest to where it belongs.
+def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, StateTensor], memory: Memory) -> None:
+    """Make what `state` of `p` lacks of what is `wanted`, in place, and move the rest to where it belongs.
 
-    That is where `p` is, and host memory for momentum buffers of groups with `offload`. Raises ValueError where a
-    tensor no longer has the shape that it should have.
+    That is where `p` is, and host memory for momentum of groups with `offload`. `memory` makes tensors of other shapes
+    than that of `p`. Raises ValueError where a tensor no longer has the shape that it should have.
     """
-    wanted = state_tensors(p, group)
     check_shapes(state, p, wanted)
     for key, kind in wanted.items():
         if key in state:
-            state[key] = placed(p, state[key], kind)
+            state[key] = placed(p, state[key], kind, memory)
         elif kind.shape is None:
             state[key] = torch.zeros((), dtype=kind.dtype, device=p.device)
         else:
             make = host_zeros_like if kind.on_host else torch.zeros_like
-            state[key] = make(p, dtype=kind.dtype).requires_grad_(False)
+            state[key] = make(_like(p, kind, memory), dtype=kind.dtype).requires_grad_(False)
 
 
-def placed(p: Tensor, value: Tensor, kind: StateTensor, copy: bool = False) -> Tensor:
+def _like(p: Tensor, kind: StateTensor, memory: Memory) -> Tensor:
+    """Return a tensor of the kind's shape that lies as `p` does: `p` itself, where that has the shape."""
+    return p if kind.shape == tuple(p.shape) else memory(p, kind.shape, kind.dtype)
+
+
+def placed(p: Tensor, value: Tensor, kind: StateTensor, memory: Memory, copy: bool = False) -> Tensor:
     """Return a state tensor of `p` where it belongs, of its kind's dtype, laid out like `p` unless it is a count.
 
     It is `value` itself where that is so already, unless `copy`. In host memory it is pinned if `p` is on a GPU.
@@ -63,6 +78,7 @@ def placed(p: Tensor, value: Tensor, kind: StateTensor, copy: bool = False) -> T
     dtype = value.dtype if kind.keeps_dtype else kind.dtype
     if kind.shape is None:
         return value.to(p.device, dtype, copy=copy)
+    p = _like(p, kind, memory)
     alike = value.stride() == p.stride()
     if kind.on_host:
         on_host = value.device.type == "cpu" and value.is_pinned() == p.is_cuda
@@ -83,10 +99,13 @@ def check_shapes(state: Mapping[str, Any], p: Tensor, wanted: Mapping[str, State
             )
 
 
-def check_loaded(state: Mapping[str, Any], p: Tensor, group: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a loaded state of `p` is what its group needs, or empty."""
-    wanted = state_tensors(p, group)
-    if state and set(state) != set(wanted):
+def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a loaded state of `p` is what its group needs, or empty.
+
+    Momentum without scales is floating-point momentum, which a group of 8 bits takes, too.
+    """
+    wanted = state_tensors(name, p, group)
+    if state and set(wanted) - set(state) - {SCALE} | set(state) - set(wanted):
         raise ValueError(
             f"a parameter {tuple(p.shape)} of {'Muon' if group['use_muon'] else 'AdamW'} needs the state "
             f"{', '.join(wanted)}, got {', '.join(map(str, state))}"

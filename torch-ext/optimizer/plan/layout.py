@@ -131,6 +131,22 @@ def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
     return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
 
 
+def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return memory for a tensor of as many dimensions that lies like `p`: on its device and mesh, and in its order.
+
+    A DTensor's dimensions are split as those of `p`, each by its size in `shape`.
+    """
+    order = sorted(range(p.ndim), key=p.stride, reverse=True)
+    if not isinstance(p, DTensor):
+        return torch.empty_permuted(shape, order, dtype=dtype, device=p.device)
+    layout = layout_of("", p)._replace(shape=tuple(shape))
+    sizes = [length(runs) for runs in runs_of(layout, this_rank())]
+    local = torch.empty_permuted(sizes, order, dtype=dtype, device=p.device)
+    whole = torch.empty_permuted(shape, order, device="meta")
+    lies = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
+    return DTensor.from_local(local, p.device_mesh, p.placements, **lies)
+
+
 def facts_of(params: Sequence[Tensor]) -> list[Any]:
     """Return what a plan depends on of how `params` lie, in a flat list, to compare with what it was.
 

@@ -75,6 +75,11 @@ class Parameter:
         return torch.float32 if self.work_dtype == torch.float16 else self.work_dtype
 
     @property
+    def momentum_described(self) -> str:
+        """What `explain()` says of how its momentum is stored."""
+        return ", momentum in 8 bits" if self.momentum_dtype == torch.int8 else ""
+
+    @property
     def family(self) -> Hashable:
         """What parameters have in common whose matrices are exchanged in the same messages."""
         return self.sharers, self.device, self.dtype, self.momentum_dtype, self.stack_group

@@ -13,8 +13,10 @@ from torch import Tensor
 from ..iteration import choose_iteration, default_work_dtype
 from ..kernels.machine import key_of
 from ..kernels.measurements import changed, failed, work_among_ranks
-from ..parameters.groups import names_of, view_in_group
+from ..parameters.groups import names_of
+from ..parameters.matrices import view_in_group
 from ..parameters.settings import PLANNED, STACKED, Group, work_dtype_of
+from ..parameters.state import BUFFER
 from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
 from ..tuning.contest import tasks_of
@@ -169,7 +171,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
             if shards is not None:
                 check_shards(name, shards)
             # A frozen parameter has no momentum yet; what it gets later is like the parameter.
-            momentum = state[p]["momentum_buffer"] if p in state else p
+            momentum = state[p][BUFFER] if p in state else p
             parameter = Parameter(
                 number=next(numbers),
                 name=name,

@@ -14,9 +14,9 @@ from ..parameters.settings import Group
 from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
-from ..rules.momentum import pack_momentum_
+from ..rules.momentum import MomentumBuffers, pack_momentum_
 from .batch import UpdateNorms, row_scales, seeds
-from .local_matrix import LocalMatrix
+from .local_matrix import LocalMatrix, momentum_of
 from .owned import LocalOwned
 from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
 from .recipe import Recipe, Recipes
@@ -73,14 +73,15 @@ class ShardedParts:
         self.parts = parts
         self.absent = frozenset(i for i, part in enumerate(parts) if not part.source.has_gradient)
         self._recipe, self._groups = recipe, groups
-        self._momenta: list[Tensor] = []
+        self._momenta = MomentumBuffers(())
 
     @record_function("muon.pack")
     def pack_(self, packed: Tensor, places: Optional[Sequence[int]] = None) -> None:
         """Take the gradients into the momentum buffers, and write the directions into `packed`, at `places` of it."""
-        self._momenta = [part.momentum for part in self.parts]
-        for i in self.absent:
-            self._momenta[i] = self._momenta[i].clone()
+        self._momenta = momentum_of(self.parts)
+        for tensors in filter(None, self._momenta):
+            for i in self.absent:
+                tensors[i] = tensors[i].clone()
         gradients = [
             part.source.take_gradient(part.place) if part.source.has_gradient else torch.zeros_like(part.view)
             for part in self.parts
@@ -100,7 +101,8 @@ class ShardedParts:
         descend_packed_([part.view for part in parts], updates, rule, options)
         for i in sorted(self.absent):
             part = parts[i]
-            part.momentum.copy_(torch.where(alive[i], self._momenta[i], part.momentum))
+            for kept, updated in zip(momentum_of([part]).tensors, self._momenta.tensors_of(i)):
+                kept.copy_(torch.where(alive[i], updated, kept))
             if part.row_scale is not None:  # QK-clip holds for what nobody updates, too
                 scaled = scaled_rows(part.view, part.row_scale, overflow)
                 part.view.copy_(torch.where(alive[i], part.view, scaled))
