@@ -92,7 +92,7 @@ def compare(kernel, simulated, settings=(), dtype=torch.float32, **options) -> N
         {"offload": True},
         {"ns_dtype": "float16"},
         {"decay_mode": "cautious"},
-        {"equalize": "columns", "renormalize": "rows"},
+        {"equalize": "columns", "renormalize": "rows", "second_moment": "long_side"},
     ],
     ids=str,
 )

@@ -240,7 +240,10 @@ def test_convolutions_of_any_layout_train(kernel, conv_mode, layout):
 def test_what_cuts_a_block_is_refused_with_what_would_fit(kernel):
     p = Parameter(torch.ones(20, 192))
     group = {"params": [("c_fc.weight", p)], "transposed": True, "split_rows": (100, 92)}
-    with pytest.raises(ValueError, match=r"each 64 neighbours in the last dimension of c_fc.weight.* 100\+92 cuts"):
+    with pytest.raises(
+        ValueError,
+        match=r"each 64 neighbours in the last dimension of c_fc.weight.*split 100\+92, which split_rows cuts",
+    ):
         kernel.Muon([group], momentum_dtype="int8")
     kernel.Muon([{**group, "momentum_dtype": "bfloat16"}], momentum_dtype="int8")
 

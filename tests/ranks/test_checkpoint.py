@@ -24,10 +24,18 @@ LR = 0.02
 pytestmark = on_every_backend()
 
 
+# Of the matrices in each of the three blocks.
+SECOND_MOMENTS = "none", "rows", "long_side"
+
+
 def trained(kernel, name: str, device: str, steps, seed: int = 0):
-    """Return a network and its optimizer after these steps."""
+    """Return a network, whose blocks differ in their second moments, and its optimizer after these steps."""
     network = network_on(name, device, seed)
-    optimizer = kernel.Muon(network.named_parameters(), lr=LR, exchange=kernel.ExchangeOptions(chunk_bytes=1000))
+    groups = [
+        {"params": [pair for pair in network.named_parameters() if f".{block}." in pair[0]], "second_moment": by}
+        for block, by in enumerate(SECOND_MOMENTS)
+    ]
+    optimizer = kernel.Muon(groups, lr=LR, exchange=kernel.ExchangeOptions(chunk_bytes=1000))
     take_steps(network, optimizer, steps)
     return network, optimizer
 

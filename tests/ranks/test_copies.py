@@ -11,7 +11,10 @@ from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part
 
 pytestmark = on_every_backend()
 
-KEYS = {"up.weight": ["parameter", "momentum_buffer"], "up.bias": ["parameter", "exp_avg", "exp_avg_sq", "step"]}
+KEYS = {
+    "up.weight": ["parameter", "momentum_buffer", "second_moment"],
+    "up.bias": ["parameter", "exp_avg", "exp_avg_sq", "step"],
+}
 TENSORS = [(name, key) for name, keys in KEYS.items() for key in keys]
 
 
@@ -49,7 +52,7 @@ def specs_on(layout: Layout | None) -> tuple[Spec, ...]:
 @pytest.mark.parametrize("name, key", TENSORS)
 @pytest.mark.parametrize("bit", [0, 7, 14])
 def test_a_flipped_bit_on_one_copy_is_named(pools, name, key, bit):
-    case, number = Case(specs_on(LAYOUTS["hsdp"])), list(KEYS).index(name)
+    case, number = Case(specs_on(LAYOUTS["hsdp"]), {"second_moment": "rows"}), list(KEYS).index(name)
     for error in pools(4).run(error_of_flipped_bit, case, number, key, 3, bit):
         assert name in error and (key == "parameter" or f"{key} of {name}" in error)
         assert "[1]" in error and "[3]" in error and "[0" not in error

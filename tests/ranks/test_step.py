@@ -27,6 +27,8 @@ FACTORS = {
         {"release_grads": True},
         {"equalize": "rows", "renormalize": "columns_rows"},
         {"equalize": "columns", "renormalize": "frobenius", "sum_gram": True},
+        {"second_moment": "rows"},
+        {"second_moment": "long_side", "sum_gram": True},
     ],
 }
 ROWS = pairwise(FACTORS, seed=0)

@@ -65,7 +65,8 @@ def matrix(kernel: ModuleType, number: int, index: int, shards, cost: int = 1):
     """Return the record of a matrix of the parameter of this number, for plans of messages, in float32."""
     rows, cols = shards.view.shapes[index]
     dtypes = {"packed_dtype": torch.float32, "work_dtype": torch.float32}
-    parameter = SimpleNamespace(number=number, name=f"layers.{number}.weight", **dtypes)
+    without_moments = {"moments_view": None, "moments_dtype": torch.float32}
+    parameter = SimpleNamespace(number=number, name=f"layers.{number}.weight", **dtypes, **without_moments)
     return kernel.plan.matrix.Matrix(parameter, index, rows, cols, 1.0, None, shards, cost)
 
 

@@ -68,6 +68,18 @@ def normalize(X: Tensor, eps: float, scale: float) -> tuple[Tensor, Tensor]:
     return norms, scale * X.double() / norms.clamp_min(eps).view(-1, 1, 1)
 
 
+def balance(updates: Tensor, moments: Tensor, beta: float, side: str) -> tuple[Tensor, Tensor]:
+    """Return NorMuon's updates (..., m, n) and second moments of `rows` or `columns`, in float64.
+
+    Source: arXiv:2510.05491, algorithm 1, with eps 1e-8; each matrix keeps its norm, as in dion.
+    """
+    updates, moments = updates.double(), moments.double()
+    moments = beta * moments + (1 - beta) * updates.square().mean(-1 if side == "rows" else -2, keepdim=True)
+    balanced = updates / (moments.sqrt() + 1e-8)
+    before, after = (torch.linalg.matrix_norm(each, keepdim=True) for each in (updates, balanced))
+    return balanced * (before / after), moments
+
+
 def rounding_error(exact: Tensor, dtype: torch.dtype) -> Tensor:
     """Return half the spacing of `dtype` around `exact`: what rounding to nearest may change."""
     limits = torch.finfo(dtype)

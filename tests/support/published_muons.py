@@ -6,6 +6,7 @@ import math
 import torch
 
 from tests.support.iterations import standard
+from tests.support.oracles import balance
 from tests.support.small_model import named_parameters
 
 MATRICES, REST = ["up.weight", "down.weight"], ["wte.weight", "up.bias", "norm.weight"]
@@ -127,6 +128,32 @@ def dion_case(adjust="spectral_norm"):
     return reference, {"state": state, "param_groups": [muon, rest]}, "dion", {}, dict(ns_coefficients="quintic")
 
 
+class NorMuon(Reference):
+    """dion's NorMuon: each row of a factor divided by the root mean square that it has had, which keeps the norm."""
+
+    def matrix_step(self, name, p, g):
+        lr, decay, _ = self.muon
+        factor = -super().matrix_step(name, torch.zeros_like(p), g)
+        balanced, _ = balance(factor / lr / self.multiplier(*p.shape), self.variance(name), 0.9, "rows")
+        return p * (1 - lr * decay) - lr * self.multiplier(*p.shape) * balanced
+
+    def variance(self, name):
+        """The second moments (rows, 1) so far."""
+        return self.state[name][1].mean(-1, keepdim=True) / 1e17
+
+
+def dion_normuon_case():
+    muon = (0.01, 0.01, 0.95)
+    reference = NorMuon(muon, (0.01, 0.01, (0.9, 0.95), 1e-8), "spectral", QUINTIC, sums=True, nesterov=False)
+    _, state_dict, _, others, options = dion_case()
+    for group in state_dict["param_groups"]:
+        group.update(muon_beta2=0.9, cautious_wd=False)
+    state_dict["param_groups"][0]["algorithm"] = "normuon"
+    for i, name in enumerate(MATRICES):
+        state_dict["state"][i]["variance_neuron"] = reference.variance(name)
+    return reference, state_dict, "dion_normuon", others, options
+
+
 CASES = {
     "torch": torch_case,
     "torch without nesterov": lambda: torch_case(False, "rms"),
@@ -137,6 +164,7 @@ CASES = {
     "motif": motif_case,
     "dion": dion_case,
     "dion with rms norms": lambda: dion_case("rms_norm"),
+    "dion with second moments": dion_normuon_case,
 }
 
 

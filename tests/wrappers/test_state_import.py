@@ -51,6 +51,7 @@ def test_next_step_is_that_of_the_source(kernel, case):
         ("keller_jordan", 1e-7),
         ("motif", 1e-8),  # of the average, a tenth of the sum
         ("dion", 0.05 * 1e-8),
+        ("dion with second moments", 0.05 * 1e-8),
     ],
 )
 def test_imported_eps_bounds_the_norm_of_the_average(kernel, case, eps):

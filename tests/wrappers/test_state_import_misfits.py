@@ -88,6 +88,21 @@ def test_impossible_settings_are_refused(kernel, spoil):
     same_state(optimizer.state_dict(), before)
 
 
+@pytest.mark.parametrize("case", ["dion with second moments", "torch"])
+def test_second_moments_that_do_not_fit_are_refused(kernel, case):
+    """Of columns where those of rows are to be, or none where some are wanted. Nothing is changed."""
+    _, state_dict, source, others, _ = CASES[case]()
+    words = "needs the state momentum_buffer, second_moment, got momentum_buffer"
+    if case != "torch":
+        state_dict["state"][0]["variance_neuron"] = torch.zeros(1, 12)
+        words = r"second_moment has shape \(1, 12\), needs \(24, 1\)"
+    _, optimizer = fresh(kernel, second_moment="rows")
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=words):
+        kernel.import_state(optimizer, state_dict, source, **others)
+    same_state(optimizer.state_dict(), before)
+
+
 def test_settings_not_taken_over_are_noted(kernel):
     _, state_dict, source, _, _ = dion_case()
     muon, rest = state_dict["param_groups"]

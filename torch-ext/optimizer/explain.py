@@ -108,7 +108,7 @@ def explanation_of(
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
             parameter = matrices[0].parameter
-            kernel += str(parameter.equalization) + parameter.momentum_described
+            kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
     return Explanation(
         rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]

@@ -22,16 +22,14 @@ from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
 from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
-from .parameters.matrices import view_in_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
-from .parameters.state import SCALE, ensure_state, placed, state_tensors
+from .parameters.state import placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import check_gradients, facts_of, layout_of, memory_beside
 from .plan.plan import Plan, choices, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
-from .plan.shards import check_blocks
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
 from .step.batch import UpdateNorms, update_local_
@@ -41,7 +39,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
-from .step.stored_momentum import convert_momentum_
+from .step.state import bring_state_
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
@@ -83,6 +81,11 @@ class Muon(Optimizer):
             after the other), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254).
         renormalize: give polar factors the norm of exact ones, as a whole, `frobenius`, or to all lines of a side
             alike, `rows`, `columns`, `rows_columns`, `columns_rows`; or `none` (Muon+, arXiv:2602.21545).
+        second_moment: divide lines of what then comes by the root mean square that they have had over the steps, which
+            leaves the norm of the whole: `rows` (NorMuon, arXiv:2510.05491), `long_side`, which are columns of a
+            matrix with more columns than rows, or `none`. Lines that `renormalize` makes alike stay so. With
+            `renormalize='frobenius'` and `match_rms_adamw` an update's root mean square is the paper's.
+        second_moment_beta: of the average of mean squares.
         decay_mode: of matrices: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and
             only where it goes the way of the update. The fallback's decay is decoupled.
         maximize: ascend.
@@ -113,8 +116,8 @@ class Muon(Optimizer):
             that miss a gradient, are launched eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
-    State: `momentum_buffer` for matrices, with `momentum_scale` where it is in 8 bits; `step`, `exp_avg`, `exp_avg_sq`
-    for the rest; made at construction.
+    State: `momentum_buffer`, with `momentum_scale` where it is in 8 bits, and `second_moment` where asked for, for
+    matrices; `step`, `exp_avg`, `exp_avg_sq` for the rest; made at construction.
     Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
@@ -162,6 +165,8 @@ class Muon(Optimizer):
         ns_method: str = "auto",
         equalize: str = "none",
         renormalize: str = "none",
+        second_moment: str = "none",
+        second_moment_beta: float = 0.95,
         decay_mode: str = "decoupled",
         maximize: bool = False,
         conv_mode: str = "flatten",
@@ -450,7 +455,7 @@ class Muon(Optimizer):
             if group["use_muon"] and group["offload"] and layout_of(name, p, self._replica_ranks) is not None:
                 raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
             if not p.is_meta and (is_trained or p in self.state):
-                self._ensure_state(group, name, p)
+                bring_state_(self.state[p], name, p, group, self._replica_ranks)
         current = {p for _, _, p in named}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]
@@ -461,16 +466,6 @@ class Muon(Optimizer):
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
             self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
-
-    def _ensure_state(self, group: Mapping[str, Any], name: str, p: Tensor) -> None:
-        """Make what the state of `p` lacks for its group, and bring the rest into its form and place."""
-        wanted = state_tensors(name, p, group)
-        if group["use_muon"]:
-            view, layout = view_in_group(name, p, group), layout_of(name, p, self._replica_ranks)
-            if SCALE in wanted and layout is not None:
-                check_blocks(name, view, layout)
-            convert_momentum_(self.state[p], name, p, view, wanted)
-        ensure_state(self.state[p], p, wanted, memory_beside)
 
     def _forget_plan(self) -> None:
         self._synchronize()

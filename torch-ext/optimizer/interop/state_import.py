@@ -12,6 +12,8 @@ from ..parameters.routing import bare_name
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
 
 _BRANCHES = ("muon", "adamw")
+# State of a source that has not the parameter's shape; loading checks it.
+_OTHERWISE = ("step", "variance_neuron")
 
 
 class Entry(NamedTuple):
@@ -40,13 +42,13 @@ def import_state(
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
-            `motif` or `dion`.
+            `motif`, `dion` (its Muon) or `dion_normuon` (its NorMuon).
         adamw_state_dict: that of the torch.optim.AdamW beside a torch.optim.Muon; without it parameters that are
             not matrices stay as they are.
         names: of the source's parameters, in its order, those of `adamw_state_dict` last. Without them the names in
             its groups count, else the order: its k-th matrix is the optimizer's k-th, and likewise for the rest.
 
-    Sums of gradients, which `motif` and `dion` keep, become averages: times 1 - momentum, of the group as it was saved.
+    Sums of gradients, which `motif` and dion's keep, become averages: times 1 - momentum, of the group as it was saved.
     Settings that mean the same are taken over, with those that a source has as constants; an eps that it adds to the
     norm becomes the norm's lower bound. The sentences name the others: those unknown here, those that the state does
     not hold, and those that differ between groups which are one group here.
@@ -160,9 +162,9 @@ def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
 
 
 def _other_shapes(parameter: Entry, entry: Entry) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of state tensors that are not the parameter's."""
+    """Return the shapes of state tensors that are not the parameter's, but of those that have one of their own."""
     shapes = {key: tuple(value.shape) for key, value in entry.state.items() if isinstance(value, Tensor)}
-    return {key: shape for key, shape in shapes.items() if key != "step" and shape != parameter.shape}
+    return {key: shape for key, shape in shapes.items() if key not in _OTHERWISE and shape != parameter.shape}
 
 
 def _merged_settings(group: Settings, source_groups: list[Settings], source: Source) -> tuple[Settings, list[str]]:

@@ -113,9 +113,18 @@ def _adapt_dion_(settings: Settings, group: Group, branch: str) -> None:
         settings["adjust_lr_fn"] = multiplier
 
 
+def _dion_branch(group: Group, state: Mapping[str, Any]) -> Optional[str]:
+    algorithm = group.get("algorithm", "muon")
+    return "muon" if algorithm == "normuon" else algorithm
+
+
 _SHARED = _same("lr", "weight_decay", "momentum", "nesterov")
 _RECIPE = _same("ns_coefficients", "ns_steps", "adjust_lr_fn", "eps")
 _ADAMW = {**_same("lr", "weight_decay"), "adamw_betas": "betas", "adamw_eps": "eps"}
+
+_DION_MUON = {**_SHARED, "momentum": "mu", "eps": "epsilon", "adjust_lr_fn": "adjust_lr"}
+_DION_ADAMW = {**_same("lr", "weight_decay"), "adamw_eps": "epsilon"}
+_DION_ADAMW_STATE = {"step": "step", "exp_avg": "momentum", "exp_avg_sq": "variance"}
 
 SOURCES = {
     # torch/optim/_muon.py and torch/optim/adamw.py, torch 2.13
@@ -145,15 +154,19 @@ SOURCES = {
     ),
     # https://github.com/microsoft/dion, dion/muon.py, 0a059a4
     "dion": Source(
-        {
-            "muon": {**_SHARED, "momentum": "mu", "eps": "epsilon", "adjust_lr_fn": "adjust_lr"},
-            "adamw": {**_same("lr", "weight_decay"), "adamw_eps": "epsilon"},
-        },
-        {
-            "muon": {"momentum_buffer": "momentum"},
-            "adamw": {"step": "step", "exp_avg": "momentum", "exp_avg_sq": "variance"},
-        },
-        branch_of=lambda group, state: group.get("algorithm", "muon"),
+        {"muon": _DION_MUON, "adamw": _DION_ADAMW},
+        {"muon": {"momentum_buffer": "momentum"}, "adamw": _DION_ADAMW_STATE},
+        branch_of=_dion_branch,
+        adapt_=_adapt_dion_,
+        adapted=frozenset({"beta1", "beta2", "flatten"}),
+        sums=True,
+    ),
+    # https://github.com/microsoft/dion, dion/normuon.py, 0333cc1
+    "dion_normuon": Source(
+        {"muon": {**_DION_MUON, "second_moment_beta": "muon_beta2"}, "adamw": _DION_ADAMW},
+        {"muon": {"momentum_buffer": "momentum", "second_moment": "variance_neuron"}, "adamw": _DION_ADAMW_STATE},
+        branch_of=_dion_branch,
+        constants=dict(second_moment="rows"),
         adapt_=_adapt_dion_,
         adapted=frozenset({"beta1", "beta2", "flatten"}),
         sums=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from dataclasses import dataclass, replace
@@ -11,8 +10,6 @@ from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
-
-from ..kernels.native import BLOCK
 
 CONV_MODES = ("flatten", "batched")
 _CONVOLUTION = re.compile(r"conv(?!er|ex|ey)")  # not `converter`
@@ -66,37 +63,14 @@ class MatrixView:
             whole = [M.mT for M in whole]
         return whole if len(self.rows) == 1 else [part for M in whole for part in M.split(self.rows)]
 
-    @property
-    def block_axes(self) -> tuple[int, ...]:
-        """The dimensions of the tensor along which blocks of momentum in 8 bits lie.
+    def shape_in(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a tensor with these matrices: `shape`, with size 1 where they have but one row or column.
 
-        They are the columns, or the rows of `turned` matrices: always the last dimension of a matrix or a stack of
-        them, so that shards of the others have whole blocks.
+        `shape` is that of the parameter, whose dimensions the tensor has.
         """
-        return (self.row_axis,) if self.turned else self.col_axes
-
-    def in_blocks(self, name: str) -> MatrixView:
-        """Return how a tensor is seen that has one element for each block of these matrices, or of parts of them.
-
-        Raises ValueError where `split_rows` cuts a block.
-        """
-        if not self.turned:
-            return replace(self, cols=-(-self.cols // BLOCK))
-        if any(end % BLOCK for end in itertools.accumulate(self.rows[:-1])):
-            raise ValueError(
-                f"momentum_dtype='int8' has a scale for each {BLOCK} neighbours in the last dimension of {name}, which "
-                f"split_rows {_sum(self.rows)} cuts between: give its group another momentum_dtype"
-            )
-        return replace(self, rows=tuple(-(-rows // BLOCK) for rows in self.rows))
-
-    def blocks_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the tensor that `in_blocks` sees, for a parameter of this shape.
-
-        It has the parameter's dimensions. Where blocks lie along several, the first counts them and the others have 1.
-        """
-        first, *others = self.block_axes
-        blocks = -(-math.prod(shape[axis] for axis in self.block_axes) // BLOCK)
-        return tuple(blocks if axis == first else 1 if axis in others else size for axis, size in enumerate(shape))
+        lines = (self.row_axis,) if sum(self.rows) == 1 else ()
+        lines += self.col_axes if self.cols == 1 else ()
+        return tuple(1 if axis in lines else size for axis, size in enumerate(shape))
 
     def row_values(self, values: Tensor) -> list[Tensor]:
         """Return, for each matrix, the entries of `values` of its rows; `values` has one for each row of a whole."""
@@ -218,14 +192,23 @@ def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
     return matrix_view(name, p, experts=stack, **settings)
 
 
-def blocks_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional[MatrixView]:
-    """Return how the tensor is seen that has the scales of momentum in 8 bits: an element for each block of a matrix.
+def moments_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional[MatrixView]:
+    """Return how the tensor that has the second moments of `p` is seen: as a row or a column for each of its matrices.
 
-    None where the settings of the group of `p` ask for no such momentum. Raises ValueError where `p` or its blocks
-    cannot be seen so.
+    It has the dimensions of `p`, of size 1 where moments are of whole lines (`MatrixView.shape_in`). None where the
+    settings of its group ask for none. Raises ValueError where `p` or its second moments cannot be seen so.
     """
-    view = view_in_group(name, p, group)
-    return view.in_blocks(name) if group["momentum_dtype"] == "int8" else None
+    view, by = view_in_group(name, p, group), group["second_moment"]
+    if by == "none":
+        return None
+    if by == "rows" or view.cols <= min(view.rows):
+        return replace(view, cols=1)
+    if len(view.rows) > 1:
+        raise ValueError(
+            f"second_moment='long_side' of {name}, {view}, asks for one number a column, and its parts of "
+            f"{min(view.rows)} rows share {view.cols} columns: write second_moment='rows' in its group"
+        )
+    return replace(view, rows=(1,))
 
 
 def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:

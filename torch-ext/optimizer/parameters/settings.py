@@ -19,6 +19,7 @@ from ..iteration import METHODS, check_work_dtype
 from ..learning_rate import UPDATE_RMS, check_adjustment, step_multiplier
 from ..rules.descent import DECAY_MODES
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
+from ..rules.second_moment import SECOND_MOMENTS
 from ..schedules import resolve_schedule
 from .matrices import CONV_MODES, plain_split_rows
 
@@ -187,6 +188,8 @@ SETTINGS: dict[str, Setting] = {
     "ns_method": Setting(_one_of(METHODS), Role.METHOD),
     "equalize": Setting(_one_of(EQUALIZATIONS), Role.METHOD),
     "renormalize": Setting(_one_of(RENORMALIZATIONS), Role.METHOD),
+    "second_moment": Setting(_one_of(SECOND_MOMENTS), Role.METHOD),
+    "second_moment_beta": Setting(_below_one, Role.RECIPE),
     "decay_mode": Setting(_one_of(DECAY_MODES), Role.RECIPE),
     "maximize": Setting(flag, Role.RECIPE),
     "conv_mode": Setting(_one_of(CONV_MODES), Role.MATRICES),

@@ -8,7 +8,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .matrices import blocks_in_group
+from .matrices import moments_in_group
+from .momentum_blocks import blocks_in_group, scales_shape
 from .offload import host_zeros_like
 
 # The keys of momentum, and of its scales where it is in 8 bits.
@@ -19,6 +20,9 @@ STATE_FORMAT = 1
 
 # `(p, shape, dtype)` -> memory for a tensor of this shape that lies on devices and ranks as `p` does.
 Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
+
+# What is let go where the settings of a group no longer ask for it.
+_AT_REQUEST = ("second_moment",)
 
 
 class StateTensor(NamedTuple):
@@ -34,7 +38,8 @@ def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, S
     """Return what a parameter of this group has, by the keys of torch.optim.Muon and torch.optim.AdamW.
 
     Momentum is in the group's `momentum_dtype`, None for the parameter's; with `int8` it has scales. AdamW's fused
-    kernel needs one dtype.
+    kernel needs one dtype. Second moments, which only some settings have, are on the parameter's device in float32 at
+    least.
     """
     shape, on_host = tuple(p.shape), group["offload"]
     if not group["use_muon"]:
@@ -44,8 +49,16 @@ def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, S
     tensors = {BUFFER: StateTensor(shape, dtype, keeps_dtype=True, on_host=on_host)}
     blocks = blocks_in_group(name, p, group)
     if blocks is not None:
-        tensors[SCALE] = StateTensor(blocks.blocks_shape(shape), torch.float32, on_host=on_host)
+        tensors[SCALE] = StateTensor(scales_shape(blocks, shape), torch.float32, on_host=on_host)
+    moments = moments_in_group(name, p, group)
+    if moments is not None:
+        tensors["second_moment"] = StateTensor(moments.shape_in(shape), moments_dtype(p.dtype))
     return tensors
+
+
+def moments_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of second moments of parameters of this dtype."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, StateTensor], memory: Memory) -> None:
@@ -55,6 +68,9 @@ def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, State
     than that of `p`. Raises ValueError where a tensor no longer has the shape that it should have.
     """
     check_shapes(state, p, wanted)
+    for key in _AT_REQUEST:
+        if key not in wanted:
+            state.pop(key, None)
     for key, kind in wanted.items():
         if key in state:
             state[key] = placed(p, state[key], kind, memory)
@@ -92,7 +108,7 @@ def placed(p: Tensor, value: Tensor, kind: StateTensor, memory: Memory, copy: bo
 def check_shapes(state: Mapping[str, Any], p: Tensor, wanted: Mapping[str, StateTensor]) -> None:
     """Raise ValueError if a state tensor of `p` has another shape than is wanted; counts may have any."""
     for key, value in state.items():
-        shape = wanted[key].shape if key in wanted else tuple(p.shape)
+        shape = wanted[key].shape if key in wanted else None if key in _AT_REQUEST else tuple(p.shape)
         if isinstance(value, Tensor) and shape is not None and tuple(value.shape) != shape:
             raise ValueError(
                 f"state {key} has shape {tuple(value.shape)}, needs {shape} for its parameter {tuple(p.shape)}"

@@ -44,6 +44,11 @@ class Batch:
         return self.matrices[0].parameter.equalization
 
     @property
+    def moments_shape(self) -> Optional[tuple[int, int]]:
+        """Rows and columns of each matrix's second moments, None where they have none."""
+        return self.matrices[0].moments_shape
+
+    @property
     def work_bytes(self) -> int:
         """What its orthogonalization holds at most: what is packed, the factors, and what `polar_factors` says."""
         (m, n), iteration = sorted(self.packed_shape), self.iteration

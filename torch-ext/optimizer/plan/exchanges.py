@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Optional, Sequence
 
 from torch.distributed import ProcessGroup
@@ -14,7 +14,7 @@ from ..parameters.settings import flag
 from .batches import Batch, grouped, plan_batches
 from .blocks import Block, blocks_of
 from .costs import flops, useful_chunks, useful_copies
-from .layout import Layout, replica_subset
+from .layout import Layout, mesh_of
 from .matrix import Matrix, names_of_parameters
 from .messages import Messages, plan_messages
 from .process_groups import Ranks, shortened
@@ -58,12 +58,17 @@ class ExchangeOptions:
 
 @dataclass(frozen=True, eq=False)
 class OwnedBatch:
-    """A batch of matrices that this rank owns in a chunk, and the blocks of them that come and go."""
+    """A batch of matrices that this rank owns in a chunk, and the blocks of them that come and go.
+
+    Likewise those of their second moments, where they have some.
+    """
 
     batch: Batch
     positions: tuple[int, ...]  # of its matrices among all that are owned of the chunk
     blocks_in: tuple[Block, ...]
     blocks_out: tuple[Block, ...]
+    moments_in: tuple[Block, ...]
+    moments_out: tuple[Block, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +85,7 @@ class Chunk:
         """A matrix that stands for all in what they have in common; this rank may neither hold nor own any."""
         return self.messages.owners[0][0]
 
-    @cached_property
+    @functools.cached_property
     def profiled_as(self) -> str:
         """What a profiler calls this rank's work: with its FLOPs by `flops`, but not where it waits for a team."""
         if self.teams:
@@ -188,13 +193,28 @@ def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Ma
     return groups
 
 
+@functools.lru_cache(maxsize=2**16)
+def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
+    """Return the layout of the aligned run of `count` copies with the one of `rank`; `count` divides their number."""
+    copies: dict[tuple[int, ...], list[int]] = {}
+    for member in layout.mesh.ranks:
+        copies.setdefault(layout.copy_of(member), []).append(member)
+    place = list(copies).index(layout.copy_of(rank))
+    chosen = list(copies.values())[place - place % count :][:count]
+    sharded = [(size, split) for size, split in zip(layout.mesh.shape, layout.splits) if split is not None]
+    mesh = mesh_of((count, *(size for size, _ in sharded)), tuple(member for copy in chosen for member in copy))
+    return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
+
+
 def _chunk(messages: Messages, chunk_bytes: Optional[int]) -> Chunk:
     positions = {matrix: i for i, matrix in enumerate(messages.owner.matrices)}
 
     def owned(batch: Batch) -> OwnedBatch:
         places = [positions[matrix] for matrix in batch.matrices]
         in_batch = {position: i for i, position in enumerate(places)}
-        blocks = (blocks_of(parts, in_batch) for parts in (messages.owner.parts_in, messages.owner.parts_out))
+        sides = messages.owner
+        moved = (sides.parts_in, sides.parts_out, sides.moments_in, sides.moments_out)
+        blocks = (blocks_of(parts, in_batch) for parts in moved)
         return OwnedBatch(batch, tuple(places), *blocks)
 
     alone = [matrix for matrix in messages.owner.matrices if matrix.team_size == 1]

@@ -118,23 +118,10 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
         )
 
 
-@functools.lru_cache(maxsize=2**16)
-def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
-    """Return the layout of the aligned run of `count` copies with the one of `rank`; `count` divides their number."""
-    copies: dict[tuple[int, ...], list[int]] = {}
-    for member in layout.mesh.ranks:
-        copies.setdefault(layout.copy_of(member), []).append(member)
-    place = list(copies).index(layout.copy_of(rank))
-    chosen = list(copies.values())[place - place % count :][:count]
-    sharded = [(size, split) for size, split in zip(layout.mesh.shape, layout.splits) if split is not None]
-    mesh = mesh_of((count, *(size for size, _ in sharded)), tuple(member for copy in chosen for member in copy))
-    return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
-
-
 def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return memory for a tensor of as many dimensions that lies like `p`: on its device and mesh, and in its order.
+    """Return memory for a tensor that lies like `p`: on its device, split over its mesh alike, and in its order.
 
-    A DTensor's dimensions are split as those of `p`, each by its size in `shape`.
+    It has the dimensions of `p`, each split by its size in `shape`: of size 1 those have it who have the beginning.
     """
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     if not isinstance(p, DTensor):

@@ -11,6 +11,7 @@ from ..iteration import Iteration
 from ..kernels.gains import ALONE, Circumstances
 from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group, multiplier_in_group
+from ..parameters.state import moments_dtype
 from ..rules.equalization import Equalization
 from ..schedules import Schedule
 from .costs import WORTH_SENDING, flops, owners_cost
@@ -36,6 +37,7 @@ class Parameter:
     momentum_dtype: torch.dtype
     work_dtype: torch.dtype
     equalization: Equalization
+    moments_view: Optional[MatrixView]  # of the tensor that has its second moments, where it has some
 
     def matrices(self, group: Group, choose: Callable[..., Iteration]) -> tuple[Matrix, ...]:
         """Return its matrices by the settings of its group and `choose`, which is `choose_iteration` with a cache.
@@ -78,6 +80,18 @@ class Parameter:
     def momentum_described(self) -> str:
         """What `explain()` says of how its momentum is stored."""
         return ", momentum in 8 bits" if self.momentum_dtype == torch.int8 else ""
+
+    @property
+    def moments_dtype(self) -> torch.dtype:
+        """The dtype of its second moments."""
+        return moments_dtype(self.dtype)
+
+    @property
+    def moments_described(self) -> str:
+        """What second moments do to its updates, for `explain()`."""
+        if self.moments_view is None:
+            return ""
+        return f", {'rows' if self.moments_view.cols == 1 else 'columns'} balanced by second moments"
 
     @property
     def family(self) -> Hashable:
@@ -138,6 +152,17 @@ class Matrix:
     def part(self, rank: int) -> Part:
         """Return what `rank` holds of the matrix."""
         return self.shards.part(self.index, rank)
+
+    @property
+    def moments_shape(self) -> Optional[tuple[int, int]]:
+        """Rows and columns of its second moments, one of which is 1; None where it has none."""
+        view = self.parameter.moments_view
+        return None if view is None else view.shapes[self.index]
+
+    def moments_part(self, rank: int) -> Part:
+        """Return what `rank` holds of its second moments, nothing where there are none."""
+        view = self.parameter.moments_view
+        return Part((), ()) if view is None else self.shards.seen_as(view).part(self.index, rank)
 
     @property
     def has_owner(self) -> bool:

@@ -11,6 +11,9 @@ The buffers of rank 0, with the offset of each piece, where | stands between the
     scatter, sent        0: A0   4: f  |  8: A1  12: f         parts of A's update
     scatter, received    0: A0   4: f  |  8: B0  10: f         updates of what this rank holds
 
+The second moments of a part, where it has some, lie behind its elements, in a dtype of their own, again from a multiple
+of 16 bytes on: those so far in the gather, the new ones in the scatter.
+
 In the gather a flag is 1 if the sender had a gradient, else 0. In the scatter it is 1 if any rank had one, else 0; that
 copies of a part have theirs together is seen to before (`step/agreement.py`). Each rank makes its own side of the plan,
 from what all know.
@@ -30,12 +33,17 @@ from .teams import teams_among
 # A part of one of the owned matrices of a chunk, by its position among them, and the part's place in a buffer.
 PartPlace = tuple[int, Part, int]
 
+# The second moments of a part, by its number among the parts, their place in a buffer, and how many there are.
+MomentsPlace = tuple[int, int, int]
+
 # At multiples of it parts and messages begin: what NCCL and the compiled passes move at once.
 ALIGNED_BYTES = 16
 
 
 class HolderSide(NamedTuple):
     """What a rank does for the parts that it holds. Places are elements in the buffer that is sent or received.
+
+    Those of second moments count elements of their dtype.
 
     If several ranks hold copies of a part, only the rank in the owner's copy sends it. The others write their direction
     to scratch memory behind the outgoing messages.
@@ -49,6 +57,8 @@ class HolderSide(NamedTuple):
     update_places: tuple[int, ...]
     presence_places: tuple[tuple[int, int], ...]  # number of a part that is sent, and the place of its flag
     verdict_places: tuple[int, ...]  # of the flag that comes back
+    moments_out: tuple[MomentsPlace, ...]  # those that are sent
+    moments_in: tuple[MomentsPlace, ...]
 
 
 class OwnerSide(NamedTuple):
@@ -61,6 +71,8 @@ class OwnerSide(NamedTuple):
     parts_out: tuple[PartPlace, ...]
     presence_places: tuple[tuple[int, int], ...]  # matrix and place, for each flag that comes
     verdict_places: tuple[tuple[int, int], ...]  # matrix and place, for each flag that is sent
+    moments_in: tuple[PartPlace, ...]  # of matrices of one row or one column, in elements of their dtype
+    moments_out: tuple[PartPlace, ...]
 
 
 class Messages(NamedTuple):
@@ -124,17 +136,20 @@ def _workers(owners: Owners, matrix: Matrix, ranks: Ranks, where: dict[int, int]
 
 
 def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks, rank: int) -> HolderSide:
-    units = _units(matrices)
+    out, back = _ways(matrices)
     some = [(m, o, m.part(rank).size) for m, o in zip(matrices, owners) if m.shards.has_something(m.index, rank)]
     held = [entry for entry in some if entry[2]]
+    moments = [matrix.moments_part(rank).size for matrix, _, _ in held]
     sources = [_same_copy(matrix, rank, owner) for matrix, owner, _ in held]
-    sent_sizes = ((owner, size * is_source) for (_, owner, size), is_source in zip(held, sources))
-    sent, places_out, flags_out = _lay_out(ranks, sent_sizes, units[0])
-    received, places_in, flags_in = _lay_out(ranks, ((owner, size) for _, owner, size in held), units[1])
+    sizes = [(owner, size, count) for (_, owner, size), count in zip(held, moments)]
+    sent_sizes = ((o, out.length(size, count) * is_source) for (o, size, count), is_source in zip(sizes, sources))
+    sent, places_out, flags_out = _lay_out(ranks, sent_sizes, out.unit)
+    received, places_in, flags_in = _lay_out(ranks, ((o, back.length(size, n)) for o, size, n in sizes), back.unit)
     behind, directions = sum(sent), []
     for (_, _, size), is_source, place in zip(held, sources, places_out):
         directions.append(place if is_source else behind)
-        behind += 0 if is_source else _padded(size, units[0])
+        behind += 0 if is_source else _padded(size, out.unit)
+    with_moments = [(i, size, count) for i, (_, size, count) in enumerate(sizes) if count]
     return HolderSide(
         sent=sent,
         received=received,
@@ -144,34 +159,66 @@ def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks
         update_places=tuple(places_in),
         presence_places=tuple((i, flag) for i, flag in enumerate(flags_out) if sources[i]),
         verdict_places=tuple(flags_in),
+        moments_out=tuple((i, out.behind(places_out[i], size), n) for i, size, n in with_moments if sources[i]),
+        moments_in=tuple((i, back.behind(places_in[i], size), n) for i, size, n in with_moments),
     )
 
 
 def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
-    units = _units(owned)
+    out, back = _ways(owned)
     holders = sorted((r, i) for i, matrix in enumerate(owned) for r in matrix.holders)
-    parts = [(r, i, owned[i].part(r)) for r, i in holders]
+    parts = [(r, i, owned[i].part(r), owned[i].moments_part(r)) for r, i in holders]
     parts = [entry for entry in parts if entry[2].size]
     sources = [entry for entry in parts if _same_copy(owned[entry[1]], entry[0], rank)]
-    received, places_in, flags_in = _lay_out(ranks, ((r, part.size) for r, _, part in sources), units[0])
-    sent, places_out, flags_out = _lay_out(ranks, ((r, part.size) for r, _, part in parts), units[1])
+    came, going = (
+        ((r, way.length(part.size, m.size)) for r, _, part, m in of) for way, of in ((out, sources), (back, parts))
+    )
+    received, places_in, flags_in = _lay_out(ranks, came, out.unit)
+    sent, places_out, flags_out = _lay_out(ranks, going, back.unit)
     return OwnerSide(
         received=received,
         sent=sent,
         matrices=tuple(owned),
-        parts_in=tuple((i, part, place) for (_, i, part), place in zip(sources, places_in)),
-        parts_out=tuple((i, part, place) for (_, i, part), place in zip(parts, places_out)),
-        presence_places=tuple((i, place) for (_, i, _), place in zip(sources, flags_in)),
-        verdict_places=tuple((i, place) for (_, i, _), place in zip(parts, flags_out)),
+        parts_in=tuple((i, part, place) for (_, i, part, _), place in zip(sources, places_in)),
+        parts_out=tuple((i, part, place) for (_, i, part, _), place in zip(parts, places_out)),
+        presence_places=tuple((i, place) for (_, i, _, _), place in zip(sources, flags_in)),
+        verdict_places=tuple((i, place) for (_, i, _, _), place in zip(parts, flags_out)),
+        moments_in=_moments_places(sources, places_in, out),
+        moments_out=_moments_places(parts, places_out, back),
     )
 
 
-def _units(matrices: Sequence[Matrix]) -> tuple[int, int]:
-    """Return how many elements `ALIGNED_BYTES` are on the way to the owners and back."""
+def _moments_places(
+    parts: Iterable[tuple[int, int, Part, Part]], places: Iterable[int], way: _Way
+) -> tuple[PartPlace, ...]:
+    """Return the places of second moments behind those of their parts: rank, matrix, part, and what has its moments."""
+    pairs = zip(parts, places)
+    return tuple((i, m, way.behind(place, part.size)) for (_, i, part, m), place in pairs if m.size)
+
+
+class _Way(NamedTuple):
+    """To the owners, or back: how many elements `ALIGNED_BYTES` are there, and how many second moments."""
+
+    unit: int
+    moments: int
+
+    def length(self, size: int, moments: int) -> int:
+        """Return how many elements a part takes that has `size` and so many second moments."""
+        return _padded(size, self.unit) + -(-moments * self.unit // self.moments) if moments else size
+
+    def behind(self, place: int, size: int) -> int:
+        """Return the place of its second moments, counted in these, where the part itself is at `place`."""
+        return (place + _padded(size, self.unit)) // self.unit * self.moments
+
+
+def _ways(matrices: Sequence[Matrix]) -> tuple[_Way, _Way]:
     if not matrices:
-        return 1, 1
-    parameter = matrices[0].parameter
-    return ALIGNED_BYTES // parameter.packed_dtype.itemsize, ALIGNED_BYTES // parameter.work_dtype.itemsize
+        return _Way(1, 1), _Way(1, 1)
+    p = matrices[0].parameter
+    packed, work, moments = (
+        ALIGNED_BYTES // dtype.itemsize for dtype in (p.packed_dtype, p.work_dtype, p.moments_dtype)
+    )
+    return _Way(packed, moments), _Way(work, moments)
 
 
 def _same_copy(matrix: Matrix, rank: int, owner: int) -> bool:

@@ -14,7 +14,7 @@ from ..iteration import choose_iteration, default_work_dtype
 from ..kernels.machine import key_of
 from ..kernels.measurements import changed, failed, work_among_ranks
 from ..parameters.groups import names_of
-from ..parameters.matrices import view_in_group
+from ..parameters.matrices import moments_in_group, view_in_group
 from ..parameters.settings import PLANNED, STACKED, Group, work_dtype_of
 from ..parameters.state import BUFFER
 from ..rules.equalization import Equalization
@@ -187,6 +187,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 momentum_dtype=momentum.dtype,
                 work_dtype=work_dtype_of(group) or default_work_dtype(p),
                 equalization=Equalization(group["equalize"], group["renormalize"]),
+                moments_view=moments_in_group(name, p, group),
             )
             yield parameter, not p.is_meta and p not in state
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..kernels.native import BLOCK
 from ..parameters.matrices import MatrixView
+from ..parameters.momentum_blocks import block_axes, scales_shape
 from .layout import Layout, Runs, length, runs_of, within
 
 
@@ -87,6 +88,13 @@ class Shards:
         """Whether `rank` is one of the holders of the matrix at `index`."""
         return rank in (self.layout.mesh if self._holders_in_stack is None else self.holders(index))
 
+    def seen_as(self, view: MatrixView) -> Shards:
+        """Return the shards of a tensor that lies like the parameter, whose matrices are lines of the parameter's.
+
+        They have one row or one column. Where a line lies in parts, those who have its beginning have the whole of it.
+        """
+        return shards_of(view, self.layout._replace(shape=view.shape_in(self.layout.shape)))
+
     @functools.cached_property
     def copies(self) -> int:
         """How many copies of the parameter there are."""
@@ -154,14 +162,14 @@ def _holders(layout: Layout) -> dict[int, tuple[int, ...]]:
     return {place: tuple(ranks) for place, ranks in ranks_at.items()}
 
 
-def check_blocks(name: str, blocks: MatrixView, layout: Layout) -> None:
-    """Raise ValueError for momentum in 8 bits of a parameter that is cut within the blocks that `blocks` sees.
+def check_blocks(name: str, view: MatrixView, layout: Layout) -> None:
+    """Raise ValueError for momentum in 8 bits of a parameter that is cut within a block.
 
     Where parts begin between blocks, the scales are cut there, too.
     """
-    first, *others = blocks.block_axes
+    first, *others = block_axes(view)
     inner = math.prod(layout.shape[axis] for axis in others)
-    scales = layout._replace(shape=blocks.blocks_shape(layout.shape))
+    scales = layout._replace(shape=scales_shape(view, layout.shape))
     for rank in layout.mesh.ranks if first in layout.split_dims else ():
         runs = tuple((start * inner, stop * inner) for start, stop in runs_of(layout, rank)[first])
         wanted = tuple((start // BLOCK, -(-stop // BLOCK)) for start, stop in runs)

@@ -42,7 +42,7 @@ def as_summed(matrix: Matrix) -> Optional[Matrix]:
     It must lie in parts along its long side, in one copy: others might sum in another order. What is done to whole rows
     and columns takes a whole matrix.
     """
-    if matrix.parameter.equalization != Equalization():
+    if matrix.parameter.equalization != Equalization() or matrix.parameter.moments_view is not None:
         return None
     if matrix.shards.layout.copies > 1 or matrix.shards.lengthwise(matrix.index) is None:
         return None

@@ -12,6 +12,7 @@ from ..parameters.settings import Group
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import pack_momentum_
 from .local_matrix import LocalMatrix, take_momentum, tensors_of
+from .moments import balance_parts_
 from .polar_update import as_parameter
 from .recipe import Recipes
 from .workspace import LocalBatch
@@ -51,6 +52,8 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     pack_momentum_(momenta, gradients, as_parameter(batch, packed.directions), recipe.momentum, recipe.scaling)
     del gradients  # which may be the last to hold their memory
     updates, norms = packed.update()
+    if batch.moments_shape is not None:
+        norms = balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
     rule = recipe.descent._replace(multiplier=work.multiplier)
     options = DescentOptions(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
     descend_packed_(parameters, updates, rule, options)

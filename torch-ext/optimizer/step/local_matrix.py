@@ -11,6 +11,8 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..parameters.matrices import MatrixView
+from ..parameters.momentum_blocks import in_blocks
 from ..parameters.settings import Group
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix, Parameter
@@ -30,6 +32,7 @@ class StepTensors:
         self.views: list[Tensor] = []  # of the parameters
         self.momenta: list[Tensor] = []
         self.scales: dict[int, Tensor] = {}  # by place, of momentum in 8 bits
+        self.moments: dict[int, Tensor] = {}  # by place, of those that have second moments
         self.row_scales: dict[int, Tensor] = {}  # by place, of those that QK-clip scales
 
 
@@ -44,7 +47,8 @@ class LocalParameter:
         self._release = release_grad
         self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
         in_codes = parameter.momentum_dtype == torch.int8
-        self._blocks = self._view.in_blocks(parameter.name) if in_codes else None
+        self._blocks = in_blocks(parameter.name, self._view) if in_codes else None
+        self._moments_view = _local_moments_view(parameter)
         self.is_whole = self._view.is_plain  # its local tensor is its one matrix
         self._is_empty = not local_part(p).numel()
         self.end_step()
@@ -66,6 +70,15 @@ class LocalParameter:
     def cut_scales(self, local: Tensor) -> list[Tensor]:
         """Return the scales of each matrix's momentum, from the local tensor that has them."""
         return self._blocks.matrices(local)
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether its matrices have second moments."""
+        return self._moments_view is not None
+
+    def cut_moments(self, local: Tensor) -> list[Tensor]:
+        """Return the second moments of each matrix, of one row or column, from the local tensor that has them."""
+        return self._moments_view.matrices(local)
 
     def begin_step(self) -> None:
         """See whether there is a gradient."""
@@ -125,6 +138,11 @@ class LocalMatrix(NamedTuple):
         return self.tensors.scales.get(self.place)
 
     @property
+    def moments(self) -> Tensor:
+        """What this process has of its second moments, in this step."""
+        return self.tensors.moments[self.place]
+
+    @property
     def row_scale(self) -> Optional[Tensor]:
         """QK-clip's float32 factor for each row in this step."""
         return self.tensors.row_scales.get(self.place)
@@ -136,6 +154,12 @@ class LocalMatrix(NamedTuple):
         """
         parameter = self.matrix.parameter
         return (groups[parameter.group]["rounding_step"] << 40) + (parameter.number << 20) + self.matrix.index
+
+
+def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
+    """Return how the local part of the tensor with second moments is seen, None where the parameter has none."""
+    view, shards = parameter.moments_view, parameter.shards
+    return view if view is None or shards is None else shards.seen_as(view).local(this_rank())[0]
 
 
 def momentum_of(parts: Sequence[LocalMatrix]) -> MomentumBuffers:

@@ -19,12 +19,15 @@ class LocalOwned(NamedTuple):
     positions: Tensor  # of its matrices among all that are owned, on the device
     blocks_in: Tensor  # on the CPU, where `move_blocks_` reads them at the call
     blocks_out: Tensor
+    moments_in: Tensor  # likewise, of their second moments
+    moments_out: Tensor
 
 
 def local_owned(owned: OwnedBatch, device: torch.device) -> LocalOwned:
     """Return the tensors of a batch that is owned."""
     positions = torch.tensor(owned.positions, dtype=torch.int64, device=device)
-    return LocalOwned(owned.batch, positions, block_table(owned.blocks_in), block_table(owned.blocks_out))
+    moved = (owned.blocks_in, owned.blocks_out, owned.moments_in, owned.moments_out)
+    return LocalOwned(owned.batch, positions, *map(block_table, moved))
 
 
 def block_table(blocks: Sequence[Block]) -> Tensor:

@@ -21,6 +21,7 @@ class Recipe(NamedTuple):
     momentum: MomentumRule
     eps: float
     descent: DescentRule
+    second_moment_beta: float
     scaling: GradientScaling
 
 
@@ -60,6 +61,7 @@ class Recipes:
             MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),
             first["eps"],
             descent_rule(rates, decays, first["decay_mode"]),
+            first["second_moment_beta"],
             scaling,
         )
 

@@ -15,6 +15,7 @@ from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, descend_packed_, scaled_rows
 from ..rules.momentum import MomentumBuffers, pack_momentum_
+from ..rules.second_moment import balance_
 from .batch import UpdateNorms, row_scales, seeds
 from .local_matrix import LocalMatrix, momentum_of
 from .owned import LocalOwned
@@ -39,6 +40,8 @@ def update_chunk_(
     if work.parts:
         parts.pack_(outgoing, holder.direction_places)
         _write_flags_(outgoing, work, parts.absent)
+        if work.moments is not None:
+            work.moments.send_(outgoing, work.parts)
     received = yield from _exchanged(chunk, outgoing, holder.sent, owner.received, group)
     del outgoing
     with record_function(chunk.profiled_as):
@@ -49,6 +52,8 @@ def update_chunk_(
     if work.parts:
         verdicts = updates.index_select(0, work.verdicts_in)
         parts.descend_(updates, work.multipliers, verdicts, holder.update_places)
+        if work.moments is not None:
+            work.moments.take_(updates, work.parts, verdicts > 0, parts.found_inf)
     return norms
 
 
@@ -75,6 +80,11 @@ class ShardedParts:
         self._recipe, self._groups = recipe, groups
         self._momenta = MomentumBuffers(())
 
+    @property
+    def found_inf(self) -> Optional[Tensor]:
+        """Above 0 where gradients overflow on some rank: then nothing changes."""
+        return self._recipe.scaling.found_inf
+
     @record_function("muon.pack")
     def pack_(self, packed: Tensor, places: Optional[Sequence[int]] = None) -> None:
         """Take the gradients into the momentum buffers, and write the directions into `packed`, at `places` of it."""
@@ -93,7 +103,7 @@ class ShardedParts:
         self, updates: Tensor, multiplier: Number, verdicts: Tensor, places: Optional[Sequence[int]] = None
     ) -> None:
         """Update those parts whose verdict is above zero, by `updates`, at `places` of that buffer."""
-        parts, alive, overflow = self.parts, verdicts > 0, self._recipe.scaling.found_inf
+        parts, alive, overflow = self.parts, verdicts > 0, self.found_inf
         origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
         rounding = seeds(parts, self._groups)
         options = DescentOptions(row_scales(parts), rounding, overflow, alive, places, origins)
@@ -136,13 +146,14 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
         del packed
         if owned is not None:
             updates = update_of_factors(as_parameter(owned.batch, factor), owned.batch.equalization.after)
+            updates = _balanced_(owned, received, returned, updates, recipes)
             norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
             del updates
         del factor
     for owned in work.owned:
         packed = recipes.graphs.packed(owned.batch, len(owned.positions), recipes.of(owned.batch.matrices).eps)
         _assemble_(owned, received, packed.directions)
-        updates = packed.update()
+        updates = _balanced_(owned, received, returned, packed.update(), recipes)
         norms.append(_write_updates_(returned, owned, updates, verdicts, recipes))
         del packed, updates  # before the next batch is put together
     matrices, places = work.verdicts_out
@@ -159,6 +170,23 @@ def _write_updates_(
     alive, matrices = verdicts.index_select(0, owned.positions) > 0, owned.batch.matrices
     lr = recipes.of(matrices).descent.lr
     return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, lr)
+
+
+def _balanced_(
+    owned: LocalOwned, received: Tensor, returned: Tensor, updates: tuple[Tensor, Tensor], recipes: Recipes
+) -> tuple[Tensor, Tensor]:
+    """Balance a batch's updates, in place, by the second moments that have come, if any; write the new into `returned`.
+
+    Returns them with their norms, as they come.
+    """
+    batch, (directions, norms) = owned.batch, updates
+    if batch.moments_shape is not None:
+        dtype, beta = batch.matrices[0].parameter.moments_dtype, recipes.of(batch.matrices).second_moment_beta
+        moments = torch.empty(len(directions), *batch.moments_shape, dtype=dtype, device=directions.device)
+        move_blocks_(moments, received.view(dtype), owned.moments_in, to_buffer=False)
+        norms = balance_(directions, moments, beta)
+        move_blocks_(moments, returned.view(dtype), owned.moments_out, to_buffer=True)
+    return directions, norms
 
 
 def _assemble_(owned: LocalOwned, received: Tensor, packed: Tensor) -> None:

@@ -21,6 +21,7 @@ from ..plan.sums import SummedBatch
 from ..plan.teams import Team
 from ..rules.descent import HALVES, as_tensor
 from .local_matrix import LocalMatrix, LocalParameter, StepTensors
+from .moments import MovedMoments, moved_moments
 from .owned import LocalOwned, local_owned
 from .recipe import group_numbers
 
@@ -53,6 +54,7 @@ class LocalChunk(NamedTuple):
     verdicts_out: Tensor  # (2, flags): owned matrix, place of the flag
     owned: Sequence[LocalOwned]
     teams: Sequence[tuple[Team, Optional[LocalOwned]]]  # with a batch where this rank owns the matrix
+    moments: Optional[MovedMoments]  # None where no part has second moments
 
 
 class Workspace:
@@ -90,6 +92,9 @@ class Workspace:
             self._tensors.scales.update(enumerate(source.cut_scales(scales), source.first))
         for source in self.parameters:
             source.begin_step()
+            if source.has_moments:
+                moments = local_part(state[source.tensor]["second_moment"])
+                self._tensors.moments.update(enumerate(source.cut_moments(moments), source.first))
         for source in self.parameters if row_scales else ():
             if source.tensor in row_scales:
                 factors = source.cut_rows(row_scales[source.tensor])
@@ -143,6 +148,7 @@ class Workspace:
             verdicts_out=indices(owner.verdict_places, (-1, 2)).T,
             owned=[local_owned(owned, device) for owned in chunk.batches],
             teams=[(team, owned and local_owned(owned, device)) for team, owned in chunk.teams],
+            moments=moved_moments(holder, chunk.first.parameter.moments_dtype, device),
         )
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:

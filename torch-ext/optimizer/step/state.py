@@ -1,19 +1,37 @@
-"""Momentum from floating point into 8 bits and back, where the settings or a file ask for another than there is."""
+"""The state of a parameter, made and kept in line with its group: also momentum, in 8 bits or in floating point."""
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
-from ..parameters.matrices import MatrixView
-from ..parameters.state import BUFFER, SCALE, StateTensor
-from ..plan.layout import local_part, memory_beside
+from ..parameters.matrices import MatrixView, view_in_group
+from ..parameters.momentum_blocks import block_axes
+from ..parameters.settings import Group
+from ..parameters.state import BUFFER, SCALE, StateTensor, ensure_state, state_tensors
+from ..plan.layout import layout_of, local_part, memory_beside
+from ..plan.process_groups import Ranks
+from ..plan.shards import check_blocks
 from ..rules.momentum import dequantized, quantized
 
 
-def convert_momentum_(
+def bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
+    """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and place.
+
+    Raises ValueError for shards that cut the blocks of momentum in 8 bits, and for state of another shape.
+    """
+    wanted = state_tensors(name, p, group)
+    if group["use_muon"]:
+        view, layout = view_in_group(name, p, group), layout_of(name, p, replica_ranks)
+        if SCALE in wanted and layout is not None:
+            check_blocks(name, view, layout)
+        _convert_momentum_(state, name, p, view, wanted)
+    ensure_state(state, p, wanted, memory_beside)
+
+
+def _convert_momentum_(
     state: dict[str, Tensor], name: str, p: Tensor, view: MatrixView, wanted: Mapping[str, StateTensor]
 ) -> None:
     """Bring momentum in `state` of `p`, which `view` sees as matrices, into the form that is wanted, if it is another.
@@ -27,15 +45,15 @@ def convert_momentum_(
     if buffer.dtype == torch.int8 and SCALE not in state:
         raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
     if in_codes and buffer.dtype != torch.int8:
-        codes, scale = quantized(_lines(buffer, view.block_axes))
+        codes, scale = quantized(_lines(buffer, block_axes(view)))
         state[SCALE] = memory_beside(p, wanted[SCALE].shape, torch.float32)
         state[BUFFER] = torch.empty_like(buffer, dtype=torch.int8)
-        _fill_(state[BUFFER], codes, view.block_axes)
-        _fill_(state[SCALE], scale, view.block_axes)
+        _fill_(state[BUFFER], codes, block_axes(view))
+        _fill_(state[SCALE], scale, block_axes(view))
     elif not in_codes and buffer.dtype == torch.int8:
-        lines = (_lines(each, view.block_axes).to(buffer.device) for each in (buffer, state.pop(SCALE)))
+        lines = (_lines(each, block_axes(view)).to(buffer.device) for each in (buffer, state.pop(SCALE)))
         state[BUFFER] = torch.empty_like(buffer, dtype=wanted[BUFFER].dtype)
-        _fill_(state[BUFFER], dequantized(*lines, wanted[BUFFER].dtype), view.block_axes)
+        _fill_(state[BUFFER], dequantized(*lines, wanted[BUFFER].dtype), block_axes(view))
 
 
 def _lines(tensor: Tensor, axes: Sequence[int]) -> Tensor:

@@ -1,0 +1,73 @@
+"""Second moments of a process's matrices in a step: of a batch of its own, and on the way to owners and back.
+
+They are a state, and live with the holders of a matrix. An owner gets them with the direction, and sends new ones back
+with the update.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from ..plan.messages import HolderSide, MomentsPlace
+from ..rules.second_moment import balance_
+from .local_matrix import LocalMatrix
+
+
+def balance_parts_(updates: Tensor, parts: Sequence[LocalMatrix], beta: float, found_inf: Optional[Tensor]) -> Tensor:
+    """Balance the updates (B, rows, cols) of whole matrices by their second moments, both in place; return the norms.
+
+    Where `found_inf` is above 0 the second moments stay as they are.
+    """
+    before = torch.stack([part.moments for part in parts])
+    after = before.clone()
+    norms = balance_(updates, after, beta)
+    after = after if found_inf is None else after.where(found_inf == 0, before)
+    torch._foreach_copy_([part.moments for part in parts], list(after))
+    return norms
+
+
+class MovedMoments(NamedTuple):
+    """Where the second moments of a holder's parts are in the messages of a chunk; places are int64."""
+
+    dtype: torch.dtype
+    senders: Sequence[int]  # the parts whose moments are sent
+    places_out: Tensor  # of each of their moments, in what is gathered
+    takers: Sequence[int]  # the parts that have moments
+    places_in: Tensor  # of each of their moments, in what comes back
+    takers_of: Tensor  # the part that each of these moments is of
+
+    def send_(self, outgoing: Tensor, parts: Sequence[LocalMatrix]) -> None:
+        """Write the moments into `outgoing`."""
+        if self.senders:
+            moments = torch.cat([parts[i].moments.reshape(-1) for i in self.senders])
+            outgoing.view(self.dtype).index_copy_(0, self.places_out, moments)
+
+    def take_(self, incoming: Tensor, parts: Sequence[LocalMatrix], alive: Tensor, found_inf: Optional[Tensor]) -> None:
+        """Put the moments of `incoming` in the place of those of parts that are `alive`, unless gradients overflow."""
+        moments = [parts[i].moments for i in self.takers]
+        before = torch.cat([each.reshape(-1) for each in moments])
+        taken = alive.index_select(0, self.takers_of)
+        taken = taken if found_inf is None else taken & (found_inf == 0)
+        after = incoming.view(self.dtype).index_select(0, self.places_in).where(taken, before)
+        pieces = after.split([each.numel() for each in moments])
+        torch._foreach_copy_(moments, [piece.view(each.shape) for piece, each in zip(pieces, moments)])
+
+
+def moved_moments(holder: HolderSide, dtype: torch.dtype, device: torch.device) -> Optional[MovedMoments]:
+    """Return the indices of a holder's second moments; None where it has none."""
+    if not holder.moments_in:
+        return None
+    takers, counts = zip(*((number, count) for number, _, count in holder.moments_in))
+    takers_of = torch.tensor(takers, device=device).repeat_interleave(torch.tensor(counts, device=device))
+    senders = [number for number, _, _ in holder.moments_out]
+    return MovedMoments(
+        dtype, senders, _indices(holder.moments_out, device), takers, _indices(holder.moments_in, device), takers_of
+    )
+
+
+def _indices(places: Sequence[MomentsPlace], device: torch.device) -> Tensor:
+    runs = [torch.arange(place, place + count, device=device) for _, place, count in places]
+    return torch.cat(runs) if runs else torch.zeros(0, dtype=torch.int64, device=device)
