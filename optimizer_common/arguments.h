@@ -132,17 +132,25 @@ class Spans {
   std::vector<Span> spans_;
 };
 
-inline void check_like(const char* name, const Tensor& t, const Tensor& like) {
+inline void check_device(const char* name, const Tensor& t, const Tensor& like) {
   STD_TORCH_CHECK(t.device() == like.device(), name, " must be on ", place(like), " like the other tensors, got ",
                   place(t));
+}
+
+inline void check_like(const char* name, const Tensor& t, const Tensor& like) {
+  check_device(name, t, like);
   STD_TORCH_CHECK(is_floating(t.scalar_type()), name, " must be float32, float64, float16 or bfloat16, got ",
                   t.scalar_type());
+}
+
+inline void check_matrix(const char* name, const Tensor& t, int64_t i) {
+  STD_TORCH_CHECK(t.dim() == 2, name, "[", i, "] must be a matrix, got shape ", shape(t));
 }
 
 // A list of matrices of one dtype on the device of the buffer.
 inline void check_matrices(const char* name, const Tensors& list, const Tensor& buffer) {
   for (size_t i = 0; i < list.size(); ++i) {
-    STD_TORCH_CHECK(list[i].dim() == 2, name, "[", i, "] must be a matrix, got shape ", shape(list[i]));
+    check_matrix(name, list[i], i);
     check_like(name, list[i], buffer);
     STD_TORCH_CHECK(list[i].scalar_type() == list[0].scalar_type(), name, " must have one dtype, got ",
                     list[0].scalar_type(), " and ", list[i].scalar_type(), " at ", i);

@@ -63,11 +63,11 @@ inline bool is_floating(ScalarType dtype) {
 }
 
 OPTIMIZER_INLINE int64_t element_size(ScalarType dtype) {
-  return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2;
+  return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : dtype == ScalarType::Char ? 1 : 2;
 }
 
-// Returns work(x) with some x of the type that tensors of this dtype store. The dtype is looked at once for many
-// elements, so that code is compiled per dtype, not per combination of dtypes.
+// Returns work(x) with some x of the type that tensors of this floating dtype store. The dtype is looked at once for
+// many elements, so that code is compiled per dtype, not per combination of dtypes.
 template <class Work>
 OPTIMIZER_INLINE auto with_stored(ScalarType dtype, const Work& work) {
   switch (dtype) {
@@ -113,15 +113,21 @@ OPTIMIZER_INLINE void collapse(Matrix<N>& m) {
   m.rows = 1;
 }
 
+// Rows become columns.
+template <int N>
+void transpose(Matrix<N>& m) {
+  std::swap(m.rows, m.cols);
+  for (View& v : m.views) {
+    std::swap(v.row_stride, v.col_stride);
+  }
+}
+
 // For elements that do not depend on their place: walks along the memory of the first tensor, which is read and
 // written, so that only the others may have to be transposed on the way; as one run if all agree.
 template <int N>
 void simplify(Matrix<N>& m) {
   if (m.views[0].row_stride == 1 && m.views[0].col_stride != 1) {
-    std::swap(m.rows, m.cols);
-    for (View& v : m.views) {
-      std::swap(v.row_stride, v.col_stride);
-    }
+    transpose(m);
   }
   if (is_one_run(m)) {
     collapse(m);

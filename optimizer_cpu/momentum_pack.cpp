@@ -1,12 +1,57 @@
 // momentum_pack_ on the CPU: one pass over gradients, momentum and the packed batch, tile by tile, by threads that take turns.
 //
-// The formula of one element is in element.h, the checked arguments are in momentum_pack.h; matrices.h cuts matrices
-// into tiles, tiles.h moves a tile between memory and arrays of T.
+// The formula of one element is in element.h, that of momentum in 8 bits in quantize.h, the checked arguments are in
+// momentum_pack.h; matrices.h cuts matrices into tiles, tiles.h moves a tile between memory and arrays of T.
 #include "../optimizer_common/momentum_pack.h"
 #include "tiles.h"
 
 namespace optimizer {
 namespace {
+
+// Calls work(block, count, scale) on each block of a box of T, row by row.
+template <class T, class Work>
+OPTIMIZER_INLINE void for_each_block(T* values, const View& scales, const Box& box, const Work& work) {
+  for (int64_t r = 0; r < box.rows; ++r) {
+    for (int64_t c = 0; c < box.cols; c += kBlock) {
+      T* const block = values + r * box.cols + c;
+      work(block, std::min(kBlock, box.cols - c), scale_of(scales, box.row + r, box.col + c));
+    }
+  }
+}
+
+template <class T>
+OPTIMIZER_INLINE void load_momentum(T* momentum, const MomentumPack& call, const Matrix<3>& m, const Box& box) {
+  if (call.scales.empty()) {
+    return load(momentum, call.dtypes[kMomentum], m.views[kMomentum], box);
+  }
+  load_rows<T, int8_t>(momentum, m.views[kMomentum], box);
+  const auto values = [](T* block, int64_t count, const float* scale) __attribute__((always_inline)) {
+    const T by = *scale;
+    for (int64_t i = 0; i < count; ++i) {
+      block[i] = dequantize(block[i], by);
+    }
+  };
+  for_each_block(momentum, call.scales[m.index], box, values);
+}
+
+template <class T>
+OPTIMIZER_INLINE void store_momentum(T* momentum, const MomentumPack& call, const Matrix<3>& m, const Box& box) {
+  if (call.scales.empty()) {
+    return store(momentum, call.dtypes[kMomentum], m.views[kMomentum], box);
+  }
+  const auto codes = [](T* block, int64_t count, float* scale) __attribute__((always_inline)) {
+    Magnitude<T> largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      largest = std::max(largest, magnitude(block[i]));
+    }
+    const T by = *scale = make_scale<T>(largest);
+    for (int64_t i = 0; i < count; ++i) {
+      block[i] = quantize(block[i], by);
+    }
+  };
+  for_each_block(momentum, call.scales[m.index], box, codes);
+  store_rows<T, int8_t>(momentum, m.views[kMomentum], box);
+}
 
 template <class T>
 OPTIMIZER_INLINE void pack(const MomentumPack& call, const Matrix<3>& m, const Box& box) {
@@ -18,14 +63,14 @@ OPTIMIZER_INLINE void pack(const MomentumPack& call, const Matrix<3>& m, const B
   }
   const T weight = static_cast<T>(call.weight);
   const T divisor = gradient_divisor<T>(call.grad_scale.get(0, 1), call.maximize);
-  load(momentum, call.dtypes[kMomentum], m.views[kMomentum], box);
+  load_momentum(momentum, call, m, box);
   load(update, call.dtypes[kGradient], m.views[kGradient], box);
   for (int64_t i = 0; i < size; ++i) {
     const T gradient = update[i] / divisor;
     momentum[i] = lerp(momentum[i], gradient, weight);
     update[i] = call.nesterov ? lerp(momentum[i], gradient, weight) : momentum[i];
   }
-  store(momentum, call.dtypes[kMomentum], m.views[kMomentum], box);
+  store_momentum(momentum, call, m, box);
   store(update, call.dtypes[kPacked], m.views[kPacked], box);
 }
 

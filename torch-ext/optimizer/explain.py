@@ -112,7 +112,7 @@ def explanation_of(
             owner = {owners[matrix.key] for matrix in matrices if matrix.key in owners} or {None}
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
             parameter = matrices[0].parameter
-            kernel += str(parameter.equalization) + parameter.moments_described
+            kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
             kernel += ", norm kept without decay (Hyperball, experimental)" * group["experimental_hyperball"]
             kernel += _master_weights_of(p, group)
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))

@@ -24,7 +24,7 @@ from .parameters.checks import check_norm, check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
-from .parameters.state import ensure_state, placed, state_tensors
+from .parameters.state import placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import check_gradients, facts_of, layout_of, memory_beside
@@ -40,6 +40,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
+from .step.state import bring_state_
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
@@ -108,7 +109,9 @@ class Muon(Optimizer):
         master_weights: `split`: bfloat16 parameters are the upper halves of float32 ones, whose lower halves are 16
             bits of state. Training has the bits of float32 parameters' by both branches (`docs/master_weights.md`).
             float32 and float64 parameters stay as they are; float16 raises. None: parameters are rounded as they are.
-        momentum_dtype: of momentum buffers that are made; None: the parameter's.
+        momentum_dtype: of momentum buffers that are made; None: the parameter's. `int8`: codes of 8 bits, and a float32
+            scale for each 64 neighbours in the last dimension (docs/momentum.md). A change from or to it, also in a
+            group later, converts the momentum that is there; another one is of new buffers alone.
         offload: keep momentum buffers in host memory, pinned for a GPU, which has those of three batches at a time.
             Read them through `state_dict()`, which waits for them. Not with `capturable`, nor for matrices that ranks
             share.
@@ -122,8 +125,8 @@ class Muon(Optimizer):
             that miss a gradient, are launched eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
-    State: `momentum_buffer`, and `second_moment` where asked for, for matrices; `step`, `exp_avg`, `exp_avg_sq` for the
-    rest; `remainder` with `master_weights`; made at construction.
+    State: `momentum_buffer`, with `momentum_scale` where it is in 8 bits, and `second_moment` where asked for, for
+    matrices; `step`, `exp_avg`, `exp_avg_sq` for the rest; `remainder` with `master_weights`; made at construction.
     Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
@@ -489,7 +492,7 @@ class Muon(Optimizer):
                 if group["experimental_hyperball"]:
                     check_norm(name, p, is_shared)
             if not p.is_meta and (is_trained or p in self.state):
-                ensure_state(self.state[p], p, state_tensors(name, p, group), memory_beside)
+                bring_state_(self.state[p], name, p, group, self._replica_ranks)
         current = {p for _, _, p in named}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]

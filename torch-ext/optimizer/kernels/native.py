@@ -1,7 +1,7 @@
 """The compiled operations: passes over memory before and after the orthogonalization, copies, and products on a CPU.
 
     momentum_pack_(momentum, gradient, packed, beta, nesterov, maximize=False, *,
-                   offsets=None, active=None, grad_scale=None, found_inf=None)
+                   offsets=None, active=None, grad_scale=None, found_inf=None, momentum_scale=None)
 
         g = ±gradient / grad_scale        minus if `maximize`
         m = lerp(m, g, 1 - beta)          written to `momentum`
@@ -54,6 +54,11 @@ depends on its own inputs alone: not on the rest of the list, strides, threads o
 - `remainder`, B int16 matrices, and bfloat16 parameters are the halves of float32 numbers, as `rules/master_weights.py`
   has them. Both are written, and have together the bits that float32 parameters would have: the result is rounded to
   float32 once. Not with `seeds`.
+- `momentum_scale`, B float32 matrices, says that momentum is in 8 bits: B int8 matrices of codes. Blocks of 64
+  neighbours in a row share a scale, which is (rows, ceil(cols / 64)), or in a column, (ceil(rows / 64), cols). Then
+  m = scale code |code|, with scale = max |m| / 127^2, at least 2^-126, and the nearest code: of an m in a block whose
+  largest is M, at most sqrt(M |m|) / 127 + M / (4 127^2) is lost, M / 126 (`optimizer_common/quantize.h`). `packed` is
+  of the m before that. A block with a NaN or an infinity is NaN from then on.
 
 Arguments that do not fit, written tensors that overlap themselves, and those that certainly share memory with another
 argument raise RuntimeError before anything is written. Certain means: one starts at the other's first element, or
@@ -97,6 +102,9 @@ from __future__ import annotations
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
+
+# Neighbours that share a scale in momentum of 8 bits: kBlock of the compiled operations.
+BLOCK = 64
 
 momentum_pack_ = ops.momentum_pack_
 descend_ = ops.descend_

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .checks import check_parameter
 from .matrices import is_stack, moments_in_group, view_in_group
+from .momentum_blocks import blocks_in_group
 from .routing import IsMuon, bare_name, decide, unique_parameters
 from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
@@ -58,7 +59,8 @@ def _halves(
         branch, reasons[p] = (forced, reason_of(group)) if forced else decide(names, p, is_muon, stack)
         check_parameter(names[0], p, branch == "muon", settings["master_weights"])
         if branch == "muon":
-            moments_in_group(names[0], p, settings)  # raises where it cannot be
+            for seen in (blocks_in_group, moments_in_group):
+                seen(names[0], p, settings)  # raises where it cannot be
         if names[0] in halves["muon"] or names[0] in halves["adamw"]:
             raise ValueError(f"two parameters are called {names[0]}")
         halves[branch][names[0]] = p

@@ -25,6 +25,7 @@ from .matrices import CONV_MODES, plain_split_rows
 
 FALLBACKS = ("adamw", "nadamw")
 MASTER_WEIGHTS = (None, "split")
+MOMENTUM_DTYPES = (None, "float32", "float64", "bfloat16", "float16", "int8")
 
 Group = Mapping[str, Any]
 
@@ -34,7 +35,7 @@ class Role(Enum):
 
     MATRICES = "which matrices there are: a change remakes the plan"
     METHOD = "how matrices are worked on: a change remakes the plan, and matrices of one batch agree in it"
-    STATE = "how new state is made"
+    STATE = "how state is made: a change remakes the plan"
     RECIPE = "read at every step, and matrices of one batch agree in it"
     LIVE = "read at every step, and matrices of one batch may differ in it"
     HOST = "of this process alone, or read only when groups are made"
@@ -157,14 +158,28 @@ def _adjustment(key: str, value: Any) -> Any:
     return value
 
 
-def _dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
-    """Return the name of a dtype or of a dtype's name, None for None; ValueError for one that is no work dtype."""
-    if dtype is None:
-        return None
+def _dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(resolved, torch.dtype):
         raise ValueError(f"{key} must be a torch.dtype or its name, got {dtype!r}")
-    return str(check_work_dtype(resolved)).replace("torch.", "")
+    return resolved
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).replace("torch.", "")
+
+
+def _dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+    """Return the name of a dtype or of a dtype's name, None for None; ValueError for one that is no work dtype."""
+    return None if dtype is None else _name(check_work_dtype(_dtype(key, dtype)))
+
+
+def _momentum_dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+    """Return the name of a dtype as `_dtype_name`; ValueError for one that momentum cannot have."""
+    name = None if dtype is None else _name(_dtype(key, dtype))
+    if name not in MOMENTUM_DTYPES:
+        raise ValueError(f"{key} must be one of {', '.join(map(str, MOMENTUM_DTYPES))}, got {dtype!r}")
+    return name
 
 
 SETTINGS: dict[str, Setting] = {
@@ -199,7 +214,7 @@ SETTINGS: dict[str, Setting] = {
     "adamw_eps": Setting(_number, Role.LIVE),
     "stochastic_rounding": Setting(flag, Role.RECIPE),
     "master_weights": Setting(_one_of(MASTER_WEIGHTS), Role.METHOD),
-    "momentum_dtype": Setting(_dtype_name, Role.STATE),
+    "momentum_dtype": Setting(_momentum_dtype_name, Role.STATE),
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }
@@ -215,7 +230,7 @@ def keys_of(*roles: Role) -> tuple[str, ...]:
     return tuple(key for key, role in every.items() if role in roles)
 
 
-PLANNED = keys_of(Role.MATRICES, Role.METHOD)
+PLANNED = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)
 # Matrices of groups that agree in these may share a batch.
 STACKED = keys_of(Role.METHOD, Role.RECIPE)
 COMPARED_ONCE = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from .matrices import moments_in_group
+from .momentum_blocks import blocks_in_group, scales_shape
 from .offload import host_zeros_like
+
+# The keys of momentum, and of its scales where it is in 8 bits.
+BUFFER, SCALE = "momentum_buffer", "momentum_scale"
 
 # In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
 STATE_FORMAT = 1
@@ -38,18 +42,21 @@ class StateTensor(NamedTuple):
 def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
     """Return what a parameter of this group has, by the keys of torch.optim.Muon and torch.optim.AdamW.
 
-    Momentum is in the group's `momentum_dtype`, None for the parameter's. AdamW's fused kernel needs one dtype, float32
-    where a `remainder` keeps what the parameter lacks of it. Second moments, which only some settings have, are on the
-    parameter's device in float32 at least.
+    Momentum is in the group's `momentum_dtype`, None for the parameter's; with `int8` it has scales. AdamW's fused
+    kernel needs one dtype, float32 where a `remainder` keeps what the parameter lacks of it. Second moments, which only
+    some settings have, are on the parameter's device in float32 at least.
     """
-    shape = tuple(p.shape)
+    shape, on_host = tuple(p.shape), group["offload"]
     is_split = has_remainder(p, group)
     remainder = {REMAINDER: StateTensor(shape, p.dtype, may_lack=True)} if is_split else {}
     if not group["use_muon"]:
         average = StateTensor(shape, torch.float32 if is_split else p.dtype)
         return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average, **remainder}
     dtype = p.dtype if group["momentum_dtype"] is None else getattr(torch, group["momentum_dtype"])
-    tensors = {"momentum_buffer": StateTensor(shape, dtype, keeps_dtype=True, on_host=group["offload"]), **remainder}
+    tensors = {BUFFER: StateTensor(shape, dtype, keeps_dtype=True, on_host=on_host), **remainder}
+    blocks = blocks_in_group(name, p, group)
+    if blocks is not None:
+        tensors[SCALE] = StateTensor(scales_shape(blocks, shape), torch.float32, on_host=on_host, may_lack=True)
     moments = moments_in_group(name, p, group)
     if moments is not None:
         tensors["second_moment"] = StateTensor(moments.shape_in(shape), moments_dtype(p.dtype))
@@ -74,9 +81,9 @@ def moments_dtype(dtype: torch.dtype) -> torch.dtype:
 def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, StateTensor], memory: Memory) -> None:
     """Make what `state` of `p` lacks of what is `wanted`, in place, and move the rest to where it belongs.
 
-    That is where `p` is, and host memory for momentum buffers of groups with `offload`. `memory` makes tensors of other
-    shapes than that of `p`. What the group no longer asks for goes. Raises ValueError where a tensor no longer has the
-    shape that it should have.
+    That is where `p` is, and host memory for momentum of groups with `offload`. `memory` makes tensors of other shapes
+    than that of `p`. What the group no longer asks for goes. Raises ValueError where a tensor no longer has the shape
+    that it should have.
     """
     check_shapes(state, p, wanted)
     for key in _AT_REQUEST:
@@ -87,11 +94,14 @@ def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, State
             state[key] = placed(p, state[key], kind, memory)
         elif kind.shape is None:
             state[key] = torch.zeros((), dtype=kind.dtype, device=p.device)
-        elif kind.shape != tuple(p.shape):
-            state[key] = memory(p, kind.shape, kind.dtype).zero_()
         else:
             make = host_zeros_like if kind.on_host else torch.zeros_like
-            state[key] = make(p, dtype=kind.dtype).requires_grad_(False)
+            state[key] = make(_like(p, kind, memory), dtype=kind.dtype).requires_grad_(False)
+
+
+def _like(p: Tensor, kind: StateTensor, memory: Memory) -> Tensor:
+    """Return a tensor of the kind's shape that lies as `p` does: `p` itself, where that has the shape."""
+    return p if kind.shape == tuple(p.shape) else memory(p, kind.shape, kind.dtype)
 
 
 def placed(p: Tensor, value: Tensor, kind: StateTensor, memory: Memory, copy: bool = False) -> Tensor:
@@ -102,10 +112,7 @@ def placed(p: Tensor, value: Tensor, kind: StateTensor, memory: Memory, copy: bo
     dtype = value.dtype if kind.keeps_dtype else kind.dtype
     if kind.shape is None:
         return value.to(p.device, dtype, copy=copy)
-    if kind.shape != tuple(p.shape):
-        target = memory(p, kind.shape, dtype)
-        alike = (value.dtype, value.device, value.stride()) == (dtype, target.device, target.stride())
-        return value if alike and not copy else target.copy_(value)
+    p = _like(p, kind, memory)
     alike = value.stride() == p.stride()
     if kind.on_host:
         on_host = value.device.type == "cpu" and value.is_pinned() == p.is_cuda
@@ -127,7 +134,10 @@ def check_shapes(state: Mapping[str, Any], p: Tensor, wanted: Mapping[str, State
 
 
 def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a loaded state of `p` is what its group needs, or empty."""
+    """Raise ValueError unless a loaded state of `p` is what its group needs, or empty.
+
+    Momentum without scales is floating-point momentum, which a group of 8 bits takes, too.
+    """
     wanted = state_tensors(name, p, group)
     needed = {key for key, kind in wanted.items() if not kind.may_lack}
     if REMAINDER in state and REMAINDER not in wanted:

@@ -121,7 +121,7 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
 def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return memory for a tensor that lies like `p`: on its device, split over its mesh alike, and in its order.
 
-    A dimension of `shape` is that of `p`, or 1: where `p` is split along that, those who have its beginning have all.
+    It has the dimensions of `p`, each split by its size in `shape`: of size 1 those have it who have the beginning.
     """
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     if not isinstance(p, DTensor):

@@ -83,6 +83,11 @@ class Parameter:
         return self.packed_dtype if self.keeps_norm else self.work_dtype
 
     @property
+    def momentum_described(self) -> str:
+        """What `explain()` says of how its momentum is stored."""
+        return ", momentum in 8 bits" if self.momentum_dtype == torch.int8 else ""
+
+    @property
     def moments_dtype(self) -> torch.dtype:
         """The dtype of its second moments."""
         return moments_dtype(self.dtype)

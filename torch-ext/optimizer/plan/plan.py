@@ -16,6 +16,7 @@ from ..kernels.measurements import changed, failed, work_among_ranks
 from ..parameters.groups import names_of
 from ..parameters.matrices import moments_in_group, view_in_group
 from ..parameters.settings import PLANNED, STACKED, Group, work_dtype_of
+from ..parameters.state import BUFFER
 from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
 from ..tuning.contest import tasks_of
@@ -170,7 +171,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
             if shards is not None:
                 check_shards(name, shards)
             # A frozen parameter has no momentum yet; what it gets later is like the parameter.
-            momentum = state[p]["momentum_buffer"] if p in state else p
+            momentum = state[p][BUFFER] if p in state else p
             parameter = Parameter(
                 number=next(numbers),
                 name=name,

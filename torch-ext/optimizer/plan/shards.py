@@ -12,7 +12,9 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from ..kernels.native import BLOCK
 from ..parameters.matrices import MatrixView
+from ..parameters.momentum_blocks import block_axes, scales_shape
 from .layout import Layout, Runs, length, runs_of, within
 
 
@@ -158,6 +160,26 @@ def _holders(layout: Layout) -> dict[int, tuple[int, ...]]:
             for place in range(start, stop):
                 ranks_at.setdefault(place, []).append(rank)
     return {place: tuple(ranks) for place, ranks in ranks_at.items()}
+
+
+def check_blocks(name: str, view: MatrixView, layout: Layout) -> None:
+    """Raise ValueError for momentum in 8 bits of a parameter that is cut within a block.
+
+    Where parts begin between blocks, the scales are cut there, too.
+    """
+    first, *others = block_axes(view)
+    inner = math.prod(layout.shape[axis] for axis in others)
+    scales = layout._replace(shape=scales_shape(view, layout.shape))
+    for rank in layout.mesh.ranks if first in layout.split_dims else ():
+        runs = tuple((start * inner, stop * inner) for start, stop in runs_of(layout, rank)[first])
+        wanted = tuple((start // BLOCK, -(-stop // BLOCK)) for start, stop in runs)
+        cuts = [start for start, _ in runs if start % BLOCK]
+        if cuts or runs_of(scales, rank)[first] != wanted:
+            raise ValueError(
+                f"momentum_dtype='int8' has a scale for each {BLOCK} neighbours along dimension {first} of {name} "
+                f"{layout.shape}, of which rank {rank} has {runs}: shard another dimension, or so that parts begin at "
+                f"multiples of {BLOCK}, or give its group another momentum_dtype"
+            )
 
 
 def check_shards(name: str, shards: Shards) -> None:

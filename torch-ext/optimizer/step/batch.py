@@ -12,7 +12,7 @@ from ..parameters.settings import Group
 from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
 from ..rules.hyperball import REPLACING, moved_on_sphere
 from ..rules.momentum import pack_momentum_
-from .local_matrix import LocalMatrix, tensors_of
+from .local_matrix import LocalMatrix, take_momentum, tensors_of
 from .moments import balance_parts_
 from .polar_update import as_parameter
 from .recipe import Recipes
@@ -38,8 +38,8 @@ def update_local_(batches: Iterable[LocalBatch], recipes: Recipes) -> list[Updat
         if not present:
             continue
         with nullcontext() if work.host is None else work.host.borrowed(work.host_chunk) as momenta:
-            for part, momentum in zip(work.parts, momenta or ()):  # on the device, for as long as the batch needs it
-                part.tensors.momenta[part.place] = momentum
+            if momenta is not None:  # on the device, for as long as the batch needs it
+                take_momentum(work.parts, momenta)
             norms.append(update_batch_(work if len(present) == len(work.parts) else work.of(present), recipes))
     return norms
 

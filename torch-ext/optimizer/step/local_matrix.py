@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Sequence
 
+import torch
 from torch import Tensor
 
 from ..parameters.matrices import MatrixView
+from ..parameters.momentum_blocks import in_blocks
 from ..parameters.settings import Group
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix, Parameter
 from ..plan.process_groups import this_rank
 from ..plan.shards import local_rows
+from ..rules.momentum import MomentumBuffers
 
 
 class StepTensors:
@@ -28,6 +31,7 @@ class StepTensors:
         """Keep no tensor."""
         self.views: list[Tensor] = []  # of the parameters
         self.momenta: list[Tensor] = []
+        self.scales: dict[int, Tensor] = {}  # by place, of momentum in 8 bits
         self.moments: dict[int, Tensor] = {}  # by place, of those that have second moments
         self.remainders: dict[int, Tensor] = {}  # by place, of those that have one
         self.row_scales: dict[int, Tensor] = {}  # by place, of those that QK-clip scales
@@ -43,6 +47,8 @@ class LocalParameter:
         self._shards = parameter.shards
         self._release = release_grad
         self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
+        in_codes = parameter.momentum_dtype == torch.int8
+        self._blocks = in_blocks(parameter.name, self._view) if in_codes else None
         self._moments_view = _local_moments_view(parameter)
         self.is_whole = self._view.is_plain  # its local tensor is its one matrix
         self._is_empty = not local_part(p).numel()
@@ -56,6 +62,15 @@ class LocalParameter:
         """Return the factors of each matrix's rows, from those of all rows of the whole parameter."""
         layout = None if self._shards is None else self._shards.layout
         return self._view.row_values(local_rows(row_scale, layout, this_rank()))
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether its momentum is in 8 bits."""
+        return self._blocks is not None
+
+    def cut_scales(self, local: Tensor) -> list[Tensor]:
+        """Return the scales of each matrix's momentum, from the local tensor that has them."""
+        return self._blocks.matrices(local)
 
     @property
     def has_moments(self) -> bool:
@@ -119,6 +134,11 @@ class LocalMatrix(NamedTuple):
         return self.tensors.momenta[self.place]
 
     @property
+    def momentum_scale(self) -> Optional[Tensor]:
+        """The scales of momentum in 8 bits, in this step."""
+        return self.tensors.scales.get(self.place)
+
+    @property
     def moments(self) -> Tensor:
         """What this process has of its second moments, in this step."""
         return self.tensors.moments[self.place]
@@ -148,8 +168,22 @@ def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
     return view if view is None or shards is None else shards.seen_as(view).local(this_rank())[0]
 
 
-def tensors_of(parts: Sequence[LocalMatrix]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def momentum_of(parts: Sequence[LocalMatrix]) -> MomentumBuffers:
+    """Return the momentum of parts, which have it in one form."""
+    scales = [part.momentum_scale for part in parts] if parts[0].source.has_scales else None
+    return MomentumBuffers([part.momentum for part in parts], scales)
+
+
+def take_momentum(parts: Sequence[LocalMatrix], tensors: Sequence[Tensor]) -> None:
+    """Let `tensors`, in the order of `MomentumBuffers.tensors`, be the momentum of parts in this step."""
+    for part, momentum in zip(parts, tensors):
+        part.tensors.momenta[part.place] = momentum
+    for part, scale in zip(parts, tensors[len(parts) :]):
+        part.tensors.scales[part.place] = scale
+
+
+def tensors_of(parts: Sequence[LocalMatrix]) -> tuple[list[Tensor], MomentumBuffers, list[Tensor]]:
     """Return the parameters, momentum buffers and gradients of parts that have a gradient; gradients once in a step."""
     tensors, places = parts[0].tensors, [part.place for part in parts]
     gradients = [part.source.take_gradient(part.place) for part in parts]
-    return [tensors.views[i] for i in places], [tensors.momenta[i] for i in places], gradients
+    return [tensors.views[i] for i in places], momentum_of(parts), gradients

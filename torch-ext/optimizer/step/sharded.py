@@ -15,10 +15,10 @@ from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
 from ..rules.hyperball import REPLACING, moved_on_sphere
-from ..rules.momentum import pack_momentum_
+from ..rules.momentum import MomentumBuffers, pack_momentum_
 from ..rules.second_moment import balance_
 from .batch import UpdateNorms, remainders, row_scales, seeds
-from .local_matrix import LocalMatrix
+from .local_matrix import LocalMatrix, momentum_of
 from .owned import LocalOwned
 from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
 from .recipe import Recipe, Recipes
@@ -82,7 +82,7 @@ class ShardedParts:
         self.parts = parts
         self.absent = frozenset(i for i, part in enumerate(parts) if not part.source.has_gradient)
         self._recipe, self._groups = recipe, groups
-        self._momenta: list[Tensor] = []
+        self._momenta = MomentumBuffers(())
 
     @property
     def found_inf(self) -> Optional[Tensor]:
@@ -92,9 +92,10 @@ class ShardedParts:
     @record_function("muon.pack")
     def pack_(self, packed: Tensor, places: Optional[Sequence[int]] = None) -> None:
         """Take the gradients into the momentum buffers, and write the directions into `packed`, at `places` of it."""
-        self._momenta = [part.momentum for part in self.parts]
-        for i in self.absent:
-            self._momenta[i] = self._momenta[i].clone()
+        self._momenta = momentum_of(self.parts)
+        for tensors in filter(None, self._momenta):
+            for i in self.absent:
+                tensors[i] = tensors[i].clone()
         gradients = [
             part.source.take_gradient(part.place) if part.source.has_gradient else torch.zeros_like(part.view)
             for part in self.parts
@@ -114,7 +115,8 @@ class ShardedParts:
         descend_packed_([part.view for part in parts], updates, rule, options)
         for i in sorted(self.absent):
             part = parts[i]
-            part.momentum.copy_(torch.where(alive[i], self._momenta[i], part.momentum))
+            for kept, updated in zip(momentum_of([part]).tensors, self._momenta.tensors_of(i)):
+                kept.copy_(torch.where(alive[i], updated, kept))
             if part.row_scale is not None:  # QK-clip holds for what nobody updates, too
                 scale_rows_(part.view, part.row_scale, part.remainder, [overflow, alive[i]])
 

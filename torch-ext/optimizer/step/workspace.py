@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
-from ..parameters.state import REMAINDER, integers
+from ..parameters.state import BUFFER, REMAINDER, SCALE, integers
 from ..plan.batches import Batch, grouped
 from ..plan.exchanges import Chunk
 from ..plan.layout import has_shards, local_part
@@ -74,6 +74,7 @@ class Workspace:
         self._whole = sum(source.is_whole for source in sources)
         self._with_moments = [source for source in self.parameters if source.has_moments]
         self._split = [source for source in self.parameters if REMAINDER in state[source.tensor]]
+        self._with_scales = [source for source in self.parameters if source.has_scales]
         self._has_shards = has_shards(type(source.tensor) for source in sources)
         first = 0
         for source in self.parameters:
@@ -87,7 +88,10 @@ class Workspace:
         """Take the tensors of all parameters; `row_scales` has QK-clip's factors for each row of some of them."""
         tensors = [source.tensor for source in self.parameters]
         self._tensors.views = self._matrices(tensors)
-        self._tensors.momenta = self._matrices([state[p]["momentum_buffer"] for p in tensors])
+        self._tensors.momenta = self._matrices([state[p][BUFFER] for p in tensors])
+        for source in self._with_scales:
+            scales = local_part(state[source.tensor][SCALE])
+            self._tensors.scales.update(enumerate(source.cut_scales(scales), source.first))
         for source in self._split:
             remainders = source.cut(integers(local_part(state[source.tensor][REMAINDER])))
             self._tensors.remainders.update(enumerate(remainders, source.first))
@@ -163,7 +167,8 @@ class Workspace:
 def dependencies(groups: Sequence[Group], state: State) -> list[Any]:
     """Return what a workspace depends on besides the plan: where momentum in host memory is, and who needs seeds."""
     offloaded = (p for group in groups if group["use_muon"] and group["offload"] for p in group["params"])
-    places = [state[p]["momentum_buffer"].data_ptr() for p in offloaded if p in state]
+    momenta = [value for p in offloaded if p in state for key, value in state[p].items() if key in (BUFFER, SCALE)]
+    places = [momentum.data_ptr() for momentum in momenta]
     return [*places, *(group["stochastic_rounding"] for group in groups)]
 
 
@@ -173,12 +178,18 @@ def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State)
     for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
         parts = [works[i].parts for i in positions]
         sources = {part.source for some in parts for part in some}
-        cut = {source: source.cut(local_part(state[source.tensor]["momentum_buffer"])) for source in sources}
-        momenta = [[cut[part.source][part.place - part.source.first] for part in some] for some in parts]
+        cut = {source: source.cut(local_part(state[source.tensor][BUFFER])) for source in sources}
+        scales = {each: each.cut_scales(local_part(state[each.tensor][SCALE])) for each in sources if each.has_scales}
+        momenta = [_of_parts(cut, some) + _of_parts(scales, some) for some in parts]
         host = HostChunks(momenta, devices[positions[0]])
         for chunk, i in enumerate(positions):
             works[i] = works[i]._replace(host=host, host_chunk=chunk)
     return works
+
+
+def _of_parts(cut: Mapping[LocalParameter, Sequence[Tensor]], parts: Sequence[LocalMatrix]) -> list[Tensor]:
+    """Return what `cut` has of parts, those that it has."""
+    return [cut[part.source][part.place - part.source.first] for part in parts if part.source in cut]
 
 
 def _origin(matrix: Matrix) -> tuple[int, int, int]:

@@ -1,0 +1,73 @@
+"""The state of a parameter, made and kept in line with its group: also momentum, in 8 bits or in floating point."""
+
+from __future__ import annotations
+
+from typing import Mapping, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from ..parameters.matrices import MatrixView, view_in_group
+from ..parameters.momentum_blocks import block_axes
+from ..parameters.settings import Group
+from ..parameters.state import BUFFER, SCALE, StateTensor, ensure_state, state_tensors
+from ..plan.layout import layout_of, local_part, memory_beside
+from ..plan.process_groups import Ranks
+from ..plan.shards import check_blocks
+from ..rules.momentum import dequantized, quantized
+
+
+def bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
+    """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and place.
+
+    Raises ValueError for shards that cut the blocks of momentum in 8 bits, and for state of another shape.
+    """
+    wanted = state_tensors(name, p, group)
+    if group["use_muon"]:
+        view, layout = view_in_group(name, p, group), layout_of(name, p, replica_ranks)
+        if SCALE in wanted and layout is not None:
+            check_blocks(name, view, layout)
+        _convert_momentum_(state, name, p, view, wanted)
+    ensure_state(state, p, wanted, memory_beside)
+
+
+def _convert_momentum_(
+    state: dict[str, Tensor], name: str, p: Tensor, view: MatrixView, wanted: Mapping[str, StateTensor]
+) -> None:
+    """Bring momentum in `state` of `p`, which `view` sees as matrices, into the form that is wanted, if it is another.
+
+    Forms are 8 bits and floating point, among whose dtypes it keeps the one that it has. Raises ValueError for codes
+    without scales.
+    """
+    buffer, in_codes = state.get(BUFFER), SCALE in wanted
+    if buffer is None:
+        return
+    if buffer.dtype == torch.int8 and SCALE not in state:
+        raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
+    if in_codes and buffer.dtype != torch.int8:
+        codes, scale = quantized(_lines(buffer, block_axes(view)))
+        state[SCALE] = memory_beside(p, wanted[SCALE].shape, torch.float32)
+        state[BUFFER] = torch.empty_like(buffer, dtype=torch.int8)
+        _fill_(state[BUFFER], codes, block_axes(view))
+        _fill_(state[SCALE], scale, block_axes(view))
+    elif not in_codes and buffer.dtype == torch.int8:
+        lines = (_lines(each, block_axes(view)).to(buffer.device) for each in (buffer, state.pop(SCALE)))
+        state[BUFFER] = torch.empty_like(buffer, dtype=wanted[BUFFER].dtype)
+        _fill_(state[BUFFER], dequantized(*lines, wanted[BUFFER].dtype), block_axes(view))
+
+
+def _lines(tensor: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return this process's part of a tensor as a matrix whose rows are its elements along `axes`."""
+    permuted = _permuted(tensor, axes)
+    return permuted.flatten(permuted.ndim - len(axes)).flatten(0, -2)
+
+
+def _fill_(tensor: Tensor, lines: Tensor, axes: Sequence[int]) -> None:
+    """Write `lines` to where `_lines` reads them, on whichever device."""
+    permuted = _permuted(tensor, axes)
+    permuted.copy_(lines.view(permuted.shape))
+
+
+def _permuted(tensor: Tensor, axes: Sequence[int]) -> Tensor:
+    others = [axis for axis in range(tensor.ndim) if axis not in axes]
+    return local_part(tensor).permute(*others, *axes)
