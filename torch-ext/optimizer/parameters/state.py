@@ -14,7 +14,6 @@ from .offload import host_zeros_like
 # In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
 STATE_FORMAT = 1
 
-
 # `(p, shape, dtype)` -> memory for a tensor of this shape that lies on devices and ranks as `p` does.
 Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 

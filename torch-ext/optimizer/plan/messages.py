@@ -170,9 +170,8 @@ def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
     parts = [(r, i, owned[i].part(r), owned[i].moments_part(r)) for r, i in holders]
     parts = [entry for entry in parts if entry[2].size]
     sources = [entry for entry in parts if _same_copy(owned[entry[1]], entry[0], rank)]
-    came, going = (
-        ((r, way.length(part.size, m.size)) for r, _, part, m in of) for way, of in ((out, sources), (back, parts))
-    )
+    came = ((r, out.length(part.size, moments.size)) for r, _, part, moments in sources)
+    going = ((r, back.length(part.size, moments.size)) for r, _, part, moments in parts)
     received, places_in, flags_in = _lay_out(ranks, came, out.unit)
     sent, places_out, flags_out = _lay_out(ranks, going, back.unit)
     return OwnerSide(
@@ -191,7 +190,7 @@ def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
 def _moments_places(
     parts: Iterable[tuple[int, int, Part, Part]], places: Iterable[int], way: _Way
 ) -> tuple[PartPlace, ...]:
-    """Return the places of second moments behind those of their parts: rank, matrix, part, and what has its moments."""
+    """Return the places of second moments, which are behind their parts: `parts` are rank, matrix, part and moments."""
     pairs = zip(parts, places)
     return tuple((i, m, way.behind(place, part.size)) for (_, i, part, m), place in pairs if m.size)
 
@@ -212,12 +211,12 @@ class _Way(NamedTuple):
 
 
 def _ways(matrices: Sequence[Matrix]) -> tuple[_Way, _Way]:
+    """Return the way to the owners and the way back."""
     if not matrices:
         return _Way(1, 1), _Way(1, 1)
-    p = matrices[0].parameter
-    packed, work, moments = (
-        ALIGNED_BYTES // dtype.itemsize for dtype in (p.packed_dtype, p.work_dtype, p.moments_dtype)
-    )
+    parameter = matrices[0].parameter
+    dtypes = parameter.packed_dtype, parameter.work_dtype, parameter.moments_dtype
+    packed, work, moments = (ALIGNED_BYTES // dtype.itemsize for dtype in dtypes)
     return _Way(packed, moments), _Way(work, moments)
 
 
