@@ -43,11 +43,12 @@ def test_every_layout_gives_the_bits_of_one_process(kernel, pools, name, missing
     assert_as_alone(kernel, pools, case)
 
 
-@pytest.mark.parametrize("name", ["rows", "columns"])
-def test_ways_of_other_dtypes_give_the_bits_of_one_process(kernel, pools, name, by):
-    """Products in float16, as on GPUs: directions travel in float32, updates come back in float16."""
-    settings = {"second_moment": by, "ns_dtype": "float16", "ns_steps": 2, "chunk_bytes": 700}
-    assert_as_alone(kernel, pools, Case(model(LAYOUTS[name], seed=22), settings, missing="here and there"))
+@pytest.mark.parametrize("dtype, work", [(torch.bfloat16, "float16"), (torch.float64, "float32")], ids=str)
+@pytest.mark.parametrize("name", ["rows", "columns", "hsdp"])
+def test_messages_of_two_dtypes_give_the_bits_of_one_process(kernel, pools, name, dtype, work, by):
+    """On the way to the owner elements are wider than on the way back; moments are float32, and float64."""
+    settings = {"second_moment": by, "ns_dtype": work, "ns_method": "standard", "chunk_bytes": 900}
+    assert_as_alone(kernel, pools, Case(model(LAYOUTS[name], seed=23), settings, steps=3, dtype=dtype))
 
 
 @pytest.mark.parametrize("layout", EXPERTS, ids=str)
@@ -66,6 +67,7 @@ def test_convolutions_and_fused_rows_give_the_bits_of_one_process(kernel, pools,
     specs = (
         Spec("a.conv.weight", (9, 5, 3, 3), layout),
         Spec("b.conv.weight", (3, 8, 5), layout),
+        Spec("heads.weight", (48, 20), layout, {"split_rows": (6,) * 8, "second_moment": "rows"}),
         Spec("wqkv.weight", (22, 6), layout, {"split_rows": (10, 6, 6), "second_moment": by}),
         Spec("c_attn.weight", (6, 22), layout, {"split_rows": (10, 6, 6), "transposed": True, "second_moment": by}),
     )

@@ -200,7 +200,7 @@ def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
 def _moments_places(
     parts: Iterable[tuple[int, int, Part, Part]], places: Iterable[int], way: Way
 ) -> tuple[PartPlace, ...]:
-    """Return the places of second moments behind those of their parts: rank, matrix, part, and what has its moments."""
+    """Return the places of second moments, which are behind their parts: `parts` are rank, matrix, part and moments."""
     pairs = zip(parts, places)
     return tuple((i, m, way.moments_place(place, part.size)) for (_, i, part, m), place in pairs if m.size)
 
