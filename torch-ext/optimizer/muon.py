@@ -61,7 +61,8 @@ class Muon(Optimizer):
             that holds both kinds becomes two neighbours, so that each has one live `lr`. Group keys: every argument
             that `docs/arguments.md` marks; `use_muon` or its opposite `use_fallback` (absent: decided by
             routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values;
-            `transposed`, that weights are (in, out); `role`, by which users tell groups apart, and `reason`, which
+            `transposed`, that weights are (in, out); `decay_lr`, the `lr` at which `corrected` decay is the decoupled
+            one (absent: the group's first); `role`, by which users tell groups apart, and `reason`, which
             `explain()` says of the group's parameters.
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
@@ -81,8 +82,8 @@ class Muon(Optimizer):
             after the other), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254).
         renormalize: give polar factors the norm of exact ones, as a whole, `frobenius`, or to all lines of a side
             alike, `rows`, `columns`, `rows_columns`, `columns_rows`; or `none` (Muon+, arXiv:2602.21545).
-        decay_mode: of matrices: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and
-            only where it goes the way of the update. The fallback's decay is decoupled.
+        decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and only where it
+            goes the way of the update; `corrected`, decoupled times lr / `decay_lr` (`docs/weight_decay.md`).
         maximize: ascend.
         conv_mode: a convolution (out, in, *kernel) is a matrix (out, in * positions), `flatten`, or one (out, in) for
             each position of its kernel, `batched`.
