@@ -17,6 +17,8 @@ OPTIONS = {
     "tensors": dict(lr=torch.tensor(0.02), weight_decay=torch.tensor(0.3)),
     "independent": dict(decay_mode="independent", maximize=True),
     "cautious": dict(decay_mode="cautious", nesterov=False),
+    "cautious nadamw": dict(decay_mode="cautious", fallback="nadamw"),
+    "corrected": dict(decay_mode="corrected", lr=torch.tensor(0.02)),
 }
 any_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 

@@ -62,7 +62,8 @@ class Muon(Optimizer):
             that holds both kinds becomes two neighbours, so that each has one live `lr`. Group keys: every argument
             that `docs/arguments.md` marks; `use_muon` or its opposite `use_fallback` (absent: decided by
             routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values;
-            `transposed`, that weights are (in, out); `role`, by which users tell groups apart, and `reason`, which
+            `transposed`, that weights are (in, out); `decay_lr`, the `lr` at which `corrected` decay is the decoupled
+            one (absent: the group's first); `role`, by which users tell groups apart, and `reason`, which
             `explain()` says of the group's parameters.
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
@@ -92,8 +93,8 @@ class Muon(Optimizer):
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), with
             R the norm of W. `lr` is a proportion then, and no multiplier or decay applies. For float32 matrices, of
             which zeros stay zeros.
-        decay_mode: of matrices: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and
-            only where it goes the way of the update. The fallback's decay is decoupled.
+        decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and only where it
+            goes the way of the update; `corrected`, decoupled times lr / `decay_lr` (`docs/weight_decay.md`).
         maximize: ascend.
         conv_mode: a convolution (out, in, *kernel) is a matrix (out, in * positions), `flatten`, or one (out, in) for
             each position of its kernel, `batched`.

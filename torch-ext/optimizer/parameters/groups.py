@@ -41,11 +41,32 @@ def split_group(
     settings.pop("betas", None)
     adamw_rates = changed.get("adamw_lr"), changed.get("lr"), defaults["adamw_lr"], settings["lr"]
     learning_rates = {"muon": settings["lr"], "adamw": next(rate for rate in adamw_rates if rate is not None)}
+    if len(branches) > 1 and settings["decay_lr"] is not None and len(set(map(float, learning_rates.values()))) > 1:
+        raise ValueError(
+            f"decay_lr={settings['decay_lr']} is of one lr, and this group has two, {learning_rates}: give the "
+            f"parameters of {settings['fallback']} a group of their own"
+        )
     groups = []
     for branch in branches:
         changes = {"use_muon": branch == "muon", "lr": learning_rates[branch], "params": list(halves[branch].items())}
+        changes["decay_lr"] = _decay_lr(settings, learning_rates[branch])
         groups.append({**settings, **changes, "param_names": [], "state_format": STATE_FORMAT})
     return groups, reasons
+
+
+def _decay_lr(settings: Group, lr: float | Tensor) -> Optional[float]:
+    """Return the `decay_lr` of a group that begins with `lr`; None where its decay takes none.
+
+    Raises ValueError where it cannot be told.
+    """
+    if settings["decay_mode"] != "corrected":
+        return settings["decay_lr"]
+    if settings["decay_lr"] is None and not float(lr) > 0:
+        raise ValueError(
+            f"decay_mode='corrected' scales by lr / decay_lr, and lr is {float(lr)}: give each group a decay_lr, the "
+            "largest lr of its schedule"
+        )
+    return float(lr) if settings["decay_lr"] is None else settings["decay_lr"]
 
 
 def _halves(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..iteration import METHODS, check_work_dtype
 from ..learning_rate import UPDATE_RMS, check_adjustment, step_multiplier
-from ..rules.descent import DECAY_MODES
+from ..rules.decay import DECAY_MODES
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..rules.second_moment import SECOND_MOMENTS
 from ..schedules import resolve_schedule
@@ -200,6 +200,7 @@ SETTINGS: dict[str, Setting] = {
     "second_moment_beta": Setting(_below_one, Role.RECIPE),
     "experimental_hyperball": Setting(flag, Role.METHOD),
     "decay_mode": Setting(_one_of(DECAY_MODES), Role.RECIPE),
+    "decay_lr": Setting(lambda key, value: None if value is None else _positive(key, value), Role.LIVE),
     "maximize": Setting(flag, Role.RECIPE),
     "conv_mode": Setting(_one_of(CONV_MODES), Role.MATRICES),
     "normalize_spatial": Setting(flag, Role.MATRICES),
@@ -219,7 +220,7 @@ SETTINGS: dict[str, Setting] = {
     "capturable": Setting(flag, Role.HOST),
 }
 # Settings that a group alone can have, with their defaults.
-OF_GROUPS: dict[str, Any] = {"transposed": False, "split_rows": None}
+OF_GROUPS: dict[str, Any] = {"transposed": False, "split_rows": None, "decay_lr": None}
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and how many steps have drawn seeds.
 _DERIVED = {"use_muon": Role.MATRICES, "rounding_step": Role.LIVE}
 

@@ -8,6 +8,7 @@ from typing import Iterator, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
+from .decay import decay_, decay_cautiously_, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
 
@@ -30,23 +31,27 @@ def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScalin
     """Take one AdamW step with parameters of one device and dtype; all but the gradients of `tensors` change in place.
 
     Tensors may have any strides. Gradients that overflowed change nothing. Each element of parameters and averages is
-    rounded once, except for float32 and float64 parameters whose weight decay is a tensor. An element gets the same
-    bits in a whole parameter and in any part of it.
+    rounded once, except for float32 and float64 parameters whose weight decay is a pass by itself. An element gets the
+    same bits in a whole parameter and in any part of it.
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101, algorithm 2.
     """
     torch._foreach_add_(tensors.steps, 1)
-    # A decay that is a tensor is a pass by itself, in which half precision would lose it.
-    if _are_whole(*tensors[:4]) and not isinstance(rule.weight_decay, Tensor):
+    if _are_whole(*tensors[:4]) and _decays_in_kernel(rule):
         _fused_step_(tensors, rule, scaling)
     else:
         _step_in_pieces_(tensors, rule, scaling)
     uncount_overflow_(tensors.steps, scaling.found_inf)
 
 
+def _decays_in_kernel(rule: FallbackRule) -> bool:
+    """Whether torch's kernel applies the decay; else it is a pass by itself, in which half precision would lose it."""
+    return rule.decay_mode in ("decoupled", "corrected") and not isinstance(rule.weight_decay, Tensor)
+
+
 def _step_in_pieces_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
     """Take the step with tensors that torch's kernel works on, in the place of those that it does not."""
     entries = [_Entry(*each) for each in zip(*tensors)]
-    wide = [_promoted(entry) for entry in entries] if isinstance(rule.weight_decay, Tensor) else entries
+    wide = entries if _decays_in_kernel(rule) else [_promoted(entry) for entry in entries]
     pieces = [pair for entry in wide for pair in _as_vectors(entry)]
     _fused_step_(FallbackTensors(*map(list, zip(*(used for used, _ in pieces)))), rule, scaling)
     for used, target in pieces if wide is entries else [*pieces, *zip(wide, entries)]:
@@ -54,15 +59,23 @@ def _step_in_pieces_(tensors: FallbackTensors, rule: FallbackRule, scaling: Grad
 
 
 def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
-    """Call torch's kernel, for which steps have been counted."""
+    """Call torch's kernel, for which steps have been counted, and decay around it what it does not."""
+    parameters, averages = tensors.parameters, tensors.averages
+    if _decays_in_kernel(rule):
+        _call_kernel_(tensors, rule, scaling)
+        return
+    taken, rest = taken_by_decay(rule, parameters[0]), rule._replace(weight_decay=0.0)
+    if rule.decay_mode == "cautious":
+        before = torch._foreach_clone(parameters)
+        _call_kernel_(tensors, rest, scaling)
+        decay_cautiously_(parameters, before, averages, taken, scaling.found_inf)  # an update has its average's sign
+    else:
+        decay_(parameters, taken, scaling.found_inf)
+        _call_kernel_(tensors, rest, scaling)
+
+
+def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
     parameters, gradients, averages, squares, steps = tensors
-    lr, weight_decay = rule.lr, rule.weight_decay
-    if isinstance(lr, Tensor):
-        lr = lr.to(parameters[0].device)
-    if isinstance(weight_decay, Tensor):  # the fused kernel takes a number, for which the host would have to wait
-        kept = (1 - lr * weight_decay.to(parameters[0].device)).to(parameters[0].dtype)
-        torch._foreach_mul_(parameters, kept if scaling.found_inf is None else kept.where(scaling.found_inf == 0, 1))
-        weight_decay = 0.0
     torch._fused_adamw_(
         parameters,
         # With a scale the kernel writes the unscaled gradients back.
@@ -71,10 +84,10 @@ def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradient
         squares,
         [],
         steps,
-        lr=lr,
+        lr=rule.lr.to(parameters[0].device) if isinstance(rule.lr, Tensor) else rule.lr,
         beta1=rule.betas[0],
         beta2=rule.betas[1],
-        weight_decay=weight_decay,
+        weight_decay=rule.weight_decay,
         eps=rule.eps,
         amsgrad=False,
         maximize=rule.maximize,

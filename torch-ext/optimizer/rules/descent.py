@@ -8,15 +8,11 @@ import torch
 from torch import Tensor
 
 from ..kernels.native import descend_
+from .decay import DECAY_MODES, Number, on_device, scaled_decay
 from .master_weights import joined, split_
-
-Number = Union[float, Tensor]
 
 # What may be rounded stochastically.
 HALVES = (torch.float16, torch.bfloat16)
-
-# In the order in which the compiled op numbers them.
-DECAY_MODES = ("decoupled", "independent", "cautious")
 
 
 class DescentOptions(NamedTuple):
@@ -44,8 +40,7 @@ PLAIN = DescentOptions()
 class DescentRule(NamedTuple):
     """parameter <- parameter * keep - lr * multiplier * direction; lr and weight_decay of all matrices, or of each.
 
-    keep is 1 - lr * weight_decay; with `independent` decay 1 - weight_decay, 1 where lr is 0; with `cautious` decay
-    1 - lr * weight_decay only where parameter and direction have one sign, else 1.
+    weight_decay is scaled already (`rules/decay.py`, which says what keep is).
     """
 
     lr: Tensor
@@ -54,12 +49,12 @@ class DescentRule(NamedTuple):
     multiplier: Number = 1.0
 
 
-def descent_rule(lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str) -> DescentRule:
+def descent_rule(
+    lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str, decay_lr: Sequence[Optional[float]]
+) -> DescentRule:
     """Return the rule of one or B learning rates and decays; a tensor is read by the kernels where it is."""
-    if decay_mode == "independent":
-        # A step with lr 0, by which checkpoint tools have state made, is to leave parameters as they are.
-        weight_decay = [decay * (rate != 0) for rate, decay in zip(lr, weight_decay)]
-    return DescentRule(_together(lr), _together(weight_decay), decay_mode)
+    decays = [scaled_decay(decay_mode, *of_one) for of_one in zip(lr, weight_decay, decay_lr)]
+    return DescentRule(_together(lr), _together(decays), "decoupled" if decay_mode == "corrected" else decay_mode)
 
 
 def descend_packed_(
@@ -69,8 +64,6 @@ def descend_packed_(
 
     With remainders, which change too, both have together the bits of float32 parameters (`rules/master_weights.py`).
     Weight decay is of the group's learning rate and not of the matrix's multiplier.
-    Sources: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101; cautious decay: Chen et al.,
-    arXiv:2510.12402.
     """
     mode, multiplier = DECAY_MODES.index(rule.decay_mode), as_tensor(rule.multiplier)
     descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **options._asdict())
@@ -100,15 +93,8 @@ def _together(values: Sequence[Number]) -> Tensor:
         return as_tensor(values[0])
     if any(isinstance(value, Tensor) for value in values):
         device = next(value.device for value in values if isinstance(value, Tensor))
-        return torch.stack([_on_device(value, device) for value in values])
+        return torch.stack([on_device(value, device) for value in values])
     return as_tensor(values)
-
-
-def _on_device(value: Number, device: torch.device) -> Tensor:
-    # A number is written by a kernel there: a copy from the CPU would wait, and cannot be captured in a graph.
-    if not isinstance(value, Tensor):
-        return torch.full((), value, dtype=torch.float64, device=device)
-    return value.reshape(()).to(device, torch.float64)
 
 
 def as_tensor(value: Union[Number, Sequence[float]]) -> Tensor:

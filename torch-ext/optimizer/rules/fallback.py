@@ -9,13 +9,14 @@ from torch import Tensor
 
 
 class FallbackRule(NamedTuple):
-    """The settings of one group; lr and weight_decay are numbers or 0-d tensors."""
+    """The settings of one group; lr and weight_decay, which `scaled_decay` has returned, are numbers or 0-d tensors."""
 
     lr: Union[float, Tensor]
     betas: tuple[float, float]
     eps: float
     weight_decay: Union[float, Tensor]
     maximize: bool
+    decay_mode: str = "decoupled"
 
 
 class FallbackTensors(NamedTuple):

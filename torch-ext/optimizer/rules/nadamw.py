@@ -2,10 +2,12 @@
 
 With t the count of a parameter's steps and G its gradient:
 
-    P <- P * (1 - lr * weight_decay)
+    P <- P * keep
     M <- beta1 * M + (1 - beta1) * G;  V <- beta2 * V + (1 - beta2) * G**2
     N  = beta1 * M + (1 - beta1) * G
     P <- P - lr / (1 - beta1**t) * N / (sqrt(V) / sqrt(1 - beta2**t) + eps)
+
+where keep is 1 - lr * weight_decay, or what `rules/decay.py` says of other modes; N is the update whose sign counts.
 
 Source: Choi et al., On empirical comparisons of optimizers for deep learning, arXiv:1910.05446, table 1, with a
 constant beta1 and decoupled weight decay, as in timm. `torch.optim.NAdam` has another formula: it schedules beta1.
@@ -18,6 +20,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
+from .decay import decay_, decay_cautiously_, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
 
@@ -31,7 +34,7 @@ def nadamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScali
     parameters, gradients, averages, squares, steps = tensors
     stored = [parameters, averages, squares]
     dtype = torch.promote_types(parameters[0].dtype, torch.float32)
-    overflow = scaling.found_inf
+    overflow = None if scaling.found_inf is None else scaling.found_inf.reshape(())
     # `to` returns what has the dtype already, so that float32 and float64 are updated where they are.
     used = [[t.to(dtype, copy=overflow is not None) for t in tensors] for tensors in stored]
     gradients = [g.to(dtype) for g in gradients]
@@ -58,12 +61,15 @@ def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[
     lr = rule.lr.to(device, torch.float64) if isinstance(rule.lr, Tensor) else rule.lr
     step_sizes = (-lr / (1 - beta1**count)).to(dtype).unbind()
     corrections = (1 - beta2**count).sqrt().to(dtype).unbind()
-    kept = 1 - lr * rule.weight_decay
-    torch._foreach_mul_(parameters, kept.to(dtype) if isinstance(kept, Tensor) else kept)
     torch._foreach_lerp_(averages, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
     ahead = torch._foreach_lerp(averages, gradients, 1 - beta1)
+    taken = taken_by_decay(rule, parameters[0])
+    if rule.decay_mode == "cautious":
+        decay_cautiously_(parameters, parameters, ahead, taken)
+    else:
+        decay_(parameters, taken, None)
     torch._foreach_mul_(ahead, step_sizes)
     denominators = torch._foreach_sqrt(squares)
     torch._foreach_div_(denominators, corrections)

@@ -58,10 +58,11 @@ class Recipes:
         first = groups[0]
         # Metrics, which read the rate later, are of the step that used it.
         rates, decays = [snapshot(group["lr"]) for group in groups], [group["weight_decay"] for group in groups]
+        largest = [group["decay_lr"] for group in groups]
         return Recipe(
             MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),
             first["eps"],
-            descent_rule(rates, decays, first["decay_mode"]),
+            descent_rule(rates, decays, first["decay_mode"], largest),
             first["second_moment_beta"],
             first["experimental_hyperball"],
             scaling,

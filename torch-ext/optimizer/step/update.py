@@ -14,6 +14,7 @@ from ..plan.plan import FallbackBatch, State
 from ..plan.process_groups import Ranks, group_of, this_rank
 from ..plan.shards import local_rows
 from ..rules.adamw import adamw_
+from ..rules.decay import scaled_decay
 from ..rules.descent import scale_rows_
 from ..rules.fallback import FallbackRule, FallbackTensors
 from ..rules.master_weights import joined, split_
@@ -59,7 +60,7 @@ def update_fallback_(
     params = [p for p in every if p.grad is not None]
     if not params or batch.sharers not in scalings:  # on a mesh that this rank is not in
         return
-    rule = FallbackRule(group["lr"], group["adamw_betas"], group["adamw_eps"], group["weight_decay"], group["maximize"])
+    rule = _fallback_rule(group)
     states = [state[p] for p in params]
     keys = (*FALLBACK_STATE, REMAINDER) if REMAINDER in states[0] else FALLBACK_STATE
     tensors = params, [p.grad for p in params], *([entry[key] for entry in states] for key in keys)
@@ -74,6 +75,12 @@ def update_fallback_(
     for some in _pieces(tensors[0]):
         part = FallbackTensors(*(each[some] for each in tensors))
         _update_masters_(update, part, remainders[some], rule, scalings[batch.sharers])
+
+
+def _fallback_rule(group: Group) -> FallbackRule:
+    lr, mode = group["lr"], group["decay_mode"]
+    weight_decay = scaled_decay(mode, lr, group["weight_decay"], group["decay_lr"])
+    return FallbackRule(lr, group["adamw_betas"], group["adamw_eps"], weight_decay, group["maximize"], mode)
 
 
 def _pieces(parameters: Sequence[Tensor]) -> Iterator[slice]:

@@ -1,0 +1,27 @@
+"""Weight decay of every mode has the bits of one process on shards, for matrices and for the other parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.backends import on_every_backend
+from tests.support.sharded_models import LAYOUTS, Case, Spec, assert_as_alone
+
+# Parts of them fill no vector of torch's kernel.
+SHAPES = {"embeddings.0.weight": (41, 9), "embeddings.1.weight": (3, 70), "up.weight": (13, 9), "scale": ()}
+
+
+@on_every_backend()
+@pytest.mark.parametrize("layout", ["rows", "columns", "hsdp", "strided rows"])
+@pytest.mark.parametrize("mode", ["independent", "cautious", "corrected"])
+@pytest.mark.parametrize(
+    "fallback, dtype", [("adamw", torch.bfloat16), ("adamw", torch.float32), ("nadamw", torch.float32)], ids=str
+)
+def test_decay_has_the_bits_of_one_process(kernel, pools, layout, mode, fallback, dtype):
+    """`corrected` decays by a fifth of the decoupled share here."""
+    group = {"decay_lr": 0.1} if mode == "corrected" else {"weight_decay": torch.tensor(0.2)}
+    layouts = {name: LAYOUTS[layout] if shape else LAYOUTS["replicated"] for name, shape in SHAPES.items()}
+    specs = tuple(Spec(name, shape, layouts[name], group) for name, shape in SHAPES.items())
+    settings = {"lr": 0.02, "decay_mode": mode, "fallback": fallback, "ns_dtype": "float32"}
+    assert_as_alone(kernel, pools, Case(specs, settings, steps=6, dtype=dtype, missing="everywhere"))
