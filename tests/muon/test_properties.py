@@ -37,7 +37,7 @@ options = st.fixed_dictionaries(
         "conv_mode": st.just("batched"),
         "fallback": st.just("nadamw"),
         "stochastic_rounding": st.booleans(),
-        "momentum_dtype": st.sampled_from(["float32", "bfloat16"]),
+        "momentum_dtype": st.sampled_from(["float32", "bfloat16", "int8"]),
     },
 )
 # A parameter: its shape, its dtype, and the steps at which it has no gradient.

@@ -21,9 +21,8 @@ INTRODUCTION = """\
 # Arguments of `Muon`
 
 Names and order follow `torch.optim.Muon`; what it lacks is keyword-only. Where *group* says yes, a parameter group may
-have a value of its own. *Change* says what setting it between two steps does: it makes a new plan, the next step reads
-it, or state that is made from then on has it. `python -m tools.pages.arguments` makes this page from the class and from
-`parameters/settings.py`.
+have a value of its own. *Change* says what setting it between two steps does: it makes a new plan, or the next step
+reads it. `python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
 
 | argument | default | group | change | meaning |
 | --- | --- | --- | --- | --- |
@@ -33,7 +32,7 @@ it, or state that is made from then on has it. `python -m tools.pages.arguments`
 WHEN = {
     "MATRICES": "new plan",
     "METHOD": "new plan",
-    "STATE": "for new state",
+    "STATE": "new plan",
     "RECIPE": "next step",
     "LIVE": "next step",
     "HOST": "",
