@@ -110,12 +110,16 @@ CONTENDERS = (
     recipe("MuonEq", "arXiv:2603.28254", {"equalize": "rows"}),
     recipe("Muon+", "arXiv:2602.21545", {"renormalize": "frobenius"}),
     recipe("MuonEq and Muon+", "nanochat, 2026", {"equalize": "rows", "renormalize": "frobenius"}),
+    recipe("NorMuon", "arXiv:2510.05491", {"second_moment": "rows"}),
     recipe("Aurora", "arXiv:2606.27715", {"equalize": "experimental_aurora"}),
     recipe("Hyperball", "Wen et al. 2025", {"experimental_hyperball": True}),
     recipe("cautious decay", "arXiv:2510.12402", {"decay_mode": "cautious"}),
+    recipe("corrected decay", "arXiv:2506.02285", {"decay_mode": "corrected"}),
     recipe("heads alone", "Kimi K3", {}, {"*.qkv.weight": {"split_rows": [HEAD] * 12}}),
+    recipe("8-bit momentum", "arXiv:2509.23106", {"momentum_dtype": "int8"}),
     recipe("bfloat16", "", {}, dtype=BFLOAT16),
     recipe("bfloat16, rounded at random", "", {"stochastic_rounding": True}, dtype=BFLOAT16),
+    recipe("bfloat16 and 16 bits", "arXiv:2602.23349", {"master_weights": "split"}, dtype=BFLOAT16),
 )
 
 
