@@ -50,7 +50,10 @@ class Batch:
 
     @property
     def work_bytes(self) -> int:
-        """What its orthogonalization holds at most: what is packed, the factors, and what `polar_factors` says."""
+        """What its orthogonalization holds at most: what is packed, the factors, and what `polar_factors` says.
+
+        Or a copy of the factors, of which columns are balanced by second moments.
+        """
         (m, n), iteration = sorted(self.packed_shape), self.iteration
         work, chain = iteration.work_dtype.itemsize, iteration.chain_dtype.itemsize
         single = not iteration.products.batched and not iteration.in_one_launch
@@ -58,7 +61,8 @@ class Batch:
         squares = 2 if iteration.method == "standard" else 5
         one = max(2 * m * n * work + squares * m * m * chain, m * n * (work + 4))
         copies = 1 if self.equalization.before == "none" else 2
-        return len(self.matrices) * m * n * (copies * self.packed_dtype.itemsize + work) + together * one
+        balanced = 0 if self.moments_shape is None else len(self.matrices) * m * n * work
+        return len(self.matrices) * m * n * (copies * self.packed_dtype.itemsize + work) + max(together * one, balanced)
 
 
 def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
