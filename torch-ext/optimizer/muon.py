@@ -20,14 +20,14 @@ from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
-from .parameters.checks import check_norm, check_parameter
+from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.state import placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
-from .plan.layout import check_gradients, facts_of, layout_of, memory_beside
+from .plan.layout import check_gradients, facts_of, memory_beside
 from .plan.plan import Plan, choices, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
@@ -40,7 +40,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
-from .step.state import bring_state_
+from .step.state import bring_state_, check_on_ranks
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
@@ -85,14 +85,14 @@ class Muon(Optimizer):
             arXiv:2606.27715).
         renormalize: give polar factors the norm of exact ones, as a whole, `frobenius`, or to all lines of a side
             alike, `rows`, `columns`, `rows_columns`, `columns_rows`; or `none` (Muon+, arXiv:2602.21545).
-        second_moment: divide lines of what then comes by the root mean square that they have had over the steps, which
-            leaves the norm of the whole: `rows` (NorMuon, arXiv:2510.05491), `long_side`, which are columns of a
-            matrix with more columns than rows, or `none`. Lines that `renormalize` makes alike stay so. With
-            `renormalize='frobenius'` and `match_rms_adamw` an update's root mean square is the paper's.
-        second_moment_beta: of the average of mean squares.
+        second_moment: divide each row of an update by the root mean square that it has had over the steps, and give the
+            whole its norm back: `rows` (NorMuon, arXiv:2510.05491); `long_side`: rows, or columns where these are more;
+            or `none`. It comes after `renormalize`: with `frobenius` there, and `match_rms_adamw`, an update's root
+            mean square is the paper's.
+        second_moment_beta: how much of the average of mean squares a step keeps.
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), with
-            R the norm of W. `lr` is a proportion then, and no multiplier or decay applies. For float32 matrices, of
-            which zeros stay zeros.
+            R the norm of W. `lr` is a proportion of it then, and no multiplier or decay applies. For float32 and
+            float64 matrices; one of zeros stays zero.
         decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and only where it
             goes the way of the update; `corrected`, decoupled times lr / `decay_lr` (`docs/weight_decay.md`).
         maximize: ascend.
@@ -486,12 +486,8 @@ class Muon(Optimizer):
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
         for (group, name, p), is_trained in zip(named, trained):
             check_parameter(name, p, group["use_muon"], group["master_weights"])
-            if group["use_muon"] and (group["offload"] or group["experimental_hyperball"]):
-                is_shared = layout_of(name, p, self._replica_ranks) is not None
-                if group["offload"] and is_shared:
-                    raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
-                if group["experimental_hyperball"]:
-                    check_norm(name, p, is_shared)
+            if group["use_muon"]:
+                check_on_ranks(name, p, group, self._replica_ranks)
             if not p.is_meta and (is_trained or p in self.state):
                 bring_state_(self.state[p], name, p, group, self._replica_ranks)
         current = {p for _, _, p in named}

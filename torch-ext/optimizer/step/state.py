@@ -7,6 +7,7 @@ from typing import Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..parameters.checks import check_norm
 from ..parameters.matrices import MatrixView, view_in_group
 from ..parameters.momentum_blocks import block_axes
 from ..parameters.settings import Group
@@ -15,6 +16,16 @@ from ..plan.layout import layout_of, local_part, memory_beside
 from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
 from ..rules.momentum import dequantized, quantized
+
+
+def check_on_ranks(name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
+    """Raise ValueError where settings of its group cannot work for a matrix of Muon that lies on ranks as `p` does."""
+    if group["offload"] or group["experimental_hyperball"]:
+        is_shared = layout_of(name, p, replica_ranks) is not None
+        if group["offload"] and is_shared:
+            raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
+        if group["experimental_hyperball"]:
+            check_norm(name, p, is_shared)
 
 
 def bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
