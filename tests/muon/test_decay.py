@@ -65,15 +65,15 @@ def test_tensor_weight_decay_is_live_and_equals_the_number(kernel, fallback, dty
 STEPS = 3
 
 
-def exact_adam(kernel, mode, fallback, p, gradients, lrs, decay, largest):
-    """The steps of one parameter of AdamW or NAdamW, in float64, with betas 0.9 and 0.95 and eps 1e-8."""
+def exact_adam(mode, fallback, p, gradients, lrs, decay):
+    """The steps of one parameter of AdamW or NAdamW, in float64, with betas 0.9 and 0.95 and eps 1e-8; rates fall."""
     p, average, square = p.double(), 0.0, 0.0
     for t, (gradient, lr) in enumerate(zip(gradients, lrs), 1):
         average = 0.9 * average + 0.1 * gradient.double()
         square = 0.95 * square + 0.05 * gradient.double() ** 2
         ahead = 0.9 * average + 0.1 * gradient.double() if fallback == "nadamw" else average
         step = lr * (ahead / (1 - 0.9**t)) / ((square / (1 - 0.95**t)).sqrt() + 1e-8)
-        shares = {"independent": decay * (lr != 0), "corrected": lr * lr / largest * decay}
+        shares = {"independent": decay * (lr != 0), "corrected": lr * lr / lrs[0] * decay}
         taken = p * shares.get(mode, lr * decay)
         p = p - (taken.where(p * step > 0, 0) if mode == "cautious" else taken) - step
     return p
@@ -109,7 +109,7 @@ def test_the_fallbacks_decay_follows_its_mode(kernel, mode, fallback, as_tensor,
     p, *gradients = (matrix(1, 77, seed, dtype)[0] for seed in range(1 + STEPS))
     settings = dict(fallback=fallback, weight_decay=0.25, decay_mode=mode)
     result = trained(kernel, p, gradients, LRS, as_tensor, **settings)
-    exact = exact_adam(kernel, mode, fallback, p, gradients, LRS, 0.25, LRS[0])
+    exact = exact_adam(mode, fallback, p, gradients, LRS, 0.25)
     unit = torch.finfo(dtype).eps / 2
     assert ((result.double() - exact).abs() <= unit * STEPS * (3 * p.abs().double() + 12 * 2 * LRS[0])).all()
 
@@ -117,7 +117,7 @@ def test_the_fallbacks_decay_follows_its_mode(kernel, mode, fallback, as_tensor,
 @any_fallback
 def test_the_fallbacks_modes_differ_from_each_other(kernel, fallback):
     p, *gradients = (matrix(1, 77, seed)[0] for seed in range(1 + STEPS))
-    exact = [exact_adam(kernel, mode, fallback, p, gradients, LRS, 0.25, LRS[0]) for mode in MODES]
+    exact = [exact_adam(mode, fallback, p, gradients, LRS, 0.25) for mode in MODES]
     assert min((a - b).abs().max() for a in exact for b in exact if a is not b) > 1e-3
 
 

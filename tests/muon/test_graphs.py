@@ -91,19 +91,14 @@ def compare(kernel, simulated, settings=(), dtype=torch.float32, **options) -> N
         {"release_grads": True},
         {"offload": True},
         {"ns_dtype": "float16"},
-        {"decay_mode": "cautious"},
-        {"equalize": "columns", "renormalize": "rows", "second_moment": "long_side"},
-        {"equalize": "experimental_aurora"},
+        {"decay_mode": "cautious", "equalize": "columns", "renormalize": "rows", "second_moment": "long_side"},
+        {"equalize": "experimental_aurora", "experimental_hyperball": True},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_replayed_steps_have_the_bits_of_eager_ones(kernel, simulated, settings, dtype):
-    compare(kernel, simulated, settings, dtype)
-
-
-def test_replayed_steps_that_keep_norms_have_the_bits_of_eager_ones(kernel, simulated):
-    compare(kernel, simulated, {"experimental_hyperball": True}, torch.float32)
+    compare(kernel, simulated, settings, torch.float32 if "experimental_hyperball" in settings else dtype)
 
 
 def test_each_kind_of_batch_is_captured_and_replayed_once(kernel, simulated):
