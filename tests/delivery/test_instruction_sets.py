@@ -84,6 +84,14 @@ def packed(operations, dtypes, nesterov: bool) -> list[Tensor]:
     return [bits(momentum), bits(result)]
 
 
+def packed_in_8_bits(operations, dtypes, nesterov: bool) -> list[Tensor]:
+    gradient, result = values(dtypes[0], 1), torch.zeros(1, *SHAPE, dtype=dtypes[1])
+    codes, scale = torch.zeros(SHAPE, dtype=torch.int8), torch.zeros(SHAPE[0], -(-SHAPE[1] // 64))
+    for given in gradient.nan_to_num(1.0, 2.0, -2.0), gradient:  # so that there is an average when it comes
+        operations.momentum_pack_([codes], [given], result, 0.95, nesterov, momentum_scale=[scale])
+    return [codes.view(torch.uint8), bits(scale), bits(result)]
+
+
 def descended(operations, dtypes, decay_mode: int, **options) -> Tensor:
     parameter, update = values(dtypes[0], 0).clone(), values(dtypes[1], 1)
     numbers = [torch.tensor(x, dtype=torch.float64) for x in (0.02, 0.1, 1.5)]
@@ -97,6 +105,13 @@ def descended(operations, dtypes, decay_mode: int, **options) -> Tensor:
 def test_every_level_packs_the_same_bits(native, operations):
     for *dtypes, nesterov in itertools.product(FLOATS, FLOATS, FLOATS, (True, False)):
         results = zip(packed(native, dtypes, nesterov), packed(operations, dtypes, nesterov))
+        assert all(torch.equal(shipped, own) for shipped, own in results), (dtypes, nesterov)
+
+
+@pytest.mark.slow
+def test_every_level_packs_the_same_bits_of_momentum_in_8_bits(native, operations):
+    for *dtypes, nesterov in itertools.product(FLOATS, FLOATS, (True, False)):
+        results = zip(packed_in_8_bits(native, dtypes, nesterov), packed_in_8_bits(operations, dtypes, nesterov))
         assert all(torch.equal(shipped, own) for shipped, own in results), (dtypes, nesterov)
 
 
