@@ -92,13 +92,15 @@ def packed_in_8_bits(operations, dtypes, nesterov: bool) -> list[Tensor]:
     return [codes.view(torch.uint8), bits(scale), bits(result)]
 
 
-def descended(operations, dtypes, decay_mode: int, **options) -> Tensor:
+def descended(operations, dtypes, decay_mode: int, halves: bool = False, **options) -> list[Tensor]:
     parameter, update = values(dtypes[0], 0).clone(), values(dtypes[1], 1)
+    remainder = torch.randint(-(1 << 15), 1 << 15, SHAPE, generator=torch.Generator().manual_seed(2)).to(torch.int16)
+    options |= {"remainder": [remainder]} if halves else {}
     numbers = [torch.tensor(x, dtype=torch.float64) for x in (0.02, 0.1, 1.5)]
     operations.descend_(
         [parameter], update[None], *numbers, decay_mode, row_scale=torch.full(SHAPE[:1], 0.7), **options
     )
-    return bits(parameter)
+    return [bits(parameter), remainder]
 
 
 @pytest.mark.slow
@@ -118,9 +120,12 @@ def test_every_level_packs_the_same_bits_of_momentum_in_8_bits(native, operation
 @pytest.mark.slow
 def test_every_level_descends_to_the_same_bits(native, operations):
     for *dtypes, decay_mode in itertools.product(FLOATS, FLOATS, range(3)):
-        for options in ({}, {"seeds": torch.tensor([5])}) if dtypes[0].itemsize == 2 else ({},):
-            shipped, own = (descended(x, dtypes, decay_mode, **options) for x in (native, operations))
-            assert torch.equal(shipped, own), (dtypes, decay_mode, options)
+        every = [{}]
+        every += [{"seeds": torch.tensor([5])}] if dtypes[0].itemsize == 2 else []
+        every += [{"halves": True}] if dtypes[0] == torch.bfloat16 else []
+        for options in every:
+            results = zip(*(descended(x, dtypes, decay_mode, **options) for x in (native, operations)))
+            assert all(torch.equal(shipped, own) for shipped, own in results), (dtypes, decay_mode, options)
 
 
 @pytest.mark.skipif(not levels(), reason="clones are made on x86-64 alone")
