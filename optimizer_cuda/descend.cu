@@ -18,7 +18,6 @@ struct DescendLaunch {
   DescendEntry entries[kMatrices];
   int count;
   ScalarType dtypes[3];
-  bool has_remainder;
   int64_t decay_mode;
   const float* row_scale;
   bool rounds_stochastically;
@@ -71,7 +70,7 @@ __device__ void split_chunk(T (&values)[kChunk], T (&remainder)[kChunk]) {
   }
 }
 
-template <class T>
+template <class T, bool has_remainder>
 __device__ void descend_chunks(const DescendLaunch& call, const DescendEntry& entry, const Box& box,
                                const Step<T>& step) {
   const Matrix<3>& m = entry.matrix;
@@ -80,15 +79,17 @@ __device__ void descend_chunks(const DescendLaunch& call, const DescendEntry& en
     T parameter[kChunk], update[kChunk], remainder[kChunk];
     load(parameter, call.dtypes[kParameter], at(kParameter), count, entry.aligned);
     load(update, call.dtypes[kUpdate], at(kUpdate), count, entry.aligned);
-    if (call.has_remainder) {
+    if constexpr (has_remainder) {
       load(remainder, call.dtypes[kRemainder], at(kRemainder), count, entry.aligned);
     }
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      parameter[i] = call.has_remainder ? join<T>({parameter[i], remainder[i]}) : parameter[i];
+      if constexpr (has_remainder) {
+        parameter[i] = join<T>({parameter[i], remainder[i]});
+      }
       parameter[i] = step(parameter[i], update[i], box.row + row, box.col + col + i);
     }
-    if (call.has_remainder) {
+    if constexpr (has_remainder) {
       split_chunk(parameter, remainder);
       store(remainder, call.dtypes[kRemainder], at(kRemainder), count, entry.aligned);
     }
@@ -96,7 +97,7 @@ __device__ void descend_chunks(const DescendLaunch& call, const DescendEntry& en
   });
 }
 
-template <class T>
+template <class T, bool has_remainder>
 __device__ void descend_elements(const DescendLaunch& call, const Matrix<3>& m, const Box& box, const Step<T>& step) {
   __shared__ Exchange<T> updates;
   const auto at = [&](int k, int row, int col) {
@@ -109,19 +110,20 @@ __device__ void descend_elements(const DescendLaunch& call, const Matrix<3>& m, 
   for_each_element(box, m.views[kParameter], [&](int row, int col) {
     char* place = at(kParameter, row, col);
     const T parameter = load_one<T>(call.dtypes[kParameter], place);
-    if (!call.has_remainder) {
+    if constexpr (has_remainder) {
+      char* rest = at(kRemainder, row, col);
+      const T joined = join<T>({parameter, load_one<T>(call.dtypes[kRemainder], rest)});
+      const Halves<T> halves = split(step(joined, updates[row][col], box.row + row, box.col + col));
+      store_one(halves.remainder, call.dtypes[kRemainder], rest);
+      store_one(halves.upper, call.dtypes[kParameter], place);
+    } else {
       store_one(step(parameter, updates[row][col], box.row + row, box.col + col), call.dtypes[kParameter], place);
-      return;
     }
-    char* rest = at(kRemainder, row, col);
-    const T joined = join<T>({parameter, load_one<T>(call.dtypes[kRemainder], rest)});
-    const Halves<T> halves = split(step(joined, updates[row][col], box.row + row, box.col + col));
-    store_one(halves.remainder, call.dtypes[kRemainder], rest);
-    store_one(halves.upper, call.dtypes[kParameter], place);
   });
 }
 
-template <class T>
+// Kernels of their own for halves, whose registers the others need not hold.
+template <class T, bool has_remainder>
 __global__ void __launch_bounds__(kThreads) descend_kernel(const __grid_constant__ DescendLaunch call) {
   const DescendEntry& entry = find_entry(call, blockIdx.x);
   if (!entry.is_open || !call.device_gate.is_open(entry.matrix.index)) {
@@ -130,9 +132,9 @@ __global__ void __launch_bounds__(kThreads) descend_kernel(const __grid_constant
   const Box box = tile_box(entry.matrix, blockIdx.x);
   const Step<T> step = make_step<T>(call, entry);
   if (entry.by_runs) {
-    descend_chunks(call, entry, box, step);
+    descend_chunks<T, has_remainder>(call, entry, box, step);
   } else {
-    descend_elements(call, entry.matrix, box, step);
+    descend_elements<T, has_remainder>(call, entry.matrix, box, step);
   }
 }
 
@@ -141,7 +143,6 @@ __global__ void __launch_bounds__(kThreads) descend_kernel(const __grid_constant
 void descend_cuda(const Descend& call) {
   DescendLaunch parameters{};
   std::copy_n(call.dtypes, 3, parameters.dtypes);
-  parameters.has_remainder = call.has_remainder;
   parameters.decay_mode = call.decay_mode;
   parameters.row_scale = call.row_scale;
   parameters.rounds_stochastically = call.seeds.data != nullptr;
@@ -150,7 +151,9 @@ void descend_cuda(const Descend& call) {
   parameters.device_multiplier = call.multiplier.where(kDevice);
   parameters.device_seeds = call.seeds.where(kDevice);
   parameters.device_gate = call.gate.where(kDevice);
-  const auto kernel = call.in_double() ? descend_kernel<double> : descend_kernel<float>;
+  const auto plain = call.in_double() ? descend_kernel<double, false> : descend_kernel<float, false>;
+  const auto joined = call.in_double() ? descend_kernel<double, true> : descend_kernel<float, true>;
+  const auto kernel = call.has_remainder ? joined : plain;
   launch_all(call, parameters, kernel, [&](DescendEntry& entry) {
     const int64_t i = entry.matrix.index;
     entry.place = call.places[i];

@@ -18,9 +18,9 @@ from tools.build.commands import BuildError
 from tools.lint import hopper
 
 ARCHS = ["sm_100", "sm_80", "sm_90"]
-# Two operations, each in float and in double; one for each size of the elements that are copied; a norm's two, and the
-# division by it.
-KERNELS = 10
+# Two operations, each in float and in double, one of them also with remainders; one for each size of the elements that
+# are copied; a norm's two, and the division by it.
+KERNELS = 12
 BY_TILES = ("sum_squares", "take_roots", "scale_tiles")
 HOPPER_ARCH = "sm_90a"
 HOPPER_KERNELS = 6  # two dtypes by three orders of operands

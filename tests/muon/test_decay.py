@@ -63,18 +63,20 @@ def test_tensor_weight_decay_is_live_and_equals_the_number(kernel, fallback, dty
 
 
 STEPS = 3
+LRS = (0.125, 0.0625, 0.0)
+DECAY = 0.25
 
 
-def exact_adam(mode, fallback, p, gradients, lrs, decay):
-    """The steps of one parameter of AdamW or NAdamW, in float64, with betas 0.9 and 0.95 and eps 1e-8; rates fall."""
+def exact_adam(mode, fallback, p, gradients):
+    """The steps of one parameter of AdamW or NAdamW by LRS and DECAY, in float64; betas 0.9 and 0.95, eps 1e-8."""
     p, average, square = p.double(), 0.0, 0.0
-    for t, (gradient, lr) in enumerate(zip(gradients, lrs), 1):
+    for t, (gradient, lr) in enumerate(zip(gradients, LRS), 1):
         average = 0.9 * average + 0.1 * gradient.double()
         square = 0.95 * square + 0.05 * gradient.double() ** 2
         ahead = 0.9 * average + 0.1 * gradient.double() if fallback == "nadamw" else average
         step = lr * (ahead / (1 - 0.9**t)) / ((square / (1 - 0.95**t)).sqrt() + 1e-8)
-        shares = {"independent": decay * (lr != 0), "corrected": lr * lr / lrs[0] * decay}
-        taken = p * shares.get(mode, lr * decay)
+        shares = {"independent": DECAY * (lr != 0), "corrected": lr * lr / LRS[0] * DECAY}
+        taken = p * shares.get(mode, lr * DECAY)
         p = p - (taken.where(p * step > 0, 0) if mode == "cautious" else taken) - step
     return p
 
@@ -94,7 +96,6 @@ def trained(kernel, p, gradients, lrs, as_tensor=False, **settings):
 
 any_mode = pytest.mark.parametrize("mode", MODES)
 any_fallback = pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
-LRS = (0.125, 0.0625, 0.0)
 
 
 @any_mode
@@ -107,9 +108,9 @@ def test_the_fallbacks_decay_follows_its_mode(kernel, mode, fallback, as_tensor,
     Each step rounds the parameter three times at most, and the update, below 2 lr, some ten times.
     """
     p, *gradients = (matrix(1, 77, seed, dtype)[0] for seed in range(1 + STEPS))
-    settings = dict(fallback=fallback, weight_decay=0.25, decay_mode=mode)
+    settings = dict(fallback=fallback, weight_decay=DECAY, decay_mode=mode)
     result = trained(kernel, p, gradients, LRS, as_tensor, **settings)
-    exact = exact_adam(mode, fallback, p, gradients, LRS, 0.25)
+    exact = exact_adam(mode, fallback, p, gradients)
     unit = torch.finfo(dtype).eps / 2
     assert ((result.double() - exact).abs() <= unit * STEPS * (3 * p.abs().double() + 12 * 2 * LRS[0])).all()
 
@@ -117,7 +118,7 @@ def test_the_fallbacks_decay_follows_its_mode(kernel, mode, fallback, as_tensor,
 @any_fallback
 def test_the_fallbacks_modes_differ_from_each_other(kernel, fallback):
     p, *gradients = (matrix(1, 77, seed)[0] for seed in range(1 + STEPS))
-    exact = [exact_adam(mode, fallback, p, gradients, LRS, 0.25) for mode in MODES]
+    exact = [exact_adam(mode, fallback, p, gradients) for mode in MODES]
     assert min((a - b).abs().max() for a in exact for b in exact if a is not b) > 1e-3
 
 
@@ -127,7 +128,7 @@ def test_the_fallbacks_modes_differ_from_each_other(kernel, fallback):
 def test_the_fallbacks_decay_in_half_precision_is_rounded_once(kernel, mode, fallback, dtype):
     """After one step the parameter is the one of float32, rounded."""
     p, gradient = (matrix(1, 77, seed, dtype)[0] for seed in range(2))
-    settings = dict(fallback=fallback, weight_decay=0.25, decay_mode=mode)
+    settings = dict(fallback=fallback, weight_decay=DECAY, decay_mode=mode)
     half, single = (trained(kernel, start, [gradient], [0.0625], **settings) for start in (p, p.float()))
     assert torch.equal(half, single.to(dtype))
 
@@ -138,7 +139,7 @@ def test_the_fallbacks_decay_in_half_precision_is_rounded_once(kernel, mode, fal
 def test_a_part_of_a_parameter_has_the_bits_of_the_whole(kernel, mode, fallback, dtype):
     """Wherever it is cut: vectors and what is left behind them."""
     p, *gradients = (matrix(1, 100, seed, dtype)[0] for seed in range(1 + STEPS))
-    settings = dict(fallback=fallback, weight_decay=0.25, decay_mode=mode)
+    settings = dict(fallback=fallback, weight_decay=DECAY, decay_mode=mode)
     whole = trained(kernel, p, gradients, LRS, **settings)
     for part in slice(0, 33), slice(33, 100), slice(7, 8), slice(3, 99):
         result = trained(kernel, p[part], [gradient[part] for gradient in gradients], LRS, **settings)
