@@ -23,7 +23,7 @@ from .parameters.advice import advice, routed
 from .parameters.checks import check_norm, check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
-from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
+from .parameters.settings import OF_GROUPS, SETTINGS, checked_settings, flag, make_plain_, plain_settings
 from .parameters.state import placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
@@ -146,6 +146,7 @@ class Muon(Optimizer):
     _plan = Plan()
     _workspace: Optional[Workspace] = None
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
+    _checked: Sequence[Any] = ()  # settings
     _shapes: Sequence[torch.Size] = ()  # of the parameters
     _device_types: Collection[str] = ()  # of the parameters
     _workspace_for: Sequence[Any] = ()
@@ -227,11 +228,12 @@ class Muon(Optimizer):
         """Update every parameter that has a gradient, and return what `closure`, called first if given, returns.
 
         Parameters and state change in place; gradients do not. `torch.autocast` changes nothing. Raises ValueError
-        before anything is changed for gradients that are sparse, and for parameters whose shape is no longer that of
-        their state; RuntimeError while a CUDA graph is captured, for what it would not repeat; after a step that broke
-        off, until a state is loaded; and if ranks do not take the same step: with other settings or of other
-        optimizers, or with gradients of some copies of a part only. Then nothing that these ranks share is changed;
-        parameters on a GPU have the next call raise it, which waits for the device all the same.
+        or TypeError before anything is changed for gradients that are sparse, for parameters whose shape is no longer
+        that of their state, and for settings of groups that have been changed and cannot work; RuntimeError while a
+        CUDA graph is captured, for what it would not repeat; after a step that broke off, until a state is loaded; and
+        if ranks do not take the same step: with other settings or of other optimizers, or with gradients of some copies
+        of a part only. Then nothing that these ranks share is changed; parameters on a GPU have the next call raise it,
+        which waits for the device all the same.
         """
         try:
             return self._take_step(closure)
@@ -460,8 +462,12 @@ class Muon(Optimizer):
     def _refresh(self) -> None:
         """Bring state, plan and workspace in line with parameters and settings, each only where something changed.
 
-        Wrappers and `module.to()` replace or change parameters silently, so every step checks.
+        Wrappers and `module.to()` replace or change parameters silently, so every step checks. Raises ValueError or
+        TypeError for settings that cannot work, before anything is changed.
         """
+        if checked_settings(self.param_groups) != self._checked:
+            make_plain_(self.param_groups)
+            self._checked = checked_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]
         # One flat list: thousands of tuples a step would keep the garbage collector busy. A frozen parameter whose
         # gradient somebody has set is updated all the same.
