@@ -104,3 +104,14 @@ def test_matrices_whose_norm_cannot_be_kept_are_refused(kernel):
     with pytest.raises(ValueError, match="needs float32 or float64 matrices, w is"):
         kernel.Muon([("w", nn.Parameter(torch.ones(12, 20, dtype=torch.bfloat16)))], **SETTINGS)
     assert kernel.Muon([("b", nn.Parameter(torch.zeros(12)))], **SETTINGS).param_groups
+
+
+def test_a_saved_state_whose_norms_cannot_be_kept_here_is_refused_before_anything_changes(kernel):
+    saved = kernel.Muon([("w", nn.Parameter(random((12, 20), 0, torch.float32)))], **SETTINGS).state_dict()
+    p = nn.Parameter(random((12, 20), 0, torch.bfloat16))
+    optimizer = kernel.Muon([("w", p)])
+    with pytest.raises(ValueError, match="needs float32 or float64 matrices, w is"):
+        optimizer.load_state_dict(saved)
+    p.grad = random((12, 20), 1, torch.bfloat16)
+    optimizer.step()
+    assert not optimizer.param_groups[0]["experimental_hyperball"] and optimizer.state[p]["momentum_buffer"].any()

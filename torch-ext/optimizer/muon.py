@@ -20,14 +20,13 @@ from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
-from .parameters.checks import check_norm, check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, checked_settings, flag, make_plain_, plain_settings
 from .parameters.state import placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
-from .plan.layout import check_gradients, facts_of, layout_of, memory_beside
+from .plan.layout import check_gradients, facts_of, memory_beside
 from .plan.plan import Plan, choices, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
@@ -40,7 +39,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
-from .step.state import bring_state_
+from .step.state import bring_state_, checked_parameters
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
@@ -410,6 +409,7 @@ class Muon(Optimizer):
         if "param_groups" in self.__dict__:
             pairs = zip(self.param_groups, state["param_groups"])
             groups = [loaded_group(current, saved, state["state"]) for current, saved in pairs]
+            checked_parameters(groups, state["state"], self._replica_ranks)
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
         self.__dict__.setdefault("_graphs", UpdateGraphs())  # which a copy makes for itself
@@ -477,7 +477,7 @@ class Muon(Optimizer):
         facts.append(choices())
         before, facts_before = self._planned_for or ([], None)
         if facts != facts_before or not all(map(operator.is_, params, before)):
-            self._make_plan(trained)
+            self._make_plan()
             self._planned_for = params, facts
             self._shapes = [p.shape for p in params]
             self._device_types = {p.device.type for p in params}
@@ -487,19 +487,11 @@ class Muon(Optimizer):
             self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
             self._workspace_for = now
 
-    def _make_plan(self, trained: Sequence[bool]) -> None:
+    def _make_plan(self) -> None:
         self._forget_plan()
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
-        for (group, name, p), is_trained in zip(named, trained):
-            check_parameter(name, p, group["use_muon"], group["master_weights"])
-            if group["use_muon"] and (group["offload"] or group["experimental_hyperball"]):
-                is_shared = layout_of(name, p, self._replica_ranks) is not None
-                if group["offload"] and is_shared:
-                    raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
-                if group["experimental_hyperball"]:
-                    check_norm(name, p, is_shared)
-            if not p.is_meta and (is_trained or p in self.state):
-                bring_state_(self.state[p], name, p, group, self._replica_ranks)
+        for group, name, p in checked_parameters(self.param_groups, self.state, self._replica_ranks):
+            bring_state_(self.state[p], name, p, group)
         current = {p for _, _, p in named}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]
