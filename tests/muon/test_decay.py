@@ -208,3 +208,14 @@ def test_corrected_decay_without_a_rate_raises(kernel):
     with pytest.raises(ValueError, match="a group that gets this mode after it was made needs a decay_lr"):
         take_steps(later, params, [0])
     assert same_bits(params, before)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_explain_names_a_decay_that_is_not_decoupled(kernel, mode):
+    """Of both branches, as the group says it now."""
+    optimizer = kernel.Muon(named_parameters().items())
+    for group in optimizer.param_groups:
+        group.update(decay_mode=mode, decay_lr=LARGEST)
+    rows = optimizer.explain().rows
+    assert {row.branch for row in rows} == {"muon", "adamw"}
+    assert all((f", {mode} decay" in row.kernel) == (mode != "decoupled") for row in rows)
