@@ -66,8 +66,8 @@ OPTIMIZER_INLINE int64_t element_size(ScalarType dtype) {
   return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : dtype == ScalarType::Char ? 1 : 2;
 }
 
-// Returns work(x) with some x of the type that tensors of this floating dtype store. The dtype is looked at once for
-// many elements, so that code is compiled per dtype, not per combination of dtypes.
+// Returns work(x) with some x of the type that tensors of this dtype store, a floating one or Short. The dtype is looked
+// at once for many elements, so that code is compiled per dtype, not per combination of dtypes.
 template <class Work>
 OPTIMIZER_INLINE auto with_stored(ScalarType dtype, const Work& work) {
   switch (dtype) {

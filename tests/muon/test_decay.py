@@ -45,6 +45,21 @@ def test_decay_modes_differ_from_each_other(kernel):
     assert min((a - b).abs().max() for a in results for b in results if a is not b) > 0.01
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("use_muon", [True, False], ids=["muon", "adamw"])
+def test_a_float64_rate_on_the_device_decays_as_the_number(kernel, mode, use_muon):
+    """A decay of 0.1 is not one of 0.1 in float32. AdamW divides by tensors with one rounding more."""
+    results = []
+    for lr in (2.0**-4, torch.tensor(2.0**-4, dtype=torch.float64)):
+        p = Parameter(matrix(12, 20, 0, torch.float64))
+        group = {"params": [p], "use_muon": use_muon, "decay_lr": LARGEST}
+        optimizer = kernel.Muon([group], lr=lr, weight_decay=0.1, decay_mode=mode, ns_dtype="float32")
+        p.grad = matrix(12, 20, 1, torch.float64)
+        optimizer.step()
+        results.append(p.detach())
+    torch.testing.assert_close(*results, rtol=4 * 2.0**-53, atol=4 * 2.0**-53)
+
+
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tensor_weight_decay_is_live_and_equals_the_number(kernel, fallback, dtype):
@@ -194,3 +209,14 @@ def test_corrected_decay_without_a_rate_raises(kernel):
     with pytest.raises(ValueError, match="a group that gets this mode after it was made needs a decay_lr"):
         take_steps(later, params, [0])
     assert same_bits(params, before)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_explain_names_a_decay_that_is_not_decoupled(kernel, mode):
+    """Of both branches, as the group says it now."""
+    optimizer = kernel.Muon(named_parameters().items())
+    for group in optimizer.param_groups:
+        group.update(decay_mode=mode, decay_lr=LARGEST)
+    rows = optimizer.explain().rows
+    assert {row.branch for row in rows} == {"muon", "adamw"}
+    assert all((f", {mode} decay" in row.kernel) == (mode != "decoupled") for row in rows)

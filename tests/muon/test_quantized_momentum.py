@@ -252,3 +252,17 @@ def test_what_cuts_a_block_is_refused_with_what_would_fit(kernel):
 def test_other_integers_are_refused(kernel, bad):
     with pytest.raises(ValueError, match="momentum_dtype"):
         kernel.Muon([Parameter(torch.ones(8, 8))], momentum_dtype=bad)
+
+
+def test_momentum_is_converted_in_all_groups_or_in_none(kernel):
+    """A conversion cannot be taken back without a loss."""
+    params = parameters(names=["up.weight", "c_fc.weight"])
+    optimizer = muon(kernel, params, momentum_dtype=None)
+    take_steps(optimizer, params, [0])
+    before = copy.deepcopy((params, state_of(optimizer, params)))
+    for group in optimizer.param_groups:
+        group["momentum_dtype"] = "int8"
+    optimizer.param_groups[1]["split_rows"] = (100, 92)
+    with pytest.raises(ValueError, match="which split_rows cuts between them"):
+        take_steps(optimizer, params, [1])
+    assert same_bits(params, before[0]) and same_bits(state_of(optimizer, params), before[1])

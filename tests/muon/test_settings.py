@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.small_model import named_parameters, same_bits, set_gradients, take_steps
+from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -49,6 +49,54 @@ def test_stored_settings_are_plain_values(kernel):
         assert type(values["lr"]) is float and type(values["ns_steps"]) is int
         assert values["ns_coefficients"] == ((2.0, -1.5, 0.5),)
         assert (values["ns_dtype"], values["adamw_betas"]) == ("bfloat16", (0.9, 0.95))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"decay_mode": "corrected"}, "needs a decay_lr"),
+        ({"decay_mode": "corrected", "decay_lr": 0.0}, "decay_lr must be above 0"),
+        ({"decay_mode": "rows"}, "decay_mode must be one of"),
+        ({"second_moment": "columns"}, "second_moment must be one of"),
+        ({"second_moment_beta": 2.0}, "second_moment_beta must be at least 0 and below 1"),
+        ({"equalize": "aurora"}, "equalize must be one of"),
+        ({"experimental_hyperball": "yes"}, "experimental_hyperball must be True or False"),
+        ({"master_weights": "float32"}, "master_weights must be one of"),
+        ({"momentum_dtype": "int4"}, "momentum_dtype must be"),
+        ({"momentum": 2.0}, "momentum must be at least 0 and below 1"),
+        ({"fallback": "sgd"}, "fallback must be one of"),
+        ({"master_weights": "split", "stochastic_rounding": True}, "nothing to round with master_weights"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_cannot_work_is_refused_by_the_next_step_before_anything_changes(kernel, change, message):
+    """And when it is taken back, the optimizer goes on."""
+    params = named_parameters(torch.bfloat16)
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    before = copy.deepcopy((params, state_of(optimizer, params)))
+    last = optimizer.param_groups[-1]
+    settings = {key: last[key] for key in change}
+    last.update(change)
+    with pytest.raises((ValueError, TypeError), match=message):
+        take_steps(optimizer, params, [1])
+    assert same_bits(params, before[0]) and same_bits(state_of(optimizer, params), before[1])
+    last.update(settings)
+    take_steps(optimizer, params, [1])
+    assert not same_bits(params, before[0])
+
+
+def test_settings_that_are_changed_become_plain(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    optimizer.param_groups[0].update(
+        momentum_dtype=torch.int8, ns_dtype=torch.float32, ns_coefficients=[[2, -1.5, 0.5]]
+    )
+    take_steps(optimizer, params, [0])
+    group = optimizer.state_dict()["param_groups"][0]
+    assert (group["momentum_dtype"], group["ns_dtype"]) == ("int8", "float32")
+    assert group["ns_coefficients"] == ((2.0, -1.5, 0.5),)
+    assert optimizer.state[params["up.weight"]]["momentum_buffer"].dtype == torch.int8
 
 
 def test_settings_of_a_group_are_live(kernel):

@@ -231,3 +231,20 @@ def error_under_tensor_parallelism(kernel) -> str:
 def test_tensor_parallelism_within_a_block_is_refused(pools):
     for error in pools(4).run(error_under_tensor_parallelism):
         assert "along dimension 1 of blocks.0.down.weight (10, 26)" in error
+
+
+def loaded_within_a_block(kernel, saved) -> str:
+    """Return the error of a file with momentum in 8 bits for shards that cut its blocks; steps go on as before it."""
+    optimizer = kernel.Muon([("w", part_of(Case((Spec("w", (8, 104), LAYOUTS["columns"]),)), 0))])
+    with pytest.raises(ValueError) as caught:
+        optimizer.load_state_dict(saved)
+    optimizer.step()
+    assert optimizer.param_groups[0]["momentum_dtype"] is None
+    return str(caught.value)
+
+
+def test_a_file_with_blocks_that_shards_cut_is_refused_before_anything_changes(kernel, pools):
+    p = torch.nn.Parameter(torch.ones(8, 104))
+    saved = kernel.Muon([("w", p)], momentum_dtype="int8").state_dict()
+    for error in pools(4).run(loaded_within_a_block, saved):
+        assert "along dimension 1 of w (8, 104)" in error

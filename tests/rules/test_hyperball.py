@@ -84,9 +84,34 @@ def test_the_length_of_a_step_is_in_metrics_and_the_rule_in_explain(kernel):
     assert row.multiplier == 1.0 and row.kernel.endswith(", norm kept without decay (Hyperball, experimental)")
 
 
+def test_metrics_count_a_matrix_that_is_not_finite_and_no_step_of_a_zero_update(kernel):
+    p = nn.Parameter(random((3, 12, 20), 0, torch.float32))
+    optimizer = kernel.Muon([("w", p)], lr=0.25, **SETTINGS, expert_keys=("w",))
+    p.grad = random((3, 12, 20), 1, torch.float32)
+    p.grad[1:] = 0
+    optimizer.step()
+    length = 0.25 * torch.linalg.matrix_norm(p.detach()[0].double())
+    # The norm that is kept moves by the three roundings of a step.
+    torch.testing.assert_close(optimizer.metrics()["muon_update_norm"], length, rtol=4 * 2.0**-24, atol=0.0)
+    p.grad[2, 3, 4] = math.nan
+    optimizer.step()
+    assert optimizer.metrics()["matrices_not_finite"] == 1
+
+
 def test_matrices_whose_norm_cannot_be_kept_are_refused(kernel):
     with pytest.raises(ValueError, match="keeps norms of matrices, but w is zero"):
         kernel.Muon([("w", nn.Parameter(torch.zeros(12, 20)))], **SETTINGS)
     with pytest.raises(ValueError, match="needs float32 or float64 matrices, w is"):
         kernel.Muon([("w", nn.Parameter(torch.ones(12, 20, dtype=torch.bfloat16)))], **SETTINGS)
     assert kernel.Muon([("b", nn.Parameter(torch.zeros(12)))], **SETTINGS).param_groups
+
+
+def test_a_saved_state_whose_norms_cannot_be_kept_here_is_refused_before_anything_changes(kernel):
+    saved = kernel.Muon([("w", nn.Parameter(random((12, 20), 0, torch.float32)))], **SETTINGS).state_dict()
+    p = nn.Parameter(random((12, 20), 0, torch.bfloat16))
+    optimizer = kernel.Muon([("w", p)])
+    with pytest.raises(ValueError, match="needs float32 or float64 matrices, w is"):
+        optimizer.load_state_dict(saved)
+    p.grad = random((12, 20), 1, torch.bfloat16)
+    optimizer.step()
+    assert not optimizer.param_groups[0]["experimental_hyperball"] and optimizer.state[p]["momentum_buffer"].any()

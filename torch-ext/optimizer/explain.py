@@ -104,7 +104,7 @@ def explanation_of(
             reason = reasons.get(p, reason_of(group))
             if not group["use_muon"]:
                 _, kernel = _FALLBACKS[group["fallback"]]
-                kernel += _master_weights_of(p, group)
+                kernel += _decay_of(group) + _master_weights_of(p, group)
                 rows.append(Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel))
                 continue
             matrices = next(planned)
@@ -113,8 +113,7 @@ def explanation_of(
             kernel = next((shared[m.key] for m in matrices if m.key in shared), matrices[0].iteration.explained)
             parameter = matrices[0].parameter
             kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
-            kernel += ", norm kept without decay (Hyperball, experimental)" * group["experimental_hyperball"]
-            kernel += _master_weights_of(p, group)
+            kernel += _decay_of(group) + _master_weights_of(p, group)
             rows.append(route._replace(kernel=kernel, owner=owner.pop() if len(owner) == 1 else "several"))
     return Explanation(
         rows, [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]
@@ -131,6 +130,12 @@ def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
     multiplier = multiplier_in_group(group, *view.shapes[0]) * view.scale
     return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
+
+
+def _decay_of(group: Group) -> str:
+    if group["use_muon"] and group["experimental_hyperball"]:
+        return ", norm kept without decay (Hyperball, experimental)"
+    return "" if group["decay_mode"] == "decoupled" else f", {group['decay_mode']} decay"
 
 
 def _master_weights_of(p: Tensor, group: Group) -> str:

@@ -20,10 +20,9 @@ from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
-from .parameters.checks import check_parameter
 from .parameters.groups import loaded_group, names_of, saved_group, split_group
 from .parameters.routing import IsMuon
-from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
+from .parameters.settings import OF_GROUPS, SETTINGS, checked_settings, flag, make_plain_, plain_settings
 from .parameters.state import placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
@@ -40,7 +39,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
-from .step.state import bring_state_, check_on_ranks
+from .step.state import bring_state_, checked_parameters
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
@@ -146,6 +145,7 @@ class Muon(Optimizer):
     _plan = Plan()
     _workspace: Optional[Workspace] = None
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
+    _checked: Sequence[Any] = ()  # settings
     _shapes: Sequence[torch.Size] = ()  # of the parameters
     _device_types: Collection[str] = ()  # of the parameters
     _workspace_for: Sequence[Any] = ()
@@ -227,11 +227,12 @@ class Muon(Optimizer):
         """Update every parameter that has a gradient, and return what `closure`, called first if given, returns.
 
         Parameters and state change in place; gradients do not. `torch.autocast` changes nothing. Raises ValueError
-        before anything is changed for gradients that are sparse, and for parameters whose shape is no longer that of
-        their state; RuntimeError while a CUDA graph is captured, for what it would not repeat; after a step that broke
-        off, until a state is loaded; and if ranks do not take the same step: with other settings or of other
-        optimizers, or with gradients of some copies of a part only. Then nothing that these ranks share is changed;
-        parameters on a GPU have the next call raise it, which waits for the device all the same.
+        or TypeError before anything is changed for gradients that are sparse, for parameters whose shape is no longer
+        that of their state, and for settings of groups that have been changed and cannot work; RuntimeError while a
+        CUDA graph is captured, for what it would not repeat; after a step that broke off, until a state is loaded; and
+        if ranks do not take the same step: with other settings or of other optimizers, or with gradients of some copies
+        of a part only. Then nothing that these ranks share is changed; parameters on a GPU have the next call raise it,
+        which waits for the device all the same.
         """
         try:
             return self._take_step(closure)
@@ -408,6 +409,7 @@ class Muon(Optimizer):
         if "param_groups" in self.__dict__:
             pairs = zip(self.param_groups, state["param_groups"])
             groups = [loaded_group(current, saved, state["state"]) for current, saved in pairs]
+            checked_parameters(groups, state["state"], self._replica_ranks)
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
         self.__dict__.setdefault("_graphs", UpdateGraphs())  # which a copy makes for itself
@@ -460,8 +462,12 @@ class Muon(Optimizer):
     def _refresh(self) -> None:
         """Bring state, plan and workspace in line with parameters and settings, each only where something changed.
 
-        Wrappers and `module.to()` replace or change parameters silently, so every step checks.
+        Wrappers and `module.to()` replace or change parameters silently, so every step checks. Raises ValueError or
+        TypeError for settings that cannot work, before anything is changed.
         """
+        if checked_settings(self.param_groups) != self._checked:
+            make_plain_(self.param_groups)
+            self._checked = checked_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]
         # One flat list: thousands of tuples a step would keep the garbage collector busy. A frozen parameter whose
         # gradient somebody has set is updated all the same.
@@ -471,7 +477,7 @@ class Muon(Optimizer):
         facts.append(choices())
         before, facts_before = self._planned_for or ([], None)
         if facts != facts_before or not all(map(operator.is_, params, before)):
-            self._make_plan(trained)
+            self._make_plan()
             self._planned_for = params, facts
             self._shapes = [p.shape for p in params]
             self._device_types = {p.device.type for p in params}
@@ -481,15 +487,11 @@ class Muon(Optimizer):
             self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
             self._workspace_for = now
 
-    def _make_plan(self, trained: Sequence[bool]) -> None:
+    def _make_plan(self) -> None:
         self._forget_plan()
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
-        for (group, name, p), is_trained in zip(named, trained):
-            check_parameter(name, p, group["use_muon"], group["master_weights"])
-            if group["use_muon"]:
-                check_on_ranks(name, p, group, self._replica_ranks)
-            if not p.is_meta and (is_trained or p in self.state):
-                bring_state_(self.state[p], name, p, group, self._replica_ranks)
+        for group, name, p in checked_parameters(self.param_groups, self.state, self._replica_ranks):
+            bring_state_(self.state[p], name, p, group)
         current = {p for _, _, p in named}
         for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
             del self.state[stale]

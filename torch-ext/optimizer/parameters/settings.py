@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from enum import Enum
 from numbers import Integral, Real
-from typing import Any, Callable, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..iteration import METHODS, check_work_dtype
 from ..learning_rate import UPDATE_RMS, check_adjustment, step_multiplier
-from ..rules.decay import DECAY_MODES
+from ..rules.decay import DECAY_MODES, scaled_decay
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..rules.second_moment import SECOND_MOMENTS
 from ..schedules import resolve_schedule
@@ -69,10 +69,26 @@ def plain_settings(settings: Group) -> dict[str, Any]:
     return plain
 
 
+def checked_settings(groups: Sequence[Group]) -> list[Any]:
+    """Return what of the settings of groups is checked again when it has changed, as one flat list."""
+    return [group[key] for group in groups for key in _CHECKED_WHEN_CHANGED]
+
+
+def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
+    """Give groups, in which somebody may have changed settings, plain values for them, in place.
+
+    Raises as `plain_settings`, and ValueError for `corrected` decay without `decay_lr`; then no group has changed.
+    """
+    plain = [plain_settings(group) for group in groups]
+    for settings in plain:
+        scaled_decay(settings["decay_mode"], 0.0, 0.0, settings["decay_lr"])  # raises without a `decay_lr`
+    for group, settings in zip(groups, plain):
+        group.update(settings)
+
+
 def work_dtype_of(group: Group) -> Optional[torch.dtype]:
     """Return the work dtype that a group asks for, None where it leaves it to the device."""
-    name = _dtype_name("ns_dtype", group["ns_dtype"])  # a user may have set a torch.dtype since the check
-    return None if name is None else getattr(torch, name)
+    return None if group["ns_dtype"] is None else getattr(torch, group["ns_dtype"])
 
 
 def multiplier_in_group(group: Group, rows: int, cols: int) -> float:
@@ -219,6 +235,8 @@ SETTINGS: dict[str, Setting] = {
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }
+# Not the numbers that schedulers set at every step.
+_CHECKED_WHEN_CHANGED = tuple(key for key in SETTINGS if key not in ("lr", "weight_decay", "adamw_lr"))
 # Settings that a group alone can have, with their defaults.
 OF_GROUPS: dict[str, Any] = {"transposed": False, "split_rows": None, "decay_lr": None}
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and how many steps have drawn seeds.

@@ -32,7 +32,7 @@ def scaled_decay(mode: str, lr: Number, weight_decay: Number, decay_lr: Optional
     """
     if mode == "independent":
         # A step with lr 0, by which checkpoint tools have state made, is to leave parameters as they are.
-        return weight_decay * (lr != 0)
+        return weight_decay * ((lr != 0).double() if isinstance(lr, Tensor) else lr != 0)
     if mode != "corrected":
         return weight_decay
     if decay_lr is None:

@@ -7,20 +7,50 @@ from typing import Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..parameters.checks import check_norm
+from ..parameters.checks import check_norm, check_parameter
+from ..parameters.groups import names_of
 from ..parameters.matrices import MatrixView, view_in_group
 from ..parameters.momentum_blocks import block_axes
 from ..parameters.settings import Group
-from ..parameters.state import BUFFER, SCALE, StateTensor, ensure_state, state_tensors
+from ..parameters.state import BUFFER, SCALE, StateTensor, check_shapes, ensure_state, state_tensors
 from ..plan.layout import layout_of, local_part, memory_beside
 from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
 from ..rules.momentum import dequantized, quantized
 
 
-def check_on_ranks(name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
-    """Raise ValueError where settings of its group cannot work for a matrix of Muon that lies on ranks as `p` does."""
-    if group["offload"] or group["experimental_hyperball"]:
+def checked_parameters(
+    groups: Sequence[Group], state: Mapping[Tensor, Mapping[str, Tensor]], replica_ranks: Optional[Ranks]
+) -> list[tuple[Group, str, Tensor]]:
+    """Return the parameters that have or get a state, each with its group and its name there.
+
+    Those on meta and frozen ones without a gradient get none. Raises TypeError or ValueError where a parameter or its
+    `state` does not fit the settings of its group, so that nothing has changed then.
+    """
+    checked = []
+    for group in groups:
+        for name, p in zip(names_of(group), group["params"]):
+            _check_parameter(name, p, group, replica_ranks)
+            if not p.is_meta and (p.requires_grad or p.grad is not None or p in state):
+                _check_state(state.get(p, {}), name, p, group, replica_ranks)
+                checked.append((group, name, p))
+    return checked
+
+
+def bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) -> None:
+    """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and place.
+
+    `checked_parameters` has seen them.
+    """
+    wanted = state_tensors(name, p, group)
+    if group["use_muon"]:
+        _convert_momentum_(state, p, view_in_group(name, p, group), wanted)
+    ensure_state(state, p, wanted, memory_beside)
+
+
+def _check_parameter(name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
+    check_parameter(name, p, group["use_muon"], group["master_weights"])
+    if group["use_muon"] and (group["offload"] or group["experimental_hyperball"]):
         is_shared = layout_of(name, p, replica_ranks) is not None
         if group["offload"] and is_shared:
             raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
@@ -28,33 +58,30 @@ def check_on_ranks(name: str, p: Tensor, group: Group, replica_ranks: Optional[R
             check_norm(name, p, is_shared)
 
 
-def bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
-    """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and place.
-
-    Raises ValueError for shards that cut the blocks of momentum in 8 bits, and for state of another shape.
-    """
+def _check_state(
+    state: Mapping[str, Tensor], name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]
+) -> None:
+    """Raise ValueError for shards that cut blocks of momentum in 8 bits, codes without scales, and other shapes."""
     wanted = state_tensors(name, p, group)
-    if group["use_muon"]:
-        view, layout = view_in_group(name, p, group), layout_of(name, p, replica_ranks)
-        if SCALE in wanted and layout is not None:
-            check_blocks(name, view, layout)
-        _convert_momentum_(state, name, p, view, wanted)
-    ensure_state(state, p, wanted, memory_beside)
+    layout = layout_of(name, p, replica_ranks) if SCALE in wanted else None
+    if layout is not None:
+        check_blocks(name, view_in_group(name, p, group), layout)
+    if BUFFER in state and state[BUFFER].dtype == torch.int8 and SCALE not in state:
+        raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
+    # Scales that are not wanted go, with the codes.
+    check_shapes({key: value for key, value in state.items() if key in wanted or key != SCALE}, p, wanted)
 
 
 def _convert_momentum_(
-    state: dict[str, Tensor], name: str, p: Tensor, view: MatrixView, wanted: Mapping[str, StateTensor]
+    state: dict[str, Tensor], p: Tensor, view: MatrixView, wanted: Mapping[str, StateTensor]
 ) -> None:
     """Bring momentum in `state` of `p`, which `view` sees as matrices, into the form that is wanted, if it is another.
 
-    Forms are 8 bits and floating point, among whose dtypes it keeps the one that it has. Raises ValueError for codes
-    without scales.
+    Forms are 8 bits and floating point, among whose dtypes it keeps the one that it has.
     """
     buffer, in_codes = state.get(BUFFER), SCALE in wanted
     if buffer is None:
         return
-    if buffer.dtype == torch.int8 and SCALE not in state:
-        raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
     if in_codes and buffer.dtype != torch.int8:
         codes, scale = quantized(_lines(buffer, block_axes(view)))
         state[SCALE] = memory_beside(p, wanted[SCALE].shape, torch.float32)

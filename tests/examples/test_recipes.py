@@ -1,0 +1,71 @@
+"""The comparison of recipes: each trains, rates are tuned, and the page is what its tool makes of the results."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from benchmarks.peers import MissingError
+from examples.character_model.model import CharacterModel, loss_of
+from examples.recipes import trials
+from examples.recipes.contenders import CONTENDERS, PARAMETRIZATIONS
+from examples.recipes.trials import QUICK, Job, of_recipe, of_width, tuned
+from tools.pages import recipes
+
+
+@pytest.mark.parametrize("each", [*CONTENDERS, *PARAMETRIZATIONS], ids=lambda each: each.name)
+def test_every_recipe_moves_every_parameter(kernel, each):
+    model = CharacterModel(20)
+    try:
+        optimizer = each.make(kernel, model, 1e-2, 1e-2)
+    except MissingError as missing:
+        pytest.skip(f"{each.name} is {missing}")
+    before = [p.detach().clone() for p in model.parameters()]
+    loss_of(model, torch.arange(65).remainder(20)[None]).backward()
+    optimizer.step()
+    assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before))
+
+
+@pytest.mark.parametrize("best", [2.5e-3, 2e-2, 1.6e-1])
+def test_the_best_rate_has_a_worse_one_on_either_side(best):
+    losses = {}
+
+    def loss(lr: float) -> float:
+        return losses.setdefault(lr, abs(math.log2(lr / best)) if lr < 0.3 else math.nan)
+
+    assert tuned(loss, losses, 2e-2, 8) == best
+    assert {best / 2, best * 2} <= losses.keys()
+
+
+def test_as_many_rates_are_tried_as_may_be():
+    losses = {}
+    assert tuned(lambda lr: losses.setdefault(lr, lr), losses, 1.0, 3) == 0.25
+
+
+def test_runs_come_again_with_their_bits(kernel):
+    """So a row that an earlier commit has measured stands beside those of a later one."""
+    first, second = (of_recipe(Job("NorMuon", 1e-2), QUICK, kernel) for _ in range(2))
+    assert json.dumps(first) == json.dumps(second)
+    assert len(first["trials"]) == QUICK.most_trials and len(first["validation"]) == len(QUICK.seeds)
+    assert first["lr"] == min(first["trials"], key=lambda trial: trial[1])[0]
+
+
+def test_widths_are_those_of_the_model(kernel, monkeypatch):
+    built = []
+    monkeypatch.setattr(trials, "train", lambda run, task, on_step: built.append(task.width) or [Trained()])
+    found = of_width(Job(PARAMETRIZATIONS[0].name, 1e-2, 96), QUICK, kernel)
+    assert built == [96] * QUICK.most_trials == [found["width"]] * len(found["trials"])
+
+
+class Trained:
+    """What a run returns, as far as trials read it."""
+
+    validation = (1.0,)
+
+
+def test_page_is_what_the_tool_makes_of_the_results():
+    before = recipes.PAGE.read_text()
+    assert recipes.page(before, recipes.newest(recipes.RESULTS)) == before, "run `python -m tools.pages.recipes`"
