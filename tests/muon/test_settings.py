@@ -198,3 +198,15 @@ def test_an_update_rms_for_all_leaves_out_groups_that_say_so(kernel):
         kernel.Muon([{"params": first}, other], update_rms=0.18)
     groups = kernel.Muon([{"params": first}, {**other, "update_rms": 0.2}], update_rms=0.18).param_groups
     assert [group["update_rms"] for group in groups] == [0.18, 0.2]
+
+
+@pytest.mark.parametrize("bad", ["int16", torch.uint8, 8])
+def test_momentum_of_other_integers_is_refused(kernel, bad):
+    with pytest.raises(ValueError, match="momentum_dtype"):
+        kernel.Muon([Parameter(torch.ones(8, 8))], momentum_dtype=bad)
+
+
+def test_momentum_in_8_bits_takes_17_bits_for_two_elements(kernel):
+    p = Parameter(torch.ones(64, 256, dtype=torch.bfloat16))
+    state = kernel.Muon([p], momentum_dtype=torch.int8).state[p]
+    assert sum(value.numel() * value.itemsize for value in state.values()) == p.numel() * (1 + 4 / 64)
