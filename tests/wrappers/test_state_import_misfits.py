@@ -139,3 +139,11 @@ def test_wrong_arguments_are_named(kernel):
         kernel.import_state(optimizer, {"model": 1}, source)
     with pytest.raises(ValueError, match="3 names were given for 2 parameters"):
         kernel.import_state(optimizer, muon, source, names=["a", "b", "c"])
+
+
+def test_the_rate_that_corrected_decay_is_measured_by_is_noted_where_a_source_brings_another(kernel):
+    p = torch.nn.Parameter(torch.ones(12, 20))
+    optimizer = kernel.Muon([("w", p)], lr=1e-3, decay_mode="corrected")
+    source = torch.optim.Muon([torch.nn.Parameter(torch.ones(12, 20))], lr=0.03)
+    notes = kernel.import_state(optimizer, source.state_dict(), "torch")
+    assert "decay_lr, which is not in the source, stays 0.001" in " ".join(notes)
