@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 from benchmarks.peers import load_peer
 
 from ..character_model.comparison import BETAS, WEIGHT_DECAY
-from ..character_model.model import HEAD
+from ..character_model.model import HEAD, WIDTH
 
 # (kernel, model, lr, lr of what is no matrix) -> the optimizer of a model, which it may change
 Make = Callable[[ModuleType, nn.Module, float, float], Optimizer]
@@ -115,7 +115,7 @@ CONTENDERS = (
     recipe("Hyperball", "Wen et al. 2025", {"experimental_hyperball": True}),
     recipe("cautious decay", "arXiv:2510.12402", {"decay_mode": "cautious"}),
     recipe("corrected decay", "arXiv:2506.02285", {"decay_mode": "corrected"}),
-    recipe("heads alone", "Kimi K3", {}, {"*.qkv.weight": {"split_rows": [HEAD] * 12}}),
+    recipe("heads alone", "Kimi K3", {}, {"*.qkv.weight": {"split_rows": [HEAD] * (3 * WIDTH // HEAD)}}),
     recipe("8-bit momentum", "arXiv:2509.23106", {"momentum_dtype": "int8"}),
     recipe("bfloat16", "", {}, dtype=BFLOAT16),
     recipe("bfloat16, rounded at random", "", {"stochastic_rounding": True}, dtype=BFLOAT16),
@@ -130,9 +130,9 @@ class Parametrization:
     name: str
     make: Make
     rates: tuple[float, ...]
-    widths: tuple[int, ...] = field(default=(32, 64, 128, 256))
 
 
+WIDTHS = (32, 64, 128, 256)
 # The width at which muP's learning rate of the head is `adamw_lr`.
 BASE_WIDTH = 64
 

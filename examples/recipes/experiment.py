@@ -24,7 +24,7 @@ from benchmarks.peers import MissingError, add_folder
 from benchmarks.result_file import ResultFile, default_path, facts
 
 from ..character_model.experiment import REPO_ID, VERSION
-from .contenders import BASELINE, CONTENDERS, PARAMETRIZATIONS
+from .contenders import BASELINE, CONTENDERS, PARAMETRIZATIONS, WIDTHS
 from .trials import FULL, QUICK, Job, Size, corpus, load, work
 
 PROCESSES = 2
@@ -49,7 +49,7 @@ def main() -> int:
         Progress(*columns, console=console) as progress,
         ProcessPoolExecutor(PROCESSES, spawn, add_folder, (arguments.peers,)) as pool,
     ):
-        widths = sum(len(each.widths) for each in PARAMETRIZATIONS)
+        widths = len(PARAMETRIZATIONS) * len(WIDTHS)
         bar = progress.add_task("training", total=len(CONTENDERS) + widths)
 
         def ended(job: Job, row: dict | None) -> None:
@@ -66,8 +66,8 @@ def main() -> int:
 
 
 def jobs(adamw_lr: float) -> list[Job]:
-    """Return all jobs but the first, the longest ones first."""
-    widths = [Job(each.name, adamw_lr, width) for each in PARAMETRIZATIONS for width in each.widths]
+    """Return all jobs but the first: the recipes, then the widths, the largest first."""
+    widths = [Job(each.name, adamw_lr, width) for each in PARAMETRIZATIONS for width in WIDTHS]
     recipes = [Job(each.name, adamw_lr) for each in CONTENDERS if each.name != BASELINE]
     return recipes + sorted(widths, key=lambda job: -job.width)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -96,7 +97,7 @@ def of_width(job: Job, size: Size, kernel: ModuleType) -> dict:
     return {"width": job.width, "adamw_lr": job.adamw_lr, "trials": losses}
 
 
-def tuned(loss, losses: dict[float, float], start: float, most: int) -> float:
+def tuned(loss: Callable[[float], float], losses: dict[float, float], start: float, most: int) -> float:
     """Return the learning rate of the lowest loss, by factors of two from `start`, with a higher one on either side.
 
     `loss` is asked for `most` rates at most, and keeps its answers in `losses`.

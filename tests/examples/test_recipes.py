@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.peers import MissingError
-from examples.character_model.model import CharacterModel, loss_of
+from examples.character_model.model import WIDTH, CharacterModel, loss_of
 from examples.recipes import trials
 from examples.recipes.contenders import CONTENDERS, PARAMETRIZATIONS
 from examples.recipes.trials import QUICK, Job, of_recipe, of_width, tuned
@@ -46,7 +46,7 @@ def test_as_many_rates_are_tried_as_may_be():
 
 
 def test_runs_come_again_with_their_bits(kernel):
-    """So a row that an earlier commit has measured stands beside those of a later one."""
+    """A row that is measured again, without a change of what it runs, is the same."""
     first, second = (of_recipe(Job("NorMuon", 1e-2), QUICK, kernel) for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
     assert len(first["trials"]) == QUICK.most_trials and len(first["validation"]) == len(QUICK.seeds)
@@ -64,6 +64,14 @@ class Trained:
     """What a run returns, as far as trials read it."""
 
     validation = (1.0,)
+
+
+def test_rows_of_several_commits_can_be_compared():
+    """Plain Muon's trials are among those of the same width, which another commit measured."""
+    rows = {row["case"]: row for row in recipes.newest(recipes.RESULTS)["results"]}
+    same = rows[f"{PARAMETRIZATIONS[0].name}, width {WIDTH}"]
+    assert rows["Muon"]["commit"] != same["commit"]
+    assert all(trial in same["trials"] for trial in rows["Muon"]["trials"])
 
 
 def test_page_is_what_the_tool_makes_of_the_results():

@@ -30,6 +30,7 @@ FACTORS = {
         {"second_moment": "rows"},
         {"second_moment": "long_side", "sum_gram": True},
         {"equalize": "experimental_aurora"},
+        {"master_weights": "split", "second_moment": "rows"},
     ],
 }
 ROWS = pairwise(FACTORS, seed=0)

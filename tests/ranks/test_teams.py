@@ -76,6 +76,12 @@ def test_teams_equalize_and_renormalize_whole_matrices(kernel, pools):
 
 
 @on_every_backend()
+def test_teams_keep_norms_of_whole_matrices(kernel, pools):
+    settings = {**TEAMS, "experimental_hyperball": True, "second_moment": "rows"}
+    assert_close_to_alone(kernel, pools, Case(long_ones(FOUR), settings, steps=3), train_in_teams)
+
+
+@on_every_backend()
 def test_matrices_that_are_orthogonalized_twice_have_no_team(kernel, pools):
     case = Case(long_ones(FOUR), {**TEAMS, "equalize": "experimental_aurora"}, steps=3)
     assert all(not found for _, found, _ in pools(4).run(explained_in_teams, case))

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from examples.recipes.contenders import CONTENDERS, MUON, PARAMETRIZATIONS
+from examples.recipes.contenders import CONTENDERS, MUON, PARAMETRIZATIONS, WIDTHS
 from tools.pages import markdown
 from tools.pages.figure_style import GREY, STYLE
 from tools.pages.generated import write_or_check
@@ -77,9 +77,9 @@ def widths_table(rows: Rows) -> str:
     """Return the best learning rate of each width, and its loss."""
     shown = []
     for each in PARAMETRIZATIONS:
-        best = [min(rows[f"{each.name}, width {width}"]["trials"], key=lambda trial: trial[1]) for width in each.widths]
+        best = [min(rows[f"{each.name}, width {width}"]["trials"], key=lambda trial: trial[1]) for width in WIDTHS]
         shown.append((each.name, *(f"{lr:g} ({loss:.3f})" for lr, loss in best)))
-    return markdown.table(("parametrization", *(f"width {w}" for w in PARAMETRIZATIONS[0].widths)), shown)
+    return markdown.table(("parametrization", *(f"width {w}" for w in WIDTHS)), shown)
 
 
 def finals(row: dict) -> list[float]:
@@ -120,7 +120,7 @@ def widths_figure(rows: Rows) -> Figure:
     figure = Figure(figsize=(7.0, 2.8))
     panels = figure.subplots(1, len(PARAMETRIZATIONS), sharey=True)
     for axes, each in zip(panels, PARAMETRIZATIONS):
-        for width, color in zip(each.widths, COLORS):
+        for width, color in zip(WIDTHS, COLORS):
             draw_width(axes, rows[f"{each.name}, width {width}"]["trials"], f"width {width}", color)
         axes.set(xscale="log", title=each.name, xlabel="learning rate")
         axes.set_xticks(each.rates, [f"{rate:g}" for rate in each.rates])

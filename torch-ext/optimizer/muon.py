@@ -80,18 +80,18 @@ class Muon(Optimizer):
         ns_method: `standard`, `gram`, `gram_float32`, or `auto`, the cheaper where both are safe (`orthogonalize`).
         equalize: divide lines of a matrix by their norms before the iteration: `rows`, `columns`, `rows_columns` (one
             after the other), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254). Or `experimental_aurora`, at twice
-            the cost: the lines of the long side such that those of the polar factor are alike (Aurora,
+            the cost: scale the lines of the long side so that those of the polar factor have nearly one norm (Aurora,
             arXiv:2606.27715).
         renormalize: give polar factors the norm of exact ones, as a whole, `frobenius`, or to all lines of a side
             alike, `rows`, `columns`, `rows_columns`, `columns_rows`; or `none` (Muon+, arXiv:2602.21545).
         second_moment: divide each row of an update by the root mean square that it has had over the steps, and give the
-            whole its norm back: `rows` (NorMuon, arXiv:2510.05491); `long_side`: rows, or columns where these are more;
-            or `none`. It comes after `renormalize`: with `frobenius` there, and `match_rms_adamw`, an update's root
-            mean square is the paper's.
+            whole its norm back: `rows` (NorMuon, arXiv:2510.05491); `long_side`: rows, or columns where these are more,
+            with means over the short side; or `none`. It comes after `renormalize`: with `frobenius` there, and
+            `match_rms_adamw`, an update's root mean square is the paper's.
         second_moment_beta: how much of the average of mean squares a step keeps.
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), with
             R the norm of W. `lr` is a proportion of it then, and no multiplier or decay applies. For float32 and
-            float64 matrices; one of zeros stays zero.
+            float64. A parameter of zeros raises; on shards, and as one matrix of a stack, zeros stay zeros.
         decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and only where it
             goes the way of the update; `corrected`, decoupled times lr / `decay_lr` (`docs/weight_decay.md`).
         maximize: ascend.

@@ -52,7 +52,7 @@ class Batch:
     def work_bytes(self) -> int:
         """What its orthogonalization holds at most: what is packed, the factors, and what `polar_factors` says.
 
-        Or a copy of the factors, of which columns are balanced by second moments.
+        Where updates are balanced by second moments, a copy of the factors may take more than the last of these.
         """
         (m, n), iteration = sorted(self.packed_shape), self.iteration
         work, chain = iteration.work_dtype.itemsize, iteration.chain_dtype.itemsize

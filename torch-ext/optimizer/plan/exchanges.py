@@ -60,7 +60,7 @@ class ExchangeOptions:
 class OwnedBatch:
     """A batch of matrices that this rank owns in a chunk, and the blocks of them that come and go.
 
-    Likewise those of their second moments, where they have some, and of the matrices of the parameter, where they come.
+    It also has the blocks of their second moments, and of the parameters' matrices, where these are sent.
     """
 
     batch: Batch

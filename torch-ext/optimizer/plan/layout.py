@@ -121,7 +121,8 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
 def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return memory for a tensor that lies like `p`: on its device, split over its mesh alike, and in its order.
 
-    It has the dimensions of `p`, each split by its size in `shape`: of size 1 those have it who have the beginning.
+    It has the dimensions of `p`, each split by its size in `shape`: a dimension of size 1 lies with the ranks that hold
+    the beginning of that dimension of `p`.
     """
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     if not isinstance(p, DTensor):

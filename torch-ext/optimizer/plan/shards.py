@@ -91,7 +91,7 @@ class Shards:
     def seen_as(self, view: MatrixView) -> Shards:
         """Return the shards of a tensor that lies like the parameter, whose matrices are lines of the parameter's.
 
-        They have one row or one column. Where a line lies in parts, those who have its beginning have the whole of it.
+        They have one row or one column. Where a line lies in parts, the ranks that hold its beginning hold the number.
         """
         return shards_of(view, self.layout._replace(shape=view.shape_in(self.layout.shape)))
 

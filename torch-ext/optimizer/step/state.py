@@ -50,21 +50,22 @@ def bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) -
 
 def _check_parameter(name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
     check_parameter(name, p, group["use_muon"], group["master_weights"])
-    if group["use_muon"] and (group["offload"] or group["experimental_hyperball"]):
-        is_shared = layout_of(name, p, replica_ranks) is not None
-        if group["offload"] and is_shared:
-            raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
-        if group["experimental_hyperball"]:
-            check_norm(name, p, is_shared)
+    if group["use_muon"] and group["offload"] and layout_of(name, p, replica_ranks) is not None:
+        raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
 
 
 def _check_state(
     state: Mapping[str, Tensor], name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]
 ) -> None:
-    """Raise ValueError for shards that cut blocks of momentum in 8 bits, codes without scales, and other shapes."""
-    wanted = state_tensors(name, p, group)
-    layout = layout_of(name, p, replica_ranks) if SCALE in wanted else None
-    if layout is not None:
+    """Raise ValueError for shards that cut blocks of momentum in 8 bits, codes without scales, and other shapes.
+
+    And for norms that cannot be kept, where they are to be.
+    """
+    wanted, keeps_norms = state_tensors(name, p, group), group["use_muon"] and group["experimental_hyperball"]
+    layout = layout_of(name, p, replica_ranks) if keeps_norms or SCALE in wanted else None
+    if keeps_norms:
+        check_norm(name, p, layout is not None)
+    if SCALE in wanted and layout is not None:
         check_blocks(name, view_in_group(name, p, group), layout)
     if BUFFER in state and state[BUFFER].dtype == torch.int8 and SCALE not in state:
         raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
