@@ -97,9 +97,9 @@ def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[
     """Return the saved group with the names of the `current` one, and its settings where the saved group has none.
 
     `offload` stays as it is, since where momentum lives is a matter of the machine. `master_weights` stays, too: a file
-    with remainders is refused where none are wanted. `expert_keys` stays where a file has none, as in files that know no
-    `stacked`. `state` is what was loaded, by parameter. Raises ValueError or TypeError where group or state do not fit,
-    or a parameter would be other matrices than when it was saved.
+    with remainders is refused where none are wanted. `expert_keys` stays where a file has none, as in files that know
+    no `stacked`. `state` is what was loaded, by parameter. Raises ValueError or TypeError where group or state do not
+    fit, or a parameter would be other matrices than when it was saved.
     """
     _check_same_group(current, saved)
     if "betas" in saved:
