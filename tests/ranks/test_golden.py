@@ -63,7 +63,7 @@ class Pipeline:
         ]
         self.records = [inside.matrix(kernel, i, 0, one) for i, one in enumerate(shards)]
         for record in self.records:  # elements of 16 bytes, which need no padding: the golden messages have none
-            record.parameter.packed_dtype = record.parameter.work_dtype = torch.complex128
+            record.parameter.packed_dtype = record.parameter.update_dtype = torch.complex128
         self.matrices = [
             1000 * i + torch.arange(rows * cols).view(rows, cols).float() for i, (rows, cols) in enumerate(self.shapes)
         ]
