@@ -114,8 +114,11 @@ __device__ Codes load_codes(const View& view, const Box& box, int row, int col, 
   if (aligned && count == kCodes) {
     *reinterpret_cast<uint4*>(&codes) = *reinterpret_cast<const uint4*>(from);
   } else {
-    for (int i = 0; i < count; ++i) {
-      codes.code[i] = static_cast<int8_t>(from[i * view.col_stride]);
+#pragma unroll
+    for (int i = 0; i < kCodes; ++i) {  // unrolled, so that codes stay in registers
+      if (i < count) {
+        codes.code[i] = static_cast<int8_t>(from[i * view.col_stride]);
+      }
     }
   }
   return codes;
@@ -127,8 +130,11 @@ __device__ void store_codes(const Codes& codes, const View& view, const Box& box
   if (aligned && count == kCodes) {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&codes);
   } else {
-    for (int i = 0; i < count; ++i) {
-      to[i * view.col_stride] = static_cast<char>(codes.code[i]);
+#pragma unroll
+    for (int i = 0; i < kCodes; ++i) {
+      if (i < count) {
+        to[i * view.col_stride] = static_cast<char>(codes.code[i]);
+      }
     }
   }
 }
