@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
 
-from .delivery import CommandError, call, published_kernel
+from .delivery import with_published_kernel
 
 
 def main() -> int:
@@ -20,16 +19,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("out/demo"), help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
     arguments = parser.parse_args()
-    console = Console()
     experiment = ["-m", "examples.character_model.experiment", "--output", arguments.output.resolve()]
-    try:
-        with tempfile.TemporaryDirectory() as folder, published_kernel(console, Path(folder)) as environment:
-            # A process of its own, as a user's would be: the Hub's clients read their environment on import.
-            call(console, *experiment, *(["--quick"] if arguments.quick else []), environment=environment)
-    except CommandError as failure:
-        console.print(f"[bold red]The demonstration failed:[/] {failure}", highlight=False, soft_wrap=True)
-        return 1
-    return 0
+    return with_published_kernel(Console(), *experiment, *(["--quick"] if arguments.quick else []))
 
 
 if __name__ == "__main__":

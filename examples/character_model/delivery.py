@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,20 @@ def call(console: Console, *command: str | Path, environment: dict[str, str] | N
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False)
     if done.returncode:
         raise CommandError(f"python {shlex.join(words)} ended with status {done.returncode}")
+
+
+def with_published_kernel(console: Console, *command: str | Path) -> int:
+    """Run a Python command as a user of a Hub that has the working tree's kernel; return 1 if anything failed, else 0.
+
+    It is a process of its own: the Hub's clients read their environment on import.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder, published_kernel(console, Path(folder)) as environment:
+            call(console, *command, environment=environment)
+    except CommandError as failure:
+        console.print(f"[bold red]Failed:[/] {failure}", highlight=False, soft_wrap=True)
+        return 1
+    return 0
 
 
 @contextmanager

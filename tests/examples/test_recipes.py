@@ -66,11 +66,10 @@ class Trained:
     validation = (1.0,)
 
 
-def test_rows_of_several_commits_can_be_compared():
-    """Plain Muon's trials are among those of the same width, which another commit measured."""
+def test_rows_of_the_results_can_be_compared():
+    """Plain Muon's trials are among those of the same width, which other runs, and perhaps another commit, measured."""
     rows = {row["case"]: row for row in recipes.newest(recipes.RESULTS)["results"]}
     same = rows[f"{PARAMETRIZATIONS[0].name}, width {WIDTH}"]
-    assert rows["Muon"]["commit"] != same["commit"]
     assert all(trial in same["trials"] for trial in rows["Muon"]["trials"])
 
 

@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
-from tests.ranks.test_checkpoint import run
+from tests.ranks.test_checkpoint import run, state_of, take_steps
 from tests.support.backends import on_every_backend
 from tests.support.rank_pool import one_by_one
 from tests.support.sharded_models import (
@@ -24,7 +24,7 @@ from tests.support.sharded_models import (
     part_of,
     wholes,
 )
-from tests.support.sharded_networks import NETWORK_LAYOUTS, assert_same_network, network_on, set_gradients
+from tests.support.sharded_networks import NETWORK_LAYOUTS, assert_same_network, network_on
 
 SETTINGS = {"master_weights": "split", "lr": 2.0**-9, "ns_dtype": "float32", "chunk_bytes": 1000}
 FLOAT32 = {"momentum_dtype": "float32"}
@@ -81,18 +81,6 @@ def trained(kernel, name: str, device: str, steps, seed: int = 0):
     optimizer = kernel.Muon(network.named_parameters(), master_weights="split", ns_dtype="float32", **settings)
     take_steps(network, optimizer, steps)
     return network, optimizer
-
-
-def take_steps(network, optimizer, steps) -> None:
-    for step in steps:
-        set_gradients(network, step)
-        optimizer.step()
-    optimizer.zero_grad()
-
-
-def state_of(network, optimizer):
-    weights, state = get_state_dict(network, optimizer)
-    return {"model": weights, "optim": state}
 
 
 def save(kernel, name: str, device: str, folder: str):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 from numbers import Integral, Real
+from operator import itemgetter
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
@@ -71,7 +72,7 @@ def plain_settings(settings: Group) -> dict[str, Any]:
 
 def checked_settings(groups: Sequence[Group]) -> list[Any]:
     """Return what of the settings of groups is checked again when it has changed, as one flat list."""
-    return [group[key] for group in groups for key in _CHECKED_WHEN_CHANGED]
+    return [value for group in groups for value in _CHECKED_WHEN_CHANGED(group)]
 
 
 def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
@@ -236,7 +237,7 @@ SETTINGS: dict[str, Setting] = {
     "capturable": Setting(flag, Role.HOST),
 }
 # Not the numbers that schedulers set at every step.
-_CHECKED_WHEN_CHANGED = tuple(key for key in SETTINGS if key not in ("lr", "weight_decay", "adamw_lr"))
+_CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in ("lr", "weight_decay", "adamw_lr")))
 # Settings that a group alone can have, with their defaults.
 OF_GROUPS: dict[str, Any] = {"transposed": False, "split_rows": None, "decay_lr": None}
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and how many steps have drawn seeds.

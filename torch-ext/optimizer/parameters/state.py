@@ -12,8 +12,8 @@ from .matrices import moments_in_group
 from .momentum_blocks import blocks_in_group, scales_shape
 from .offload import host_zeros_like
 
-# The keys of momentum, and of its scales where it is in 8 bits.
-BUFFER, SCALE = "momentum_buffer", "momentum_scale"
+# The keys of momentum, of its scales where it is in 8 bits, and of second moments.
+BUFFER, SCALE, MOMENTS = "momentum_buffer", "momentum_scale", "second_moment"
 
 # In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
 STATE_FORMAT = 1
@@ -26,7 +26,7 @@ REMAINDER = "remainder"
 Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
 # What is let go where the settings of a group no longer ask for it.
-_AT_REQUEST = ("second_moment", REMAINDER)
+_AT_REQUEST = (MOMENTS, SCALE, REMAINDER)
 
 
 class StateTensor(NamedTuple):
@@ -59,7 +59,7 @@ def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, S
         tensors[SCALE] = StateTensor(scales_shape(blocks, shape), torch.float32, on_host=on_host, may_lack=True)
     moments = moments_in_group(name, p, group)
     if moments is not None:
-        tensors["second_moment"] = StateTensor(moments.shape_in(shape), moments_dtype(p.dtype))
+        tensors[MOMENTS] = StateTensor(moments.shape_in(shape), moments_dtype(p.dtype))
     return tensors
 
 

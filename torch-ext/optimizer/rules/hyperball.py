@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Sequence
-
 import torch
 from torch import Tensor
 
@@ -14,21 +12,19 @@ from .descent import DescentRule, as_tensor, descend_packed_
 REPLACING = DescentRule(as_tensor(1.0), as_tensor(1.0), "independent", as_tensor(-1.0))
 
 
-def moved_on_sphere(parameters: Sequence[Tensor], updates: Tensor, lr: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what B matrices W (rows, cols) become by updates U (B, rows, cols), and the norms of their steps (B,).
+def move_on_sphere_(W: Tensor, updates: Tensor, lr: Tensor) -> Tensor:
+    """Move matrices W (B, rows, cols), float32 or float64, by updates U of their shape, in place; return norms (B,).
 
-    That is R normalized(W - lr R normalized(U)), in float32 at least: `lr` (1 or B elements) is the length of a step in
-    proportion to W. A matrix of zeros, and one whose update is zero, stays what it is. Norms are those of R
-    normalized(U), float64: R, 0 where W or U is zero, and NaN where one of them is not finite.
+    W becomes R normalized(W - lr R normalized(U)), where R is its Frobenius norm: `lr` (1 or B elements) is the length
+    of a step in proportion to W. A matrix of zeros, and one whose update is zero, stays what it is. The norms are those
+    of R normalized(U), float64: R, 0 where W or U is zero, and NaN where one of them is not finite.
     Source: Wen et al., Hyperball (2025), as in NVIDIA's Emerging-Optimizers; R is the norm before the step.
     """
-    dtype = torch.promote_types(parameters[0].dtype, torch.float32)
-    moved = torch.stack([parameter.to(dtype) for parameter in parameters])
-    radii, lengths = frobenius_norm(moved), frobenius_norm(updates)
+    radii, lengths = frobenius_norm(W), frobenius_norm(updates)
     step = _quotient(radii, lengths, 0.0)
-    descend_packed_(moved.unbind(), updates, DescentRule(lr, as_tensor(0.0), multiplier=step.flatten()))
-    moved *= _quotient(radii, frobenius_norm(moved), 1.0).to(dtype)
-    return moved, (step * lengths).flatten()
+    descend_packed_(W.unbind(), updates, DescentRule(lr, as_tensor(0.0), multiplier=step.flatten()))
+    W *= _quotient(radii, frobenius_norm(W), 1.0).to(W.dtype)
+    return (step * lengths).flatten()
 
 
 def _quotient(a: Tensor, b: Tensor, otherwise: float) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..parameters.settings import Group
 from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
-from ..rules.hyperball import REPLACING, moved_on_sphere
+from ..rules.hyperball import REPLACING, move_on_sphere_
 from ..rules.momentum import pack_momentum_
 from .local_matrix import LocalMatrix, take_momentum, tensors_of
 from .moments import balance_parts_
@@ -56,8 +56,10 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     if batch.moments_shape is not None:
         balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
     elements, rule = updates.numel(), recipe.descent._replace(multiplier=work.multiplier)
-    if recipe.keeps_norms:
-        (updates, norms), rule = moved_on_sphere(parameters, updates, rule.lr), REPLACING
+    if batch.matrices[0].parameter.keeps_norm:
+        moved = torch.stack(parameters)
+        norms = move_on_sphere_(moved, updates, rule.lr)
+        updates, rule = moved, REPLACING
     options = DescentOptions(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
     options = options._replace(remainder=remainders(parts))
     descend_packed_(parameters, updates, rule, options)

@@ -22,7 +22,6 @@ class Recipe(NamedTuple):
     eps: float
     descent: DescentRule
     second_moment_beta: float
-    keeps_norms: bool
     scaling: GradientScaling
 
 
@@ -64,7 +63,6 @@ class Recipes:
             first["eps"],
             descent_rule(rates, decays, first["decay_mode"], largest),
             first["second_moment_beta"],
-            first["experimental_hyperball"],
             scaling,
         )
 

@@ -14,7 +14,7 @@ from ..parameters.settings import Group
 from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
-from ..rules.hyperball import REPLACING, moved_on_sphere
+from ..rules.hyperball import REPLACING, move_on_sphere_
 from ..rules.momentum import MomentumBuffers, pack_momentum_
 from ..rules.second_moment import balance_
 from .batch import UpdateNorms, remainders, row_scales, seeds
@@ -111,7 +111,8 @@ class ShardedParts:
         origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
         rounding = seeds(parts, self._groups)
         options = DescentOptions(row_scales(parts), rounding, overflow, alive, places, origins, remainders(parts))
-        rule = REPLACING if self._recipe.keeps_norms else self._recipe.descent._replace(multiplier=multiplier)
+        keeps_norms = parts[0].matrix.parameter.keeps_norm
+        rule = REPLACING if keeps_norms else self._recipe.descent._replace(multiplier=multiplier)
         descend_packed_([part.view for part in parts], updates, rule, options)
         for i in sorted(self.absent):
             part = parts[i]
@@ -179,13 +180,14 @@ def _write_updates_(
     directions, norms = updates
     _balance_(owned, received, returned, directions, recipes)
     alive, matrices = verdicts.index_select(0, owned.positions) > 0, owned.batch.matrices
-    recipe = recipes.of(matrices)
-    if recipe.keeps_norms:
-        weights = received.new_empty(directions.shape)
-        move_blocks_(weights, received, owned.weights_in, to_buffer=False)
-        directions, norms = moved_on_sphere(weights.unbind(), directions, recipe.descent.lr)
+    lr = recipes.of(matrices).descent.lr
+    if matrices[0].parameter.keeps_norm:
+        moved = received.new_empty(directions.shape)
+        move_blocks_(moved, received, owned.weights_in, to_buffer=False)
+        norms = move_on_sphere_(moved, directions, lr)
+        directions = moved
     move_blocks_(directions, returned, owned.blocks_out, to_buffer=True)
-    return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, recipe.descent.lr)
+    return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, lr)
 
 
 def _balance_(owned: LocalOwned, received: Tensor, returned: Tensor, updates: Tensor, recipes: Recipes) -> None:

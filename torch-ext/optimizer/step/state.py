@@ -69,8 +69,7 @@ def _check_state(
         check_blocks(name, view_in_group(name, p, group), layout)
     if BUFFER in state and state[BUFFER].dtype == torch.int8 and SCALE not in state:
         raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
-    # Scales that are not wanted go, with the codes.
-    check_shapes({key: value for key, value in state.items() if key in wanted or key != SCALE}, p, wanted)
+    check_shapes(state, p, wanted)
 
 
 def _convert_momentum_(

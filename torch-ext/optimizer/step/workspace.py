@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
-from ..parameters.state import BUFFER, REMAINDER, SCALE, integers
+from ..parameters.state import BUFFER, MOMENTS, REMAINDER, SCALE, integers
 from ..plan.batches import Batch, grouped
 from ..plan.exchanges import Chunk
 from ..plan.layout import has_shards, local_part
@@ -98,7 +98,7 @@ class Workspace:
         for source in self.parameters:
             source.begin_step()
         for source in self._with_moments:
-            moments = source.cut_moments(local_part(state[source.tensor]["second_moment"]))
+            moments = source.cut_moments(local_part(state[source.tensor][MOMENTS]))
             self._tensors.moments.update(enumerate(moments, source.first))
         for source in self.parameters if row_scales else ():
             if source.tensor in row_scales:
