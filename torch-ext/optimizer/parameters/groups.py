@@ -80,7 +80,7 @@ def _halves(
         branch, reasons[p] = (forced, reason_of(group)) if forced else decide(names, p, is_muon, stack)
         check_parameter(names[0], p, branch == "muon", settings["master_weights"])
         if branch == "muon":
-            for seen in (blocks_in_group, moments_in_group):
+            for seen in (view_in_group, blocks_in_group, moments_in_group):
                 seen(names[0], p, settings)  # raises where it cannot be
         if names[0] in halves["muon"] or names[0] in halves["adamw"]:
             raise ValueError(f"two parameters are called {names[0]}")

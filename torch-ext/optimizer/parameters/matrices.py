@@ -196,11 +196,12 @@ def moments_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional
     """Return how the tensor that has the second moments of `p` is seen: as a row or a column for each of its matrices.
 
     It has the dimensions of `p`, of size 1 where moments are of whole lines (`MatrixView.shape_in`). None where the
-    settings of its group ask for none. Raises ValueError where `p` or its second moments cannot be seen so.
+    settings of its group ask for none. Raises ValueError where they cannot be seen so.
     """
-    view, by = view_in_group(name, p, group), group["second_moment"]
+    by = group["second_moment"]
     if by == "none":
         return None
+    view = view_in_group(name, p, group)
     if by == "rows" or view.cols <= min(view.rows):
         return replace(view, cols=1)
     if len(view.rows) > 1:

@@ -52,5 +52,4 @@ def blocks_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional[
 
     Raises ValueError where `p` or its blocks cannot be seen so.
     """
-    view = view_in_group(name, p, group)
-    return in_blocks(name, view) if group["momentum_dtype"] == "int8" else None
+    return in_blocks(name, view_in_group(name, p, group)) if group["momentum_dtype"] == "int8" else None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..parameters.checks import check_norm, check_parameter
 from ..parameters.groups import names_of
-from ..parameters.matrices import MatrixView, view_in_group
+from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
 from ..parameters.settings import Group
 from ..parameters.state import BUFFER, SCALE, StateTensor, check_shapes, ensure_state, state_tensors
@@ -43,8 +43,8 @@ def bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) -
     `checked_parameters` has seen them.
     """
     wanted = state_tensors(name, p, group)
-    if group["use_muon"]:
-        _convert_momentum_(state, p, view_in_group(name, p, group), wanted)
+    if BUFFER in state and (state[BUFFER].dtype == torch.int8) != (SCALE in wanted):
+        _convert_momentum_(state, p, block_axes(view_in_group(name, p, group)), wanted)
     ensure_state(state, p, wanted, memory_beside)
 
 
@@ -73,25 +73,20 @@ def _check_state(
 
 
 def _convert_momentum_(
-    state: dict[str, Tensor], p: Tensor, view: MatrixView, wanted: Mapping[str, StateTensor]
+    state: dict[str, Tensor], p: Tensor, axes: Sequence[int], wanted: Mapping[str, StateTensor]
 ) -> None:
-    """Bring momentum in `state` of `p`, which `view` sees as matrices, into the form that is wanted, if it is another.
-
-    Forms are 8 bits and floating point, among whose dtypes it keeps the one that it has.
-    """
-    buffer, in_codes = state.get(BUFFER), SCALE in wanted
-    if buffer is None:
-        return
-    if in_codes and buffer.dtype != torch.int8:
-        codes, scale = quantized(_lines(buffer, block_axes(view)))
+    """Bring momentum in `state` of `p` from floating point into 8 bits, with blocks along `axes`, or back."""
+    buffer = state[BUFFER]
+    if SCALE in wanted:
+        codes, scale = quantized(_lines(buffer, axes))
         state[SCALE] = memory_beside(p, wanted[SCALE].shape, torch.float32)
         state[BUFFER] = torch.empty_like(buffer, dtype=torch.int8)
-        _fill_(state[BUFFER], codes, block_axes(view))
-        _fill_(state[SCALE], scale, block_axes(view))
-    elif not in_codes and buffer.dtype == torch.int8:
-        lines = (_lines(each, block_axes(view)).to(buffer.device) for each in (buffer, state.pop(SCALE)))
+        _fill_(state[BUFFER], codes, axes)
+        _fill_(state[SCALE], scale, axes)
+    else:
+        lines = (_lines(each, axes).to(buffer.device) for each in (buffer, state.pop(SCALE)))
         state[BUFFER] = torch.empty_like(buffer, dtype=wanted[BUFFER].dtype)
-        _fill_(state[BUFFER], dequantized(*lines, wanted[BUFFER].dtype), block_axes(view))
+        _fill_(state[BUFFER], dequantized(*lines, wanted[BUFFER].dtype), axes)
 
 
 def _lines(tensor: Tensor, axes: Sequence[int]) -> Tensor:
