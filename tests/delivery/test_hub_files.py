@@ -59,13 +59,18 @@ def test_the_loader_accepts_the_variant_and_finds_its_ops(variant, native_backen
 
 
 def unprefixed_names(tree: ast.AST) -> Iterator[str]:
-    """Registrations whose operator name is not add_op_namespace_prefix(...): two builds would collide on it."""
+    """Registrations whose operator name is not add_op_namespace_prefix(...): two builds would collide on it.
+
+    The Hub's builder refuses such decorators on any object, also `op.register_kernel("cpu")`, whose operator has a name
+    already (huggingface/kernels at 8ac69fc, nix-builder/pkgs/torch-ops-check). It does not look at other calls.
+    """
+    decorators = {id(each) for node in ast.walk(tree) for each in getattr(node, "decorator_list", ())}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not node.args:
             continue
         owner, _, function = ast.unparse(node.func).rpartition(".")
-        # On any other object, as in `op.register_fake(f)`, the name has been given before.
-        if function in NAMED_BY_STRING and owner in ("", "torch.library", "library"):
+        named = id(node) in decorators or owner in ("", "torch.library", "library")
+        if function in NAMED_BY_STRING and named:
             name = node.args[0]
             prefixed = isinstance(name, ast.Call) and ast.unparse(name.func) == "add_op_namespace_prefix"
             if not prefixed:
@@ -87,6 +92,8 @@ def test_every_operator_name_goes_through_the_namespace(repository):
         ('@register_fake(add_op_namespace_prefix("f"))\ndef f(): pass', True),
         ("@f.register_fake\ndef g(): pass", True),
         ("f.register_autograd(backward)", True),
+        ('@f.register_kernel("cpu")\ndef g(): pass', False),
+        ('@torch.library.register_kernel(add_op_namespace_prefix("f"), "cpu")\ndef g(): pass', True),
         ('@torch.library.custom_op("optimizer::f", mutates_args=())\ndef f(): pass', False),
         ('register_fake(prefix("f"))', False),
         ('torch.library.register_autograd(add_op_namespace_prefix("f") + "_", backward)', False),

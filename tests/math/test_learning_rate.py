@@ -38,13 +38,14 @@ def test_original_gives_the_spectral_norm_of_torchs_muon(kernel, name, rows, col
 
 
 @pytest.mark.parametrize("rows, cols", SHAPES)
-def test_rms_to_rms_gives_an_rms_operator_norm_of_one(kernel, rows, cols):
-    W = update(kernel, "rms_to_rms", rows, cols)
+@pytest.mark.parametrize("name", ["rms_to_rms", "spectral_unclamped"])  # ours, and torch's from 2.14 on
+def test_rms_to_rms_gives_an_rms_operator_norm_of_one(kernel, name, rows, cols):
+    W = update(kernel, name, rows, cols)
     x = torch.linalg.svd(W).Vh[0]  # the input that is stretched most
     stretched = (W @ x).square().mean().sqrt() / x.square().mean().sqrt()
     assert stretched.item() == pytest.approx(1.0, rel=1e-12)
 
 
 def test_unknown_adjustment_is_named(kernel):
-    with pytest.raises(ValueError, match="'rms' is none of original, match_rms_adamw, rms_to_rms"):
+    with pytest.raises(ValueError, match="'rms' is none of original, match_rms_adamw, rms_to_rms, spectral_unclamped"):
         kernel.learning_rate.step_multiplier("rms", 4, 4)

@@ -14,13 +14,20 @@ Adjustment = Union[str, Callable[[int, int], float], None]
 # The root mean square of an AdamW update, which `match_rms_adamw` gives to a matrix's.
 UPDATE_RMS = 0.2
 
+
+def _root_of_ratio(rows: int, cols: int) -> float:
+    return math.sqrt(rows / cols)
+
+
 MULTIPLIERS = {
     # Spectral norm max(1, rows / cols)**0.5 a step; Jordan (2024), https://kellerjordan.github.io/posts/muon/
     "original": lambda rows, cols: math.sqrt(max(1.0, rows / cols)),
     # Root mean square UPDATE_RMS; Liu et al., Muon is Scalable, arXiv:2502.16982, section 2.2
     "match_rms_adamw": lambda rows, cols: UPDATE_RMS * math.sqrt(max(rows, cols)),
     # Operator norm 1 between root-mean-square norms; Bernstein (2025), https://jeremybernste.in/writing/deriving-muon
-    "rms_to_rms": lambda rows, cols: math.sqrt(rows / cols),
+    "rms_to_rms": _root_of_ratio,
+    # The same, as torch.optim.Muon calls it from torch 2.14 on
+    "spectral_unclamped": _root_of_ratio,
 }
 
 

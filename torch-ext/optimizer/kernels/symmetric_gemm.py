@@ -220,7 +220,8 @@ def _symmetric_gemm_fake(A, B, D, C, alpha, beta) -> None:
     check_operands(A, B, D, C, alpha, beta)
 
 
-@symmetric_gemm_.register_kernel("cpu")
+# By name, since the Hub's builder takes any other first argument of such a decorator for an operator without prefix.
+@torch.library.register_kernel(add_op_namespace_prefix("symmetric_gemm_"), "cpu")
 def _symmetric_gemm_cpu(A, B, D, C, alpha, beta) -> None:
     """What the kernel computes, by torch's product: the lower triangle and its mirror image."""
     check_operands(A, B, D, C, alpha, beta)
