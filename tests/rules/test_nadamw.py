@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.muon.test_trajectories import Trajectory
+from tests.support.trajectories import Trajectory
 
 pytestmark = pytest.mark.kernels_ci
 

@@ -1,12 +1,231 @@
-"""The names that users of the Motif kernel know."""
+"""The names of the Motif kernel (motif-technologies/optimizer on the Hub), each with its meaning there.
+
+`optimizer = get_kernel(...).compat` in the place of `get_kernel("motif-technologies/optimizer")` leaves the rest of a
+script as it is: also `optimizer.muon.get_default_muon_param_groups`, since the kernel's modules are all this one. What
+has no meaning here raises, and says what to write instead.
+
+Source: the kernel's muon.py, newton_schulz.py and matmul_transpose_triton.py.
+"""
 
 from __future__ import annotations
 
-from torch import Tensor
+import sys
+from functools import lru_cache
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..kernels.products import matmul_transpose
+from ..muon import Muon as MuonOfPackage
+from ..parameters.routing import bare_name
+from ..plan.exchanges import ExchangeOptions
+from ..polar import orthogonalize
+from ..schedules import Schedule, polar_express
+
+# What the kernel adds to the norm of a sum of gradients.
+_EPS = 1e-7
+_NO_MATRICES = {"embed_tokens", "lm_head", "tok_embeddings", "output"}
+_MODULES = ("muon", "newton_schulz", "matmul_transpose_triton", "core")
+_CLIP = "give clip_config to Muon and qk_logits to its step; QK-clip does the rest"
+_OFFLOAD = "momentum comes to the device as steps need it: call turn_on_cpu_offload() alone"
+_SHARDS = "shards find their ranks by themselves: give Muon the parameters as they are"
+_INSTEAD = {
+    "set_ns_compile": "nothing is compiled by torch here: leave it out",
+    "COMM_DTYPE": "orthogonalize(G, dtype=torch.bfloat16) and Muon(..., ns_dtype=torch.bfloat16) choose the dtype",
+    "DEFAULT_CHUNK_SIZE_RATIO": "write exchange=ExchangeOptions(chunk_bytes=...) for the kernel's own Muon",
+    "adjust_lr_for_muon": "print(Muon(...).explain()) has each multiplier",
+    **dict.fromkeys(("parse_qk_layer", "get_qk_clip_info", "QKClipInfo", "compute_scales", "qk_clip"), _CLIP),
+    **dict.fromkeys(("construct_shard_mesh", "get_slices_of_dtensor"), _SHARDS),
+    **dict.fromkeys(("CPUOffloadPool", "set_param_tags", "reload_group", "reload_untagged", "wait_reload"), _OFFLOAD),
+}
+
+
+class Muon(MuonOfPackage):
+    """Muon as the Motif kernel makes it, with its arguments and their defaults, which are as many as there.
+
+    A step is that of the package's `Muon` with `adjust_lr_fn="match_rms_adamw"` and the kernel's coefficients. Momentum
+    is an average, (1 - momentum) times the sum that the kernel keeps, which a polar factor does not tell; the kernel
+    adds 1e-7 to the norm of the sum, and here (1 - momentum) 1e-7 bounds that of the average from below. Parameters
+    with more than two dimensions are stacks of matrices. `import_state(..., source="motif")` takes its checkpoints.
+
+    Args:
+        params: groups with `use_muon`, and `names` of their parameters, as `get_default_muon_param_groups` makes them.
+        lr: of both branches.
+        none_grad: whether to set `.grad` of a matrix to None as soon as it has been read.
+        debug: only False; `print(opt.explain())` says more.
+        clip_config: of QK-clip, for which `step` is given `qk_logits`; without `q_indices` and `k_indices`, none.
+        warmup_step: how many chunks of matrices are sent ahead; more than two are of no use here.
+        chunk_size: only -1; chunks are counted in bytes here.
+        use_distributed_muon: only False; its results are those of the other way.
+        expert_keys: of the names of stacks; every parameter of three dimensions is a stack here, with or without.
+
+    Raises ValueError for groups without `use_muon` and for what this class does not take, and what `Muon` raises.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Mapping[str, Any]],
+        lr: float | Tensor = 1e-3,
+        weight_decay: float | Tensor = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        adamw_betas: tuple[float, float] = (0.9, 0.95),
+        adamw_eps: float = 1e-8,
+        none_grad: bool = True,
+        debug: bool = False,
+        clip_config: Optional[Mapping[str, Any]] = None,
+        warmup_step: int = 5,
+        chunk_size: int = -1,
+        use_distributed_muon: bool = False,
+        expert_keys: Optional[Sequence[str]] = None,
+    ):
+        _check_unused(debug, chunk_size, use_distributed_muon)
+        settings = dict(lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, ns_steps=ns_steps)
+        indices = [(clip_config or {}).get(key) for key in ("q_indices", "k_indices")]
+        super().__init__(
+            [_group(i, group, momentum) for i, group in enumerate(params)],
+            **settings,
+            adamw_betas=adamw_betas,
+            adamw_eps=adamw_eps,
+            ns_coefficients=_schedule(),
+            adjust_lr_fn="match_rms_adamw",
+            stacked=True,
+            qk_clip=clip_config if any(indices) else None,
+            release_grads=none_grad,
+            exchange=ExchangeOptions(chunks_in_flight=min(max(warmup_step, 1), 2)),
+        )
+
+    def step(self, closure: Optional[Callable[[], Any]] = None, qk_logits: Optional[Mapping[int, Tensor]] = None):
+        """Update every parameter that has a gradient, and return what `closure`, called first if given, returns.
+
+        `qk_logits` are the largest logits (heads,) of attention layers, by number, as `clip_config` orders them. Raises
+        ValueError for them where `clip_config` has no indices, and what the package's `Muon` raises.
+        """
+        if qk_logits and self._clip is None:
+            raise ValueError("qk_logits need a clip_config with q_indices and k_indices, and this Muon has none")
+        for layer, logits in (qk_logits or {}).items():
+            self.observe_qk_logits(layer, logits.full_tensor() if isinstance(logits, DTensor) else logits)
+        return super().step(closure)
+
+    def turn_on_cpu_offload(self) -> None:
+        """Keep momentum buffers in host memory from the next step on."""
+        self._set_offload(True)
+
+    def turn_off_cpu_offload(self) -> None:
+        """Keep momentum buffers on the device from the next step on."""
+        self._set_offload(False)
+
+    def _set_offload(self, offload: bool) -> None:
+        for group in self.param_groups:
+            group["offload"] = offload
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(_instead(name, f"Muon of compat has no attribute {name!r}"))
+
+
+def default_is_muon(name: str, x: Tensor, expert_keys: Optional[Sequence[str]] = None) -> bool:
+    """Return whether the kernel gives a parameter to Muon by default: by its dimensions, and by its name's components.
+
+    A stack of experts has one dimension more than its matrices. Unlike the package's own routing this gives Muon heads
+    and tables of other names than embed_tokens, tok_embeddings, lm_head and output, also convolutions.
+    """
+    dimensions = x.ndim - is_expert_param(name, expert_keys)
+    return dimensions >= 2 and _NO_MATRICES.isdisjoint(normalize_fqn(name).split("."))
+
+
+def get_default_muon_param_groups(
+    model: nn.Module,
+    is_muon_func: Callable[..., bool] = default_is_muon,
+    expert_keys: Optional[Sequence[str]] = None,
+) -> list[dict[str, Any]]:
+    """Return the trainable parameters of `model` as two groups for `Muon`: its own, then AdamW's, with their `names`.
+
+    `is_muon_func` is called with name and parameter, and with `expert_keys` where these are given.
+    """
+    rest = () if expert_keys is None else (expert_keys,)
+    groups: list[dict[str, Any]] = [{"params": [], "names": [], "use_muon": use_muon} for use_muon in (True, False)]
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            group = groups[0 if is_muon_func(name, p, *rest) else 1]
+            group["params"].append(p)
+            group["names"].append(name)
+    return groups
+
+
+def is_expert_param(name: str, expert_keys: Optional[Sequence[str]] = None) -> bool:
+    """Return whether a component of a parameter's name is one of `expert_keys`."""
+    return not set(expert_keys or ()).isdisjoint(normalize_fqn(name).split("."))
+
+
+def normalize_fqn(name: str) -> str:
+    """Return a parameter's name as the model itself has it, without what wrappers add."""
+    return bare_name(name)
+
+
+def zeropower_via_newtonschulz5(G: Tensor, steps: int) -> Tensor:
+    """Return the approximate polar factor of a matrix G (m, n), in its dtype, by the kernel's coefficients.
+
+    The kernel takes bfloat16 alone and iterates in it; here any floating dtype goes, and `iteration.default_work_dtype`
+    is what is iterated in. The kernel adds 1e-7 to the norm, which is the norm's lower bound here. Raises ValueError
+    for other dimensions and for what `orthogonalize` refuses.
+    """
+    return _zeropower(G, steps, 2)
+
+
+def zeropower_via_newtonschulz5_batched(G: Tensor, steps: int) -> Tensor:
+    """Return what `zeropower_via_newtonschulz5` does for each matrix of G (E, m, n)."""
+    return _zeropower(G, steps, 3)
 
 
 def matmul_transpose_assign(d_in: Tensor, d_out: Tensor) -> None:
     """Write `d_in` `d_in`ᵀ (..., m, m) into `d_out`, which is changed; errors are those of `matmul_transpose`."""
     matmul_transpose(d_in, out=d_out)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return sys.modules[__name__]
+    raise AttributeError(_instead(name, f"compat has no {name!r}"))
+
+
+def _zeropower(G: Tensor, steps: int, dimensions: int) -> Tensor:
+    if G.ndim != dimensions:
+        raise ValueError(f"need a tensor of {dimensions} dimensions, got {tuple(G.shape)}")
+    return orthogonalize(G, _schedule(), steps, eps=_EPS)
+
+
+@lru_cache(maxsize=1)
+def _schedule() -> Schedule:
+    """Return the kernel's coefficients, of which the last are repeated after its ten steps."""
+    return polar_express(lower=1e-3, steps=10, safety=1e-2, cushion=0.02)
+
+
+def _group(position: int, group: Any, momentum: float) -> dict[str, Any]:
+    """Return a group of the kernel as one of `Muon`'s; ValueError for one without `use_muon`."""
+    if not isinstance(group, Mapping) or group.get("use_muon") is None:
+        raise ValueError(
+            f"group {position} does not set use_muon: write Muon(get_default_muon_param_groups(model), ...), or the "
+            "package's own Muon(model.named_parameters(), ...), which decides by itself"
+        )
+    changed = {key: value for key, value in group.items() if key not in ("names", "none_grad")}
+    if "names" in group:
+        changed["params"] = list(zip(group["names"], group["params"]))
+    return {"eps": (1 - group.get("momentum", momentum)) * _EPS, **changed} if group["use_muon"] else changed
+
+
+def _check_unused(debug: bool, chunk_size: int, use_distributed_muon: bool) -> None:
+    if debug:
+        raise ValueError("debug=True prints nothing here: leave it out, and print(opt.explain())")
+    if chunk_size != -1:
+        raise ValueError(
+            f"chunk_size={chunk_size} counts parameters, and chunks are counted in bytes here: leave it out, or write "
+            "exchange=ExchangeOptions(chunk_bytes=...) for the package's own Muon"
+        )
+    if use_distributed_muon:
+        raise ValueError("use_distributed_muon=True is a slower way to the same result: leave it out")
+
+
+def _instead(name: str, message: str) -> str:
+    return f"{message}: {_INSTEAD[name]}" if name in _INSTEAD else message

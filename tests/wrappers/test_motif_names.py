@@ -1,0 +1,267 @@
+"""The Motif kernel's names: each does what the kernel did in its golden runs, or an error says what to write."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.support.small_model import named_parameters, same_bits, set_gradients
+from tests.support.spectra import composed
+from tests.support.trajectories import errors, load_trajectories, norm_as_in_references, run
+
+pytestmark = pytest.mark.kernels_ci
+
+
+@pytest.fixture
+def groups(kernel):
+    """Make groups as the kernel has them of named parameters; routing is the package's."""
+
+    def make(params, **settings):
+        rows = {row.name: row.branch == "muon" for row in kernel.route(params.items()).rows}
+        return [
+            {
+                "params": [params[name] for name, is_muon in rows.items() if is_muon == use_muon],
+                "names": [name for name, is_muon in rows.items() if is_muon == use_muon],
+                "use_muon": use_muon,
+                **settings,
+            }
+            for use_muon in (True, False)
+        ]
+
+    return make
+
+
+def test_muon_follows_the_kernels_golden_runs(kernel, repository, monkeypatch, groups):
+    compared = 0
+    for trajectory in load_trajectories(kernel, repository):
+        if trajectory.kind != "motif":
+            continue
+        o = trajectory.case["options"]
+        options = {key: o[key] for key in ("lr", "momentum", "nesterov", "ns_steps", "weight_decay")}
+        options.update(adamw_betas=tuple(o["betas"]), adamw_eps=o["eps"])
+        norm_as_in_references(kernel, monkeypatch, trajectory.added_eps)
+
+        def make(params, options=options, **changes):
+            return kernel.compat.Muon(groups(params), **{**options, **changes})
+
+        for step, optimizer, params in run(trajectory, torch.float64, make):
+            if step in (1, 2, 5, 12):
+                for name, _, error in errors(trajectory, optimizer, params, step):
+                    assert error <= trajectory.case["tol_rel_float64"], (trajectory.case["id"], step, name)
+                    compared += 1
+    assert compared > 50
+
+
+def test_eps_bounds_the_average_where_the_kernel_adds_it_to_the_sum(kernel, groups):
+    """Also of a group with another momentum."""
+    params = named_parameters()
+    optimizer = kernel.compat.Muon([*groups(params, momentum=0.5)], momentum=0.9)
+    assert optimizer.param_groups[0]["eps"] == 0.5e-7
+    assert kernel.compat.Muon(groups(named_parameters())).param_groups[0]["eps"] == pytest.approx(0.05e-7)
+
+
+def coefficient_error(ours, theirs):
+    """Return by how much p may differ because the kernel's solver keeps few digits of its last coefficients.
+
+    Values are at most about 1. A step then differs by at most the sum of its coefficients' errors, which each step
+    after it multiplies by at most its first coefficient.
+    """
+    error = 0.0
+    for one, other in zip(ours, theirs):
+        error = one[0] * error + sum(abs(x - y) for x, y in zip(one, other))
+    return error
+
+
+def test_zeropower_gives_the_golden_results(kernel, repository):
+    folder = repository / "tests/golden"
+    schedules = json.loads((folder / "coefficients.json").read_text())["schedules"]
+    (theirs,) = (each["coefficients"] for each in schedules if each["id"] == "schedule_l0.001_n10_s0.01_c0.02")
+    cases = json.loads((folder / "newton_schulz.json").read_text())["cases"]
+    arrays = np.load(folder / "newton_schulz.npz", allow_pickle=False)
+    compared = set()
+    for case in (case for case in cases if case["algorithm"] == "motif"):
+        G = torch.from_numpy(arrays[f"in/{case['input']}"]).double()
+        expected = torch.from_numpy(arrays[f"out/{case['id']}"]).double()
+        name = "zeropower_via_newtonschulz5" + "_batched" * (G.ndim == 3)
+        steps = case["options"]["steps"]
+        ours = kernel.schedules.resolve_schedule(kernel.polar_express(steps=10), steps)
+        rounded = coefficient_error(ours, kernel.schedules.resolve_schedule(theirs, steps))
+        actual = getattr(kernel.compat, name)(G, steps)
+        for one, reference, matrix in zip(*(x.reshape(-1, *G.shape[-2:]) for x in (actual, expected, G))):
+            # The kernel divides by norm + eps, we by the larger of the two; p acts on the singular values.
+            sigma = torch.linalg.svdvals(matrix)
+            small, large = sorted((matrix.norm().item(), 1e-7))
+            shifted = (composed(ours, sigma / large) - composed(ours, sigma / (small + large))).norm()
+            rounding = case["tol_rel_float64"] * expected.norm() + rounded * min(matrix.shape) ** 0.5
+            assert (one - reference).norm() <= shifted + rounding, case["id"]
+        compared.add((name, steps > 10))
+    assert len(compared) == 3  # no golden batch has more than ten steps
+
+
+def test_zeropower_keeps_its_argument_and_refuses_other_dimensions(kernel):
+    G = torch.randn(6, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
+    before = G.clone()
+    assert kernel.compat.zeropower_via_newtonschulz5(G, 5).dtype == torch.bfloat16 and torch.equal(G, before)
+    with pytest.raises(ValueError, match=r"need a tensor of 2 dimensions, got \(1, 6, 9\)"):
+        kernel.compat.zeropower_via_newtonschulz5(G[None], 5)
+    with pytest.raises(ValueError, match=r"need a tensor of 3 dimensions, got \(6, 9\)"):
+        kernel.compat.zeropower_via_newtonschulz5_batched(G, 5)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(40, 8)
+        self.experts = nn.ParameterDict(
+            {"up": nn.Parameter(torch.ones(3, 16, 8)), "scale": nn.Parameter(torch.ones(3, 8))}
+        )
+        self.attention = nn.ModuleDict({"output": nn.Linear(8, 8, bias=False), "frozen": nn.Linear(8, 8, bias=False)})
+        self.lm_head = nn.Linear(8, 40)
+        self.attention["frozen"].requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "keys, muons",
+    [((), {"experts.up", "experts.scale"}), ((None, ("experts",)), {"experts.up"})],
+    ids=["by default", "with expert keys"],
+)
+def test_default_groups_are_the_kernels(kernel, keys, muons):
+    """A component that is `output` is a head there; what is frozen is in no group."""
+    compat = kernel.compat
+    args = () if not keys else (compat.default_is_muon, keys[1])
+    muon, rest = compat.get_default_muon_param_groups(Model(), *args)
+    assert (set(muon["names"]), muon["use_muon"], rest["use_muon"]) == (muons, True, False)
+    assert "attention.output.weight" in rest["names"] and "attention.frozen.weight" not in rest["names"]
+    assert {p.ndim for p in muon["params"]} == {2 if name.endswith("scale") else 3 for name in muons}
+
+
+def test_a_function_of_ones_own_chooses(kernel):
+    groups = kernel.compat.get_default_muon_param_groups(Model(), lambda name, p: name == "lm_head.weight")
+    assert groups[0]["names"] == ["lm_head.weight"]
+
+
+def test_stacks_need_no_keys(kernel):
+    model = Model()
+    optimizer = kernel.compat.Muon(kernel.compat.get_default_muon_param_groups(model))
+    assert {row.name: row.matrices for row in optimizer.explain().rows}["experts.up"] == 3
+
+
+def attention_groups(kernel):
+    weights = {f"layers.3.attn.{name}.weight": nn.Parameter(torch.eye(8)) for name in ("q_proj", "k_proj")}
+    return weights, [{"params": list(weights.values()), "names": list(weights), "use_muon": True}]
+
+
+def test_logits_given_to_a_step_clip_as_the_kernel_does(kernel):
+    """Rows of a head whose logit exceeds the threshold are scaled by the root of threshold / logit."""
+    config = dict(q_indices=[0, 1], k_indices=[0, 1], head_dim=4, threshold=100)
+    weights, groups = attention_groups(kernel)
+    optimizer = kernel.compat.Muon(groups, lr=0.0, clip_config=config)
+    optimizer.step(qk_logits={3: torch.tensor([50.0, 400.0])})
+    for p in weights.values():
+        torch.testing.assert_close(p.diagonal().detach(), torch.tensor([1.0] * 4 + [0.5] * 4))
+
+
+def test_logits_without_indices_are_refused(kernel):
+    """The kernel would leave them unread, as its default clip_config has no indices."""
+    _, groups = attention_groups(kernel)
+    empty = {"q_indices": [], "k_indices": [], "head_dim": 128, "threshold": 100}
+    with pytest.raises(ValueError, match="clip_config with q_indices and k_indices"):
+        kernel.compat.Muon(groups, clip_config=empty).step(qk_logits={3: torch.ones(2)})
+
+
+def test_gradients_of_matrices_are_dropped_unless_asked_to_stay(kernel, groups):
+    for none_grad in (True, False):
+        params = named_parameters()
+        optimizer = kernel.compat.Muon(groups(params), none_grad=none_grad)
+        set_gradients(params, 0)
+        optimizer.step()
+        assert (params["up.weight"].grad is None) == none_grad and params["up.bias"].grad is not None
+
+
+def test_offload_changes_no_bit(kernel, groups):
+    ends = []
+    for offloaded in (False, True):
+        params = named_parameters()
+        optimizer = kernel.compat.Muon(groups(params))
+        for seed in range(3):
+            if offloaded and seed == 1:
+                optimizer.turn_on_cpu_offload()
+                assert all(group["offload"] for group in optimizer.param_groups)
+            set_gradients(params, seed)
+            optimizer.step()
+        if offloaded:
+            optimizer.turn_off_cpu_offload()
+        assert not any(group["offload"] for group in optimizer.param_groups)
+        ends.append(params)
+    assert same_bits(*ends)
+
+
+def test_a_checkpoint_of_the_names_resumes_and_copies(kernel, groups):
+    params = named_parameters()
+    optimizer = kernel.compat.Muon(groups(params))
+    set_gradients(params, 0)
+    optimizer.step()
+    others, resumed = copy.deepcopy((params, optimizer))
+    resumed.load_state_dict(optimizer.state_dict())
+    for each, its_params in ((optimizer, params), (resumed, others)):
+        set_gradients(its_params, 1)
+        each.step()
+    assert same_bits(params, others)
+
+
+def test_the_kernels_modules_are_this_one(kernel):
+    compat = kernel.compat
+    for module in ("muon", "newton_schulz", "matmul_transpose_triton", "core"):
+        assert getattr(compat, module) is compat
+    assert issubclass(compat.Muon, kernel.Muon)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(debug=True), r"print\(opt.explain\(\)\)"),
+        (dict(chunk_size=8), r"ExchangeOptions\(chunk_bytes=...\)"),
+        (dict(use_distributed_muon=True), "leave it out"),
+    ],
+    ids=str,
+)
+def test_arguments_without_a_meaning_say_what_to_write(kernel, groups, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        kernel.compat.Muon(groups(named_parameters()), **arguments)
+
+
+def test_groups_without_a_choice_say_what_to_write(kernel):
+    """As in the kernel, which refuses parameters alone, too."""
+    for params in (named_parameters().values(), [{"params": list(named_parameters().values())}]):
+        with pytest.raises(ValueError, match="group 0 does not set use_muon: write Muon"):
+            kernel.compat.Muon(params)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("set_ns_compile", "leave it out"),
+        ("COMM_DTYPE", "ns_dtype"),
+        ("DEFAULT_CHUNK_SIZE_RATIO", "chunk_bytes"),
+        ("adjust_lr_for_muon", "explain"),
+        ("parse_qk_layer", "clip_config"),
+        ("construct_shard_mesh", "find their ranks by themselves"),
+        ("CPUOffloadPool", "turn_on_cpu_offload"),
+    ],
+)
+def test_names_without_a_meaning_say_what_to_write(kernel, name, words):
+    with pytest.raises(AttributeError, match=words):
+        getattr(kernel.compat, name)
+
+
+def test_methods_without_a_meaning_say_what_to_write(kernel, groups):
+    optimizer = kernel.compat.Muon(groups(named_parameters()))
+    with pytest.raises(AttributeError, match="turn_on_cpu_offload"):
+        optimizer.reload_group("layer 0")
+    with pytest.raises(AttributeError, match="'nothing_of_this_name'"):
+        _ = optimizer.nothing_of_this_name
+    with pytest.raises(AttributeError, match="'nothing_of_this_name'"):
+        _ = kernel.compat.nothing_of_this_name
