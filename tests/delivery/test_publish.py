@@ -45,7 +45,8 @@ def refusal(tree, **options):
 api.create_repo("org/tiny", **kind)
 there = [CommitOperationAdd(path, b"") for path in (".gitattributes", "stray", "build/torch-cuda/stray.py")]
 api.create_commit("org/tiny", there, commit_message="there before", **kind)
-published("two variants", tag="1.0")
+seen["told"] = []
+published("two variants", tag="1.0", progress=seen["told"].append)
 seen["again"] = publish(read_release(trees / "two variants")).commit
 published("one variant")
 seen["tag"] = [(ref.name, ref.target_commit) for ref in api.list_repo_refs("org/tiny", **kind).tags]
@@ -91,6 +92,12 @@ def variant_files(*variants: str) -> list[str]:
 
 
 ALWAYS = [".gitattributes", "benchmarks/benchmark.py"]
+
+
+def test_each_stage_is_told_before_it_begins(seen):
+    assert [what.split()[0] for what in seen["told"]] == ["looking", "uploading", "setting", "describing"]
+    uploaded = [path for path in seen["two variants"]["files"] if path != ".gitattributes"]
+    assert seen["told"][1].startswith(f"uploading 2 variants, {len(uploaded)} files, ")
 
 
 def test_a_new_branch_holds_the_variants_and_the_benchmarks_only(seen):

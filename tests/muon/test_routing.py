@@ -143,13 +143,13 @@ def test_routing_rows_print_as_a_table(kernel):
     table = kernel.route([("up.weight", parameter(64, 36)), parameter(5)], adjust_lr_fn="original")
     assert table.rows[0]._asdict() == dict(
         name="up.weight", shape=(64, 36), branch="muon", reason="matrix", matrices=1, multiplier=(64 / 36) ** 0.5,
-        owner=None, kernel=None,
+        owner=None, kernel=None, lr=None, weight_decay=None, state_bytes=None, flops=None,
     )  # fmt: skip
     assert table.rows[1].name == "param_1"
     lines = str(table).splitlines()
-    assert lines[0].split() == list(table.rows[0]._fields)
+    assert lines[0].split() == ["name", "shape", "branch", "reason", "matrices", "multiplier"]
     assert lines[2].split()[:4] == ["up.weight", "64x36", "muon", "matrix"]
-    assert lines[-1] == "1 parameters (2,304 elements) by Muon, 1 (5 elements) by AdamW"
+    assert lines[-1] == "1 parameter (2,304 elements) by Muon, 1 (5 elements) by AdamW"
 
 
 def test_non_parameters_are_refused(kernel):

@@ -95,6 +95,8 @@ def counted_step(kernel, case: Case):
     in_flight = case.settings["chunks_in_flight"]
     (exchange,) = plan_of(optimizer).exchanges
     assert f"holds up to {exchange.held_bytes() / 2**20:.1f} MiB" in str(optimizer.explain())
+    state = sum(tensor.to_local().nbytes for p in params for tensor in optimizer.state[p].values())
+    assert f"this rank holds {kernel.explain.writing.bytes_text(state)} of the state" in optimizer.explain().notes
     assert exchange.held_bytes() == formula(chunks, in_flight)
     return min(peaks), formula(chunks, in_flight), surely_together(kernel, chunks, in_flight)
 

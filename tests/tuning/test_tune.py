@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -230,6 +231,16 @@ def test_accidents_convict_no_candidate(kernel, measurements, monkeypatch, probl
     kernel.tune([(24, 40)], device="cpu", dtype=torch.bfloat16, budget=5, progress=lambda *_: None)
     measurements.forget()
     assert not measurements.failed(kernel.kernels.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
+
+
+def test_progress_is_drawn_in_place_in_a_notebook(kernel, monkeypatch):
+    """Its stream is no terminal, and takes carriage returns all the same."""
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr("sys.stdout", stream)
+    line = kernel.tuning.progress.Line("warm-up")
+    line(1, 2, "a longer stage")
+    line(2, 2, "end")
+    assert stream.getvalue() == "\rwarm-up 1/2: a longer stage\rwarm-up 2/2: end           \n"
 
 
 @pytest.mark.parametrize("wrong", [{"progress": 5}, {"device": "nope"}, {"device": "mps"}], ids=str)

@@ -220,7 +220,8 @@ def test_copies_have_every_public_attribute(info, inputs):
 @any_input
 def test_optimizer_prints_its_groups(info, inputs):
     optimizer, _ = build(info, inputs)
-    assert "Parameter Group 1" in repr(optimizer) and "momentum" in str(optimizer)
+    assert len([line for line in repr(optimizer).splitlines() if line.startswith("  group ")]) > 1
+    assert repr(optimizer) == str(optimizer)
 
 
 def test_global_hooks_are_called_around_the_step(info):

@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
 import tomllib
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from rich.console import Console
 
 from tools.build.commands import BuildError
 from tools.build.variant_metadata import read_metadata
@@ -59,6 +61,14 @@ class Release:
                 if file.is_file() and file.suffix != ".pyc":
                     files[f"build/{file.relative_to(variant.parent).as_posix()}"] = file
         return files
+
+    @property
+    def described(self) -> str:
+        """How many variants, files and bytes there are."""
+        files = self.files().values()
+        size = sum(file.stat().st_size for file in files) / 2**20
+        variants = "1 variant" if len(self.variants) == 1 else f"{len(self.variants)} variants"
+        return f"{variants}, {len(files)} files, {size:.1f} MiB"
 
     def replaces(self, path: str) -> bool:
         """Whether a file that is on the branch belongs to what this release replaces."""
@@ -134,18 +144,28 @@ def source_commit(variant: Path) -> str | None:
     return provenance.kernel.commit if provenance and provenance.kernel else None
 
 
-def publish(release: Release, *, endpoint: str | None = None, tag: str | None = None) -> Published:
-    """Upload a release: the variants, the tag, the card.
+def publish(
+    release: Release,
+    *,
+    endpoint: str | None = None,
+    tag: str | None = None,
+    progress: Callable[[str], object] = lambda what: None,
+) -> Published:
+    """Upload a release: the variants, the tag, the card; `progress` is called before each with what comes.
 
     The endpoint is HF_ENDPOINT's unless given, and the token the client's. Raises ValueError if the tag is taken, and
     the client's errors; the branch then has the whole commit or nothing of it. Somebody else's commit in the meantime
     is an error, too.
     """
     api = HfApi(endpoint=endpoint)
+    progress(f"looking for {release.repo_id}")
     api.create_repo(release.repo_id, exist_ok=True, **KERNEL)
+    progress(f"uploading {release.described}")
     commit = commit_variants(api, release, tag)
     if tag:
+        progress(f"setting the tag {tag}")
         api.create_tag(release.repo_id, tag=tag, revision=commit.oid, **KERNEL)
+    progress("describing it in the card")
     api.create_commit(
         release.repo_id,
         [CommitOperationAdd("README.md", release.card)],
@@ -220,7 +240,8 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         release = read_release(ROOT, arguments.build, repo_id=arguments.repo_id, allow_dirty=arguments.allow_dirty)
-        published = publish(release, endpoint=arguments.endpoint, tag=arguments.tag)
+        with Console(stderr=True).status("") as status:
+            published = publish(release, endpoint=arguments.endpoint, tag=arguments.tag, progress=status.update)
     except (BuildError, ValueError, OSError, httpx2.HTTPError) as error:
         print(f"tools.hub.publish: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ state, copies, `step`) reads best in one place. All that it does is in the floor
 
 from __future__ import annotations
 
+import inspect
 import operator
 import warnings
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .explain import Explanation, explanation_of
+from .explain import Explanation, brief, explanation_of
 from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
@@ -269,11 +270,28 @@ class Muon(Optimizer):
             metrics["heads_clipped"], metrics["heads_not_finite"] = self._clip.counts.unbind()
         return metrics
 
+    def __repr__(self) -> str:
+        beside = {
+            "is_muon": self._is_muon,
+            "qk_clip": None if self._clip is None else self._clip.settings,
+            "release_grads": self._release_grads,
+            "cuda_graphs": self._cuda_graphs,
+            "exchange": None if self._exchange == ExchangeOptions() else self._exchange,
+        }
+        defaults = {key: argument.default for key, argument in inspect.signature(Muon).parameters.items()}
+        return brief(type(self).__name__, self.param_groups, {**self.defaults, **beside}, defaults)
+
     def explain(self) -> Explanation:
-        """Return each parameter's branch, the reason, its multiplier and the products it runs on; print it."""
+        """Return a row for each parameter, to print, show in a notebook, iterate over, or read as `.rows`.
+
+        A row has the parameter's branch, the reason, its multiplier, the products it runs on and who owns it; `lr` and
+        `weight_decay` as they are now, and where those are tensors on a GPU only that, since reading them would wait
+        for it; the bytes of its whole state; and FLOPs of its orthogonalization, an estimate. Nothing of it is changed
+        by later steps.
+        """
         self._refresh()
         notes = self._graphs.described(self._plan.all_batches(), self.param_groups) if self._cuda_graphs else ()
-        return explanation_of(self.param_groups, self._plan, self._reasons, notes)
+        return explanation_of(self.param_groups, self._plan, self._reasons, self.state, notes)
 
     def warmup(self, progress: Optional[Progress] = None, budget: float = 60.0) -> None:
         """Make communicators, prove and time what steps multiply by, compile every kernel, and capture CUDA graphs.

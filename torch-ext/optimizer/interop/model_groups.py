@@ -32,6 +32,9 @@ class Groups(list):
     def __str__(self) -> str:
         return str(self.choices)
 
+    def _repr_html_(self) -> str:
+        return self.choices._repr_html_()
+
 
 def groups_for(
     model: nn.Module,

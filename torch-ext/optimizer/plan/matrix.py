@@ -7,7 +7,7 @@ from typing import Callable, Hashable, Iterable, Optional
 
 import torch
 
-from ..iteration import Iteration
+from ..iteration import Iteration, iteration_costs
 from ..kernels.gains import ALONE, Circumstances
 from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group, multiplier_in_group
@@ -139,6 +139,17 @@ class Matrix:
     def work(self) -> int:
         """What it costs all ranks that work on it."""
         return self.cost * self.team_size
+
+    @property
+    def flops(self) -> float:
+        """About what its orthogonalization takes in all, in FLOPs at the rate of torch's products.
+
+        It is an estimate by `iteration_costs`, of the iteration and the gains that were chosen.
+        """
+        size, steps, windows = sorted((self.rows, self.cols)), len(self.parameter.schedule), len(self.iteration.windows)
+        standard, gram = iteration_costs(*size, steps, windows, self.iteration.products)
+        once = standard if self.iteration.method == "standard" else gram
+        return once * self.parameter.equalization.rounds(self.rows, self.cols)
 
     @property
     def holders(self) -> Ranks:

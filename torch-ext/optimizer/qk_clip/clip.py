@@ -39,6 +39,11 @@ class QKClip:
         return f"qk_clip {self._settings}"
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """What was asked for, with what was left to the defaults; without `report`."""
+        return self._settings
+
+    @property
     def reports(self) -> bool:
         """Whether counts are reported."""
         return self._report is not None

@@ -10,7 +10,7 @@ Progress = Callable[[int, int, str], None]  # done, total, what
 
 
 class Line:
-    """Progress in one line, drawn in place on a terminal; elsewhere a line for each call."""
+    """Progress in one line, drawn in place on a terminal and in a notebook; elsewhere a line for each call."""
 
     def __init__(self, title: str):
         self._title = title
@@ -18,7 +18,7 @@ class Line:
 
     def __call__(self, done: int, total: int, what: str) -> None:
         text = f"{self._title} {done}/{total}: {what}"
-        if not sys.stdout.isatty():
+        if not _draws_in_place():
             print(text, flush=True)
             return
         # One that wraps could not be drawn over.
@@ -26,3 +26,11 @@ class Line:
         end = "\n" if done == total else ""
         print(f"\r{shown.ljust(self._drawn)}", end=end, flush=True)
         self._drawn = 0 if done == total else len(shown)
+
+
+def _draws_in_place() -> bool:
+    """Whether a carriage return takes what is printed back to the start of its line.
+
+    Notebooks do that, though the stream that their kernel puts in the place of the standard output is no terminal.
+    """
+    return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel.")

@@ -1,0 +1,273 @@
+"""What `explain()` shows: rows that are alike as one line, in print and in notebooks, with what they cost."""
+
+import importlib
+import itertools
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import Parameter
+
+from tests.support.small_model import named_parameters, take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+SMALL = {"ns_dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def writing(kernel):
+    return importlib.import_module(".explain.writing", kernel.__name__)
+
+
+@pytest.fixture(scope="module")
+def table(kernel):
+    return importlib.import_module(".explain.table", kernel.__name__)
+
+
+def transformer(layers: int, width: int = 16) -> dict[str, Parameter]:
+    """The parameters of a small transformer, by name."""
+    shapes = {
+        "attn.qkv": (3 * width, width),
+        "attn.proj": (width, width),
+        "mlp.up": (4 * width, width),
+        "norm": (width,),
+    }
+    named = {"wte.weight": (50, width)}
+    named |= {f"blocks.{i}.{name}.weight": shape for i in range(layers) for name, shape in shapes.items()}
+    return {name: Parameter(torch.zeros(shape)) for name, shape in named.items()}
+
+
+def values_of(braces: str) -> list[str]:
+    """The numbers of `{0..3,7}` or `{0..6..2}`, as a shell would read the braces."""
+    numbers = []
+    for part in braces.split(","):
+        first, last, step = re.fullmatch(r"(\d+)(?:\.\.(\d+))?(?:\.\.(\d+))?", part).groups()
+        numbers += range(int(first), int(last or first) + 1, int(step or 1))
+    return list(map(str, numbers))
+
+
+def expanded(name: str) -> list[str]:
+    """Every name that a joined one stands for."""
+    parts = re.split(r"\{([^}]*)\}", name)
+    choices = [values_of(part) if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(choice) for choice in itertools.product(*choices)]
+
+
+NUMBERS = st.tuples(st.integers(0, 12), st.integers(0, 4), st.integers(1, 2))
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.sets(NUMBERS, min_size=1))
+def test_joined_names_stand_for_exactly_the_names(writing, numbers):
+    names = ["layers.{}.experts.{}.w{}".format(*each) for each in numbers]
+    joined = writing.joined_names(names)
+    assert sorted(name for joint, _ in joined for name in expanded(joint)) == sorted(names)
+    assert all(sorted(expanded(joint)) == sorted(names[i] for i in places) for joint, places in joined)
+
+
+@pytest.mark.parametrize(
+    "names, joined",
+    [
+        ([f"layers.{i}.up" for i in range(24)], ["layers.{0..23}.up"]),
+        ([f"layers.{i}.experts.{j}.up" for i in range(3) for j in range(8)], ["layers.{0..2}.experts.{0..7}.up"]),
+        ([f"layers.{i}.up" for i in (1, 3, 5, 7)], ["layers.{1..7..2}.up"]),
+        ([f"layers.{i}.up" for i in (0, 1, 2, 5, 8, 9)], ["layers.{0..2,5,8,9}.up"]),
+        ([f"param_{i}" for i in range(4)], ["param_{0..3}"]),
+        (["mlp.w1", "mlp.w2", "layer1.up", "layer2.up"], ["mlp.w1", "mlp.w2", "layer1.up", "layer2.up"]),
+        (["a.00.up", "a.0.up", "a.1.up"], ["a.00.up", "a.{0,1}.up"]),
+    ],
+)
+def test_only_numbers_that_are_words_are_joined(writing, names, joined):
+    assert [name for name, _ in writing.joined_names(names)] == joined
+
+
+def test_two_thousand_layers_are_four_lines(kernel):
+    """And stay that many rows."""
+    named = transformer(2000)
+    found = kernel.route(named.items())
+    assert len(found) == len(named) == len(list(found)) and [row.name for row in found] == list(named)
+    lines = str(found).splitlines()[2:-1]
+    assert [line.split("  ")[0] for line in lines] == [
+        "wte.weight",
+        *(f"blocks.{{0..1999}}.{name}.weight x 2000" for name in ("attn.qkv", "attn.proj", "mlp.up", "norm")),
+    ]
+
+
+CHANGES = {
+    "shape": (8, 4), "branch": "adamw", "reason": "is_muon", "matrices": 2, "multiplier": 0.5, "owner": 1,
+    "kernel": "other", "lr": 0.5, "weight_decay": 0.5, "state_bytes": 5, "flops": 5.0,
+}  # fmt: skip
+
+
+def test_every_field_is_tested_for_agreement(table):
+    assert CHANGES.keys() == set(table.Route._fields) - {"name"}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_layers_that_differ_in_anything_shown_are_lines_of_their_own(table, field):
+    rows = [
+        table.Route(f"layers.{i}.up", (4, 4), "muon", "matrix", 1, 1.0, 0, "gemm", 0.1, 0.1, 4, 4.0) for i in range(4)
+    ]
+    rows[2] = rows[2]._replace(**{field: CHANGES[field]})
+    lines = str(table.Explanation(rows)).splitlines()[2:4]
+    assert [line.split("  ")[0] for line in lines] == ["layers.{0,1,3}.up x 3", "layers.2.up"]
+
+
+def test_a_large_model_fits_a_page(kernel):
+    """A table of 160 columns, whatever its products are called."""
+    optimizer = kernel.Muon(transformer(24).items(), lr=0.02, second_moment="rows", equalize="rows", renormalize="rows")
+    lines = str(optimizer.explain()).splitlines()
+    assert len(lines) < 20 and max(map(len, lines)) <= 160
+    (number,) = {line.split()[-1] for line in lines if "  muon  " in line}
+    assert f"{number} {optimizer.explain().rows[0].kernel}" in lines
+
+
+def test_learning_rate_and_decay_are_those_of_the_call(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), lr=torch.tensor(0.5), adamw_lr=0.25, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    before = optimizer.explain()
+    take_steps(optimizer, params, [0])
+    scheduler.step()
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+    seen = {row.branch: (row.lr, row.weight_decay) for row in optimizer.explain()}
+    assert seen == {"muon": (0.25, 0.0), "adamw": (0.125, 0.1)}
+    assert {row.branch: (row.lr, row.weight_decay) for row in before} == {"muon": (0.5, 0.1), "adamw": (0.25, 0.1)}
+
+
+def test_a_rate_is_never_fetched_from_a_device(writing):
+    elsewhere = torch.zeros((), device="meta")
+    assert writing.effective_lr({"lr": elsewhere}) == "tensor on meta"
+    assert writing.effective_lr({"lr": elsewhere, "lr_factor": 0.5}) == "0.5 x tensor on meta"
+    assert writing.effective_lr({"lr": 0.5, "lr_factor": 0.5}) == 0.25
+
+
+STATES = {
+    "plain": {},
+    "nadamw": {"fallback": "nadamw"},
+    "8 bits": {"momentum_dtype": "int8"},
+    "half": {"momentum_dtype": "bfloat16"},
+    "moments": {"second_moment": "rows"},
+    "halves": {"dtype": torch.bfloat16, "master_weights": "split"},
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_the_state_is_as_large_as_said(kernel, case):
+    options = dict(STATES[case])
+    params = named_parameters(options.pop("dtype", torch.float32))
+    params["frozen.weight"] = Parameter(torch.zeros(8, 8), requires_grad=False)
+    optimizer = kernel.Muon(params.items(), **options)
+    said = {row.name: row.state_bytes for row in optimizer.explain()}
+    assert said == {name: sum(t.nbytes for t in optimizer.state.get(p, {}).values()) for name, p in params.items()}
+    assert said["frozen.weight"] == 0 and min(said[name] for name in said if name != "frozen.weight") > 0
+
+
+def test_work_is_that_of_the_standard_iteration(kernel):
+    """Of torch's products, which save nothing: 4 m² n + 2 m³ for a wide m x n matrix at each step."""
+    params = {"tall.weight": Parameter(torch.zeros(48, 16)), "square.weight": Parameter(torch.zeros(16, 16))}
+    params["vector"] = Parameter(torch.zeros(16))
+    rows = kernel.Muon(params.items(), ns_steps=3, ns_coefficients="quintic", **SMALL).explain().rows
+    expected = {"tall.weight": 3 * (4 * 16**2 * 48 + 2 * 16**3), "square.weight": 3 * 6 * 16**3, "vector": None}
+    assert {row.name: row.flops for row in rows} == expected
+    shares = re.findall(r"([0-9.]+)%", str(kernel.Muon(params.items(), **SMALL).explain()))
+    assert [float(share) for share in shares] == [70.0, 30.0]  # 14 to 6
+
+
+def test_print_sums_bytes_and_work_over_a_line(kernel):
+    found = kernel.Muon(transformer(3).items(), **SMALL).explain()
+    lines = {line.split(" ")[0]: line.split() for line in str(found).splitlines()}
+    cells = lines["blocks.{0..2}.mlp.up.weight"]
+    assert cells[1:3] == ["x", "3"] and cells[-4:-2] == [f"{3 * 64 * 16 * 4 / 1024:.1f}", "KiB"]
+    total = sum(row.flops or 0 for row in found)
+    assert cells[-2] == f"{3 * next(row.flops for row in found if 'mlp.up' in row.name) / total:.1%}"
+
+
+class Cells(HTMLParser):
+    """The text of a table's cells and of the paragraphs below it; the tags that are open, and all attributes."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.rows, self.paragraphs, self.open, self.attributes, self.tags = [], [], [], [], set()
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+        self.tags.add(tag)
+        self.attributes += attributes
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        elif tag == "p":
+            self.paragraphs.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1] == "p":
+            self.paragraphs[-1] += data
+        else:
+            self.rows[-1][-1] += data
+
+
+def test_a_notebook_shows_what_is_printed(kernel):
+    """With the names of products in the lines themselves."""
+    found = kernel.Muon(transformer(3).items(), lr=0.5, **SMALL).explain()
+    html, printed = Cells(found._repr_html_()), str(found).splitlines()
+    assert html.open == [] and html.rows[0] == printed[0].split()
+    names = dict(line.split(" ", 1) for line in printed if line.startswith("["))
+    plain = [re.split(r" {2,}", line) for line in printed[2 : 1 + len(html.rows)]]
+    assert html.rows[1:] == [[*row[:-1], names[row[-1]]] for row in plain]
+    assert html.paragraphs == printed[1 + len(html.rows) + len(names) :]
+
+
+def test_a_notebooks_table_is_readable_on_light_and_dark_and_needs_nothing_else(kernel):
+    """It sets no colour of text, and backgrounds let the page's own shine through."""
+    html = Cells(kernel.Muon(named_parameters().items()).explain()._repr_html_())
+    assert html.tags == {"div", "table", "thead", "tbody", "tr", "th", "td", "p"}
+    assert {name for name, _ in html.attributes} == {"style"}
+    styles = ";".join(value for _, value in html.attributes)
+    assert "url" not in styles and not re.search(r"(^|;)color:", styles)
+    tints = re.findall(r"background:([^;]+)", styles)
+    assert tints and all(float(re.fullmatch(r"rgba\(\d+,\d+,\d+,(.+)\)", tint)[1]) <= 0.2 for tint in tints)
+
+
+def test_names_are_text_in_html(kernel):
+    html = kernel.route([("<b>up</b>.weight", Parameter(torch.zeros(8, 8)))])._repr_html_()
+    assert "<b>" not in html and "&lt;b&gt;up" in html
+
+
+def test_groups_of_a_model_are_the_same_table(kernel):
+    groups = kernel.groups_for(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)))
+    assert groups._repr_html_() == groups.choices._repr_html_() and "<table" in groups._repr_html_()
+
+
+def test_the_optimizer_prints_in_a_few_lines(kernel):
+    groups = [{"params": [(f"{i}.up.weight", Parameter(torch.zeros(8, 8)))], "lr": 0.5 + i} for i in range(100)]
+    lines = repr(kernel.Muon(groups, ns_steps=6, ns_dtype="float32", qk_clip=None)).splitlines()
+    assert lines[:2] == ["Muon: 100 parameters by Muon", "  settings: ns_steps=6, ns_dtype=float32"]
+    assert lines[2] == "  group 0: 1 parameter by Muon, lr=0.5, weight_decay=0.1"
+    assert len(lines) <= 24 and lines[-1] == "  and 85 more lines: see param_groups"
+
+
+def test_groups_print_what_is_their_own(kernel):
+    up, down, bias = (Parameter(torch.zeros(shape)) for shape in ((8, 8), (8, 8), (8,)))
+    groups = [
+        {"params": [("up", up), ("bias", bias)], "lr": 0.5, "adamw_lr": 0.25, "role": "mlp"},
+        {"params": [("down", down)], "weight_decay": 0.0, "nesterov": False},
+    ]
+    exchange = kernel.ExchangeOptions(chunks_in_flight=1)
+    assert repr(kernel.Muon(groups, fallback="nadamw", exchange=exchange)).splitlines() == [
+        "Muon: 2 parameters by Muon, 1 parameter by NAdamW",
+        f"  settings: exchange={exchange}",
+        "  group 0: 1 parameter by Muon, lr=0.5, weight_decay=0.1, role=mlp",
+        "  group 1: 1 parameter by NAdamW, lr=0.25, weight_decay=0.1, role=mlp",
+        "  group 2: 1 parameter by Muon, lr=0.001, weight_decay=0, nesterov=False",
+    ]

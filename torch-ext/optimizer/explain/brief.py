@@ -1,0 +1,68 @@
+"""`repr` of the optimizer: what each branch has, settings that differ from the defaults, and a line for each group."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from ..parameters.settings import SETTINGS, Group
+from .table import FALLBACK_NAMES
+from .writing import effective_lr, number_set, plain_number
+
+# What a line says of every group, and in its own way.
+_SAID = ("lr", "weight_decay", "adamw_lr", "fallback")
+# Lines of groups, of which a screen has room for no more.
+_MOST_LINES = 16
+
+
+def brief(name: str, groups: Sequence[Group], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """Return an optimizer of the class `name` in a few lines.
+
+    `given` are its settings, of which `defaults` has the values that are not worth a word. Groups that read the same
+    are one line.
+    """
+    counts: dict[str, int] = {}
+    for group in groups:
+        counts[_branch(group)] = counts.get(_branch(group), 0) + len(group["params"])
+    branches = ", ".join(f"{count} {_parameters(count)} by {branch}" for branch, count in counts.items())
+    asked = [key for key in given if key in defaults and key not in _SAID]
+    others = {key: given[key] for key in asked if given[key] != defaults[key]}
+    lines = [f"{name}: {branches or 'no parameters'}"]
+    lines += [f"  settings: {_written(others)}"] if others else []
+    by_text: dict[str, list[int]] = {}
+    for number, group in enumerate(groups):
+        by_text.setdefault(_group(group, given), []).append(number)
+    described = [f"  {_which(numbers)}: {text}" for text, numbers in by_text.items()]
+    if len(described) > _MOST_LINES:
+        described[_MOST_LINES - 1 :] = [f"  and {len(described) - _MOST_LINES + 1} more lines: see param_groups"]
+    return "\n".join([*lines, *described])
+
+
+def _which(numbers: Sequence[int]) -> str:
+    names = f"group {number_set(numbers)}"
+    return names if len(names) < 30 else f"{len(numbers)} groups from group {numbers[0]} on, each"
+
+
+def _group(group: Group, given: Mapping[str, Any]) -> str:
+    count = len(group["params"])
+    others = {key: group[key] for key in SETTINGS if key not in _SAID and group[key] != given.get(key)}
+    role = {"role": group["role"]} if "role" in group else {}
+    shown = {"lr": effective_lr(group), "weight_decay": plain_number(group["weight_decay"]), **role, **others}
+    return f"{count} {_parameters(count)} by {_branch(group)}, {_written(shown)}"
+
+
+def _branch(group: Group) -> str:
+    return "Muon" if group["use_muon"] else FALLBACK_NAMES[group["fallback"]]
+
+
+def _parameters(count: int) -> str:
+    return "parameter" if count == 1 else "parameters"
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={_value(value)}" for key, value in settings.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return getattr(value, "__name__", str(value))

@@ -1,0 +1,138 @@
+"""The rows of `explain()`: where each parameter goes and why, what it runs on, what it costs, what is exchanged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterable, Mapping, Optional, Sequence, Union
+
+from torch import Tensor
+
+from ..learning_rate import UPDATE_RMS
+from ..parameters.advice import advice, remarks
+from ..parameters.groups import names_of, reason_of
+from ..parameters.matrices import is_stack, view_in_group
+from ..parameters.routing import IsMuon, decide, unique_parameters
+from ..parameters.settings import OF_GROUPS, Group, multiplier_in_group
+from ..parameters.state import has_remainder, state_tensors
+from ..plan.layout import local_part
+from ..plan.matrix import Matrix
+from ..plan.plan import Plan, State
+from ..plan.sums import described
+from .table import Explanation, Route
+from .writing import bytes_text, effective_lr, plain_number
+
+_FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*"}
+
+# What of Muon's settings decides where a parameter goes and what it is there, with Muon's defaults.
+_ROUTING = {
+    "adjust_lr_fn": "match_rms_adamw",
+    "update_rms": UPDATE_RMS,
+    "experimental_hyperball": False,
+    "conv_mode": "flatten",
+    "normalize_spatial": True,
+    "expert_keys": ("experts",),
+    "stacked": None,
+}
+
+
+def route(
+    params: Iterable[Union[Tensor, tuple[str, Tensor]]], *, is_muon: Optional[IsMuon] = None, **settings: Any
+) -> Explanation:
+    """Return where `Muon(params, ...)` would take each parameter, as `explain()` does, without an optimizer.
+
+    `params` are tensors or `(name, tensor)` pairs; tied ones come once. Of Muon's arguments `is_muon`, `adjust_lr_fn`,
+    `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and `stacked` count. Raises
+    TypeError for others.
+    """
+    if not settings.keys() <= _ROUTING.keys():
+        raise TypeError(f"of settings route takes {', '.join(_ROUTING)}, got {', '.join(settings)}")
+    stacks = [{**_ROUTING, **settings}[key] for key in ("expert_keys", "stacked")]
+    rows = []
+    for names, p in unique_parameters(params):
+        branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, *stacks))
+        if branch == "adamw":
+            rows.append(Route(names[0], tuple(p.shape), branch, reason))
+            continue
+        rows.append(route_in_group(names[0], p, reason, settings))
+    return Explanation(rows, advice(rows) + remarks(rows))
+
+
+def explanation_of(
+    groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor, str], state: State, notes: Iterable[str] = ()
+) -> Explanation:
+    """Return a row for each parameter of `groups`, a line for each exchange of their `plan`, and these `notes`.
+
+    `state` is the optimizer's, by parameter: those that have none, as they are frozen, cost nothing.
+    """
+    planned, work = iter(plan.matrices), _Work(plan)
+    rows, held = [], 0
+    for group in groups:
+        for name, p in zip(names_of(group), group["params"]):
+            # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
+            reason = reasons.get(p, reason_of(group))
+            if group["use_muon"]:
+                row = work.of(next(planned), route_in_group(name, p, reason, group))
+            else:
+                kernel = _FALLBACK_KERNELS[group["fallback"]]
+                row = Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel)
+            kept = state.get(p, {})
+            rows.append(_in_group(row, p, group, frozen=not kept and not p.is_meta))
+            held += sum(local_part(value).nbytes for value in kept.values() if isinstance(value, Tensor))
+    lines = [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]
+    if plan.terms:
+        lines.insert(0, f"this rank holds {bytes_text(held)} of the state")
+    return Explanation(rows, lines)
+
+
+class _Work:
+    """Who works on the matrices of a plan, and how."""
+
+    def __init__(self, plan: Plan):
+        self._shared = plan.shared_work()
+        self._owners = {**plan.owners(), **dict.fromkeys(plan.summed(), "all")}
+
+    def of(self, matrices: Sequence[Matrix], row: Route) -> Route:
+        """Return the row of the parameter that these are, with owner, kernel and FLOPs."""
+        parameter, keys = matrices[0].parameter, [matrix.key for matrix in matrices]
+        owners = {self._owners[key] for key in keys if key in self._owners} or {None}
+        kernel = next((self._shared[key] for key in keys if key in self._shared), matrices[0].iteration.explained)
+        kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
+        owner = owners.pop() if len(owners) == 1 else "several"
+        return row._replace(kernel=kernel, owner=owner, flops=sum(matrix.flops for matrix in matrices))
+
+
+def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
+    """Return the row with what the settings of its group say, as they are now."""
+    kernel = row.kernel + _decay_of(group)
+    if has_remainder(p, group):
+        kernel += ", float32 in two halves"
+    tensors = {} if frozen else state_tensors(row.name, p, group)
+    return row._replace(
+        kernel=kernel,
+        lr=effective_lr(group),
+        weight_decay=None if _keeps_norm(group) else plain_number(group["weight_decay"]),
+        state_bytes=sum(math.prod(kind.shape or ()) * kind.dtype.itemsize for kind in tensors.values()),
+        flops=None if frozen else row.flops,
+    )
+
+
+def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
+    """Return the route of a parameter that Muon updates by these settings of its group, the others being the defaults.
+
+    Its multiplier is that of the first of its matrices.
+    """
+    group = {**_ROUTING, **OF_GROUPS, **settings}
+    view = view_in_group(name, p, group)
+    reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
+    multiplier = multiplier_in_group(group, *view.shapes[0]) * view.scale
+    return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
+
+
+def _keeps_norm(group: Group) -> bool:
+    return group["use_muon"] and group["experimental_hyperball"]
+
+
+def _decay_of(group: Group) -> str:
+    if _keeps_norm(group):
+        return ", norm kept without decay (Hyperball, experimental)"
+    return "" if group["decay_mode"] == "decoupled" else f", {group['decay_mode']} decay"

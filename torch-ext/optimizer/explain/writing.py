@@ -1,0 +1,92 @@
+"""How numbers are written: those in names that are alike, bytes, and settings that may be tensors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Hashable, Iterable, Mapping, Sequence, Union
+
+from torch import Tensor
+
+# A number that is a word of a name, as in `layers.0.up` and `param_0`; not the digit of `w1` or `conv2`.
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])(?:0|[1-9][0-9]*)(?![A-Za-z0-9])")
+
+# For each number of a name, the values that it takes, independently of the others.
+Box = tuple[frozenset[int], ...]
+
+
+def joined_names(names: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Return names that differ in numbers alone as one, and the positions of its names; in the order of their first.
+
+    `layers.{0..2}.up` stands for three names, `{0..6..2}` for every second number, `{0,5..7}` for four.
+    """
+    by_words: dict[Hashable, dict[Box, list[int]]] = {}
+    for position, name in enumerate(names):
+        numbers = tuple(frozenset([int(number)]) for number in _NUMBER.findall(name))
+        by_words.setdefault(tuple(_NUMBER.split(name)), {}).setdefault(numbers, []).append(position)
+    joined = []
+    for words, boxes in by_words.items():
+        for box, positions in _joined(boxes).items():
+            joined.append((_name(words, box), sorted(positions)))
+    return sorted(joined, key=lambda pair: pair[1][0])
+
+
+def _joined(boxes: dict[Box, list[int]]) -> dict[Box, list[int]]:
+    """Return fewer boxes that hold the same: those that agree but in one number are one, the last number first."""
+    for slot in reversed(range(len(next(iter(boxes))))):
+        alike: dict[Box, list[tuple[Box, list[int]]]] = {}
+        for box, positions in boxes.items():
+            alike.setdefault((*box[:slot], *box[slot + 1 :]), []).append((box, positions))
+        boxes = {}
+        for members in alike.values():
+            first = members[0][0]
+            values = frozenset().union(*(box[slot] for box, _ in members))
+            every = [position for _, positions in members for position in positions]
+            boxes[(*first[:slot], values, *first[slot + 1 :])] = every
+    return boxes
+
+
+def _name(words: Sequence[str], box: Box) -> str:
+    return "".join(part for pair in zip(words, [*map(number_set, box), ""]) for part in pair)
+
+
+def number_set(numbers: Iterable[int]) -> str:
+    """Return whole numbers as a shell's braces would have them: `7`, `{0..3}`, `{0..6..2}`, `{0,5..7}`."""
+    ordered = sorted(numbers)
+    if len(ordered) == 1:
+        return str(ordered[0])
+    step = ordered[1] - ordered[0]
+    if len(ordered) > 2 and step > 1 and ordered == list(range(ordered[0], ordered[-1] + 1, step)):
+        return f"{{{ordered[0]}..{ordered[-1]}..{step}}}"
+    starts = [i for i, number in enumerate(ordered) if i == 0 or number != ordered[i - 1] + 1]
+    return f"{{{','.join(map(_run, (ordered[i:j] for i, j in zip(starts, [*starts[1:], len(ordered)]))))}}}"
+
+
+def _run(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}..{numbers[-1]}" if len(numbers) > 2 else ",".join(map(str, numbers))
+
+
+def bytes_text(count: int) -> str:
+    """Return bytes in the largest of B, KiB, MiB, GiB, TiB that leaves at least one of it."""
+    power = min(max(count.bit_length() - 1, 0) // 10, 4)
+    return f"{count} B" if power == 0 else f"{count / 2 ** (10 * power):.1f} {'KMGT'[power - 1]}iB"
+
+
+def flops_text(flops: float) -> str:
+    """Return FLOPs to three digits, in the largest of thousands, millions and so on."""
+    power = min((len(str(int(flops))) - 1) // 3, 5)
+    return f"{flops / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P'][power]}FLOP"
+
+
+def plain_number(value: Union[float, Tensor]) -> Union[float, str]:
+    """Return a number of a group as it is now; of a tensor elsewhere than on a CPU where it lies, without a wait."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.item() if value.device.type == "cpu" else f"tensor on {value.device}"
+
+
+def effective_lr(group: Mapping[str, Any]) -> Union[float, str]:
+    """Return the learning rate of a group's parameters as it is now, or where it lies."""
+    rate, factor = plain_number(group["lr"]), group.get("lr_factor", 1.0)
+    if isinstance(rate, str):
+        return rate if factor == 1.0 else f"{factor:g} x {rate}"
+    return rate * factor
