@@ -1,9 +1,9 @@
 """Fast launches of the symmetric product: everything about a launch except addresses and scalars is looked up.
 
-At each `kernel[grid](...)` Triton works out again which compiled kernel fits the arguments, and choosing a configuration
-takes about as long. Neither result can change between launches on operands of the same geometry (shapes, strides,
-dtype, alignment). So the first launch stores what Triton compiled together with its arguments, and later ones go
-straight to Triton's launcher.
+At each `kernel[grid](...)` Triton works out again which compiled kernel fits the arguments, and choosing a
+configuration takes about as long. Neither result can change between launches on operands of the same geometry (shapes,
+strides, dtype, alignment). So the first launch stores what Triton compiled together with its arguments, and later ones
+go straight to Triton's launcher.
 """
 
 from __future__ import annotations
