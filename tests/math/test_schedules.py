@@ -68,7 +68,7 @@ def test_deepseeks_schedule_is_eight_steps_and_two(schedules):
     assert preset.coefficients == ((3.4445, -4.7750, 2.0315),) * 8 + ((2.0, -1.5, 0.5),) * 2
     y = composed(schedules.resolve_schedule("deepseek_v4", 10), np.geomspace(1e-3, 1, 200_001))
     np.testing.assert_allclose((y.min(), y.max()), preset.band, atol=2e-6)
-    with pytest.raises(ValueError, match="deepseekv4 is 10 steps: write ns_steps=10, got 9"):
+    with pytest.raises(ValueError, match="deepseekv4 has 10 steps: write ns_steps=10, got 9"):
         schedules.resolve_schedule("deepseekv4", 9)
 
 

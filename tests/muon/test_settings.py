@@ -204,7 +204,7 @@ def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):
         (dict(ns_dtype="half precision"), ValueError, "half precision"),
         (dict(update_rms=0), ValueError, "update_rms must be above 0, got 0"),
         (dict(update_rms=0.18, adjust_lr_fn="original"), ValueError, r"write update_rms=0\.2"),
-        (dict(ns_coefficients="deepseek_v4"), ValueError, "deepseek_v4 is 10 steps: write ns_steps=10, got 5"),
+        (dict(ns_coefficients="deepseek_v4"), ValueError, "deepseek_v4 has 10 steps: write ns_steps=10, got 5"),
     ],
     ids=lambda value: str(value)[:24],
 )

@@ -1,4 +1,4 @@
-"""Which iteration orthogonalizes matrices of one size on one device: its method, dtypes, schedule and products."""
+"""How matrices of one size are orthogonalized on one device: method, dtypes, schedule and products."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from .kernels.products import Products, select_products, small_choice
 from .schedules import Schedule, largest_value, with_folded_scale
 from .stability import MAX_WINDOWS, restart_positions, split
 
-# What matrices may be stored and multiplied in.
+# The dtypes in which matrices may be stored and multiplied.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 METHODS = ("auto", "standard", "gram", "gram_float32")
 
-# bfloat16 only where the processor has instructions for its products: elsewhere each would be widened first.
+# bfloat16 only if the processor multiplies it natively: elsewhere each product would first convert to float32.
 _CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
-# The largest part of a sum that is kept in float16: its range, but for what roundings add.
+# The largest part of a sum that may be kept in float16: its range, with 1 % to spare for rounding.
 _LARGEST_PART = 0.99 * torch.finfo(torch.float16).max
 
 
 class Iteration(NamedTuple):
-    """How matrices of one size are orthogonalized: chosen once, by device, dtype and size, never by how many."""
+    """How matrices of one size are orthogonalized. Chosen once, by device, dtype and size, never by their number."""
 
     method: str  # one of METHODS, not auto
-    windows: tuple[Schedule, ...]  # the steps; each window of the Gram iteration starts from a Gram matrix made anew
-    scale: float  # what normalised matrices are multiplied with; the windows are made for it
+    windows: tuple[Schedule, ...]  # the steps; in the Gram iteration each window starts with a new Gram matrix
+    scale: float  # the factor of normalised matrices; it is folded into the windows
     work_dtype: torch.dtype
     chain_dtype: torch.dtype  # of the Gram iteration's m x m matrices
     products: Products
-    in_one_launch: bool = False  # by `kernels.small_polar`
+    in_one_launch: bool = False  # one kernel does everything: `kernels.small_polar`
 
     def __str__(self) -> str:
         windows = f"[{'+'.join(str(len(window)) for window in self.windows)}]" if len(self.windows) > 1 else ""
@@ -42,7 +42,7 @@ class Iteration(NamedTuple):
 
     @property
     def explained(self) -> str:
-        """This in words, with where the choice of the products comes from."""
+        """The iteration in words, and how its products were chosen."""
         return f"{self}, {self.products.source}" if self.products.source else str(self)
 
 
@@ -56,10 +56,11 @@ def choose_iteration(
 ) -> Iteration:
     """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
-    `auto` takes the Gram iteration in float16 where it is cheaper by `iteration_costs`: in bfloat16 it diverges, and
-    float32 and float64 are asked for where digits count, of which it loses two or three. Small matrices run in one
-    launch where that was measured to be faster.
-    Raises ValueError for an unknown method and for one that is not safe in this dtype with this schedule.
+    `auto` takes the Gram iteration only in float16, and only if `iteration_costs` says that it is cheaper. In bfloat16
+    it diverges. Users choose float32 and float64 for their digits, and it loses two or three of them. Small matrices
+    run in one launch if that was measured to be faster.
+
+    Raises ValueError for an unknown method, and for one that is not safe in this dtype with this schedule.
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -95,9 +96,9 @@ def summed_iteration(
     method: str,
     circumstances: Circumstances = ALONE,
 ) -> Optional[Iteration]:
-    """Return how ranks that each have some columns follow a Gram matrix that they sum, by `gram` or `gram_float32`.
+    """Return how ranks that each have some columns work from a Gram matrix that they sum: `gram` or `gram_float32`.
 
-    None where that is not safe with this schedule, and for float64, whose digits are asked for.
+    None if that is not safe with this schedule, and for float64, because it would lose digits.
     """
     chain_dtype = torch.float32 if method == "gram_float32" else work_dtype
     if work_dtype == torch.float64 or _restarts(schedule, chain_dtype) is None:
@@ -106,21 +107,23 @@ def summed_iteration(
 
 
 def iteration_costs(m: int, n: float, steps: int, windows: int, products: Products) -> tuple[float, float]:
-    """Return what the standard and the Gram iteration cost, in FLOPs at the rate of torch's products.
+    """Return the costs of the standard and of the Gram iteration, in FLOPs at the speed of torch's products.
 
-    With products that save half, both gains 2, these are steps (3 m² n + m³) and 4 steps m³ + 3 windows m² (n - m).
+    With symmetric products at twice that speed (both gains 2) they are steps (3 m² n + m³) and
+    4 steps m³ + 3 windows m² (n - m).
     """
     dense = 2 * m * m * n
     gram, square = dense / products.gram_gain, 2 * m**3 / products.square_gain
-    squares = 4 * steps - 3 * windows  # a window of w steps has 4 w - 3
+    squares = 4 * steps - 3 * windows  # a window of w steps has 4 w - 3 products of two m x m matrices
     return steps * (gram + square + dense), windows * (gram + dense) + squares * square
 
 
 def default_work_dtype(G: Tensor) -> torch.dtype:
-    """Return the dtype of the products for matrices like G.
+    """Return the default dtype of the products for matrices like G.
 
-    float64 matrices keep theirs; others work in float16 on CUDA devices (three more bits than bfloat16, whose range
-    normalised matrices do not need), in bfloat16 on CPUs that multiply it natively, in float32 elsewhere.
+    float64 matrices keep theirs. Others use float16 on CUDA devices: it has three more bits than bfloat16, and
+    normalised matrices do not need bfloat16's range. On CPUs that multiply bfloat16 natively they use bfloat16,
+    elsewhere float32.
     """
     if G.dtype == torch.float64:
         return torch.float64
@@ -128,25 +131,26 @@ def default_work_dtype(G: Tensor) -> torch.dtype:
 
 
 def check_work_dtype(dtype: Optional[torch.dtype], device: Optional[torch.device] = None) -> Optional[torch.dtype]:
-    """Return `dtype`; ValueError if products cannot be worked in it, or not on `device`."""
+    """Return `dtype`. Raises ValueError if it is not one of DTYPES, or if `device` cannot multiply it."""
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))} or None, got {dtype}")
     if device is not None and device.type == "mps" and dtype == torch.float64:
-        raise ValueError(f"{device} has no products in {dtype}")
+        raise ValueError(f"{device} cannot multiply matrices in {dtype}")
     return dtype
 
 
 def folded_scale(work_dtype: torch.dtype, m: int, schedule: Schedule) -> float:
-    """Return the power of two that X is multiplied with for the entries of X Xᵀ to be normal numbers of float16.
+    """Return the power of two by which X is multiplied so that entries of X Xᵀ are normal numbers of float16.
 
-    Those of a normalised m x n matrix are about 1 / (m sqrt(n)), where float16 has lost digits if m is large. The scale
-    is about sqrt(m), but no larger than keeps every part of a sum in float16's range: 8, for all presets.
+    In a normalised m x n matrix they are about 1 / (m sqrt(n)). For large m float16 has lost digits there. The scale is
+    about sqrt(m), but small enough that every part of a sum stays in float16's range: at most 8, for all presets.
     """
-    # Libraries may cut the sum over k and add its parts in float16, as torch allows cuBLAS to. By Cauchy and Schwarz a
-    # part of an entry of A B is at most the norm of a row of A times that of a column of B, so at most |A|₂ |B|₂.
-    # Singular values of X are at most scale * v, with v the largest of the schedule: parts of A = X Xᵀ are at most
-    # (scale * v)², and parts of A A, which only then meet the small coefficient c, (scale * v)⁴. A few dominant rows
-    # come that far. Other products have at most one A, and polynomials of it that are as small as their coefficients.
+    # Libraries may cut the sum over k and add its parts in float16; torch allows cuBLAS to do so. By Cauchy and Schwarz
+    # a part of an entry of A B is at most the norm of a row of A times that of a column of B, so at most |A|₂ |B|₂.
+    # Singular values of X are at most scale * v, where v is the largest of the schedule. So parts of A = X Xᵀ are at
+    # most (scale * v)², and parts of A A at most (scale * v)⁴, since the small coefficient c is applied only
+    # afterwards. A few dominant rows come close to that. Other products have at most one factor A; their other factors
+    # are polynomials of A, which are as small as their coefficients.
     largest = _largest_value(schedule)
     scale = 1
     if work_dtype == torch.float16:
@@ -162,7 +166,7 @@ def _largest_value(schedule: Schedule) -> float:
 
 @torch.compiler.assume_constant_result
 def _restarts(schedule: Schedule, chain_dtype: torch.dtype) -> Optional[tuple[int, ...]]:
-    """Return where the Gram iteration restarts, None where it is not safe: in bfloat16 it never is."""
+    """Return the steps before which the Gram iteration restarts; None if it is not safe, as always in bfloat16."""
     if chain_dtype == torch.bfloat16:
         return None
     return restart_positions(schedule, torch.finfo(chain_dtype).eps / 2)

@@ -1,4 +1,4 @@
-"""Step multipliers: by how much the learning rate of a matrix is scaled for its shape.
+"""Step multipliers: how the learning rate of a matrix is scaled for its shape.
 
 The polar factor of a rows x cols matrix has spectral norm 1 and a root mean square of 1 / sqrt(max(rows, cols)).
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import Callable, Union
 
-# A name of MULTIPLIERS, a function of rows and columns, or None, which is `original` as in torch.optim.Muon.
+# A name in MULTIPLIERS, a function of rows and columns, or None, which means `original` as in torch.optim.Muon.
 Adjustment = Union[str, Callable[[int, int], float], None]
 
-# The root mean square of an AdamW update, which `match_rms_adamw` gives to a matrix's.
+# The root mean square of an AdamW update. `match_rms_adamw` scales a matrix's update to the same value.
 UPDATE_RMS = 0.2
 
 
@@ -20,9 +20,9 @@ def _root_of_ratio(rows: int, cols: int) -> float:
 
 
 MULTIPLIERS = {
-    # Spectral norm max(1, rows / cols)**0.5 a step; Jordan (2024), https://kellerjordan.github.io/posts/muon/
+    # Each step has spectral norm max(1, rows / cols)**0.5; Jordan (2024), https://kellerjordan.github.io/posts/muon/
     "original": lambda rows, cols: math.sqrt(max(1.0, rows / cols)),
-    # Root mean square UPDATE_RMS; Liu et al., Muon is Scalable, arXiv:2502.16982, section 2.2
+    # Each step has root mean square UPDATE_RMS; Liu et al., Muon is Scalable, arXiv:2502.16982, section 2.2
     "match_rms_adamw": lambda rows, cols: UPDATE_RMS * math.sqrt(max(rows, cols)),
     # Operator norm 1 between root-mean-square norms; Bernstein (2025), https://jeremybernste.in/writing/deriving-muon
     "rms_to_rms": _root_of_ratio,
@@ -32,21 +32,21 @@ MULTIPLIERS = {
 
 
 def check_adjustment(adjust_lr_fn: Adjustment) -> Callable[[int, int], float]:
-    """Return the function of rows and columns that `adjust_lr_fn` is or names; ValueError for an unknown name."""
+    """Return the function of rows and columns that `adjust_lr_fn` is or names. ValueError for an unknown name."""
     if callable(adjust_lr_fn):
         return adjust_lr_fn
     name = "original" if adjust_lr_fn is None else adjust_lr_fn
     if name not in MULTIPLIERS:
         raise ValueError(
-            f"adjust_lr_fn {adjust_lr_fn!r} is none of {', '.join(MULTIPLIERS)}, and no function of rows and columns"
+            f"adjust_lr_fn {adjust_lr_fn!r} is none of {', '.join(MULTIPLIERS)}, and not a function of rows and columns"
         )
     return MULTIPLIERS[name]
 
 
 def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int, update_rms: float = UPDATE_RMS) -> float:
-    """Return what `lr` is multiplied with for a rows x cols matrix; `update_rms` is of `match_rms_adamw` alone.
+    """Return the factor of `lr` for a rows x cols matrix. `update_rms` matters for `match_rms_adamw` only.
 
-    Raises ValueError for an unknown adjustment, and for a function of one's own that gives no finite number above 0.
+    Raises ValueError for an unknown adjustment, and if a user's function does not return a finite number above 0.
     """
     multiplier = float(check_adjustment(adjust_lr_fn)(rows, cols))
     if adjust_lr_fn == "match_rms_adamw":

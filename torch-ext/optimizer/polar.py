@@ -1,4 +1,4 @@
-"""Orthogonalization: the approximate polar factor of a matrix by odd polynomials, matrix products only."""
+"""Orthogonalization: the approximate polar factor of a matrix by odd polynomials, using matrix products only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .kernels.normalization import frobenius_norm, normalize
 from .kernels.products import Products, add_to_diagonal_, fits_a_core, small_polar
 from .schedules import Schedule, resolve_schedule
 
-# Bytes of the cache that a core of a CPU usually has for itself.
+# Bytes of the cache that each core of a CPU usually has to itself.
 _CORE_CACHE = 2**21
 
-# What a device is taken for that torch does not describe.
+# Stands for a device that torch does not describe.
 _SMALL_GPU = predictions.Gpu(0, 1, 2**21)
 
 
@@ -35,19 +35,19 @@ def orthogonalize(
 ) -> Tensor:
     """Return p(G / max(|G|_F, eps)), the approximate polar factor U Vᵀ of each matrix G = U diag(sigma) Vᵀ.
 
-    G is (..., m, n), floating point, and left untouched; the result has its shape and dtype. p
-    composes the steps of the schedule (`resolve_schedule`) and acts on the singular values alone: those of G / |G|_F
-    within the schedule's interval end in its band, smaller ones below it, zero stays zero. Rounding in the work `dtype`
-    is amplified by up to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
+    G is (..., m, n), floating point, and is not changed. The result has its shape and dtype. p composes the steps of
+    the schedule (`resolve_schedule`) and changes only the singular values. Those of G / |G|_F that start within the
+    schedule's interval end in its band, smaller ones end below the band, and zero stays zero. Rounding in the work
+    `dtype` is amplified by up to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
 
-    `method` is `standard`; `gram`, which iterates on the small G Gᵀ; `gram_float32`, which keeps that in float32; or
-    `auto`, the cheaper of the first two where both are safe (`choose_iteration`).
+    `method` is `standard`; `gram`, which iterates on the small G Gᵀ; `gram_float32`, which keeps that matrix in
+    float32; or `auto`, the cheaper of the first two if both are safe (`choose_iteration`).
 
-    `torch.autocast` changes nothing. The norm never overflows, a zero matrix gives zeros even with `eps` 0, and a NaN
-    stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.
+    The result does not depend on `torch.autocast`. The norm never overflows, a zero matrix gives zeros even with `eps`
+    0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.
 
-    Raises ValueError for fewer than two dimensions, dtypes that are not floating point or that the device cannot
-    multiply, negative eps, an invalid schedule, and a method that is unknown or not safe in the dtype.
+    Raises ValueError for fewer than two dimensions, for a dtype that is not floating point or that the device cannot
+    multiply, for negative eps, for an invalid schedule, and for a method that is unknown or not safe in the dtype.
     Source: Jordan, Muon (2024); Amsel et al., The Polar Express, arXiv:2505.16932.
     """
     if G.ndim < 2 or not G.is_floating_point():
@@ -67,16 +67,16 @@ def orthogonalize(
 
 
 def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None) -> Tensor:
-    """Return what `orthogonalize` does for a batch G (B, m, n), in the work dtype and without checks; B is at least 1.
+    """Return the polar factors of a batch G (B, m, n), B at least 1, in the work dtype and without checks.
 
-    They are written to `out`, of the shape of G and the work dtype, where that is given. For as many matrices as
-    `matrices_together` says this holds two copies in the work dtype and two m x m matrices, in the Gram iteration five;
-    or, while they are normalised, one copy in the work dtype and one in float32. On a CPU the compiled products need
-    one copy alone.
+    They are written to `out`, of G's shape and the work dtype, if that is given. For each of `matrices_together`
+    matrices this takes memory for two copies in the work dtype and two m x m matrices, in the Gram iteration five; or,
+    during the normalisation, for one copy in the work dtype and one in float32. On a CPU the compiled products need
+    only one copy.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
-    if G.device.type == "cpu":  # whose products would sum a transposed operand in another order
+    if G.device.type == "cpu":  # CPU products would sum a transposed operand in another order
         wide = wide.contiguous()
     single = not iteration.products.batched and not iteration.in_one_launch
     length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
@@ -87,10 +87,10 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
         factors = torch.empty_like(wide, dtype=iteration.work_dtype)
     else:
         factors = out.mT if tall else out
-    for start, end in even_pieces(len(wide), length):  # two matrices left over would take as long as a full piece
-        # Tables that take one matrix at a time take it with two dimensions.
+    for start, end in even_pieces(len(wide), length):  # even: a rest of two matrices would take as long as a full piece
+        # Products that take one matrix at a time take it as (m, n), without a batch dimension.
         X, place = (x.select(0, start) if single else x.narrow(0, start, end - start) for x in (wide, factors))
-        if out is None:  # autograd and vmap pass through a copy, but not through a product that writes to a place
+        if out is None:  # autograd and vmap support a copy, but not a product with an `out` argument
             place.copy_(_polar_factor(X, iteration, eps))
         else:
             _polar_factor(X, iteration, eps, place)
@@ -98,7 +98,7 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
 
 
 def even_pieces(count: int, length: int) -> list[tuple[int, int]]:
-    """Return where pieces of `count` things start and end: as few of at most `length` as there can be, and as even."""
+    """Return start and end of the fewest possible pieces of at most `length` out of `count`, as even as possible."""
     pieces = -(-count // length)
     return [(piece * count // pieces, (piece + 1) * count // pieces) for piece in range(pieces)]
 
@@ -106,8 +106,9 @@ def even_pieces(count: int, length: int) -> list[tuple[int, int]]:
 def matrices_together(device: torch.device, size: tuple[int, int], iteration: Iteration) -> int:
     """Return how many wide matrices of `size` are worked on together at most.
 
-    A GPU is filled with them (`predictions.matrices_together`). The threads of a CPU each have a cache, and as many
-    matrices for themselves as have their four m x m ones in it, if a matrix fits.
+    A GPU gets as many as fill it (`predictions.matrices_together`). On a CPU each thread works alone on matrices that
+    fit (`fits_a_core`), on as many as have their four m x m matrices in its core's cache. Larger matrices come one at a
+    time.
     """
     m, n = size
     itemsize = iteration.chain_dtype.itemsize
@@ -122,14 +123,14 @@ def _threads() -> int:
 
 
 def _polar_factor(G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None) -> Tensor:
-    """Return the polar factors of wide G (..., m, n), written to `out` where that is given."""
+    """Return the polar factors of wide G (..., m, n), written to `out` if that is given."""
     if iteration.in_one_launch:
         windows = iteration.windows
-        if iteration.method == "standard":  # which makes a new Gram matrix at every step
+        if iteration.method == "standard":  # a new Gram matrix at every step
             windows = [(step,) for step in windows[0]]
         return small_polar.small_polar(G, windows, iteration.scale, eps, iteration.work_dtype, out)
     normalized = (G, iteration.work_dtype, eps, iteration.scale)
-    # Handed over and not kept: the first step's X makes room for the second's.
+    # The normalised matrix is passed on, not kept in a variable, so the second step can use the first one's memory.
     if iteration.method == "standard":
         return newton_schulz(normalize(*normalized), iteration.windows[0], iteration.products, out)
     windows, products = iteration.windows, iteration.products
@@ -139,7 +140,7 @@ def _polar_factor(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
 def newton_schulz(X: Tensor, schedule: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
     """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
 
-    The last step is written to `out` where that is given.
+    The last step is written to `out` if that is given.
     """
     for step, (a, b, c) in enumerate(schedule, 1):
         A = products.gram(X)  # X Xᵀ
@@ -155,10 +156,10 @@ def gram_newton_schulz(
     chain_dtype: torch.dtype,
     out: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return what `newton_schulz` does, by following R = X Xᵀ (..., m, m), in `chain_dtype`, through each window.
+    """Return what `newton_schulz` returns, computed from R = X Xᵀ (..., m, m) in `chain_dtype` within each window.
 
-    A step h(R) = a I + b R + c R² takes X to h(R) X, and so R to h(R) R h(R); X gets the product Q of a window's steps.
-    All of them are polynomials of R, which commute.
+    A step h(R) = a I + b R + c R² turns X into h(R) X, and R into h(R) R h(R). X itself is multiplied only at the end
+    of a window, by the product Q of the window's steps. All of these are polynomials of one R, so they commute.
     Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
     """
     for end, window in enumerate(windows, 1):
@@ -168,7 +169,7 @@ def gram_newton_schulz(
 
 
 def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
-    """Return Q (..., m, m), the product of a window's steps, from the Gram matrix R = X Xᵀ that it starts with."""
+    """Return Q (..., m, m), the product of a window's steps, for the Gram matrix R = X Xᵀ at the window's start."""
     Q = None
     for step, (a, b, c) in enumerate(window, 1):
         H = add_to_diagonal_(products.gram_affine(R, b, c), a)  # a I + b R + c R²
@@ -181,12 +182,13 @@ def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
 def factor_of_parts(
     wide: Tensor, counts: Tensor, iteration: Iteration, eps: float
 ) -> Generator[Tensor, None, tuple[Tensor, Tensor]]:
-    """Return some columns of the polar factors of wide matrices whose others are elsewhere, and a sum of `counts`.
+    """Return some columns of the polar factors of wide matrices whose other columns other ranks have.
 
-    `wide` (B, m, n_r) are the columns that are here, `counts` (B) float64. With X = [X_1 ... X_R], X Xᵀ is the sum of
-    X_r X_rᵀ, and the polar factor Q X has the columns Q X_r. So this yields each tensor that is to be summed, in place,
-    over all who have columns, before it goes on: first squared norms and counts, then for each window of the Gram
-    iteration an m x m matrix, in float32 at least.
+    `wide` (B, m, n_r) are this rank's columns. With X = [X_1 ... X_R], X Xᵀ is the sum of all X_r X_rᵀ, and the polar
+    factor Q X has the columns Q X_r. So this generator yields each tensor that must be summed over all ranks; the
+    caller sums it in place before the generator continues. First come squared norms and `counts` (B), float64; then,
+    for each window of the Gram iteration, an m x m matrix, in float32 at least. The result is the columns (B, m, n_r)
+    and the summed counts in float32.
     """
     sums = torch.stack([frobenius_norm(wide).flatten().square(), counts])
     yield sums
@@ -204,7 +206,7 @@ def factor_of_parts(
 
 
 def _each(iteration: Iteration, matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `function` of matrices (B, m, n), one at a time where the products take only one."""
+    """Return `function` of matrices (B, m, n), called for one at a time if the products take only one."""
     if iteration.products.batched:
         return function(matrices)
     return torch.stack([function(matrix) for matrix in matrices])

@@ -1,7 +1,7 @@
 """Coefficient schedules: which odd quintic `a x + b x³ + c x⁵` each step applies to the singular values.
 
-A schedule is a tuple of `(a, b, c)`, one triple a step. Replacing the argument x by x / s, which keeps values that
-rounding pushed above 1 from diverging, makes `(a, b, c)` into `(a/s, b/s³, c/s⁵)`.
+A schedule is a tuple of `(a, b, c)`, one triple per step. Replacing the argument x by x / s turns `(a, b, c)` into
+`(a/s, b/s³, c/s⁵)`. With s slightly above 1, values that rounding has pushed above 1 do not diverge.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple, Sequence, Tuple, Union
 Quintic = Tuple[float, float, float]
 Schedule = Tuple[Quintic, ...]
 
-# On a narrow interval the four equations of a quintic agree in most of float64's digits.
+# On a narrow interval the four equations of a quintic are the same in most of float64's digits.
 _PRECISE = Context(prec=60)
-# Exchanges converge quadratically: eight reach 60 digits from any interval, two more are to spare.
+# Exchanges converge quadratically: from any interval, eight give 60 digits. Two more are a reserve.
 _EXCHANGES = 10
 
 
 class Preset(NamedTuple):
-    """A published schedule and where its first five steps take the singular values of [1e-3, 1]."""
+    """A published schedule, and the band into which its first five steps map singular values of [1e-3, 1]."""
 
     coefficients: Schedule
     band: tuple[float, float]
@@ -79,7 +79,8 @@ PRESETS = {
     ),
 }
 
-# Schedules that are themselves with all their steps alone: the first of them would be another one's. So are the bands.
+# Schedules that are valid only with all their steps, since their first steps alone are another schedule. So are the
+# bands.
 WHOLE = {
     "deepseek_v4": Preset(
         ((3.4445, -4.7750, 2.0315),) * 8 + ((2.0, -1.5, 0.5),) * 2,
@@ -88,16 +89,16 @@ WHOLE = {
         "https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro/blob/main/DeepSeek_V4.pdf",
     ),
 }
-# What others call them: torch's pull request 179273; Emerging-Optimizers and Paddle.
+# Other projects' names for them: torch's pull request 179273; Emerging-Optimizers and Paddle.
 ALIASES = {"jordan": "original", "deepseekv4": "deepseek_v4"}
 
 
 def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Schedule:
     """Return the `(a, b, c)` of each of `ns_steps` steps.
 
-    `ns_coefficients` is the name of a preset, one triple, or a sequence of triples, of which the first `ns_steps` are
-    used and the last is repeated when there are fewer. Raises ValueError or TypeError for anything else, and for fewer
-    steps than a schedule of `WHOLE` has.
+    `ns_coefficients` is the name of a preset, one triple, or a sequence of triples. The first `ns_steps` are used; if
+    there are fewer, the last one is repeated. Raises ValueError or TypeError for anything else, and for fewer steps
+    than a schedule of `WHOLE` has.
     """
     if isinstance(ns_steps, bool) or not isinstance(ns_steps, int):
         raise TypeError(f"ns_steps must be an integer, got {ns_steps!r}")
@@ -105,15 +106,15 @@ def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Sc
         raise ValueError(f"ns_steps must be at least 1, got {ns_steps}")
     triples = _triples(ns_coefficients)
     if isinstance(ns_coefficients, str) and _preset(ns_coefficients) in WHOLE.values() and ns_steps < len(triples):
-        raise ValueError(f"{ns_coefficients} is {len(triples)} steps: write ns_steps={len(triples)}, got {ns_steps}")
+        raise ValueError(f"{ns_coefficients} has {len(triples)} steps: write ns_steps={len(triples)}, got {ns_steps}")
     return triples[:ns_steps] + triples[-1:] * (ns_steps - len(triples))
 
 
 def with_folded_scale(schedule: Schedule, scale: float) -> Schedule:
-    """Return the schedule that takes scale * X to what `schedule` takes X to.
+    """Return the schedule that maps scale * X to the same result as `schedule` maps X.
 
-    Every step keeps the scale, as scale * p(x / scale) has the coefficients (a, b / scale², c / scale⁴); the last one
-    drops it.
+    Every step except the last keeps the scale: scale * p(x / scale) has the coefficients (a, b / scale², c / scale⁴).
+    The last step removes it.
     """
     kept = [(a, b / scale**2, c / scale**4) for a, b, c in schedule[:-1]]
     return (*kept, _slowed(schedule[-1], scale))
@@ -121,10 +122,10 @@ def with_folded_scale(schedule: Schedule, scale: float) -> Schedule:
 
 @functools.lru_cache(maxsize=64)
 def largest_value(schedule: Schedule) -> float:
-    """Return the largest singular value that matrices pass through, from [0, 1] and after each step."""
+    """Return the largest singular value that occurs for matrices with values in [0, 1], before or after any step."""
     peak = largest = 1.0
     for a, b, c in schedule:
-        # The values so far fill [0, peak]; a step is largest at its end, or where its derivative in x² is 0.
+        # The values so far fill [0, peak]. A step's maximum is at `peak`, or where its derivative in x² is 0.
         root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
         squares = [(-3 * b + sign * root) / (10 * c) for sign in (1, -1)] if c else [-a / (3 * b)] if b else []
         places = [peak, *(math.sqrt(y) for y in squares if 0 < y < peak * peak)]
@@ -134,11 +135,11 @@ def largest_value(schedule: Schedule) -> float:
 
 
 def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cushion: float = 0.02) -> Schedule:
-    """Return the schedule whose every step is the best odd quintic for where the step before left the values.
+    """Return the schedule in which every step is the best odd quintic for the interval that the previous step reached.
 
-    Singular values start in [lower, 1]. Step by step the quintic with the smallest maximal distance to 1 is taken on
-    [max(lower, cushion * upper), upper]: without the cushion the first steps would spend themselves on the smallest
-    values. All but the last step are slowed by the factor 1 + `safety` in their argument. Raises ValueError outside
+    Singular values start in [lower, 1]. Each step takes the quintic with the smallest maximal distance to 1 on
+    [max(lower, cushion * upper), upper]. Without the cushion the first steps would only raise the smallest values. All
+    steps except the last are slowed: their argument is divided by 1 + `safety`. Raises ValueError outside
     0 < lower < 1, steps >= 1, safety >= 0, 0 <= cushion < 1.
 
     Source: Amsel et al., The Polar Express, arXiv:2505.16932, algorithm 1 and its section on finite precision.
@@ -168,11 +169,11 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
 def minimax_quintic(low: Decimal, high: Decimal) -> tuple[Decimal, Decimal, Decimal]:
     """Return the odd quintic p with the smallest maximum of |p - 1| on [low, high], 0 <= low < high.
 
-    The error of p alternates at four points, the ends and the two extrema between them (Remez's exchange); each pass
-    solves for p and the error at the present points and moves the inner two to the extrema of p.
+    The error of p alternates at four points: the ends and the two extrema between them (Remez's exchange). Each pass
+    solves for p and the error at the current points, and moves the inner two points to the extrema of p.
     """
-    # So narrow an interval leaves an error of about its width cubed, less than float64 resolves: take the limit,
-    # the quintic that touches 1 at `high` with two vanishing derivatives.
+    # On such a narrow interval the error is about the width cubed, less than float64 resolves. Return the limit: the
+    # quintic that touches 1 at `high` with two vanishing derivatives.
     if high - low <= Decimal("5e-6") * high:
         return Decimal(15) / 8 / high, Decimal(-10) / 8 / high**3, Decimal(3) / 8 / high**5
     inner = [(3 * low + high) / 4, (low + 3 * high) / 4]
@@ -201,7 +202,7 @@ def _slowed(quintic, factor):
 
 
 def _solve(rows, right):
-    """Solve a small linear system by Gaussian elimination with pivoting, in the numbers it is given."""
+    """Solve a small linear system by Gaussian elimination with pivoting, in the number type of its entries."""
     system = [[*row, value] for row, value in zip(rows, right)]
     n = len(system)
     for k in range(n):

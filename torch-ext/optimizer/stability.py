@@ -1,11 +1,11 @@
-"""Where a Gram iteration has to restart: how far it amplifies the rounding of its Gram matrices.
+"""Where a Gram iteration must restart: how much it amplifies the rounding of its Gram matrices.
 
-A window of the iteration starts from R = X Xᵀ, follows R through the steps and applies their product Q(R) to X at its
-end. X Xᵀ is rounded once, by E with entries up to roundoff times R's. In the singular vectors of X, with singular
-values σ and eigenvalues λ = σ² of R, the window's result changes to first order by Q[λᵢ, λⱼ] σⱼ Eᵢⱼ, where
-Q[λ, μ] = (Q(λ) - Q(μ)) / (λ - μ). Later windows, together an odd function f, multiply the symmetric part of a change at
-i and j by f[τᵢ, τⱼ], τ being the singular values that they get, and the antisymmetric part by
-(f(τᵢ) + f(τⱼ)) / (τᵢ + τⱼ) (Daleckii and Krein; Higham, Functions of Matrices, section 3.2).
+A window of the iteration starts from R = X Xᵀ, computes R after each step, and at its end multiplies X by the product
+Q(R) of its steps. X Xᵀ is rounded once, by E, whose entries are up to roundoff times R's. Let X have singular values σ,
+so that R has eigenvalues λ = σ². In the basis of X's singular vectors the window's result changes, to first order, by
+Q[λᵢ, λⱼ] σⱼ Eᵢⱼ, where Q[λ, μ] = (Q(λ) - Q(μ)) / (λ - μ). Later windows together are an odd function f. They multiply
+the symmetric part of a change at i and j by f[τᵢ, τⱼ], where τ are the singular values that enter them, and the
+antisymmetric part by (f(τᵢ) + f(τⱼ)) / (τᵢ + τⱼ) (Daleckii and Krein; Higham, Functions of Matrices, section 3.2).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import math
 
 from .schedules import Schedule
 
-# The largest change of the result, whose singular values are 1, that the rounding of a Gram matrix may make at worst:
-# one singular value outweighs all others, and the rounding falls on the smallest. Matrices show about that over the
-# square root of their side, over which rounding spreads.
+# The largest change of the result, whose singular values are 1, that rounding a Gram matrix may cause in the worst
+# case: one singular value is far larger than all others, and the rounding error falls on the smallest. In practice
+# rounding spreads over the matrix, and the change is about this bound divided by the square root of the side.
 LIMIT = 2.0
 
-# More windows cost more than they save for all but the longest matrices.
+# More windows would cost more than they save, except for very long matrices.
 MAX_WINDOWS = 3
 
-# How far apart neighbours are that stand for one eigenvalue, relative to it: half of float64's digits are left.
+# The relative distance of two neighbours that stand for one eigenvalue: it leaves half of float64's digits.
 _NEAR = 1e-6
 
-# Singular values at which the amplification is taken: four decades, as schedules start from about 1e-3, and zero.
+# Singular values at which the amplification is computed: zero, and four decades, as schedules start from about 1e-3.
 _GRID = (0.0, *(10 ** (i / 20 - 4) for i in range(81)))
 
 
 @functools.lru_cache(maxsize=64)
 def restart_positions(schedule: Schedule, roundoff: float) -> tuple[int, ...] | None:
-    """Return the steps before which a Gram iteration restarts: the fewest, and of as many those that amplify least.
+    """Return the steps before which a Gram iteration restarts: as few as possible, and then where they amplify least.
 
-    `roundoff` is half the distance from 1 to the next number of the dtype that Gram matrices are kept in. None: with
-    up to MAX_WINDOWS windows, fewer than steps, rounding may exceed LIMIT.
+    `roundoff` is half the distance from 1 to the next number of the dtype that Gram matrices are kept in. The result is
+    None if rounding may exceed LIMIT even with MAX_WINDOWS windows, or with one window less than there are steps.
     """
     steps = len(schedule)
     for windows in range(1, min(MAX_WINDOWS, max(steps - 1, 1)) + 1):
@@ -48,17 +48,17 @@ def restart_positions(schedule: Schedule, roundoff: float) -> tuple[int, ...] | 
 
 
 def amplification(schedule: Schedule, restarts: tuple[int, ...], roundoff: float) -> float:
-    """Return the largest change of the result over the rounding of a window's Gram matrix, to first order.
+    """Return the largest change of the result divided by the rounding of a window's Gram matrix, to first order.
 
-    It is taken over pairs of singular values on a grid, and over those that `roundoff` may push below zero: steps that
-    do not expect them let them grow.
+    It is the maximum over pairs of singular values on a grid, and of eigenvalues that `roundoff` may push below zero.
+    The polynomials are not made for negative eigenvalues and let them grow.
     """
     windows = split(schedule, restarts)
     sigmas, worst = _GRID, 0.0
     for k, window in enumerate(windows):
         largest = max(sigmas) * max(sigmas)
         eigenvalues = [sigma * sigma for sigma in sigmas]
-        eigenvalues += [x * (1 - _NEAR) for x in eigenvalues]  # for pairs that are one: Q[λ, λ] is the derivative
+        eigenvalues += [x * (1 - _NEAR) for x in eigenvalues]  # for pairs of equal eigenvalues: Q[λ, λ] is a derivative
         eigenvalues += [-roundoff * largest * share for share in (0.25, 0.5, 1)]
         later = tuple(step for after in windows[k + 1 :] for step in after)
         points = [_Point(x, _factor(window, x), later) for x in eigenvalues]
@@ -68,13 +68,13 @@ def amplification(schedule: Schedule, restarts: tuple[int, ...], roundoff: float
 
 
 def split(schedule: Schedule, restarts: tuple[int, ...]) -> tuple[Schedule, ...]:
-    """Return the schedule's windows, each a schedule."""
+    """Cut the schedule before each restart and return the windows, each of them a schedule."""
     bounds = [0, *restarts, len(schedule)]
     return tuple(schedule[start:stop] for start, stop in zip(bounds, bounds[1:]))
 
 
 class _Point:
-    """An eigenvalue of a window's R: the factor of it, the singular value it becomes, and that after the rest."""
+    """An eigenvalue of a window's R, its factor, and its singular value at the window's end and after all windows."""
 
     def __init__(self, eigenvalue: float, factor: float, later: Schedule):
         self.eigenvalue, self.factor = eigenvalue, factor
@@ -83,7 +83,7 @@ class _Point:
 
 
 def _change(a: _Point, b: _Point) -> float:
-    """Return how far a change of R between these two, of Frobenius norm 1, changes the result."""
+    """Return the change of the result for a change of R of Frobenius norm 1 in the entries of these two eigenvalues."""
     if a.eigenvalue == b.eigenvalue:
         return 0.0
     own = abs((a.factor - b.factor) / (a.eigenvalue - b.eigenvalue))
@@ -95,7 +95,7 @@ def _change(a: _Point, b: _Point) -> float:
 
 
 def _factor(steps: Schedule, eigenvalue: float) -> float:
-    """Return what `steps` multiply the singular vectors of this eigenvalue of X Xᵀ with."""
+    """Return the factor by which `steps` multiply the singular vectors of X that belong to this eigenvalue of X Xᵀ."""
     product = 1.0
     for a, b, c in steps:
         h = a + eigenvalue * (b + eigenvalue * c)

@@ -1,1 +1,1 @@
-"""Products and multi-tensor operations that the optimizer is made of."""
+"""Matrix products and multi-tensor operations, the building blocks of the optimizer."""

@@ -1,4 +1,4 @@
-"""Products in the dtypes that they are given, whatever `torch.autocast` says around them."""
+"""Products that keep the dtypes of their operands inside `torch.autocast`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 def without_autocast(device_type: str) -> AbstractContextManager:
     """Return a context in which products on this device keep their dtypes.
 
-    Autocast would have float32 and float16 products made in bfloat16, in which the Gram iteration diverges.
+    Autocast would compute float32 and float16 products in bfloat16, and with that the Gram iteration diverges.
     """
     return torch.autocast(device_type, enabled=False) if _has_autocast(device_type) else nullcontext()
 

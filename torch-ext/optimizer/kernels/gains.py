@@ -1,6 +1,6 @@
-"""What is known of a size, as choices read it: how much faster one way was than another, and who measured it.
+"""How much faster one way of multiplying is than another for a given size, and who measured it.
 
-Constants to `torch.compile`: what is compiled keeps the choices of its time.
+`torch.compile` treats the results as constants: a compiled function keeps the choices made when it was compiled.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Circumstances(NamedTuple):
     """What a choice depends on besides the matrices."""
 
     differentiable: bool = False
-    among: Optional[tuple[int, ...]] = None  # ranks that take the same choice, as `measurements.measured_here` has them
+    among: Optional[tuple[int, ...]] = None  # ranks that must make the same choice; see `measurements.measured_here`
 
 
 ALONE = Circumstances()
 
 
 class Gain(NamedTuple):
-    """Torch's time divided by the kernel's, and who says so; `gain` is None where nothing is known."""
+    """Torch's time divided by the kernel's, and who says so; `gain` is None if nothing is known."""
 
     gain: Optional[float] = None
     source: str = ""
@@ -35,7 +35,7 @@ class Gain(NamedTuple):
 def gain_of(
     device: torch.device, dtype: torch.dtype, kernel: str, size: tuple[int, int], among: Optional[tuple[int, ...]]
 ) -> Gain:
-    """Return what was measured of a kernel for a size: here, else what was shipped for the nearest one."""
+    """Return the measured gain of a kernel for a size: measured here, else the nearest shipped one."""
     for m, k, gain, source in measured_sizes(device, dtype, kernel, among):
         if (m, k) == size:
             return Gain(gain, source)
@@ -44,9 +44,9 @@ def gain_of(
 
 
 def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
-    """Return what the model says of the symmetric kernel, divided by the model's margin of error.
+    """Return the model's gain of the symmetric kernel, divided by the model's margin of error.
 
-    It is not asked where a candidate of the kernel has failed its proof: there only what was proven counts.
+    If a candidate of the kernel has failed its proof here, the model is not used: then only proven candidates count.
     """
     gpu = gpu_of(device)
     if gpu is None or dtype not in (torch.float16, torch.bfloat16) or torch.version.hip:
@@ -59,7 +59,7 @@ def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
 def measured_sizes(
     device: torch.device, dtype: torch.dtype, kernel: str, among: Optional[tuple[int, ...]]
 ) -> tuple[tuple[int, int, Union[float, str], str], ...]:
-    """Return m, k, what was measured and its source of every size that counts here."""
+    """Return m, k, the measured value and its source for every size whose measurement counts here."""
     known = sizes_here(key_of(device), kernel, str(dtype).replace("torch.", ""), among)
     judged = JUDGED[kernel][0]
     return tuple((entry["m"], entry["k"], entry[judged], source) for entry, source in known)
@@ -67,13 +67,13 @@ def measured_sizes(
 
 @torch.compiler.assume_constant_result
 def failed_here(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[str, ...]:
-    """Return the candidates that have failed on this machine, which nothing takes."""
+    """Return the candidates that have failed on this machine. They are never chosen."""
     return tuple(failed(key_of(device), kernel, str(dtype).replace("torch.", "")))
 
 
 @torch.compiler.assume_constant_result
 def _shipped_gains(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[tuple[int, int, float], ...]:
-    """Return m, k and gain of every size that was shipped for this device."""
+    """Return m, k and gain of every size with a shipped measurement for this device."""
     if device.type != "cuda":
         return ()
     entries = shipped_entries(key_of(device), kernel, str(dtype).replace("torch.", ""))

@@ -9,23 +9,24 @@ import torch
 
 
 def captured(work: Callable[[], object], device: torch.device, pool: Any = None) -> Callable[[], None]:
-    """Return what starts `work`, done once before, as a CUDA graph with memory of `pool`, None for a pool of its own.
+    """Run `work` once, record it as a CUDA graph, and return a function that launches the graph.
 
-    Addresses are those of the capture: what `work` reads and writes must stay where it is.
+    The graph's memory comes from `pool`; None makes a new pool. A graph uses the addresses of its capture, so the
+    tensors that `work` reads and writes must keep theirs.
     """
     stream = _capture_stream(device.index)
     with torch.cuda.device(device):
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):  # libraries load kernels and take their workspaces outside of the capture
+        with torch.cuda.stream(stream):  # libraries load kernels and allocate workspaces here, outside the capture
             work()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, as those that load data or watch over NCCL, may go on calling what a capture forbids.
+        # Other threads, such as data loaders or NCCL's watchdog, may keep making calls that a capture forbids.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
 
-    def start(kept: Callable[[], object] = work) -> None:  # which holds what the graph reads and writes
+    def start(kept: Callable[[], object] = work) -> None:  # `kept` keeps the graph's tensors alive
         graph.replay()
 
     return start
@@ -33,5 +34,5 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
 
 @functools.cache
 def _capture_stream(index: int | None) -> torch.cuda.Stream:
-    """Return the stream of all captures on a device: libraries keep a workspace for each stream."""
+    """Return the one stream of all captures on a device, because libraries allocate a workspace for each stream."""
     return torch.cuda.Stream(index)

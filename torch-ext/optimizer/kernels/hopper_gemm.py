@@ -1,21 +1,20 @@
 """The symmetric product C = alpha A B + beta D + diagonal I, compiled for GPUs of compute capability 9.0.
 
-    A  (b, m, k)  float16 or bfloat16, rows as runs of memory, or columns where B has rows, as A.mT then has
-    B  (b, k, m)  like A, rows or columns as runs: A.mT, or any operand with which the result is symmetric
+    A  (b, m, k)  float16 or bfloat16, with contiguous rows; or contiguous columns if B has contiguous rows, as for A.mT
+    B  (b, k, m)  like A, contiguous rows or columns: A.mT, or any operand with which the result is symmetric
     D  (b, m, m)  like A, symmetric (not checked), or None
     C  (b, m, m)  like A, overlapping none of them; bit for bit symmetric
 
-What `symmetric_gemm.py` computes by Triton, by CUTLASS's main loop for these GPUs: two multiprocessors together work on
-a square of 256, for which each loads half of what both need. Of t (t + 1) / 2 squares, t = ceil(m / 256), each is
-computed once, and stored mirrored as well. Sums run in float32 in one order, from k = 0 up, and are rounded once: a
-matrix gets the same bits alone and in a batch. A square is the work of one pair from its beginning to its end, so that
-few squares leave multiprocessors idle.
+It computes what `symmetric_gemm.py` computes with Triton, by CUTLASS's main loop for these GPUs. Two multiprocessors
+work together on a square of 256 x 256; each loads half of the data that both need. With t = ceil(m / 256), each of the
+t (t + 1) / 2 squares on and below the diagonal is computed once and also stored mirrored. Sums run in float32 in one
+order, from k = 0 up, and are rounded once: a matrix gets the same bits alone and in a batch. One pair computes a square
+from beginning to end. When there are few squares, the other multiprocessors stay idle.
 
-Addresses are multiples of 16 bytes, as are all strides but the inner one, which is 1; m is a multiple of 8. What does
-not fit raises RuntimeError before anything is written, as does another GPU.
+Addresses are multiples of 16 bytes, as are all strides except the inner one, which is 1; m is a multiple of 8. Operands
+that do not fit, and other GPUs, raise RuntimeError before anything is written.
 
-It was written where there was no GPU: it is never chosen but by `warmup` or the lab, which prove it and time it on the
-GPU that is there.
+No GPU has run it yet. It is chosen only by `warmup` or the lab, which prove and time it on the GPU they find.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from . import native
 
 CAPABILITY = (9, 0)
 DTYPES = (torch.float16, torch.bfloat16)
-# What bytes of addresses and strides, and rows of the result, are multiples of.
+# Addresses and strides are multiples of BYTES, the rows of the result a multiple of ROWS.
 BYTES, ROWS = 16, 8
 
 
@@ -44,7 +43,7 @@ def hopper_product(
 ) -> Tensor:
     """Return alpha A B + beta D + diagonal I (b, m, m), symmetric; written to `out` if that is given.
 
-    Without gradient. Raises RuntimeError where operands do not fit, and NotImplementedError on CPUs.
+    No gradient flows. Raises RuntimeError if operands do not fit, and NotImplementedError on CPUs.
     """
     C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
     native.hopper_gemm_(C, A, B, D, alpha, beta, diagonal)
@@ -52,14 +51,14 @@ def hopper_product(
 
 
 def fits(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> bool:
-    """Whether `hopper_product` takes operands of these dtypes that lie like these; their shapes are known to fit."""
+    """Whether `hopper_product` takes operands of these dtypes and layouts. Their shapes are known to match."""
     sized = A.dtype in DTYPES and A.size(1) % ROWS == 0 and A.numel() > 0
     ordered = A.stride(2) == 1 or B.stride(2) == 1
     return sized and ordered and all(_lies_well(x) for x in (A, B, C)) and (D is None or _lies_well(D))
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether a device is a GPU that it is compiled for."""
+    """Whether a device is a GPU of the compute capability that the product is compiled for."""
     return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) == CAPABILITY
 
 

@@ -1,4 +1,4 @@
-"""What a measurement holds for: the device, and all that stands between a launch and it."""
+"""The key of a measurement: the device, and all software between a launch and it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Key(NamedTuple):
-    """Measurements of equal keys may stand for each other."""
+    """Measurements with equal keys are interchangeable."""
 
     device: str  # its name; a processor's with its instructions for products
     threads: int  # of a processor; 0 for a GPU
@@ -31,7 +31,7 @@ class Key(NamedTuple):
 
 
 def key_of(device: torch.device) -> Optional[Key]:
-    """Return the key of a device, None where nothing is measured: on a GPU that is not there, and on other kinds."""
+    """Return the key of a device, or None for an absent GPU and for kinds of devices that are never measured."""
     if device.type == "cpu":
         return Key(processor(), torch.get_num_threads(), "", torch.__version__, "", kernels_digest())
     if device.type == "cuda" and torch.cuda.is_available():
@@ -42,14 +42,14 @@ def key_of(device: torch.device) -> Optional[Key]:
 @functools.cache
 def gpu_key(device_name: str) -> Key:
     """Return the key of a GPU of this name in this process."""
-    # Whoever launches a Triton kernel has imported Triton; where it is missing there is nothing of it to measure.
+    # Triton is imported before any of its kernels is launched. Where it is missing, there is nothing to measure.
     triton = getattr(sys.modules.get("triton"), "__version__", "")
     return Key(device_name, 0, _driver(), torch.__version__, triton, kernels_digest())
 
 
 @functools.cache
 def processor() -> str:
-    """Return the processor's name, family and model, as makers give several one name, and what `gemm_` uses of it."""
+    """Return the processor's name, its family and model (makers reuse names), and `gemm_`'s instructions."""
     facts = _CPU_FACTS.read_text() if _CPU_FACTS.exists() else ""
     found = {key: re.search(rf"^{key}\s*: (.+)$", facts, re.MULTILINE) for key in ("model name", "cpu family", "model")}
     name, family, model = (match and match.group(1).strip() for match in found.values())
@@ -59,7 +59,7 @@ def processor() -> str:
 
 @functools.cache
 def kernels_digest() -> str:
-    """Return a digest of the package: what it launches, how it proves and times that, and the compiled operations."""
+    """Return a digest of all Python files of the package and of its compiled operations."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for file in sorted((*package.rglob("*.py"), *package.glob("*.so"))):
@@ -68,7 +68,7 @@ def kernels_digest() -> str:
 
 
 def multiprocessors(device_name: str) -> Optional[tuple[int, int]]:
-    """Return compute capability (90 is 9.0) and number of multiprocessors of a GPU that is here; None: none is."""
+    """Return compute capability (90 is 9.0) and number of multiprocessors of a GPU of this name, None if absent."""
     if torch.version.hip or not torch.cuda.is_available():
         return None
     for index in range(torch.cuda.device_count()):
@@ -80,7 +80,7 @@ def multiprocessors(device_name: str) -> Optional[tuple[int, int]]:
 
 @torch.compiler.assume_constant_result
 def gpu_of(device: torch.device) -> Optional[Gpu]:
-    """Return what predictions need to know of a GPU; None of devices of other kinds, and of one that is not here."""
+    """Return what predictions need to know about a GPU; None for another kind of device, and for an absent GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     facts = torch.cuda.get_device_properties(device)
@@ -88,7 +88,7 @@ def gpu_of(device: torch.device) -> Optional[Gpu]:
 
 
 def _driver() -> str:
-    """Return the driver's version: the kernel module's, where the system shows it, and that of its interface."""
+    """Return the versions of the driver's kernel module, if the system shows it, and of its CUDA interface."""
     interface = getattr(torch._C, "_cuda_getDriverVersion", None)
     module = re.search(r"\d+\.\d+(\.\d+)?", _NVIDIA_DRIVER.read_text()) if _NVIDIA_DRIVER.exists() else None
     known = [module.group() if module else "", str(interface()) if interface and torch.cuda.is_available() else ""]

@@ -1,4 +1,4 @@
-"""The file in the user's cache folder that keeps what was measured and proven on this machine, one for each key.
+"""The file in the user's cache folder with what was measured and proven on this machine. Each key has a file.
 
     {"key": {...}, "measured": {kernel: {dtype: [entry, ...]}}, "failed": {kernel: {dtype: {candidate: why}}}}
 
@@ -20,7 +20,7 @@ from typing import Any, Iterator, NamedTuple, Optional
 
 from .machine import Key
 
-# What an entry has besides its size: whole numbers that a kernel is launched with, and how it did.
+# The fields of an entry besides its size: integers that a kernel is launched with, and the result of measuring it.
 LAUNCHED = {
     "symmetric_gemm": ("tile", "tile_k", "group", "warps", "stages"),
     "small_polar": ("side", "width", "depth", "warps", "stages"),
@@ -28,12 +28,12 @@ LAUNCHED = {
 }
 JUDGED = {"symmetric_gemm": ("gain", float), "small_polar": ("gain", float), "cpu_products": ("products", str)}
 
-# Held for the milliseconds that writing takes; who holds it longer has died.
+# Writing holds the lock for milliseconds. A lock older than this belongs to a process that has died.
 _LOCK_SECONDS = 5.0
 
 
 class Need(NamedTuple):
-    """What is measured: one kernel, or choice among several, in one dtype for one size."""
+    """One thing to measure: a kernel, or a choice among several, in one dtype and for one size."""
 
     kernel: str
     dtype: str  # without `torch.`
@@ -42,25 +42,25 @@ class Need(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What was measured, and which candidates have failed: (kernel, dtype) -> candidate -> why."""
+    """Measured entries, and the candidates that have failed: (kernel, dtype) -> candidate -> reason."""
 
     measured: dict[Need, dict[str, Any]]
     failed: dict[tuple[str, str], dict[str, str]]
 
     def take(self, other: Table) -> None:
-        """Add all of `other`, in place of what is here for the same."""
+        """Add everything in `other`, replacing entries for the same size."""
         self.measured.update(other.measured)
         for key, candidates in other.failed.items():
             self.failed.setdefault(key, {}).update(candidates)
 
 
 def empty() -> Table:
-    """Return a table that knows nothing."""
+    """Return a table without entries."""
     return Table({}, {})
 
 
 def cache_folder() -> Optional[Path]:
-    """Return the folder of the user's caches by the XDG convention, which ignores relative paths; None without home."""
+    """Return the user's cache folder by the XDG convention (a relative path is ignored); None without a home folder."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     try:
         base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
@@ -70,7 +70,7 @@ def cache_folder() -> Optional[Path]:
 
 
 def file_of(key: Key) -> Optional[Path]:
-    """Return where the measurements of a key are kept; None where there is no place for them."""
+    """Return the path of the file for a key; None where there is no cache folder."""
     folder = cache_folder()
     name = re.sub(r"[^A-Za-z0-9]+", "_", key.device).strip("_")
     digest = hashlib.sha256(repr(tuple(key)).encode()).hexdigest()[:12]
@@ -78,7 +78,7 @@ def file_of(key: Key) -> Optional[Path]:
 
 
 def read(key: Key) -> Table:
-    """Return what is kept for a key; of a file that is broken, or of another key, nothing, with a warning."""
+    """Return the table stored for a key. A broken file, or one for another key, gives an empty table and a warning."""
     file = file_of(key)
     try:
         text = file.read_text() if file is not None else None
@@ -100,9 +100,9 @@ def read(key: Key) -> Table:
 
 
 def add(key: Key, table: Table) -> Optional[str]:
-    """Add to what is kept for a key, and return why that was not possible, None where it was.
+    """Merge `table` into the file of a key. Return None, or the reason why it could not be written.
 
-    The file is written beside itself and renamed: who reads it sees all of one version or of another.
+    A new file is written beside the old one and renamed, so a reader sees all of one version or all of the other.
     """
     file = file_of(key)
     if file is None:
@@ -148,7 +148,7 @@ def _content_of(key: Key, table: Table) -> dict[str, Any]:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process writes, or has written for longer than it may."""
+    """Wait until no other process is writing, or until the one that is has taken longer than `_LOCK_SECONDS`."""
     end = time.monotonic() + _LOCK_SECONDS
     while True:
         try:

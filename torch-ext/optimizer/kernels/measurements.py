@@ -1,14 +1,15 @@
-"""What is known of a size on a device: measured here, else shipped; and which candidates have failed here.
+"""Known measurements of a size on a device: made here or shipped. Also, which candidates have failed here.
 
 Shipped measurements are `configs/<device>.json`, written by the lab: for each kernel and dtype a list of entries
 
     {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 4, "gain": 1.31}
 
-of which the one nearest in m and k, by their ratios, is taken; `gain` is torch's time over that of the kernel. What was
-measured here holds for its own size alone.
+`gain` is torch's time divided by the kernel's. A size uses the entry nearest in m and k, by ratio. A measurement made
+here counts for exactly its own size.
 
-Ranks that share matrices must take the same choice, or copies of them would drift apart. Among several ranks only what
-ranks have agreed on counts, for the matrices that exactly these ranks share. What has failed here always counts.
+Ranks that share matrices must make the same choice, or their copies would drift apart. So with several ranks a
+measurement counts only after ranks have agreed on it, and only for the matrices that exactly these ranks share. A
+failure seen here always counts.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ from .trials import left_behind
 
 _CONFIGS = Path(__file__).parent / "configs"
 
-# A GPU of another name has the same waves where it has about as many multiprocessors. A guess until it is measured.
+# A GPU with another name has the same waves if its number of multiprocessors is within this factor. A guess until it is
+# measured.
 _ALIKE = 1.1
 
 Ranks = tuple[int, ...]
 
 
 class Known(NamedTuple):
-    """An entry, and where it comes from, as `explain()` says it."""
+    """An entry, and where it comes from in the words of `explain()`."""
 
     entry: Mapping[str, Any]
     source: str
 
 
 class Agreed(NamedTuple):
-    """An entry that ranks take; which of them measured it, and which sets of ranks agreed."""
+    """An entry that ranks have agreed to use, the rank that measured it, and the sets of ranks that agreed."""
 
     entry: Mapping[str, Any]
     rank: int
@@ -49,7 +51,7 @@ class Agreed(NamedTuple):
 
 
 class _State:
-    """What this process knows."""
+    """What this process knows about measurements."""
 
     def __init__(self) -> None:
         self.tables: dict[Key, Table] = {}
@@ -63,15 +65,15 @@ _STATE = _State()
 
 
 def changed() -> int:
-    """Return a number that is another one whenever choices may have changed; whoever keeps one compares it."""
+    """Return a counter that increases whenever choices may have changed. Keep the number and compare it later."""
     return _STATE.changes
 
 
 def measured_here(key: Optional[Key], need: Need, among: Optional[Ranks] = None) -> Optional[Known]:
-    """Return what was measured for a size: by this machine or, among several ranks, what they have agreed on.
+    """Return what was measured for a size: by this machine or, with several ranks, the entry that they agreed on.
 
-    `among`: the ranks that share the matrices, () for matrices of which other ranks may have copies that nobody knows
-    of; None: whoever asks shares none.
+    `among`: the ranks that share the matrices. () stands for matrices of which unknown other ranks may have copies, and
+    None for a caller that shares no matrices.
     """
     if key is None:
         return None
@@ -85,7 +87,7 @@ def measured_here(key: Optional[Key], need: Need, among: Optional[Ranks] = None)
 
 
 def sizes_here(key: Optional[Key], kernel: str, dtype: str, among: Optional[Ranks] = None) -> list[Known]:
-    """Return what `measured_here` knows of a kernel and dtype, for all sizes."""
+    """Return what `measured_here` returns for each size of a kernel and dtype that has a measurement."""
     if key is None:
         return []
     known = _STATE.agreed.get(key, {}) if among is not None or _STATE.several_ranks else _table(key).measured
@@ -94,24 +96,24 @@ def sizes_here(key: Optional[Key], kernel: str, dtype: str, among: Optional[Rank
 
 
 def failed(key: Optional[Key], kernel: str, dtype: str) -> Mapping[str, str]:
-    """Return the candidates that have failed here, and why, by what `candidate_name` calls them."""
+    """Return the candidates of a kernel that have failed here: `candidate_name` -> reason."""
     return all_failed(key).get((kernel, dtype), {})
 
 
 def all_failed(key: Optional[Key]) -> Mapping[tuple[str, str], Mapping[str, str]]:
-    """Return what `failed` does, for all kernels and dtypes."""
+    """Return the failed candidates of all kernels: (kernel, dtype) -> candidate -> reason."""
     return {} if key is None else _table(key).failed
 
 
 def candidate_name(entry: Mapping[str, Any], kernel: str) -> str:
-    """Return what tells an entry's candidate from others of its kernel."""
+    """Return the name of an entry's candidate, which is unique among the candidates of its kernel."""
     if "products" in entry:
         return entry["products"]
     return "-".join(str(entry[field]) for field in measurement_file.LAUNCHED[kernel])
 
 
 def keep(key: Key, table: Table) -> None:
-    """Take note of what was measured here, and keep it in the user's cache folder; where that cannot be, warn once."""
+    """Record what was measured here, also in the user's cache folder. If that folder cannot be written, warn once."""
     _table(key).take(table)
     _STATE.changes += 1
     problem = measurement_file.add(key, table)
@@ -121,14 +123,14 @@ def keep(key: Key, table: Table) -> None:
 
 
 def heed(key: Key, wrong: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-    """Take note of what has failed on another rank, and keep that here: ranks compare what has failed with them."""
+    """Record here what has failed on another rank. Ranks need this because they must exclude the same candidates."""
     news = {of: c for of, c in wrong.items() if not c.keys() <= _table(key).failed.get(of, {}).keys()}
     if news:
         keep(key, Table({}, {of: dict(candidates) for of, candidates in news.items()}))
 
 
 def own_measurement(key: Key, need: Need) -> Optional[Mapping[str, Any]]:
-    """Return what this machine measured, whether ranks have agreed on it or not, unless it has failed since."""
+    """Return what this machine measured, agreed among ranks or not; None if the chosen candidate has failed since."""
     entry = _table(key).measured.get(need)
     wrong = failed(key, need.kernel, need.dtype)
     chosen = entry is not None and entry.get("gain", 1.0) >= 1
@@ -136,12 +138,12 @@ def own_measurement(key: Key, need: Need) -> Optional[Mapping[str, Any]]:
 
 
 def agreement(key: Key, need: Need) -> Optional[Agreed]:
-    """Return what ranks have agreed on for a size; None where they have not."""
+    """Return the entry that ranks have agreed on for a size; None if there is none."""
     return _STATE.agreed.get(key, {}).get(need)
 
 
 def agree(key: Key, need: Need, entry: Mapping[str, Any], rank: int, ranks: Ranks) -> None:
-    """Let an entry be what `ranks` take; what others have agreed on before must be the same."""
+    """Record that `ranks` take an entry. If others have agreed on one for this size before, it must be the same."""
     before = agreement(key, need)
     sets = (before.sets if before else frozenset()) | {ranks}
     if before is None or ranks not in before.sets:
@@ -150,14 +152,14 @@ def agree(key: Key, need: Need, entry: Mapping[str, Any], rank: int, ranks: Rank
 
 
 def work_among_ranks(several: bool) -> None:
-    """Let measurements that other ranks may not have count, or not, in this process."""
+    """Say whether this process works with other ranks. If it does, measurements that they may lack do not count."""
     if several != _STATE.several_ranks:
         _STATE.several_ranks = several
         _STATE.changes += 1
 
 
 def forget() -> None:
-    """Forget all that this process has read, measured and agreed on; files stay."""
+    """Forget everything that this process has read, measured and agreed on. Files stay."""
     changes = _STATE.changes
     _STATE.__init__()
     _STATE.changes = changes + 1
@@ -165,10 +167,10 @@ def forget() -> None:
 
 @functools.cache
 def shipped(device_name: str) -> tuple[str, dict]:
-    """Return whose shipped measurements hold for a device, and them: kernel -> dtype name -> entries; else "" and {}.
+    """Return the shipped measurements for a device: (device they were made on, kernel -> dtype name -> entries).
 
-    Where there are none of this name, those of a device with the same compute capability and about as many
-    multiprocessors hold, of several the one that comes nearest.
+    If none have this device's name, they come from a device with the same compute capability and about as many
+    multiprocessors, the nearest in that number. Without such a device the result is ("", {}).
     """
     file = _CONFIGS / f"{device_name.replace(' ', '_')}.json"
     if file.exists():
@@ -183,7 +185,7 @@ def shipped(device_name: str) -> tuple[str, dict]:
 
 
 def shipped_entries(key: Optional[Key], kernel: str, dtype: str) -> list[dict]:
-    """Return what was shipped for a kernel and dtype on a device, without what has failed here."""
+    """Return the shipped entries of a kernel and dtype for a device, except candidates that have failed here."""
     if key is None:
         return []
     entries, wrong = shipped(key.device)[1].get(kernel, {}).get(dtype, []), failed(key, kernel, dtype)
@@ -191,9 +193,9 @@ def shipped_entries(key: Optional[Key], kernel: str, dtype: str) -> list[dict]:
 
 
 def nearest_of(entries: Sequence[tuple[int, int, Any]], m: int, k: int) -> Any:
-    """Return what was measured by the smallest factor, in both sizes together, away from m x k; else None."""
+    """Return the value whose size is nearest to m x k: by ratio, over both sides together. None without entries."""
     found, smallest = None, math.inf
-    for measured_m, measured_k, value in entries:  # a loop, which is traced with sizes that vary, as min() is not
+    for measured_m, measured_k, value in entries:  # torch.compile traces this with symbolic sizes, but not min()
         factor = _ratio(measured_m, max(m, 1)) * _ratio(measured_k, max(k, 1))
         if factor < smallest:
             found, smallest = value, factor
@@ -205,7 +207,7 @@ def _ratio(a: int, b: int) -> float:
 
 
 def _table(key: Key) -> Table:
-    """Return what is kept for a key, read when it is first asked for."""
+    """Return the table of a key; its file is read at the first call."""
     if key not in _STATE.tables:
         _STATE.tables[key] = measurement_file.read(key)
         hung = left_behind(key)

@@ -16,19 +16,19 @@ def normalize(
 ) -> Tensor:
     """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`.
 
-    `norm` (..., 1, 1), float64, stands for |G|_F where G is a part of a matrix. A matrix times a power of two gives the
-    same bits, as long as its norm and the inverse of it are normal numbers.
+    If G is only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), float64. A matrix and the same
+    matrix times a power of two give the same bits, as long as the norm and its inverse are normal numbers.
     """
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     norm = frobenius_norm(G) if norm is None else norm
     if exact == torch.float32 and _is_compiled_for(G):
         batch = _as_batch(G)
-        # The products of a CPU want rows as runs of memory, those of a GPU take tall matrices as they lie.
+        # Products on a CPU need contiguous rows. Those on a GPU take tall matrices as they are.
         as_given = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
         normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=as_given)
         normalize_(normalized, batch, norm.reshape(-1), eps, scale)
         return normalized.view(G.shape)
-    # Smaller norms than the smallest normal number have no digits left to scale up.
+    # A norm below the smallest normal number has no digits left that could be scaled up.
     inverse = (scale / norm.clamp_min(max(eps, torch.finfo(exact).tiny))).clamp_max(torch.finfo(exact).max)
     return (G * inverse.to(exact)).to(work_dtype)
 
@@ -39,7 +39,7 @@ def frobenius_norm(X: Tensor) -> Tensor:
         norms = X.new_empty(*X.shape[:-2], 1, 1, dtype=torch.float64)
         frobenius_norm_(norms.view(-1), _as_batch(X))
         return norms
-    if X.dtype != torch.float64:  # its squares fit into float64 whatever they are
+    if X.dtype != torch.float64:  # squares of narrower dtypes neither overflow nor vanish in float64
         rows = torch.linalg.vector_norm(X, dim=-1, keepdim=True, dtype=torch.float64)
         return torch.linalg.vector_norm(rows, dim=-2, keepdim=True)
     peak = X.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(X.dtype).tiny)
@@ -47,7 +47,7 @@ def frobenius_norm(X: Tensor) -> Tensor:
 
 
 def _is_compiled_for(X: Tensor) -> bool:
-    """Whether the compiled passes take X: they know neither float64, nor gradients, nor `torch.vmap`."""
+    """Whether the compiled passes take X. They support neither float64, nor gradients, nor `torch.vmap`."""
     wants_gradient = torch.is_grad_enabled() and X.requires_grad
     if X.device.type not in ("cpu", "cuda") or X.dtype == torch.float64 or wants_gradient:
         return False

@@ -1,4 +1,4 @@
-"""What operands of a symmetric product must be, and how they lie in memory."""
+"""Requirements on the operands of a symmetric product, and questions about how they are laid out in memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
-    """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit, of one dtype of `DTYPES` and device.
+    """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit each other.
 
-    alpha and beta must be 0-d and real, and C must share no storage with A, B or D, nor have two entries in one place.
+    All must have one dtype, of `DTYPES`, and one device. alpha and beta must be 0-d and real. C must share no storage
+    with A, B or D, and must not have two entries at one address.
     """
     square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
     wanted = {"B": (B, (*A.shape[:1], *A.shape[:0:-1])), "D": (D, square), "C": (C, square)}
@@ -35,7 +36,7 @@ def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: 
 
 
 def has_a_place_for_each(C: Tensor) -> bool:
-    """Whether each stride passes over all that smaller ones reach."""
+    """Whether no two entries of C have the same address: each stride exceeds the extent of all smaller ones."""
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(C.stride(), C.shape) if size > 1):
         if stride <= reach:
@@ -45,7 +46,7 @@ def has_a_place_for_each(C: Tensor) -> bool:
 
 
 def fits_descriptor(panel: Tensor) -> bool:
-    """Whether a panel (b, m, k), not empty, or its transpose has an inner stride of 1 and all else by 16 bytes."""
+    """Whether a non-empty panel (b, m, k), or its transpose, has inner stride 1 and the rest aligned to 16 bytes."""
     panel = panel if panel.stride(2) == 1 else panel.mT
     outer = [stride * panel.element_size() for stride in panel.stride()[:2]]
     outer_fits = all(n % 16 == 0 and n > 0 for n in outer)
@@ -53,7 +54,7 @@ def fits_descriptor(panel: Tensor) -> bool:
 
 
 def is_aligned(*tensors: Tensor) -> bool:
-    """Whether addresses are multiples of 16 bytes, an inner stride is 1, other strides and sizes multiples of 16."""
+    """Whether addresses are aligned to 16 bytes, an inner stride is 1, and other strides and sizes divide by 16."""
     return all(
         x.data_ptr() % 16 == 0
         and 1 in x.stride()[1:]

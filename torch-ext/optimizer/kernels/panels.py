@@ -1,8 +1,8 @@
 """Steps of an iteration on one small matrix inside one program, for Triton kernels: products by panels of columns.
 
-A matrix is a tuple (pointer, row stride, column stride). Besides G, whose strides are any, all of them are parts of a
-program's own scratch memory, have SIDE rows or columns, zeros where they are padded, and rows of a multiple of WIDTH
-and DEPTH. A function ends when all threads see what it wrote.
+A matrix is a tuple (pointer, row stride, column stride). G may have any strides. All other matrices are parts of the
+program's scratch memory: they have SIDE rows or columns, are padded with zeros, and their rows have a length that is a
+multiple of WIDTH and DEPTH. Each function ends with a barrier if it writes, so all threads see the result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-# Norms below the smallest normal number of float32 have no digits left to scale up.
+# A norm below float32's smallest normal number has no digits left that could be scaled up.
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
@@ -23,7 +23,7 @@ def pointers(matrix, rows, columns):
 
 @triton.jit
 def panel(A, B, first, depth, SIDE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr):
-    """Return columns `first` to `first` + WIDTH of A B in float32, A (SIDE, depth), B (depth, more than those)."""
+    """Return columns `first` to `first` + WIDTH of A B in float32; A (SIDE, depth), B (depth, ...)."""
     inner = tl.arange(0, DEPTH)
     a_places = pointers(A, tl.arange(0, SIDE), inner)
     b_places = pointers(B, inner, first + tl.arange(0, WIDTH))
@@ -37,14 +37,14 @@ def panel(A, B, first, depth, SIDE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl
 
 @triton.jit
 def store(sums, matrix, first, SIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """Round `sums` and write them as the columns `first` to `first` + WIDTH of a matrix of SIDE rows."""
+    """Round `sums` and write them to the columns `first` to `first` + WIDTH of a matrix with SIDE rows. No barrier."""
     places = pointers(matrix, tl.arange(0, SIDE), first + tl.arange(0, WIDTH))
     tl.store(places, sums.to(matrix[0].dtype.element_ty))
 
 
 @triton.jit
 def applied(A, B, beta, first, SIDE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr):
-    """Return columns of A B + beta B in float32, A (SIDE, SIDE); without the addend where beta is None."""
+    """Return WIDTH columns of A B + beta B in float32, A (SIDE, SIDE); beta None means no addend."""
     sums = panel(A, B, first, SIDE, SIDE, WIDTH, DEPTH)
     if beta is not None:
         places = pointers(B, tl.arange(0, SIDE), first + tl.arange(0, WIDTH))
@@ -54,7 +54,7 @@ def applied(A, B, beta, first, SIDE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: t
 
 @triton.jit
 def multiply(A, B, beta, width, SIDE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr):
-    """B (SIDE, width) becomes A B + beta B; a panel is written when all threads have read it."""
+    """B (SIDE, width) becomes A B + beta B, in place: a panel is written once all threads have read it."""
     for first in range(0, width, WIDTH):
         sums = applied(A, B, beta, first, SIDE, WIDTH, DEPTH)
         tl.debug_barrier()
@@ -85,7 +85,7 @@ def polynomial(R, H, abc, m, SIDE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.
 
 @triton.jit
 def load(G, first, m, n, SIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """Return columns of G (m, n) in float32, zero outside."""
+    """Return WIDTH columns of G (m, n) in float32, zero outside of G."""
     rows, columns = tl.arange(0, SIDE), first + tl.arange(0, WIDTH)
     mask = (rows < m)[:, None] & (columns < n)[None, :]
     return tl.load(pointers(G, rows, columns), mask=mask, other=0.0).to(tl.float32)
@@ -95,7 +95,8 @@ def load(G, first, m, n, SIDE: tl.constexpr, WIDTH: tl.constexpr):
 def normalize(G, X, m, n, width, scale, eps, SIDE: tl.constexpr, WIDTH: tl.constexpr):
     """X (SIDE, width) becomes scale G / max(|G|_F, eps), padded by zeros.
 
-    Squares are summed of G times the power of two that brings its largest entry near 1. NaN comes by the sum.
+    Before its squares are summed, G is multiplied by the power of two that brings its largest entry near 1. The maximum
+    ignores NaN, the sum does not: a NaN in G makes X NaN.
     """
     peak = tl.zeros((SIDE, WIDTH), dtype=tl.float32)
     for first in range(0, n, WIDTH):

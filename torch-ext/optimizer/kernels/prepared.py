@@ -1,8 +1,9 @@
-"""The symmetric product as a step launches it: all but addresses and scalars is looked up by how its operands lie.
+"""Fast launches of the symmetric product: everything about a launch except addresses and scalars is looked up.
 
-At each `kernel[grid](...)` Triton finds out again what a launch needs compiled, and the choice of a configuration takes
-about as long. Neither can change between launches on operands of the same geometry, so the first one is kept: what
-Triton compiled, and its arguments. The next one goes straight to Triton's launcher.
+At each `kernel[grid](...)` Triton works out again which compiled kernel fits the arguments, and choosing a
+configuration takes about as long. Neither result can change between launches on operands of the same geometry (shapes,
+strides, dtype, alignment). So the first launch stores what Triton compiled together with its arguments, and later ones
+go straight to Triton's launcher.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from .measurements import changed
 from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
 from .tuned import HOPPER
 
-# Geometries that are remembered: a step has a few dozen. A program with ever new ones empties the table at times.
+# How many geometries are remembered. A step has a few dozen; a program whose shapes keep changing empties the table now
+# and then.
 MAX_PREPARED = 4096
 
 
 class Panel(NamedTuple):
-    """What Triton's launcher reads of a `TensorDescriptor`, without the checks that making one repeats."""
+    """What Triton's launcher reads of a `TensorDescriptor`, without the checks that its constructor makes."""
 
     base: Tensor
     shape: list[int]
@@ -37,12 +39,12 @@ class Prepared(NamedTuple):
 
     start: Callable[..., None]  # Triton's launcher
     grid: tuple[int, int, int]
-    kernel: tuple[Any, ...]  # the loaded function and what the launcher is told of it; no hooks
-    panels: tuple[tuple[list[int], list[int]], ...]  # shape and strides of those that are described
-    rest: tuple[Any, ...]  # the arguments behind the scalars
+    kernel: tuple[Any, ...]  # the loaded function and its launch metadata; no hooks
+    panels: tuple[tuple[list[int], list[int]], ...]  # shape and strides of each operand passed as a descriptor
+    rest: tuple[Any, ...]  # the arguments after the scalars
 
     def __call__(self, A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float) -> None:
-        """Write alpha A B + beta D into C; D is C itself where there is none."""
+        """Write alpha A B + beta D into C. Without an addend, pass C as D."""
         if self.panels:
             A, B = Panel(A, *self.panels[0]), Panel(B, *self.panels[1])
         active = driver.active
@@ -50,7 +52,7 @@ class Prepared(NamedTuple):
         self.start(*self.grid, stream, *self.kernel, A, B, D, C, alpha, beta, *self.rest)
 
 
-# What launches on operands of a geometry: A, B, D or C where there is none, C, alpha, beta.
+# Launches the product on operands of one geometry: A, B, D (or C where there is none), C, alpha, beta.
 Start = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], None]
 
 _PREPARED: dict[Hashable, Start] = {}
@@ -64,9 +66,9 @@ def symmetric_product(
     beta: float = 0.0,
     out: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return what `symmetric_gemm` does, for operands that are known to fit: they are not checked.
+    """Return what `symmetric_gemm` returns, for operands that are known to fit: they are not checked.
 
-    What is traced, made up by a tracer or on a CPU goes the way of the op, `symmetric_gemm_`.
+    Traced or fake tensors and CPU tensors go through the custom op `symmetric_gemm_`.
     """
     if torch.compiler.is_compiling() or not can_launch_on(A):
         return symmetric_gemm(A, B, D, alpha, beta, out)
@@ -74,13 +76,13 @@ def symmetric_product(
     if A.get_device() == torch.cuda.current_device():
         launch(A, B, D, C, alpha, beta)
     else:
-        with torch.cuda.device(A.device):  # Triton launches on the current device, wherever its arguments are
+        with torch.cuda.device(A.device):  # Triton launches on the current device, not on that of the arguments
             launch(A, B, D, C, alpha, beta)
     return C
 
 
 def can_launch_on(A: Tensor) -> bool:
-    """Whether A is on a GPU, no tensor that a tracer has made up, and nobody records what is done to it."""
+    """Whether A is a real tensor on a GPU, neither fake nor seen by a dispatch mode that records operations."""
     return type(A) is Tensor and A.is_cuda and not torch._C._len_torch_dispatch_stack()
 
 
@@ -95,7 +97,7 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
     compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta), config)
     if config == HOPPER:
         start = _start_hopper_product
-    elif compiled is None:  # nothing to do, or in Triton's interpreter, which compiles nothing
+    elif compiled is None:  # an empty product, or Triton's interpreter, which compiles nothing
         return None
     else:
         start = prepare(A, B, arrange(A, B, D, C, False, config), compiled)
@@ -110,7 +112,7 @@ def _start_hopper_product(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: flo
 
 
 def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:
-    """Return `launch` of what Triton `compiled` for it, for operands that lie like A and B."""
+    """Combine `launch` with what Triton `compiled` for it; valid for operands laid out like A and B."""
     described = [x if x.stride(2) == 1 else x.mT for x in (A, B.mT)] if launch.blocks else []
     panels = tuple((list(x.shape), list(x.stride())) for x in described)
     loaded = compiled.function, compiled.packed_metadata, None, None, None
@@ -118,14 +120,15 @@ def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:
 
 
 def _geometry(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Hashable:
-    """Return all that a launch depends on besides addresses, of which only those that are not by 16 bytes matter.
+    """Return a key of everything that a launch depends on.
 
-    What was measured in between may have changed the configuration.
+    Of an address only its alignment to 16 bytes matters. `changed()` is in the key because a new measurement may choose
+    another configuration.
     """
     if D is None:
         addend, offsets = None, (A.data_ptr() | B.data_ptr() | C.data_ptr()) & 15
     else:
         addend, offsets = D.stride(), (A.data_ptr() | B.data_ptr() | C.data_ptr() | D.data_ptr()) & 15
-    if offsets:  # rare, and then it matters which
+    if offsets:  # rare: some operand is unaligned, and then the key must say which
         offsets = tuple(x is not None and x.data_ptr() % 16 for x in (A, B, D, C))
     return A.shape, A.stride(), B.stride(), C.stride(), addend, A.dtype, A.get_device(), offsets, changed()

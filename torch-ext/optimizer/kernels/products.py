@@ -1,4 +1,4 @@
-"""The products a Newton-Schulz iteration is made of, as one value: another backend is another table, not a branch."""
+"""The matrix products of a Newton-Schulz iteration as one value: another backend is another table, not a branch."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ try:
     from . import small_polar, symmetric_gemm
     from .prepared import symmetric_product
 except ModuleNotFoundError as missing:
-    if missing.name != "triton":  # which builds of torch for CPUs do not bring
+    if missing.name != "triton":  # torch for CPUs comes without Triton; any other missing module is an error
         raise
     small_polar = symmetric_gemm = symmetric_product = None
 
 
 class Products(NamedTuple):
-    """Products over wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
+    """Products of wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
 
-    `affine` writes to its last argument where that is not None; it may overwrite B and X, and return X. Products of
-    polynomials of one matrix commute, but for rounding: full ones err least where all factors come from one side,
-    symmetric ones, which drop what the upper triangle knows, from both.
+    The exception is `affine`: it writes to its last argument unless that is None, and then it may overwrite B or X and
+    return X. Polynomials of one matrix commute except for rounding, so `commuting` and `conjugated` may choose the
+    order. Full products err least if all factors are multiplied from one side. Symmetric products discard the upper
+    triangle that they computed, and err least if factors are multiplied from both sides.
     """
 
     gram: Callable[[Tensor], Tensor]  # X -> X Xᵀ
     gram_affine: Callable[[Tensor, float, float], Tensor]  # A, b, c -> b A + c A²
     commuting: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B, of two polynomials of one matrix
-    conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, of the same
+    conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, also of two polynomials of one matrix
     affine: Callable[[Tensor, Tensor, float, Optional[Tensor]], Tensor]  # B, X, a, out -> a X + B X
     name: str
-    batched: bool = True  # takes X (B, m, n), not one (m, n) at a time
-    # How many times faster than torch's product: X Xᵀ, and the products of two m x m matrices.
+    batched: bool = True  # takes X (B, m, n); False: one (m, n) at a time
+    # torch's time divided by this table's: for X Xᵀ, and for the products of two m x m matrices.
     gram_gain: float = 1.0
     square_gain: float = 1.0
-    source: str = ""  # of the choice, where there was one: measured here, shipped, by the model, or by default
+    source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
-# What `gemm_` multiplies bfloat16 with on this processor; without instructions for it torch's products are faster.
+# The instructions with which `gemm_` multiplies bfloat16 on this processor. If "portable", torch's products are faster.
 _INSTRUCTIONS = gemm_instructions()
 
 
@@ -56,7 +57,7 @@ def _symmetric_native(
 
 
 def _native_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
-    # In place, where nobody wants it elsewhere, so that half as much has to fit into the cache.
+    # In place unless the caller wants the result elsewhere: then half as much has to fit into the cache.
     out = X if out is None else out
     gemm_(out, B, X, X if a else None, 1.0, a, False, _INSTRUCTIONS)
     return out
@@ -74,7 +75,7 @@ def _one_by_one_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = N
 
 
 def _batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
-    # (a I + B) X, since torch's a X + B X copies X first.
+    # (a I + B) X, because torch's a X + B X copies X first.
     if a:
         add_to_diagonal_(B, a)
     return torch.bmm(B, X, out=out)
@@ -97,7 +98,7 @@ NATIVE = Products(
     affine=_native_affine,
     name=f"gemm_ ({_INSTRUCTIONS})",
 )
-# Of long and of large matrices the product that is not symmetric is the larger part, and torch's is faster with AMX.
+# In long and in large matrices most work is the product that is not symmetric, and torch's is faster there with AMX.
 NATIVE_SYMMETRIC = NATIVE._replace(affine=_one_by_one_affine, name=f"{NATIVE.name} + torch.mm")
 BATCHED = Products(
     gram=lambda X: torch.bmm(X, X.mT),
@@ -122,20 +123,21 @@ def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
     return A
 
 
-# Among which measurements of bfloat16 on a CPU choose: in each a matrix has the same bits alone and in any batch.
+# The candidates for bfloat16 on a CPU. With each of them a matrix gets the same bits alone and in any batch.
 CPU_TABLES = {"SINGLE": SINGLE, "NATIVE": NATIVE, "NATIVE_SYMMETRIC": NATIVE_SYMMETRIC}
 
 
 def select_products(
     device: torch.device, dtype: torch.dtype, m: int, n: int, circumstances: Circumstances = ALONE
 ) -> Products:
-    """Return the table for wide m x n matrices: `SINGLE` for one matrix (m, n) at a time, the others for (B, m, n).
+    """Return the table for wide m x n matrices: `SINGLE` takes one matrix (m, n) at a time, the others (B, m, n).
 
-    On a CPU bfloat16 is multiplied by what was measured to be fastest, by default by the compiled product where the
-    processor has instructions for it. The libraries behind torch's products on CPUs split the sum over k by how many
-    matrices there are, so that a matrix would get other bits in a batch than alone; one at a time it cannot. On a GPU
-    each symmetric product is the symmetric kernel's where that was measured, or is predicted, to be faster; `name` and
-    `source` say which are, and who says so. Only torch's products are `differentiable`.
+    On a CPU, bfloat16 uses the table that was measured to be fastest. Without a measurement it uses the compiled
+    product if the processor has instructions for it. torch's products on CPUs split the sum over k differently for
+    different batch sizes, so a matrix would get other bits in a batch than alone; `SINGLE` avoids that by multiplying
+    one at a time. On a GPU each symmetric product uses the symmetric kernel if that was measured, or is predicted, to
+    be faster; `name` and `source` say which kernels were chosen, and how. If gradients must flow
+    (`circumstances.differentiable`), only torch's products are used.
     """
     if device.type == "cpu":
         return SINGLE if circumstances.differentiable else _cpu_products(device, dtype, m, n, circumstances.among)
@@ -153,7 +155,7 @@ def select_products(
 
 
 def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Products:
-    """Return `SYMMETRIC`, by the name of what it launches for (m, k)."""
+    """Return `SYMMETRIC`, named after the kernel that it launches for (m, k)."""
     return SYMMETRIC._replace(name="hopper_gemm") if launches_hopper_gemm(device, dtype, m, k) else SYMMETRIC
 
 
@@ -173,29 +175,30 @@ def _cpu_products(
 
 
 def fits_a_core(m: int, n: int) -> bool:
-    """Whether a core of a CPU does well to work alone on m x n matrices: 8 MiB of bfloat16 for an iteration's tensors.
+    """Whether one core of a CPU should work alone on m x n matrices: an iteration's bfloat16 tensors take up to 8 MiB.
 
-    Chosen by timing both ways on two cores with AMX: larger ones are better shared by all cores.
+    The bound comes from timing both ways on two cores with AMX: larger matrices are faster if all cores share them.
     """
     return 2 * (2 * m * n + 2 * m * m) <= 2**23
 
 
 def _is_long_or_large(m: int, n: int) -> bool:
-    """Whether `sweep_orthogonalize.py` shows torch's product that is not symmetric ahead on two cores with AMX."""
+    """Whether torch's product that is not symmetric is faster; by `sweep_orthogonalize.py` on two cores with AMX."""
     return not fits_a_core(m, n) and (m >= 1536 or n >= 3 * m)
 
 
 def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:
-    """Return torch's time over the symmetric kernel's for (m, k) on this device, as `symmetric_choice` knows it."""
+    """Return torch's time divided by the symmetric kernel's for (m, k) on this device; None if it is not known."""
     return symmetric_choice(device, dtype, m, k).gain
 
 
 def symmetric_choice(
     device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[tuple[int, ...]] = None
 ) -> Gain:
-    """Return torch's time over the symmetric kernel's for (m, k): measured here, shipped for the nearest, predicted.
+    """Return torch's time divided by the symmetric kernel's for (m, k), and how it is known.
 
-    None where nobody knows: of sizes that divide by no 16 nothing is measured nor predicted.
+    A measurement made here comes first, then the nearest shipped one, then the prediction. The gain is None if there is
+    none of these; sizes that are not multiples of 16 are neither measured nor predicted.
     """
     if symmetric_product is None or m % 16 or k % 16:
         return Gain()
@@ -206,9 +209,9 @@ def symmetric_choice(
 def small_choice(
     device: torch.device, dtype: torch.dtype, m: int, n: int, among: Optional[tuple[int, ...]] = None
 ) -> Gain:
-    """Return the time of the iteration over products over that of the kernel which does all of it, for small m x n.
+    """Return the gain of `small_polar` for m x n: the time of separate products divided by that of the one kernel.
 
-    None where nothing was measured, or where the kernel takes no matrices of this size.
+    The gain is None if nothing was measured, or if the kernel does not take matrices of this size.
     """
     if symmetric_product is None or not small_polar.fits(m, n, dtype):
         return Gain()
@@ -216,11 +219,11 @@ def small_choice(
 
 
 def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
-    """Return X Xᵀ (..., m, m) of X (..., m, k), of X's dtype, written to `out` where that is given.
+    """Return X Xᵀ (..., m, m) of X (..., m, k) in X's dtype, written to `out` if that is given.
 
-    Bit for bit symmetric where the symmetric kernel runs; elsewhere, and where a gradient is wanted, it is torch's
-    product and as symmetric as that. Raises ValueError for fewer than two dimensions, dtypes that are not floating
-    point, or an `out` that does not fit or shares X's storage.
+    The result is bit for bit symmetric if the symmetric kernel runs. Elsewhere, and if a gradient is needed, it comes
+    from torch's product and is only as symmetric as that. Raises ValueError for fewer than two dimensions, for a dtype
+    that is not floating point, and for an `out` that does not fit or shares X's storage.
     """
     if X.ndim < 2 or not X.is_floating_point():
         raise ValueError(f"matmul_transpose needs real floating-point X (..., m, k), got {tuple(X.shape)} {X.dtype}")

@@ -1,22 +1,23 @@
-"""The whole orthogonalization of matrices with a short side of at most 128: one launch, a program for each matrix.
+"""The whole orthogonalization of matrices with a short side of at most 128: one launch, one program per matrix.
 
-    G  (b, m, n)  float16, bfloat16 or float32, m <= 128, any strides: a tall matrix comes as its transposed view
+    G  (b, m, n)  float16, bfloat16 or float32, m <= 128, any strides; pass a tall matrix as its transposed view
     C  (b, m, n)  of the work dtype or float32, any strides, sharing no storage with G
 
-From X = scale G / max(|G|_F, eps) every step (a, b, c) makes H = a I + b R + c R R of the R = X Xᵀ of its window, and
+A window is a run of steps that share one Gram matrix. From X = scale G / max(|G|_F, eps), every step (a, b, c) computes
+H = a I + b R + c R R, where R starts as X Xᵀ at the beginning of its window, and then
 
     Q = H at the window's first step, H Q at the others;  R = H (H R), or X = Q X where the window ends
 
-until C is the last Q X. A window of one step is X = a X + (b R + c R R) X: Newton-Schulz where all windows are such,
-Gram Newton-Schulz where they are longer. `scale` must be folded into the coefficients (`with_folded_scale`).
+C is the last Q X. In a window of one step X = a X + (b R + c R R) X. So windows of one step are Newton-Schulz, longer
+windows are Gram Newton-Schulz. `scale` must be folded into the coefficients (`with_folded_scale`).
 
-X and the square matrices are rounded to the work dtype, once a product; sums run in float32, from k = 0 up, and
-float32 is multiplied as it is. C has one rounding. The bits of a matrix depend on neither batch nor grid, as long as
-its address is a multiple of 16 bytes or not, as it was.
+X and the square matrices are rounded to the work dtype once per product. Sums run in float32, from k = 0 up, and
+float32 operands are multiplied exactly as they are. C has one rounding. The bits of a matrix do not depend on the batch
+or on the grid. They may depend on whether its address is a multiple of 16 bytes.
 
-Each program has a part of a scratch buffer to itself, where X and the squares are padded by zeros: no product needs a
-mask, and all loads are wide. H multiplies from the left, in place, as a panel of columns of the result depends on no
-others.
+Each program has its own part of a scratch buffer, where X and the squares are padded with zeros: no product needs a
+mask, and all loads are wide. H multiplies from the left and in place, which works because a panel of columns of the
+result depends only on the same columns of the operand.
 
 Sources: Jordan, Muon (2024); Dao-AILab, https://github.com/Dao-AILab/gram-newton-schulz.
 """
@@ -35,12 +36,12 @@ from .operands import DTYPES, has_a_place_for_each
 from .panels import TINY, applied, gram, multiply, normalize, pointers, polynomial
 from .tuned import SMALL_SIDES, SmallConfig, chosen_small_config, padded_side, target_of
 
-MAX_STEPS = 31  # the ends of windows are the bits of an int32
+MAX_STEPS = 31  # an int32 has a bit for each step, which says whether a window ends there
 
 
 @triton.jit
 def _abc(coefficients, step):
-    """Return the three coefficients of a step that is known when the kernel runs."""
+    """Return the three coefficients of a step whose number is known only when the kernel runs."""
     a, b, c = coefficients[0], coefficients[1], coefficients[2]
     for other in tl.static_range(1, len(coefficients) // 3):
         a = tl.where(step == other, coefficients[3 * other], a)
@@ -49,7 +50,7 @@ def _abc(coefficients, step):
     return a, b, c
 
 
-@triton.jit(do_not_specialize=["ends"])  # a set, of which no property helps to compile
+@triton.jit(do_not_specialize=["ends"])  # a set of bits: no property of the number helps to compile
 def _small_polar_kernel(
     G, C, scratch,  # scratch (b, SIDE (3 SIDE + width)) of the work dtype
     coefficients, ends,  # numbers a, b, c of each step; bit i of `ends`: a window ends with step i
@@ -75,7 +76,7 @@ def _small_polar_kernel(
     for step in range(STEPS):
         a, b, c = _abc(coefficients, step)
         closes = (ends >> step) & 1
-        alone = opens * closes  # a window of one step, whose a X is not rounded on the way
+        alone = opens * closes  # a window of one step: its a X is added in float32, without a rounding of its own
         H = scratch + SQUARE * (2 - opens), SIDE, 1  # the first H of a window is its Q
         if opens == 1:
             gram(X, R, width, SIDE, WIDTH, DEPTH)
@@ -101,8 +102,8 @@ def _small_polar_kernel(
 def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tuple, config: SmallConfig) -> None:
     """Write the polar factors of G into C by one launch with an explicit configuration.
 
-    `scaling` is (scale, eps, work dtype); the rest is as in `small_polar_`, unchecked. Besides G and C this takes, for
-    each matrix, X in the work dtype and three squares.
+    `scaling` is (scale, eps, work dtype); the other arguments are those of `small_polar_`, unchecked. The launch
+    allocates scratch memory for each matrix: X in the work dtype and three squares.
     """
     batch, m, n = G.shape
     if not G.numel():
@@ -113,7 +114,7 @@ def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tu
     scratch = torch.empty(batch * side * (3 * side + width), dtype=work_dtype, device=G.device)
     coefficients = tuple(x for i, x in enumerate(steps) if i % 4 < 3)
     ends = sum(1 << i for i, end in enumerate(steps[3::4]) if end)
-    # Left to itself NVIDIA's assembler spills a few registers, for the sake of more blocks on a multiprocessor.
+    # Without a limit NVIDIA's assembler spills a few registers to fit more blocks on a multiprocessor.
     registers = {} if torch.version.hip else {"maxnreg": 255}
     _small_polar_kernel[(batch,)](
         G, C, scratch, coefficients, ends, scale, eps, m, n, width, *G.stride(), *C.stride(),
@@ -123,7 +124,7 @@ def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tu
 
 
 def fits(m: int, n: int, dtype: torch.dtype) -> bool:
-    """Whether m x n matrices, or their transposes, can be given to `small_polar` with this work dtype."""
+    """Whether `small_polar` takes m x n matrices, or their transposes, with this work dtype."""
     short, long = min(m, n), max(m, n)
     return short <= SMALL_SIDES[-1] and dtype in DTYPES and long <= _longest(short)
 
@@ -138,13 +139,13 @@ def small_polar(
 ) -> Tensor:
     """Return the polynomial of each matrix of G (b, m, n), m <= 128, over max(|G|_F, eps), written to `out` if given.
 
-    `windows` holds the steps (a, b, c), of which each window starts from a Gram matrix made anew, with `scale` folded
-    into them. `out` is of the work dtype, as what is returned without it, or float32. Without gradient. Errors:
+    `windows` holds the steps (a, b, c), with `scale` folded in; each window starts from a newly computed Gram matrix.
+    `out` may have the work dtype or float32; without it the result has the work dtype. No gradient flows. Errors:
     `check_operands`.
     """
     steps = [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
     C = torch.empty_like(G, dtype=work_dtype) if out is None else out
-    # What a tracer has made up has its fake kernel in the op, whose dispatch costs a step more than the launch.
+    # Fake tensors need the op, which has their fake kernel. For real ones its dispatch costs more than the launch.
     traced = torch.compiler.is_compiling() or type(G) is not Tensor
     (small_polar_ if traced or not G.is_cuda else _on_gpu)(G, C, steps, scale, eps, work_dtype)
     return C
@@ -154,7 +155,7 @@ def small_polar(
 def small_polar_(
     G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype
 ) -> None:
-    """Write the polar factors of G into C; `steps` are a, b, c and whether a window ends, 1 or 0, of each step."""
+    """Write the polar factors of G into C; `steps` has a, b, c and 1 or 0 (a window ends here or not) for each step."""
     _on_gpu(G, C, steps, scale, eps, work_dtype)
 
 
@@ -162,7 +163,7 @@ def _on_gpu(G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: flo
     check_operands(G, C, steps, scale, eps, work_dtype)
     name, target = torch.cuda.get_device_name(G.device), target_of(G.device)
     config = chosen_small_config(name, target, work_dtype, G.shape[1:])
-    with torch.cuda.device(G.device):  # Triton launches on the current device, wherever its arguments are
+    with torch.cuda.device(G.device):  # Triton launches on the current device, not on that of the arguments
         launch_small_polar(G, C, steps, (scale, eps, work_dtype), config)
 
 
@@ -174,7 +175,7 @@ def _small_polar_fake(G, C, steps, scale, eps, work_dtype) -> None:
 # By name, since the Hub's builder takes any other first argument of such a decorator for an operator without prefix.
 @torch.library.register_kernel(add_op_namespace_prefix("small_polar_"), "cpu")
 def _small_polar_cpu(G, C, steps, scale, eps, work_dtype) -> None:
-    """What the kernel computes, by torch's products, a matrix at a time: rounded where the kernel rounds."""
+    """Compute what the kernel computes, with torch's products and one matrix at a time, rounding where it rounds."""
     check_operands(G, C, steps, scale, eps, work_dtype)
     for g, result in zip(G.float(), C):
         if g.numel():
@@ -184,14 +185,14 @@ def _small_polar_cpu(G, C, steps, scale, eps, work_dtype) -> None:
 def _normalized(g: Tensor, scale: float, eps: float) -> Tensor:
     exponent = g.abs().nan_to_num(0.0, torch.inf).max().view(torch.int32) & (255 << 23)
     unit = ((254 << 23) - exponent.clamp(1 << 23, 253 << 23)).view(torch.float32)
-    # The kernel adds in a tree; torch adds in a row, which takes more digits to be as exact.
+    # The kernel adds in a tree. torch adds in a row and needs float64 to be as exact.
     norm = torch.linalg.vector_norm(unit * g, dtype=torch.float64).float()
     least = unit * max(eps, TINY.value)
     return unit * g * (scale / torch.where(norm < least, least, norm))
 
 
 def _polar_factor(X: Tensor, steps: Sequence[float], work_dtype: torch.dtype) -> Tensor:
-    """Return the result before its rounding; `rounded` values are float32."""
+    """Return the result in float32, before its last rounding. Values that `rounded` returns are float32, too."""
 
     def rounded(x: Tensor) -> Tensor:
         return x.to(work_dtype).float()
@@ -217,9 +218,10 @@ def _polar_factor(X: Tensor, steps: Sequence[float], work_dtype: torch.dtype) ->
 def check_operands(
     G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype
 ) -> None:
-    """Raise ValueError unless G (b, m, n), m <= 128, and C fit, of `DTYPES`, and the other arguments make sense.
+    """Raise ValueError unless G (b, m, n), m <= 128, and C fit each other and the other arguments make sense.
 
-    C must be of the work dtype or float32, share no storage with G and have no two entries in one place.
+    G's dtype and the work dtype must be in `DTYPES`. C must have the work dtype or float32, share no storage with G,
+    and not have two entries at one address.
     """
     if G.ndim != 3 or G.dtype not in DTYPES or G.size(1) > SMALL_SIDES[-1]:
         wanted = f"(b, m, n) with m <= {SMALL_SIDES[-1]} in {', '.join(map(str, DTYPES))}"
@@ -243,5 +245,5 @@ def check_operands(
 
 
 def _longest(m: int) -> int:
-    """Return the most columns with which offsets into X fit into 31 bits."""
+    """Return the largest number of columns for which offsets into X fit into 31 bits."""
     return 2**31 // padded_side(m) - SMALL_SIDES[-1]

@@ -1,15 +1,15 @@
-"""Symmetric product C = alpha A B + beta D, for results known to be symmetric: each pair of mirrored tiles once.
+"""Symmetric product C = alpha A B + beta D for results known to be symmetric: mirrored tiles are computed once.
 
     A  (b, m, k)  float16, bfloat16 or float32, any strides
     B  (b, k, m)  like A: A.mT, or any operand with which the result is symmetric, such as two polynomials of one matrix
-    D  (b, m, m)  like A, symmetric (not checked, that would read it twice), or None
+    D  (b, m, m)  like A, symmetric (not checked, since the check would read it a second time), or None
     C  (b, m, m)  like A, of any strides, overlapping none of them; bit for bit symmetric
 
-With t = ceil(m / TILE) tiles a side, t (t + 1) / 2 of t² tiles are computed: half the FLOPs of a product for large t,
-none saved at t = 1. Sums run in float32 in one order, from k = 0 up, which depends on neither batch nor grid, so that a
-matrix gives the same bits alone and in a batch. The result is rounded once.
+With t = ceil(m / TILE) tiles a side, t (t + 1) / 2 of t² tiles are computed: half the FLOPs of a full product for large
+t, and all of them for t = 1. Sums run in float32 in one order, from k = 0 up. The order does not depend on the batch or
+the grid, so a matrix gets the same bits alone and in a batch. The result is rounded once.
 
-Operands come by tensor descriptors (TMA) where the device has them and the layout allows it, else by pointers.
+Operands are read through tensor descriptors (TMA) if the device has them and the layout allows it, else by pointers.
 Sources: grouped tile order, Triton's matmul tutorial; products of polynomials of a Gram matrix, Dao-AILab,
 https://github.com/Dao-AILab/gram-newton-schulz.
 """
@@ -33,13 +33,13 @@ from .tuned import HOPPER, Config, Target, chosen_config, safe_config, target_of
 
 @triton.jit
 def _load_panel(panel, matrix, row, start, K_INNER: tl.constexpr, TILE: tl.constexpr, TILE_K: tl.constexpr):
-    """Load (TILE, TILE_K) of a panel (b, m, k), described as it is or, where m is its inner dimension, transposed."""
+    """Load (TILE, TILE_K) of a panel (b, m, k). If m is contiguous, the descriptor is of the transpose."""
     if K_INNER:
         return panel.load([matrix, row, start]).reshape(TILE, TILE_K)
     return panel.load([matrix, start, row]).reshape(TILE_K, TILE).T
 
 
-@triton.jit(do_not_specialize=["side"])  # a number to count with: a kernel of its own for 1 or 16 would gain nothing
+@triton.jit(do_not_specialize=["side"])  # used only to count: kernels specialized for 1 or 16 would gain nothing
 def _symmetric_gemm_kernel(
     A, B, D, C,  # pointers; A and B are descriptors with DESCRIPTORS
     alpha, beta,  # numbers, or pointers to float32 with SCALARS_ON_DEVICE
@@ -88,22 +88,22 @@ def _symmetric_gemm_kernel(
         result += beta * tl.load(d_places, mask=mask, other=0.0).to(tl.float32)
     result = result.to(C.dtype.element_ty)
     C += wide_matrix * C_batch
-    if i == j:  # operands that only commute give two roundings of one value: take the lower one
+    if i == j:  # operands that only commute give two roundings of one value: store the lower triangle's
         result = tl.where(rows[:, None] >= cols[None, :], result, tl.trans(result))
-    else:  # by pointers on every device, as C may have strides that no descriptor describes
+    else:  # pointers on every device: C may have strides that no descriptor can describe
         tl.store(C + wide_rows[:, None] * C_col + wide_cols[None, :] * C_row, result, mask=mask)
     tl.store(C + wide_rows[:, None] * C_row + wide_cols[None, :] * C_col, result, mask=mask)
 
 
-# What the compiled product runs on.
+# The target of the compiled product.
 HOPPERS = Target("cuda", 90)
 
 
 class Launch(NamedTuple):
-    """A launch but for the addresses of its operands and its scalars, which may be others each time."""
+    """Everything about a launch except the operands' addresses and the scalars, which may change every time."""
 
     grid: tuple[int, int, int]
-    blocks: tuple[list[int], ...]  # of the descriptors of both panels; none where operands come by pointers
+    blocks: tuple[list[int], ...]  # block shapes of both panels' descriptors; empty if operands come by pointers
     sizes: tuple[int, ...]
     constants: tuple[Any, ...]
     options: dict[str, int]
@@ -112,7 +112,7 @@ class Launch(NamedTuple):
 def arrange(
     A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, scalars_on_device: bool, config: Config
 ) -> Optional[Launch]:
-    """Return how `launch_symmetric_gemm` launches on operands that lie like these; None if there is nothing to do."""
+    """Return how `launch_symmetric_gemm` launches for operands of this layout; None if the result is empty."""
     batch, m, k = A.shape
     if batch == 0 or m == 0:
         return None
@@ -134,8 +134,9 @@ def arrange(
 def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, scalars: tuple, config: Config) -> Any:
     """Write alpha A B + beta D into C by one launch with an explicit configuration; return what Triton compiled for it.
 
-    `scalars` is (alpha, beta), both numbers or both 0-d float32 tensors on the device of C. The rest is as in
-    `symmetric_gemm_`, unchecked. With HOPPER, which Triton does not compile, it is None, and scalars are numbers.
+    `scalars` is (alpha, beta): both numbers, or both 0-d float32 tensors on the device of C. The other arguments are
+    those of `symmetric_gemm_`, unchecked. HOPPER is not compiled by Triton: then scalars must be numbers, and the
+    result is None. It is also None if there was nothing to launch.
     """
     if config == HOPPER:
         hopper_gemm.hopper_product(A, B, D, *scalars, out=C)
@@ -153,7 +154,7 @@ def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, 
 def reads_descriptors(device: torch.device) -> bool:
     """Whether kernels on `device` read operands by tensor descriptors: NVIDIA's of compute capability 9.0 to 11.x.
 
-    12.0 has them too, but what Triton 3.6 compiles for it then spills; its pointer loads are as wide.
+    12.0 has descriptors, too, but the code that Triton 3.6 compiles for it spills; its pointer loads are as wide.
     """
     return device.type == "cuda" and not torch.version.hip and 9 <= torch.cuda.get_device_capability(device)[0] < 12
 
@@ -167,12 +168,12 @@ def config_for(device_name: str, target: Target, A: Tensor, B: Tensor, D: Option
 
 
 def tritons_config(target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
-    """Return the safe configuration for these operands, which is one of Triton's."""
+    """Return the safe configuration for these operands. It is always one that Triton compiles, never HOPPER."""
     return safe_config(target, A.dtype, A.size(1), *_how_they_lie(A, B, D, C))
 
 
 def _how_they_lie(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> tuple[bool, bool]:
-    """Whether both operands come by descriptors, and whether all is aligned."""
+    """Return whether both operands come by descriptors, and whether all operands are aligned."""
     descriptors = reads_descriptors(A.device) and fits_descriptor(A) and fits_descriptor(B.mT)
     return descriptors, is_aligned(A, B, C) and (D is None or is_aligned(D))
 
@@ -192,8 +193,8 @@ def symmetric_gemm(
 ) -> Tensor:
     """Return alpha A B + beta D (b, m, m) of A (b, m, k), B (b, k, m), symmetric D; written to `out` if that is given.
 
-    Bit for bit symmetric, without gradient; a NaN in D reaches it even where `beta` is 0. `alpha` and `beta`, numbers
-    or 0-d tensors, are read where they are: no kernel is compiled for their values. Errors: `check_operands`.
+    The result is bit for bit symmetric and has no gradient. A NaN in D reaches it even if `beta` is 0. `alpha` and
+    `beta` are numbers or 0-d tensors; no kernel is compiled for their values. Errors: `check_operands`.
     """
     if A.ndim != 3:
         raise ValueError(f"A must be (b, m, k), got {tuple(A.shape)}")
@@ -209,9 +210,9 @@ def symmetric_gemm_(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha:
     are_numbers = alpha.is_cpu and beta.is_cpu
     scalars = (float(alpha), float(beta)) if are_numbers else _on_device(A.device, alpha, beta)
     config = chosen_for(A, B, D, C)
-    if config == HOPPER and not are_numbers:  # which Triton's kernels alone read on the device
+    if config == HOPPER and not are_numbers:  # only Triton's kernels read scalars on the device
         config = tritons_config(target_of(A.device), A, B, D, C)
-    with torch.cuda.device(A.device):  # Triton launches on the current device, wherever its arguments are
+    with torch.cuda.device(A.device):  # Triton launches on the current device, not on that of the arguments
         launch_symmetric_gemm(A, B, D, C, scalars, config)
 
 
@@ -223,7 +224,7 @@ def _symmetric_gemm_fake(A, B, D, C, alpha, beta) -> None:
 # By name, since the Hub's builder takes any other first argument of such a decorator for an operator without prefix.
 @torch.library.register_kernel(add_op_namespace_prefix("symmetric_gemm_"), "cpu")
 def _symmetric_gemm_cpu(A, B, D, C, alpha, beta) -> None:
-    """What the kernel computes, by torch's product: the lower triangle and its mirror image."""
+    """Compute what the kernel computes, with torch's product: the lower triangle and its mirror image."""
     check_operands(A, B, D, C, alpha, beta)
     product = alpha * torch.bmm(A.float(), B.float())
     product = (product if D is None else product + beta * D.float()).to(C.dtype)
@@ -240,6 +241,6 @@ def _scalar(value: float | Tensor) -> Tensor:
 
 
 def _on_device(device: torch.device, *values: Tensor) -> tuple[Tensor, ...]:
-    # A number is written by a kernel: a copy from the CPU would wait, and cannot be captured in a graph.
+    # Filled on the device: a copy from the CPU would wait for it, and cannot be captured in a graph.
     written = dict(dtype=torch.float32, device=device)
     return tuple(torch.full((), float(v), **written) if v.is_cpu else v.to(torch.float32) for v in values)

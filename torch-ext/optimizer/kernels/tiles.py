@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def lower_triangle(index):
-    """Return the place (i, j), i >= j, of `index` in a walk through a lower triangle row by row.
+    """Return row and column (i, j), i >= j, of entry number `index` when a lower triangle is numbered row by row.
 
-    The root is rounded to float32, which is off by less than one row; the two corrections are exact as long as their
-    products fit into 31 bits, up to row 46,338.
+    The square root is computed in float32 and is off by less than one row. The two corrections are exact as long as
+    their products fit into 31 bits, up to row 46,338.
     """
     i = ((tl.sqrt(8.0 * index.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
     i = tl.where((i + 1) * (i + 2) // 2 <= index, i + 1, i)
@@ -21,15 +21,15 @@ def lower_triangle(index):
 
 @triton.jit
 def grouped_lower_triangle(index, side, GROUP: tl.constexpr):
-    """Return the place (i, j), i >= j, of `index` in a triangle of `side` rows walked in groups of GROUP rows.
+    """Return row and column (i, j), i >= j, of tile number `index` in a triangle walked in groups of GROUP rows.
 
-    A group is walked column by column, so that programs that run at the same time share their operands' panels.
+    Inside a group the walk goes column by column, so programs that run at the same time share panels of their operands.
     """
     i, _ = lower_triangle(index)
-    first = i // GROUP * GROUP  # groups begin where the walk row by row begins a row
+    first = i // GROUP * GROUP  # a group starts with the same index as its first row has in the walk row by row
     rows = tl.minimum(side - first, GROUP)
     inside = index - first * (first + 1) // 2
-    corner = inside - first * rows  # negative in the rectangle left of the group's own triangle
+    corner = inside - first * rows  # negative in the rectangle to the left of the group's triangle
     p, q = lower_triangle(tl.maximum(corner, 0))
     i = first + tl.where(corner < 0, inside % rows, p)
     j = tl.where(corner < 0, inside // rows, first + q)

@@ -1,7 +1,8 @@
-"""Marks of candidates that are being tried: one that hangs or ends its process leaves its mark, and is not tried again.
+"""Marks of candidates that are being tried. A candidate that hangs or kills its process leaves its mark behind.
 
-A mark is a file beside that of the measurements, named by process and thread. Whoever reads the measurements takes the
-marks of processes that are gone for failures, if they were overdue or it is the second time.
+A mark is a file beside the measurements' file, named by process and thread. When measurements are read next, marks of
+dead processes are looked at: a candidate has failed if its mark says that it was overdue, or if this is its second
+mark.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 from .machine import Key
 from .measurement_file import Need, Table, empty, file_of
 
-# After which a candidate that has not come to its end is named, so that whoever waits knows for what.
+# After this time a warning names the candidate that is still running, so that the user knows what the process waits
+# for.
 PATIENCE_SECONDS = 60.0
 
 
@@ -40,9 +42,10 @@ def trial(key: Key, need: Need, candidate: str) -> Iterator[None]:
 
 
 def left_behind(key: Key) -> Table:
-    """Return, as failures, the candidates that have hung, or during whose trials processes of this machine ended twice.
+    """Return as failures the candidates that were overdue, or whose trials ended two processes of this machine.
 
-    Their marks go. A process may be ended from outside, once by chance: a first such mark is put aside.
+    Their marks are deleted. A process may also be killed from outside, once by chance, so the first mark of a candidate
+    that was not overdue only counts as a first time.
     """
     table, file = empty(), file_of(key)
     for mark in file.parent.glob(f"{file.stem}.*.trial") if file is not None else ():
@@ -61,7 +64,7 @@ def left_behind(key: Key) -> Table:
 
 
 def _ended_before(file: Path, what: Sequence[str]) -> bool:
-    """Whether a mark of this candidate was put aside before; if not, this one is."""
+    """Whether this candidate has left a mark before. If not, remember that it has now."""
     name = hashlib.sha256(" ".join(what).encode()).hexdigest()[:16]
     aside = file.with_name(f"{file.stem}.{name}.once")
     if aside.exists():
@@ -78,7 +81,7 @@ def _mark(key: Key, need: Need, candidate: str) -> Optional[Path]:
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
         _write(mark, need, candidate, overdue=False)
-    except OSError:  # of which `measurements.keep` warns
+    except OSError:  # `measurements.keep` warns about the same problem
         return None
     return mark
 
@@ -93,15 +96,15 @@ def _overdue(need: Need, candidate: str, mark: Optional[Path]) -> None:
         if mark is not None and mark.exists():
             _write(mark, need, candidate, overdue=True)
     warnings.warn(
-        f"{need.kernel} {candidate} in {need.dtype} has not come to its end for {PATIENCE_SECONDS:.0f} seconds. If it "
-        "hangs, end this process: the next one leaves this candidate out",
+        f"{need.kernel} {candidate} in {need.dtype} has been running for {PATIENCE_SECONDS:.0f} seconds. If it hangs, "
+        "end this process: the next one leaves this candidate out",
         RuntimeWarning,
         stacklevel=1,
     )
 
 
 def _has_ended(content: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a mark was one of this machine and is gone; another may have its number by now."""
+    """Whether the process that wrote a mark ran on this machine and has ended, even if its number is in use again."""
     if content["host"] != platform.node():
         return False
     try:
@@ -114,7 +117,7 @@ def _has_ended(content: Mapping[str, Any]) -> bool:
 
 
 def _since(process: int) -> str:
-    """Return when a process began, in the system's own count; "" where it does not tell."""
+    """Return when a process began, in the units of /proc; "" if the system does not say."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Launch configurations: measured ones by device and size (`measurements.py`), and safe ones where there are none."""
+"""Launch configurations: measured ones by device and size (`measurements.py`), and safe ones where nothing is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .measurements import candidate_name, failed, measured_here, nearest_of, shi
 
 
 class Config(NamedTuple):
-    """How a symmetric product is launched: square tiles of `tile`, the sum in parts of `tile_k`."""
+    """How a symmetric product is launched: square tiles of `tile`, summed over k in steps of `tile_k`."""
 
     tile: int
     tile_k: int
@@ -22,7 +22,7 @@ class Config(NamedTuple):
 
 
 class SmallConfig(NamedTuple):
-    """How `small_polar` is launched: matrices padded to `side` rows, `width` columns of a product, sums by `depth`."""
+    """How `small_polar` is launched: rows padded to `side`, panels of `width` columns, summed in steps of `depth`."""
 
     side: int
     width: int
@@ -38,20 +38,20 @@ class Target(NamedTuple):
     capability: int
 
 
-# The product of `hopper_gemm.py`, which is compiled with these numbers: squares of 256 by two multiprocessors, 12 warps
-# each. It stands among configurations, so that it is proven, raced and remembered as they are.
+# The product of `hopper_gemm.py`, which is compiled with these numbers: two multiprocessors, of 12 warps each, work on
+# a square of 256. It is one of the configurations, so it is proven, raced and remembered like the others.
 HOPPER = Config(256, 64, 8, 12, 4)
 
-# Side of the result up to which tiles of 64 are taken: with tiles of 128 a matrix of 768 has 21, for 108 to 148
+# Up to this side the result has tiles of 64. With tiles of 128 a matrix of side 768 has only 21, for 108 to 148
 # multiprocessors. A guess until it is measured.
 SMALL_SIDE = 768
 
-# What the rows of small matrices are padded to.
+# Small matrices are padded to one of these numbers of rows.
 SMALL_SIDES = (16, 32, 64, 128)
 
 
 def target_of(device: torch.device) -> Target:
-    """Return what kernels are compiled for on a GPU."""
+    """Return the target that kernels are compiled for on a GPU."""
     if torch.version.hip:
         return Target("hip", 0)
     major, minor = torch.cuda.get_device_capability(device)
@@ -61,9 +61,9 @@ def target_of(device: torch.device) -> Target:
 def chosen_config(
     device_name: str, target: Target, dtype: torch.dtype, shape: tuple[int, int], descriptors: bool, aligned: bool
 ) -> Config:
-    """Return the configuration measured nearest to `shape`, (m, k), or the safe one where there is none.
+    """Return the configuration measured nearest to `shape`, (m, k), or the safe one if there is no measurement.
 
-    What was measured was measured on aligned operands, and may spill on others.
+    Measurements are made on aligned operands. On others the same configuration may spill, so they get the safe one.
     """
     entry = nearest(device_name, dtype, *shape) if aligned else None
     if entry is None:
@@ -75,10 +75,10 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
     """Return a configuration that compiles for `target` without spilling, whatever the size.
 
     `descriptors`: operands come through tensor descriptors. `aligned`: addresses are multiples of 16 bytes, sizes and
-    strides of 16 elements; without that loads and stores are narrow and take more registers. Every value that this can
-    return is compiled for its target by `tools/lint/kernels.py`.
+    strides are multiples of 16 elements; otherwise loads and stores are narrow and take more registers.
+    `tools/lint/kernels.py` compiles every value that this can return for its target.
     """
-    if dtype == torch.float32:  # no matrix instruction multiplies it exactly, and larger tiles spill here or there
+    if dtype == torch.float32:  # no matrix instruction multiplies it exactly; larger tiles spill on some targets
         return Config(32, 32, 8, 4, 2)
     if not aligned:
         return Config(64, 64, 8, 8, 3) if descriptors else Config(64, 32, 8, 8, 2)
@@ -95,7 +95,7 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
 def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, shape: tuple[int, int]) -> SmallConfig:
     """Return the configuration of `small_polar` measured nearest to `shape`, (m, n), or the safe one.
 
-    One that was measured for other padded rows does not fit, and is not taken.
+    A configuration that was measured for another number of padded rows does not fit and is ignored.
     """
     entry = nearest(device_name, dtype, *shape, kernel="small_polar")
     if entry is None or entry["side"] != padded_side(shape[0]):
@@ -106,23 +106,23 @@ def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, sh
 def safe_small_config(target: Target, dtype: torch.dtype, m: int) -> SmallConfig:
     """Return a configuration of `small_polar` for m rows that compiles for `target` without spilling.
 
-    `dtype` is that of the products. As `safe_config`, checked by `tools/lint/kernels.py`.
+    `dtype` is the work dtype. As for `safe_config`, `tools/lint/kernels.py` compiles every value.
     """
     side = padded_side(m)
     if dtype != torch.float32:
         return SmallConfig(side, min(side, 64), min(side, 64), max(1, side // 16), 2)
-    if target.backend == "hip":  # where scalars, too, have registers of their own, and fewer
+    if target.backend == "hip":  # there scalars have their own registers, and those are few
         return SmallConfig(side, 16 if side == 128 else min(side, 32), 16, 4, 2)
     return SmallConfig(side, min(side, 32), 16, 8 if side > 32 else 4, 2)
 
 
 def padded_side(m: int) -> int:
-    """Return the first of `SMALL_SIDES` that is at least m, which is at most their last."""
+    """Return the first of `SMALL_SIDES` that is at least m. m must not exceed the last."""
     return next(side for side in SMALL_SIDES if side >= m)
 
 
 def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = "symmetric_gemm") -> Optional[dict]:
-    """Return the entry that was measured here for m x k, else the nearest shipped one; None where there is none."""
+    """Return the entry measured here for exactly m x k, else the nearest shipped one; None if there is neither."""
     key, name = gpu_key(device_name), str(dtype).replace("torch.", "")
     here = measured_here(key, Need(kernel, name, m, k))
     if here is not None and candidate_name(here.entry, kernel) not in failed(key, kernel, name):
@@ -133,8 +133,8 @@ def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = 
 
 @torch.compiler.assume_constant_result
 def launches_hopper_gemm(device: torch.device, dtype: torch.dtype, m: int, k: int) -> bool:
-    """Whether the fastest symmetric product that is known of a GPU for m x k is the compiled one."""
-    if not torch.cuda.is_available():  # a GPU that is made up
+    """Whether the compiled Hopper kernel is the fastest known symmetric product for m x k on this GPU."""
+    if not torch.cuda.is_available():  # `device` is a fake GPU
         return False
     entry = nearest(torch.cuda.get_device_name(device), dtype, m, k)
     return entry is not None and HOPPER._asdict().items() <= entry.items()

@@ -1,1 +1,1 @@
-"""Made once, frozen, without a tensor: what is worked on together, by which rank, and what is sent to whom."""
+"""The plan of a step, made once and frozen, without tensors: batches, owners and messages."""

@@ -1,4 +1,4 @@
-"""What ranks that share parameters must agree about: lines of text, and a digest of them that they compare."""
+"""What ranks that share parameters must agree about: lines of text, whose digest they compare."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this
 
 
 class Copies(NamedTuple):
-    """Parameters that lie alike and in several copies: what the copies of a part do must be the same."""
+    """Parameters with the same layout in several copies. All copies of a part must be updated alike."""
 
-    positions: tuple[int, ...]  # of those of which this rank's part is not empty, among the parameters of the terms
-    sharers: tuple[Ranks, ...]  # of each part, the ranks that have a copy of it
-    part: int  # the one that this rank has
-    weight: int  # of this rank among the sharers of its part, by `counterweight`
+    positions: tuple[int, ...]  # among the parameters of the terms; only those whose part on this rank is not empty
+    sharers: tuple[Ranks, ...]  # for each part, the ranks that have a copy of it
+    part: int  # the number of this rank's part
+    weight: int  # this rank's `counterweight` among the sharers of its part
 
 
 class Terms(NamedTuple):
-    """What the ranks that share some parameters must agree about: a line for each parameter, and one for all."""
+    """What the ranks that share some parameters must agree about: one common line, and a line for each parameter."""
 
     common_line: str
-    failed: str  # what has failed its proof on this rank, which takes something else there; no part of the digest
+    failed: str  # kernels that failed their proof on this rank, so it uses others; not part of the digest
     names: tuple[str, ...]
     lines: tuple[str, ...]
-    places: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and where it is there
+    places: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and its position there
     device: torch.device
     copies: tuple[Copies, ...]
-    weight: int  # of this rank among all, by `counterweight`
-    digest: str  # of these lines
+    weight: int  # this rank's `counterweight` among all of these ranks
+    digest: str  # of the common line and the lines
 
     def settings(self, groups: Sequence[Group]) -> str:
-        """Return what schedulers and users may have moved, and what has failed, as one line."""
+        """Return one line with the settings that schedulers and users may change between steps, and with `failed`."""
         live = (str(_live_settings(groups[number])) for number in dict.fromkeys(g for g, _ in self.places))
         return "; ".join((*live, self.failed))
 
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
-        """Return all lines, those of parameters with what schedulers and users may have moved."""
+        """Return all lines. Those of parameters include the settings that may change between steps."""
         lines = (f"{line} and {_live_settings(groups[number])}" for line, (number, _) in zip(self.lines, self.places))
         return [self.common_line, self.failed, *lines]
 
 
 class _Shared(NamedTuple):
-    """A parameter that this rank shares with others."""
+    """A parameter that this rank shares with other ranks."""
 
     name: str
     line: str
     place: tuple[int, int]
     device: torch.device
     layout: Layout
-    is_empty: bool  # this rank's part
+    is_empty: bool  # this rank's part has no elements
 
 
 def terms_of(
@@ -68,10 +68,10 @@ def terms_of(
     replica_ranks: Optional[Ranks],
     state: Container[Tensor],
 ) -> dict[Ranks, Terms]:
-    """Return the terms of all groups of ranks that share parameters with this one.
+    """Return the terms for each set of ranks that shares parameters with this rank.
 
-    `common_line` is a line of each; `failed` has for some of them one that says what has failed its proof on this rank.
-    `replica_ranks` have a copy of every plain parameter; parameters without `state` are frozen.
+    `common_line` is part of all terms. `failed` has, for some sets, a line about kernels that failed their proof here.
+    `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen.
     """
     shared: dict[Ranks, list[_Shared]] = {}
     for number, group in enumerate(groups):
@@ -87,10 +87,10 @@ def terms_of(
 
 
 def counterweight(ranks: Ranks) -> int:
-    """Return this rank's factor, of factors whose sum over `ranks` is 0.
+    """Return this rank's weight; the weights of all `ranks` sum to 0: 1 - n for the first of n ranks, 1 for the others.
 
-    Equal numbers times these sum to 0. Random numbers that are not all equal do so by chance alone. So one number,
-    summed over ranks, tells whether all have the same.
+    If all ranks have the same number, the weighted sum is 0. For random numbers that are not all equal, it is 0 only by
+    chance. So one summed number tells whether all ranks have the same.
     """
     return 1 - len(ranks) if this_rank() == ranks[0] else 1
 
@@ -103,7 +103,7 @@ def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Sh
 
 
 def _copies(parameters: Sequence[_Shared]) -> Iterator[Copies]:
-    """Yield the parameters that lie in several copies, those together whose copies are on the same ranks."""
+    """Yield the parameters that have several copies, grouped by the ranks that their copies are on."""
     alike: dict[tuple, list[int]] = {}
     for position, parameter in enumerate(parameters):
         if parameter.layout.copies > 1:
@@ -120,10 +120,10 @@ def _copies(parameters: Sequence[_Shared]) -> Iterator[Copies]:
 
 
 def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device, names: str) -> str:
-    """Return which of `ranks` first differs from the first of them in its `lines`, and where.
+    """Return which of `ranks` is the first whose `lines` differ from those of the first rank, and in which line.
 
-    All ranks must call it, who do not all have the same lines. Where they do not come, the error says that it was for
-    the parameters `names`.
+    Collective: all ranks must call it, and only if their lines are not all equal. If a rank does not come, the error
+    names the parameters `names`.
     """
     digests = gathered(hashlib.sha256("\n".join(lines).encode()).digest(), ranks, "plans", names)
     odd = ranks[next(i for i, digest in enumerate(digests) if digest != digests[0])]
@@ -136,10 +136,10 @@ def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device
 
 
 def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
-    """Return what the plan of a parameter depends on, as one line."""
+    """Return one line with everything that the plan of a parameter depends on."""
     settings = {key: getattr(group[key], "__qualname__", group[key]) for key in COMPARED_ONCE}  # functions by name
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
-    if group["use_muon"] and group["ns_dtype"] is None:  # each rank's own choice, by what its processor multiplies
+    if group["use_muon"] and group["ns_dtype"] is None:  # each rank chooses by what its processor multiplies fast
         settings["ns_dtype"] = f"None, here {default_work_dtype(p)}"
     return (
         f"{name} {tuple(p.shape)} {p.dtype} on a mesh {layout.mesh.shape} (ranks {layout.mesh.digest}) split "
@@ -148,7 +148,7 @@ def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
 
 
 def _live_settings(group: Group) -> dict[str, Any]:
-    """Return what a step reads of a group; a number that is on a GPU, and would be waited for, is left out."""
+    """Return the settings that a step reads from a group, except numbers on a GPU, for which it would wait."""
     values = {key: group[key] for key in COMPARED_AT_EVERY_STEP}
     return {
         key: value.item() if isinstance(value, Tensor) else value
@@ -158,7 +158,7 @@ def _live_settings(group: Group) -> dict[str, Any]:
 
 
 def _broadcast(lines: Sequence[str], rank: int, group: dist.ProcessGroup, device: torch.device) -> list[str]:
-    """Return the lines that `rank` has."""
+    """Return the lines of `rank`, on all ranks of the group."""
     boxed: list[Optional[list[str]]] = [list(lines)]
     dist.broadcast_object_list(boxed, src=rank, group=group, device=device)
     return boxed[0]

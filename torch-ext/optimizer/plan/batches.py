@@ -14,13 +14,13 @@ from .matrix import Matrix
 
 Member = TypeVar("Member")
 
-# What a batch may hold on a GPU: enough to fill it.
+# The most that a batch packs on a GPU: enough to fill it.
 BATCH_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Matrices of one `batch_key`, and how they are packed: as cols x rows if `transposed`."""
+    """Matrices with one `batch_key`, and how they are packed: transposed, as cols x rows, if `transposed`."""
 
     matrices: tuple[Matrix, ...]
     iteration: Iteration
@@ -30,29 +30,30 @@ class Batch:
 
     @property
     def device(self) -> torch.device:
-        """Where its matrices are."""
+        """The device of its matrices."""
         return self.matrices[0].parameter.device
 
     @property
     def first_group(self) -> int:
-        """The number of its first matrix's group, with which the others agree in what is done to a whole batch."""
+        """The number of its first matrix's group. Groups in a batch agree in all that applies to a batch."""
         return self.matrices[0].parameter.group
 
     @property
     def equalization(self) -> Equalization:
-        """What is done to rows and columns of its matrices."""
+        """What is done to the rows and columns of its matrices."""
         return self.matrices[0].parameter.equalization
 
     @property
     def moments_shape(self) -> Optional[tuple[int, int]]:
-        """Rows and columns of each matrix's second moments, None where they have none."""
+        """Rows and columns of each matrix's second moments; None if there are none."""
         return self.matrices[0].moments_shape
 
     @property
     def work_bytes(self) -> int:
-        """What its orthogonalization holds at most: what is packed, the factors, and what `polar_factors` says.
+        """The most bytes that orthogonalizing it takes: packed directions, factors, and the work of `polar_factors`.
 
-        Where updates are balanced by second moments, a copy of the factors may take more than the last of these.
+        If updates are balanced by second moments, a copy of the factors is counted instead of that work if it is
+        larger.
         """
         (m, n), iteration = sorted(self.packed_shape), self.iteration
         work, chain = iteration.work_dtype.itemsize, iteration.chain_dtype.itemsize
@@ -66,11 +67,12 @@ class Batch:
 
 
 def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
-    """Return the batches of all `matrices`, those of one batch in their order.
+    """Return the batches of all `matrices`; inside a batch they keep their order.
 
-    A batch packs at most `chunk_bytes`, or is one matrix; None is `BATCH_BYTES`, and on a CPU as many as are worked on
-    together. Where products take one matrix at a time there is nothing to be saved by stacking. Tall matrices are
-    transposed on a CPU while they are packed, since the iteration wants wide contiguous ones there.
+    A batch packs at most `chunk_bytes`, or is one matrix. None stands for `BATCH_BYTES` on a GPU, and on a CPU for as
+    many matrices as are worked on together. If products take one matrix at a time, so does a batch: stacking would save
+    nothing. On a CPU tall matrices are transposed while they are packed, because the iteration needs wide contiguous
+    matrices there.
     """
     batches = []
     for members in grouped(matrices, lambda matrix: matrix.batch_key):
@@ -83,7 +85,7 @@ def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) 
 
 
 def grouped(members: Iterable[Member], key: Callable[[Member], Hashable]) -> list[list[Member]]:
-    """Return the members of equal keys, group by group, in the order of their first one."""
+    """Return groups of members with equal keys, in the order of their first members."""
     groups: dict[Hashable, list[Member]] = {}
     for member in members:
         groups.setdefault(key(member), []).append(member)
@@ -91,12 +93,12 @@ def grouped(members: Iterable[Member], key: Callable[[Member], Hashable]) -> lis
 
 
 def slices(members: Sequence, length: int) -> list[Sequence]:
-    """Return `members` in as few slices of at most `length` as there can be, as even as they can be."""
+    """Return `members` in the fewest possible slices of at most `length`, as even as possible."""
     return [members[start:end] for start, end in even_pieces(len(members), length)]
 
 
 def _length(matrix: Matrix, chunk_bytes: Optional[int]) -> int:
-    """Return how many matrices like this a batch has at most."""
+    """Return how many matrices like this one a batch may have."""
     if not matrix.iteration.products.batched:
         return 1
     device, rows, cols = matrix.parameter.device, matrix.rows, matrix.cols

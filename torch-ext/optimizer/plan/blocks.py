@@ -1,4 +1,4 @@
-"""Blocks: where parts of matrices are in a buffer and in a batch, in strides and offsets that a step only applies."""
+"""Blocks: where parts of matrices are in a buffer and in a batch, as strides and offsets that a step only applies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from .shards import Part
 
 
 class Block(NamedTuple):
-    """The same rows x cols of `count` neighbours in a batch, and their places in a buffer, evenly spaced.
+    """The same rows x cols of `count` consecutive matrices in a batch, and their evenly spaced places in a buffer.
 
-    For example, a rank sends rows 4 to 7 of three matrices 8 x 2, flags after them: count 3, batch position 0, top 4,
-    left 0, 4 x 2, and in the buffer offset 0, 8 elements from one matrix to the next, 2 from one row to the next.
+    For example, a rank sends rows 4 to 7 of three 8 x 2 matrices. Then count is 3, position in the batch 0, top 4, left
+    0, rows 4, cols 2. In the buffer they start at offset 0, 8 elements from one matrix to the next, 2 from one row to
+    the next; flags follow behind.
     """
 
     count: int
@@ -23,14 +24,14 @@ class Block(NamedTuple):
     rows: int
     cols: int
     offset: int  # in the buffer
-    step: int  # from one matrix to the next there
+    step: int  # elements from one matrix to the next in the buffer
     row_step: int
 
 
 def blocks_of(parts: Sequence[PartPlace], positions: Mapping[int, int]) -> tuple[Block, ...]:
     """Return the blocks of those `parts` whose matrix has an entry in `positions`, its position in a batch.
 
-    Parts of a sender that are alike and follow each other become one block, so that a step copies them at once.
+    Consecutive parts of the same shape become one block, so that a step copies them in one call.
     """
     blocks: list[Block] = []
     for matrix, part, offset in parts:
@@ -53,7 +54,7 @@ def _runs(part: Part, position: int, offset: int) -> Iterator[Block]:
 
 
 def _joined(last: Block, block: Block) -> Optional[Block]:
-    """Return the last block with another matrix, where `block` goes on evenly; else None."""
+    """Return `last` with one more matrix if `block` continues it with even spacing; else None."""
     step = block.offset - last.offset if last.count == 1 else last.step
     following = last._replace(position=last.position + last.count, offset=last.offset + last.count * step)
     goes_on = step > 0 and following == block._replace(count=last.count, step=last.step)

@@ -1,7 +1,8 @@
-"""What work costs: FLOPs of an owner, and how many chunks a step is cut into, by a model of links and GPUs.
+"""What work costs: the FLOPs of an owner, and the best number of chunks, by a model of links and GPUs.
 
-The rates are those of one GPU of 2024 with a 400 Gbit/s link, and the same on every rank, so that all plan alike.
-`python -m tools.scale.report` shows what follows from them, `python -m tools.scale.calibrate` measures them in a trace.
+The rates are those of one GPU of 2024 with a 400 Gbit/s link. They are the same on every rank, so that all ranks make
+the same plan. `python -m tools.scale.report` shows what follows from them, `python -m tools.scale.calibrate` measures
+them from a trace.
 """
 
 from __future__ import annotations
@@ -12,33 +13,35 @@ from ..iteration import iteration_costs
 from ..kernels.products import SINGLE
 
 FLOPS_PER_SECOND = 4e14  # of products in half precision
-BYTES_PER_SECOND = 5e10  # that a rank sends
+BYTES_PER_SECOND = 5e10  # that a rank sends over the network
 NODE_BYTES_PER_SECOND = 4e11  # that a rank sends to others of its node
-SECONDS_PER_PEER = 1e-6  # that a collective takes for each other rank, whatever is sent
+SECONDS_PER_PEER = 1e-6  # latency of a collective for each other rank, however little is sent
 
-# FLOPs in whose time an element of two bytes goes over the wire. It keeps long thin matrices, which cost few FLOPs,
-# from meeting on one rank.
+# The FLOPs that a GPU does while one element of two bytes is sent. Counting them keeps long thin matrices, which cost
+# few FLOPs but many bytes, from all going to one rank.
 FLOPS_OF_AN_ELEMENT = int(2 * FLOPS_PER_SECOND / BYTES_PER_SECOND)
 
-# Copies of a matrix are orthogonalized once, and sent, where a step costs more FLOPs; a guess, not measured.
+# A matrix with several copies is orthogonalized once and sent if one step of its iteration costs more FLOPs than this;
+# else each rank repeats it. A guess, not measured.
 WORTH_SENDING = 2**28
 
 
 def flops(rows: int, cols: int) -> int:
-    """Return the FLOPs of one step of the standard iteration, 4 m² n + 2 m³, by products that save nothing."""
+    """Return the FLOPs of one step of the standard iteration, 4 m² n + 2 m³, without the savings of symmetry."""
     return int(iteration_costs(*sorted((rows, cols)), 1, 1, SINGLE)[0])
 
 
 def owners_cost(rows: int, cols: int, steps: int) -> int:
-    """Return what a matrix costs its owner, in FLOPs: so many steps, and the way there and back."""
+    """Return the cost of a matrix to its owner in FLOPs: `steps` steps, and its way there and back."""
     return steps * flops(rows, cols) + FLOPS_OF_AN_ELEMENT * rows * cols
 
 
 def team_cost(size: tuple[int, int], steps: int, windows: int, members: int) -> int:
-    """Return what a wide m x n matrix costs each of the ranks that work on it together, in FLOPs.
+    """Return the cost of a wide m x n matrix, in FLOPs, to each of the `members` ranks that work on it together.
 
-    Each makes its share of the products with the long side and all of m x m. In a node the columns go to the members
-    and back, two bytes an element, and Gram matrices are summed in float32, for which a ring sends each twice.
+    Each member does its share of the products with the long side and all of the m x m products. Within a node the
+    columns go to the members and back, two bytes an element. Gram matrices are summed in float32; in a ring each rank
+    sends them twice.
     """
     m, n = size
     _, products = iteration_costs(m, n / members, steps, windows, SINGLE)
@@ -47,10 +50,10 @@ def team_cost(size: tuple[int, int], steps: int, windows: int, members: int) -> 
 
 
 def useful_copies(work: float, largest: float, elements: int, parts: int, copies: int) -> tuple[int, float]:
-    """Return how many of the `copies` of some matrices best share their `work`, and what a step then costs, in FLOPs.
+    """Return how many of the `copies` of some matrices should share their `work`, and what a step then costs, in FLOPs.
 
-    Each copy lies in `parts`. A step takes c copies no less than the work of one of their c * parts ranks, nor than the
-    `largest` work of one rank, and that matrix's owner sends its `elements` to all c. c divides the number of copies.
+    A copy is cut into `parts`, so c copies are c * parts ranks. A step takes at least the work divided by these ranks,
+    and at least the `largest` work of one rank, whose owner sends its `elements` to all c copies. c divides `copies`.
     """
 
     def cost(count: int) -> float:
@@ -61,11 +64,11 @@ def useful_copies(work: float, largest: float, elements: int, parts: int, copies
 
 
 def useful_chunks(sent_bytes: float, work_flops: float, ranks: int) -> int:
-    """Return into how many chunks an exchange is best cut, of which a rank sends and works on so much.
+    """Return the best number of chunks for an exchange in which a rank sends `sent_bytes` and computes `work_flops`.
 
     With W seconds of products and S seconds on the wire, K chunks take about max(W, S) + min(W, S) / K + K c: the
-    shorter of the two is hidden, all but one chunk's share, and each chunk costs c, the latency of its two messages.
-    The least of that is at K = sqrt(min(W, S) / c).
+    shorter of the two is hidden except for one chunk's share, and each chunk costs c, the latency of its two messages.
+    The minimum is at K = sqrt(min(W, S) / c).
     """
     shorter = min(work_flops / FLOPS_PER_SECOND, sent_bytes / BYTES_PER_SECOND)
     latency = 2 * SECONDS_PER_PEER * max(ranks - 1, 1)

@@ -1,4 +1,4 @@
-"""Exchanges: which ranks work together on which matrices, and in which chunks those travel."""
+"""Exchanges: which ranks work together on which matrices, and in which chunks the matrices travel."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ MOST_CHUNK_BYTES = 256 * 2**20
 class ExchangeOptions:
     """How ranks share the work on matrices.
 
-    process_group: ranks that each hold a copy of every plain parameter, as under DDP: they share the work.
-    chunk_bytes: of directions that a rank holds for each chunk of exchanged matrices; None: as little as hides most of
-        the exchange behind the work by a model of both (`plan/costs.py`), and at most 256 MiB.
-    chunks_in_flight: how many chunks may be on their way while one is worked on; more than two are of no use.
-    ranks_per_matrix: how many neighbouring ranks, say those of a node, may work on one matrix together, where it would
-        take one of them longer than the rest of a step; updates are rounded differently. `explain()` says where.
-    sum_gram: where a matrix lies in parts along its long side, and that costs less, sum its Gram matrix over the ranks
-        instead of sending the parts to an owner; updates are rounded differently. `explain()` says where.
+    process_group: ranks that each hold a copy of every plain parameter, as under DDP, and so share the work.
+    chunk_bytes: how many bytes of directions a rank holds for one chunk of exchanged matrices. None chooses the
+        smallest chunks that still hide most of the exchange behind the work, by the model of `plan/costs.py`, and at
+        most 256 MiB.
+    chunks_in_flight: how many chunks may be on their way while one is worked on. More than two do not help.
+    ranks_per_matrix: how many neighbouring ranks, such as those of a node, may work on one matrix together if it would
+        take one of them longer than the rest of a step. Updates are rounded differently. `explain()` says where.
+    sum_gram: if a matrix is cut along its long side and it costs less, sum its Gram matrix over the ranks instead of
+        sending the parts to an owner. Updates are rounded differently. `explain()` says where.
     """
 
     process_group: Optional[ProcessGroup] = None
@@ -58,13 +59,13 @@ class ExchangeOptions:
 
 @dataclass(frozen=True, eq=False)
 class OwnedBatch:
-    """A batch of matrices that this rank owns in a chunk, and the blocks of them that come and go.
+    """A batch of a chunk's matrices that this rank owns, and the blocks in which their parts arrive and leave.
 
-    It also has the blocks of their second moments, and of the parameters' matrices, where these are sent.
+    It also has the blocks of second moments and of the parameter's elements, if these are sent.
     """
 
     batch: Batch
-    positions: tuple[int, ...]  # of its matrices among all that are owned of the chunk
+    positions: tuple[int, ...]  # of its matrices among all of the chunk that this rank owns
     blocks_in: tuple[Block, ...]
     blocks_out: tuple[Block, ...]
     moments_in: tuple[Block, ...]
@@ -74,21 +75,21 @@ class OwnedBatch:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Matrices of one family that travel together: this rank's messages, and the batches that it owns of them."""
+    """Matrices of one family that travel together: this rank's messages, and the batches of them that it owns."""
 
     messages: Messages
     batches: tuple[OwnedBatch, ...]
-    teams: tuple[tuple[Team, Optional[OwnedBatch]], ...]  # that this rank is in; with a batch where it owns the matrix
-    names: str  # of some of the parameters, for errors
+    teams: tuple[tuple[Team, Optional[OwnedBatch]], ...]  # this rank's teams; with a batch if it owns the matrix
+    names: str  # of the first few parameters, for error messages
 
     @property
     def first(self) -> Matrix:
-        """A matrix that stands for all in what they have in common; this rank may neither hold nor own any."""
+        """The first matrix, from which what all have in common is read; this rank may neither hold nor own it."""
         return self.messages.owners[0][0]
 
     @functools.cached_property
     def profiled_as(self) -> str:
-        """What a profiler calls this rank's work: with its FLOPs by `flops`, but not where it waits for a team."""
+        """The name of this rank's work in a profile: with its FLOPs, unless it includes waiting for a team."""
         if self.teams:
             return "muon.orthogonalize"
         owned = self.messages.owner.matrices
@@ -98,12 +99,12 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """Chunks that are exchanged among `ranks`, seen from the rank at `position` among them."""
+    """Chunks that are exchanged among `ranks`, as the rank at `position` among them sees them."""
 
     ranks: Ranks
     position: int
     chunks: tuple[Chunk, ...]
-    loads: tuple[int, ...]  # cost of each rank's matrices
+    loads: tuple[int, ...]  # total cost of each rank's matrices
     in_flight: int  # chunks that may be on their way while one is worked on
 
     @property
@@ -112,13 +113,13 @@ class Exchange:
         return parameter.packed_dtype.itemsize, parameter.update_dtype.itemsize
 
     def sent_bytes(self) -> int:
-        """Return what this rank sends to others in a step."""
+        """Return the bytes that this rank sends to others in a step."""
         return sum(chunk.messages.sent_bytes(self.position, *self._itemsizes) for chunk in self.chunks)
 
     def held_bytes(self) -> int:
-        """Return what this rank holds at most at a time: buffers of the chunks under way, and the work on a batch.
+        """Return the most bytes that this rank holds at a time: buffers of chunks under way, and the work on a batch.
 
-        Where a rank has no gradient of what others have one of, zeros and a copy of its momentum come on top.
+        If this rank lacks a gradient that other ranks have, zeros and a copy of its momentum come on top.
         """
         buffers = [chunk.messages.buffer_bytes(*self._itemsizes) for chunk in self.chunks]
         together = max(sum(buffers[i : i + self.in_flight + 1]) for i in range(len(buffers)))
@@ -138,15 +139,15 @@ class Exchange:
 
 
 def plan_exchanges(matrices: Sequence[Matrix], rank: int, options: ExchangeOptions) -> tuple[Exchange, ...]:
-    """Return what `rank` exchanges of `matrices`, which all have an owner.
+    """Return the exchanges of `matrices`, which all have an owner, as `rank` sees them.
 
-    A chunk holds matrices of at most `chunk_elements` on each rank, or one for each part of a matrix.
+    Of a chunk a rank holds at most `chunk_elements`, or one matrix for each part.
     """
     chunk_bytes = options.chunk_bytes
     by_parameter = (list(some) for _, some in itertools.groupby(matrices, lambda matrix: matrix.parameter))
     families = grouped(by_parameter, lambda some: some[0].parameter.family)
     exchanges = []
-    # By ranks, so that two ranks that meet in several exchanges come to them in one order.
+    # In the order of their ranks, so that two ranks that meet in several exchanges reach them in the same order.
     for family in sorted(families, key=lambda family: family[0][0].parameter.sharers):
         members = with_teams(list(itertools.chain.from_iterable(family)), options.ranks_per_matrix)
         for ranks, replicas in replica_groups(members, rank).items():
@@ -157,9 +158,9 @@ def plan_exchanges(matrices: Sequence[Matrix], rank: int, options: ExchangeOptio
 
 
 def chunk_elements(matrices: Sequence[Matrix], ranks: Ranks, chunk_bytes: Optional[int]) -> int:
-    """Return how many elements a rank holds at most of a chunk of `matrices`, which `ranks` exchange.
+    """Return how many elements a rank holds at most of one chunk of `matrices`, which `ranks` exchange.
 
-    They are those of `chunk_bytes`; None: of as many chunks as are useful, of MOST_CHUNK_BYTES each at most.
+    That is as many as `chunk_bytes` hold. None divides the matrices into `useful_chunks`, of MOST_CHUNK_BYTES at most.
     """
     parameter = matrices[0].parameter
     packed, work = parameter.packed_dtype.itemsize, parameter.update_dtype.itemsize
@@ -174,9 +175,9 @@ def chunk_elements(matrices: Sequence[Matrix], ranks: Ranks, chunk_bytes: Option
 def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Matrix]]:
     """Group replicas: return, for each group that `rank` belongs to, its ranks and the matrices they share.
 
-    A group has as many replicas as make a step shortest by `useful_copies`; the others form groups of their own and
-    repeat it. For example, no step is shorter than its largest matrix takes one rank: of 64 replicas of 10 equal
-    matrices no more than 10 have something to do, and each result would be sent to more of them.
+    A group has as many replicas as make a step shortest by `useful_copies`. The other replicas form groups of their own
+    and repeat the work. For example, of 64 replicas of 10 equal matrices at most 10 have something to do. A larger
+    group would not make the step shorter, but would send each result to more ranks.
     """
     copied = [matrix for matrix in matrices if matrix.shards.copies > 1]
     work, largest = sum(matrix.work for matrix in copied), max(copied, key=lambda m: m.cost, default=None)
@@ -196,7 +197,7 @@ def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Ma
 
 @functools.lru_cache(maxsize=2**16)
 def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
-    """Return the layout of the aligned run of `count` copies with the one of `rank`; `count` divides their number."""
+    """Return the layout of `count` replicas: the aligned run of copies with `rank`'s. `count` divides their number."""
     copies: dict[tuple[int, ...], list[int]] = {}
     for member in layout.mesh.ranks:
         copies.setdefault(layout.copy_of(member), []).append(member)

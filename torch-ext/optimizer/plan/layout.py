@@ -1,4 +1,4 @@
-"""Where the parts of a sharded parameter are; the only file that knows how a DTensor says so."""
+"""How a sharded parameter is laid out on ranks. The only file that reads a DTensor's placements."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from .process_groups import offer_group, this_rank
 
-# Neighbouring indices of one dimension, as (start, stop), in rising order.
+# Consecutive indices of one dimension, as (start, stop), in ascending order.
 Runs = tuple[tuple[int, int], ...]
 
-# Of thousands of tensors at every step: `map` asks them without a line of Python for each.
+# Every step reads these from thousands of tensors: with `map` it runs no Python code for each.
 _DEVICE, _DTYPE, _SHAPE, _STRIDES = attrgetter("device"), attrgetter("dtype"), attrgetter("shape"), Tensor.stride
 
-# Meshes by what they stem from. Weak, as a device mesh holds its groups.
+# The mesh of each device mesh. Weak, because a device mesh keeps its process groups alive.
 _MESHES: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary()
 
 
 class Mesh:
-    """The ranks of a mesh of `shape`, in the order of their coordinates; equal ones are one object (`mesh_of`)."""
+    """The ranks of a mesh of `shape`, in the order of their coordinates. Equal meshes are one object (`mesh_of`)."""
 
     def __init__(self, shape: tuple[int, ...], ranks: tuple[int, ...]):
         self.shape = shape
@@ -41,7 +41,7 @@ class Mesh:
         return rank in self._position
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Return where `rank` is in each dimension."""
+        """Return the coordinate of `rank` in each dimension."""
         indices, position = [], self._position[rank]
         for size in reversed(self.shape):
             position, index = divmod(position, size)
@@ -50,16 +50,16 @@ class Mesh:
 
 
 class Layout(NamedTuple):
-    """How a tensor of `shape` lies on a mesh, in numbers: the same on every rank.
+    """How a tensor of `shape` is laid out on a mesh, in numbers that are the same on every rank.
 
-    Each dimension of the mesh replicates the tensor, None, or splits a dimension of it as `torch.chunk` does. With a
-    factor f above 1 that dimension is first cut into f pieces, and each piece is split over the dimension of the mesh
-    (torch's `_StridedShard`): so FSDP2 splits what tensor parallelism has split before.
+    Each mesh dimension either replicates the tensor (None) or splits one of its dimensions as `torch.chunk` does. If
+    the factor f is above 1, that dimension is first cut into f pieces, and each piece is split over the mesh dimension
+    (torch's `_StridedShard`). FSDP2 uses this for what tensor parallelism has already split.
     """
 
     shape: tuple[int, ...]
     mesh: Mesh
-    splits: tuple[Optional[tuple[int, int]], ...]  # dimension and factor
+    splits: tuple[Optional[tuple[int, int]], ...]  # for each mesh dimension: dimension of the tensor and factor
 
     @property
     def copies(self) -> int:
@@ -72,12 +72,12 @@ class Layout(NamedTuple):
         return {split[0] for split in self.splits if split is not None}
 
     def copy_of(self, rank: int) -> tuple[int, ...]:
-        """Return which copy of the tensor `rank` has a part of."""
+        """Return the coordinates of the copy to which the part of `rank` belongs."""
         coordinates = zip(self.splits, self.mesh.coordinates(rank))
         return tuple(index for split, index in coordinates if split is None)
 
     def part_of(self, rank: int) -> int:
-        """Return the number, from 0 on, of the part that `rank` has: copies of one part have one number."""
+        """Return the number, from 0 on, of the part that `rank` has. Copies of one part have the same number."""
         number = 0
         for split, size, index in zip(self.splits, self.mesh.shape, self.mesh.coordinates(rank)):
             number = number if split is None else number * size + index
@@ -86,14 +86,15 @@ class Layout(NamedTuple):
 
 @functools.cache
 def mesh_of(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Mesh:
-    """Return the mesh of these sizes and ranks, the same object each time."""
+    """Return the mesh with these sizes and ranks, the same object each time."""
     return Mesh(shape, ranks)
 
 
 def layout_of(name: str, tensor: Tensor, ranks: Optional[tuple[int, ...]] = None) -> Optional[Layout]:
     """Return the layout of a DTensor, or of a plain tensor that each of `ranks` has a copy of; else None.
 
-    Raises ValueError for a DTensor whose parts are yet to be summed, or whose part here is not what its placements say.
+    Raises ValueError for a DTensor with Partial placements, or whose local part does not have the shape that its
+    placements say.
     """
     if not isinstance(tensor, DTensor):
         if ranks is None:
@@ -119,10 +120,10 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
 
 
 def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return memory for a tensor that lies like `p`: on its device, split over its mesh alike, and in its order.
+    """Return uninitialized memory of `shape` that is laid out like `p`: same device, mesh, placements and stride order.
 
-    It has the dimensions of `p`, each split by its size in `shape`: a dimension of size 1 lies with the ranks that hold
-    the beginning of that dimension of `p`.
+    It has the same number of dimensions as `p`. Each is split by its own size: a dimension of size 1 goes to the ranks
+    that hold the beginning of that dimension of `p`.
     """
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     if not isinstance(p, DTensor):
@@ -136,9 +137,9 @@ def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor
 
 
 def facts_of(params: Sequence[Tensor]) -> list[Any]:
-    """Return what a plan depends on of how `params` lie, in a flat list, to compare with what it was.
+    """Return everything about the layout of `params` that a plan depends on, as a flat list that can be compared.
 
-    A DTensor is asked for its part, which answers sooner than it does; its specification is an object that stays.
+    For a DTensor, device, dtype, shape and strides are read from its local tensor, which answers faster.
     """
     kinds, parts, specs = list(map(type, params)), params, []
     if has_shards(kinds):
@@ -147,7 +148,7 @@ def facts_of(params: Sequence[Tensor]) -> list[Any]:
 
 
 def check_gradients(params: Sequence[Tensor], shapes: Sequence[torch.Size]) -> None:
-    """Raise ValueError unless gradients are dense, of their parameter's shape and lie on ranks as that does."""
+    """Raise ValueError unless each gradient is dense and has its parameter's shape, placements and mesh."""
     gradients = [p.grad for p in params]
     sharded = has_shards([*map(type, params), *map(type, gradients)])
     for p, shape, gradient in zip(params, shapes, gradients):
@@ -173,23 +174,23 @@ def _lie_alike(a: Tensor, b: Tensor) -> bool:
     if a._local_tensor.shape != b._local_tensor.shape:
         return False
     a, b = a._spec, b._spec
-    # The same object nearly always, and DTensors compare their meshes rank by rank.
+    # Nearly always the same object; comparing two meshes goes rank by rank.
     return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)
 
 
 def has_shards(kinds: Iterable[type]) -> bool:
-    """Return whether any of the types of tensors is that of a DTensor."""
+    """Return whether any of these types is DTensor or a subclass."""
     return any(issubclass(kind, DTensor) for kind in set(kinds))
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, sharing its memory, and a plain tensor as it is."""
+    """Return the local tensor of a DTensor, sharing its memory; a plain tensor is returned as it is."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 @functools.lru_cache(maxsize=2**16)
 def runs_of(layout: Layout, rank: int) -> tuple[Runs, ...]:
-    """Return, for each dimension of the tensor, the indices that `rank` holds: none if it is not in the mesh."""
+    """Return the indices that `rank` holds of each dimension of the tensor: none if it is not in the mesh."""
     if rank not in layout.mesh:
         return ((),) * len(layout.shape)
     runs_by_dim = [((0, size),) for size in layout.shape]
@@ -202,18 +203,18 @@ def runs_of(layout: Layout, rank: int) -> tuple[Runs, ...]:
 
 
 def length(runs: Runs) -> int:
-    """Return how many indices there are."""
+    """Return the total number of indices in `runs`."""
     return sum(stop - start for start, stop in runs)
 
 
 def within(runs: Runs, start: int, stop: int) -> Runs:
-    """Return those of `runs` in [start, stop), counted from `start`."""
+    """Return the part of `runs` inside [start, stop), counted from `start`."""
     cut = ((max(a, start) - start, min(b, stop) - start) for a, b in runs)
     return tuple((a, b) for a, b in cut if a < b)
 
 
 def _chunk(runs: Runs, parts: int, index: int) -> Runs:
-    """Return the part that `torch.chunk` gives to `index`: the last ones may be short or empty."""
+    """Return the part that `torch.chunk` gives to `index`. The last parts may be short or empty."""
     total = length(runs)
     size = -(-total // parts)
     first, last = min(index * size, total), min((index + 1) * size, total)
@@ -238,7 +239,7 @@ def _joined(runs: Runs) -> Runs:
 def _numbers_of(mesh: DeviceMesh) -> Mesh:
     if mesh not in _MESHES:
         _MESHES[mesh] = mesh_of(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
-        if mesh.get_coordinate() is not None:  # this rank is in it, and in a group along each of its dimensions
+        if mesh.get_coordinate() is not None:  # this rank is in the mesh, so it has a group along each dimension
             for dim in range(mesh.ndim):
                 offer_group(mesh.get_group(dim))
     return _MESHES[mesh]
@@ -247,7 +248,7 @@ def _numbers_of(mesh: DeviceMesh) -> Mesh:
 def _split_of(name: str, placement) -> Optional[tuple[int, int]]:
     if isinstance(placement, Replicate):
         return None
-    if isinstance(placement, _StridedShard):  # before Shard, which it is a kind of in some versions of torch
+    if isinstance(placement, _StridedShard):  # tested before Shard, of which it is a subclass in some torch versions
         return placement.dim, placement.split_factor
     if isinstance(placement, Shard):
         return placement.dim, 1

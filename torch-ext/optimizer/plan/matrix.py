@@ -1,4 +1,4 @@
-"""The records of a parameter and of its matrices: all that a step needs to know of them and that no step changes."""
+"""The records of a parameter and of its matrices: everything that a step needs to know and that no step changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .shards import Part, Shards
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """One parameter of Muon; numbers count the parameters and groups of this rank. Equal to itself alone."""
+    """One parameter of Muon. Numbers count this rank's parameters and groups. Two records are never equal."""
 
     number: int  # among Muon's parameters
     name: str
@@ -30,22 +30,22 @@ class Parameter:
     stack_group: int  # number of the first group whose matrices may be stacked with those of this one
     schedule: Schedule
     view: MatrixView
-    shards: Optional[Shards]  # None: this process alone has it
-    sharers: Optional[Ranks]  # the ranks that have something of it, likewise
+    shards: Optional[Shards]  # None: only this process has it
+    sharers: Optional[Ranks]  # the ranks that hold a part or copy of it; None: only this process
     device: torch.device
     dtype: torch.dtype
     momentum_dtype: torch.dtype
     work_dtype: torch.dtype
     equalization: Equalization
-    moments_view: Optional[MatrixView]  # of the tensor that has its second moments, where it has some
-    keeps_norm: bool = False  # a step replaces its matrices by others of the same norm
+    moments_view: Optional[MatrixView]  # of the tensor with its second moments, if it has any
+    keeps_norm: bool = False  # Hyperball: a step replaces its matrices by others of the same norm
 
     def matrices(self, group: Group, choose: Callable[..., Iteration]) -> tuple[Matrix, ...]:
-        """Return its matrices by the settings of its group and `choose`, which is `choose_iteration` with a cache.
+        """Return its matrices by the settings of its group. `choose` is `choose_iteration` with a cache.
 
-        Raises ValueError where the group's method is not safe in the work dtype.
+        Raises ValueError if the group's method is not safe in the work dtype.
         """
-        alike = {}  # of each size, all that its matrices have in common
+        alike = {}  # for each size, what all of its matrices have in common
         for rows, cols in set(self.view.shapes):
             size = min(rows, cols), max(rows, cols)
             alike[rows, cols] = {
@@ -62,29 +62,29 @@ class Parameter:
 
     @property
     def circumstances(self) -> Circumstances:
-        """What choices for its matrices depend on: ranks that may have copies of them take the same."""
+        """What the choice of products depends on: ranks that may have copies of a matrix must choose alike."""
         return Circumstances(among=self.sharers or ()) if world_size() > 1 else ALONE
 
     @property
     def is_here(self) -> bool:
-        """Whether this rank is in the mesh that the parameter lies on."""
+        """Whether this rank is in the mesh of the parameter."""
         return self.sharers is None or this_rank() in self.sharers
 
     @property
     def packed_dtype(self) -> torch.dtype:
-        """A dtype for directions, which are not normalised yet: float16 has no room for 1e5, float32 none for 1e60."""
+        """The dtype of directions. They are not normalised yet: float16 would overflow at 1e5, float32 at 1e60."""
         if self.dtype == torch.float64:
             return torch.float64
         return torch.float32 if self.keeps_norm or self.work_dtype == torch.float16 else self.work_dtype
 
     @property
     def update_dtype(self) -> torch.dtype:
-        """The dtype of what comes back from owners: updates, or new matrices where norms are kept."""
+        """The dtype in which owners send results: updates, or, when norms are kept, new matrices."""
         return self.packed_dtype if self.keeps_norm else self.work_dtype
 
     @property
     def momentum_described(self) -> str:
-        """What `explain()` says of how its momentum is stored."""
+        """How its momentum is stored, for `explain()`; "" unless it has 8 bits."""
         return ", momentum in 8 bits" if self.momentum_dtype == torch.int8 else ""
 
     @property
@@ -94,50 +94,50 @@ class Parameter:
 
     @property
     def moments_described(self) -> str:
-        """What second moments do to its updates, for `explain()`."""
+        """What second moments do to its updates, for `explain()`; "" without them."""
         if self.moments_view is None:
             return ""
         return f", {'rows' if self.moments_view.cols == 1 else 'columns'} balanced by second moments"
 
     @property
     def family(self) -> Hashable:
-        """What parameters have in common whose matrices are exchanged in the same messages."""
+        """What parameters must have in common for their matrices to be exchanged in the same messages."""
         return self.sharers, self.device, self.dtype, self.momentum_dtype, self.stack_group
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """One matrix of a parameter, and how it is orthogonalized; equal to itself alone."""
+    """One matrix of a parameter, and how it is orthogonalized. Two records are never equal."""
 
     parameter: Parameter
     index: int  # among the parameter's matrices
-    rows: int  # of the whole matrix, wherever its parts lie
+    rows: int  # of the whole matrix, not of this rank's part
     cols: int
     multiplier: float  # of the learning rate
     iteration: Iteration
     shards: Optional[Shards]  # the parameter's; in an exchange, limited to the replicas that work together
-    cost: int  # to its owner, by `owners_cost`; to each rank of a team, by `team_cost`
-    team_size: int = 1  # ranks that work on it together
+    cost: int  # to its owner, by `owners_cost`; with a team, to each member, by `team_cost`
+    team_size: int = 1  # how many ranks work on it together
 
     @property
     def key(self) -> tuple[int, int]:
-        """The parameter's number and the index: the same for all records of one matrix."""
+        """The parameter's number and the index, the same for all records of one matrix."""
         return self.parameter.number, self.index
 
     @property
     def measured_as(self) -> tuple[torch.device, torch.dtype, tuple[int, int]]:
-        """What measurements of its products are of: the device, their dtype, and the short and the long side."""
+        """Device, dtype, and short and long side: what measurements of its products are looked up by."""
         size = min(self.rows, self.cols), max(self.rows, self.cols)
         return self.parameter.device, self.iteration.chain_dtype, size
 
     @property
     def batch_key(self) -> Hashable:
-        """What matrices of one batch have in common."""
+        """What the matrices of one batch must have in common."""
         return self.parameter.family, self.rows, self.cols, self.multiplier
 
     @property
     def work(self) -> int:
-        """What it costs all ranks that work on it."""
+        """The total cost to all ranks that work on it."""
         return self.cost * self.team_size
 
     @property
@@ -153,37 +153,37 @@ class Matrix:
 
     @property
     def holders(self) -> Ranks:
-        """The ranks that have something of the matrix: of a stack of experts, those that hold this one."""
+        """The ranks that have a part of the matrix. An expert of a stack is on some of the parameter's ranks only."""
         return self.shards.holders(self.index)
 
     @property
     def parts(self) -> int:
-        """In how many parts each copy of the matrix lies."""
+        """The number of parts into which each copy of the matrix is cut."""
         return len(self.holders) // self.shards.copies
 
     @property
     def part_size(self) -> int:
-        """How many elements the largest part has."""
+        """The number of elements of the largest part."""
         return -(-self.rows * self.cols // self.parts)
 
     def part(self, rank: int) -> Part:
-        """Return what `rank` holds of the matrix."""
+        """Return the rows and columns of the matrix that `rank` holds."""
         return self.shards.part(self.index, rank)
 
     @property
     def moments_shape(self) -> Optional[tuple[int, int]]:
-        """Rows and columns of its second moments, one of which is 1; None where it has none."""
+        """Rows and columns of its second moments, one of which is 1; None if it has none."""
         view = self.parameter.moments_view
         return None if view is None else view.shapes[self.index]
 
     def moments_part(self, rank: int) -> Part:
-        """Return what `rank` holds of its second moments, nothing where there are none."""
+        """Return which of its second moments `rank` holds: an empty part if there are none."""
         view = self.parameter.moments_view
         return Part((), ()) if view is None else self.shards.seen_as(view).part(self.index, rank)
 
     @property
     def has_owner(self) -> bool:
-        """Whether one rank orthogonalizes it for others: it lies in parts, or in copies that are worth sending."""
+        """Whether one rank orthogonalizes it for others: it is cut into parts, or its copies are worth sending."""
         if self.shards is None:
             return False
         if not self.shards.is_whole(self.index):

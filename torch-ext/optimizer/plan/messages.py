@@ -1,23 +1,25 @@
 """What each rank sends to whom, so that owners can orthogonalize whole matrices: integers only.
 
 A message has the sender's parts of the receiver's matrices, in the order of the chunk, and then a flag for each part.
-Its length follows from the plan alone, whatever gradients there are. Each part and each message begins at a multiple of
-16 bytes, since NCCL copies what does not byte by byte. For example, two ranks hold rows of A (4 x 2) and of B (2 x 2),
-in float32; rank 0 owns A, rank 1 owns B. A0 are the 4 elements of A on rank 0, B1 the 2 of B on rank 1, and f a flag.
-The buffers of rank 0, with the offset of each piece, where | stands between the messages of rank 0 and of rank 1:
+Its length follows from the plan alone, whichever gradients there are. Each part and each message begins at a multiple
+of 16 bytes, because NCCL copies unaligned data byte by byte.
+
+For example, two ranks hold rows of A (4 x 2) and of B (2 x 2), in float32; rank 0 owns A, rank 1 owns B. A0 stands for
+the 4 elements of A on rank 0, B1 for the 2 of B on rank 1, f for a flag. These are rank 0's buffers with the offset of
+each piece; | separates the message with rank 0 from the one with rank 1:
 
     gather, sent         0: A0   4: f  |  8: B0  10: f         parts of what each rank owns
     gather, received     0: A0   4: f  |  8: A1  12: f         A is whole here: orthogonalize it
     scatter, sent        0: A0   4: f  |  8: A1  12: f         parts of A's update
     scatter, received    0: A0   4: f  |  8: B0  10: f         updates of what this rank holds
 
-The second moments of a part, where it has some, lie behind its elements, in a dtype of their own, again from a multiple
-of 16 bytes on: those so far in the gather, the new ones in the scatter. In the gather then come the part's elements of
-the parameter, where the update depends on that: so it does where norms are kept.
+If a part has second moments, they follow its elements, in their own dtype and again from a multiple of 16 bytes: the
+current ones in the gather, the new ones in the scatter. In the gather the part's elements of the parameter come last,
+if the update depends on them, as it does when norms are kept (Hyperball).
 
-In the gather a flag is 1 if the sender had a gradient, else 0. In the scatter it is 1 if any rank had one, else 0; that
-copies of a part have theirs together is seen to before (`step/agreement.py`). Each rank makes its own side of the plan,
-from what all know.
+In the gather a flag is 1 if the sender had a gradient, else 0. In the scatter it is 1 if any rank had one, else 0.
+`step/agreement.py` has made sure before that copies of a part have their gradients together. Each rank makes its own
+side of the plan, from facts that all ranks know.
 """
 
 from __future__ import annotations
@@ -31,65 +33,63 @@ from .shards import Part
 from .teams import teams_among
 from .ways import Way, lay_out, padded, ways
 
-# A part of one of the owned matrices of a chunk, by its position among them, and the part's place in a buffer.
+# A part of one of the owned matrices of a chunk: the matrix's position among them, the part, its place in a buffer.
 PartPlace = tuple[int, Part, int]
 
-# The second moments of a part, by its number among the parts, their place in a buffer, and how many there are.
+# The second moments of a part: the part's number, their place in a buffer, and how many there are.
 MomentsPlace = tuple[int, int, int]
 
 
 class HolderSide(NamedTuple):
     """What a rank does for the parts that it holds. Places are elements in the buffer that is sent or received.
 
-    Those of second moments count elements of their dtype.
-
-    If several ranks hold copies of a part, only the rank in the owner's copy sends it. The others write their direction
-    to scratch memory behind the outgoing messages.
+    Places of second moments are counted in second moments. If several ranks hold copies of a part, only the rank in the
+    owner's copy sends it. The others write their direction to scratch memory behind the outgoing messages.
     """
 
     sent: tuple[int, ...]  # elements of the message to each rank, in the gather
-    received: tuple[int, ...]  # from each rank, in the scatter
+    received: tuple[int, ...]  # elements of the message from each rank, in the scatter
     scratch: int
-    matrices: tuple[Matrix, ...]  # of the parts, in the order of the chunk; places have an entry for each
-    direction_places: tuple[int, ...]
-    update_places: tuple[int, ...]
+    matrices: tuple[Matrix, ...]  # of each part, in the order of the chunk
+    direction_places: tuple[int, ...]  # of each part
+    update_places: tuple[int, ...]  # of each part
     presence_places: tuple[tuple[int, int], ...]  # number of a part that is sent, and the place of its flag
-    verdict_places: tuple[int, ...]  # of the flag that comes back
-    moments_out: tuple[MomentsPlace, ...]  # those that are sent
-    moments_in: tuple[MomentsPlace, ...]
-    weights_out: tuple[tuple[int, int], ...]  # number of a part that is sent, and of its elements of the parameter
+    verdict_places: tuple[int, ...]  # of the flag that comes back for each part
+    moments_out: tuple[MomentsPlace, ...]  # in the gather
+    moments_in: tuple[MomentsPlace, ...]  # in the scatter
+    weights_out: tuple[tuple[int, int], ...]  # number of a part that is sent, and the place of its parameter's elements
 
 
 class OwnerSide(NamedTuple):
     """What a rank does for the matrices that it owns."""
 
     received: tuple[int, ...]  # elements of the message from each rank, in the gather
-    sent: tuple[int, ...]  # to each rank, in the scatter
+    sent: tuple[int, ...]  # elements of the message to each rank, in the scatter
     matrices: tuple[Matrix, ...]
     parts_in: tuple[PartPlace, ...]
     parts_out: tuple[PartPlace, ...]
-    presence_places: tuple[tuple[int, int], ...]  # matrix and place, for each flag that comes
-    verdict_places: tuple[tuple[int, int], ...]  # matrix and place, for each flag that is sent
-    moments_in: tuple[PartPlace, ...]  # of matrices of one row or one column, in elements of their dtype
+    presence_places: tuple[tuple[int, int], ...]  # matrix and place of each flag that arrives
+    verdict_places: tuple[tuple[int, int], ...]  # matrix and place of each flag that is sent
+    moments_in: tuple[PartPlace, ...]  # parts of one row or one column; places are counted in second moments
     moments_out: tuple[PartPlace, ...]
     weights_in: tuple[PartPlace, ...]
 
 
 class Messages(NamedTuple):
-    """One rank's side of the matrices that are exchanged together, and who owns each of them, by rank."""
+    """One rank's side of a set of matrices that are exchanged together, and the owner of each of them."""
 
     holder: HolderSide
     owner: OwnerSide
     owners: tuple[tuple[Matrix, int], ...]
-    teams: tuple[tuple[Matrix, tuple[int, ...]], ...]  # that this rank is in: matrix, and ranks from the owner on
+    teams: tuple[tuple[Matrix, tuple[int, ...]], ...]  # this rank's teams: the matrix, and the ranks, owner first
 
     def sent_bytes(self, position: int, packed: int, work: int) -> int:
-        """Return what goes to other ranks in both exchanges from the rank at this position among them."""
+        """Return the bytes sent to other ranks in both exchanges by the rank at `position` among them."""
         gather, scatter = (sum(sent) - sent[position] for sent in (self.holder.sent, self.owner.sent))
         return gather * packed + scatter * work
 
     def buffer_bytes(self, packed: int, work: int) -> int:
-        """Return what the buffers take at most: while they are gathered, worked on by owners, or come back.
+        """Return the most bytes that the buffers take: during the gather, the owners' work or the scatter.
 
         `packed` and `work` are the bytes of an element on the way to the owners and back.
         """
@@ -106,8 +106,8 @@ def plan_messages(
 ) -> tuple[tuple[Messages, ...], tuple[int, ...]]:
     """Return this `rank`'s side of the chunks in which `matrices` are exchanged among `ranks`, and each rank's load.
 
-    A chunk has matrices of which a rank holds at most `limit` elements, or as many as there are parts of one, so that
-    no owner idles. Owners are all ranks that hold a copy or a part; loads are costs, of all chunks together.
+    Of a chunk a rank holds at most `limit` elements, or, if that is more, one matrix for each part, so that no owner
+    idles. Every rank that holds a copy or a part may become an owner. Loads are costs, of all chunks together.
     """
     owners = Owners(len(ranks))
     where = {r: i for i, r in enumerate(ranks)}
@@ -130,7 +130,7 @@ def _workers(owners: Owners, matrix: Matrix, ranks: Ranks, where: dict[int, int]
     if matrix.team_size > 1:
         teams = [[where[rank] for rank in team] for team in teams_among(holders, matrix.team_size)]
         return tuple(ranks[position] for position in owners.take_together(matrix.cost, teams))
-    # All, unless it is an expert, which only some have.
+    # All ranks hold parts, unless the matrix is an expert.
     candidates = None if len(holders) == len(ranks) else [where[rank] for rank in holders]
     return (ranks[owners.take(matrix.cost, candidates)],)
 
@@ -200,12 +200,12 @@ def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
 def _moments_places(
     parts: Iterable[tuple[int, int, Part, Part]], places: Iterable[int], way: Way
 ) -> tuple[PartPlace, ...]:
-    """Return the places of second moments, which are behind their parts: `parts` are rank, matrix, part and moments."""
+    """Return the places of second moments, each behind its part: `parts` are (rank, matrix, part, its moments)."""
     pairs = zip(parts, places)
     return tuple((i, m, way.moments_place(place, part.size)) for (_, i, part, m), place in pairs if m.size)
 
 
 def _same_copy(matrix: Matrix, rank: int, owner: int) -> bool:
-    """Whether `rank` has its part from the copy of the tensor that the owner has one from."""
+    """Whether `rank` and `owner` have their parts from the same copy of the tensor."""
     layout = matrix.shards.layout
     return layout.copy_of(rank) == layout.copy_of(owner)

@@ -1,4 +1,4 @@
-"""Costs to owners: who works on what, balanced within each chunk and over all of them."""
+"""From costs to owners: which rank works on which matrix, balanced within each chunk and in total."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from .matrix import Matrix
 def chunks_by_size(matrices: Sequence[Matrix], everybody: Hashable, limit: int) -> Iterator[list[int]]:
     """Yield the positions of `matrices` in descending cost, cut into chunks.
 
-    For each set of holders a chunk has parts of at most `limit` elements in total, or one matrix for each part; what
-    `everybody` holds counts for all sets. At equal cost sets of holders alternate, so that no rank idles in a chunk.
+    For each set of holders a chunk has parts of at most `limit` elements in total, or as many matrices as each has
+    parts, if that is more. Matrices that `everybody` holds count for all sets. Matrices of equal cost alternate between
+    sets of holders, so that no rank idles in a chunk.
     """
     places = [None if matrix.holders == everybody else matrix.holders for matrix in matrices]
     turns: defaultdict[tuple[int, Optional[Hashable]], Iterator[int]] = defaultdict(itertools.count)
@@ -32,12 +33,12 @@ def chunks_by_size(matrices: Sequence[Matrix], everybody: Hashable, limit: int) 
 
 
 class _Filling:
-    """How far a chunk is filled at each place; None is all places."""
+    """How full a chunk is at each place, which is a set of holders; None stands for all places."""
 
     def __init__(self):
         self._sizes: Counter[Optional[Hashable]] = Counter()
         self._counts: Counter[Optional[Hashable]] = Counter()
-        self._largest = 0  # of the sizes at single places
+        self._largest = 0  # of the sizes at any one place
 
     def has_room_for(self, matrix: Matrix, place: Optional[Hashable], limit: int) -> bool:
         at_place = self._largest if place is None else self._sizes[place]
@@ -51,11 +52,11 @@ class _Filling:
 
 
 class Owners:
-    """Hands out work of a known cost to the least loaded of `ranks`, the first of equals.
+    """Gives work of a known cost to the least loaded of `ranks`; the first one if several are equal.
 
-    Within a chunk, given in order of falling cost to everybody, no load exceeds the smallest possible largest one by
-    more than a third (Graham, Bounds on multiprocessing timing anomalies, 1969); between chunks it goes by the load in
-    total.
+    If a chunk's work may go to any rank and comes in descending order of cost, the largest load in it is at most 4/3 of
+    the smallest possible (Graham, Bounds on multiprocessing timing anomalies, 1969). Among ranks that are equally
+    loaded in the chunk, the one with the smaller total load is taken.
     """
 
     def __init__(self, ranks: int):
@@ -63,26 +64,26 @@ class Owners:
         self.next_chunk()
 
     def next_chunk(self) -> None:
-        """Begin a chunk, in which everybody is idle."""
-        # By rank: its cost in this chunk and in total, and the rank, which decides between equals.
+        """Begin a chunk, in which all ranks are idle."""
+        # For each rank: its cost in this chunk, its total cost, and its number, which decides between equals.
         self._busy = [(0, load, rank) for rank, load in enumerate(self.loads)]
         self._heap = self._busy[:]
         heapq.heapify(self._heap)
 
     def take(self, cost: int, candidates: Optional[Sequence[int]] = None) -> int:
-        """Return who of `candidates`, None for everybody, takes work of this cost, and count it."""
+        """Return the rank among `candidates` (None: all ranks) that takes work of this cost, and add the cost to it."""
         if candidates is None:
             idlest = heapq.heappop(self._heap)
-            while idlest != self._busy[idlest[2]]:  # of a load that has grown since
+            while idlest != self._busy[idlest[2]]:  # an outdated entry: the rank has taken work since
                 idlest = heapq.heappop(self._heap)
         else:
             idlest = min(map(self._busy.__getitem__, candidates))
         return self._count(cost, idlest[2])
 
     def take_together(self, cost: int, teams: Sequence[Sequence[int]]) -> list[int]:
-        """Return who of the team that is idle first takes work that costs each of them so much, and count it.
+        """Return the ranks of the team that is idle first, the least loaded one first, and add `cost` to each of them.
 
-        The first one is the least loaded of them.
+        A team is as busy as its most loaded member.
         """
         team = min(teams, key=lambda members: max(map(self._busy.__getitem__, members)))
         return [self._count(cost, rank) for _, _, rank in sorted(map(self._busy.__getitem__, team))]

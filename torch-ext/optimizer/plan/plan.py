@@ -1,4 +1,4 @@
-"""The plan: everything about a step that depends on parameters, settings and ranks alone, made once and frozen."""
+"""The plan: everything about a step that depends only on parameters, settings and ranks, made once and frozen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Groups = Sequence[Group]
 
 @dataclass(frozen=True, eq=False)
 class FallbackBatch:
-    """Parameters of one fallback group that are updated in one call: of one device, dtype and ranks that share them."""
+    """Parameters of one fallback group that are updated in one call: they share device, dtype and sharers."""
 
     group: int
     positions: tuple[int, ...]  # in the group
@@ -45,14 +45,14 @@ class FallbackBatch:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a step walks: numbers and records, no tensor."""
+    """What a step follows: numbers and records, no tensors."""
 
-    matrices: tuple[tuple[Matrix, ...], ...] = ()  # of each of Muon's parameters
-    batches: tuple[Batch, ...] = ()  # that this process works on alone
+    matrices: tuple[tuple[Matrix, ...], ...] = ()  # for each of Muon's parameters
+    batches: tuple[Batch, ...] = ()  # on which this process works alone
     exchanges: tuple[Exchange, ...] = ()
-    sums: tuple[tuple[SummedBatch, ...], ...] = ()  # those of the same ranks together
+    sums: tuple[tuple[SummedBatch, ...], ...] = ()  # grouped by the ranks that sum
     fallback: tuple[FallbackBatch, ...] = ()
-    terms: Mapping[Ranks, Terms] = field(default_factory=dict)  # of the ranks that share parameters with this one
+    terms: Mapping[Ranks, Terms] = field(default_factory=dict)  # for each set of ranks that shares with this one
 
     def owners(self) -> dict[tuple[int, int], int]:
         """Return the rank that orthogonalizes each exchanged matrix, by the matrix's key."""
@@ -60,18 +60,18 @@ class Plan:
         return {matrix.key: rank for chunk in chunks for matrix, rank in chunk.messages.owners}
 
     def summed(self) -> dict[tuple[int, int], SummedBatch]:
-        """Return the batch of each matrix whose Gram matrix is summed, by the matrix's key."""
+        """Return the batch of each matrix whose Gram matrix is summed over ranks, by the matrix's key."""
         return {matrix.key: batch for batches in self.sums for batch in batches for matrix in batch.matrices}
 
     def shared_work(self) -> dict[tuple[int, int], str]:
-        """Return how several ranks work on a matrix together, for each such one, by the matrix's key."""
+        """Return a description for each matrix that several ranks work on together, by the matrix's key."""
         chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
         matrices = (matrix for chunk in chunks for matrix, _ in chunk.messages.owners if matrix.team_size > 1)
         teams = {matrix.key: f"{matrix.iteration}, by {matrix.team_size} ranks together" for matrix in matrices}
         return {**teams, **{key: str(batch) for key, batch in self.summed().items()}}
 
     def teams(self) -> list[Team]:
-        """Return a team for each set of ranks that this one works on matrices together with."""
+        """Return one team for each set of ranks with which this rank works on matrices."""
         chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
         return list({team.ranks: team for chunk in chunks for team, _ in chunk.teams}.values())
 
@@ -86,8 +86,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan for the parameters of `groups`.
 
-    `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen. Ranks compare
-    `common_line` besides parameters and settings. Raises ValueError for parameters that no plan can be made for.
+    `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen. `common_line` is what
+    ranks compare besides parameters and settings. Raises ValueError for parameters that cannot be planned.
     """
     local: list[Matrix] = []
     exchanged: list[Matrix] = []
@@ -115,16 +115,16 @@ def make_plan(
 
 
 def choices() -> tuple[int, int]:
-    """Return numbers that are others when measurements, and with them iterations, may have changed.
+    """Return two numbers that change whenever the choice of iterations may change.
 
-    Those of a processor hold for a number of threads.
+    The first counts changes of measurements; the second is the number of CPU threads, for which measurements hold.
     """
     work_among_ranks(world_size() > 1)
     return changed(), torch.get_num_threads()
 
 
 def failures(matrices: Iterable[Matrix]) -> dict[Ranks, str]:
-    """Return for each set of ranks, as a line to compare, what has failed here of what their matrices may take."""
+    """Return, for each set of ranks, a line about candidate kernels of their matrices that have failed here."""
     kinds: dict[Ranks, set[tuple]] = {}
     for matrix in matrices:
         if matrix.parameter.sharers is not None:
@@ -138,28 +138,28 @@ def _failed(kinds: Iterable[tuple]) -> set[str]:
 
 
 def stack_groups(groups: Groups) -> list[int]:
-    """Return for each group the number of the first one whose matrices may share batches with its own."""
+    """Return, for each group, the number of the first group whose matrices may share batches with its matrices."""
     values = [tuple(group[key] for key in STACKED) for group in groups]
     return [values.index(value) for value in values]
 
 
 def planned_settings(groups: Groups) -> list[tuple[Any, ...]]:
-    """Return what of the settings of each group a plan depends on.
+    """Return the settings of each group on which the plan depends.
 
-    For live settings only equality between groups matters: momentum that rises equally everywhere keeps the plan.
+    Of live settings only equality between groups matters: if momentum rises equally in all groups, the plan stays.
     """
     return [(number, *(group[key] for key in PLANNED)) for number, group in zip(stack_groups(groups), groups)]
 
 
 def local_indices(parameter: Parameter) -> Sequence[int]:
-    """Return which matrices of a parameter this rank has a part of, perhaps an empty one, in its tensor's order."""
+    """Return the indices of a parameter's matrices that this rank has a part of, perhaps an empty one, in order."""
     if parameter.shards is None:
         return range(len(parameter.view.shapes))
     return parameter.shards.local(this_rank())[1]
 
 
 def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) -> Iterator[tuple[Parameter, bool]]:
-    """Yield Muon's parameters, and whether each is frozen."""
+    """Yield each of Muon's parameters, and whether it is frozen."""
     numbers = itertools.count()
     for i, (group, stack_group) in enumerate(zip(groups, stack_groups(groups))):
         if not group["use_muon"]:
@@ -170,7 +170,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
             shards = None if layout is None else shards_of(view, layout)
             if shards is not None:
                 check_shards(name, shards)
-            # A frozen parameter has no momentum yet; what it gets later is like the parameter.
+            # A frozen parameter has no momentum yet. When it gets one, it will be like the parameter.
             momentum = state[p][BUFFER] if p in state else p
             parameter = Parameter(
                 number=next(numbers),

@@ -1,4 +1,4 @@
-"""Process groups by their ranks, and collectives that say in their errors what they were for."""
+"""Process groups, found by their ranks, and collectives whose errors say what they were for."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from torch.distributed import distributed_c10d
 
 Ranks = tuple[int, ...]  # in rising order
 
-# Groups by their ranks, and the world that they are of, as another one may follow it. Each is made once in a process,
-# since making one is a collective of its members. Weak: a group that outlives `destroy_process_group` aborts the exit.
+# Groups by their ranks, each with the world that it belongs to, since a process may make another world later. Each
+# group is made once in a process, because making one is a collective of its members. The references are weak: a group
+# that outlives `destroy_process_group` aborts the process at its exit.
 _GROUPS: dict[Ranks, tuple[weakref.ref, weakref.ref]] = {}
-# How many groups of the same ranks this process has made.
+# How many groups this process has made for the same ranks.
 _MADE: Counter[Ranks] = Counter()
 
 
 def this_rank() -> int:
-    """Return this process's rank, 0 where there is no other."""
+    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """Return how many ranks there are, 1 where nobody has made a process group."""
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def group_of(ranks: Ranks, names: str = "") -> dist.ProcessGroup:
-    """Return a process group of `ranks`: one that is known, or a new one, made when they first ask for it.
+    """Return a process group of `ranks`: a known one, or a new one, which all of them must ask for together.
 
-    Only its members take part in making it: another pipeline stage, which has other ranks, is not waited for. The error
-    of a group that cannot be made says that it was for the parameters `names`.
+    Only the members take part in making it, so ranks of another pipeline stage are not waited for. If the group cannot
+    be made, the error names the parameters `names`.
     """
     group, world = _known(ranks), dist.group.WORLD
     if group is None:
@@ -46,32 +47,32 @@ def group_of(ranks: Ranks, names: str = "") -> dist.ProcessGroup:
 
 
 def offer_group(group: dist.ProcessGroup) -> None:
-    """Let `group_of` return `group` for its ranks, if it knows none of them yet: communicators are dear."""
+    """Let `group_of` return `group` for its ranks unless it knows a group of them: communicators are expensive."""
     ranks = tuple(dist.get_process_group_ranks(group))
     if list(ranks) == sorted(ranks) and len(ranks) < dist.get_world_size() and _known(ranks) is None:
         _keep(ranks, group)
 
 
 def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[Ranks]:
-    """Return the ranks of `group` in rising order, for which `group_of` returns it from now on; None for None."""
+    """Return the ranks of `group` in ascending order, and let `group_of` return it for them; None for None."""
     if group is None:
         return None
     if not isinstance(group, dist.ProcessGroup):
-        raise ValueError(f"process_group must have rank {this_rank()} among its ranks, got what others get: {group}")
+        raise ValueError(f"process_group must contain this process, rank {this_rank()}, got {group}")
     ranks = tuple(dist.get_process_group_ranks(group))
     if list(ranks) != sorted(ranks):
-        raise ValueError(f"process_group must have its ranks in rising order, as those of DDP have, got {ranks}")
+        raise ValueError(f"process_group must have its ranks in ascending order, as under DDP, got {ranks}")
     _keep(ranks, group)
     return ranks
 
 
 def all_reduce_sum_(values: Tensor, ranks: Ranks, what: str, names: str = "") -> None:
-    """Make each of `values`, which `what` names, the sum of those of all `ranks`; all of them must call it."""
+    """Replace each of `values` by its sum over `ranks`. Collective; `what` names the values in an error."""
     _all_reduce_(values, dist.ReduceOp.SUM, ranks, what, names)
 
 
 def all_reduce_max_(values: Tensor, ranks: Ranks, what: str, names: str = "") -> None:
-    """Make each of `values`, which `what` names, the largest that one of `ranks` has; all of them must call it."""
+    """Replace each of `values` by its maximum over `ranks`. Collective; `what` names the values in an error."""
     _all_reduce_(values, dist.ReduceOp.MAX, ranks, what, names)
 
 
@@ -82,7 +83,7 @@ def _all_reduce_(values: Tensor, op: dist.ReduceOp, ranks: Ranks, what: str, nam
 
 
 def gathered(value: Any, ranks: Ranks, what: str, names: str = "") -> list[Any]:
-    """Return the value, anything that pickles, of each of `ranks`; all of them must call it, and the host waits."""
+    """Return the value of each of `ranks`, anything that pickles. Collective, and the host waits for it."""
     values: list[Any] = [None] * len(ranks)
     group = group_of(ranks, names)
     with explaining_timeouts(what, names):
@@ -103,7 +104,7 @@ def explaining_timeouts(what: str, names: str = "") -> Iterator[None]:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Return the first three names."""
+    """Return the first three names as text, with "and others" if there are more."""
     return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
 
 
@@ -118,7 +119,7 @@ def _keep(ranks: Ranks, group: dist.ProcessGroup) -> None:
 
 def _new_group(ranks: Ranks, names: str) -> dist.ProcessGroup:
     world = dist.group.WORLD
-    # Of a world that is bound to a device torch would split the communicator, for which all ranks must come.
+    # If the world is bound to a device, torch would split its communicator, which is a collective of all ranks.
     device, world.bound_device_id = world.bound_device_id, None
     try:
         with (
@@ -132,10 +133,11 @@ def _new_group(ranks: Ranks, names: str) -> dist.ProcessGroup:
 
 @contextmanager
 def _named_by_ranks(ranks: Ranks) -> Iterator[None]:
-    """Name the group that is made meanwhile by its ranks, and by how many of the same ranks there were before.
+    """Give the group made inside this context a name from its ranks and from how many groups of them there were before.
 
-    Members meet under the name. Torch derives that of a group which only its members make from how many groups a
-    process knows: two ranks that know different numbers, as the leader of a node and another rank do, never meet.
+    Members find each other by the name. If only its members make a group, torch derives the name from the number of
+    groups that a process knows. Two ranks that know different numbers, such as a node's leader and another rank, would
+    never meet.
     """
     digest = hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()
     taken = set(distributed_c10d._world.pg_names.values())  # also by another copy of this package
@@ -151,6 +153,6 @@ def _named_by_ranks(ranks: Ranks) -> Iterator[None]:
 
 
 def _timeout_of(group: dist.ProcessGroup) -> Optional[timedelta]:
-    """Return the timeout that the user gave a group, None where its backend does not say: torch's default."""
+    """Return the timeout that the user gave a group; None if its backend does not say, which means torch's default."""
     backend = group._get_backend(group._device_types[0])
     return getattr(getattr(backend, "options", None), "_timeout", None)

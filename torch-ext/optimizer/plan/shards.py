@@ -19,7 +19,7 @@ from .layout import Layout, Runs, length, runs_of, within
 
 
 class Part(NamedTuple):
-    """Rows and columns of a matrix; nothing where one of them is empty."""
+    """Rows and columns of a matrix. The part is empty if there are no rows or no columns."""
 
     rows: Runs
     cols: Runs
@@ -30,7 +30,7 @@ class Part(NamedTuple):
         return length(self.rows) * length(self.cols)
 
     def origin(self) -> tuple[int, int]:
-        """Return the first row and column; ValueError for a part in several blocks."""
+        """Return the first row and column. Raises ValueError for a part that is not one block."""
         if len(self.rows) != 1 or len(self.cols) != 1:
             got = f"rows {self.rows} and columns {self.cols}"
             raise ValueError(f"stochastic rounding needs parts that are one block, got {got}")
@@ -39,16 +39,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """A parameter that is seen as matrices by `view`, and lies on ranks as `layout` says.
+    """The matrices of a parameter, as its `view` defines them, on ranks, as its `layout` says.
 
-    Those of like parameters are one object (`shards_of`), so that what a plan asks of every matrix is found once.
+    Parameters with equal view and layout share one object (`shards_of`), so what a plan asks about it is cached.
     """
 
     view: MatrixView
     layout: Layout
 
     def part(self, index: int, rank: int) -> Part:
-        """Return what `rank` holds of the matrix at `index` of the view."""
+        """Return the rows and columns that `rank` holds of the matrix at `index` of the view."""
         if not self.has_something(index, rank):
             return Part((), ())
         _, rows, cols = self._runs(rank)
@@ -57,7 +57,7 @@ class Shards:
         return Part(within(rows, start, start + self.view.rows[number]), cols)
 
     def local(self, rank: int) -> tuple[MatrixView, tuple[int, ...]]:
-        """Return how the local tensor of `rank` is seen as parts of matrices, and the index of each one's matrix."""
+        """Return a view of the local tensor of `rank` as parts of matrices, and the index of each part's matrix."""
         stack, rows, cols = self._runs(rank)
         places = [place for start, stop in stack for place in range(start, stop)]
         ends = itertools.accumulate(self.view.rows)
@@ -66,13 +66,13 @@ class Shards:
         return view, tuple(place * len(counts) + part for place in places for part in range(len(counts)))
 
     def is_whole(self, index: int) -> bool:
-        """Whether whoever has something of the matrix at `index` has all of it."""
+        """Whether each rank that has something of the matrix at `index` has all of it."""
         return self._whole[index % len(self.view.rows)]
 
     def lengthwise(self, index: int) -> Optional[int]:
-        """Return the side, 0 for rows and 1 for columns, along which alone the matrix at `index` lies in parts.
+        """Return the side along which the matrix at `index` is cut, if it is the longer one: 0 for rows, 1 for columns.
 
-        None for one that is whole, cut along both sides or along the shorter one.
+        None for a matrix that is whole, is cut along both sides, or along the shorter one only.
         """
         size = self.view.shapes[index]
         sides = {int(dim != self.view.row_axis) for dim in self.layout.split_dims - {*self.view.stack_axes}}
@@ -80,7 +80,7 @@ class Shards:
         return side if side is not None and size[side] >= size[1 - side] else None
 
     def holders(self, index: int) -> tuple[int, ...]:
-        """Return the ranks that have something of the matrix at `index`, or an empty share of an uneven split."""
+        """Return the ranks that have a part of the matrix at `index`. A part may be empty if the split is uneven."""
         holders = self._holders_in_stack
         return self.layout.mesh.members if holders is None else holders.get(index // len(self.view.rows), ())
 
@@ -89,9 +89,10 @@ class Shards:
         return rank in (self.layout.mesh if self._holders_in_stack is None else self.holders(index))
 
     def seen_as(self, view: MatrixView) -> Shards:
-        """Return the shards of a tensor that lies like the parameter, whose matrices are lines of the parameter's.
+        """Return the shards of a tensor laid out like the parameter that has one number for each row, or column, of it.
 
-        They have one row or one column. Where a line lies in parts, the ranks that hold its beginning hold the number.
+        Its matrices have one row or one column. If a row of the parameter is cut, the ranks that hold its beginning
+        hold its number.
         """
         return shards_of(view, self.layout._replace(shape=view.shape_in(self.layout.shape)))
 
@@ -102,12 +103,12 @@ class Shards:
 
     @functools.cached_property
     def _holders_in_stack(self) -> Optional[dict[int, tuple[int, ...]]]:
-        """The holders of each place in the stack; None where that is not split, and all ranks hold all places."""
+        """The holders of each place in the stack; None if the stack is not split, so that all ranks hold all places."""
         return _holders(self.layout) if self.layout.split_dims & {*self.view.stack_axes} else None
 
     @functools.cached_property
     def _whole(self) -> tuple[bool, ...]:
-        """Of each of the parts into which rows are split, whether all of it is where something of it is."""
+        """For each of the matrices into which rows are split: whether a rank that has some of it has all of it."""
         dims, rows = self.layout.split_dims, self.view.row_axis
         if not dims <= {*self.view.stack_axes, rows}:
             return (False,) * len(self.view.rows)
@@ -119,12 +120,12 @@ class Shards:
         )
 
     def _runs(self, rank: int) -> tuple[Runs, Runs, Runs]:
-        """Return the positions in the stack, the rows and the columns that `rank` has."""
+        """Return the positions in the stack, the rows and the columns that `rank` holds."""
         runs, view = runs_of(self.layout, rank), self.view
         return self._merged(runs, view.stack_axes), runs[view.row_axis], self._merged(runs, view.col_axes)
 
     def _merged(self, runs: tuple[Runs, ...], axes: tuple[int, ...]) -> Runs:
-        """Return the indices along `axes` taken together, of which only the first may be split (`check_shards`)."""
+        """Return the indices along `axes`, flattened. Only the first of them may be split (`check_shards`)."""
         if not axes:
             return ((0, 1),)
         inner = math.prod(self.layout.shape[axis] for axis in axes[1:])
@@ -133,12 +134,12 @@ class Shards:
 
 @functools.lru_cache(maxsize=256)
 def shards_of(view: MatrixView, layout: Layout) -> Shards:
-    """Return the shards of this view and layout, the same object each time."""
+    """Return the shards of a view and layout, the same object each time."""
     return Shards(view, layout)
 
 
 def local_rows(values: Tensor, layout: Optional[Layout], rank: int) -> Tensor:
-    """Return the entries of `values`, one for each row of a whole parameter, of the rows that `rank` holds."""
+    """Return the entries of `values` for the rows that `rank` holds. `values` has one entry per row of the whole."""
     if layout is None:
         return values
     runs = runs_of(layout, rank)[0]
@@ -147,13 +148,13 @@ def local_rows(values: Tensor, layout: Optional[Layout], rank: int) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _cuts(layout: Layout, dim: int) -> tuple[int, ...]:
-    """Return where in a dimension, in rising order, another rank's part begins."""
+    """Return the indices of a dimension at which any rank's part begins, in ascending order."""
     return tuple(sorted({start for rank in layout.mesh.ranks for start, _ in runs_of(layout, rank)[dim]}))
 
 
 @functools.lru_cache(maxsize=256)
 def _holders(layout: Layout) -> dict[int, tuple[int, ...]]:
-    """Return the ranks, in rising order, that hold something of each place along the first dimension."""
+    """Return the ranks, in ascending order, that hold a part of each index of the first dimension."""
     ranks_at: dict[int, list[int]] = {}
     for rank in layout.mesh.members:
         for start, stop in runs_of(layout, rank)[0]:
@@ -163,9 +164,9 @@ def _holders(layout: Layout) -> dict[int, tuple[int, ...]]:
 
 
 def check_blocks(name: str, view: MatrixView, layout: Layout) -> None:
-    """Raise ValueError for momentum in 8 bits of a parameter that is cut within a block.
+    """Raise ValueError if shards cut a block of 8-bit momentum.
 
-    Where parts begin between blocks, the scales are cut there, too.
+    Parts must begin between blocks. The scales are then cut at the same places.
     """
     first, *others = block_axes(view)
     inner = math.prod(layout.shape[axis] for axis in others)
@@ -183,12 +184,12 @@ def check_blocks(name: str, view: MatrixView, layout: Layout) -> None:
 
 
 def check_shards(name: str, shards: Shards) -> None:
-    """Raise ValueError for a convolution that is sharded along its kernel, or along `in` with other strides.
+    """Raise ValueError for a convolution whose parts would not be blocks of rows and columns.
 
-    Its parts would not be blocks of rows and columns.
+    That is one sharded along its kernel dimensions, or along `in` while its memory order is not contiguous.
     """
     view, dims = shards.view, shards.layout.split_dims
-    if view.row_axis != 0:  # experts, whose three dimensions may all be split
+    if view.row_axis != 0:  # experts: all three dimensions may be split
         return
     contiguous = view.col_axes == tuple(sorted(view.col_axes))
     if max(dims, default=0) > 1 or (1 in dims and not contiguous):

@@ -1,4 +1,4 @@
-"""Sums: long matrices whose parts stay where they are, while ranks sum a small Gram matrix (`step/summed.py`)."""
+"""Sums: ranks keep their parts of a long matrix and only sum its small Gram matrix (`step/summed.py`)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .process_groups import Ranks, shortened
 
 @dataclass(frozen=True, eq=False)
 class SummedBatch:
-    """Equal matrices that all of `ranks` orthogonalize together; this rank has equal parts of them, rows x cols."""
+    """Matrices of one size that all of `ranks` orthogonalize together; this rank has a part rows x cols of each."""
 
     ranks: Ranks
     matrices: tuple[Matrix, ...]
     rows: int
     cols: int
-    tall: bool  # the matrices lie in parts along their rows
-    names: str  # of some of the parameters, for errors
+    tall: bool  # the matrices are cut along their rows
+    names: str  # of the first few parameters, for error messages
 
     @property
     def first(self) -> Matrix:
-        """A matrix that stands for all in what they have in common."""
+        """The first matrix. What matrices of a batch have in common is read from it."""
         return self.matrices[0]
 
     def __str__(self) -> str:
@@ -37,10 +37,10 @@ class SummedBatch:
 
 
 def as_summed(matrix: Matrix) -> Optional[Matrix]:
-    """Return the matrix with the iteration that sums its Gram matrix; None where that is not possible, or costs more.
+    """Return the matrix with the iteration that sums its Gram matrix; None if that is not possible, or costs more.
 
-    It must lie in parts along its long side, in one copy: others might sum in another order. What is done to whole rows
-    and columns takes a whole matrix.
+    The matrix must be cut along its long side, and there must be one copy: several copies might be summed in different
+    orders. Equalization, second moments and Hyperball need whole rows and columns, so such matrices go to an owner.
     """
     parameter = matrix.parameter
     if parameter.equalization != Equalization() or parameter.moments_view is not None or parameter.keeps_norm:
@@ -57,9 +57,9 @@ def as_summed(matrix: Matrix) -> Optional[Matrix]:
 
 
 def plan_sums(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[int]) -> tuple[tuple[SummedBatch, ...], ...]:
-    """Return what `rank` works on with others that sum Gram matrices, those of the same ranks together.
+    """Return the batches that `rank` works on by summing Gram matrices, grouped by the ranks that sum.
 
-    A batch packs at most `chunk_bytes`, None: MOST_CHUNK_BYTES, on each rank, or is one matrix.
+    On each rank a batch packs at most `chunk_bytes` (None: MOST_CHUNK_BYTES), or it is one matrix.
     """
     here = [matrix for matrix in matrices if rank in matrix.holders]
     batches: list[SummedBatch] = []
@@ -72,25 +72,25 @@ def plan_sums(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[int])
 
 
 def described(batches: Sequence[SummedBatch]) -> str:
-    """Return what is summed by the same ranks, as one line."""
+    """Return a line for `explain()` about batches that are summed by the same ranks."""
     matrices = sum(len(batch.matrices) for batch in batches)
     messages = sum(1 + len(batch.first.iteration.windows) for batch in batches)
     return f"{matrices} matrices whose Gram matrices {len(batches[0].ranks)} ranks sum, {messages} messages"
 
 
 def _is_cheaper(matrix: Matrix) -> bool:
-    """Whether to sum the Gram matrix costs less than to send the parts to an owner and back."""
+    """Whether summing the Gram matrix costs less than sending the parts to an owner and back."""
     (m, n), steps = sorted((matrix.rows, matrix.cols)), len(matrix.parameter.schedule)
     parts, windows = len(matrix.holders), len(matrix.iteration.windows)
-    # Of products that save nothing, as for owners, so that all ranks decide alike.
+    # Counted with products that save nothing, as for owners: all ranks must decide alike, whatever they measured.
     _, products = iteration_costs(m, n / parts, steps, windows, SINGLE)
-    # To sum a matrix over a ring each rank sends it twice, here in float32, two elements' worth.
+    # In a ring each rank sends the summed matrix twice. It is float32, which counts as two elements.
     together = products + FLOPS_OF_AN_ELEMENT * windows * 2 * 2 * m * m
     return together < (steps * flops(m, n) + FLOPS_OF_AN_ELEMENT * 2 * m * n) / parts
 
 
 def _batch_key(matrix: Matrix) -> Hashable:
-    """Return what matrices of a batch have in common, on all ranks: also which part of each a rank has."""
+    """Return what the matrices of a batch have in common on all ranks, including which part of each a rank has."""
     shards = matrix.shards
     number = matrix.index % len(shards.view.rows)
     return matrix.holders, matrix.batch_key, shards.layout, shards.view.rows, number

@@ -1,7 +1,8 @@
-"""Teams: neighbouring ranks that work together on a matrix, where one rank would take longer than a step has to.
+"""Teams: neighbouring ranks that work together on a matrix that would take one rank longer than the rest of the step.
 
-The owner hands each member some columns of the wide matrix; all sum their Gram matrices, and it gets its columns of the
-polar factor back (`step/team.py`). The products with the long side are shared, those of m x m each member makes itself.
+The owner hands each member some columns of the wide matrix. The members sum their Gram matrices, and the owner gets the
+columns of the polar factor back (`step/team.py`). Products with the long side are shared; each member repeats the
+m x m products.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from .process_groups import Ranks
 
 @dataclass(frozen=True, eq=False)
 class Team:
-    """A matrix that `ranks` work on together, seen from one of them; `owner` is one of them."""
+    """A matrix that `ranks` work on together, as one of these ranks sees it; `owner` is one of them."""
 
-    batch: Batch  # of the one matrix
+    batch: Batch  # with this one matrix
     ranks: Ranks
     owner: int
-    widths: tuple[int, ...]  # of each rank's columns of the wide matrix
+    widths: tuple[int, ...]  # how many columns of the wide matrix each rank has
 
     @property
     def matrix(self) -> Matrix:
-        """The matrix."""
+        """The matrix that the team works on."""
         return self.batch.matrices[0]
 
     @property
     def work_bytes(self) -> int:
-        """What a member holds at most, the owner's whole matrix and factor included, each twice as they are cut."""
+        """The most bytes a member holds: the owner, whose whole matrix and factor are copied while they are cut."""
         (m, n), iteration = sorted(self.batch.packed_shape), self.matrix.iteration
         packed, work = self.batch.packed_dtype.itemsize, iteration.work_dtype.itemsize
         return 2 * m * n * (packed + work) + m * max(self.widths) * (packed + 2 * work + 4) + 6 * m * m * 4
 
 
 def team_of(matrix: Matrix, ranks: Sequence[int]) -> Team:
-    """Return the team of a matrix; the first of `ranks` owns it."""
+    """Return the team of a matrix. The first of `ranks` is the owner."""
     (batch,), n, members = plan_batches([matrix]), max(matrix.rows, matrix.cols), len(ranks)
     ends = [n * i // members for i in range(members + 1)]
     widths = tuple(stop - start for start, stop in zip(ends, ends[1:]))
@@ -49,10 +50,10 @@ def team_of(matrix: Matrix, ranks: Sequence[int]) -> Team:
 
 
 def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix]:
-    """Return `matrices` in their order, the most costly of them for teams, as far as that makes a step shorter.
+    """Return `matrices` in their order, with the most costly ones given to teams as long as that shortens a step.
 
-    Sharing a matrix makes the largest work of one rank smaller, and all work larger, as its m x m products are made by
-    each member. All ranks decide alike, and the same of matrices of one cost.
+    A team makes the largest work of one rank smaller but the total larger, because each member repeats the m x m
+    products. Matrices of equal cost are treated alike, and all ranks decide alike.
     """
     if ranks_per_matrix == 1:
         return list(matrices)
@@ -72,7 +73,7 @@ def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix
 
 
 def _step_cost(matrices: Sequence[Matrix]) -> float:
-    """Return what a step costs each rank, in FLOPs: what lies in as many copies is exchanged together."""
+    """Return what a step costs each rank, in FLOPs. Matrices with the same number of copies are exchanged together."""
     cost = 0.0
     for some in grouped(matrices, lambda matrix: matrix.shards.copies):
         largest = max(some, key=lambda matrix: matrix.cost)
@@ -83,7 +84,7 @@ def _step_cost(matrices: Sequence[Matrix]) -> float:
 
 
 def teams_among(ranks: Ranks, size: int) -> list[Ranks]:
-    """Return the runs of `size` neighbouring ranks, beginning at a multiple of it, that are all among `ranks`."""
+    """Return the runs of `size` neighbouring ranks, starting at a multiple of `size`, that lie wholly in `ranks`."""
     members = set(ranks)
     starts = (rank for rank in ranks if rank % size == 0)
     teams = (tuple(range(start, start + size)) for start in starts)
@@ -91,9 +92,9 @@ def teams_among(ranks: Ranks, size: int) -> list[Ranks]:
 
 
 def _shared(matrix: Matrix, size: int) -> Optional[Matrix]:
-    """Return the matrix as a team's; None where there is no team for it, or its iteration cannot be shared."""
+    """Return the matrix as a team's; None if no team fits, or if its iteration cannot be shared."""
     iteration = _iteration(matrix)
-    if matrix.parameter.equalization.rounds(matrix.rows, matrix.cols) > 1:  # between which an owner needs whole factors
+    if matrix.parameter.equalization.rounds(matrix.rows, matrix.cols) > 1:  # an owner needs whole factors in between
         return None
     if iteration is None or not _has_teams(matrix.shards.layout, matrix.holders, size):
         return None
@@ -104,7 +105,7 @@ def _shared(matrix: Matrix, size: int) -> Optional[Matrix]:
 
 @functools.lru_cache(maxsize=256)
 def _has_teams(layout: Layout, holders: Ranks, size: int) -> bool:
-    """Whether each copy has a team among its own ranks, so that there is one whichever copies work together."""
+    """Whether each copy has a team among its own ranks: then there is one, whichever copies work together."""
     copies: dict[tuple[int, ...], list[int]] = {}
     for rank in holders:
         copies.setdefault(layout.copy_of(rank), []).append(rank)

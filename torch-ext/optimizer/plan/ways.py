@@ -1,8 +1,8 @@
-"""How long a part of a matrix is on the way to its owner and back, and where it lies in a message: integers only.
+"""The length of a matrix part in messages to its owner and back, and the place of each piece in it: integers only.
 
-On the way there a part is its elements of the direction, its second moments where it has some, and its elements of the
-parameter where the update depends on that. On the way back it is those of the update, and the new second moments. Each
-of these begins at a multiple of 16 bytes.
+On the way to the owner a part has its elements of the direction, then its second moments if there are any, then its
+elements of the parameter if the update depends on them. On the way back it has its elements of the update and the new
+second moments. Each of these pieces begins at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Iterable, NamedTuple, Sequence
 from .matrix import Matrix
 from .process_groups import Ranks
 
-# At multiples of it parts and messages begin: what NCCL and the compiled passes move at once.
+# Parts and messages begin at multiples of this, which NCCL and the compiled passes move at once.
 ALIGNED_BYTES = 16
 
 
 class Way(NamedTuple):
-    """To the owners, or back: how many elements `ALIGNED_BYTES` are there, and how many second moments."""
+    """The way to the owners, or back: how many elements, and how many second moments, fit into `ALIGNED_BYTES`."""
 
     unit: int
     moments: int
-    takes_weights: bool  # in the dtype of the direction
+    takes_weights: bool  # whether the parameter's elements are sent, too, in the dtype of the direction
 
     def length(self, size: int, moments: int) -> int:
-        """Return how many elements a part takes that has `size` and so many second moments."""
+        """Return the number of elements that a part of `size` with this many second moments takes in a message."""
         return self._weights(size, moments) + size if self.takes_weights else self._end_of_moments(size, moments)
 
     def moments_place(self, place: int, size: int) -> int:
-        """Return the place of its second moments, counted in these, where the part itself is at `place`."""
+        """Return where the second moments of a part at `place` begin, counted in second moments."""
         return (place + padded(size, self.unit)) // self.unit * self.moments
 
     def weights_place(self, place: int, size: int, moments: int) -> int:
-        """Return the place of its elements of the parameter."""
+        """Return where the parameter's elements of a part at `place` begin."""
         return place + self._weights(size, moments)
 
     def _weights(self, size: int, moments: int) -> int:
@@ -44,7 +44,7 @@ class Way(NamedTuple):
 
 
 def ways(matrices: Sequence[Matrix]) -> tuple[Way, Way]:
-    """Return the ways of matrices of one family, to their owners and back."""
+    """Return the way to the owners and the way back for matrices of one family."""
     if not matrices:
         return Way(1, 1, False), Way(1, 1, False)
     p = matrices[0].parameter
@@ -57,13 +57,13 @@ def ways(matrices: Sequence[Matrix]) -> tuple[Way, Way]:
 def lay_out(
     ranks: Ranks, entries: Iterable[tuple[int, int]], unit: int
 ) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """Return how long the message of each rank is, and the places of each entry's elements and of its flag.
+    """Return the length of each rank's message, and for each entry the place of its elements and of its flag.
 
-    Entries are (rank, elements), in the order in which they are in their message; one without elements has no flag.
-    Each begins at a multiple of `unit` elements.
+    Entries are (rank, elements), in the order in which they stand in that rank's message. An entry without elements has
+    no flag. Each entry begins at a multiple of `unit` elements.
     """
     ends, flags = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
-    parts, flags_before = [], []  # where each part is in its message, and how many flags are before its own
+    parts, flags_before = [], []  # the place of each part in its message, and the number of flags before its flag
     for rank, size in entries:
         parts.append((rank, padded(ends[rank], unit)))
         flags_before.append(flags[rank])
@@ -78,5 +78,5 @@ def lay_out(
 
 
 def padded(elements: int, unit: int) -> int:
-    """Return the next multiple of `unit`."""
+    """Return the smallest multiple of `unit` that is at least `elements`."""
     return -(-elements // unit) * unit

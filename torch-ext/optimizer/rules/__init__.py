@@ -1,1 +1,1 @@
-"""Update rules: pure functions over lists of local tensors."""
+"""Update rules: pure functions on lists of local tensors."""

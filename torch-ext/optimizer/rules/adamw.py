@@ -1,4 +1,4 @@
-"""AdamW for the parameters that are not matrices, by torch's own fused kernel."""
+"""AdamW, for the parameters that are not matrices, with torch's fused kernel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .decay import decay_, decay_cautiously_, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
 
-# Elements of the longest vector that torch's fused kernel works on: 64 bytes of half precision. On a CPU the kernel
-# rounds what is left behind the last whole vector differently, so bits would depend on where a parameter is sharded.
+# Elements of the longest vector that torch's fused CPU kernel uses: 64 bytes of half precision. The kernel rounds the
+# elements after the last whole vector differently, so the bits would depend on how a parameter is sharded.
 _VECTOR = 32
 
 
 class _Entry(NamedTuple):
-    """What `FallbackTensors` have of one parameter, or of a part of it."""
+    """The `FallbackTensors` of one parameter, or of a part of it."""
 
     parameter: Tensor
     gradient: Tensor
@@ -28,11 +28,11 @@ class _Entry(NamedTuple):
 
 
 def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
-    """Take one AdamW step with parameters of one device and dtype; all but the gradients of `tensors` change in place.
+    """Take one AdamW step with parameters of one device and dtype; changes `tensors` in place, except the gradients.
 
-    Tensors may have any strides. Gradients that overflowed change nothing. Each element of parameters and averages is
-    rounded once, except for float32 and float64 parameters whose weight decay is a pass by itself. An element gets the
-    same bits in a whole parameter and in any part of it.
+    Tensors may have any strides. If gradients overflowed, nothing changes. Each element of parameters and averages is
+    rounded once; float32 and float64 parameters are rounded once more if weight decay is a separate pass. An element
+    gets the same bits in a whole parameter and in any part of it.
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101, algorithm 2.
     """
     torch._foreach_add_(tensors.steps, 1)
@@ -44,12 +44,12 @@ def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScalin
 
 
 def _decays_in_kernel(rule: FallbackRule) -> bool:
-    """Whether torch's kernel applies the decay; else it is a pass by itself, in which half precision would lose it."""
+    """Whether torch's kernel applies the decay. Else it is a separate pass, for which half precision is widened."""
     return rule.decay_mode in ("decoupled", "corrected") and not isinstance(rule.weight_decay, Tensor)
 
 
 def _step_in_pieces_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
-    """Take the step with tensors that torch's kernel works on, in the place of those that it does not."""
+    """Take the step with copies, or flat views, of the tensors that torch's kernel cannot work on directly."""
     entries = [_Entry(*each) for each in zip(*tensors)]
     wide = entries if _decays_in_kernel(rule) else [_promoted(entry) for entry in entries]
     pieces = [pair for entry in wide for pair in _as_vectors(entry)]
@@ -59,7 +59,7 @@ def _step_in_pieces_(tensors: FallbackTensors, rule: FallbackRule, scaling: Grad
 
 
 def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
-    """Call torch's kernel, for which steps have been counted, and decay around it what it does not."""
+    """Call torch's kernel, for which steps have already been counted, and apply the decay that it does not know."""
     parameters, averages = tensors.parameters, tensors.averages
     if _decays_in_kernel(rule):
         _call_kernel_(tensors, rule, scaling)
@@ -68,7 +68,7 @@ def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradient
     if rule.decay_mode == "cautious":
         before = torch._foreach_clone(parameters)
         _call_kernel_(tensors, rest, scaling)
-        decay_cautiously_(parameters, before, averages, taken, scaling.found_inf)  # an update has its average's sign
+        decay_cautiously_(parameters, before, averages, taken, scaling.found_inf)  # average and update have one sign
     else:
         decay_(parameters, taken, scaling.found_inf)
         _call_kernel_(tensors, rest, scaling)
@@ -78,7 +78,7 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
     parameters, gradients, averages, squares, steps = tensors
     torch._fused_adamw_(
         parameters,
-        # With a scale the kernel writes the unscaled gradients back.
+        # With a scale the kernel writes the unscaled gradients back into this argument.
         gradients if scaling.grad_scale is None else [g.clone() for g in gradients],
         averages,
         squares,
@@ -97,12 +97,12 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
 
 
 def _promoted(entry: _Entry) -> _Entry:
-    """Return the tensors in float32 at least, those that are in it already as they are."""
+    """Return the tensors in float32 at least. Tensors that have such a dtype are returned as they are."""
     return _Entry(*(t.to(torch.promote_types(t.dtype, torch.float32)) for t in entry))
 
 
 def _are_whole(parameters: Sequence[Tensor], *others: Sequence[Tensor]) -> bool:
-    """Whether torch's kernel works on tensors as they are, as on most: contiguous ones, on a CPU whole vectors."""
+    """Whether torch's kernel can work on the tensors directly: they are contiguous and, on a CPU, whole vectors."""
     vectors = not parameters[0].is_cpu or not any(p.numel() % _VECTOR for p in parameters)
     return vectors and all(map(Tensor.is_contiguous, chain(parameters, *others)))
 
@@ -110,9 +110,9 @@ def _are_whole(parameters: Sequence[Tensor], *others: Sequence[Tensor]) -> bool:
 def _as_vectors(entry: _Entry) -> Iterator[tuple[_Entry, _Entry]]:
     """Yield tensors that torch's kernel can work on, each with the part of `entry` that they stand for.
 
-    The kernel for CPUs walks all four through memory in the same order and looks at no strides: with a transposed
-    gradient it would silently pair the wrong elements. What is left behind the last whole vector is worked on as a
-    vector of its own, filled up with zeros: of 70 elements the first 64 are used where they are, the last 6 in a copy.
+    The CPU kernel walks through the memory of all four tensors in the same order and ignores strides: with a transposed
+    gradient it would silently pair the wrong elements. Elements after the last whole vector are copied into a vector
+    that is padded with zeros. Of 70 elements the first 64 are used in place, the last 6 in such a copy.
     """
     *elements, step = entry
     if _are_whole(*([t] for t in elements)):
@@ -135,12 +135,12 @@ def _as_vectors(entry: _Entry) -> Iterator[tuple[_Entry, _Entry]]:
 
 
 def _padded(flat: Tensor, rest: int) -> Tensor:
-    """Return a copy of `flat`, with zeros behind it if its last vector has only `rest` elements."""
+    """Return a copy of `flat`. If its last vector has only `rest` elements, zeros follow up to a whole vector."""
     return torch.nn.functional.pad(flat, (0, -rest % _VECTOR)) if rest else flat.clone()
 
 
 def _copy_back(used: _Entry, target: _Entry) -> None:
-    """Copy what the step has written into `target`, unless it was written there."""
+    """Copy the results of the step into `target`, unless the step has written them there."""
     for field in ("parameter", "average", "square"):
         source, place = getattr(used, field), getattr(target, field)
         if place is not source:

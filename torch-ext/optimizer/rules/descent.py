@@ -1,4 +1,4 @@
-"""Descent: a packed batch of directions into parameters, in one pass over memory."""
+"""Descent: applies a packed batch of directions to parameters, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from ..kernels.native import descend_
 from .decay import DECAY_MODES, Number, on_device, scaled_decay
 from .master_weights import joined, split_
 
-# What may be rounded stochastically.
+# The dtypes that may be rounded stochastically.
 HALVES = (torch.float16, torch.bfloat16)
 
 
 class DescentOptions(NamedTuple):
-    """Optional inputs of a descent, for each matrix: row scales, seeds, masks, and where its update lies in a buffer.
+    """Optional inputs of a descent.
 
-    `row_scale`, float32 with an entry for each row of all matrices, multiplies the result; `seeds`, B int64, round
-    half-precision parameters stochastically; where `found_inf` is not 0, or `active`, B bool, is not set, nothing
-    changes; `offsets` are the places of the updates in a buffer of one dimension; `origins` tell for each matrix, as
-    a part of a larger one, its first row and column there and that one's columns, so that seeds round it as the whole;
-    `remainder`, B int16 matrices, has what bfloat16 parameters lack of float32 masters, and changes with them.
+    row_scale: float32, an entry for each row of all matrices; it multiplies the result.
+    seeds: B int64; half-precision parameters are rounded stochastically.
+    found_inf, active: nothing changes if found_inf is not 0; a matrix does not change if its entry of active, B bool,
+        is False.
+    offsets: where each update begins in a 1-D buffer.
+    origins: for each matrix that is a part of a larger one, its first row and column there, and the number of columns
+        of the whole; `seeds` then round the part as they would round the whole.
+    remainder: B int16 matrices, the lower halves of float32 masters, which change together with bfloat16 parameters.
     """
 
     row_scale: Optional[Tensor] = None
@@ -38,9 +41,9 @@ PLAIN = DescentOptions()
 
 
 class DescentRule(NamedTuple):
-    """parameter <- parameter * keep - lr * multiplier * direction; lr and weight_decay of all matrices, or of each.
+    """parameter <- parameter * keep - lr * multiplier * direction; one lr and weight_decay, or one for each matrix.
 
-    weight_decay is scaled already (`rules/decay.py`, which says what keep is).
+    weight_decay has gone through `scaled_decay`. `rules/decay.py` says what keep is.
     """
 
     lr: Tensor
@@ -52,7 +55,7 @@ class DescentRule(NamedTuple):
 def descent_rule(
     lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str, decay_lr: Sequence[Optional[float]]
 ) -> DescentRule:
-    """Return the rule of one or B learning rates and decays; a tensor is read by the kernels where it is."""
+    """Return the rule for one or for B learning rates and decays. Kernels read tensors on their device."""
     decays = [scaled_decay(decay_mode, *of_one) for of_one in zip(lr, weight_decay, decay_lr)]
     return DescentRule(_together(lr), _together(decays), "decoupled" if decay_mode == "corrected" else decay_mode)
 
@@ -62,22 +65,22 @@ def descend_packed_(
 ) -> None:
     """Update `parameters`, B matrices (m, n), in place by `directions` (B, m, n), rounding each element once.
 
-    With remainders, which change too, both have together the bits of float32 parameters (`rules/master_weights.py`).
-    Weight decay is of the group's learning rate and not of the matrix's multiplier.
+    Remainders change, too. Together with the parameters they have the bits that float32 parameters would have
+    (`rules/master_weights.py`). Weight decay uses the group's learning rate without the matrix's multiplier.
     """
     mode, multiplier = DECAY_MODES.index(rule.decay_mode), as_tensor(rule.multiplier)
     descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **options._asdict())
-    # So that autograd refuses a backward pass through the old values, as it does after torch's own updates.
+    # Makes autograd refuse a backward pass through the old values, as after torch's own updates.
     torch.autograd.graph.increment_version([*parameters, *(options.remainder or ())])
 
 
 def scale_rows_(
     p: Tensor, row_scale: Tensor, remainder: Optional[Tensor] = None, unless: Sequence[Optional[Tensor]] = ()
 ) -> None:
-    """Multiply each row of `p` by its float32 factor, in place, with one rounding; a bias has one element a row.
+    """Multiply each row of `p` by its float32 factor, in place, with one rounding. A bias counts as one element a row.
 
-    With a `remainder`, which changes too, the float32 master is scaled. Nothing changes where one of `unless`, tensors
-    of one element, is not 0.
+    With a `remainder`, which changes, too, the float32 master is scaled. If one of the one-element tensors `unless` is
+    not 0, nothing changes.
     """
     for reason in unless:
         row_scale = row_scale if reason is None else row_scale.where(reason == 0, 1)
@@ -98,5 +101,5 @@ def _together(values: Sequence[Number]) -> Tensor:
 
 
 def as_tensor(value: Union[Number, Sequence[float]]) -> Tensor:
-    """Return numbers in float64 on the CPU, exactly, where the kernels read them without a copy; a tensor as it is."""
+    """Return numbers as a float64 tensor on the CPU, which kernels read without a copy; a tensor as it is."""
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")

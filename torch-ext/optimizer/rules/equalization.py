@@ -1,8 +1,8 @@
-"""Rows and columns of one norm, before or after orthogonalization; whole matrices, without state.
+"""Gives rows or columns equal norms, before or after orthogonalization. Needs whole matrices, keeps no state.
 
-An iteration of a few steps leaves rows and columns of a polar factor with norms that differ, most where the momentum's
-differ most; even the exact factor of a tall matrix has uneven rows. `equalize` acts on what goes into the iteration,
-`renormalize_` on what comes out of it; with `evened` between, Aurora goes through the iteration twice.
+After a few steps of the iteration, rows and columns of a polar factor have different norms, and most so if those of the
+momentum do. Even the exact factor of a tall matrix has rows of different norms. `equalize` changes the input of the
+iteration, `renormalize_` its output. Aurora runs the iteration twice, with `evened` in between.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..kernels.normalization import frobenius_norm, normalize
 
-# What `equalize` and `renormalize_` take: rows, columns, or one after the other.
+# The sides that `equalize` and `renormalize_` take: rows, columns, or first one and then the other.
 SIDES = ("rows", "columns", "rows_columns", "columns_rows")
 AURORA = "experimental_aurora"
 EQUALIZATIONS = ("none", *SIDES, AURORA)
@@ -22,13 +22,13 @@ RENORMALIZATIONS = ("none", "frobenius", *SIDES)
 
 
 class Equalization(NamedTuple):
-    """What is done to the lines of a matrix: `before` is one of EQUALIZATIONS, `after` one of RENORMALIZATIONS."""
+    """What is done to a matrix: `before` orthogonalization, of EQUALIZATIONS, and `after` it, of RENORMALIZATIONS."""
 
     before: str = "none"
     after: str = "none"
 
     def rounds(self, rows: int, cols: int) -> int:
-        """Return how often a rows x cols matrix goes through the iteration."""
+        """Return how many times a rows x cols matrix goes through the iteration."""
         return 2 if self.before == AURORA and rows != cols else 1
 
     def __str__(self) -> str:
@@ -41,8 +41,9 @@ class Equalization(NamedTuple):
 def equalize(G: Tensor, by: str, eps: float) -> Tensor:
     """Return G (B, rows, cols) with each row, or column, divided by max(its norm, eps), in the dtype of G.
 
-    `by` is one of EQUALIZATIONS. A common factor means nothing to an iteration that divides by the matrix's norm.
-    Source: MuonEq, arXiv:2603.28254, whose R, C and RC these are; its statistics are of this matrix alone here, too.
+    `by` is one of EQUALIZATIONS. All norms become 1; a common factor would not matter, because the iteration divides by
+    the matrix's norm.
+    Source: MuonEq, arXiv:2603.28254, whose R, C and RC these are; there, too, each matrix uses only its own norms.
     """
     for side in _long_side(G) if by == AURORA else _sides(by):
         G = _normalized_lines(G, side, eps)
@@ -50,10 +51,11 @@ def equalize(G: Tensor, by: str, eps: float) -> Tensor:
 
 
 def evened(G: Tensor, factors: Tensor) -> Tensor:
-    """Return G (B, rows, cols) with each line of its long side times what its line of `factors` lacks, in G's dtype.
+    """Return G (B, rows, cols) with the lines of its long side (a tall G's rows) rescaled, in G's dtype.
 
-    `factors` are the polar factors of G. Those of the result have lines of more equal norms. All would be
-    sqrt(short / long) if they were equal: a line of half that norm is doubled in G. Square matrices stay as they are.
+    `factors` are the polar factors of G. With equal norms, each of their lines would have norm sqrt(short / long). A
+    line of G is multiplied by that norm divided by its actual one: if its line in the factor has half the norm, it is
+    doubled. The factors of the result have lines of more equal norms. Square matrices do not change.
     Source: Aurora, arXiv:2606.27715, with one refinement, undamped.
     """
     for side in _long_side(G):
@@ -61,17 +63,18 @@ def evened(G: Tensor, factors: Tensor) -> Tensor:
         norms = frobenius_norm(lines.unsqueeze(-2)).squeeze(-1)  # (B, long, 1), float64
         even = (lines.size(-1) / lines.size(-2)) ** 0.5
         exact = torch.promote_types(G.dtype, torch.float32)
-        # A line that is zero in the factor is zero in G.
+        # A line that is zero in the factor is zero in G, too.
         scale = torch.where(norms == 0, 1.0, even / norms).clamp_max(torch.finfo(exact).max).to(exact)
         G = (G * (scale if side == "rows" else scale.mT)).to(G.dtype)
     return G
 
 
 def renormalize_(factors: Tensor, by: str) -> None:
-    """Give polar factors (B, rows, cols), in place, the norm of exact ones, sqrt(min(rows, cols)).
+    """Give polar factors (B, rows, cols), in place, the Frobenius norm of exact ones, sqrt(min(rows, cols)).
 
-    `by` is one of RENORMALIZATIONS: `frobenius` multiplies a matrix by one number; a side gives all its rows, or
-    columns, one norm. Each element is rounded once, with two sides twice. Zeros stay zeros, and a NaN in its matrix.
+    `by` is one of RENORMALIZATIONS. `frobenius` multiplies each matrix by one number; a side gives all its rows, or
+    columns, the same norm. Each element is rounded once, with two sides twice. Zeros stay zeros. A NaN stays in its own
+    matrix.
     Sources: Muon+, arXiv:2602.21545, for sides; nanochat (2026) for `frobenius`.
     """
     norm = min(factors.shape[-2:]) ** 0.5
@@ -83,7 +86,7 @@ def renormalize_(factors: Tensor, by: str) -> None:
 
 
 def _normalized_lines(X: Tensor, side: str, eps: float, norm: float = 1.0) -> Tensor:
-    """Return X (B, rows, cols) with the lines of a side at one norm, in the dtype of X."""
+    """Return X (B, rows, cols) with all rows, or all columns, scaled to `norm`, in the dtype of X."""
     lines = X if side == "rows" else X.mT
     lines = normalize(lines.unsqueeze(-2), X.dtype, eps, norm).squeeze(-2)
     return lines if side == "rows" else lines.mT

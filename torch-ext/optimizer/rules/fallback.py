@@ -1,4 +1,4 @@
-"""What AdamW and NAdamW have in common: the settings of a group, the tensors of a parameter, steps that overflow."""
+"""What AdamW and NAdamW share: the settings of a group, the tensors of a parameter, and overflowed steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class FallbackRule(NamedTuple):
-    """The settings of one group; lr and weight_decay, which `scaled_decay` has returned, are numbers or 0-d tensors."""
+    """Settings of one group. lr and weight_decay are numbers or 0-d tensors; `scaled_decay` has computed the latter."""
 
     lr: Union[float, Tensor]
     betas: tuple[float, float]
@@ -20,7 +20,7 @@ class FallbackRule(NamedTuple):
 
 
 class FallbackTensors(NamedTuple):
-    """Parameters, their gradients, the averages of gradients and of their squares, and float32 0-d counts of steps."""
+    """Parameters, gradients, averages of gradients and of squared gradients, and float32 0-d step counts."""
 
     parameters: list[Tensor]
     gradients: list[Tensor]
@@ -30,6 +30,6 @@ class FallbackTensors(NamedTuple):
 
 
 def uncount_overflow_(steps: Sequence[Tensor], found_inf: Optional[Tensor]) -> None:
-    """Take the step just counted off `steps`, 0-d tensors, in place, where gradients overflowed: it changed nothing."""
+    """Subtract 1 from `steps`, 0-d tensors, in place, if gradients overflowed: the counted step changed nothing."""
     if found_inf is not None:
         torch._foreach_sub_(steps, [found_inf.to(step.device).reshape(()) for step in steps])

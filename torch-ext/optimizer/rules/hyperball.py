@@ -1,4 +1,4 @@
-"""Hyperball: a step along a sphere, after which a matrix has the Frobenius norm that it had before."""
+"""Hyperball: a step along a sphere, after which a matrix has the same Frobenius norm as before."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from ..kernels.normalization import frobenius_norm
 from .descent import DescentRule, as_tensor, descend_packed_
 
-# parameter <- 0 * parameter - 1 * -1 * update: an update in the place of the parameter, by the pass of other descents.
+# parameter <- 0 * parameter - 1 * -1 * update: replaces the parameter by the update, with the pass of other descents.
 REPLACING = DescentRule(as_tensor(1.0), as_tensor(1.0), "independent", as_tensor(-1.0))
 
 
 def move_on_sphere_(W: Tensor, updates: Tensor, lr: Tensor) -> Tensor:
     """Move matrices W (B, rows, cols), float32 or float64, by updates U of their shape, in place; return norms (B,).
 
-    W becomes R normalized(W - lr R normalized(U)), where R is its Frobenius norm: `lr` (1 or B elements) is the length
-    of a step in proportion to W. A matrix of zeros, and one whose update is zero, stays what it is. The norms are those
-    of R normalized(U), float64: R, 0 where W or U is zero, and NaN where one of them is not finite.
+    W becomes R normalized(W - lr R normalized(U)), where R is W's Frobenius norm before the step. So `lr` (1 or B
+    elements) is the length of a step relative to W. A zero matrix, and one with a zero update, do not change. The
+    returned norms are those of R normalized(U), float64: R, but 0 if W or U is zero, and NaN if either is not finite.
     Source: Wen et al., Hyperball (2025), as in NVIDIA's Emerging-Optimizers; R is the norm before the step.
     """
     radii, lengths = frobenius_norm(W), frobenius_norm(updates)
@@ -28,5 +28,5 @@ def move_on_sphere_(W: Tensor, updates: Tensor, lr: Tensor) -> Tensor:
 
 
 def _quotient(a: Tensor, b: Tensor, otherwise: float) -> Tensor:
-    """Return a / b, and `otherwise` where b is 0."""
+    """Return a / b, or `otherwise` where b is 0."""
     return torch.where(b == 0, otherwise, a / b)

@@ -1,12 +1,11 @@
-"""Master weights in two halves: a bfloat16 parameter, and in 16 bits of state what float32 has beyond it.
+"""Master weights in two halves: a bfloat16 parameter, and 16 bits of state with the rest of its float32 master.
 
-The parameter is the bfloat16 nearest to its float32 master, of two the one with the larger absolute value. The
-remainder is the lower half of the master's bits, read as a signed integer: the bits of the master are those of the
-parameter, followed by 16 zeros, plus the remainder. `optimizer_common/element.h` has the same formula for the compiled
-passes.
+The parameter is the bfloat16 number nearest to its master; of two equally near ones it is the larger in magnitude. The
+remainder is the lower half of the master's bits, read as a signed integer. The master's bits are the parameter's bits
+followed by 16 zeros, plus the remainder. `optimizer_common/element.h` has the same formula for the compiled passes.
 
-Every float32 number comes back with its bits, also one so large that its bfloat16 is infinite. Of a NaN only that it is
-one is kept. A remainder of 0 says that the parameter is the master.
+Every float32 number is restored bit for bit, even one so large that its bfloat16 is infinite. A NaN stays a NaN, but
+may change its bits. A remainder of 0 means that parameter and master are equal.
 
 Sources: modded-nanogpt, pull request 57; FlashOptim, arXiv:2602.23349, whose remainder has 8 bits and is not exact.
 """
@@ -20,7 +19,7 @@ _NAN = 0x7FC0  # in bfloat16
 
 
 def joined(parameter: Tensor, remainder: Tensor) -> Tensor:
-    """Return the float32 master of a bfloat16 `parameter` and its int16 `remainder`, of their shape."""
+    """Return the float32 master of a bfloat16 `parameter` and its int16 `remainder`, with their shape."""
     bits = parameter.detach().view(torch.int16).to(torch.int32) << 16
     return (bits + remainder).view(torch.float32)
 
@@ -28,7 +27,7 @@ def joined(parameter: Tensor, remainder: Tensor) -> Tensor:
 def split_(parameter: Tensor, remainder: Tensor, master: Tensor) -> None:
     """Write a float32 `master` into a bfloat16 `parameter` and its int16 `remainder`, in place."""
     bits, is_nan = master.view(torch.int32), master.isnan()
-    # Only a NaN's bits could leave the range of int32.
+    # The addition can overflow int32 only for the bits of a NaN.
     upper = ((bits + (1 << 15)) >> 16).to(torch.int16).masked_fill_(is_nan, _NAN)
     parameter.copy_(upper.view(torch.bfloat16))
     remainder.copy_(bits.to(torch.int16).masked_fill_(is_nan, 0))

@@ -1,4 +1,4 @@
-"""Momentum: gradients in, one packed batch of directions out, in one pass over memory."""
+"""Momentum: turns gradients into one packed batch of directions, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .scaling import UNSCALED, GradientScaling
 
 
 class MomentumRule(NamedTuple):
-    """buffer <- beta * buffer + (1 - beta) * gradient; the direction is the buffer, or looks one step ahead of it."""
+    """buffer <- beta * buffer + (1 - beta) * gradient; the direction is the buffer, or looks one step ahead."""
 
     beta: float
     nesterov: bool
@@ -20,18 +20,18 @@ class MomentumRule(NamedTuple):
 
 
 class MomentumBuffers(NamedTuple):
-    """Momentum of B matrices (m, n): values, or codes of 8 bits with the scales of their blocks."""
+    """Momentum of B matrices (m, n): values, or 8-bit codes with the scales of their blocks."""
 
     values: Sequence[Tensor]
     scales: Optional[Sequence[Tensor]] = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The values of all matrices, and then their scales."""
+        """The values of all matrices, followed by their scales."""
         return [*self.values, *(self.scales or ())]
 
     def tensors_of(self, i: int) -> list[Tensor]:
-        """Return what the matrix at `i` has."""
+        """Return the tensors of the matrix at `i`: its values, and its scales if there are any."""
         return [each[i] for each in self if each is not None]
 
 
@@ -45,11 +45,11 @@ def pack_momentum_(
 ) -> None:
     """Update `buffers` in place and write each matrix's direction into `packed`; gradients are not changed.
 
-    `buffers` and `gradients` are of B matrices (m, n), `packed` is (B, m, n), all of any strides; each list has one
-    dtype. With `offsets`, a place for each, `packed` has one dimension and matrices may differ in shape. With Nesterov
-    the direction is beta * buffer + (1 - beta) * gradient of the new buffer. Gradients that overflowed leave the
-    buffers alone and give zeros.
-    Source: Sutskever et al., On the importance of initialization and momentum in deep learning (2013), as an average.
+    `buffers` and `gradients` are lists of B matrices (m, n), `packed` is (B, m, n). All may have any strides; each list
+    has one dtype. With `offsets`, a place for each matrix, `packed` is 1-D and matrices may differ in shape. With
+    Nesterov the direction is beta * buffer + (1 - beta) * gradient of the new buffer. Gradients that overflowed leave
+    the buffers unchanged and give zeros. Source: Sutskever et al., On the importance of initialization and momentum in
+    deep learning (2013), as an average.
     """
     values, scales = buffers
     momentum_pack_(values, gradients, packed, *rule, **scaling._asdict(), offsets=offsets, momentum_scale=scales)
@@ -57,9 +57,9 @@ def pack_momentum_(
 
 
 def quantized(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix (m, n) in 8 bits: codes (m, n), int8, and the scales of their blocks, float32.
+    """Return a matrix (m, n) in 8 bits: int8 codes (m, n), and float32 scales (m, ceil(n / BLOCK)) of their blocks.
 
-    Those are (m, ceil(n / BLOCK)); `kernels/native.py` says what is lost.
+    `kernels/native.py` says how much is lost.
     """
     rows, cols = values.shape
     codes = torch.zeros_like(values, dtype=torch.int8)
@@ -70,7 +70,7 @@ def quantized(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantized(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what `codes` (m, n) with their scales stand for, rounded to `dtype`; both are left as they are."""
+    """Return the values of `codes` (m, n) and their scales, rounded to `dtype`; the arguments are not changed."""
     packed = torch.empty(1, *codes.shape, dtype=dtype, device=codes.device)
     nothing = torch.zeros_like(packed[0])
     momentum_pack_([codes.clone()], [nothing], packed, 1.0, False, momentum_scale=[scale.clone()])

@@ -1,4 +1,4 @@
-"""NAdamW for the parameters that are not matrices: AdamW that looks one step of momentum ahead.
+"""NAdamW, for the parameters that are not matrices: AdamW with Nesterov momentum.
 
 With t the count of a parameter's steps and G its gradient:
 
@@ -7,7 +7,7 @@ With t the count of a parameter's steps and G its gradient:
     N  = beta1 * M + (1 - beta1) * G
     P <- P - lr / (1 - beta1**t) * N / (sqrt(V) / sqrt(1 - beta2**t) + eps)
 
-where keep is 1 - lr * weight_decay, or what `rules/decay.py` says of other modes; N is the update whose sign counts.
+where keep is 1 - lr * weight_decay, or as `rules/decay.py` says for other modes. Cautious decay looks at the sign of N.
 
 Source: Choi et al., On empirical comparisons of optimizers for deep learning, arXiv:1910.05446, table 1, with a
 constant beta1 and decoupled weight decay, as in timm. `torch.optim.NAdam` has another formula: it schedules beta1.
@@ -26,16 +26,17 @@ from .scaling import UNSCALED, GradientScaling
 
 
 def nadamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
-    """Take one NAdamW step with parameters of one device and dtype; all but the gradients of `tensors` change in place.
+    """Take one NAdamW step with parameters of one device and dtype; changes `tensors` in place, except the gradients.
 
-    Tensors may have any strides; nothing is read on the host. Half precision is computed in float32, and each element
-    of parameters and averages is rounded once. Gradients that overflowed change nothing.
+    Tensors may have any strides. The host reads no values back from a GPU. Half precision is computed in float32, and
+    each element of parameters and averages is rounded once. If gradients overflowed, nothing changes.
     """
     parameters, gradients, averages, squares, steps = tensors
     stored = [parameters, averages, squares]
     dtype = torch.promote_types(parameters[0].dtype, torch.float32)
     overflow = None if scaling.found_inf is None else scaling.found_inf.reshape(())
-    # `to` returns what has the dtype already, so that float32 and float64 are updated where they are.
+    # `to` returns a tensor of that dtype itself, so float32 and float64 are updated in place. If gradients may have
+    # overflowed, copies are updated, and taken over only if they have not.
     used = [[t.to(dtype, copy=overflow is not None) for t in tensors] for tensors in stored]
     gradients = [g.to(dtype) for g in gradients]
     if scaling.grad_scale is not None:
@@ -56,7 +57,7 @@ def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[
     parameters, averages, squares = used
     beta1, beta2 = rule.betas
     device, dtype = parameters[0].device, parameters[0].dtype
-    # In float64, since 1 - beta**t cancels: of 1 - 0.999 float32 keeps four digits.
+    # In float64, because 1 - beta**t cancels: float32 would keep four digits of 1 - 0.999.
     count = torch.stack(steps).to(device, torch.float64)
     lr = rule.lr.to(device, torch.float64) if isinstance(rule.lr, Tensor) else rule.lr
     step_sizes = (-lr / (1 - beta1**count)).to(dtype).unbind()

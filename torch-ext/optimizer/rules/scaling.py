@@ -1,4 +1,4 @@
-"""Gradient scaling: what `torch.amp.GradScaler` says of the gradients of a step."""
+"""Gradient scaling: what `torch.amp.GradScaler` tells a step about its gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class GradientScaling(NamedTuple):
-    """The factor of gradients, and 1 if they overflowed, else 0: float32 tensors of one element, None if unscaled."""
+    """The gradients' factor, and 1 if they overflowed, else 0: float32 tensors of one element, or None if unscaled."""
 
     grad_scale: Optional[Tensor]
     found_inf: Optional[Tensor]

@@ -1,7 +1,7 @@
-"""NorMuon: the lines of an update divided by the root mean square that they have had; whole matrices, with a state.
+"""NorMuon: rows or columns of an update divided by a running average of their size. Needs whole matrices and a state.
 
-A polar factor's lines along its long side differ in norm. Those that were large in past steps are taken smaller, those
-that were small larger, and the whole keeps its norm.
+Along its long side a polar factor's lines (rows of a tall matrix, columns of a wide one) differ in norm. Lines that
+were large in past steps are made smaller, lines that were small larger, and the norm of the whole matrix stays.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..kernels.normalization import frobenius_norm
 
-# Of which lines a matrix has second moments. `long_side`: of its rows, or of its columns where these are more.
+# The lines that have second moments. `long_side`: rows, or columns if there are more columns than rows.
 SECOND_MOMENTS = ("none", "rows", "long_side")
 
-# Added to root mean squares, as in dion: what a line that was zero so far is divided by.
+# Added to root mean squares, as in dion, so that a line that has always been zero can be divided.
 EPS = 1e-8
 
 
@@ -22,16 +22,16 @@ def balance_(updates: Tensor, moments: Tensor, beta: float) -> None:
     """Balance the lines of updates (B, rows, cols) by their second moments; both change in place.
 
         moments <- beta * moments + (1 - beta) * mean of squares of each line
-        updates <- updates / (sqrt(moments) + EPS), times what gives each matrix the norm that it had
+        updates <- updates / (sqrt(moments) + EPS), times the factor that restores each matrix's norm
 
-    `moments` are those of rows, (B, rows, 1), or of columns, (B, 1, cols), float32 or, for float64 updates, float64.
-    Each element of both is rounded once. Nothing corrects that moments begin at zero: it is one factor for all lines,
-    which the norm takes out. Zeros stay zeros, and a NaN in its matrix and its moments.
+    `moments` are (B, rows, 1) for rows or (B, 1, cols) for columns, float32, or float64 for float64 updates. Each
+    element of both is rounded once. Moments begin at zero without a correction for that: it would be one factor for all
+    lines, and restoring the norm cancels it. Zeros stay zeros. A NaN stays in its own matrix and moments.
     Sources: NorMuon, arXiv:2510.05491, and dion/normuon.py (0333cc1), for rows; nanochat (2026) for the long side.
     """
     exact = torch.promote_types(updates.dtype, torch.float32)
     lines = updates if moments.shape == (*updates.shape[:-1], 1) else updates.mT
-    norms = frobenius_norm(lines.unsqueeze(-2)).view(moments.shape)  # float64, in an order that nothing else changes
+    norms = frobenius_norm(lines.unsqueeze(-2)).view(moments.shape)  # float64, always summed in the same order
     moments.copy_(beta * moments.double() + (1 - beta) * norms.square() / lines.size(-1))
     scales = 1 / (moments.double().sqrt() + EPS)
     before, after = (frobenius_norm(each.to(exact)) for each in (norms, norms * scales))
