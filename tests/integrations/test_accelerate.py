@@ -1,4 +1,8 @@
-"""accelerate"""
+"""accelerate
+
+Make Muon of the model before `prepare`, as any optimizer. FSDP2 shards the parameters there, and Muon follows. The
+prepared optimizer keeps Muon as `opt.optimizer`.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,8 @@
-"""DeepSpeed"""
+"""DeepSpeed
+
+Stage 0 keeps parameters whole. Stages 1 to 3 of ZeRO cut them into flat pieces, in which no matrix is left: Muon
+refuses them. Use stage 0, or FSDP2.
+"""
 
 import os
 from unittest import mock
@@ -13,14 +17,16 @@ from tests.support.small_model import same_bits
 pytestmark = pytest.mark.integrations
 
 
-def initialized(kernel, model, stage, **options):
+def initialized(optimizer, model, stage, **options):
     """DeepSpeed's engine on a CPU, among the ranks of a pool."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
     variables = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    with mock.patch.dict(os.environ, variables):
+    # DeepSpeed would compile messages through shared memory, which takes minutes; without, gloo carries them.
+    without_compiling = mock.patch.dict(deepspeed.ops.__compatible_ops__, deepspeed_shm_comm=False)
+    with mock.patch.dict(os.environ, variables), without_compiling:
         # <use>
         config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": stage}}
-        opt = kernel.Muon(kernel.groups_for(model), lr=0.02)
+        opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
         engine, *_ = deepspeed.initialize(model=model, optimizer=opt, config={**config, **options})
         # </use>
     return engine, opt

@@ -1,4 +1,7 @@
-"""ema-pytorch"""
+"""ema-pytorch
+
+The average is of the model, and needs nothing of its optimizer.
+"""
 
 import pytest
 import torch

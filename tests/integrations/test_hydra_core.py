@@ -1,4 +1,7 @@
-"""Hydra and OmegaConf"""
+"""Hydra and OmegaConf
+
+Lists of OmegaConf are taken as they are, so `_convert_` need not be set.
+"""
 
 import sys
 import types

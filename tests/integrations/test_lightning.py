@@ -1,4 +1,7 @@
-"""Lightning and Fabric"""
+"""Lightning and Fabric
+
+Give `groups_for` the LightningModule. One optimizer holds both branches, so optimization stays automatic.
+"""
 
 import itertools
 import logging

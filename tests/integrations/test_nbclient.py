@@ -1,4 +1,7 @@
-"""Jupyter"""
+"""Jupyter
+
+The last line of a cell shows what goes where.
+"""
 
 import inspect
 

@@ -1,4 +1,8 @@
-"""Schedule-Free, around Muon"""
+"""Schedule-Free, around Muon
+
+Its average takes the place of a decaying learning rate. Call `opt.eval()` before the model is evaluated, and
+`opt.train()` before it is trained on.
+"""
 
 import copy
 

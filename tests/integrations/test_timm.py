@@ -1,4 +1,8 @@
-"""timm"""
+"""timm
+
+`groups_for` reads the model's `no_weight_decay()`. timm's factory takes it as well, once Muon is in timm's registry:
+`create_optimizer_v2(model, "muon", param_group_fn=optimizer.groups_for)`.
+"""
 
 import copy
 import dataclasses

@@ -1,9 +1,13 @@
-"""torch: GradScaler, averages of weights, checkpoints, ZeroRedundancyOptimizer"""
+"""torch: GradScaler, averages of weights, checkpoints, ZeroRedundancyOptimizer
+
+`ZeroRedundancyOptimizer` gives each rank a part of every group, and knows no names. So each group must be of one
+branch, and its parameters without names:
+"""
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
@@ -65,16 +69,12 @@ def test_rate_of_swa_anneals_both_branches(optimizer):
 
 @pytest.mark.parametrize("how", ["whole", "flattened"])
 def test_checkpoint_goes_on_with_the_same_bits(optimizer, tmp_path, how):
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
     options, data = StateDictOptions(flatten_optimizer_state_dict=how == "flattened"), batches(8)
     model, other = LanguageModel(), LanguageModel(seed=1)
-    # <use>
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
     train(model, opt, data[:4])
     weights, state = get_state_dict(model, opt, options=options)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path)
-    # </use>
     train(model, opt, data[4:])
     other_opt = optimizer.Muon(optimizer.groups_for(other), lr=0.02)
     weights, state = get_state_dict(other, other_opt, options=options)
@@ -86,13 +86,17 @@ def test_checkpoint_goes_on_with_the_same_bits(optimizer, tmp_path, how):
     assert same_bits(copied(model), copied(other))
 
 
-def run_zero(kernel, folder):
+def run_zero(optimizer, folder):
     """Groups of one branch each, of tensors without names: the wrapper gives each rank a part of every group."""
     data, models = batches(8), (LanguageModel(), LanguageModel(seed=1))
 
     def wrapped(model):
-        groups = [{**group, "params": [p for _, p in group["params"]]} for group in kernel.groups_for(model)]
-        return ZeroRedundancyOptimizer(groups, kernel.Muon, lr=0.02)
+        # <use>
+        groups = optimizer.groups_for(model)
+        groups = [{**group, "params": [p for _, p in group["params"]]} for group in groups]
+        opt = ZeroRedundancyOptimizer(groups, optimizer.Muon, lr=0.02)
+        # </use>
+        return opt
 
     opt = wrapped(models[0])
     train(models[0], opt, data[:4])

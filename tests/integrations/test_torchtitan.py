@@ -1,4 +1,9 @@
-"""torchtitan"""
+"""torchtitan
+
+The registry of torchtitan's container is a list inside a method, so a subclass adds the name, in ten lines.
+`implementation` must be `for-loop`: the container would ask for a fused or a foreach AdamW otherwise, which Muon has
+no choice of.
+"""
 
 import copy
 from dataclasses import dataclass

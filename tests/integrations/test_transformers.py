@@ -1,4 +1,8 @@
-"""transformers' Trainer"""
+"""transformers' Trainer
+
+The Trainer makes an instance of `MuonFactory` and calls it with the model, so that Muon knows modules and names.
+Settings of Muon stand beside it.
+"""
 
 import copy
 

@@ -1,4 +1,7 @@
-"""TRL"""
+"""TRL
+
+Trainers of TRL hand the factory on to transformers' Trainer.
+"""
 
 import datasets
 import peft
