@@ -212,7 +212,7 @@ def test_scales_of_another_layout_of_a_convolution_are_refused(kernel):
     q = Parameter(p.detach().clone(memory_format=torch.channels_last))
     other = kernel.Muon([q], momentum_dtype="int8", stacked=False)
     assert tuple(other.state[q]["momentum_scale"].shape) == (8, 1, 3, 1)
-    with pytest.raises(ValueError, match="momentum_scale has shape"):
+    with pytest.raises(ValueError, match="momentum_scale of param_0 has shape"):
         other.load_state_dict(saved)
 
 

@@ -1,5 +1,6 @@
 """A handful of named parameters of every kind, and gradients for them."""
 
+import io
 import zlib
 
 import torch
@@ -44,3 +45,11 @@ def same_bits(params, others):
 def state_of(optimizer, params):
     """Every tensor of the state of named parameters."""
     return {f"{name}/{key}": value for name, p in params.items() for key, value in optimizer.state[p].items()}
+
+
+def serialized(state_dict):
+    """The state dict after a round trip through a file, read with weights_only."""
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)

@@ -95,7 +95,7 @@ def test_second_moments_that_do_not_fit_are_refused(kernel, case):
     words = "needs the state momentum_buffer, second_moment, got momentum_buffer"
     if case != "torch":
         state_dict["state"][0]["variance_neuron"] = torch.zeros(1, 12)
-        words = r"second_moment has shape \(1, 12\), needs \(24, 1\)"
+        words = r"second_moment of up.weight has shape \(1, 12\), needs \(24, 1\)"
     _, optimizer = fresh(kernel, second_moment="rows")
     before = snapshot(optimizer)
     with pytest.raises(ValueError, match=words):

@@ -20,13 +20,13 @@ from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, routed
-from .parameters.groups import loaded_group, names_of, saved_group, split_group
+from .parameters.checkpoints import checked, loaded_groups
+from .parameters.groups import names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, checked_settings, flag, make_plain_, plain_settings
-from .parameters.state import placed, state_tensors
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
-from .plan.layout import check_gradients, facts_of, memory_beside
+from .plan.layout import check_gradients, facts_of
 from .plan.plan import Plan, choices, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
@@ -39,7 +39,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
-from .step.state import bring_state_, checked_parameters
+from .step.state import bring_states_, checked_parameters, copy_loaded_, entries, lacks_state
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
@@ -147,6 +147,7 @@ class Muon(Optimizer):
     _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
     _checked: Sequence[Any] = ()  # settings
     _shapes: Sequence[torch.Size] = ()  # of the parameters
+    _entries = 0  # of their state
     _device_types: Collection[str] = ()  # of the parameters
     _workspace_for: Sequence[Any] = ()
     _broke_off = False  # the last step
@@ -380,7 +381,7 @@ class Muon(Optimizer):
         final: dict[str, Any] = {}
         # What others' hooks make of the dict counts, and theirs that come after loading see what was loaded.
         hooks = [
-            self.register_load_state_dict_pre_hook(lambda _, loaded: final.update(loaded)),
+            self.register_load_state_dict_pre_hook(lambda _, loaded: final.update(checked(loaded, self.param_groups))),
             self.register_load_state_dict_post_hook(lambda _: self._copy_state(final), prepend=True),
         ]
         try:
@@ -391,13 +392,7 @@ class Muon(Optimizer):
 
     def _copy_state(self, loaded: dict[str, Any]) -> None:
         """Copy the tensors of a state dict that was loaded: torch shares them, and casts momentum."""
-        params = [(*pair, group) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
-        positions = [i for group in loaded["param_groups"] for i in group["params"]]
-        for position, (name, p, group) in zip(positions, params):
-            for key, kind in state_tensors(name, p, group).items():
-                if key in loaded["state"].get(position, {}):
-                    value = loaded["state"][position][key]  # a count is a number in files of torch before 1.12
-                    self.state[p][key] = placed(p, torch.as_tensor(value), kind, memory_beside, copy=True)
+        copy_loaded_(self.param_groups, self.state, loaded)
         self._broke_off = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -407,8 +402,7 @@ class Muon(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Loading comes here too, after every hook and before anything is changed.
         if "param_groups" in self.__dict__:
-            pairs = zip(self.param_groups, state["param_groups"])
-            groups = [loaded_group(current, saved, state["state"]) for current, saved in pairs]
+            groups = loaded_groups(self.param_groups, state["param_groups"], state["state"])
             checked_parameters(groups, state["state"], self._replica_ranks)
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
@@ -476,25 +470,30 @@ class Muon(Optimizer):
         facts += [len(group["params"]) for group in self.param_groups] + planned_settings(self.param_groups)
         facts.append(choices())
         before, facts_before = self._planned_for or ([], None)
-        if facts != facts_before or not all(map(operator.is_, params, before)):
+        if facts != facts_before or not all(map(operator.is_, params, before)) or self._lacks_state():
             self._make_plan()
             self._planned_for = params, facts
             self._shapes = [p.shape for p in params]
             self._device_types = {p.device.type for p in params}
+            self._entries = entries(self.state)
         now = dependencies(self.param_groups, self.state)
         if self._workspace is None or now != self._workspace_for:
             self._synchronize()
             self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
             self._workspace_for = now
 
+    def _lacks_state(self) -> bool:
+        """Whether somebody has taken state away since the last step, as `optimizer.state.clear()` does."""
+        before, self._entries = self._entries, entries(self.state)
+        if self._entries == before:
+            return False
+        planned = {source.tensor for source in self._workspace.parameters} if self._workspace else ()
+        return lacks_state(self.param_groups, self.state, planned)
+
     def _make_plan(self) -> None:
         self._forget_plan()
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
-        for group, name, p in checked_parameters(self.param_groups, self.state, self._replica_ranks):
-            bring_state_(self.state[p], name, p, group)
-        current = {p for _, _, p in named}
-        for stale in [p for p in self.state if isinstance(p, Tensor) and p not in current]:
-            del self.state[stale]
+        bring_states_(self.param_groups, self.state, self._replica_ranks)
         clip = self._clip or "no qk_clip"
         common_line = f"{self._exchange} among {self._replica_ranks}, release_grads={self._release_grads}, {clip}"
         self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)

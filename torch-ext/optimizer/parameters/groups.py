@@ -9,7 +9,7 @@ from torch import Tensor
 from .checks import check_parameter
 from .matrices import is_stack, moments_in_group, view_in_group
 from .momentum_blocks import blocks_in_group
-from .routing import IsMuon, bare_name, decide, unique_parameters
+from .routing import IsMuon, decide, unique_parameters
 from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
 from .synonyms import as_adamws, check_implementations, taken_branch, taken_implementations
@@ -93,17 +93,23 @@ def saved_group(group: Group) -> dict[str, Any]:
     return {**group, "adjust_lr_fn": FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]}
 
 
-def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any]) -> dict[str, Any]:
+def loaded_group(
+    current: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any], first: int
+) -> dict[str, Any]:
     """Return the saved group with the names of the `current` one, and its settings where the saved group has none.
 
     `offload` stays as it is, since where momentum lives is a matter of the machine. `master_weights` stays, too: a file
     with remainders is refused where none are wanted. `expert_keys` stays where a file has none, as in files that know
-    no `stacked`. `state` is what was loaded, by parameter. Raises ValueError or TypeError where group or state do not
+    no `stacked`. `state` is what was loaded, by parameter; the
+    group's first one has the position `first` in the file. Raises ValueError or TypeError where group or state do not
     fit, or a parameter would be other matrices than when it was saved.
     """
     _check_same_group(current, saved)
     if "betas" in saved:
-        raise ValueError("betas are called adamw_betas here, and the state of another optimizer is not this one's")
+        raise ValueError(
+            "the state is of another optimizer, as its group has betas, which are called adamw_betas here: "
+            "import_state(optimizer, state_dict, source=...) takes over what fits"
+        )
     kept = {key: current[key] for key in _KEPT}
     if not saved.get("expert_keys"):
         kept["expert_keys"] = current["expert_keys"]
@@ -114,8 +120,8 @@ def loaded_group(current: dict[str, Any], saved: dict[str, Any], state: Mapping[
                 f"adjust_lr_fn was a function when the state was saved, and is {kept['adjust_lr_fn']} here"
             )
     loaded = {**plain_settings({**current, **saved, **kept}), **kept}
-    for name, p in zip(names_of(current), current["params"]):
-        check_loaded(state.get(p, {}), name, p, loaded)
+    for position, (name, p) in enumerate(zip(names_of(current), current["params"]), first):
+        check_loaded(state.get(p, {}), name, p, loaded, position)
     if loaded["use_muon"] and "stacked" not in saved and "expert_keys" in saved:
         _check_same_stacks(loaded, saved["expert_keys"])
     return loaded
@@ -127,6 +133,12 @@ def names_of(group: Group) -> list[str]:
     return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
 
 
+def listed(names: Sequence[str], shown: int = 3) -> str:
+    """Return the first of `names`, and how many more there are: a model has thousands."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{', '.join(names[:shown])}{more}"
+
+
 def reason_of(group: Group) -> str:
     """Return why the parameters of a group are where it says: its `reason`, or that it says so, and its `role`."""
     said = f"use_muon: {group['role']}" if "role" in group else "use_muon"
@@ -134,18 +146,19 @@ def reason_of(group: Group) -> str:
 
 
 def _check_same_group(current: Group, saved: Group) -> None:
-    """Raise ValueError if `saved` is of another branch or a later format, or has its parameters in another order."""
+    """Raise ValueError if `saved` is of another branch or a later format."""
     if saved.get("state_format", STATE_FORMAT) not in range(1, STATE_FORMAT + 1):
-        raise ValueError(f"the state was saved in format {saved['state_format']}, known here are 1 to {STATE_FORMAT}")
+        raise ValueError(
+            f"the state was saved in format {saved['state_format']}, known here are 1 to {STATE_FORMAT}: load it with "
+            "the version of this package that saved it, or a later one"
+        )
     if saved.get("use_muon", current["use_muon"]) != current["use_muon"]:
         names = {True: "Muon", False: "AdamW"}
         raise ValueError(
-            f"a group of {len(saved['params'])} parameters was saved for {names[saved['use_muon']]} "
-            f"and is {names[current['use_muon']]}'s here: the parameters, their order or their routing differ"
+            f"a group of {len(saved['params'])} parameters, {listed(names_of(current))}, was saved for "
+            f"{names[saved['use_muon']]} and is {names[current['use_muon']]}'s here: the parameters, their order or "
+            "their routing differ; write use_muon in their group as it was"
         )
-    names, saved_names = ([bare_name(name) for name in group.get("param_names", ())] for group in (current, saved))
-    if names != saved_names and sorted(names) == sorted(saved_names):
-        raise ValueError(f"the same parameters were saved in another order: {saved_names}, here {names}")
 
 
 def _check_same_stacks(loaded: Group, expert_keys: Sequence[str]) -> None:

@@ -27,6 +27,8 @@ Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
 # What is let go where the settings of a group no longer ask for it.
 _AT_REQUEST = (MOMENTS, SCALE, REMAINDER)
+# Every key that is ours. What wrappers such as timm's Lookahead keep under others is theirs: it stays as it is.
+_OURS = {BUFFER, *_AT_REQUEST, "step", "exp_avg", "exp_avg_sq"}
 
 
 class StateTensor(NamedTuple):
@@ -121,35 +123,51 @@ def placed(p: Tensor, value: Tensor, kind: StateTensor, memory: Memory, copy: bo
     return torch.empty_like(p, dtype=dtype, requires_grad=False).copy_(value)
 
 
-def check_shapes(state: Mapping[str, Any], p: Tensor, wanted: Mapping[str, StateTensor]) -> None:
-    """Raise ValueError if a state tensor of `p` has another shape than is wanted; counts may have any."""
-    for key, value in state.items():
-        shape = wanted[key].shape if key in wanted else None if key in _AT_REQUEST else tuple(p.shape)
-        if isinstance(value, Tensor) and shape is not None and tuple(value.shape) != shape:
+def check_shapes(
+    state: Mapping[str, Any],
+    name: str,
+    p: Tensor,
+    wanted: Mapping[str, StateTensor],
+    cure: str = "del optimizer.state[p], of this parameter p, lets its state begin anew",
+) -> None:
+    """Raise ValueError, which names the `cure`, if a tensor of the state of `p` has another shape than is `wanted`.
+
+    Counts may have any shape.
+    """
+    for key, kind in wanted.items():
+        value = state.get(key)
+        if isinstance(value, Tensor) and kind.shape is not None and tuple(value.shape) != kind.shape:
             raise ValueError(
-                f"state {key} has shape {tuple(value.shape)}, needs {shape} for its parameter {tuple(p.shape)}"
+                f"state {key} of {name} has shape {tuple(value.shape)}, needs {kind.shape} for its parameter "
+                f"{tuple(p.shape)}. If that was resized, {cure}"
             )
 
 
-def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a loaded state of `p` is what its group needs, or empty.
+def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[str, Any], position: int) -> None:
+    """Raise ValueError unless a loaded state of `p`, saved at `position`, is what its group needs, or empty.
 
-    Momentum without scales is floating-point momentum, which a group of 8 bits takes, too.
+    Momentum without scales is floating-point momentum, which a group of 8 bits takes, too. Keys that are not ours may
+    hold anything.
     """
     wanted = state_tensors(name, p, group)
     needed = {key for key, kind in wanted.items() if not kind.may_lack}
     if REMAINDER in state and REMAINDER not in wanted:
         raise ValueError(
-            f"the state of a parameter {tuple(p.shape)} was saved with half of a float32 value, which a parameter of "
-            f"{p.dtype} with master_weights={group['master_weights']!r} has no place for. Load it with bfloat16 "
+            f"the state of {name} was saved with half of a float32 value, which a parameter of {p.dtype} with "
+            f"master_weights={group['master_weights']!r} has no place for. Load it with bfloat16 "
             "parameters and master_weights='split', and take float32 values by master_weights()"
         )
-    if state and not needed <= set(state) <= set(wanted):
+    if state and not needed <= _OURS & set(state) <= set(wanted):
         raise ValueError(
-            f"a parameter {tuple(p.shape)} of {'Muon' if group['use_muon'] else 'AdamW'} needs the state "
-            f"{', '.join(wanted)}, got {', '.join(map(str, state))}"
+            f"{name} {tuple(p.shape)} is {'Muon' if group['use_muon'] else 'AdamW'}'s and needs the state "
+            f"{', '.join(wanted)}, got {', '.join(map(str, state))}: {_anew(position)}"
         )
-    for key, value in state.items():
-        if not isinstance(value, (Tensor, Real) if wanted[key].shape is None else Tensor):
-            raise ValueError(f"state {key} of a parameter {tuple(p.shape)} must be a tensor, got {value!r}")
-    check_shapes(state, p, wanted)
+    for key in _OURS & set(state):
+        if not isinstance(state[key], (Tensor, Real) if wanted[key].shape is None else Tensor):
+            raise ValueError(f"state {key} of {name} {tuple(p.shape)} must be a tensor, got {state[key]!r}")
+    check_shapes(state, name, p, wanted, _anew(position))
+
+
+def _anew(position: int) -> str:
+    """Return how to load a file without what it has of the parameter at `position`."""
+    return f'state_dict["state"].pop({position}) before loading lets its state begin anew, and takes over the rest'

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Sequence
+import copy
+from typing import Any, Collection, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from ..parameters.groups import names_of
 from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
 from ..parameters.settings import Group
-from ..parameters.state import BUFFER, SCALE, StateTensor, check_shapes, ensure_state, state_tensors
+from ..parameters.state import BUFFER, SCALE, StateTensor, check_shapes, ensure_state, placed, state_tensors
 from ..plan.layout import layout_of, local_part, memory_beside
 from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
@@ -31,17 +32,80 @@ def checked_parameters(
     for group in groups:
         for name, p in zip(names_of(group), group["params"]):
             _check_parameter(name, p, group, replica_ranks)
-            if not p.is_meta and (p.requires_grad or p.grad is not None or p in state):
+            if has_state(p, state):
                 _check_state(state.get(p, {}), name, p, group, replica_ranks)
                 checked.append((group, name, p))
     return checked
 
 
-def bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) -> None:
-    """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and place.
+def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ranks: Optional[Ranks]) -> None:
+    """Make what `state` lacks, in place, bring the rest into its form and place, and drop what is of no parameter.
 
-    `checked_parameters` has seen them.
+    Raises TypeError or ValueError where a parameter or its state does not fit, and RuntimeError under
+    `torch.inference_mode`; then nothing has changed.
     """
+    checked = checked_parameters(groups, state, replica_ranks)
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "state made under torch.inference_mode could not be changed by any step: construct the optimizer, and load "
+            "or clear its state, outside of it; torch.no_grad() does no harm"
+        )
+    for group, name, p in checked:
+        _bring_state_(state[p], name, p, group)
+    current = {p for group in groups for p in group["params"]}
+    for stale in [p for p in state if isinstance(p, Tensor) and p not in current]:
+        del state[stale]
+
+
+def entries(state: Mapping[Any, Any]) -> int:
+    """Return how many values `state` has of all parameters: where it is as it was, nobody has taken one away.
+
+    Of thousands of parameters at every step: `map` asks them without a line of Python for each.
+    """
+    try:
+        return sum(map(len, state.values()))
+    except TypeError:  # somebody keeps a number beside the parameters
+        return sum(len(each) for each in state.values() if isinstance(each, dict))
+
+
+def lacks_state(
+    groups: Sequence[Group], state: Mapping[Tensor, Mapping[str, Any]], planned: Collection[Tensor]
+) -> bool:
+    """Return whether a parameter lacks some of its state, as after `optimizer.state.clear()`.
+
+    Those `planned` need it though they are frozen, until a new plan leaves them out.
+    """
+    return any(
+        not state_tensors(name, p, group).keys() <= state.get(p, {}).keys()
+        for group in groups
+        for name, p in zip(names_of(group), group["params"])
+        if p in planned or has_state(p, state)
+    )
+
+
+def has_state(p: Tensor, state: Mapping[Tensor, Any]) -> bool:
+    """Return whether a parameter has or gets a state: those on meta and frozen ones without a gradient get none."""
+    return not p.is_meta and (p.requires_grad or p.grad is not None or p in state)
+
+
+def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]], loaded: Mapping[str, Any]) -> None:
+    """Give `state`, which torch has loaded, copies of the tensors of the state dict `loaded`, in the saved dtype.
+
+    Torch shares them, and casts momentum. What others keep there stays as torch casts it, copied too.
+    """
+    params = [(*pair, group) for group in groups for pair in zip(names_of(group), group["params"])]
+    positions = [i for group in loaded["param_groups"] for i in group["params"]]
+    for position, (name, p, group) in zip(positions, params):
+        kinds = state_tensors(name, p, group)
+        for key, value in loaded["state"].get(position, {}).items():
+            if key in kinds:  # a count is a number in files of torch before 1.12
+                state[p][key] = placed(p, torch.as_tensor(value), kinds[key], memory_beside, copy=True)
+            else:
+                state[p][key] = copy.deepcopy(state[p][key])
+
+
+def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) -> None:
+    """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and place."""
     wanted = state_tensors(name, p, group)
     if BUFFER in state and (state[BUFFER].dtype == torch.int8) != (SCALE in wanted):
         _convert_momentum_(state, p, block_axes(view_in_group(name, p, group)), wanted)
@@ -69,7 +133,7 @@ def _check_state(
         check_blocks(name, view_in_group(name, p, group), layout)
     if BUFFER in state and state[BUFFER].dtype == torch.int8 and SCALE not in state:
         raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
-    check_shapes(state, p, wanted)
+    check_shapes(state, name, p, wanted)
 
 
 def _convert_momentum_(

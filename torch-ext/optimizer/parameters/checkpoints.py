@@ -1,0 +1,113 @@
+"""Saved states as a whole: whether one is this optimizer's, and what to write where it is not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Iterator, Mapping, Optional, Sequence
+
+from torch import Tensor
+
+from .groups import listed, loaded_group, names_of
+from .routing import bare_name
+from .settings import Group
+
+# Keys of groups and state by which an optimizer's file is known, the first that matches. None is this package's own,
+# and each other name a source of `import_state`.
+_SIGNS: Sequence[tuple[Optional[str], frozenset[str]]] = (
+    ("motif", frozenset({"none_grad", "moment1"})),
+    (None, frozenset({"state_format", "adamw_eps"})),
+    ("dion_normuon", frozenset({"muon_beta2", "variance_neuron"})),
+    ("dion", frozenset({"mu", "epsilon"})),
+    ("timm", frozenset({"fallback_lr_scale", "safety_factor"})),
+    ("keller_jordan", frozenset({"use_muon"})),
+    ("torch", frozenset({"ns_coefficients"})),
+    ("adamw", frozenset({"amsgrad", "exp_avg_sq"})),
+)
+# torch.optim.Muon's files have the groups and keys of this package's, and load as they are where groups agree.
+_LOADABLE = (None, "torch")
+# Names that were made where none were given.
+_MADE_UP = re.compile(r"(param|unnamed)_\d+")
+
+Place = tuple[int, int]
+
+
+def source_of(state_dict: Mapping[str, Any]) -> Optional[str]:
+    """Return the source of `import_state` that a state dict looks like; None for this package's and unknown ones."""
+    groups, states = state_dict["param_groups"], state_dict["state"].values()
+    keys = {key for each in (*groups, *states) if isinstance(each, Mapping) for key in each}
+    return next((source for source, signs in _SIGNS if not signs.isdisjoint(keys)), None)
+
+
+def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
+    """Return a state dict that has the parameters of `groups`, in this order and of this package.
+
+    Raises ValueError for another one, with the parameters that only one of the two has or that are in other places, and
+    with what to write.
+    """
+    source, saved = source_of(state_dict), state_dict["param_groups"]
+    if source not in _LOADABLE:
+        raise ValueError(f"the state was saved by another optimizer: {_imported(source)}")
+    if [len(group["params"]) for group in groups] != [len(group["params"]) for group in saved]:
+        why = _imported(source) if source else _difference(groups, saved)
+        raise ValueError(f"the state has {_sizes(saved)}, this optimizer has {_sizes(groups)}: {why}")
+    here, there = dict(_places(groups)), dict(_places(saved))
+    moved = [name for name in here if there.get(name, here[name]) != here[name]]
+    if moved:
+        raise ValueError(
+            f"the same parameters were saved in another order: {moved[0]} was parameter {_said(there[moved[0]])}, and "
+            f"is {_said(here[moved[0]])} here. Construct the optimizer with its parameters in the order of the file: "
+            "its groups have them as param_names"
+        )
+    return state_dict
+
+
+def loaded_groups(
+    groups: Sequence[dict[str, Any]], saved: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]
+) -> list[dict[str, Any]]:
+    """Return `loaded_group` of each pair of a group and the saved one in its place; raises as it does."""
+    loaded, first = [], 0
+    for group, saved_group in zip(groups, saved):
+        loaded.append(loaded_group(group, saved_group, state, first))
+        first += len(group["params"])
+    return loaded
+
+
+def _imported(source: str) -> str:
+    return (
+        f"it looks like what source={source!r} means in import_state(optimizer, state_dict, source={source!r}), which "
+        "takes over what fits"
+    )
+
+
+def _difference(groups: Sequence[Group], saved: Sequence[Group]) -> str:
+    """Return why saved groups have other sizes, as far as names tell, and what to do."""
+    here, there = (dict(_places(each)) for each in (groups, saved))
+    if here and not there:
+        return (
+            "it was saved without names, by which embeddings and heads are told apart from other matrices. Write "
+            "Muon(model.parameters()) to go on as it was, or begin with a new state"
+        )
+    if there and not here:
+        return "it was saved with names, and these parameters have none: write Muon(model.named_parameters())"
+    gone, new = sorted(there.keys() - here.keys()), sorted(here.keys() - there.keys())
+    if not gone and not new:
+        return "they are the same parameters in other groups: make the groups as they were, use_muon included"
+    alone = {"the state alone": gone, "the optimizer alone": new}
+    return "; ".join(f"{where} has {listed(names)}" for where, names in alone.items() if names)
+
+
+def _places(groups: Sequence[Group]) -> Iterator[tuple[str, Place]]:
+    """Yield each name that somebody has given, as the model itself has it, with its group and its place there."""
+    for number, group in enumerate(groups):
+        for place, name in enumerate(names_of(group) if "param_names" in group else ()):
+            if not _MADE_UP.fullmatch(name):
+                yield bare_name(name), (number, place)
+
+
+def _said(place: Place) -> str:
+    return f"{place[1]} of group {place[0]}"
+
+
+def _sizes(groups: Sequence[Group]) -> str:
+    sizes = listed([str(len(group["params"])) for group in groups], 6)
+    return f"{len(groups)} groups of {sizes} parameters"
