@@ -172,11 +172,11 @@ def test_corrected_decay_is_decoupled_decay_of_the_scaled_number(kernel, fallbac
     settings = dict(lr=0.5, adamw_lr=0.25, fallback=fallback)
     ours = kernel.Muon(corrected.items(), decay_mode="corrected", weight_decay=0.125, **settings)
     reference = kernel.Muon(decoupled.items(), **settings)
-    assert largest_rates(ours) == [0.5, 0.25]
+    assert largest_rates(ours) == [0.5, 0.5]  # in the units of `lr`, which both halves have
     warmup = torch.optim.lr_scheduler.LambdaLR(ours, lambda step: (0.25, 1.0, 0.5)[min(step, 2)])
     for seed, share in enumerate((0.25, 1.0, 0.5)):
-        for group, rate in zip(reference.param_groups, (0.5, 0.25)):
-            group["lr"], group["weight_decay"] = share * rate, share * 0.125
+        for group in reference.param_groups:
+            group["lr"], group["weight_decay"] = share * 0.5, share * 0.125
         take_steps(ours, corrected, [seed])
         take_steps(reference, decoupled, [seed])
         warmup.step()
@@ -199,7 +199,11 @@ def test_corrected_decay_without_a_rate_raises(kernel):
     with pytest.raises(ValueError, match="decay_lr must be above 0, got 0"):
         kernel.Muon([{"params": params.items(), "decay_lr": 0}], decay_mode="corrected")
     with pytest.raises(ValueError, match="is of one lr, and this group has two"):
-        kernel.Muon([{"params": params.items(), "decay_lr": 0.5, "adamw_lr": 0.1}], decay_mode="corrected")
+        kernel.Muon(
+            [{"params": params.items(), "decay_lr": 0.5, "adamw_lr": torch.tensor(0.1)}], decay_mode="corrected"
+        )
+    both = kernel.Muon([{"params": params.items(), "decay_lr": 0.5, "adamw_lr": 0.1}], decay_mode="corrected")
+    assert largest_rates(both) == [0.5, 0.5]
     given = kernel.Muon([{"params": params.items(), "decay_lr": 0.5}], lr=0.0, decay_mode="corrected")
     assert largest_rates(given) == [0.5, 0.5]
     later = kernel.Muon(params.items())
@@ -209,6 +213,28 @@ def test_corrected_decay_without_a_rate_raises(kernel):
     with pytest.raises(ValueError, match="a group that gets this mode after it was made needs a decay_lr"):
         take_steps(later, params, [0])
     assert same_bits(params, before)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+@pytest.mark.parametrize("adamw_lr", [0.0, 0.25, 1.0])
+def test_a_factor_decays_as_the_rate_that_it_makes(kernel, mode, fallback, adamw_lr):
+    """Also with a tensor for `lr`, and where the factor is 0, at which nothing decays."""
+
+    def trained_by(**rates):
+        params = {name: p for name, p in named_parameters().items() if p.ndim == 1}
+        group = {"params": params.items(), "decay_lr": LARGEST, **rates}
+        optimizer = kernel.Muon([group], decay_mode=mode, fallback=fallback, weight_decay=0.125)
+        take_steps(optimizer, params, range(2))
+        return params
+
+    made = trained_by(lr=0.5, adamw_lr=adamw_lr)
+    by_hand = trained_by(lr=adamw_lr, decay_lr=(adamw_lr or 0.5) * LARGEST / 0.5)
+    of_a_tensor = trained_by(lr=torch.tensor(0.5), adamw_lr=adamw_lr)
+    assert same_bits(made, by_hand)
+    for name in made:
+        # What decay leaves is rounded to float32 before it is applied, and after.
+        torch.testing.assert_close(of_a_tensor[name], made[name], rtol=2**-22, atol=2**-22)
 
 
 @pytest.mark.parametrize("mode", MODES)

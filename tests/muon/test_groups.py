@@ -16,12 +16,13 @@ from tests.support.small_model import matrix, named_parameters
 pytestmark = pytest.mark.kernels_ci
 
 
-def test_mixed_group_splits_into_two_with_own_learning_rates(kernel):
+def test_mixed_group_splits_into_two_of_one_lr_with_a_factor(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), lr=0.02, adamw_lr=0.003)
     muon, adamw = optimizer.param_groups
-    assert (muon["use_muon"], muon["param_names"], muon["lr"]) == (True, ["up.weight", "down.weight"], 0.02)
-    assert (adamw["use_muon"], adamw["lr"]) == (False, 0.003)
+    keys = "use_muon", "lr", "lr_factor"
+    assert [muon[key] for key in keys] == [True, 0.02, 1.0] and muon["param_names"] == ["up.weight", "down.weight"]
+    assert [adamw[key] for key in keys] == [False, 0.02, 0.003 / 0.02]
     assert adamw["param_names"] == ["wte.weight", "up.bias", "norm.weight"]
 
 
@@ -36,13 +37,13 @@ def test_groups_override_settings_and_routing(kernel):
         lr=0.1,
         adamw_lr=0.2,
     )
-    keys = "use_muon", "lr", "ns_steps", "param_names"
+    keys = "use_muon", "lr", "lr_factor", "ns_steps", "param_names"
     found = [tuple(group[key] for key in keys) for group in optimizer.param_groups]
     assert found == [
-        (True, 0.1, 3, ["wte.weight"]),
-        (False, 0.5, 5, ["up.weight"]),
-        (True, 0.1, 5, ["param_2"]),
-        (False, 0.2, 5, ["param_3"]),
+        (True, 0.1, 1.0, 3, ["wte.weight"]),
+        (False, 0.5, 1.0, 5, ["up.weight"]),
+        (True, 0.1, 1.0, 5, ["param_2"]),
+        (False, 0.1, 2.0, 5, ["param_3"]),
     ]
     assert [row.reason for row in optimizer.explain().rows] == ["use_muon", "use_muon", "matrix", "insufficient_dims"]
 

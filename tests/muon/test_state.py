@@ -47,7 +47,7 @@ def test_copies_continue_bit_for_bit_with_their_settings(kernel, duplicate):
     assert same_bits(params, others)
     fresh = [("new.weight", Parameter(torch.zeros(8, 8))), ("new.bias", Parameter(torch.zeros(8)))]
     other.add_param_group({"params": fresh})
-    assert other.param_groups[-1]["lr"] == 0.005
+    assert [other.param_groups[-1][key] for key in ("lr", "lr_factor")] == [0.02, 0.25]
 
 
 def test_distributed_state_dict_round_trip_is_exact(kernel):
@@ -149,15 +149,37 @@ def test_state_of_other_parameters_is_refused(kernel):
     assert not other.state[params["up.weight"]]["momentum_buffer"].any()
 
 
-@pytest.mark.parametrize("saved, words", [(2, "saved in format 2, known here are 1 to 1"), ("1", "format 1, known")])
+@pytest.mark.parametrize("saved, words", [(3, "saved in format 3, known here are 1 to 2"), ("1", "format 1, known")])
 def test_state_of_an_unknown_format_is_refused(kernel, saved, words):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
-    assert all(group["state_format"] == 1 for group in optimizer.state_dict()["param_groups"])
+    assert all(group["state_format"] == 2 for group in optimizer.state_dict()["param_groups"])
     later = copy.deepcopy(optimizer.state_dict())
     later["param_groups"][0]["state_format"] = saved
     with pytest.raises(ValueError, match=words):
         optimizer.load_state_dict(later)
+
+
+@pytest.mark.parametrize("lr", [0.5, None])
+def test_a_state_from_before_factors_has_absolute_rates(kernel, lr):
+    """As format 1 has them, and torch's optimizers; where it says no `lr`, rate and factor stay as they are here."""
+    params, others = named_parameters(), named_parameters()
+    optimizer = kernel.Muon(params.items(), lr=0.5, adamw_lr=0.125)
+    take_steps(optimizer, params, range(2))
+    old = copy.deepcopy(optimizer.state_dict())
+    for group, rate in zip(old["param_groups"], (0.5, 0.125)):
+        group.update(lr=rate, state_format=1)
+        for key in ("lr_factor",) if lr else ("lr_factor", "lr"):
+            del group[key]
+    for name, p in params.items():
+        others[name].data.copy_(p.data)
+    later = kernel.Muon(others.items(), lr=0.5, adamw_lr=0.125)
+    later.load_state_dict(old)
+    expected = [(0.5, 1.0), (0.125, 1.0)] if lr else [(0.5, 1.0), (0.5, 0.25)]
+    assert [(group["lr"], group["lr_factor"]) for group in later.param_groups] == expected
+    take_steps(optimizer, params, [2])
+    take_steps(later, others, [2])
+    assert same_bits(params, others)
 
 
 def test_settings_missing_from_a_state_dict_are_kept(kernel):

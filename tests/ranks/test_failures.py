@@ -34,7 +34,7 @@ DIFFERENT = {
     "ns_steps": ({"settings": {"ns_steps": 3}}, ["layers.0.up.weight", "3", "5"]),
     "lr": ({"settings": {"lr": 0.5}}, ["layers.0.up.weight", "0.5"]),
     "weight_decay": ({"settings": {"weight_decay": 0.5}}, ["layers.0.up.weight", "0.5"]),
-    "the lr of AdamW": ({"specs": BIASED, "settings": {"adamw_lr": 0.5}}, ["layers.0.up.bias", "0.5"]),
+    "the lr of AdamW": ({"specs": BIASED, "settings": {"adamw_lr": 0.5}}, ["layers.0.up.bias", "'lr_factor': 500.0"]),
     "momentum_dtype": ({"settings": {"momentum_dtype": "bfloat16"}}, ["layers.0.up.weight", "bfloat16"]),
     "a function": ({"settings": {"adjust_lr_fn": math.hypot}}, ["layers.0.up.weight", "hypot", "match_rms_adamw"]),
     "qk_clip": ({"settings": {"qk_clip": CLIP}}, ["no qk_clip", "layers.2.up.weight"]),

@@ -165,6 +165,14 @@ def test_initial_learning_rates_are_imported(kernel):
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.01]
 
 
+def test_imported_rates_are_what_parameters_move_by(kernel):
+    """Whatever ratio this optimizer was made with."""
+    _, state_dict, source, _, _ = timm_case()
+    optimizer = kernel.Muon(named_parameters().items(), lr=0.5, adamw_lr=0.125)
+    kernel.import_state(optimizer, state_dict, source)
+    assert [group["lr_factor"] for group in optimizer.param_groups] == [1.0, 1.0]
+
+
 def test_imported_state_is_a_complete_copy(kernel):
     """It can be saved and read with weights_only."""
     _, state_dict, source, _, _ = keller_jordan_case()

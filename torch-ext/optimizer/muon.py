@@ -32,6 +32,7 @@ from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
 from .step.batch import UpdateNorms, update_local_
+from .step.capture import check_capture
 from .step.copies import check_copies
 from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
@@ -58,12 +59,12 @@ class Muon(Optimizer):
 
     Args:
         params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. A group
-            that holds both kinds becomes two neighbours, so that each has one live `lr`. Group keys: every argument
-            that `docs/arguments.md` marks; `use_muon` or its opposite `use_fallback` (absent: decided by
-            routing); `split_rows`, the row counts of weights that are several in one, such as queries, keys, values;
-            `transposed`, that weights are (in, out); `decay_lr`, the `lr` at which `corrected` decay is the decoupled
-            one (absent: the group's first); `role`, by which users tell groups apart, and `reason`, which
-            `explain()` says of the group's parameters.
+            that holds both kinds becomes two neighbours of one live `lr`. Group keys: every argument that
+            `docs/arguments.md` marks; `use_muon` or its opposite `use_fallback` (absent: decided by routing);
+            `split_rows`, the row counts of weights that are several in one, such as queries, keys, values;
+            `transposed`, that weights are (in, out); `lr_factor`, by which the fallback's parameters move more than
+            `lr`; `decay_lr`, the `lr` at which `corrected` decay is the decoupled one (absent: the group's first);
+            `role`, by which users tell groups apart, and `reason`, which `explain()` says of the parameters.
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
         momentum: beta of the average of gradients.
@@ -103,7 +104,9 @@ class Muon(Optimizer):
             or a component with `conv` say. Where neither does, the fallback has them, and a warning says so.
         is_muon: `(name, parameter) -> True, False or None`, where None leaves the decision to routing.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
-        adamw_lr: `lr` of the fallback's groups that set none themselves; None: `lr`.
+        adamw_lr: learning rate of the fallback's parameters, in groups that set no `lr`; None: `lr`. Its first ratio to
+            `lr` is their `lr_factor`, which outlives schedules of one rate. Beside an `lr` of 0, or as a tensor, it has
+            none, and is the `lr` of the fallback's group.
         adamw_betas, adamw_eps: of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias.
         master_weights: `split`: bfloat16 parameters are the upper halves of float32 ones, whose lower halves are 16
@@ -411,7 +414,7 @@ class Muon(Optimizer):
         self._agreement.forget()
 
     def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
-        self._check_capture()
+        check_capture(self.param_groups, self._plan, self._clip is not None and self._clip.reports)
         self._check_last_step()
         loss = None
         if closure is not None:
@@ -520,16 +523,3 @@ class Muon(Optimizer):
                 "this one (load_state_dict). A new optimizer without a state begins with momentum zero"
             )
         read_all(self._plan.terms)
-
-    def _check_capture(self) -> None:
-        if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
-            return
-        if self._plan.terms:
-            raise RuntimeError("a step of parameters that several ranks share cannot be captured in a CUDA graph")
-        if not all(group["capturable"] for group in self.param_groups):
-            raise RuntimeError("a step can be captured in a CUDA graph only with Muon(..., capturable=True)")
-        live = [group[key] for group in self.param_groups for key in ("lr", "weight_decay")]
-        if any(isinstance(value, Tensor) and value.device.type == "cpu" for value in live):
-            raise RuntimeError("lr and weight_decay on the CPU cannot be read by a captured step: put them on the GPU")
-        if self._clip is not None and self._clip.reports:
-            raise RuntimeError("a captured step calls no report of qk_clip: read metrics() instead")

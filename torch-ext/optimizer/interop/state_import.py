@@ -182,6 +182,8 @@ def _merged_settings(group: Settings, source_groups: list[Settings], source: Sou
             notes.append(f"{key}={values[0]!r} of the source is no setting here")
     for text in dict.fromkeys(text for _, lost in translations for text in lost):
         notes.append(f"{text} of the source has no counterpart")
+    if "lr" in changes:
+        changes["lr_factor"] = 1.0  # the rate of the source is what its parameters move by
     if group["decay_mode"] == "corrected" and changes.get("lr", group["lr"]) != group["lr"]:
         notes.append(f"decay_lr, which is not in the source, stays {group['decay_lr']}")
     if source_groups and branch == "muon":

@@ -1,4 +1,4 @@
-"""Parameter groups: a mixed one is split so that each half has one live `lr`; how they are named, saved and loaded."""
+"""Parameter groups: a mixed one is split so that each half has one branch; how they are named, saved and loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from .checks import check_parameter
 from .matrices import is_stack, moments_in_group, view_in_group
 from .momentum_blocks import blocks_in_group
+from .rates import first_decay_lr, rates_beside
 from .routing import IsMuon, decide, unique_parameters
 from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
@@ -27,9 +28,9 @@ def split_group(
     """Return `group` as one or two groups, each all Muon's or all AdamW's, and why each parameter is where it is.
 
     `group` holds `params` (tensors or `(name, tensor)` pairs) and settings, of which `defaults` has the rest;
-    `use_muon` overrides routing. `lr` of an AdamW group is the group's `adamw_lr`, else its `lr`, else the default
-    `adamw_lr`, else the default `lr`. What others call settings is understood (`synonyms`). Unnamed parameters are
-    called `param_<first>` and so on; tied ones come once. Raises ValueError or TypeError for what cannot be optimized.
+    `use_muon` overrides routing. Both groups have its `lr`; that of AdamW moves by `lr * lr_factor` (`rates`). What
+    others call settings is understood (`synonyms`). Unnamed parameters are called `param_<first>` and so on; tied ones
+    come once. Raises ValueError or TypeError for what cannot be optimized.
     """
     changed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
     forced, implementations = taken_branch(changed), taken_implementations(changed)
@@ -39,34 +40,21 @@ def split_group(
     check_implementations(implementations, "muon" if "muon" in branches else settings["fallback"])
     settings = plain_settings({**settings, **as_adamws(changed, defaults, both="muon" in branches)})
     settings.pop("betas", None)
-    adamw_rates = changed.get("adamw_lr"), changed.get("lr"), defaults["adamw_lr"], settings["lr"]
-    learning_rates = {"muon": settings["lr"], "adamw": next(rate for rate in adamw_rates if rate is not None)}
-    if len(branches) > 1 and settings["decay_lr"] is not None and len(set(map(float, learning_rates.values()))) > 1:
+    rates = {"muon": (settings["lr"], 1.0), "adamw": rates_beside(changed, settings, defaults["adamw_lr"])}
+    if branches == ["muon"]:
+        rates["muon"] = settings["lr"], settings["lr_factor"]  # another one than 1 is refused when all is checked
+    if len(branches) > 1 and settings["decay_lr"] is not None and len({float(lr) for lr, _ in rates.values()}) > 1:
         raise ValueError(
-            f"decay_lr={settings['decay_lr']} is of one lr, and this group has two, {learning_rates}: give the "
-            f"parameters of {settings['fallback']} a group of their own"
+            f"decay_lr={settings['decay_lr']} is of one lr, and this group has two, {settings['lr']} and adamw_lr="
+            f"{rates['adamw'][0]}: give the parameters of {settings['fallback']} a group of their own"
         )
     groups = []
     for branch in branches:
-        changes = {"use_muon": branch == "muon", "lr": learning_rates[branch], "params": list(halves[branch].items())}
-        changes["decay_lr"] = _decay_lr(settings, learning_rates[branch])
+        lr, factor = rates[branch]
+        changes = {"use_muon": branch == "muon", "lr": lr, "lr_factor": factor, "params": list(halves[branch].items())}
+        changes["decay_lr"] = first_decay_lr(settings, lr)
         groups.append({**settings, **changes, "param_names": [], "state_format": STATE_FORMAT})
     return groups, reasons
-
-
-def _decay_lr(settings: Group, lr: float | Tensor) -> Optional[float]:
-    """Return the `decay_lr` of a group that begins with `lr`; None where its decay takes none.
-
-    Raises ValueError where it cannot be told.
-    """
-    if settings["decay_mode"] != "corrected":
-        return settings["decay_lr"]
-    if settings["decay_lr"] is None and not float(lr) > 0:
-        raise ValueError(
-            f"decay_mode='corrected' scales by lr / decay_lr, and lr is {float(lr)}: give each group a decay_lr, the "
-            "largest lr of its schedule"
-        )
-    return float(lr) if settings["decay_lr"] is None else settings["decay_lr"]
 
 
 def _halves(
@@ -100,9 +88,9 @@ def loaded_group(
 
     `offload` stays as it is, since where momentum lives is a matter of the machine. `master_weights` stays, too: a file
     with remainders is refused where none are wanted. `expert_keys` stays where a file has none, as in files that know
-    no `stacked`. `state` is what was loaded, by parameter; the
-    group's first one has the position `first` in the file. Raises ValueError or TypeError where group or state do not
-    fit, or a parameter would be other matrices than when it was saved.
+    no `stacked`. An `lr` without `lr_factor`, as in files of format 1, is what parameters move by. `state` is what was
+    loaded, by parameter; the group's first one has the position `first` in the file. Raises ValueError or TypeError
+    where group or state do not fit, or a parameter would be other matrices than when it was saved.
     """
     _check_same_group(current, saved)
     if "betas" in saved:
@@ -113,6 +101,8 @@ def loaded_group(
     kept = {key: current[key] for key in _KEPT}
     if not saved.get("expert_keys"):
         kept["expert_keys"] = current["expert_keys"]
+    if "lr" in saved and "lr_factor" not in saved:
+        kept["lr_factor"] = 1.0
     if saved.get("adjust_lr_fn") == FUNCTION:
         kept["adjust_lr_fn"] = current["adjust_lr_fn"]
         if not callable(kept["adjust_lr_fn"]):

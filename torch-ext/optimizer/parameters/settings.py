@@ -66,6 +66,8 @@ def plain_settings(settings: Group) -> dict[str, Any]:
             f"update_rms={plain['update_rms']} is of adjust_lr_fn='match_rms_adamw', here it is "
             f"{plain['adjust_lr_fn']!r}: write update_rms={UPDATE_RMS}, the default, in groups of another adjust_lr_fn"
         )
+    if plain.get("use_muon") and plain["lr_factor"] != 1:
+        raise ValueError(f"lr_factor={plain['lr_factor']} is of groups of the fallback: in one of Muon's write lr")
     resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
     return plain
 
@@ -226,8 +228,9 @@ SETTINGS: dict[str, Setting] = {
     "transposed": Setting(flag, Role.MATRICES),
     "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
     "fallback": Setting(_one_of(FALLBACKS), Role.LIVE),
-    # Becomes the `lr` of the fallback's groups.
+    # Becomes the `lr_factor` of the fallback's groups.
     "adamw_lr": Setting(lambda key, value: None if value is None else _live_number(key, value), Role.HOST),
+    "lr_factor": Setting(_number, Role.LIVE),
     "adamw_betas": Setting(_betas, Role.LIVE),
     "adamw_eps": Setting(_number, Role.LIVE),
     "stochastic_rounding": Setting(flag, Role.RECIPE),
@@ -239,7 +242,7 @@ SETTINGS: dict[str, Setting] = {
 # Not the numbers that schedulers set at every step.
 _CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in ("lr", "weight_decay", "adamw_lr")))
 # Settings that a group alone can have, with their defaults.
-OF_GROUPS: dict[str, Any] = {"transposed": False, "split_rows": None, "decay_lr": None}
+OF_GROUPS = {"transposed": False, "split_rows": None, "decay_lr": None, "lr_factor": 1.0}
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and how many steps have drawn seeds.
 _DERIVED = {"use_muon": Role.MATRICES, "rounding_step": Role.LIVE}
 

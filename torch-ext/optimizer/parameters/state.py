@@ -15,8 +15,9 @@ from .offload import host_zeros_like
 # The keys of momentum, of its scales where it is in 8 bits, and of second moments.
 BUFFER, SCALE, MOMENTS = "momentum_buffer", "momentum_scale", "second_moment"
 
-# In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it.
-STATE_FORMAT = 1
+# In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it,
+# or one that older versions would read wrongly: in 2 AdamW's rate is `lr * lr_factor`, in 1 it was `lr`.
+STATE_FORMAT = 2
 
 # The key of what a bfloat16 parameter lacks of its float32 master (`rules/master_weights.py`): 16-bit integers, in a
 # tensor of bfloat16 as neither NCCL nor gloo sends int16, and checkpoints are gathered. As numbers they mean nothing.

@@ -6,6 +6,7 @@ from typing import Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor
 
+from ..parameters.rates import rate_of
 from ..parameters.settings import Group
 from ..plan.matrix import Matrix
 from ..plan.process_groups import Ranks
@@ -56,7 +57,7 @@ class Recipes:
     def _recipe(self, groups: Sequence[Group], scaling: GradientScaling) -> Recipe:
         first = groups[0]
         # Metrics, which read the rate later, are of the step that used it.
-        rates, decays = [snapshot(group["lr"]) for group in groups], [group["weight_decay"] for group in groups]
+        rates, decays = [snapshot(rate_of(group)) for group in groups], [group["weight_decay"] for group in groups]
         largest = [group["decay_lr"] for group in groups]
         return Recipe(
             MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),

@@ -7,6 +7,7 @@ from typing import Callable, Container, Iterator, Mapping, Optional, Sequence
 
 from torch import Tensor
 
+from ..parameters.rates import decay_of, rate_of
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, integers
 from ..plan.layout import layout_of, local_part
@@ -14,7 +15,6 @@ from ..plan.plan import FallbackBatch, State
 from ..plan.process_groups import Ranks, group_of, this_rank
 from ..plan.shards import local_rows
 from ..rules.adamw import adamw_
-from ..rules.decay import scaled_decay
 from ..rules.descent import scale_rows_
 from ..rules.fallback import FallbackRule, FallbackTensors
 from ..rules.master_weights import joined, split_
@@ -78,9 +78,8 @@ def update_fallback_(
 
 
 def _fallback_rule(group: Group) -> FallbackRule:
-    lr, mode = group["lr"], group["decay_mode"]
-    weight_decay = scaled_decay(mode, lr, group["weight_decay"], group["decay_lr"])
-    return FallbackRule(lr, group["adamw_betas"], group["adamw_eps"], weight_decay, group["maximize"], mode)
+    betas, eps = group["adamw_betas"], group["adamw_eps"]
+    return FallbackRule(rate_of(group), betas, eps, decay_of(group), group["maximize"], group["decay_mode"])
 
 
 def _pieces(parameters: Sequence[Tensor]) -> Iterator[slice]:

@@ -1,0 +1,29 @@
+"""Whether a step may be captured in a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from ..parameters.settings import Group
+from ..plan.plan import Plan
+
+
+def check_capture(groups: Sequence[Group], plan: Plan, reports: bool) -> None:
+    """Raise RuntimeError while a CUDA graph is captured that would not repeat what a step of these groups does.
+
+    `reports` says whether QK-clip reports its counts.
+    """
+    if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+        return
+    if plan.terms:
+        raise RuntimeError("a step of parameters that several ranks share cannot be captured in a CUDA graph")
+    if not all(group["capturable"] for group in groups):
+        raise RuntimeError("a step can be captured in a CUDA graph only with Muon(..., capturable=True)")
+    live = [group[key] for group in groups for key in ("lr", "weight_decay")]
+    if any(isinstance(value, Tensor) and value.device.type == "cpu" for value in live):
+        raise RuntimeError("lr and weight_decay on the CPU cannot be read by a captured step: put them on the GPU")
+    if reports:
+        raise RuntimeError("a captured step calls no report of qk_clip: read metrics() instead")
