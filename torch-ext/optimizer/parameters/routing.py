@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from itertools import dropwhile
 from typing import Callable, Iterable, Optional, Sequence, Union
 
 from torch import Tensor
@@ -19,21 +20,32 @@ _NO_MATRIX = ("insufficient_dims", "leading_unit_dims")
 MIN_SIDE = 4
 MAX_ASPECT = 128.0
 
-# Where wrappers around a whole model, such as DistributedDataParallel and torch.compile, keep it.
-MODEL_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Where wrappers around a whole model keep it: DistributedDataParallel, DeepSpeed, torch.compile, Fabric.
+MODEL_WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Wrappers put these into a model's own names; PEFT's also the name of an adapter behind one.
-_WRAPPERS = {*MODEL_WRAPPERS, "base_model", "base_layer"}
+_WRAPPERS = {*MODEL_WRAPPERS, "base_model", "base_layer", "original_module", "token_adapter"}
 _ADAPTER = re.compile(r"\.modules_to_save\.[^.]+")
+# What torch.nn.utils.parametrize makes of a layer's weight: the weight itself, or what it is computed from.
+_PARAMETRIZED = re.compile(r"(^|\.)parametrizations\.([^.]+)\.original\d*$")
 # Containers around the whole network: what is directly inside is still the top.
 _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
-_EMBEDDING = re.compile(r"embed|(^|_)emb($|_)|^wte$|^wpe$|^relative_attention_bias$")
-_PATCHES = {"patch_embed", "patch_embedding", "patch_embeddings"}
+# Tables have these names anywhere, or only at the top, where a layer deep inside is another thing.
+_EMBEDDING = re.compile(
+    r"(?<!un)embed|(^|_)emb($|_)|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$|^relative_attention_bias$"
+    r"|^trainable_tokens_delta$"
+)
+_TOP_TABLES = {"shared", "tok", "pos"}
+# The module that projects patches, torchvision's `conv_proj` aside; its weight is at most two modules below.
+_PATCHES = re.compile(r"(^|_)patch(es)?_embed(ding|er)?s?\d*$")
 _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
 # Names of an output head: of a layer anywhere, of a part of the whole network, and of a layer at its top.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
-_HEADS |= {"unembed", "decoder"}
+_HEADS |= {"unembed", "decoder", "qa_outputs"}
 _TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads"}
-_TOP_LAYERS = {"output", "fc", "fc_out", "proj_out", "generator"}
+# `conv_head` is the last hidden convolution of MobileNet and EfficientNet.
+_TOP_LAYER = re.compile(
+    r"(output|out|fc|fc_out|proj_out|generator|linear|(final|last)(_(layer|linear|fc|proj))?|(?!conv_).+_head)$"
+)
 # Factors of LoRA, as PEFT, torchtune, loralib, diffusers and kohya call them.
 _LORA = re.compile(r"(?:^|\.)lora[_.]?(a|b|down|up)(?:\.|$)")
 # A factor, with its adapter, in the place of the weight that it adapts.
@@ -126,15 +138,17 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     parts = adapted.split(".")
     # The last two are a layer and its weight, or a module and a parameter of its own.
     layer = parts[-2] if len(parts) > 1 else parts[-1]
-    top = next((part for part in parts if part not in _TRUNKS), layer)
+    inside = list(dropwhile(_TRUNKS.__contains__, parts)) or [layer]
+    at_top = len(inside) < 3
     for part in parts[-2:]:
         if _EMBEDDING.search(part):
             return f"embedding:{part}"
         if _NORM.search(part):
             return f"norm:{part}"
-    if top == layer == "shared" or not _PATCHES.isdisjoint(parts):
-        return f"embedding:{top}"
-    if layer in _HEADS or top in _TOP_PARTS or (top == layer and layer in _TOP_LAYERS):
+    table = layer if at_top and layer in _TOP_TABLES else _patch_embedding(parts, at_top)
+    if table is not None:
+        return f"embedding:{table}"
+    if layer in _HEADS or inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer)):
         return f"output_head:{layer}"
     narrow = shape[0] < shape[1] or adapted != bare
     if "router" in parts or (layer in _ROUTERS and narrow and not is_stack):
@@ -144,6 +158,13 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     if parts[-1] == "bias" or parts[-1].endswith("_bias"):
         return "bias"
     return None
+
+
+def _patch_embedding(parts: Sequence[str], at_top: bool) -> Optional[str]:
+    """Return the part of a name that says that its weight projects patches of pixels, else None."""
+    near = [part for part in parts if not part.isdigit()][-3:]
+    said = (part for part in near if _PATCHES.search(part) or (at_top and part == "conv_proj"))
+    return next(said, None)
 
 
 def lora_factor(name: str) -> Optional[str]:
@@ -159,4 +180,5 @@ def lora_factor(name: str) -> Optional[str]:
 
 def bare_name(name: str) -> str:
     """Return a parameter's name as the model itself has it, without what wrappers add."""
-    return ".".join(part for part in _ADAPTER.sub("", name).split(".") if part not in _WRAPPERS)
+    name = _PARAMETRIZED.sub(r"\1\2", _ADAPTER.sub("", name))
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

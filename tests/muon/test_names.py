@@ -1,0 +1,106 @@
+"""What the names of parameters tell, through wrappers and in the conventions of each library."""
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def branches(kernel, named_shapes):
+    rows = kernel.route([(name, Parameter(torch.zeros(shape))) for name, shape in named_shapes]).rows
+    return {row.name: (row.branch, row.reason) for row in rows}
+
+
+# By hand, from the names that each library gives to a layer that it has wrapped.
+WRAPPED = {
+    "_forward_module.model.head.weight": "output_head:head",  # Lightning, Fabric
+    "module._forward_module.model.head.weight": "output_head:head",
+    "_fsdp_wrapped_module.model.head.weight": "output_head:head",
+    "base_model.model.head.weight": "output_head:head",  # PEFT
+    "base_model.model.head.modules_to_save.default.weight": "output_head:head",
+    "base_model.model.head.original_module.weight": "output_head:head",
+    "base_model.model.head.base_layer.weight": "output_head:head",
+    "base_model.model.model.embed_tokens.base_layer.weight": "embedding:embed_tokens",
+    "base_model.model.model.embed_tokens.token_adapter.base_layer.weight": "embedding:embed_tokens",
+    "base_model.model.model.words.trainable_tokens_delta.default": "embedding:trainable_tokens_delta",
+    "base_model.model.words.token_adapter.trainable_tokens_delta.default": "embedding:trainable_tokens_delta",
+    "model.embed.parametrizations.weight.original": "embedding:embed",  # torch.nn.utils.parametrize
+    "model.embed.parametrizations.weight.original0": "embedding:embed",
+    "model.head.parametrizations.weight.original1": "output_head:head",
+    "head.weight_v": "output_head:head",  # torch.nn.utils.weight_norm
+}
+HIDDEN = "layers.0.attn.proj"
+HIDDEN_WRAPPED = [name.replace("model.head", f"model.{HIDDEN}") for name in WRAPPED if "model.head" in name]
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_wrappers_do_not_hide_what_a_layer_is(kernel, name):
+    assert branches(kernel, [(name, (64, 32))])[name] == ("adamw", WRAPPED[name])
+
+
+@pytest.mark.parametrize("name", HIDDEN_WRAPPED)
+def test_wrappers_do_not_make_a_hidden_layer_another(kernel, name):
+    assert branches(kernel, [(name, (64, 32))])[name] == ("muon", "matrix")
+
+
+HEADS = ["out", "linear", "final", "final_layer", "last_linear", "last_layer", "policy_head", "cls_head"]
+HEADS += ["classifier_head", "classification_head", "fc", "output", "proj_out"]
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "module.net.", "base_model.model."])
+@pytest.mark.parametrize("layer", [*HEADS, "tok", "pos", "shared"])
+def test_names_that_mean_little_deep_inside_are_heads_and_tables_at_the_top(kernel, layer, prefix):
+    top, deep = f"{prefix}{layer}.weight", [f"{prefix}{place}{layer}.weight" for place in ("blocks.0.", f"{layer}.0.")]
+    found = branches(kernel, [(name, (64, 32)) for name in (top, *deep)])
+    kind = "output_head" if layer in HEADS else "embedding"
+    assert found == {top: ("adamw", f"{kind}:{layer}"), **dict.fromkeys(deep, ("muon", "matrix"))}
+
+
+@pytest.mark.parametrize("layer", ["qa_outputs", "lm_head", "unembed"])
+def test_some_names_are_heads_anywhere(kernel, layer):
+    name = f"decoder.{layer}.weight"
+    assert branches(kernel, [(name, (64, 32))])[name] == ("adamw", f"output_head:{layer}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stages.1.blocks.0.attn.relative_position_bias_table", "blocks.0.scale_shift_table", "user_table.weight",
+        "quantizer.codebook.weight", "src_embed.0.lut.weight",
+    ],
+)  # fmt: skip
+def test_tables_and_codebooks_are_known_anywhere(kernel, name):
+    assert branches(kernel, [(name, (64, 32))])[name][1].startswith("embedding:")
+
+
+@pytest.mark.parametrize(
+    "name", ["conv_head.weight", "blocks.0.tablet.weight", "time_embed.0.weight", "blocks.0.table_proj.weight"]
+)
+def test_names_that_only_resemble_heads_and_tables_are_hidden(kernel, name):
+    assert branches(kernel, [(name, (64, 32))])[name] == ("muon", "matrix")
+
+
+PATCHES = [
+    "patch_embed.proj.weight",  # timm, nanoViT
+    "patch_embed1.proj.weight",
+    "model.vision_tower.embeddings.patch_embedding.weight",  # CLIP
+    "vit.embeddings.patch_embeddings.projection.weight",  # transformers
+    "encoder.patch_embeddings.0.proj.weight",
+    "conv_proj.weight",  # torchvision
+    "to_patch_embedding.2.weight",  # vit-pytorch
+]
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_patch_embeddings_go_one_way_in_every_library(kernel, name):
+    """Convolutions and linear layers."""
+    found = branches(kernel, [(name, (48, 3, 4, 4)), (f"module.{name}", (48, 48))])
+    assert {branch for branch, _ in found.values()} == {"adamw"}
+    assert all(reason.startswith("embedding:") for _, reason in found.values())
+
+
+@pytest.mark.parametrize("name", ["patch_embed.backbone.stages.0.conv.weight", "blocks.0.conv_proj.weight"])
+def test_convolutions_beside_a_patch_embedding_are_hidden(kernel, name):
+    """As timm's hybrid networks have them."""
+    assert branches(kernel, [(name, (48, 12, 3, 3))])[name] == ("muon", "matrix: flatten 48x108")
