@@ -28,12 +28,18 @@ test-slow: setup
 test-stacks: setup
 	env -u LOCAL_KERNELS $(PY) -m pytest -m stacks
 
-# The real classes of libraries that others train with, in a folder of their own.
+# Muon in the real libraries that others train with, which are in a folder of their own; then docs/libraries.md.
+test-integrations: LIBRARIES := PYTHONPATH=$(CURDIR)/out/integrations
 test-integrations: setup out/integrations/ready
-	env -u LOCAL_KERNELS PYTHONPATH=out/integrations $(PY) -m pytest -m integrations
+	rm -f out/integrations.log
+	env -u LOCAL_KERNELS HF_HUB_OFFLINE=1 $(LIBRARIES) $(PY) -m pytest -m integrations --report-log out/integrations.log
+	$(LIBRARIES) $(PY) -m tools.pages.library_results out/integrations.log
+	$(PY) -m tools.pages.libraries
 
+# pip replaces no folders there: what an older list has put there goes.
 out/integrations/ready: requirements/integrations.txt
-	$(PY) -m pip install --quiet --no-deps --upgrade --target out/integrations --requirement $<
+	rm -rf out/integrations
+	$(PY) -m pip install --quiet --no-deps --target out/integrations --requirement $<
 	touch $@
 
 lint: setup

@@ -1,0 +1,75 @@
+"""DeepSpeed
+
+Stage 0 keeps parameters whole. Stages 1 to 3 of ZeRO cut them into flat pieces, in which no matrix is left: Muon
+refuses them. Use stage 0, or FSDP2.
+"""
+
+import os
+from unittest import mock
+
+import deepspeed
+import pytest
+from torch import distributed as dist
+
+from tests.integrations.training import BRANCHES, LanguageModel, batches, branches, copied
+from tests.support.small_model import same_bits
+
+pytestmark = pytest.mark.integrations
+
+
+def initialized(optimizer, model, stage, **options):
+    """DeepSpeed's engine on a CPU, among the ranks of a pool."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    variables = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    # DeepSpeed would compile messages through shared memory, which takes minutes; without, gloo carries them.
+    without_compiling = mock.patch.dict(deepspeed.ops.__compatible_ops__, deepspeed_shm_comm=False)
+    with mock.patch.dict(os.environ, variables), without_compiling:
+        # <use>
+        config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": stage}}
+        opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=opt, config={**config, **options})
+        # </use>
+    return engine, opt
+
+
+def train_engine(engine, data):
+    losses = []
+    for batch in data:
+        loss = engine(**batch)["loss"]
+        losses.append(loss.item())
+        engine.backward(loss)
+        engine.step()
+    return losses
+
+
+def run_stage_zero(kernel, folder):
+    data, (model, other) = batches(20), (LanguageModel(), LanguageModel(seed=1))
+    engine, opt = initialized(kernel, model, 0, gradient_clipping=1.0)
+    losses = train_engine(engine, data[:10])
+    engine.save_checkpoint(folder)
+    losses += train_engine(engine, data[10:])
+    resumed, _ = initialized(kernel, other, 0, gradient_clipping=1.0)
+    resumed.load_checkpoint(folder)
+    train_engine(resumed, data[10:])
+    return losses, branches(opt), copied(model), copied(other)
+
+
+def test_stage_zero_trains_and_resumes_with_the_same_bits(pools, tmp_path):
+    ((losses, chosen, first, resumed),) = pools(1).run(run_stage_zero, str(tmp_path))
+    assert losses[-1] < 0.8 * losses[0] and chosen == BRANCHES
+    assert same_bits(first, resumed)
+
+
+def run_sharded(kernel, stage):
+    try:
+        engine, _ = initialized(kernel, LanguageModel(), stage)
+        train_engine(engine, batches(1))
+    except Exception as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_other_stages_refuse_and_say_what_to_do(pools, stage):
+    """They cut parameters into flat pieces, in which no matrix is left."""
+    (said,) = pools(1).run(run_sharded, stage)
+    assert "ZeRO" in said and "stage 0" in said and "FSDP2" in said

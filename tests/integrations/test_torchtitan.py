@@ -1,0 +1,88 @@
+"""torchtitan
+
+The registry of torchtitan's container is a list inside a method, so a subclass adds the name, in ten lines.
+`implementation` must be `for-loop`: the container would ask for a fused or a foreach AdamW otherwise, which Muon has
+no choice of.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+
+from tests.integrations.training import BRANCHES, LanguageModel, batches, branches, copied, train
+from tests.support.small_model import same_bits
+
+pytestmark = pytest.mark.integrations
+
+
+@pytest.fixture
+def container(optimizer):
+    """torchtitan's registry of optimizers is a fixed list inside a function: a subclass says one more name."""
+
+    # <use>
+    class Optimizers(OptimizersContainer):
+        @dataclass(kw_only=True, slots=True)
+        class Config(OptimizersContainer.Config):
+            implementation: str = "for-loop"  # sets no `fused` and no `foreach`
+
+        @staticmethod
+        def _resolve_optimizer_factory(name):
+            return optimizer.Muon if name == "Muon" else OptimizersContainer._resolve_optimizer_factory(name)
+
+    muon = ParamGroupConfig(pattern=".*", optimizer_name="Muon", optimizer_kwargs={"lr": 0.02})
+    config = Optimizers.Config(param_groups=[muon])  # a model's `optimizer` in its configuration
+    # </use>
+    return lambda model: config.build(model_parts=[model])
+
+
+def test_equals_a_plain_loop(optimizer, container):
+    model, twin = LanguageModel(), LanguageModel()
+    losses = train(model, container(model), batches(20))
+    (opt,) = container(model)
+    assert branches(opt) == BRANCHES and losses[-1] < 0.8 * losses[0]
+    train(twin, optimizer.Muon(twin.named_parameters(), lr=0.02), batches(20))
+    assert same_bits(copied(model), copied(twin))
+
+
+def test_flat_state_goes_on_with_the_same_bits(container, tmp_path):
+    """Saved and loaded by torch.distributed.checkpoint, as torchtitan's checkpointer does."""
+    import torch.distributed.checkpoint as dcp
+
+    data, model, other = batches(8), LanguageModel(), LanguageModel(seed=1)
+    opt = container(model)
+    train(model, opt, data[:4])
+    dcp.save({"model": model.state_dict(), "optimizer": opt.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    train(model, opt, data[4:])
+    other_opt = container(other)
+    loaded = {"model": other.state_dict(), "optimizer": other_opt.state_dict()}
+    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    other.load_state_dict(loaded["model"])
+    other_opt.load_state_dict(loaded["optimizer"])
+    train(other, other_opt, data[4:])
+    assert same_bits(copied(model), copied(other))
+
+
+def test_its_schedule_moves_both_branches_alike(container):
+    model = LanguageModel()
+    opts = container(model)
+    schedule = LRSchedulersContainer.Config(warmup_steps=2, decay_ratio=0.5).build(optimizers=opts, training_steps=8)
+    (opt,) = opts
+    base, seen = [schedule.schedulers[0].base_lrs, []]
+    for batch in batches(8):
+        seen.append([group["lr"] / lr for group, lr in zip(opt.param_groups, base)])
+        train(model, opts, [batch])
+        schedule.step()
+    assert all(factors == pytest.approx([factors[0]] * 2) for factors in seen)
+    assert len({round(factors[0], 6) for factors in seen}) > 3
+
+
+def test_two_model_parts_have_an_optimizer_each(container):
+    """As the stages of a pipeline on one rank; their state files do not collide."""
+    parts = LanguageModel(), copy.deepcopy(LanguageModel())
+    first, second = torch.nn.ModuleDict({"a": parts[0]}), torch.nn.ModuleDict({"b": parts[1]})
+    opts = [container(first), container(second)]
+    names = [set(each.state_dict()) for each in opts]
+    assert not names[0] & names[1] and all(names)

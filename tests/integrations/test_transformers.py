@@ -1,0 +1,104 @@
+"""transformers' Trainer
+
+The Trainer makes an instance of `MuonFactory` and calls it with the model, so that Muon knows modules and names.
+Settings of Muon stand beside it.
+"""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from tests.integrations.training import LENGTH, VOCABULARY, branches, text
+from tests.support.small_model import same_bits
+
+pytestmark = pytest.mark.integrations
+SIZES = dict(n_embd=32, n_head=4, n_layer=2, vocab_size=VOCABULARY, n_positions=LENGTH)
+WITHOUT_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+SETTINGS = {"lr": 0.02, "weight_decay": 0.1}
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, **WITHOUT_DROPOUT))
+
+
+@pytest.fixture
+def train_dataset():
+    tokens = text()
+    return [{"input_ids": x, "labels": x} for x in tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)]
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    transformers.logging.set_verbosity_error()
+    common = dict(per_device_train_batch_size=8, use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1)
+    common |= dict(output_dir=tmp_path / "run", save_strategy="no", max_steps=12)
+    return lambda **options: transformers.TrainingArguments(**{**common, **options})
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_loss_falls_and_routing_is_right(optimizer, model, arguments, train_dataset):
+    args = arguments(max_steps=30)
+    # <use>
+    muon = (optimizer.MuonFactory, {"lr": 0.02, "weight_decay": 0.1})
+    trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
+    trainer.train()
+    print(trainer.optimizer.optimizer.explain())  # accelerate's wrapper holds Muon
+    # </use>
+    assert losses(trainer)[-1] < 0.8 * losses(trainer)[0]
+    chosen = branches(trainer.optimizer.optimizer)
+    assert chosen["transformer.wte.weight"] == chosen["transformer.wpe.weight"] == "adamw"
+    assert chosen["transformer.h.0.attn.c_attn.weight"] == chosen["transformer.h.1.mlp.c_fc.weight"] == "muon"
+
+
+def test_equals_a_plain_loop_with_clipping_accumulation_and_warm_up(optimizer, model, arguments, train_dataset):
+    """Bit for bit: the Trainer divides each loss by the steps that it accumulates, clips, steps and moves the rate."""
+    twin = copy.deepcopy(model)
+    options = dict(gradient_accumulation_steps=2, max_grad_norm=0.5, warmup_steps=3, lr_scheduler_type="linear")
+    args = arguments(train_sampling_strategy="sequential", max_steps=4, **options)
+    muon = (optimizer.MuonFactory, SETTINGS)
+    trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
+    trainer.train()
+    opt = optimizer.MuonFactory()(twin, **SETTINGS)
+    schedule = transformers.get_linear_schedule_with_warmup(opt, 3, 4)
+    collated = [
+        {"input_ids": x, "labels": x}
+        for x in torch.stack([row["input_ids"] for row in train_dataset]).split(8)[: 2 * 4]
+    ]
+    for first in range(0, 8, 2):
+        for batch in collated[first : first + 2]:
+            # By the number of all tokens of a step, which the Trainer gives, the model divides its sum of losses.
+            twin(**batch, num_items_in_batch=torch.tensor(2 * 8 * LENGTH)).loss.backward()
+        torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        opt.step()
+        schedule.step()
+        opt.zero_grad()
+    assert same_bits(model.state_dict(), twin.state_dict())
+
+
+def test_resumed_run_ends_with_the_same_bits(optimizer, model, arguments, train_dataset, tmp_path):
+    args = arguments(save_strategy="steps", save_steps=6, gradient_accumulation_steps=2, warmup_steps=3)
+    muon = (optimizer.MuonFactory, SETTINGS)
+
+    def run(model, resume=None):
+        trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.model.state_dict()
+
+    other = copy.deepcopy(model)
+    assert same_bits(run(model), run(other, str(tmp_path / "run" / "checkpoint-6")))
+
+
+@pytest.mark.parametrize("options", [dict(bf16=True), dict(lr_scheduler_type="cosine")], ids=["bf16", "cosine"])
+def test_precision_and_schedules_train(optimizer, model, arguments, train_dataset, options):
+    muon = (optimizer.MuonFactory, SETTINGS)
+    args = arguments(max_steps=20, **options)
+    trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
+    trainer.train()
+    assert losses(trainer)[-1] < 0.9 * losses(trainer)[0]

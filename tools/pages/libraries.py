@@ -1,0 +1,132 @@
+"""Write docs/libraries.md: what works in which library, from the last run of tests/integrations, and how it is written.
+
+python -m tools.pages.libraries [--check]
+
+`make test-integrations` makes the results and this page. The lines of use are those between `# <use>` and `# </use>` in
+each test file, which its tests run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+from tools.pages.generated import write_or_check
+from tools.pages.markdown import table
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests" / "integrations"
+RESULTS = TESTS / "results.json"
+PAGE = ROOT / "docs" / "libraries.md"
+HEADINGS = ("library", "version", "result", "tests")
+
+INTRODUCTION = """\
+# Libraries
+
+Muon in the libraries that others train with. Each line is shown by tests with the real library, tiny models with random
+weights and text that comes with Python: `make test-integrations` runs them, and makes this page of what they found.
+Everywhere `optimizer` is what `get_kernel` returns:
+
+```python
+from kernels import get_kernel
+
+optimizer = get_kernel("org/optimizer", version=1, trust_remote_code=True)
+```
+"""
+
+
+class Test(NamedTuple):
+    """A test function, and the outcomes of its cases: `passed`, `failed` or `skipped`; none where it has not run."""
+
+    name: str
+    outcomes: Sequence[str]
+
+    def works(self) -> bool:
+        return bool(self.outcomes) and set(self.outcomes) == {"passed"}
+
+    def line(self) -> str:
+        """Return the name as a sentence, with what is not as it says."""
+        sentence = self.name.removeprefix("test_").replace("_", " ")
+        sentence = f"{sentence} ({len(self.outcomes)} cases)" if len(self.outcomes) > 1 else sentence
+        if self.works():
+            return f"- {sentence}"
+        return f"- **{'fails' if 'failed' in self.outcomes else 'not run'}**: {sentence}"
+
+
+class Library(NamedTuple):
+    """What a test file and the results say of a library; `version` is None where it was not installed."""
+
+    file: str
+    name: str
+    text: str  # after the first line of the file's docstring
+    lines_of_use: str
+    version: str | None
+    tests: Sequence[Test]
+
+    def result(self) -> str:
+        failing = sum(not test.works() for test in self.tests)
+        return "works" if not failing else f"{failing} of {len(self.tests)} tests do not pass"
+
+
+def libraries(folder: Path, results: dict) -> Iterator[Library]:
+    """Yield what is known of each library, by its file in `folder`."""
+    for file in sorted(folder.glob("test_*.py")):
+        source = file.read_text()
+        tree = ast.parse(source)
+        name, _, text = (ast.get_docstring(tree) or file.stem).partition("\n")
+        names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+        tests = [Test(each, outcomes_of(results["tests"], file.name, each)) for each in names]
+        version = results["versions"].get(distribution(file))
+        yield Library(file.name, name.rstrip("."), text.strip(), lines_of_use(source), version, tests)
+
+
+def distribution(file: Path) -> str:
+    """Return the name of the package that a test file is about."""
+    return file.stem.removeprefix("test_").replace("_", "-")
+
+
+def outcomes_of(tests: dict[str, dict], file: str, name: str) -> list[str]:
+    """Return how the cases of a test ended."""
+    cases = {case: verdict["outcome"] for case, verdict in tests.items()}
+    return [outcome for case, outcome in cases.items() if case.partition("[")[0] == f"{file}::{name}"]
+
+
+def lines_of_use(source: str) -> str:
+    """Return the lines between the markers. Raises ValueError unless there is one pair of them."""
+    _, *rest = source.split("# <use>\n")
+    if len(rest) != 1 or rest[0].count("# </use>\n") != 1:
+        raise ValueError("need the markers `# <use>` and `# </use>` once each")
+    return dedent(rest[0].split("# </use>\n")[0].rstrip(" ")).strip()
+
+
+def page(folder: Path, results: dict) -> str:
+    """Return the page about the libraries of `folder`."""
+    found = list(libraries(folder, results))
+    parts = [INTRODUCTION, table(HEADINGS, list(map(row, found))) + "\n", origin(results), *map(section, found)]
+    return "\n".join(parts)
+
+
+def row(library: Library) -> tuple[str, ...]:
+    anchor = "".join(c for c in library.name.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+    file = f"[{library.file}](../tests/integrations/{library.file})"
+    return f"[{library.name}](#{anchor})", library.version or "not installed", library.result(), file
+
+
+def origin(results: dict) -> str:
+    with_what = f"torch {results['torch']} and Python {results['python']}, on {results['processor']}"
+    return f"Run on {results['date']} with {with_what}; the tests took {results['seconds']} seconds.\n"
+
+
+def section(library: Library) -> str:
+    text = f"{library.text}\n\n" if library.text else ""
+    shown = "\n".join(test.line() for test in library.tests)
+    return f"## {library.name}\n\n{text}```python\n{library.lines_of_use}\n```\n\n{shown}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(write_or_check(PAGE, page(TESTS, json.loads(RESULTS.read_text())), __doc__))
