@@ -13,7 +13,7 @@ from torch.optim import AdamW, Optimizer
 
 from .corpus import Corpus
 from .model import CharacterModel
-from .training import Record, Run, Task, train
+from .training import Record, Run, Task, next_character, train
 
 TRIAL_SEED = 1000  # no final run has it
 WEIGHT_DECAY = 0.1
@@ -98,8 +98,9 @@ def optimizers(kernel: ModuleType) -> dict[str, Callable[[nn.Module, float], Opt
 
 def compare(kernel: ModuleType, corpus: Corpus, plan: Plan, on_step: Callable[[Run], object]) -> Comparison:
     """Run all of `plan`; `on_step` is called after each step of each run."""
-    trial = Task(corpus, optimizers(kernel), plan.windows, evaluations=1)
-    final = Task(corpus, optimizers(kernel), plan.windows, plan.evaluations)
+    problem = next_character(corpus, plan.windows)
+    trial = Task(problem, optimizers(kernel), evaluations=1)
+    final = Task(problem, optimizers(kernel), plan.evaluations)
     trials, chosen = [], {}
     for name, rates in plan.learning_rates.items():
         tried = [train(Run(name, lr, plan.trial_steps, TRIAL_SEED), trial, on_step)[0] for lr in rates]

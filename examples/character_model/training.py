@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class Record:
 
     run: Run
     steps: list[int] = field(default_factory=list)  # where the validation loss was taken
-    validation: list[float] = field(default_factory=list)  # nats per character
+    validation: list[float] = field(default_factory=list)  # nats, as the problem's `validate` gives them
     seconds: list[float] = field(default_factory=list)  # of training until then; evaluation stops the clock
     train: list[float] = field(default_factory=list)  # at every step
     gradient_ms: list[float] = field(default_factory=list)  # forward and backward, at every step
@@ -43,14 +44,33 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What is learned."""
+
+    model: Callable[[], nn.Module]  # a new one, from torch's random state
+    batch: Callable[[torch.Generator], Any]
+    loss: Callable[[nn.Module, Any], Tensor]  # the mean over a batch, in nats
+    validate: Callable[[nn.Module], float]  # the mean over what is held out, in nats
+
+
+@dataclass(frozen=True)
 class Task:
     """What all runs share."""
 
-    corpus: Corpus
+    problem: Problem
     make: dict[str, Callable[[nn.Module, float], Optimizer]]  # name -> (model, lr) -> optimizer
-    windows: int  # of the validation text
     evaluations: int  # per run, besides the one at its end
-    width: int = WIDTH
+
+
+def next_character(corpus: Corpus, windows: int, width: int = WIDTH) -> Problem:
+    """Return the problem of a character model; `windows` of the validation text are held out."""
+    held_out = corpus.validation_windows(windows, CONTEXT + 1)
+    return Problem(
+        model=lambda: CharacterModel(corpus.symbols, width),
+        batch=lambda generator: corpus.batch(BATCH, CONTEXT + 1, generator),
+        loss=loss_of,
+        validate=lambda model: loss_over(model, held_out),
+    )
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
@@ -58,22 +78,21 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return min((step + 1) / WARM_UP, 1.0) * (steps - step) / steps
 
 
-def train(run: Run, task: Task, on_step: Callable[[Run], object]) -> tuple[Record, CharacterModel, Optimizer]:
+def train(run: Run, task: Task, on_step: Callable[[Run], object]) -> tuple[Record, nn.Module, Optimizer]:
     """Train a new model as `run` says. Two runs with one seed see the same first weights and the same batches."""
     torch.manual_seed(run.seed)
-    model = CharacterModel(task.corpus.symbols, task.width)
+    model = task.problem.model()
     optimizer = task.make[run.optimizer](model, run.lr)
     scheduler = LambdaLR(optimizer, lambda step: learning_rate_factor(step, run.steps))
     batches = torch.Generator().manual_seed(run.seed)
-    held_out = task.corpus.validation_windows(task.windows, CONTEXT + 1)
     record = Record(run)
     every = max(run.steps // task.evaluations, 1)
     for step in range(run.steps):
         if step % every == 0:
-            evaluate(model, held_out, record)
-        batch = task.corpus.batch(BATCH, CONTEXT + 1, batches)
+            evaluate(model, task.problem, record)
+        batch = task.problem.batch(batches)
         started = perf_counter()
-        loss = loss_of(model, batch)
+        loss = task.problem.loss(model, batch)
         loss.backward()
         differentiated = perf_counter()
         optimizer.step()
@@ -84,14 +103,20 @@ def train(run: Run, task: Task, on_step: Callable[[Run], object]) -> tuple[Recor
         record.gradient_ms.append(1e3 * (differentiated - started))
         record.optimizer_ms.append(1e3 * (stepped - differentiated))
         on_step(run)
-    evaluate(model, held_out, record)
+    evaluate(model, task.problem, record)
     return record, model, optimizer
 
 
 @torch.no_grad()
-def evaluate(model: CharacterModel, windows: Tensor, record: Record) -> None:
-    """Append the loss over `windows` to `record`."""
-    losses = [loss_of(model, part).item() * len(part) for part in windows.split(EVALUATION_BATCH)]
+def evaluate(model: nn.Module, problem: Problem, record: Record) -> None:
+    """Append the loss over what is held out to `record`."""
+    model.eval()
     record.steps.append(len(record.train))
-    record.validation.append(sum(losses) / len(windows))
+    record.validation.append(problem.validate(model))
     record.seconds.append((sum(record.gradient_ms) + sum(record.optimizer_ms)) / 1e3)
+    model.train()
+
+
+def loss_over(model: nn.Module, windows: Tensor) -> float:
+    """Return the mean loss over windows (count, CONTEXT + 1)."""
+    return sum(loss_of(model, part).item() * len(part) for part in windows.split(EVALUATION_BATCH)) / len(windows)

@@ -14,7 +14,7 @@ import torch
 from ..character_model.comparison import TRIAL_SEED
 from ..character_model.corpus import Corpus, read_corpus, standard_library
 from ..character_model.model import WIDTH
-from ..character_model.training import Record, Run, Task, train
+from ..character_model.training import Record, Run, Task, next_character, train
 from .contenders import CONTENDERS, PARAMETRIZATIONS, Make
 
 
@@ -118,5 +118,5 @@ def _worth(loss: float) -> float:
 
 def trained(run: Run, job: Job, size: Size, make: Make, kernel: ModuleType, evaluations: int) -> Record:
     makers = {run.optimizer: lambda model, lr: make(kernel, model, lr, job.adamw_lr)}
-    task = Task(corpus(), makers, size.windows, evaluations, job.width or WIDTH)
+    task = Task(next_character(corpus(), size.windows, job.width or WIDTH), makers, evaluations)
     return train(run, task, lambda run: None)[0]

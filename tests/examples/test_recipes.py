@@ -55,7 +55,12 @@ def test_runs_come_again_with_their_bits(kernel):
 
 def test_widths_are_those_of_the_model(kernel, monkeypatch):
     built = []
-    monkeypatch.setattr(trials, "train", lambda run, task, on_step: built.append(task.width) or [Trained()])
+
+    def train(run, task, on_step):
+        built.append(task.problem.model().lm_head.in_features)
+        return [Trained()]
+
+    monkeypatch.setattr(trials, "train", train)
     found = of_width(Job(PARAMETRIZATIONS[0].name, 1e-2, 96), QUICK, kernel)
     assert built == [96] * QUICK.most_trials == [found["width"]] * len(found["trials"])
 

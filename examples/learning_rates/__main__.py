@@ -1,0 +1,15 @@
+"""From source to a table of learning rates: build, publish, load back, train, and write what each rate reaches.
+
+python -m examples.learning_rates [--output FILE] [--quick]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from ..character_model.delivery import with_published_kernel
+
+if __name__ == "__main__":
+    sys.exit(with_published_kernel(Console(), "-m", "examples.learning_rates.experiment", *sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""Train every model with every rate, one run after the other, and write what each reaches into one file.
+
+python -m examples.learning_rates.experiment [--output FILE] [--quick]
+
+The environment names the Hub. A second run goes on where the first one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from rich.console import Console
+
+from benchmarks.result_file import ResultFile, default_path, facts
+
+from ..character_model.experiment import REPO_ID, VERSION
+from ..recipes.trials import corpus, load
+from .plan import FULL, LONGEST, MODELS, QUICK, Measure, Size, Training, candidates, finals, longest
+from .problems import loss_after
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    named = default_path("learning-rates", torch.device("cpu"))
+    parser.add_argument("--output", type=Path, default=named.parent / "training" / named.name)
+    parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else FULL
+    torch.set_num_threads(1)
+    kernel = load(REPO_ID, VERSION)
+    settings = {**asdict(size), "trial_seeds": MODELS, "corpus": corpus().sha256}
+    file, console = ResultFile(arguments.output, facts(kernel, torch.device("cpu"), settings), []), Console()
+
+    def measure(training: Training) -> float:
+        if training.key not in file.rows:
+            started = perf_counter()
+            file.put(training.key, {"loss": loss_after(training, kernel, size.windows)})
+            seconds = perf_counter() - started
+            console.print(
+                f"{training.key}: {file.rows[training.key]['loss']:.3f} ({seconds:.0f} s)",
+                highlight=False,
+                soft_wrap=True,
+            )
+        return file.rows[training.key]["loss"]
+
+    run_all(size, measure)
+    console.print(f"In {arguments.output}; python -m tools.pages.learning_rates makes docs/learning_rates.md of it.")
+    return 0
+
+
+def run_all(size: Size, measure: Measure) -> None:
+    """Measure what the page shows."""
+    for model in MODELS:
+        for setting in candidates(model, size, measure).values():
+            for training in finals(model, setting, size):
+                measure(training)
+        if model == LONGEST:
+            for training in longest(size, measure):
+                measure(training)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

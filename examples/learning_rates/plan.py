@@ -1,0 +1,148 @@
+"""What is trained: a grid of short trials for each model, longer runs from what is best there, and the longest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+
+from ..character_model.comparison import TRIAL_SEED
+from ..recipes.trials import tuned
+
+# Each with the seeds of its trials: losses of so few images are noisier than those of text.
+MODELS = {
+    "characters": (TRIAL_SEED,),
+    "digits": (TRIAL_SEED, TRIAL_SEED + 1),
+    "characters, small initial weights": (TRIAL_SEED,),
+}
+LONGEST = "characters"  # the model of the longest runs
+
+ADAMW = "AdamW"
+TORCH = "torch.optim.Muon"
+MATCH = "match_rms_adamw"
+# Tuned by turns from the best rates of MATCH, with the factor by which theirs is likely to be larger.
+OTHERS = {"original": 2.0, "rms_to_rms": 2.0}
+FIXED = (1e-3, 1e-2, 2e-2)  # rates for every parameter that were not tuned
+OLD = (2e-2, 3e-3)  # what README and demonstration had
+TORCH_DEFAULT = 1e-3  # of its Muon and of its AdamW
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run."""
+
+    rates: tuple[float, ...]  # of the matrices
+    adamw_rates: tuple[float, ...]
+    longest_rates: tuple[float, ...]  # AdamW's, in the longest runs
+    trial_steps: int
+    final_steps: int
+    longest_steps: int
+    seeds: tuple[int, ...]
+    windows: int  # of the validation text
+    most_trials: int  # learning rates where one alone is tuned
+
+
+RATES = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
+FULL = Size(RATES[:-1], RATES, RATES[1:-1], 200, 300, 1200, (0, 1, 2), 400, 8)
+QUICK = Size(RATES[2:4], RATES[2:4], RATES[2:4], 2, 3, 4, (0,), 16, 2)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An optimizer with its rates; `adamw_lr` is of the parameters that are not matrices, and AdamW's is `lr`."""
+
+    optimizer: str
+    lr: float
+    adamw_lr: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training run."""
+
+    model: str
+    setting: Setting
+    steps: int
+    seed: int
+
+    @property
+    def key(self) -> str:
+        given = self.setting
+        return f"{self.model}: {given.optimizer} {given.lr:g} {given.adamw_lr:g}, {self.steps} steps, seed {self.seed}"
+
+
+# A run's last validation loss, in nats.
+Measure = Callable[[Training], float]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The trials of one model; their losses are means over its seeds."""
+
+    model: str
+    size: Size
+    measure: Measure
+
+    def loss(self, setting: Setting) -> float:
+        steps = self.size.trial_steps
+        return fmean(self.measure(Training(self.model, setting, steps, seed)) for seed in MODELS[self.model])
+
+    def grid(self) -> list[Setting]:
+        return [Setting(MATCH, lr, adamw_lr) for lr in self.size.rates for adamw_lr in self.size.adamw_rates]
+
+    def best_of_grid(self) -> Setting:
+        return min(self.grid(), key=self.loss)
+
+    def best_single_rate(self) -> Setting:
+        return min((each for each in self.grid() if each.lr == each.adamw_lr), key=self.loss)
+
+    def best_adamw(self) -> Setting:
+        lr = self.best_rate(lambda lr: Setting(ADAMW, lr, lr), 1e-2)
+        return Setting(ADAMW, lr, lr)
+
+    def best_of_other(self, adjust_lr_fn: str) -> Setting:
+        """Tune the rate of matrices, then AdamW's, from those of MATCH."""
+        start = self.best_of_grid()
+        lr = self.best_rate(lambda lr: Setting(adjust_lr_fn, lr, start.adamw_lr), start.lr * OTHERS[adjust_lr_fn])
+        adamw_lr = self.best_rate(lambda adamw_lr: Setting(adjust_lr_fn, lr, adamw_lr), start.adamw_lr)
+        return Setting(adjust_lr_fn, lr, adamw_lr)
+
+    def best_rate(self, setting_of: Callable[[float], Setting], start: float) -> float:
+        losses: dict[float, float] = {}
+
+        def loss(rate: float) -> float:
+            return losses.setdefault(rate, self.loss(setting_of(rate)))
+
+        return tuned(loss, losses, start, self.size.most_trials)
+
+
+def candidates(model: str, size: Size, measure: Measure) -> dict[str, Setting]:
+    """Return what trains from every seed, by what it is called; its trials are measured on the way."""
+    trials = Trials(model, size, measure)
+    adamw = trials.best_adamw()
+    chosen = {
+        "AdamW, tuned": adamw,
+        "one rate, tuned": trials.best_single_rate(),
+        "both rates, tuned": trials.best_of_grid(),
+        **{f"one rate, {lr:g}": Setting(MATCH, lr, lr) for lr in FIXED},
+        "AdamW's best rate, nothing tuned": Setting(MATCH, adamw.lr, adamw.lr),
+        f"lr={OLD[0]:g}, adamw_lr={OLD[1]:g}": Setting(MATCH, *OLD),
+        **{f"`{name}`, both tuned": trials.best_of_other(name) for name in OTHERS},
+    }
+    if model != "digits":  # torch's Muon takes no convolutions.
+        chosen["`torch.optim.Muon` and AdamW at their defaults"] = Setting(TORCH, TORCH_DEFAULT, TORCH_DEFAULT)
+    return chosen
+
+
+def finals(model: str, setting: Setting, size: Size) -> list[Training]:
+    """Return the runs of a candidate."""
+    return [Training(model, setting, size.final_steps, seed) for seed in size.seeds]
+
+
+def longest(size: Size, measure: Measure) -> list[Training]:
+    """Return the longest runs, of one seed: the best rate of matrices and its half, with each of AdamW's; and AdamW."""
+    trials = Trials(LONGEST, size, measure)
+    lr, adamw = trials.best_of_grid().lr, trials.best_adamw().lr
+    settings = [Setting(MATCH, rate, adamw_lr) for rate in (lr, lr / 2) for adamw_lr in size.longest_rates]
+    settings += [Setting(ADAMW, rate, rate) for rate in (adamw, adamw / 2)]
+    return [Training(LONGEST, setting, size.longest_steps, size.seeds[0]) for setting in settings]
