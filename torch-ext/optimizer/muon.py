@@ -65,7 +65,8 @@ class Muon(Optimizer):
             `split_rows`, the row counts of weights that are several in one, such as queries, keys, values;
             `transposed`, that weights are (in, out); `lr_factor`, by which the fallback's parameters move more than
             `lr`; `decay_lr`, the `lr` at which `corrected` decay is the decoupled one (absent: the group's first);
-            `role`, by which users tell groups apart, and `reason`, which `explain()` says of the parameters.
+            `role`, by which users tell groups apart, and `reason`, which `explain()` says of the parameters. Other keys
+            raise, but for what schedulers and libraries write, and for those of your own that begin with `_`.
         lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
         weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
         momentum: beta of the average of gradients.
@@ -157,8 +158,6 @@ class Muon(Optimizer):
     _broke_off = False  # the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
-    # Makes GradScaler pass `grad_scale` and `found_inf` as tensors, so that the host need not wait.
-    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -246,6 +245,15 @@ class Muon(Optimizer):
             self.__dict__.pop("grad_scale", None)
             self.__dict__.pop("found_inf", None)
             raise
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler has the step itself unscale gradients and see overflows, as tensors.
+
+        Only a captured step needs that, and ranks that share parameters, which would wait for one that skips.
+        """
+        self._refresh()
+        return bool(self._plan.terms) or any(group["capturable"] for group in self.param_groups)
 
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
         """Note the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
