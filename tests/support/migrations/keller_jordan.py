@@ -1,0 +1,35 @@
+"""From muon.py by Keller Jordan, and its package muon-optimizer."""
+
+from tests.support.migrations.table import Line, Origin
+
+KELLER_JORDAN = Origin(
+    name="keller_jordan",
+    title="From Keller Jordan's muon.py",
+    introduction="""\
+`MuonWithAuxAdam` and `SingleDeviceMuonWithAuxAdam` take groups with `use_muon`, which are understood here as they are.
+Give each group what its half has unasked there: the coefficients, the multiplier, and AdamW's `eps` of 1e-10.""",
+    there="""\
+from muon import SingleDeviceMuonWithAuxAdam
+opt = SingleDeviceMuonWithAuxAdam([
+    dict(params=[p for _, p in matrices], use_muon=True{muon}),
+    dict(params=[p for _, p in rest], use_muon=False{rest}),
+])
+""",
+    muon='lr=0.02, weight_decay=0.0, adjust_lr_fn="original", ns_coefficients="original"',
+    rest="lr=3e-4, weight_decay=0.0, betas=(0.9, 0.95), eps=1e-10",
+    lines=(
+        Line("lr=0.05", "lr=0.05"),
+        Line("momentum=0.9", "momentum=0.9"),
+        Line("weight_decay=0.1", "weight_decay=0.1"),
+        Line("lr=0.04", rest="lr=0.04", part="rest"),
+        Line("betas=(0.8, 0.95)", rest="betas=(0.8, 0.95)", part="rest"),
+        Line("eps=1e-3", rest="eps=1e-3", part="rest"),
+        Line("weight_decay=0.01", rest="weight_decay=0.01", part="rest"),
+    ),
+    checkpoint='optimizer.import_state(opt, saved, "keller_jordan")',
+    tested="`SingleDeviceMuonWithAuxAdam` of the package muon-optimizer 0.1.0",
+    differences="""\
+- It adds 1e-7 to the norm of a matrix; here `eps=1e-7` is the least that is divided by. Updates differ by less than
+  1e-7 over the norm of the averaged gradient.
+- A parameter without a gradient raises there. Here it is left alone.""",
+)

@@ -1,0 +1,149 @@
+"""Write docs/migration: for each optimizer that people come from, what to write here, line by line.
+
+The lines are those that tests/wrappers/test_migration.py walks.
+
+python -m tools.pages.migration [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tests.support.migrations import ORIGINS
+from tests.support.migrations.table import Line, Origin, call_here, call_there
+from tools.pages import markdown
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "migration"
+HEADINGS = ("there", "here, for matrices", "here, for the rest", "what changes in the numbers")
+
+INDEX = """\
+# Coming from another Muon
+
+Each page has the call there and the call here that takes the same steps, then a line for every argument. Where a page
+says that nothing changes, both took the same steps in a test: in float64, three steps from the same parameters with the
+same gradients end within 3e-11 of the distance moved. As packages run, most iterate in bfloat16, where their steps
+differ from exact ones by a few hundredths; so do ours on a CPU, and by less in float16, the default on a GPU.
+
+| from | tested against |
+| --- | --- |
+{rows}
+
+On all pages `matrices` and `rest` are lists of `(name, parameter)`, and a group has what its half does unasked there.
+Without groups, `optimizer.Muon(model.named_parameters(), ...)` makes both halves by itself, from shapes and names, and
+`print(opt.explain())` shows them.
+
+## Take a checkpoint along
+
+```python
+opt = optimizer.Muon(...)  # as on the page
+notes = optimizer.import_state(opt, saved, "timm")
+```
+
+`saved` is the state dict of the optimizer there. Momentum, AdamW's state and the settings of groups are taken over, and
+`notes` are sentences about what was not.
+
+`python -m tools.pages.migration` makes these pages from `tests/support/migrations`; every line is a test of
+`tests/wrappers/test_migration.py`.
+"""
+
+PAGE = """\
+# {origin.title}
+
+{origin.introduction}
+
+There:
+
+```python
+{there}```
+
+Here:
+
+```python
+{here}```
+
+`matrices` and `rest` are lists of `(name, parameter)`. Both calls take the same steps: in float64, three of them end
+within 3e-11 of the distance moved.
+
+## Line by line
+
+Written there as an argument, and here in one of the two groups, in the place of what the call above has.
+
+{table}
+{differences}{checkpoint}
+## Tested against
+
+{tested}
+"""
+
+CHECKPOINT = """
+## Take a checkpoint along
+
+```python
+{origin.checkpoint}
+```
+"""
+NO_CHECKPOINT = """
+## Take a checkpoint along
+
+Its files are not understood by `import_state`. Begin with a new state: momentum is the same again after about
+1 / (1 - momentum) steps.
+"""
+
+
+def pages() -> dict[Path, str]:
+    """Return every page, by its path."""
+    made = {FOLDER / f"{origin.name}.md": page(origin) for origin in ORIGINS.values()}
+    rows = (
+        f"| [{origin.title[5:]}](migration/{origin.name}.md) | {_line(origin.tested)} |" for origin in ORIGINS.values()
+    )
+    return {FOLDER.with_suffix(".md"): INDEX.format(rows="\n".join(rows)), **made}
+
+
+def page(origin: Origin) -> str:
+    """Return the page of one origin."""
+    differences = f"\n## What no argument says\n\n{origin.differences}\n" if origin.differences else ""
+    return PAGE.format(
+        origin=origin,
+        there=call_there(origin, tried=False),
+        here=call_here(origin),
+        table=markdown.table(HEADINGS, [cells(line) for line in origin.lines]),
+        differences=differences,
+        checkpoint=CHECKPOINT.format(origin=origin) if origin.checkpoint else NO_CHECKPOINT,
+        tested=f"{origin.tested[0].upper()}{origin.tested[1:]}.",
+    )
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """Return a line of the table."""
+    theirs = f"{_code(line.theirs)} (AdamW)" if line.part == "rest" else _code(line.theirs)
+    return theirs, _code(line.muon), _code(line.rest), line.changes
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if a page is not up to date")
+    check = parser.parse_args().check
+    made = pages()
+    stale = [path for path, content in made.items() if not path.exists() or path.read_text() != content]
+    stale += [path for path in FOLDER.glob("*.md") if path not in made]
+    if check:
+        return int(bool(stale))
+    FOLDER.mkdir(exist_ok=True)
+    for path, content in made.items():
+        path.write_text(content)
+    print(f"written: {', '.join(path.name for path in made)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
