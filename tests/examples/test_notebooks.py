@@ -1,0 +1,78 @@
+"""The notebooks run, show what they showed when they were written, and what is committed of them is of no machine."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.conftest import REPO_ID, local_kernels
+from tests.support.hub_clients import run_tool
+from tools.hub.client_environment import client_environment
+from tools.hub.server import Hub
+from tools.pages.notebooks import FOLDER, MOST_BYTES, executed, outline, problems
+
+NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+# Of these libraries the tests' environment has none.
+OF_LIBRARIES = {"04_trainer"}
+CASES = [pytest.param(name, marks=pytest.mark.integrations if name in OF_LIBRARIES else ()) for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def user(kernel, repository, tmp_path_factory):
+    """The environment of a user of a Hub that has the kernel."""
+    folder = tmp_path_factory.mktemp("hub")
+    build = Path(local_kernels()[REPO_ID])
+    with Hub(folder / "hub") as hub:
+        variables = client_environment(hub.endpoint, folder / "home")
+        done = run_tool(repository, "tools.hub.publish", "--build", build, "--allow-dirty", variables=variables)
+        assert done.returncode == 0, done.stderr
+        yield variables
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_notebook_shows_what_it_showed(user, name):
+    """But for digits: processors round differently."""
+    committed = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    found = executed(FOLDER / f"{name}.ipynb", user)
+    assert problems(found) == []
+    assert outline(found) == outline(committed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_committed_is_small_and_of_no_machine(name):
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert problems(notebook) == []
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+
+
+def of_output(**output) -> nbformat.NotebookNode:
+    cell = nbformat.v4.new_code_cell("", outputs=[nbformat.v4.new_output(**output)])
+    return nbformat.v4.new_notebook(cells=[cell])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/tmp/folder/file.py", "at 12:34", "UserWarning: beware", "x" * MOST_BYTES],
+    ids=["path", "time", "warning", "large"],
+)
+def test_what_may_not_be_shown_is_found(text):
+    assert problems(of_output(output_type="stream", name="stdout", text=text))
+    assert not problems(of_output(output_type="stream", name="stdout", text="loss 1.5 at org/optimizer"))
+
+
+def test_stderr_is_a_problem():
+    assert problems(of_output(output_type="stream", name="stderr", text="beware"))
+
+
+def test_outlines_differ_by_words_and_lines_and_not_by_digits():
+    shown = of_output(output_type="stream", name="stdout", text="loss 1.5\nstep 3\n")
+    same, other_word, more = (copy.deepcopy(shown) for _ in range(3))
+    same.cells[0].outputs[0].text = "loss 2.25e-3\nstep 40\n"
+    other_word.cells[0].outputs[0].text = "loss 1.5\nsteps 3\n"
+    more.cells[0].outputs[0].text += "end\n"
+    assert outline(same) == outline(shown)
+    assert outline(other_word) != outline(shown) != outline(more)

@@ -1,0 +1,84 @@
+"""Where the time of a step goes, by operator, from a file that `torch.profiler` wrote with `export_chrome_trace`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from .theme import BRANCHES, Drawing
+
+MOST = 14
+# How torch calls the range around `step` of an optimizer.
+STEP = "Optimizer.step#"
+# Work on a GPU where there is some, else operators.
+KERNELS, OPERATORS = ("kernel", "gpu_memcpy", "gpu_memset"), ("cpu_op", "user_annotation")
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    """Return the timed events of a trace; ValueError for another file."""
+    try:
+        events = json.loads(path.read_text()).get("traceEvents")
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
+        events = None
+    if not isinstance(events, list):
+        raise ValueError(f"{path} is no trace: it needs what torch.profiler's export_chrome_trace writes")
+    timed = [event for event in events if event.get("ph") == "X" and event.get("cat") in (*KERNELS, *OPERATORS)]
+    if not timed:
+        raise ValueError(f"{path} has no operator or kernel with a duration")
+    return timed
+
+
+def own_times(events: Iterable[dict[str, Any]]) -> Counter[tuple[str, bool]]:
+    """Return microseconds by name, and whether inside an optimizer's step, without those of events further inside."""
+    events = list(events)
+    kinds = KERNELS if any(event["cat"] in KERNELS for event in events) else OPERATORS
+    found: Counter[tuple[str, bool]] = Counter()
+    steps = [(event["ts"], event["ts"] + event["dur"]) for event in events if event["name"].startswith(STEP)]
+    threads: dict[Any, list[dict[str, Any]]] = {}
+    for event in (event for event in events if event["cat"] in kinds):
+        threads.setdefault((event.get("pid"), event.get("tid")), []).append(event)
+    for members in threads.values():
+        around: list[tuple[float, tuple[str, bool]]] = []  # the end and the key of events that are open
+        for event in sorted(members, key=lambda event: (event["ts"], -event["dur"])):
+            while around and around[-1][0] <= event["ts"]:
+                around.pop()
+            key = event["name"], any(start <= event["ts"] < end for start, end in steps)
+            found[key] += event["dur"]
+            if around:
+                found[around[-1][1]] -= event["dur"]
+            around.append((event["ts"] + event["dur"], key))
+    return found
+
+
+def step_time(events: Iterable[dict[str, Any]]) -> Drawing:
+    """Return the drawing of a bar for each of the operators that take longest themselves, and one for all others."""
+    found = own_times(events)
+    bars = [(f"{name}", inside, time) for (name, inside), time in found.most_common(MOST)]
+    for inside in (True, False):
+        rest = [time for (_, within), time in found.most_common()[MOST:] if within == inside]
+        if rest:
+            bars.append((f"{len(rest)} others", inside, sum(rest)))
+    total = sum(found.values())
+
+    def draw(theme: str) -> Figure:
+        figure = Figure(figsize=(7.6, 0.24 * len(bars) + 0.9))
+        axes = figure.subplots()
+        colours = {True: BRANCHES[theme]["muon"], False: BRANCHES[theme]["fallback"]}
+        for row, (_, inside, time) in enumerate(bars):
+            axes.barh(row, time / 1e3, 0.75, color=colours[inside])
+            text = f"{time / 1e3:.3g} ms, {time / total:.0%}"
+            axes.annotate(text, (time / 1e3, row), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.set_yticks(range(len(bars)), [name if len(name) < 45 else f"{name[:44]}…" for name, _, _ in bars])
+        axes.invert_yaxis()
+        axes.margins(x=0.16)
+        axes.set_xlabel("milliseconds of their own, over the whole trace")
+        for height, inside, text in ((0.12, True, "in the optimizer's step"), (0.04, False, "elsewhere")):
+            axes.text(0.99, height, text, transform=axes.transAxes, ha="right", color=colours[inside])
+        return figure
+
+    return draw
