@@ -84,7 +84,7 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
         ),
     ),
     ("kernels", "syncs"): (
-        "One step on a GPU that is not there",
+        "One step on a fake GPU: launches and predicted time",
         (
             *(Column(key, lambda r, key=key: words(r[key])) for key in ("model", "way", "kernels")),
             Column("bytes an element", lambda r: f"{r['bytes_an_element']:.0f}"),
@@ -93,13 +93,13 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
         ),
     ),
     ("plan_seconds", "host_milliseconds"): (
-        "Host of one of many ranks",
+        "Planning and host time of one rank among many",
         (
             Column("case", lambda r: r["case"]),
             Column("plan, s", lambda r: with_target(r, "plan_seconds", "target_seconds")),
             Column("MB", lambda r: with_target(r, "plan_megabytes", "target_megabytes")),
             Column("step, ms (quartiles)", lambda r: quartile_words(r.get("host_milliseconds"))),
-            Column("wanted, ms", lambda r: words(r.get("target_milliseconds"))),
+            Column("target, ms", lambda r: words(r.get("target_milliseconds"))),
             *(Column(key, lambda r, key=key: words(r.get(key))) for key in ("chunks", "messages", "parts", "blocks")),
         ),
     ),
