@@ -22,10 +22,10 @@ RESULTS = ROOT / "benchmarks/results"
 INTRODUCTION = """\
 # Performance
 
-Every figure on this page comes from a file in [benchmarks/results]({results}), and was measured at the commit named beside it.
-`python -m tools.pages.performance` makes the page from these files. `make gpu-lab` makes the file of a GPU,
-`benchmarks/sweep_*.py` make the others. A value after ± is the spread of the measurements. Ranges are quartiles, or the smallest and
-the largest of several seeds.
+Every figure on this page comes from a file in [benchmarks/results]({results}), and was measured at the commit named
+beside it. `python -m tools.pages.performance` makes the page from these files. `make gpu-lab` makes the file of a GPU,
+`benchmarks/sweep_*.py` make the others. A value after ± is the spread of the measurements. Ranges are quartiles, or the
+smallest and the largest of several seeds.
 """
 
 

@@ -31,16 +31,17 @@ SQUARES, BATCHES = (1024, 2048, 4096, 8192), (1, 7, 16)
 INTRODUCTION = """\
 # Predictions
 
-This page shows which product a model chooses on a GPU that nobody has measured yet: torch's, or our symmetric kernel. The choice
-holds until `warmup()` or `tune()` has measured the size on that GPU, or a file with measurements ships for it. `explain()` says
-whether a model or a measurement decided. **No row of this page was measured.** The model, its assumptions and their sources are in
-`torch-ext/optimizer/kernels/predictions.py`; `python -m tools.pages.predictions` makes this page.
+This page shows which product a model chooses on a GPU that nobody has measured yet: torch's, or our symmetric kernel.
+The choice holds until `warmup()` or `tune()` has measured the size on that GPU, or a file with measurements ships for
+it. `explain()` says whether a model or a measurement decided. **No row of this page was measured.** The model, its
+assumptions and their sources are in `torch-ext/optimizer/kernels/predictions.py`; `python -m tools.pages.predictions`
+makes this page.
 
-Each row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time divided by the kernel's. The ideal is
-half of the product's FLOPs, since a symmetric result needs only half, at the rate that the device sustains. In most rows b is the
-number of matrices that are worked on together; if the gain is {worth} or more there, the kernel is taken for this m and k. The last
-rows of a table have 1, 7 or 16 matrices. The choice depends on the size alone, never on b, so that a matrix has the same bits in
-every batch.
+Each row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time divided by the kernel's. The ideal
+is half of the product's FLOPs, since a symmetric result needs only half, at the rate that the device sustains. In most
+rows b is the number of matrices that are worked on together; if the gain is {worth} or more there, the kernel is taken
+for this m and k. The last rows of a table have 1, 7 or 16 matrices. The choice depends on the size alone, never on b,
+so that a matrix has the same bits in every batch.
 """
 
 
