@@ -1,4 +1,4 @@
-"""What result files show, as tables of words: the terminal's and those of docs/performance.md are the same."""
+"""The contents of results files as tables of words, for the terminal and for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Table(NamedTuple):
-    """A title, headings, and rows of as many words."""
+    """A title, headings, and rows of one word for each heading."""
 
     title: str
     headings: tuple[str, ...]
@@ -15,7 +15,7 @@ class Table(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A heading and what a row has under it."""
+    """A heading, and a function that makes a row's cell for it."""
 
     heading: str
     show: Callable[[dict], str]
