@@ -60,7 +60,7 @@ def least_flop_of(kernel, parameters: Sequence[Parameter]) -> int:
 
 
 def report(rows: Sequence[Mapping]) -> Table:
-    table = Table("model", "products", title="One step on a GPU that is not there")
+    table = Table("model", "products", title="One step on a fake GPU: launches and predicted time")
     for heading in "kernels", "bytes an element", "waits for the device", "predicted ms", "goal, ms":
         table.add_column(heading, justify="right")
     for row in rows:

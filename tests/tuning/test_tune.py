@@ -110,7 +110,7 @@ def test_a_budget_ends_between_measurements(kernel, tune, contests, table_clock)
     measured = [chosen(kernel, task.need.m, 64).source == "measured here" for task in todo]
     count = sum(measured)
     assert 1 <= count < 5 and measured == [True] * count + [False] * (5 - count)
-    assert sum("the time is over" in text for text in told) == 5 - count
+    assert sum("the time budget is used up" in text for text in told) == 5 - count
     assert f"{5 - count} left to their default" in told[-1] and clock.time < 20 + 9
 
 

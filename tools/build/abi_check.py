@@ -1,4 +1,4 @@
-"""What a compiled library asks of the machine it is loaded on, held against what the Hub promises."""
+"""What a compiled library requires of the machine that loads it, compared with what the Hub promises."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SHIM_HEADERS = ("torch/csrc/stable/c/shim.h", "torch/csrc/inductor/aoti_torch/c/
 
 
 def violations(library: Path, recipe: Recipe) -> list[str]:
-    """Return what is wrong with the unstripped `library`, nothing if it may be published.
+    """Return what is wrong with the unstripped `library`; an empty list if it may be published.
 
-    Raises `BuildError` for a stripped one: kernel-abi-check reads the symbol table and finds no fault where there
-    is none to read.
+    Raises `BuildError` for a stripped library: kernel-abi-check reads the symbol table, and without one it would find
+    no fault.
     """
     if ".symtab" not in run(["readelf", "--sections", "--wide", library]):
         raise BuildError(f"{library.name} is stripped, its symbols cannot be checked")
@@ -51,7 +51,7 @@ def _missing_libraries(library: Path, backend: str) -> Iterator[str]:
 
 
 def _unstable_symbols(library: Path, torch_abi: str) -> Iterator[str]:
-    """Symbols of torch that another torch may lack: C++ outside `torch::stable`, C shims newer than `torch_abi`."""
+    """Yield torch symbols that another torch may lack: C++ outside `torch::stable`, C shims newer than `torch_abi`."""
     undefined = run(["nm", "-D", "--undefined-only", "--format=posix", library])
     names = [line.split()[0].split("@")[0] for line in undefined.splitlines()]
     for name in run(["c++filt"], stdin="\n".join(names)).splitlines():
@@ -66,7 +66,7 @@ def _unstable_symbols(library: Path, torch_abi: str) -> Iterator[str]:
 def shim_versions() -> dict[str, str]:
     """Return the torch version, as "2.12", that introduced each C function whose header guards it by version."""
     introduced = {}
-    # Other conditions nest inside, so a block ends at the #endif that names this one.
+    # Other conditions are nested inside, so a block ends at the #endif that names this one.
     guarded = r"^#if TORCH_FEATURE_VERSION >= TORCH_VERSION_(\d+)_(\d+)_\d+$(.*?)^#endif // TORCH_FEATURE_VERSION"
     for header in SHIM_HEADERS:
         text = (TORCH / "include" / header).read_text()

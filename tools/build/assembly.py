@@ -1,4 +1,4 @@
-"""What makes a variant of a library."""
+"""Assembles a variant from a library and the Python package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hub's page of the kernel: `CARD.md`, filled with what the Hub's builder fills it with."""
+"""The kernel's page on the Hub: `CARD.md`, filled in as the Hub's builder does it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 # Where the toolkit's installer puts nvcc; it leaves the PATH to the user.
 NVCC_FOLDER = "/usr/local/cuda/bin"
 
-# nvcc divides lists at commas, with or without quotes, and hands its commands to a shell.
+# nvcc splits lists at commas, quoted or not, and passes its commands to a shell.
 NOT_FOR_NVCC = set(",'\"`$\\\n")
 
 
@@ -39,7 +39,7 @@ class Cuda:
 
 @dataclass(frozen=True)
 class Job:
-    """One variant to make of the repository `root`, with `work` as the folder for what comes up on the way."""
+    """One variant to build from the repository `root`; intermediate files go into the folder `work`."""
 
     root: Path
     recipe: Recipe
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def variant_name(self) -> str:
-        """The folder's name, by which the Hub's loader chooses."""
+        """The folder's name, by which the Hub's loader chooses a variant."""
         backend = f"cu{self.cuda.version.replace('.', '')}" if self.cuda else self.recipe.backend
         return f"torch-stable-abi{self.recipe.torch_abi.replace('.', '')}-{backend}-{HOST}"
 
@@ -65,7 +65,7 @@ def find_nvcc() -> str | None:
 
 
 def find_cuda() -> Cuda:
-    """Return the toolkit of the nvcc that is here; `BuildError` says what is there instead and how to get it."""
+    """Return the toolkit of the installed nvcc. `BuildError` says what was found instead and how to get it."""
     how = f"install the CUDA {CUDA_MAJOR} toolkit (nvcc, cudart, cccl), its nvcc on the PATH or in {NVCC_FOLDER}"
     nvcc = find_nvcc()
     if nvcc is None:
@@ -73,7 +73,7 @@ def find_cuda() -> Cuda:
     release = re.search(r"release (\d+)\.(\d+)", run([nvcc, "--version"]))
     if release is None or int(release[1]) != CUDA_MAJOR:
         raise BuildError(f"nvcc is of CUDA {release[0] if release else 'an unknown release'}; {how}")
-    # nvcc may be a script that starts another one, so it is asked for its home.
+    # nvcc may be a script that starts another one, so ask it for its home folder.
     home = re.search(r"TOP=(.+)", run(["sh", "-c", '"$0" --dryrun -c none.cu 2>&1', nvcc]))
     if home is None:
         raise BuildError(f"{nvcc} does not tell its toolkit's folder; {how}")
@@ -81,7 +81,7 @@ def find_cuda() -> Cuda:
 
 
 def check_headers(recipe: Recipe) -> None:
-    """Raise `BuildError` unless Python's headers are there, CUTLASS's if needed, and torch's are new enough."""
+    """Raise `BuildError` unless Python's headers exist, CUTLASS's if needed, and torch's are new enough."""
     if not (PYTHON_HEADERS / "Python.h").is_file():
         raise BuildError(f"Python.h is not in {PYTHON_HEADERS}; install Python's development headers")
     installed = tuple(map(int, version("torch").split(".")[:2]))
@@ -99,7 +99,7 @@ def find_cutlass() -> Path | None:
 
 
 def check_paths(job: Job) -> None:
-    """Raise `BuildError` if nvcc would misread a path that it is given."""
+    """Raise `BuildError` if nvcc would misread one of the paths that it gets."""
     for folder in [job.root, *include_folders(job)] if job.cuda else []:
         found = sorted(NOT_FOR_NVCC & set(str(folder)))
         if found:
@@ -128,7 +128,7 @@ def strip(library: Path) -> None:
 
 def compile_line(job: Job, source: Path, target: Path) -> list[str | Path]:
     """Return the command that compiles `source`, to be run in the repository."""
-    # Relative sources and mapped prefixes: no path of the building machine is left in the library.
+    # With relative sources and mapped prefixes, the library contains no path of the building machine.
     host = ["-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", f"-ffile-prefix-map={job.root}=."]
     host += [f"-ffile-prefix-map={TORCH}=torch", f"-ffile-prefix-map={job.work}=."]
     if source.suffix == ".cu":
@@ -152,7 +152,7 @@ def _definitions(job: Job) -> list[str]:
 
 
 def include_folders(job: Job) -> list[Path]:
-    """Return where headers are looked for besides the folder of the source."""
+    """Return the folders in which headers are searched, besides the source's own folder."""
     folders = [job.work, TORCH / "include", TORCH / "include/torch/csrc/api/include", PYTHON_HEADERS]
     if job.cuda:
         folders.append(job.cuda.home / "include")
@@ -160,7 +160,7 @@ def include_folders(job: Job) -> list[Path]:
 
 
 def gencodes(archs: tuple[str, ...]) -> list[str]:
-    """Return nvcc's flags: machine code for each of `archs`, and PTX for newer devices where one says "+PTX"."""
+    """Return nvcc's flags: machine code for each of `archs`, and for "+PTX" also PTX, which newer devices can use."""
     flags = []
     for arch in archs:
         number = arch.removesuffix("+PTX").replace(".", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Macros that expand their arguments first, so that TORCH_EXTENSION_NAME may be one of them.
+# These macros expand their arguments first, so an argument may be the macro TORCH_EXTENSION_NAME.
 REGISTRATION_H = """\
 #pragma once
 
@@ -26,8 +26,8 @@ REGISTRATION_H = """\
   }
 """
 
-# Recent libstdc++ headers read this variable of glibc 2.32; a copy of our own keeps the library loadable
-# with glibc 2.28, and zero is the safe value: it says that threads may be running.
+# Recent libstdc++ headers read this variable of glibc 2.32. With a copy of our own the library still loads with glibc
+# 2.28. Zero is the safe value: it says that there may be several threads.
 GLIBC_SHIM_CPP = """\
 extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 """

@@ -1,4 +1,4 @@
-"""What `build.toml` asks for, read by the Hub's own parser and checked for what that parser lets through."""
+"""What `build.toml` asks for, read by the Hub's parser, with checks for mistakes which that parser lets through."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GENERATED_HEADER = "registration.h"
 COMPILED = {".cpp", ".cu"}
 CUTLASS = "cutlass_4_4"
 
-# A key that is not honoured would give another binary than the Hub's builder gives.
+# Ignoring a key would give another binary than the Hub's builder makes, so unknown keys are errors.
 _HONOURED = {
     "general": {"name", "version", "edition", "license", "backends", "hub", "python-depends", "upstream", "source"},
     "torch": {"src", "pyext", "stable-abi"},
@@ -25,10 +25,10 @@ _HONOURED = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """One backend's part of `build.toml`; every path is relative to the repository.
+    """One backend's part of `build.toml`. Every path is relative to the repository.
 
-    `links` has the URLs `upstream` and `source`, as far as they are given; `archs` are those of all sections, and
-    `archs_of` has those of a source of CUDA.
+    `links` has the URLs `upstream` and `source` if they are given. `archs` are the architectures of all sections,
+    `archs_of` those of one CUDA source.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Recipe:
 
     @property
     def inputs(self) -> tuple[Path, ...]:
-        """Every file that has a part in the variant."""
+        """Every file that goes into the variant or influences it."""
         return (Path("build.toml"), *self.sources, *(self.package / file for file in self.package_files))
 
     def for_device(self, arch: str) -> Recipe:
-        """Return the recipe for one GPU: what is not for a certain one is compiled for `arch` alone."""
+        """Return the recipe for one GPU: sources without an architecture of their own are compiled for `arch`."""
         archs_of = {
             source: archs if all(other.endswith("a") for other in archs) else (arch,)
             for source, archs in self.archs_of.items()
@@ -63,7 +63,7 @@ def read_build(root: Path) -> dict:
     """Return the tables of `root/build.toml`; `BuildError` if the Hub's parser or this driver cannot take it."""
     if not (root / "build.toml").is_file():
         raise BuildError(f"{root} has no build.toml")
-    # Here, so that a machine without the Hub's package can read the recipe and build for itself.
+    # Imported here, so that a machine without the Hub's package can still read the recipe and build for itself.
     from kernels._rust import Build
 
     try:
@@ -74,7 +74,7 @@ def read_build(root: Path) -> dict:
 
 
 def read_tables(root: Path) -> dict:
-    """Return the tables of `root/build.toml`, on which the Hub's parser has not been heard."""
+    """Return the tables of `root/build.toml` without the checks of the Hub's parser."""
     tables = tomllib.loads((root / "build.toml").read_text())
     if "torch" not in tables or "repo-id" not in tables["general"].get("hub", {}):
         raise BuildError("build.toml needs a table [torch] and a repo-id in [general.hub]")
@@ -88,7 +88,7 @@ def read_tables(root: Path) -> dict:
 
 
 def read_recipe(root: Path, tables: dict, backend: str) -> Recipe:
-    """Return what `backend` is built from; `BuildError` names every file that is missing."""
+    """Return the recipe of `backend`. `BuildError` names every file that is missing."""
     general, torch = tables["general"], tables["torch"]
     sections = [section for section in tables.get("kernel", {}).values() if section["backend"] == backend]
     abi = torch.get("stable-abi", {}).get(backend)
@@ -130,7 +130,7 @@ def _archs_of_sources(sections: list[dict]) -> Iterator[tuple[Path, tuple[str, .
 
 
 def _package_files(package: Path, extensions: list[str]) -> Iterator[Path]:
-    """Files that go into a variant; a generated `_ops.py` may lie in the tree and is not one of them."""
+    """Yield the files that go into a variant. A generated `_ops.py` may be in the tree; it is not one of them."""
     for path in sorted(package.rglob("*")):
         file = path.relative_to(package)
         if path.suffix[1:] in extensions and "__pycache__" not in file.parts and file != Path("_ops.py"):

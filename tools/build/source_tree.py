@@ -19,15 +19,15 @@ class Revision:
 
     @property
     def unique_id(self) -> str:
-        """The suffix of the op namespace: equal files have equal names, whatever the history."""
+        """The suffix of the op namespace. Equal files have equal names, whatever their history."""
         return self.tree[:7] + ("_dirty" if self.dirty else "")
 
 
 def read_revision(root: Path, inputs: Sequence[Path]) -> Revision:
     """Return the revision of the repository at `root`; `inputs` are the built files, relative to it.
 
-    Changes of tracked files make it dirty, as for the Hub's builder; so do inputs that git does not track,
-    which that builder would not see.
+    Changes of tracked files make it dirty, as for the Hub's builder. Inputs that git does not track also make it dirty,
+    because that builder would not see them.
     """
     try:
         commit, tree = git(root, "rev-parse", "HEAD", "HEAD^{tree}").split()

@@ -12,7 +12,7 @@ from tools.build.commands import BuildError
 from tools.build.recipe import Recipe
 from tools.build.source_tree import Revision
 
-# Not a release of kernel-builder: the part after "+" tells these builds from the Hub's.
+# This is not a release of kernel-builder: the part after "+" distinguishes these builds from the Hub's.
 BUILDER_VERSION = f"{kernels.__version__}+tools.build"
 
 
@@ -49,5 +49,5 @@ def read_metadata(variant: Path) -> Metadata:
 
 
 def digest_of(variant: Path) -> Digest:
-    """Return the digest of every file of a variant but its metadata."""
+    """Return the digest of all files of a variant except its metadata."""
     return Digest.hash_variant(DigestAlgorithm.SHA256, variant)

@@ -2,8 +2,8 @@
 
     python -m tools.build.variants [--backend cpu] [--backend cuda] [--output DIR]
 
-Variants are compiled, checked and described in a work folder; when all are done they take the places of the old ones,
-together with the card, so that a failed build changes nothing. Two builds of one commit in one place give the same
+Variants are compiled, checked and described in a work folder. When all are done they replace the old ones,
+together with the card, so a failed build changes nothing. Two builds of one commit in the same place have the same
 bytes.
 """
 
@@ -97,7 +97,7 @@ def toolkit(backend: str) -> Cuda | None:
 
 
 def plan(root: Path, tables: dict, backend: str, work: Path) -> Job:
-    """Return what is to be done for `backend`; `BuildError` if the files or the machine do not allow it."""
+    """Return the job for `backend`. Raises `BuildError` if the files or the machine do not allow it."""
     cuda = toolkit(backend)
     recipe = read_recipe(root, tables, backend)
     check_headers(recipe)
@@ -122,9 +122,9 @@ def build_variant(job: Job) -> Built:
 
 
 def put_in_place(made: Sequence[Path], output: Path) -> None:
-    """Move files and folders into `output` in place of those of their names: all of them, or none and the error.
+    """Move files and folders into `output`, replacing those with the same names: all of them, or none and an error.
 
-    A process that has an old one open keeps its files.
+    A process that has an old file open keeps it.
     """
     moves = []
     for new in made:
@@ -143,7 +143,7 @@ def put_in_place(made: Sequence[Path], output: Path) -> None:
 
 @contextmanager
 def work_folder(output: Path) -> Iterator[Path]:
-    """Give `output/WORK`, empty, for the time of a build; a second build into `output` waits for its end."""
+    """Give an empty folder `output/WORK` for the time of a build. A second build into `output` waits until it ends."""
     output.mkdir(parents=True, exist_ok=True)
     work = output / WORK
     lock = os.open(output, os.O_RDONLY)
@@ -158,7 +158,7 @@ def work_folder(output: Path) -> Iterator[Path]:
 
 
 def summary(built: Sequence[Built]) -> Table:
-    """Return the table that a build ends with; two lines a row, to fit into 80 columns."""
+    """Return the table at the end of a build, with two lines per row to fit into 80 columns."""
     checks = f"Python {PYTHON_ABI} ABI, {MANYLINUX}, torch stable ABI, linked libraries, metadata"
     table = Table("variant, op namespace", caption=f"Checked: {checks}")
     for heading in ("KiB", "seconds", "GLIBC", "GLIBCXX"):

@@ -3,8 +3,8 @@
     python -m tools.build.verify build
     python -m tools.build.verify build/torch-stable-abi211-cpu-x86_64-linux
 
-Loading a kernel does not check the digest, so this is how to find out whether a download is what was built. The
-digest shows damage and differences; it is no signature, whoever can change a file can also change metadata.json.
+Loading a kernel does not check the digest. This program does, and so shows whether a download is what was built. The
+digest shows damage and differences. It is not a signature: whoever can change a file can also change metadata.json.
 """
 
 from __future__ import annotations

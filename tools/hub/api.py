@@ -1,10 +1,10 @@
 """The part of the Hub's HTTP interface that `huggingface_hub` and `kernels` use for repositories of kernels.
 
-Every file is stored as a regular one: an answer of "lfs" to `preupload` would send the client to Xet storage, which is
-not here. For the same reason no answer carries X-Xet-Hash.
+Every file is stored as a regular one: answering "lfs" to `preupload` would send the client to Xet storage, which this
+server does not have. For the same reason no answer carries X-Xet-Hash.
 
-All functions run on one event loop, and none waits after its first look at the store: each is alone with it. What a
-client has sent is read before that, so a body that none of them sends fails with status 500 and changes nothing.
+All functions run on one event loop, and none waits after its first look at the store, so each has the store to itself.
+What a client has sent is read before that. A malformed body fails with status 500 and changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tools.hub.store import Change, HubError, Repository
 
 
 def part(request: Request, name: str, default: str = "") -> str:
-    """Return a part of the path, decoded only now: an encoded slash belongs to its part."""
+    """Return a part of the path. It is decoded only here, so that an encoded slash stays inside its part."""
     return unquote(request.path_params.get(name, default))
 
 
@@ -40,7 +40,7 @@ async def create_repository(request: Request) -> Response:
     if wanted["type"] != "kernel":
         raise HubError(400, f"only kernels are stored here, not a {wanted['type']}")
     repo_id = f"{wanted['organization'] or ''}/{wanted['name']}"
-    answer = {"url": f"{request.base_url}kernels/{repo_id}"}  # the client takes it from a refusal, too
+    answer = {"url": f"{request.base_url}kernels/{repo_id}"}  # the client also reads it from a refusal
     if request.app.state.store.create(repo_id):
         return JSONResponse(answer)
     return JSONResponse({**answer, "error": f"repository {repo_id} exists already"}, 409)
@@ -104,7 +104,7 @@ async def list_tree(request: Request) -> Response:
 
 
 async def preupload(request: Request) -> Response:
-    """Say how to upload each file, and the blob that is there now: the client leaves out what has not changed."""
+    """Say how to upload each file, and which blob exists now: the client does not upload unchanged files."""
     paths = [file["path"] for file in (await request.json())["files"]]
     repository = repository_of(request)
     there = repository.entries(repository.resolve(part(request, "revision")))
@@ -114,7 +114,7 @@ async def preupload(request: Request) -> Response:
 
 
 async def commit(request: Request) -> Response:
-    """Take one JSON object a line: first a header, then the changes."""
+    """Take one JSON object per line: first a header, then the changes."""
     if "create_pr" in request.query_params:
         raise HubError(400, "there are no pull requests here")
     header, *lines = [json.loads(line) for line in (await request.body()).splitlines()]

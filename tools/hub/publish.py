@@ -1,21 +1,21 @@
-"""Publish what tools.build.variants has made to a Hub of kernels, in the way of the Hub's own builder.
+"""Publish the variants that tools.build.variants has made to a Hub of kernels, as the Hub's own builder does.
 
     HF_ENDPOINT=http://127.0.0.1:<port> python -m tools.hub.publish   to tools.hub.server
     python -m tools.hub.publish --repo-id org/optimizer --tag 1.0     to huggingface.co, logged in with `hf auth login`
 
-The variants and benchmarks/benchmark*.py become one commit on the branch v<version> of build.toml: a new branch starts
-with nothing else; on one that exists the given variants are replaced and all others stay. build/CARD.md becomes
-README.md of main. huggingface.co creates kernel repositories only for owners that it has given access to them.
+The variants and benchmarks/benchmark*.py become one commit on the branch v<version> of build.toml. A new branch
+contains nothing else. On an existing branch the given variants are replaced and all others stay. build/CARD.md becomes
+README.md of main. huggingface.co creates kernel repositories only for owners to whom it has given access.
 
 What to know about loading (kernels 0.17.2, huggingface_hub 2.4.0):
 
-- version=1 follows the branch v1. A commit id never moves: pin it wherever a change has to be a decision.
-- An owner that is no trusted publisher needs trust_remote_code at each load, and `kernels lock` refuses its kernels;
+- version=1 follows the branch v1. A commit id never moves: pin it wherever a change must be a decision.
+- If the owner is not a trusted publisher, each load needs trust_remote_code, and `kernels lock` refuses its kernels;
   write kernels.lock yourself: [{"dependency": {"repo-id": ..., "version": 1}, "lock": {"commit": ...}}].
-- Offline, and with load_kernel, only a whole snapshot is found. Fetch it before:
+- Offline, and with load_kernel, only a whole snapshot is found. Fetch it beforehand:
   snapshot_download(repo_id, repo_type="kernel", revision="v1").
-- With HF_HUB_DISABLE_TELEMETRY, DISABLE_TELEMETRY or DO_NOT_TRACK set every load fails, as if the publisher could not
-  be verified. Leave them unset.
+- With HF_HUB_DISABLE_TELEMETRY, DISABLE_TELEMETRY or DO_NOT_TRACK set, every load fails, as if the publisher could not
+  be verified. Do not set them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Release:
         return f"v{self.version}"
 
     def files(self) -> dict[str, Path]:
-        """Path on the branch of every file but the card."""
+        """Path on the branch of every file except the card."""
         files = {f"benchmarks/{file.name}": file for file in self.benchmarks}
         for variant in self.variants:
             for file in sorted(variant.rglob("*")):
@@ -71,14 +71,14 @@ class Release:
         return f"{variants}, {len(files)} files, {size:.1f} MiB"
 
     def replaces(self, path: str) -> bool:
-        """Whether a file that is on the branch belongs to what this release replaces."""
+        """Whether a file that is already on the branch belongs to what this release replaces."""
         folders = tuple(f"build/{variant.name}/" for variant in self.variants)
         return path.startswith((*folders, "benchmarks/benchmark"))
 
 
 @dataclass(frozen=True)
 class Published:
-    """`commit` holds the variants and is on the branch."""
+    """The result of publishing; `commit` holds the variants and is on the branch."""
 
     repo_id: str
     version: int
@@ -131,7 +131,7 @@ def variant_problems(variant: Path, version: int, allow_dirty: bool) -> list[str
     problems = deviations(variant, metadata)
     if metadata.version != version:
         problems.append(f"is of version {metadata.version}, and build.toml of {version}: build again")
-    # Dirty builds of one commit share the name of their ops, so a process can hold only one of them.
+    # Dirty builds of one commit have ops of the same name, so a process can load only one of them.
     dirty = metadata.id.endswith("_dirty") or (metadata.provenance and metadata.provenance.dirty)
     if dirty and not allow_dirty:
         problems.append("is built from uncommitted changes: commit and build again, or say --allow-dirty")
@@ -153,9 +153,9 @@ def publish(
 ) -> Published:
     """Upload a release: the variants, the tag, the card; `progress` is called before each with what comes.
 
-    The endpoint is HF_ENDPOINT's unless given, and the token the client's. Raises ValueError if the tag is taken, and
-    the client's errors; the branch then has the whole commit or nothing of it. Somebody else's commit in the meantime
-    is an error, too.
+    The endpoint is HF_ENDPOINT unless given, and the token is the client's. Raises ValueError if the tag exists, and
+    the client's errors. After an error the branch has the whole commit or nothing of it. A commit by somebody else in
+    the meantime is an error, too.
     """
     api = HfApi(endpoint=endpoint)
     progress(f"looking for {release.repo_id}")
@@ -187,7 +187,7 @@ def commit_variants(api: HfApi, release: Release, tag: str | None):
     if new:
         api.create_branch(release.repo_id, branch=release.branch, revision=head, **KERNEL)
     files = release.files()
-    # .gitattributes is the Hub's own: it says which files are large.
+    # .gitattributes belongs to the Hub: it says which files are large.
     stale = [
         path
         for path in api.list_repo_files(release.repo_id, revision=head, **KERNEL)
@@ -208,8 +208,8 @@ def commit_variants(api: HfApi, release: Release, tag: str | None):
 def is_trusted(api: HfApi, repo_id: str) -> bool:
     """Whether `get_kernel` loads the owner's kernels without trust_remote_code, by the rule that it uses.
 
-    False where the Hub does not answer, since what was published stands all the same: consent that is not needed does
-    no harm.
+    False if the Hub does not answer. What was published stays published in any case, and consent that is not needed
+    does no harm.
     """
     try:
         owner = api.get_organization_overview(repo_id.split("/")[0])

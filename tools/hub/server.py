@@ -4,14 +4,14 @@
     HF_ENDPOINT=http://127.0.0.1:<port> python -c 'import kernels; kernels.get_kernel("org/optimizer", version=1)'
 
 The clients read HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE when they are imported, so set them before. Two things look
-like a fault of the server and are not (kernels 0.17.2, huggingface_hub 2.4.0):
+like faults of the server but are not (kernels 0.17.2, huggingface_hub 2.4.0):
 
-- Variables break or divert the clients: HF_HUB_DISABLE_TELEMETRY, DISABLE_TELEMETRY, DO_NOT_TRACK, LOCAL_KERNELS and
-  proxies; client_environment.py says how. Leave them unset.
+- Some variables break or divert the clients: HF_HUB_DISABLE_TELEMETRY, DISABLE_TELEMETRY, DO_NOT_TRACK, LOCAL_KERNELS
+  and proxies. client_environment.py says how. Do not set them.
 - Offline, `kernels` finds only what `snapshot_download(repo_id, repo_type="kernel", revision=...)` has fetched as a
-  whole; what `get_kernel` or `kernels download` left in the cache is refused as incomplete.
+  whole. What `get_kernel` or `kernels download` left in the cache is refused as incomplete.
 
-There is no access control, hence the server listens to this machine alone and refuses what a web page could send.
+There is no access control, so the server listens to this machine only and refuses requests that a web page could send.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Hub:
 
     def __init__(self, folder: Path | str, trusted: Iterable[str] = (), *, port: int = 0):
         self._socket = socket.create_server((HOST, port))
-        # The body is a packet of its own, and would wait for the head's acknowledgement; connections inherit this.
+        # Otherwise the body, a separate packet, would wait for the head's acknowledgement. Connections inherit this.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.endpoint = f"http://{HOST}:{self._socket.getsockname()[1]}"
         # Without an access log: headers may carry tokens, and clients report their errors themselves.
@@ -77,9 +77,9 @@ def application(folder: Path, trusted: frozenset[str]) -> Starlette:
 
 
 class OwnClients:
-    """Refuse browsers, since a page from elsewhere may send requests to this machine; give routes the undecoded path.
+    """Refuse browsers, since a foreign page may send requests to this machine, and give routes the undecoded path.
 
-    A revision may have a slash, which the clients encode: decoded too early it would divide the path.
+    A revision may contain a slash, which the clients encode. Decoded too early, it would divide the path.
     """
 
     def __init__(self, app: ASGIApp):

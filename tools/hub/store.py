@@ -1,7 +1,8 @@
 """Repositories of a small Hub: in a folder, a bare git repository <organization>/<name> for each.
 
-A branch moves after the objects of its commit are written: a commit is there or it is not, whatever stops the process.
-One thread at a time may write. Paths of files are names inside git's trees, never paths on this disk.
+A branch moves only after the objects of its commit are written, so a commit exists completely or not at all, whatever
+stops the process. One thread at a time may write. Paths of files are names inside git's trees, never paths on this
+disk.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 class HubError(Exception):
-    """A request that is refused: an HTTP status, and the code from which the clients choose their exception."""
+    """A refused request: an HTTP status, and the code from which the clients choose their exception."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(message)
@@ -31,14 +32,14 @@ class HubError(Exception):
 
 
 class Change(NamedTuple):
-    """Write `content` to `path`, or delete what is there, file or folder, where content is None."""
+    """Write `content` to `path`; with content None, delete the file or folder there."""
 
     path: str
     content: bytes | None
 
 
 class Store:
-    """All repositories of a folder, by name: what a request asks for becomes no path before it is known or checked."""
+    """All repositories of a folder, by name. A name from a request becomes a path only once it is known or checked."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -99,7 +100,7 @@ class Repository:
         return self._git[entry.sha].as_raw_string()
 
     def add_ref(self, ref: str, revision: str) -> None:
-        """Name the commit of `revision`; a branch and a tag cannot have one name."""
+        """Name the commit of `revision`. A branch and a tag cannot have the same name."""
         sha, name = self.resolve(revision), ref.split("/", 2)[2]
         if {f"refs/heads/{name}", f"refs/tags/{name}"} & self.refs().keys():
             raise HubError(409, f"{name} exists already")
@@ -109,7 +110,7 @@ class Repository:
             raise HubError(400, f"not a name for a branch or a tag: {name!r}") from None
 
     def commit(self, revision: str, title: str, changes: list[Change], parent: str | None = None) -> str:
-        """Put a commit on top of a branch and return its id; `parent`, where given, is the head that was seen."""
+        """Put a commit on top of a branch and return its id. `parent`, if given, is the head that the client saw."""
         ref = f"refs/heads/{revision.removeprefix('refs/heads/')}"
         head = self.refs().get(ref)
         if head is None:
@@ -143,6 +144,6 @@ class Repository:
 
 
 def check_path(path: str) -> None:
-    """Refuse what would leave a folder: the clients write these paths to their disk."""
+    """Refuse paths that would leave a folder, because the clients write these paths to their disk."""
     if UNSAFE.search(path) or {"", ".", "..", ".git"} & set(path.split("/")):
         raise HubError(400, f"not a relative path of a file, with '/' between its parts: {path!r}")

@@ -1,1 +1,1 @@
-"""The GPU lab: what only a GPU can show, in stages that can be stopped and resumed."""
+"""The GPU lab: everything that needs a real GPU, in stages that can be stopped and resumed."""

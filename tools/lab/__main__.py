@@ -2,11 +2,11 @@
 
     python -m tools.lab [--only prove|tune|measure] [--minutes 8] [--out DIR] [--build DIR]
 
-Each stage is a process with a time limit; what it finds is written at once, to `records.jsonl` in the output folder,
-and what is there already is not done again. A kernel that is wrong, hangs or ends its process is recorded, and the rest
-goes on. `prove` runs the tests that need a GPU; `tune` writes configurations into the package, each of which it has
-proven; the report goes into benchmarks/results or, with a copy of the configurations, into `--out`. Without a GPU the
-whole flow is walked through on the CPU, with tiny sizes: it proves nothing and writes no results.
+Each stage is a process with a time limit. Results are written at once, to `records.jsonl` in the output folder,
+and finished items are not repeated. A kernel that is wrong, hangs or kills its process is recorded, and the others
+go on. `prove` runs the tests that need a GPU. `tune` writes configurations into the package after proving each of them.
+The report goes into benchmarks/results, or into `--out` together with a copy of the configurations. Without a GPU the
+whole flow runs on the CPU with tiny sizes; that proves nothing and writes no results.
 
 In runs of ten minutes, each perhaps on a fresh machine:
 
@@ -15,19 +15,18 @@ In runs of ten minutes, each perhaps on a fresh machine:
     python -m tools.lab --out lab --only tune            again until no size is left
     python -m tools.lab --out lab --only measure         again until every sweep has ended
 
-Between two of them carry `records.jsonl` and the device's file of configurations in `lab`, and put that file into
-torch-ext/optimizer/kernels/configs, too, from where `measure` takes it. All else is written again. What the records
-have is not done again while device, commit, torch, triton and build are the same; else they are put aside. What failed
-is tried again, after what was never tried. What the user's caches hold of this machine does not count: the lab has
-caches of its own in `--out`, which need not be carried along. Peers are measured where they are installed, or lie in a
-folder that PYTHONPATH names: `benchmarks/peers.py` says how one is filled. One that is missing is a row `not
-installed`.
+Between two runs, carry `records.jsonl` and the device's file of configurations in `lab`. Also put that file into
+torch-ext/optimizer/kernels/configs, where `measure` reads it. All other files are written again. Records stay valid as
+long as device, commit, torch, triton and build are the same; otherwise they are put aside. Failed items are tried again
+after all untried ones. The user's cache of measurements is not used: the lab has its own in `--out`, which need not be
+carried along. Peers are measured if they are installed, or if they are in a folder on PYTHONPATH: `benchmarks/peers.py`
+says how to fill one. A missing peer is a row `not installed`.
 """
 
 import sys
 from importlib.util import find_spec
 
-# What requirements/gpu.txt installs, by the names under which it is imported.
+# The import names of what requirements/gpu.txt installs.
 NEEDED = ("torch", "pytest", "pytest_timeout", "xdist", "pytest_reportlog", "expecttest", "hypothesis", "rich")
 
 
@@ -36,7 +35,7 @@ def main() -> int:
     if missing:
         print(f"gpu-lab: {', '.join(missing)} must be installed: requirements/gpu.txt says how", file=sys.stderr)
         return 1
-    # Only now: it needs them all.
+    # Imported here, because it needs all of these packages.
     from tools.lab.stages import run_stages
 
     return run_stages()

@@ -21,8 +21,8 @@ STATIC_CHECK = "static check"
 PRODUCT, SMALL = "symmetric_gemm", "small_polar"
 HALVES = (torch.float16, torch.bfloat16)
 
-# Of the product: (tile, tile_k, warps, stages); the static check refuses those that do not fit into a GPU. Tiles of 32
-# have no wgmma on sm_90, and steps of 32 twice the barriers: neither is worth the time of a race.
+# Of the product: (tile, tile_k, warps, stages). The static check refuses those that do not fit into a GPU. Tiles of 32
+# have no wgmma on sm_90, and steps of 32 have twice as many barriers: neither is worth timing.
 SHAPES = (
     *((64, tile_k, 4, stages) for tile_k, stages in product((64, 128), (3, 4, 5))),
     *((128, 64, warps, stages) for warps, stages in product((4, 8), (2, 3, 4, 5))),
@@ -30,13 +30,13 @@ SHAPES = (
 )
 GROUP = 8
 
-# Other orders of the tiles, for those that are most likely to win.
+# Other orders of the tiles, for the configurations that are most likely to win.
 GROUPS = (4, 16)
 REGROUPED = ((64, 64, 4, 4), (128, 64, 8, 3), (128, 64, 8, 4))
 
 TINY_SHAPES = ((32, 32, 4, 2), (32, 64, 4, 2))
 
-# Of small matrices: (width, depth) and warps by the side that rows are padded to.
+# Of small matrices: (width, depth) and warps, by the padded number of rows.
 PANELS = {
     16: (((16, 16),), (1, 2, 4)),
     32: (((32, 32), (16, 32)), (1, 2, 4)),
@@ -55,7 +55,7 @@ class Launch(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What the static check calls it."""
+        """Its name in the static check."""
         return f"{self.kernel} {short(self.dtype)} {'-'.join(map(str, self.config))}"
 
 
@@ -69,12 +69,12 @@ def module(lab: Lab, kernel: str) -> ModuleType:
 
 
 def capability(lab: Lab) -> tuple[int, int]:
-    """Return the GPU's compute capability, in a dry run that of a GPU which is not there."""
+    """Return the GPU's compute capability; in a dry run that of a GPU that this machine does not have."""
     return torch.cuda.get_device_capability(lab.device) if lab.device.type == "cuda" else (9, 0)
 
 
 def target(lab: Lab) -> tuple:
-    """Return what kernels are compiled for, as the package knows it."""
+    """Return the target that kernels are compiled for, as the package's type."""
     major, minor = capability(lab)
     return lab.kernel.kernels.tuned.Target("cuda", 10 * major + minor)
 
@@ -95,7 +95,7 @@ def product_launches(lab: Lab, dtype: torch.dtype) -> list[Launch]:
 def small_launches(lab: Lab, dtype: torch.dtype, side: int) -> list[Launch]:
     """Return the configurations to try for small matrices padded to `side` rows, the safe one first.
 
-    They are tuned in float16, in which Muon works on GPUs; other dtypes have the safe one.
+    They are tuned in float16, in which Muon works on GPUs. Other dtypes use the safe one.
     """
     tuned = lab.kernel.kernels.tuned
     configs = [tuned.safe_small_config(target(lab), dtype, side)]
@@ -106,7 +106,7 @@ def small_launches(lab: Lab, dtype: torch.dtype, side: int) -> list[Launch]:
 
 
 def small_sides(lab: Lab) -> tuple[int, ...]:
-    """Return what the rows of small matrices are padded to."""
+    """Return the numbers of rows to which small matrices are padded."""
     return lab.kernel.kernels.tuned.SMALL_SIDES[: 1 if lab.tiny else None]
 
 

@@ -1,4 +1,4 @@
-"""Stage 4: the sweeps in benchmarks/, each a program that writes a file of results, and the ways to start a step."""
+"""Stage 4: the sweeps in benchmarks/, each a program that writes a results file, and the ways to launch a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Sweep(NamedTuple):
-    """A program in benchmarks/, what is asked of it, its share of the stage's time, and the seconds it may take."""
+    """A program in benchmarks/, its arguments, its share of the stage's time, and the most seconds it may take."""
 
     program: str
     share: int
@@ -27,9 +27,9 @@ class Sweep(NamedTuple):
 
 
 OUT_OF_TIME = "out of time"
-# For stopping a sweep and reading what it has written.
+# Seconds for stopping a sweep and reading its results.
 END_SECONDS = 5.0
-# Of its time that a sweep is told to take: it loads the kernel before, and ends a case after.
+# The share of its time that a sweep is told to use. It also has to load the kernel and to finish its last case.
 TOLD = 0.7
 
 MODELS = ("gpt2-124m", "llama-1b", "moe-64")
@@ -41,7 +41,7 @@ AGAINST_PEERS = (
     ),
     Sweep(
         "sweep_orthogonalize", 4, 180.0,
-        # Not torch.compile, which takes seconds for every shape.
+        # Without torch.compile, which takes seconds for every shape.
         (
             "--shapes", "gpt2-124m,squares,moe-64",
             "--contestants", "torch products,torch.optim.Muon,timm,gram-newton-schulz,flash-muon,dion",
@@ -49,7 +49,7 @@ AGAINST_PEERS = (
     ),
 )  # fmt: skip
 
-# Short ones first: what they leave is the others'.
+# Short ones first: the time that they do not use goes to the others.
 SWEEPS = (
     Sweep("sweep_bookkeeping", 2, 60.0),
     Sweep("sweep_symmetric_gemm", 2, 90.0),
@@ -79,7 +79,7 @@ def ways_of(lab: Lab, model: str) -> Item:
 
 
 def measure(lab: Lab, sweep: Sweep) -> dict:
-    """Return what a sweep has written."""
+    """Run a sweep and return its results."""
     file = lab.out / f"{sweep.program}.json"
     seconds = seconds_for(sweep, lab.until - time.monotonic())
     if seconds <= 0:
@@ -106,6 +106,6 @@ def measure(lab: Lab, sweep: Sweep) -> dict:
 
 
 def seconds_for(sweep: Sweep, left: float) -> float:
-    """Return how long a sweep may run where the stage has `left` seconds for it and those after it."""
+    """Return how long a sweep may run if the stage has `left` seconds for it and those after it."""
     later = SWEEPS[SWEEPS.index(sweep) :]
     return min(sweep.limit, left * sweep.share / sum(other.share for other in later)) - END_SECONDS

@@ -1,8 +1,8 @@
 """Stage 2: the tests that need a GPU, run by pytest in a process that may hang, die or lose the GPU at one of them.
 
-pytest-timeout ends a worker that hangs, pytest-xdist starts another one and goes on, pytest-reportlog writes each
-verdict as it comes. This module is a plugin of that run, too: it leaves out what has passed in an earlier one, and ends
-a worker whose GPU is lost to it, which would fail all that follows.
+pytest-timeout ends a worker that hangs, pytest-xdist starts another one and continues, and pytest-reportlog writes each
+verdict as it comes. This module is also a plugin of that run. It leaves out tests that passed in an earlier run, and
+ends a worker that has lost its GPU, because all later tests would fail in it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ GPU_LOST, NO_TESTS = 3, 5
 STATUSES = {"passed": "ok", "failed": "failed", "skipped": "skipped"}
 PASSED = "OPTIMIZER_LAB_PASSED"
 
-# In a dry run: a few tests that need no GPU, by the same way.
+# For a dry run: a few tests that need no GPU, run in the same way.
 REHEARSED = ("tests/muon/test_device.py", "-m", "not gpu", "-k", "scaled")
 
 
 def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: int = LIMIT_SECONDS) -> bool:
-    """Run the tests that need a GPU and have not passed, a record each; return whether all of them were reached."""
+    """Run the tests that need a GPU and have not passed, and record each. Return whether all of them were reached."""
     began = time.time()
     log, passed = stage.log.with_name("prove.jsonl"), stage.log.with_name("passed.txt")
     log.unlink(missing_ok=True)
@@ -45,7 +45,7 @@ def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: in
     found = read_log(log)
     for node, verdict in found.items():
         append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.said[:2000]))
-    broken = status not in (None, 0, 1, NO_TESTS)  # at its start, as by a file that cannot be imported
+    broken = status not in (None, 0, 1, NO_TESTS)  # it failed to start, for example at a file that cannot be imported
     problem = f"it ended with status {status}; {last_line(stage.log)}" if broken else ""
     append(records.file, Record("prove", "pytest", "failed" if broken else "ok", time.time() - began, problem))
     if status is None:
@@ -54,7 +54,7 @@ def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: in
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what has passed."""
+    """Leave out tests that have passed before."""
     passed = set(Path(os.environ[PASSED]).read_text().splitlines())
     done = [item for item in items if item.nodeid in passed]
     if done:
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """Wait for the GPU, so that the error of a kernel belongs to the test that launched it."""
+    """Wait for the GPU after each test, so that a kernel's error is attributed to the test that launched it."""
     result = yield
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -73,7 +73,7 @@ def pytest_runtest_call(item: pytest.Item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
-    """End the process after an error that leaves the GPU unusable: xdist tells that the worker crashed at this test."""
+    """End the process after an error that makes the GPU unusable: xdist then reports that it crashed at this test."""
     report = yield
     if call.excinfo is not None and loses_gpu(call.excinfo.value):
         with item.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():

@@ -1,4 +1,4 @@
-"""What the lab has found out: a line of JSON for each item, written as it comes, so that a run can be resumed."""
+"""The lab's results: a line of JSON for each item, written as soon as it is known, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FILE = "records.jsonl"
-# The problem of an item from when it begins until it ends, with its limit.
+# An item's problem while it is running, with its time limit. It stays if the item never ends.
 UNFINISHED = "it ended its process, or did not end in {} s"
 
 
 @dataclass(frozen=True)
 class Record:
-    """How an item ended, and when: `ok`, `failed` with its `problem`, or `skipped` with the reason."""
+    """When and how an item ended: `ok`, `failed` with its `problem`, or `skipped` with the reason."""
 
     stage: str
     key: str
@@ -26,9 +26,9 @@ class Record:
 
 
 class Records:
-    """The records in a folder that were made for one `identity`: a device, a commit, versions.
+    """The records in a folder that belong to one `identity`: a device, a commit, versions.
 
-    Those of another identity are put aside, into `records.old.jsonl`.
+    Records of another identity are moved into `records.old.jsonl`.
     """
 
     def __init__(self, folder: Path, identity: dict):
@@ -39,7 +39,7 @@ class Records:
         if self.put_aside:
             self.file.replace(folder / "records.old.jsonl")
         kept = before[1] if before and not self.put_aside else []
-        # Written whole, because a run that was killed may have left half a line.
+        # Rewritten completely, because a killed run may have left half a line.
         self.file.write_text("".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, kept)]))
 
     @property
@@ -52,24 +52,24 @@ class Records:
         return {record.key: record for record in self.all if record.stage == stage}
 
     def done(self, stage: str, since: float) -> list[str]:
-        """Return the keys of the items that need not run again: what failed before a time may be tried once more."""
+        """Return the keys of items that need not run again. Items that failed before `since` may be tried once more."""
         return [key for key, record in self.of(stage).items() if record.status != "failed" or record.at >= since]
 
 
 def append(file: Path, record: Record) -> None:
-    """Write a record, which takes the place of an older one of the same item."""
+    """Write a record, which replaces an older one of the same item."""
     with file.open("a") as lines:
         lines.write(json.dumps(asdict(record)) + "\n")
 
 
 def read(file: Path) -> tuple[dict, list[Record]] | None:
-    """Return the identity and the newest record of each item in a file, None if there is none that can be read."""
+    """Return the identity and the newest record of each item in a file; None if there is no readable identity."""
     lines = file.read_text().splitlines() if file.exists() else []
     found = []
     for line in lines:
         try:
             found.append(json.loads(line))
-        except ValueError:  # cut off by the end of a run
+        except ValueError:  # a line that was cut off when a run ended
             continue
     if not found:
         return None
@@ -78,5 +78,5 @@ def read(file: Path) -> tuple[dict, list[Record]] | None:
 
 
 def clock(seconds: float) -> str:
-    """Return minutes and seconds as they are read."""
+    """Return seconds as minutes and seconds, such as 1:05."""
     return f"{int(max(seconds, 0)) // 60}:{int(max(seconds, 0)) % 60:02}"

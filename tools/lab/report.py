@@ -24,7 +24,7 @@ def write_report(records: Records, folder: Path, date: str, say=print) -> int:
     file.write_text(json.dumps(content, indent=1) + "\n")
     show(list(lab_tables(content)))
     try:
-        # Here, because it needs matplotlib, without which there is a report all the same.
+        # Imported here, because the report must work without matplotlib.
         from tools.lab.figures import draw
     except ModuleNotFoundError as missing:
         say(f"no figures are drawn: {missing.name} is not installed")
@@ -36,12 +36,12 @@ def write_report(records: Records, folder: Path, date: str, say=print) -> int:
 
 
 def slug(name: str) -> str:
-    """Return a device's name as it stands in the names of files of results."""
+    """Return a device's name in the form that names of results files have."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def report(records: Records, date: str) -> dict:
-    """Return all that was found: who and when, then the records of each stage."""
+    """Return the whole report: device, versions and date, then the records of each stage."""
     stages = {name: [asdict(record) for record in records.of(name).values()] for name in STAGES}
     return {"lab": records.identity, "date": date, "stages": {name: found for name, found in stages.items() if found}}
 

@@ -1,4 +1,4 @@
-"""Runs a stage in a process of its own, and in a new one where that has hung, died or lost the GPU, until its time."""
+"""Runs a stage in a process, and in a new one if that hangs, dies or loses the GPU, until its time is used up."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tools.lab.records import UNFINISHED, Record, Records, append
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# For a process that is killed: it may be stuck in the driver.
+# Seconds to wait for a killed process, which may be stuck in the driver.
 END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage to run: the module with its `items`, what a worker is told, and when it has to be over."""
+    """A stage to run: the module with its `items`, the worker's order, and the time at which it must end."""
 
     name: str
     module: str
@@ -34,7 +34,7 @@ class Stage:
 
 
 def run_stage(stage: Stage, records: Records) -> bool:
-    """Run the items of a stage that are not done, a record each; return whether all of them were reached."""
+    """Run the items of a stage that are not done, and record each. Return whether all of them were reached."""
     since = time.time()
     while time.monotonic() < stage.until:
         done = records.done(stage.name, since)
@@ -57,7 +57,7 @@ def run_stage(stage: Stage, records: Records) -> bool:
 
 
 def explain_end(records: Records, stage: str, since: float, end: str) -> None:
-    """Add to the record of an item that has not ended how its process did."""
+    """Add to the record of an unfinished item how its process ended."""
     for record in records.of(stage).values():
         if record.at >= since and re.fullmatch(UNFINISHED.format(".*"), record.problem):
             append(records.file, replace(record, problem=f"{record.problem}; {end}"))
@@ -65,9 +65,9 @@ def explain_end(records: Records, stage: str, since: float, end: str) -> None:
 
 
 def run(stage: Stage, command: Sequence[str], told: str = "", **more: str) -> int | None:
-    """Run a program, with all that it starts, until it ends or the stage is over: return its status, or None.
+    """Run a program and everything it starts until it ends or the stage's time is over; return its status, or None.
 
-    Its caches are the lab's: what the user's hold of this machine does not count, only what the lab has written.
+    It uses the lab's own caches, so the user's measurements do not count.
     """
     caches = stage.log.parent.resolve() / "caches"
     environment = {**os.environ, "XDG_CACHE_HOME": str(caches), **more}
@@ -75,7 +75,7 @@ def run(stage: Stage, command: Sequence[str], told: str = "", **more: str) -> in
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"TRITON_INTERPRET": "1"} if told else {}
     log = stage.log.open("a")
-    # No context of Popen's, which would wait for ever at its end.
+    # Not used as a context manager, whose end would wait forever.
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
     )
@@ -93,7 +93,7 @@ def run(stage: Stage, command: Sequence[str], told: str = "", **more: str) -> in
 
 
 def described(status: int) -> str:
-    """Return an exit status as a person reads it: with the signal's name where one ended the process."""
+    """Return an exit status in readable form, with the signal's name if a signal ended the process."""
     try:
         return f"status {status}" if status >= 0 else f"status {status} ({signal.Signals(-status).name})"
     except ValueError:
@@ -101,7 +101,7 @@ def described(status: int) -> str:
 
 
 def kill(process: subprocess.Popen) -> None:
-    """Kill what a process has started, and itself where it still runs."""
+    """Kill everything that a process has started, and the process itself if it still runs."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -109,6 +109,6 @@ def kill(process: subprocess.Popen) -> None:
 
 
 def last_line(log: Path, place: int = 0) -> str:
-    """Return the last line of what stands in a log behind the byte `place`."""
+    """Return the last line of the part of a log that begins at byte `place`."""
     said = log.read_bytes()[place:].decode(errors="replace")
     return (said.strip().splitlines() or ["it said nothing"])[-1][:300]

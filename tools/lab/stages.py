@@ -24,16 +24,16 @@ from tools.lab.variant import PACKAGE, digest, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# How the time is shared out among the stages that run.
+# How the time is divided among the stages that run.
 SHARES = {"environment": 2, "prove": 9, "tune": 8, "measure": 6}
 
-# Kept for the report, and for ending a stage that will not end.
+# Seconds kept for the report, and for ending a stage that does not end by itself.
 RESERVE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the lab works: `work` is scratch, `out` has the records, the report goes to `results`."""
+    """Where the lab works: `work` is scratch, `out` holds the records, the report goes to `results`."""
 
     build: Path
     work: Path
@@ -45,7 +45,7 @@ class Places:
 def run_stages(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     sys.stdout.reconfigure(line_buffering=True)
-    # Ends the stage's process, too.
+    # Also ends the stage's process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began, on_gpu = time.monotonic(), torch.cuda.is_available()
     places = places_for(given, on_gpu)
@@ -92,7 +92,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def places_for(given: argparse.Namespace, on_gpu: bool) -> Places:
-    """Return the folders to work in; a dry run stays out of the package and of the results."""
+    """Return the folders to work in. A dry run writes neither to the package nor to the results."""
     scratch = ROOT / "out/gpu-lab"
     if not on_gpu:
         dry = given.out or scratch / "dry"
@@ -104,7 +104,7 @@ def places_for(given: argparse.Namespace, on_gpu: bool) -> Places:
 
 
 def identity(variants: Path, device: torch.device) -> dict:
-    """Return what records must agree in to be of one run."""
+    """Return everything in which records of one run must agree."""
     built = read_metadata(find_variant(variants))["provenance"]["kernel"]
     return {
         "device": device_name(device),

@@ -1,4 +1,4 @@
-"""The same step, started in different ways: one kernel after the other, as a CUDA graph, and compiled."""
+"""The same step launched in different ways: kernel by kernel, as a CUDA graph, and compiled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compare_ways(lab: Lab, model: str) -> dict:
 
 
 def ways(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, Callable[[], object]]:
-    """Return the steps by name, each over parameters of its own; without a GPU none is replayed."""
+    """Return the steps by name, each with its own parameters. Without a GPU there is no graph to replay."""
     compiled = torch.compile(_muon._zeropower_via_newtonschulz, backend="eager" if lab.tiny else "inductor")
     torchs = rival_step(lab, TORCH_MUON, parameters)
 

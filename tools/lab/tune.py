@@ -1,7 +1,7 @@
-"""Stage 3: the fastest configuration for each size, and where one way of computing overtakes another.
+"""Stage 3: the fastest configuration for each size, and the sizes from which one method is faster than another.
 
-The package's own contest proves the candidates and times them as a step runs them, and torch's products beside them;
-here are more candidates than `warmup` tries, those that passed the static check. What wins goes into the device's file
+The package's own contest proves the candidates and times them, as a step runs them, against torch's products. The lab
+tries more candidates than `warmup`: all that passed the static check. The winner goes into the device's file
 of configurations, which the package reads from then on.
 """
 
@@ -34,7 +34,7 @@ from tools.lab.candidates import (
 from tools.lab.configs import read_entries, withdraw, write_entry
 from tools.lab.items import FailedError, Item, Lab
 
-# (m, k) of the product, those of common layers first: the time may be over before the end.
+# (m, k) of the product. Sizes of common layers come first, because the time may run out.
 SIZES = (
     (1024, 1024), (2048, 2048), (4096, 4096), (768, 768), (512, 512), (768, 3072), (1024, 4096), (2048, 8192),
     (4096, 16384), (256, 256), (512, 2048), (3072, 3072), (128, 128), (8192, 8192), (1536, 1536), (1280, 5120),
@@ -49,9 +49,9 @@ TINY_SMALL_SIZES = ((16, 24),)
 ITERATED = tuple((m, ratio * m) for m in (512, 1024, 2048, 4096) for ratio in (1, 2, 4, 8) if ratio * m <= 16384)
 TINY_ITERATED = ((16, 48),)
 
-# Matrices of a size of which no named model has any: about as many as a model has layers, or heads.
+# The number of matrices for sizes that no named model has: about as many as a model has layers, or heads.
 USUAL_COUNT, USUAL_SMALL_COUNT, TINY_COUNT = 24, 64, 2
-# That an item's race takes at most, once its candidates are compiled and proven.
+# The most seconds of an item's race, once its candidates are compiled and proven.
 RACE_SECONDS = 20.0
 
 
@@ -68,21 +68,21 @@ def items(lab: Lab) -> Iterator[Item]:
 
 
 def tune_product(lab: Lab, dtype: torch.dtype, size: tuple[int, int]) -> dict:
-    """Return the entry for m x k matrices and their products, having written it to the files of configurations."""
+    """Find the entry for m x k matrices and their products, write it to the file of configurations, and return it."""
     return tune(lab, size, [incumbent(lab, PRODUCT, dtype, size), *product_launches(lab, dtype)])
 
 
 def tune_small(lab: Lab, size: tuple[int, int]) -> dict:
-    """Return the entry for the factors of m x n matrices in float16, having written it."""
+    """Find the entry for the factors of m x n matrices in float16, write it, and return it."""
     side = lab.kernel.kernels.tuned.padded_side(size[0])
     dtype = torch.float16
     return tune(lab, size, [incumbent(lab, SMALL, dtype, size), *small_launches(lab, dtype, side)])
 
 
 def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
-    """Return what wins among `launches`, of which the first is launched today; FailedError where some are wrong.
+    """Return the winner among `launches`, of which the first is launched today. FailedError if some are wrong.
 
-    These are left out from then on, and entries that name them are withdrawn.
+    Wrong ones are left out from then on, and entries that name them are removed.
     """
     tuning, kernel, dtype = lab.kernel.tuning, launches[0].kernel, launches[0].dtype
     configs = [launch.config for launch in fit(lab, dict.fromkeys(launches))]
@@ -101,19 +101,19 @@ def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
         entry["other_seconds"] = finding.times[tuning.gpu_contest.TORCH].seconds
     write_entry(lab.configs, header(lab), kernel, short(dtype), entry)
     read_again(lab)
-    entry.update(predicted_times(lab, task, entry["count"]))  # for the report alone
+    entry.update(predicted_times(lab, task, entry["count"]))  # used in the report only
     if finding.failed:
         raise FailedError("; ".join(f"{name}: {why}" for name, why in finding.failed.items()), entry)
     return entry
 
 
 def predicted_times(lab: Lab, task, count: int) -> dict[str, float]:
-    """Return what the package's model says of what was timed; nothing where it says nothing."""
+    """Return the times that the package's model predicts for what was timed; empty if it predicts nothing."""
     (kernel, _, m, k), predictions = task.need, lab.kernel.kernels.predictions
     gpu = lab.kernel.kernels.machine.gpu_of(task.device)
     if kernel != PRODUCT or gpu is None or predictions.predicted_gain(gpu, m, k) is None:
         return {}
-    products = 1 if k != m else 2  # of squares an iteration's two, as `gpu_contest` times them
+    products = 1 if k != m else 2  # for square matrices the iteration's two products, as `gpu_contest` times them
     return {
         "predicted_seconds": products * predictions.symmetric_seconds(gpu, count, m, k),
         "predicted_other_seconds": products * predictions.dense_seconds(gpu, count, (m, m, k)),
@@ -121,7 +121,7 @@ def predicted_times(lab: Lab, task, count: int) -> dict[str, float]:
 
 
 def leave_out(lab: Lab, finding) -> None:
-    """Keep which candidates are wrong in the lab's caches, and withdraw entries of them."""
+    """Store in the lab's caches which candidates are wrong, and remove entries that name them."""
     measurements, need = lab.kernel.kernels.measurements, finding.task.need
     if finding.failed:
         key = lab.kernel.kernels.machine.key_of(lab.device)
@@ -137,12 +137,12 @@ def leave_out(lab: Lab, finding) -> None:
 
 
 def read_again(lab: Lab) -> None:
-    """Let the package read the file of configurations, which was written since it did."""
+    """Make the package read the file of configurations again, because it has changed."""
     lab.kernel.kernels.measurements.shipped.cache_clear()
 
 
 def compare_methods(lab: Lab, size: tuple[int, int]) -> dict:
-    """Return the seconds of the standard and the Gram iteration in float16, and what `auto` takes."""
+    """Return the seconds of the standard and the Gram iteration in float16, and what `auto` chooses."""
     read_again(lab)
     schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
     chosen = lab.kernel.iteration.choose_iteration(lab.device, torch.float16, size, schedule)
@@ -158,7 +158,7 @@ def compare_methods(lab: Lab, size: tuple[int, int]) -> dict:
 
 
 def count_of(lab: Lab, kernel: str, size: tuple[int, int]) -> int:
-    """Return how many matrices a step has of a size: the most that a named model has, or as many as are usual."""
+    """Return how many matrices of a size a step has: the most in any named model, or the usual number."""
     if lab.tiny:
         return TINY_COUNT
     usual = USUAL_SMALL_COUNT if kernel == SMALL else USUAL_COUNT
@@ -167,7 +167,7 @@ def count_of(lab: Lab, kernel: str, size: tuple[int, int]) -> int:
 
 @cache
 def counts_of_models() -> list[dict[tuple[int, int], int]]:
-    """Return how many matrices of each size, the short side first, each named model has."""
+    """Return, for each named model, how many matrices of each size it has, the short side first."""
     counted = []
     for parameters in MODELS.values():
         sizes: dict[tuple[int, int], int] = {}
@@ -179,7 +179,7 @@ def counts_of_models() -> list[dict[tuple[int, int], int]]:
 
 
 def incumbent(lab: Lab, kernel: str, dtype: torch.dtype, size: tuple[int, int]) -> Launch:
-    """Return the launch that is chosen for this size today: that of the nearest entry in the file, or the safe one."""
+    """Return the launch that is chosen for this size today: the nearest entry in the file, or the safe one."""
     tuned = lab.kernel.kernels.tuned
     kind = tuned.Config if kernel == PRODUCT else tuned.SmallConfig
     listed = read_entries(lab.configs[0], describe(lab.kernel, lab.device)["device"], kernel, short(dtype))
@@ -196,7 +196,7 @@ def incumbent(lab: Lab, kernel: str, dtype: torch.dtype, size: tuple[int, int]) 
 
 
 def likeness(lab: Lab) -> dict:
-    """Return by what other GPUs are found to be like this one, nothing in a dry run."""
+    """Return the facts by which similar GPUs are recognised; empty in a dry run."""
     if lab.device.type != "cuda":
         return {}
     count = torch.cuda.get_device_properties(lab.device).multi_processor_count
@@ -204,7 +204,7 @@ def likeness(lab: Lab) -> dict:
 
 
 def header(lab: Lab) -> dict:
-    """Return what a file of configurations says of itself."""
+    """Return the header of a file of configurations."""
     facts = describe(lab.kernel, lab.device)
     versions = {name: facts[name] for name in ("torch", "cuda", "triton", "commit", "dirty")}
     return {

@@ -1,4 +1,4 @@
-"""The variant that the lab works with: the library of a build, or one made here, with the Python files of the tree."""
+"""The variant that the lab works with: the library of a build, or one built here, with the tree's Python files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PYTHON = (".py", ".json")
 
 
 def prepare(build: Path, work: Path, backend: str, say=print) -> Path:
-    """Return a new folder in `work` that holds one variant for `backend`, and leave `build` as it is.
+    """Return a new folder in `work` that holds one variant for `backend`. `build` is not changed.
 
-    Its library is that of `build`, where there is one of the tree's commit or where git cannot tell, else it is built.
-    Raises `BuildError` where it cannot be.
+    The library comes from `build` if it has one of the tree's commit, or if git cannot tell. Otherwise it is built.
+    Raises `BuildError` if that fails.
     """
     source = usable(build, backend)
     if source is None:
@@ -55,20 +55,20 @@ def usable(build: Path, backend: str) -> Path | None:
     built = metadata["provenance"]["kernel"]
     try:
         changed = git(ROOT, "diff", "--name-only", built["commit"], "--", *COMPILED).split()
-    except BuildError:  # a copy of the files, without git or without that commit
+    except BuildError:  # the sources are a copy without git, or without that commit
         return variant
-    if built["dirty"]:  # of files that were changed then already
+    if built["dirty"]:  # the build had uncommitted changes
         made = (variant / "metadata.json").stat().st_mtime
         changed = [file for file in changed if not (ROOT / file).exists() or (ROOT / file).stat().st_mtime > made]
     return None if changed else variant
 
 
 def build_here(output: Path, backend: str) -> Path:
-    """Return a variant built into `output`, as it is published where what that takes is here."""
+    """Return a variant built into `output`, in the form that is published if this machine has the tools for that."""
     shutil.rmtree(output, ignore_errors=True)
     if not all(importable(name) for name in ("kernels", "kernel_abi_check")) or not (ROOT / ".git").exists():
         return build_for_this_gpu(output, backend)
-    # Only now: it needs the Hub's package.
+    # Imported here, because it needs the Hub's package.
     from tools.build.variants import build_variants
 
     (built,) = build_variants(ROOT, [backend], output)
@@ -78,12 +78,12 @@ def build_here(output: Path, backend: str) -> Path:
 def importable(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ValueError:  # of a name that stands for no module
+    except ValueError:  # the name belongs to no module
         return False
 
 
 def build_for_this_gpu(output: Path, backend: str) -> Path:
-    """Return a variant checked for nothing, not to be published; it takes neither git nor the Hub's package."""
+    """Return an unchecked variant, which must not be published. It needs neither git nor the Hub's package."""
     recipe = read_recipe(ROOT, read_tables(ROOT), backend)
     check_headers(recipe)
     cuda = backend == "cuda"
@@ -107,12 +107,12 @@ def commit_here() -> str:
 
 
 def digest_of(recipe: Recipe) -> str:
-    """Return a digest of all that goes into a variant, which names its operators."""
+    """Return a digest of everything that goes into a variant. The operators are named after it."""
     return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in recipe.inputs)).hexdigest()
 
 
 def overlay(variant: Path) -> bool:
-    """Give a variant the tree's Python files and configurations; return whether that changed its Python files."""
+    """Copy the tree's Python files and configurations into a variant; return whether its Python files changed."""
     ours = {file.relative_to(PACKAGE): file for file in PACKAGE.rglob("*") if belongs(file)}
     theirs = {file.relative_to(variant): file for file in variant.rglob("*") if belongs(file)}
     changed = False
@@ -134,7 +134,7 @@ def belongs(file: Path) -> bool:
 
 
 def digest(variants: Path) -> str:
-    """Return a digest of the one variant in a folder, but for its configurations, which the lab itself writes."""
+    """Return a digest of the variant in a folder, except for its configurations, which the lab itself writes."""
     total = hashlib.sha256()
     for file in sorted(variants.rglob("*")):
         if file.is_file() and "configs" not in file.parts and "__pycache__" not in file.parts:

@@ -1,9 +1,9 @@
-"""A stage in a process of its own: runs its items one by one and records how each ended.
+"""Runs a stage's items one by one in a process and records how each ended.
 
     echo '{"stage": "tune", "skip": [...], ...}' | python -m tools.lab.worker
 
-An item is recorded as failed before it begins: that stays where it hangs, which ends the process, or ends it otherwise.
-After an error that leaves the GPU unusable the process ends, too, for a new one to go on.
+An item is recorded as failed before it begins. That record stays if the item hangs or kills the process.
+After an error that makes the GPU unusable the process ends, too, and a new one continues.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ GPU_LOST = 3
 def main() -> int:
     order = json.load(sys.stdin)
     lab = make_lab(order)
-    # What failed before is tried again after what was never tried.
+    # Items that failed before come after those that were never tried.
     waiting = [item for item in importlib.import_module(order["module"]).items(lab) if item.key not in order["skip"]]
     waiting.sort(key=lambda item: item.key in order["failed"])
-    gc.freeze()  # what is there now stays: collecting it again would cost time at every graph
+    gc.freeze()  # these objects stay; collecting them again would cost time at every graph
     for place, item in enumerate(waiting, 1):
         began = Record(order["stage"], item.key, "failed", 0.0, UNFINISHED.format(f"{item.limit:g}"))
         append(lab.out / FILE, began)
@@ -50,7 +50,7 @@ def main() -> int:
 
 def make_lab(order: dict) -> Lab:
     if order["tiny"]:
-        # Only now: the kernels' module reads TRITON_INTERPRET when it is imported.
+        # Imported here: the kernels' module reads TRITON_INTERPRET when it is imported.
         importlib.import_module("tests.support.triton_interpreter").repair()
     variants, out = Path(order["variants"]), Path(order["out"])
     configs = tuple(map(Path, order["configs"]))
@@ -59,7 +59,7 @@ def make_lab(order: dict) -> Lab:
 
 
 def attempt(item: Item, began: Record) -> tuple[Record, bool]:
-    """Return how an item ended, and whether the GPU is lost to this process."""
+    """Return how an item ended, and whether this process has lost the GPU."""
     start, lost = time.perf_counter(), False
     status, problem, value = "ok", "", None
     try:

@@ -1,4 +1,4 @@
-"""What a compiled kernel asks of a GPU and how it does its work, read from Triton's IR and from the machine code."""
+"""What a compiled kernel needs from a GPU and how it works, read from Triton's IR and from the machine code."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 class Facts(NamedTuple):
-    """A compiled kernel's needs; bytes of shared memory are a block's, spilled ones a thread's.
+    """What a compiled kernel needs: `shared` is bytes of shared memory per block, `spilled` bytes per thread.
 
-    The last two are read from NVIDIA's machine code only.
+    The last two fields are read from NVIDIA's machine code only.
     """
 
     shared: int
     registers: int
     spilled: int
-    opcodes: dict[str, int]  # each instruction with all its modifiers, how often it stands in the code
-    work: int  # multiply-adds of one pass of the loop over k, all warps together
-    specialized: bool  # whether warps got different parts of the program
+    opcodes: dict[str, int]  # how often each instruction, with all its modifiers, occurs in the code
+    work: int  # multiply-adds of one pass of the loop over k, of all warps together
+    specialized: bool  # whether warps run different parts of the program
     loop: Optional[Loop] = None  # the main loop; None without matrix instructions in a loop
-    store_bits: Optional[int] = None  # what a thread's narrowest store to global memory writes
+    store_bits: Optional[int] = None  # width of a thread's narrowest store to global memory
 
     def count(self, pattern: str) -> int:
-        """Return how many instructions in the code begin like `pattern`."""
+        """Return how many instructions in the code match `pattern` at their beginning."""
         return sum(number for opcode, number in self.opcodes.items() if re.match(pattern, opcode))
 
 
@@ -53,7 +53,8 @@ def read_facts(compiled: Any) -> Facts:
 def loop_work(ir: str) -> int:
     """Return the multiply-adds of all matrix products inside loops of TTGIR text, each loop's body counted once.
 
-    Products that a pipeline has peeled off stand outside, and warps that share a product appear as smaller ones.
+    Products that pipelining has moved out of the loop are not counted, and warps that share a product show smaller
+    ones.
     """
     depth, loops, work = 0, [], 0
     for line in ir.splitlines():
@@ -80,8 +81,8 @@ def _disassembled(cubin: bytes) -> tuple[int, int, str]:
 
 def _amd(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
     text = asm["amdgcn"]
-    # The compiler's own count of vector registers includes those for the matrix unit.
-    # Scalars that find no register go into lanes of a vector register, and show in ScratchSize where none is left.
+    # The compiler's own count of vector registers includes those for the matrix unit. Scalars without a register go
+    # into lanes of a vector register; if there is none left, they show in ScratchSize.
     names = r"\.vgpr_count", "ScratchSize", r"\.vgpr_spill_count"
     registers, *spilled = (int(re.search(name + r":\s+(\d+)", text)[1]) for name in names)
     return registers, sum(spilled), dict(Counter(re.findall(r"^\s+([a-z]+_\w+)", text, re.MULTILINE)))

@@ -1,6 +1,6 @@
-"""Which launches are compiled: each layout and size that changes what is compiled.
+"""The launches that are compiled: every layout and size that changes the compiled code.
 
-A launch is given by its operands; the package's own choice among its configurations makes it a case.
+A launch is given by its operands; with the configuration that the package chooses for them, it is a case.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
     @property
     def products(self) -> tuple[int, int]:
-        """The fewest and the most such products that stand in the code's loops."""
+        """The smallest and the largest number of such products in the code's loops."""
         return 1, 1
 
     def compile(self, package: Path) -> Any:
@@ -61,7 +61,7 @@ class Case(NamedTuple):
         return takes_descriptors(self.gpu, package, (A, B.mT))
 
     def promises_speed(self, package: Path) -> bool:
-        """Whether its main loop is one that `judgements.drawbacks` knows: of aligned operands of 16 bits on sm_90."""
+        """Whether `judgements.drawbacks` knows its main loop: operands are aligned and have 16 bits, on sm_90."""
         if self.gpu != "sm_90" or self.dtype == "float32" or not self.takes_descriptors(package):
             return False
         present = (operand for operand in operands(self) if operand is not None)
@@ -69,7 +69,7 @@ class Case(NamedTuple):
 
 
 class SmallPolarCase(NamedTuple):
-    """One launch of `small_polar`, in `dtype`: of aligned operands in that dtype, or of ones that are neither."""
+    """One launch of `small_polar` in `dtype`: with aligned operands of that dtype, or with unaligned float32 ones."""
 
     gpu: str
     aligned: bool
@@ -85,12 +85,12 @@ class SmallPolarCase(NamedTuple):
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """As in `Case`: of a panel."""
+        """As in `Case`, for a panel."""
         return self.config[:3]
 
     @property
     def products(self) -> tuple[int, int]:
-        """X Xᵀ, R R, H Q, H R, Q X and the last Q X; a pipeline peels off one each, inside the loop over steps."""
+        """X Xᵀ, R R, H Q, H R, Q X and the last Q X; pipelining may move one copy of each to the outer loop."""
         return 6, 12
 
     def compile(self, package: Path) -> Any:
@@ -127,7 +127,7 @@ def square(new: Callable[..., Tensor], m: int, k: int) -> tuple:
 
 
 def repeated(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    """One matrix for the whole batch, which a tensor descriptor cannot say: pointers on every GPU."""
+    """One matrix for the whole batch. No tensor descriptor can describe that, so every GPU uses pointers."""
     X = new(m, k).expand(2, m, k)
     return X, X.mT, None, new(2, m, m)
 
@@ -146,7 +146,7 @@ def transposed_result(new: Callable[..., Tensor], m: int, k: int) -> tuple:
 
 
 def spread(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    """No inner stride is 1, as in a sliced result and operand."""
+    """No inner stride is 1, as in a slice."""
     X = new(2, m, 16 * k)[..., ::16]
     return X, X.mT, None, new(2, m, 16 * m)[..., ::16]
 
@@ -156,7 +156,7 @@ LAYOUTS = {f.__name__: f for f in (wide, tall, repeated, spread)} | SQUARE
 
 
 def operands(case: Case) -> tuple:
-    """Return A, B, D, C of a case, without contents; nothing is written, so that no memory is taken."""
+    """Return A, B, D, C of a case, without contents. Nothing is written to them, so they take no memory."""
     return LAYOUTS[case.layout](_empty(case.dtype), case.m, case.k)
 
 
@@ -168,7 +168,7 @@ def all_cases(package: Path) -> list[AnyCase]:
 
 
 def fast_cases(package: Path) -> list[AnyCase]:
-    """Return a few launches for each of three NVIDIA generations: both sizes of tiles, and the worst alignment."""
+    """Return a few launches for each of three NVIDIA generations: both tile sizes, and the worst alignment."""
     regimes = [("wide", "bfloat16", *LARGE, False), ("square", "bfloat16", *SMALL, True)]
     regimes += [("square", "bfloat16", *ODD, False), ("square", "bfloat16", *EIGHTS, False)]
     gpus = "sm_80", "sm_90", "sm_100"
@@ -179,9 +179,9 @@ def fast_cases(package: Path) -> list[AnyCase]:
 
 
 def _regimes(descriptors: bool) -> Iterator[tuple]:
-    """(layout, dtype, m, k, scalars on the device): all of bfloat16, then what other dtypes compile differently."""
+    """Yield (layout, dtype, m, k, scalars on the device): all for bfloat16, then what differs for other dtypes."""
     half, full = "bfloat16", "float32"
-    eights = (EIGHTS,) if descriptors else ()  # pointers take them for odd
+    eights = (EIGHTS,) if descriptors else ()  # for pointers they are no different from odd sizes
     for size in (LARGE, SMALL, ODD, *eights):
         yield from ((layout, half, *size, False) for layout in ("wide", "tall", "square"))
     if descriptors:
@@ -198,7 +198,7 @@ def _regimes(descriptors: bool) -> Iterator[tuple]:
 
 
 def _chosen(package: Path, gpu: str, regimes) -> Iterator[Case]:
-    """The regimes with the configuration that the package chooses on a GPU of which nothing was measured."""
+    """Yield the regimes with the configuration that the package chooses on a GPU without measurements."""
     module = kernel_module(package, "symmetric_gemm")
     with absent_gpu(gpu, package):
         for regime in regimes:
@@ -214,7 +214,7 @@ def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
 
 
 def _measured(package: Path) -> Iterator[AnyCase]:
-    """Each entry of configs/*.json, for all operands that a lookup takes for it: of products, aligned ones."""
+    """Yield each entry of configs/*.json, with all operands for which a look-up takes it: aligned ones for products."""
     tuned = kernel_module(package, "tuned")
     for file in sorted((package / "kernels/configs").glob("*.json")):
         content = json.loads(file.read_text())
@@ -222,7 +222,7 @@ def _measured(package: Path) -> Iterator[AnyCase]:
             raise ValueError(f"{file.name} must say its target, one of {', '.join(GPUS)}, got {content.get('target')}")
         gpu = content["target"]
         for dtype, config in _configs(content.get("symmetric_gemm", {}), tuned.Config):
-            if config == tuned.HOPPER:  # which Triton does not compile: tools/lint/hopper.py reads it
+            if config == tuned.HOPPER:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
                 continue
             for layout in ("wide", "tall", "square", "repeated", "repeated_square", "transposed_result"):
                 yield Case(gpu, layout, dtype, *LARGE, False, config)
@@ -231,7 +231,7 @@ def _measured(package: Path) -> Iterator[AnyCase]:
 
 
 def _configs(table: dict[str, list[dict]], kind: type) -> dict[tuple[str, tuple], None]:
-    """The configurations of a kernel's entries, each once, with its dtype."""
+    """Return the distinct configurations of a kernel's entries, each with its dtype."""
     found = ((dtype, entry) for dtype, entries in table.items() for entry in entries)
     return dict.fromkeys((dtype, tuple(entry[field] for field in kind._fields)) for dtype, entry in found)
 

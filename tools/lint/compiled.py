@@ -1,8 +1,7 @@
-"""Compile what the package would launch, for a GPU that is not there.
+"""Compile what the package would launch, for a GPU that this machine does not have.
 
-The package's own launcher runs on empty CPU tensors; its launch is compiled instead of started, by Triton's own path:
-what is an argument and what a constant, and what is known to be a multiple of 16, is decided where a GPU's launch
-decides it.
+The package's own launcher runs on empty CPU tensors, and its launch is compiled instead of started. It goes Triton's
+usual way, so arguments, constants and known multiples of 16 are determined as on a real GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.driver import driver
 
-# AMD's are known to Triton by name and to the package's table of configurations by backend.
+# Triton identifies AMD's GPUs by name, the package's table of configurations by backend.
 GPUS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -33,7 +32,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "torch-ext/optimizer"
 
 
 class AbsentGPU(DriverBase):
-    """A driver that knows what to compile for and can start nothing."""
+    """A driver that says what to compile for, and cannot start anything."""
 
     def __init__(self, name: str):
         self.target = GPUS[name]
@@ -64,7 +63,7 @@ class AbsentGPU(DriverBase):
 
 
 class CompiledInstead:
-    """Stands in a launcher for its kernel: a launch compiles and keeps the result in `compiled`."""
+    """Replaces a kernel in its launcher: a launch compiles the kernel and keeps the result in `compiled`."""
 
     def __init__(self, kernel: Any):
         self.kernel, self.compiled = kernel, []
@@ -74,12 +73,12 @@ class CompiledInstead:
 
 
 def kernel_module(package: Path, name: str) -> ModuleType:
-    """Return `kernels/<name>.py` of a package folder, which may be the source tree's: nothing compiled is loaded."""
+    """Return `kernels/<name>.py` of a package folder, which may be the source tree: no compiled library is loaded."""
     root = f"linted_{package.resolve().as_posix().encode().hex()}"
     if root not in sys.modules:
         sys.modules[root] = ModuleType(root)
         sys.modules[root].__path__ = [str(package)]
-        # Stands for the module that would load the build's library.
+        # Replaces the module that would load the build's library.
         native = sys.modules[f"{root}.kernels.native"] = ModuleType(f"{root}.kernels.native")
         native.add_op_namespace_prefix = lambda op: f"{root}::{op}"
     return importlib.import_module(f"{root}.kernels.{name}")
@@ -87,9 +86,9 @@ def kernel_module(package: Path, name: str) -> ModuleType:
 
 @contextmanager
 def absent_gpu(gpu: str, package: Path, module: ModuleType | None = None) -> Iterator[None]:
-    """Let a package's launchers take CPU tensors for tensors on `gpu`, and Triton compile for it.
+    """Make a package's launchers treat CPU tensors as tensors on `gpu`, and Triton compile for it.
 
-    `module` is the package's kernels/symmetric_gemm.py, where it was loaded otherwise than by `kernel_module`.
+    `module` is the package's kernels/symmetric_gemm.py, if it was not loaded by `kernel_module`.
     """
     module = module or kernel_module(package, "symmetric_gemm")
     target, on_gpu = GPUS[gpu], module.reads_descriptors
@@ -104,16 +103,16 @@ def absent_gpu(gpu: str, package: Path, module: ModuleType | None = None) -> Ite
 
 
 def takes_descriptors(gpu: str, package: Path, panels: Sequence[torch.Tensor] = ()) -> bool:
-    """Whether the package reads by tensor descriptors on a GPU, and these operands too."""
+    """Whether the package uses tensor descriptors on a GPU, and for these operands."""
     module = kernel_module(package, "symmetric_gemm")
     with absent_gpu(gpu, package):
         return module.reads_descriptors(torch.device("cuda")) and all(map(module.fits_descriptor, panels))
 
 
 def compile_launch(gpu: str, package: Path, name: str, arguments: Callable[[ModuleType], tuple]) -> Any:
-    """Return Triton's compiled kernel of the one launch that `launch_<name>` of kernels/<name>.py makes.
+    """Return Triton's compiled kernel for the one launch that `launch_<name>` of kernels/<name>.py makes.
 
-    `arguments` returns what it is given, with the module's own classes.
+    `arguments` receives the module and returns the launcher's arguments, made with the module's own classes.
     """
     module = kernel_module(package, name)
     instead = CompiledInstead(getattr(module, f"_{name}_kernel"))

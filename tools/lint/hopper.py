@@ -1,8 +1,9 @@
-"""Whether the compiled product for Hopper does its work as it is meant to, read from the machine code of a variant.
+"""Check in the machine code of a variant that the compiled product for Hopper works as intended.
 
     python -m tools.lint.hopper LIBRARY
 
-That the code is right is shown by tests/hopper_model, as far as it can be without a GPU; that it is fast, nowhere here.
+tests/hopper_model shows that the code is right, as far as that is possible without a GPU. Nothing here shows that it is
+fast.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ KERNEL = "symmetric_kernel"
 PRODUCT, PRODUCTS = r"HGMMA\.64x256x16\.F32", 4
 WARPS, SCHEDULERS, TENSOR_FLOPS = 8, 4, 4096
 STEP_FLOPS = 2 * 128 * 256 * 64
-# What threads have at the start: 65,536 for three warp groups, in eights. They then take from one another.
+# Registers per thread at the start: 65,536 for three warp groups, in multiples of 8. Warps then hand some to others.
 REGISTERS = 168
-# A piece of a part is stored as it is, once more mirrored, or on the diagonal: four pieces by three stores.
+# A piece of a part is stored as it is and once more mirrored, or it is on the diagonal: three stores for four pieces.
 STORES = 12
 
 
 class Code(NamedTuple):
-    """A compiled kernel; bytes of stack are a thread's."""
+    """A compiled kernel; `stack` is bytes per thread."""
 
     name: str
     registers: int
@@ -44,18 +45,18 @@ class Code(NamedTuple):
     loop: Optional[Loop]
 
     def count(self, pattern: str) -> int:
-        """Return how many instructions begin like `pattern`."""
+        """Return how many instructions match `pattern` at their beginning."""
         return sum(number for opcode, number in self.opcodes.items() if re.match(pattern, opcode))
 
     @property
     def issue_share(self) -> float:
-        """The clocks that issuing one step of the main loop takes over those of its products."""
+        """The clocks for issuing one step of the main loop, divided by the clocks of its products."""
         issued = (self.loop.instructions if self.loop else 0) * WARPS / SCHEDULERS
         return issued / (STEP_FLOPS / TENSOR_FLOPS)
 
 
 def read_kernels(library: Path) -> list[Code]:
-    """Return the library's kernels for Hopper alone, in the order in which they stand there."""
+    """Return the kernels for Hopper in a library, in their order there."""
     used = run([CUOBJDUMP, "-arch", ARCH, "-res-usage", library])
     resources = {
         name: (int(registers), int(stack))
@@ -71,7 +72,7 @@ def read_kernels(library: Path) -> list[Code]:
 
 
 def problems(code: Code) -> Iterator[str]:
-    """Yield what a kernel does otherwise than it is meant to."""
+    """Yield each way in which a kernel differs from what is intended."""
     if code.registers != REGISTERS or code.stack or code.count(SPILLS):
         yield f"takes {code.registers} registers and {code.stack} bytes of stack, not {REGISTERS} and none"
     if not (code.count(r"USETMAXREG\.DEALLOC") and code.count(r"USETMAXREG\.TRY_ALLOC")):
@@ -101,7 +102,7 @@ def _problems_of(loop: Optional[Loop]) -> Iterator[str]:
 
 
 def table(kernels: list[Code]) -> Table:
-    """Return a line for each kernel: what it takes and has."""
+    """Return a table with a line for each kernel: what it needs and what its loop has."""
     result = Table("kernel", "registers", "stack", "HGMMA", "UTMALDG", "UTMASTG", "issue", "verdict")
     for i, code in enumerate(kernels):
         counts = (code.registers, code.stack, *(code.count(name) for name in ("HGMMA", "UTMALDG", "UTMASTG")))

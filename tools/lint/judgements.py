@@ -1,8 +1,8 @@
-"""What is wrong with a compiled launch, and what makes it slow: judgements of its facts, with limits and reasons.
+"""Judges a compiled launch: problems, which make it wrong, and drawbacks, which make it slow, with limits and reasons.
 
-A problem is a fault: no launch may have one. A drawback costs time. It is judged of symmetric products of aligned
-operands of 16 bits on sm_90 alone, whose main loop has been read; the limits below are for that loop. A configuration
-with a drawback may still win a race on a GPU.
+No launch may have a problem. A drawback costs time. Drawbacks are judged only for symmetric products of aligned 16-bit
+operands on sm_90, whose main loop has been studied; the limits below hold for that loop. A configuration
+with a drawback may still be the fastest on a GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tools.lint.waves import blocks_per_sm
 
 
 class Limits(NamedTuple):
-    """Of one GPU: bytes of shared memory that a block and a multiprocessor have, and what multiplies 16 bits.
+    """Limits of one GPU: bytes of shared memory of a block and of a multiprocessor, and its 16-bit matrix instructions.
 
-    `tensor_flops` is what a multiprocessor's tensor cores do in a clock, of dense products of 16 bits summed in
-    float32; None where variants of one target differ.
+    `tensor_flops` is how many FLOPs a multiprocessor's tensor cores do per clock in dense 16-bit products summed in
+    float32. None: GPUs of this target differ.
     """
 
     shared: int
@@ -41,26 +41,26 @@ AMD_EXACT = r"v_mfma_f32_\w+_f32$"
 SPILLS = "LDL|STL|scratch_load|scratch_store"
 STORES = "STG|UTMASTG|global_store|buffer_store"
 
-# One group of products runs while the next part is loaded; at 0 the tensor cores wait for every load.
+# One group of products runs while the next operands are loaded. At 0 the tensor cores would wait for every load.
 IN_FLIGHT = 1
-# A warp's store fills whole lines of memory, in the fewest instructions, where each thread writes 16 bytes.
+# If each thread writes 16 bytes, a warp's store fills whole lines of memory with the fewest instructions.
 STORE_BITS = 128
-# Every warp waits at a barrier of the block, however little was multiplied since the last: 3 to 5 in a step of 64 is
-# what Triton's pipelines take. Steps of 32, whose rows fill half of the 128 bytes that a descriptor swizzles, have as
-# many.
+# All warps wait at a barrier of the block, however little was multiplied since the last one. Triton's pipelines have 3
+# to 5 barriers in a step of 64. Steps of 32 have as many, and their rows fill only half of the 128 bytes that a
+# descriptor swizzles.
 DEPTH_OF_BARRIER = 12
-# The loads before a block's loop and the stores after it are hidden by the loop of another block, and by nothing else.
+# Only the loop of another block on the multiprocessor hides the loads before a block's loop and the stores after it.
 BLOCKS = 2
-# Each of a multiprocessor's 4 schedulers issues one instruction in a clock: above 1 the tensor cores wait for them.
+# Each of a multiprocessor's 4 schedulers issues one instruction per clock. Above 1 the tensor cores wait for them.
 ISSUE_SHARE = 1.0
 SCHEDULERS = 4
-# The second-level cache feeds about 7 TB/s to an H100, by published ladders of its kernels: 990 TFLOP/s would take
-# 141 FLOPs to the byte. With fewer than 32, those of tiles of 64, less than a quarter of that is left.
+# Published optimizations of H100 kernels show about 7 TB/s from the second-level cache: 990 TFLOP/s would need 141
+# FLOPs per byte. Tiles of 64 have 32; below that less than a quarter of the speed is possible.
 FLOPS_PER_BYTE = 32
 
 
 def problems(case: AnyCase, facts: Facts, descriptors: bool) -> Iterator[str]:
-    """Yield why a compiled case must not be shipped; `descriptors`: its operands come through tensor descriptors."""
+    """Yield why a compiled case must not be shipped. `descriptors`: its operands come through tensor descriptors."""
     limits = LIMITS[case.gpu]
     if facts.shared > limits.shared:
         yield f"needs {facts.shared} bytes of shared memory, a block has {limits.shared}"
@@ -68,7 +68,7 @@ def problems(case: AnyCase, facts: Facts, descriptors: bool) -> Iterator[str]:
         yield f"spills {facts.spilled} bytes of registers by {facts.count(SPILLS)} instructions"
     if not facts.count(STORES):
         yield "stores nothing: the compiler gave up and left a stub"
-    # The instructions of whole groups of warps multiply 64 rows or more, which the smallest matrices do not have.
+    # The instructions of whole warp groups multiply 64 rows or more, and the smallest matrices have fewer.
     matrix = ANY_MATRIX if case.kernel == "small_polar" and case.parts[0] < 64 else limits.matrix
     if case.dtype != "float32" and not facts.count(matrix):
         yield f"has no matrix instruction {matrix}"
@@ -83,7 +83,7 @@ def problems(case: AnyCase, facts: Facts, descriptors: bool) -> Iterator[str]:
 
 
 def drawbacks(case: AnyCase, facts: Facts) -> Iterator[str]:
-    """Yield what makes a case of sm_90 slow, one of aligned operands that come through tensor descriptors."""
+    """Yield what makes a case slow: one for sm_90 whose aligned operands come through tensor descriptors."""
     loop, depth = facts.loop, case.parts[2]
     if loop is None:
         yield "has no loop of matrix instructions"
@@ -107,7 +107,7 @@ def drawbacks(case: AnyCase, facts: Facts) -> Iterator[str]:
 
 
 def products(case: AnyCase, facts: Facts) -> float:
-    """Return how many products of tiles stand in loops."""
+    """Return how many products of tiles the loops contain."""
     return facts.work / math.prod(case.parts)
 
 
@@ -117,9 +117,9 @@ def blocks(case: AnyCase, facts: Facts) -> int:
 
 
 def issue_share(case: AnyCase, facts: Facts) -> Optional[float]:
-    """Return the clocks that issuing one pass of the main loop takes over those of its products, None where unknown.
+    """Return the clocks for issuing one pass of the main loop divided by the clocks of its products; None if unknown.
 
-    Where it is above 1 the tensor cores cannot reach their rate; below 1 they need not reach it.
+    Above 1 the tensor cores cannot reach their rate. Below 1 they may still not reach it.
     """
     rate = LIMITS[case.gpu].tensor_flops
     if facts.loop is None or rate is None:
@@ -129,6 +129,6 @@ def issue_share(case: AnyCase, facts: Facts) -> Optional[float]:
 
 
 def flops_per_byte(case: AnyCase) -> float:
-    """Return the FLOPs that a tile does for each byte of its operands that it loads."""
+    """Return the FLOPs of a tile for each byte of its operands that it loads."""
     rows, cols, depth = case.parts
     return 2 * rows * cols * depth / ((rows + cols) * depth * (4 if case.dtype == "float32" else 2))

@@ -1,10 +1,10 @@
-"""Compile every launch of the Triton kernels for GPUs that are not here, and refuse what would run badly or not at all.
+"""Compile every launch of the Triton kernels for GPUs that this machine does not have, and refuse bad ones.
 
     python -m tools.lint.kernels [--fast] [--json FILE] [--all-triton] [--package DIR]
 
 A launch is refused unless it compiles, fits into shared memory, spills no register, multiplies each part of a tile
-once, with the matrix instructions that its dtype may use, and loads by tensor descriptors where it is given them. What
-would make it slow on sm_90 is named, too (`judgements.py` has the limits). That it is fast, or right, is not shown.
+once, uses only matrix instructions that its dtype allows, and loads by tensor descriptors if it has them. What would
+make it slow on sm_90 is also named (`judgements.py` has the limits). That it is fast, or right, is not shown.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from tools.lint.judgements import (
 from tools.lint.triton_versions import VERSIONS, lint_under
 from tools.lint.waves import wave_table
 
-# Of a launch, then of what it needs, then of its main loop: products in flight where it waits, products with an operand
-# from registers, loads and stores of shared memory, barriers; issue slots over tensor cycles, FLOPs to a loaded byte.
+# The columns: of the launch, of what it needs, and of its main loop. For the loop: products in flight at its wait,
+# products with an operand from registers, loads and stores of shared memory, barriers, issue clocks over tensor clocks,
+# FLOPs per loaded byte.
 COLUMNS = (
     *("tile", "warps", "stages"),
     *("shared KiB", "blocks", "regs", "spilled", "matrix", "TMA", "work", "store"),
@@ -51,7 +52,7 @@ COLUMNS = (
 
 
 class Row(NamedTuple):
-    """A compiled case, what it is, what is wrong with it and what makes it slow; without facts it did not compile."""
+    """A compiled case, its facts (None if it did not compile), what is wrong with it, and what makes it slow."""
 
     case: AnyCase
     facts: Optional[Facts]
@@ -70,7 +71,7 @@ def examine(package: Path, case: AnyCase) -> Row:
 
 
 def examine_all(package: Path, cases: Sequence[AnyCase], jobs: Optional[int] = None) -> list[Row]:
-    """Examine all cases in processes of their own, for which Triton is not an interpreter."""
+    """Examine all cases in separate processes, in which Triton compiles and does not interpret."""
     pool = ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=multiprocessing.get_context("spawn"))
     interpret = os.environ.pop("TRITON_INTERPRET", None)
     try:
@@ -82,7 +83,7 @@ def examine_all(package: Path, cases: Sequence[AnyCase], jobs: Optional[int] = N
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Return what was compiled, a line each; what stands in the main loop is that of one pass."""
+    """Return a table with a line for each launch. Figures of the main loop are for one pass."""
     result = Table("GPU", "launch", title=f"{len(rows)} launches compiled by triton {triton.__version__}")
     for heading in COLUMNS:
         result.add_column(heading, justify="right")
@@ -116,7 +117,7 @@ def _loop_figures(case: AnyCase, facts: Facts) -> tuple[str, ...]:
 
 
 def wave_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yield the model of waves for each size of tile, with the fewest blocks of its launches that sm_90 holds."""
+    """Yield the model of waves for each tile size, with the fewest blocks of its launches that sm_90 holds."""
     wanted = "symmetric_gemm", "sm_90", "bfloat16"
     sm_90 = [row for row in rows if row.facts and (row.case.kernel, row.case.gpu, row.case.dtype) == wanted]
     for tile in sorted({row.case.config[0] for row in sm_90}, reverse=True):
@@ -147,7 +148,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.all_triton:
         passed = ["--package", arguments.package.resolve(), *(["--fast"] if arguments.fast else [])]
-        # A list, so that all run; any, because a process that was killed has a negative status.
+        # A list, so that all of them run; any(), because a killed process has a negative status.
         return int(any([lint_under(version, "tools.lint.kernels", passed) for version in VERSIONS]))
     rows = examine_all(arguments.package, (fast_cases if arguments.fast else all_cases)(arguments.package))
     console = Console(width=None if sys.stdout.isatty() else 240)

@@ -1,7 +1,7 @@
 """The main loop of NVIDIA's machine code, and how wide the code stores.
 
-Every backward branch closes a loop. The main loop is the shortest one in which a matrix instruction stands: what a
-program does again for each part of its sums.
+Every backward branch closes a loop. The main loop is the shortest one with a matrix instruction: what a
+program repeats for each part of its sums.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 MATRIX = r"[HI]G?MMA|UTC.?.?MMA"
-# Global stores through registers; what descriptors store is never narrow.
+# Stores from registers to global memory; stores by descriptors are never narrow.
 STORE = r"STG\.E"
 SHARED = r"(LDS|STS)(\.|$)"
 GROUP_WAIT = r"WARPGROUP\.DEPBAR\.LE gsb\d+, 0x([0-9a-f]+)"
 
 
 class Instruction(NamedTuple):
-    """One instruction without its predicate: where it stands, its name with modifiers, its operands."""
+    """One instruction without its predicate: its address, its name with modifiers, its operands."""
 
     address: int
     opcode: str
@@ -27,11 +27,11 @@ class Instruction(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """The main loop of a kernel, one pass of it; `opcodes` says how often each instruction with modifiers stands there.
+    """The main loop of a kernel; `opcodes` says how often each instruction with modifiers occurs in one pass.
 
-    `in_flight` is how many groups of warp-group products may still run where the loop waits for some of them, and
-    `from_registers` how many of these products take an operand from registers. Both are of Hopper's instructions:
-    other code has None and 0.
+    `in_flight` is how many groups of warp-group products may still be running where the loop waits for some of them.
+    `from_registers` is how many of these products have an operand in registers. Both exist on Hopper only; for other
+    code they are None and 0.
     """
 
     instructions: int
@@ -40,7 +40,7 @@ class Loop(NamedTuple):
     from_registers: int = 0
 
     def count(self, pattern: str) -> int:
-        """Return how many instructions begin like `pattern`."""
+        """Return how many instructions match `pattern` at their beginning."""
         return sum(number for opcode, number in self.opcodes.items() if re.match(pattern, opcode))
 
     @property
@@ -50,7 +50,7 @@ class Loop(NamedTuple):
 
     @property
     def shared_accesses(self) -> int:
-        """How often a warp loads or stores single words of shared memory; LDSM, which loads matrices, is none."""
+        """How often a warp loads or stores single words of shared memory. LDSM (matrix loads) does not count."""
         return self.count(SHARED)
 
 
@@ -61,12 +61,12 @@ def read_instructions(sass: str) -> list[Instruction]:
 
 
 def counted(instructions: Sequence[Instruction]) -> dict[str, int]:
-    """Return how often each instruction stands there."""
+    """Return how often each instruction occurs."""
     return dict(Counter(instruction.opcode for instruction in instructions))
 
 
 def main_loop(instructions: Sequence[Instruction]) -> Optional[Loop]:
-    """Return the shortest loop with a matrix instruction, None where no loop has one."""
+    """Return the shortest loop with a matrix instruction; None if there is none."""
     places = {instruction.address: place for place, instruction in enumerate(instructions)}
     bodies = []
     for place, (_, opcode, operands) in enumerate(instructions):
@@ -88,7 +88,7 @@ def _described(body: Sequence[Instruction]) -> Loop:
 
 
 def narrowest_store(opcodes: dict[str, int]) -> Optional[int]:
-    """Return the bits that a thread's narrowest store to global memory writes, None where there are none."""
+    """Return the width in bits of a thread's narrowest store to global memory; None if there are no stores."""
     widths = [_bits(opcode) for opcode in opcodes if re.match(STORE, opcode)]
     return min(widths, default=None)
 

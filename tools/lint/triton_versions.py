@@ -1,4 +1,4 @@
-"""Running a tool under another triton, installed for that one run."""
+"""Runs a tool with another version of triton, which is installed for that run only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from tools.build.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
-# The oldest and newest that users of this torch have, and the one that its CUDA builds ask for.
+# The oldest and the newest that users of this torch have, and the one that its CUDA builds require.
 VERSIONS = ("3.6.0", "3.7.1", "3.9.0")
 
 
 def lint_under(version: str, tool: str, arguments: Sequence[str | Path]) -> int:
-    """Run a tool, by the name of its module, with triton `version` before the installed one; return its exit status."""
+    """Run a tool, named by its module, with triton `version` ahead of the installed one; return its exit status."""
     with tempfile.TemporaryDirectory() as folder:
         run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, f"triton=={version}"])
         environment = os.environ | {"PYTHONPATH": folder, "PYTHONWARNINGS": "ignore"}

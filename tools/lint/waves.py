@@ -1,7 +1,7 @@
 """How many waves of blocks a product takes on a GPU: exact counts, no times.
 
-A GPU of S multiprocessors that each hold c blocks runs S c tiles at once, a wave. The symmetric product has
-t (t + 1) / 2 tiles a matrix where the dense one has t², t = ceil(m / tile); time is saved only where waves are.
+A GPU of S multiprocessors that each hold c blocks runs S c tiles at once: a wave. The symmetric product has
+t (t + 1) / 2 tiles per matrix, the dense one t², t = ceil(m / tile). Fewer tiles save time only if they save waves.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rich.table import Table
 # Multiprocessors of an A100, of an H100 or H200, and of a B200.
 SMS = (108, 132, 148)
 SIDES = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-REGISTERS, THREADS, BLOCKS = 65536, 2048, 32  # a multiprocessor's; NVIDIA's consumer GPUs hold fewer threads
-RESERVED_SHARED = 1024  # bytes of shared memory that the system takes from each block
+REGISTERS, THREADS, BLOCKS = 65536, 2048, 32  # of a multiprocessor; NVIDIA's consumer GPUs hold fewer threads
+RESERVED_SHARED = 1024  # bytes of shared memory that the system reserves in each block
 
 
 class Waves(NamedTuple):
-    """Tiles of a launch, the waves that they run in, and which part of all waves and of the last one has work."""
+    """The tiles of a launch, its waves, and the share of all waves and of the last wave that has work."""
 
     tiles: int
     count: int
@@ -41,24 +41,24 @@ def waves(count: int, slots: int) -> Waves:
 
 
 def saves_waves(m: int, tile: int, slots: int, batch: int = 1) -> int:
-    """Return how many waves fewer the symmetric product takes than the dense one with the same tiles."""
+    """Return how many fewer waves the symmetric product takes than the dense one with the same tiles."""
     dense, symmetric = (waves(tiles(m, tile, half, batch), slots).count for half in (False, True))
     return dense - symmetric
 
 
 def smallest_saving_batch(m: int, tile: int, slots: int, at_most: int = 256) -> Optional[int]:
-    """Return the smallest number of matrices whose product in one launch saves a wave, None beyond `at_most`."""
+    """Return the smallest number of matrices for which one launch saves a wave; None if it is more than `at_most`."""
     return next((n for n in range(1, at_most + 1) if saves_waves(m, tile, slots, n) > 0), None)
 
 
 def blocks_per_sm(shared: int, registers: int, warps: int, shared_of_sm: int) -> int:
-    """Return how many blocks of a kernel a multiprocessor holds: bytes a block, registers a thread, warps a block."""
+    """Return how many blocks a multiprocessor holds, from bytes per block, registers per thread and warps per block."""
     by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
     return min(shared_of_sm // (shared + RESERVED_SHARED), by_registers, THREADS // (32 * warps), BLOCKS)
 
 
 def wave_table(tile: int, blocks: int, sms: Sequence[int] = SMS) -> Table:
-    """Return a table of waves, symmetric and dense, by size and GPU; where none is saved, the batch that saves one."""
+    """Return a table of waves, symmetric and dense, by size and GPU. If none is saved: the batch that saves one."""
     table = Table("m", title=f"waves, symmetric : dense, tiles of {tile}, {blocks} blocks on each multiprocessor")
     table.caption = "in brackets the part of the last symmetric wave that has work"
     for count in sms:

@@ -1,4 +1,4 @@
-"""The tables of docs/numerics.md, written between its markers from a results file; nothing of them is typed by hand."""
+"""The tables of docs/numerics.md, written between its markers from a results file; none of them is typed by hand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tools.pages.markdown import fill, table
 
 
 def filled(page: str, results: dict, file: str) -> str:
-    """Return `page` with what stands between each pair of markers made anew from `results`, which are in `file`.
+    """Return `page` with the text between each pair of markers replaced by tables of `results`, which are in `file`.
 
-    Raises ValueError for a marker that names no table, and for a table without its marker.
+    Raises ValueError for a marker that names no table, and for a table that has no marker.
     """
     made = {name: make(results) for name, make in TABLES.items()} | {"source": source(results, file)}
     return fill(page, {f"numerics: {name}": text for name, text in made.items()})
@@ -18,7 +18,7 @@ def filled(page: str, results: dict, file: str) -> str:
 
 def source(results: dict, file: str) -> str:
     m, n = results["size"]
-    changed = ", with changes that are not in it" if results["dirty"] else ""
+    changed = ", with uncommitted changes" if results["dirty"] else ""
     return (
         f"[The file]({file}): {results['device']}, torch {results['torch']}, "
         f"commit `{results['commit'][:12]}`{changed};\n"

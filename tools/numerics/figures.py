@@ -15,13 +15,13 @@ from tests.support.spectra import composed
 from tools.numerics.document import named, unique
 from tools.pages.figure_style import GREY, STYLE
 
-# From Okabe and Ito's palette: told apart with every kind of colour vision, and in grey by their markers.
+# From Okabe and Ito's palette: distinguishable with every kind of colour vision, and in grey by their markers.
 COLORS = {"float32": "#009E73", "float16": "#0072B2", "bfloat16": "#D55E00"}
 MARKERS_BY_DTYPE = {"float32": "s", "float16": "o", "bfloat16": "D"}
 MARKERS = {"standard": "o", "gram": "D", "gram_float32": "s"}
 HEIGHTS = {"standard": -0.18, "gram": 0.0, "gram_float32": 0.18}
 OWN_STYLE = {"lines.linewidth": 1.4, "legend.frameon": False, "savefig.dpi": 150}
-# Above it a result has nothing to do with what it should be.
+# A result with a larger error has nothing to do with the exact one.
 WORST = 1e3
 LOWEST = 1e-6
 
@@ -64,7 +64,7 @@ def errors_figure(rows: Sequence[dict]) -> Figure:
 
 
 def schedules_figure(schedules: dict[str, dict]) -> Figure:
-    """Where five steps of each preset take a singular value, and the band that is promised from 1e-3 on."""
+    """Where five steps of each preset take a singular value, and the band that is promised for values from 1e-3 on."""
     figure = Figure(figsize=(7.0, 4.2))
     x = np.geomspace(1e-4, 1, 20_000)
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
@@ -84,7 +84,7 @@ def schedules_figure(schedules: dict[str, dict]) -> Figure:
 
 
 def restarts_figure(rows: Sequence[dict], limit: float) -> Figure:
-    """What the bound says of each restart of Polar Express, and what happens on the worst matrix."""
+    """The bound for each restart of Polar Express, and the error on the worst matrix."""
     rows = [row for row in rows if row["schedule"] == "polar_express"]
     windows = unique(named(row["restarts"]) for row in rows if row["restarts"] is not None)
     figure = Figure(figsize=(7.0, 3.6))
@@ -108,7 +108,7 @@ def restarts_figure(rows: Sequence[dict], limit: float) -> Figure:
 
 
 def draw_points(axes: Axes, places: Sequence[float], values: Sequence[float | None], color: str, name: str) -> None:
-    """Draw values up to WORST, and what is beyond it, or not finite, as arrows there."""
+    """Draw values up to WORST; larger and non-finite ones are arrows there."""
     beyond = [value is None or value > WORST for value in values]
     inside = [(place, value) for place, value, above in zip(places, values, beyond) if not above]
     axes.plot(*zip(*inside), MARKERS_BY_DTYPE[name], color=color, label=name, markersize=4.5)
@@ -116,7 +116,7 @@ def draw_points(axes: Axes, places: Sequence[float], values: Sequence[float | No
 
 
 def scale_figure(rows: Sequence[dict]) -> Figure:
-    """What float16's scale saves in the Gram matrix, and that results of these sizes do not show it yet."""
+    """What float16's scale saves in the Gram matrix. Results of these sizes do not show it yet."""
     figure = Figure(figsize=(7.0, 2.8))
     product, result = figure.subplots(1, 2, sharey=True)
     for label, line in (("without", (0, (4, 2))), ("with", "-")):

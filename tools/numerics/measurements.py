@@ -1,4 +1,4 @@
-"""What docs/numerics.md is made of: errors against the exact polynomial, on matrices with chosen singular values."""
+"""The measurements for docs/numerics.md: errors against the exact polynomial, for chosen singular values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESTARTS = ((), (1,), (2,), (3,), (4,), (1, 3), (2, 4))
 ONE_LARGE = (0.1, 0.03, 0.01)
 BAND_STEPS = (3, 4, 5, 6, 8)
 SIDES = (64, 128, 256, 512, 1024, 2048)
-# Larger iterations would take most of the time of all measurements.
+# Larger iterations would take most of the total time.
 LARGEST_ITERATION = 1024
 
 
@@ -70,7 +70,7 @@ def vectors(size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
 
 
 class Case:
-    """A matrix of norm 1 with a chosen spectrum, and what a schedule should make of it, float64."""
+    """A matrix of norm 1 with a chosen spectrum, and the schedule's exact result for it, float64."""
 
     def __init__(self, make, size: tuple[int, int], seed: int, schedule):
         sigma = make(min(size))
@@ -84,7 +84,7 @@ class Case:
 
 
 def restarts(kernel: ModuleType, size: tuple[int, int]) -> Iterator[dict]:
-    """Yield for each restart what the bound says and the worst error over spectra; None is the standard iteration."""
+    """Yield for each restart the bound and the worst error over spectra; None is the standard iteration."""
     makes = [*SPECTRA.values(), *(functools.partial(one_large, rest=rest) for rest in ONE_LARGE)]
     for name in kernel.schedules.PRESETS:
         schedule = kernel.schedules.resolve_schedule(name, STEPS)
@@ -99,7 +99,7 @@ def restarts(kernel: ModuleType, size: tuple[int, int]) -> Iterator[dict]:
 
 
 def bound_of(kernel: ModuleType, schedule, restarts: tuple[int, ...], dtype: torch.dtype) -> float | None:
-    """Return what `stability` compares with its limit."""
+    """Return the number that `stability` compares with its limit."""
     roundoff = torch.finfo(dtype).eps / 2
     return short(kernel.stability.amplification(schedule, restarts, roundoff) * roundoff)
 
@@ -149,5 +149,5 @@ def relative(actual: Tensor, exact: Tensor) -> float:
 
 
 def short(number: float) -> float | None:
-    """Return three digits, which is more than another processor would repeat."""
+    """Return three digits; on another processor fewer would be the same."""
     return float(f"{number:.3g}") if math.isfinite(number) else None

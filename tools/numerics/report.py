@@ -1,8 +1,8 @@
-"""Measure how exact orthogonalizations are, and make docs/numerics.md's tables and figures of it.
+"""Measure how exact orthogonalizations are, and make the tables and figures of docs/numerics.md from that.
 
     python -m tools.numerics.report [--build DIR] [--from FILE]
 
-Takes about a minute, on one thread; the same seeds each time. With --from nothing is measured: page and figures are
+Takes about a minute on one thread, with the same seeds each time. With --from nothing is measured: page and figures are
 made from a results file.
 """
 
@@ -43,7 +43,7 @@ def main() -> int:
 
 def measured(build: Path) -> Path:
     """Measure the variant in `build`, on the CPU, and return the file with the results."""
-    torch.set_num_threads(1)  # which is faster for matrices of this size, whatever else runs
+    torch.set_num_threads(1)  # faster for matrices of this size, whatever else runs
     kernel, _ = load_built(build)
     device = torch.device("cpu")
     results = {**describe(kernel, device), **measure(kernel)}

@@ -28,7 +28,7 @@ reads it. `python -m tools.pages.arguments` makes this page from the class and f
 | --- | --- | --- | --- | --- |
 """
 
-# How this page says what a setting's role in parameters/settings.py means for a change between two steps.
+# What a setting's role in parameters/settings.py means for a change between two steps, in the words of this page.
 WHEN = {
     "MATRICES": "new plan",
     "METHOD": "new plan",
@@ -40,7 +40,7 @@ WHEN = {
 
 
 def page(package: Path) -> str:
-    """Return the page about the package in a folder."""
+    """Return the page for the package in a folder."""
     tree = ast.parse((package / "muon.py").read_text())
     muon = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Muon")
     roles, meanings = roles_of_settings(package), dict(meanings_of(ast.get_docstring(muon)))

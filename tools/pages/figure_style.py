@@ -1,4 +1,4 @@
-"""How figures for a page look, as settings of matplotlib; each page adds its own."""
+"""The common style of figures for a page, as settings of matplotlib; each page adds its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command of a page that is made from other files: it writes the page, or says whether the page is up to date."""
+"""The command of a generated page: it writes the page, or says whether the page is up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables in pages of docs/, and what stands there between the markers <!-- name --> and <!-- end -->."""
+"""Tables for pages in docs/, and replacing the text between the markers <!-- name --> and <!-- end -->."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MARKED = re.compile(r"(<!-- (\w+(?:: \w+)?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(page: str, made: Mapping[str, str]) -> str:
-    """Return a page with each text between the markers of its name.
+    """Return a page with the text between each pair of markers replaced by `made[name]`.
 
-    Raises ValueError unless the page has each of these names once, and no other.
+    Raises ValueError unless the page has the marker of each of these names once, and no other.
     """
     names = [name for _, name, _ in MARKED.findall(page)]
     if sorted(names) != sorted(made):
@@ -20,6 +20,6 @@ def fill(page: str, made: Mapping[str, str]) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
-    """Return a table; with `numbers` all columns but the first are aligned to the right."""
+    """Return a table; with `numbers` all columns except the first are aligned to the right."""
     ruler = ["---", *["---:" if numbers else "---"] * (len(headings) - 1)]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in (headings, ruler, *rows))

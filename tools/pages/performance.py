@@ -1,4 +1,4 @@
-"""Turn all timings in benchmarks/results into docs/performance.md; nothing in it is typed by hand.
+"""Make docs/performance.md from all timings in benchmarks/results; none of it is typed by hand.
 
 python -m tools.pages.performance [--check]
 """
@@ -22,14 +22,15 @@ RESULTS = ROOT / "benchmarks/results"
 INTRODUCTION = """\
 # Performance
 
-Every figure here is from a file in [benchmarks/results]({results}), measured at the commit that is named with it;
-`python -m tools.pages.performance` makes this page from them. `make gpu-lab` makes a file of a GPU,
-`benchmarks/sweep_*.py` make the others.
+Every figure on this page comes from a file in [benchmarks/results]({results}), and was measured at the commit named
+beside it. `python -m tools.pages.performance` makes the page from these files. `make gpu-lab` makes the file of a GPU,
+`benchmarks/sweep_*.py` make the others. A value after ± is the spread of the measurements. Ranges are quartiles, or the
+smallest and the largest of several seeds.
 """
 
 
 def page(results: Path, beside: Path) -> str:
-    """Return the page of the files in `results` that have timings, with links as from a page in the folder `beside`."""
+    """Return the page for the files in `results` that have timings, with links relative to the folder `beside`."""
     parts = [INTRODUCTION.format(results=link(results, beside))]
     for file in sorted(results.glob("*.json")):
         content = json.loads(file.read_text())
@@ -39,7 +40,7 @@ def page(results: Path, beside: Path) -> str:
 
 
 def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
-    """Yield the lines about one file: where and of which commit it is, its tables and figures."""
+    """Yield the lines about one file: its machine, versions and commit, its tables and its figures."""
     yield f"## {file.stem}\n"
     yield f"{origin(content)} [The file]({link(file, beside)}).\n"
     tables = lab_tables(content) if "lab" in content else sweep_tables(content, file.stem)
@@ -50,7 +51,7 @@ def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
 
 
 def origin(content: dict) -> str:
-    """Return on what machine, with which versions and of which commit a file was measured, as far as it says."""
+    """Return the machine, versions and commit with which a file was measured, as far as the file says."""
     facts = {**content, **content.get("lab", {})}
     package = content.get("versions", {}).get("optimizer", {})
     device = facts.get("device") or content.get("machine", {}).get("cpu", "an unnamed machine")
@@ -60,7 +61,7 @@ def origin(content: dict) -> str:
     if threads and "lab" not in content:
         named.append(f"{threads} threads" if threads > 1 else "1 thread")
     commit = str(facts.get("commit") or package.get("source_commit") or "unknown")[:12]
-    changed = ", with changes that are not in it" if facts.get("dirty", package.get("dirty")) else ""
+    changed = ", with uncommitted changes" if facts.get("dirty", package.get("dirty")) else ""
     return f"{device}, {', '.join(named)}; commit `{commit}`{changed}."
 
 

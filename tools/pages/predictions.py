@@ -1,4 +1,4 @@
-"""Write docs/predictions.md: what the package expects of its symmetric product on GPUs that nobody has measured.
+"""Write docs/predictions.md: how fast a model expects the symmetric product to be on GPUs that nobody has measured.
 
 python -m tools.pages.predictions [--check]
 """
@@ -17,7 +17,7 @@ from tools.pages.markdown import table
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/predictions.md"
 
-# Capability, multiprocessors and bytes of the second-level cache, as NVIDIA's data sheets and white papers have them.
+# Capability, multiprocessors and bytes of the second-level cache, from NVIDIA's data sheets and white papers.
 GPUS = {
     "A100 80GB": (80, 108, 40 * 2**20),
     "H100 PCIe": (90, 114, 50 * 2**20),
@@ -25,21 +25,23 @@ GPUS = {
 }
 SIDES = (1024, 1280, 1536, 2048, 3072, 4096, 5120, 8192)
 RATIOS = (1, 2, 4)
-# Other batches, of squares: what is taken follows from the size, never from the batch.
+# Other batches of square matrices, which show that the choice does not depend on the batch.
 SQUARES, BATCHES = (1024, 2048, 4096, 8192), (1, 7, 16)
 
 INTRODUCTION = """\
 # Predictions
 
-Which product runs on a GPU before `warmup()` or `tune()` has measured there, and before a measured file ships for it:
-torch's, or the symmetric kernel. `torch-ext/optimizer/kernels/predictions.py` has the model, its assumptions and where
-they come from. **No row of this page was measured.** A measurement on the user's GPU takes the place of the row for its
-size, and `explain()` says which of them decided. `python -m tools.pages.predictions` makes this page.
+This page shows which product a model chooses on a GPU that nobody has measured yet: torch's, or our symmetric kernel.
+The choice holds until `warmup()` or `tune()` has measured the size on that GPU, or a file with measurements ships for
+it. `explain()` says whether a model or a measurement decided. **No row of this page was measured.** The model, its
+assumptions and their sources are in `torch-ext/optimizer/kernels/predictions.py`; `python -m tools.pages.predictions`
+makes this page.
 
-A row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time over the kernel's, and the ideal is
-half of the product's FLOPs at the rate that the device sustains. In most rows b is how many matrices are worked on
-together: where their gain is {worth} or more, the kernel is taken. The last rows of a table have one matrix, seven or
-sixteen. What is taken there follows from the size alone, so that a matrix has the same bits in every batch.
+Each row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time divided by the kernel's. The ideal
+is half of the product's FLOPs, since a symmetric result needs only half, at the rate that the device sustains. In most
+rows b is the number of matrices that are worked on together; if the gain is {worth} or more there, the kernel is taken
+for this m and k. The last rows of a table have 1, 7 or 16 matrices. The choice depends on the size alone, never on b,
+so that a matrix has the same bits in every batch.
 """
 
 

@@ -1,4 +1,4 @@
-"""What result files show, as tables of words: the terminal's and those of docs/performance.md are the same."""
+"""The contents of results files as tables of words, for the terminal and for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Table(NamedTuple):
-    """A title, headings, and rows of as many words."""
+    """A title, headings, and rows of one word for each heading."""
 
     title: str
     headings: tuple[str, ...]
@@ -15,7 +15,7 @@ class Table(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A heading and what a row has under it."""
+    """A heading, and a function that makes a row's cell for it."""
 
     heading: str
     show: Callable[[dict], str]
@@ -84,7 +84,7 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
         ),
     ),
     ("kernels", "syncs"): (
-        "One step on a GPU that is not there",
+        "One step on a fake GPU: launches and predicted time",
         (
             *(Column(key, lambda r, key=key: words(r[key])) for key in ("model", "way", "kernels")),
             Column("bytes an element", lambda r: f"{r['bytes_an_element']:.0f}"),
@@ -93,13 +93,13 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
         ),
     ),
     ("plan_seconds", "host_milliseconds"): (
-        "Host of one of many ranks",
+        "Planning and host time of one rank among many",
         (
             Column("case", lambda r: r["case"]),
             Column("plan, s", lambda r: with_target(r, "plan_seconds", "target_seconds")),
             Column("MB", lambda r: with_target(r, "plan_megabytes", "target_megabytes")),
             Column("step, ms (quartiles)", lambda r: quartile_words(r.get("host_milliseconds"))),
-            Column("wanted, ms", lambda r: words(r.get("target_milliseconds"))),
+            Column("target, ms", lambda r: words(r.get("target_milliseconds"))),
             *(Column(key, lambda r, key=key: words(r.get(key))) for key in ("chunks", "messages", "parts", "blocks")),
         ),
     ),

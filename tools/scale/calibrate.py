@@ -3,10 +3,11 @@
 python -m tools.scale.calibrate TRACE.0.json [TRACE.1.json ...] [--output machine.json]
 python -m tools.scale.report --machine machine.json
 
-The traces are chrome traces of torch's profiler, one for each rank, best of all of them, over NCCL or gloo; for gloo
-they need `record_shapes=True`. A collective's time is the shortest of its ranks': the last one to come does not wait
-for another. Time is fitted as bytes / rate + peers * latency, by least squares of relative errors. Products have the
-sum of their FLOPs over the sum of their times, with the FLOPs of the standard iteration, whatever is saved.
+The traces are chrome traces of torch's profiler over NCCL or gloo, one for each rank, preferably of all ranks. For gloo
+they need `record_shapes=True`. A collective's time is the shortest among its ranks, because the last one to arrive does
+not wait for others. Time is fitted as bytes / rate + peers * latency, by least squares of relative errors. The rate of
+products is the sum of their FLOPs over the sum of their times, with the FLOPs of the standard iteration, whatever is
+saved.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import numpy as np
 from tools.scale.plans import ASSUMED
 from tools.scale.traces import Exchange, Products, Trace, read_trace
 
-# Where the sine of the angle between what bytes and what peers explain is less, errors of the times grow tenfold.
+# If bytes and peers are almost proportional (sine of the angle below this), errors of the times grow more than tenfold.
 TOLD_APART = 0.1
-ROUNDS = 20  # of weights that follow from the last fit; they change by less than a thousandth after five
+ROUNDS = 20  # each with weights from the last fit; after five the weights change by less than a thousandth
 
 
 @dataclass
 class Fit:
-    """Constants by name, as in `plans.Machine`, and what to say of them; what could not be told is not among them."""
+    """Constants by name, as in `plans.Machine`, and remarks. A constant that could not be determined is missing."""
 
     constants: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)  # standard errors
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def calibrate(traces: Sequence[Trace]) -> Fit:
-    """Return the constants that traces of several ranks agree with best."""
+    """Return the constants that fit the traces of several ranks best."""
     fit = Fit(lines=[f"{len(traces)} ranks, {min(trace.steps for trace in traces)} steps"])
     exchanges = shortest(exchange for trace in traces for exchange in trace.exchanges)
     if len(traces) == 1 and exchanges:
@@ -66,7 +67,7 @@ def calibrate(traces: Sequence[Trace]) -> Fit:
 
 
 def shortest(exchanges: Iterable[Exchange]) -> list[tuple[float, int, float]]:
-    """Return bytes, peers and microseconds of each collective: the most that a rank sends, the least that one waits."""
+    """Return bytes, peers and microseconds of each collective: the most that a rank sends, the shortest wait."""
     sides: defaultdict[tuple, list[Exchange]] = defaultdict(list)
     for exchange in exchanges:
         sides[exchange.key].append(exchange)
@@ -112,9 +113,9 @@ class _Solved(NamedTuple):
 
 
 def _share_of_bytes_and_peers(amounts: np.ndarray, times: np.ndarray) -> _Solved:
-    """Return what a byte and a peer take, neither less than nothing, by least squares of errors as shares of the fit.
+    """Return the times of a byte and of a peer, both at least 0, by least squares of relative errors.
 
-    Where they cannot be told apart, a peer takes what is assumed.
+    If they cannot be separated, a peer has the assumed latency.
     """
     weights, told = 1 / times, True
     for _ in range(ROUNDS):
@@ -132,7 +133,7 @@ def _share_of_bytes_and_peers(amounts: np.ndarray, times: np.ndarray) -> _Solved
 
 
 def _nonnegative(columns: np.ndarray, wanted: np.ndarray, latency: float | None) -> np.ndarray:
-    """Return the least squares solution, with this latency if it is given, and else no less than nothing."""
+    """Return the least squares solution, with this latency if it is given; else with no negative number."""
     if latency is None:
         solution = np.linalg.lstsq(columns, wanted, rcond=None)[0]
         if (solution > 0).all():
@@ -145,7 +146,7 @@ def _nonnegative(columns: np.ndarray, wanted: np.ndarray, latency: float | None)
 
 
 def _sine(columns: np.ndarray) -> float:
-    """Return the sine of the angle between two columns, by whose inverse errors grow."""
+    """Return the sine of the angle between two columns. Errors grow by its inverse."""
     (a, b), norms = columns.T, np.linalg.norm(columns, axis=0)
     return float(np.sqrt(max(1 - (a @ b / norms.prod()) ** 2, 0)))
 

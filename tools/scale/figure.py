@@ -1,4 +1,4 @@
-"""The figure of the scale report: a step of Muon beside the training step that it is a part of."""
+"""The figure of the scale report: a step of Muon compared with the training step that contains it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN, DASHED, DOTTED = "-", (0, (5, 2)), (0, (1, 2))
 
 
 def draw(results: dict, path: Path) -> None:
-    """Write a panel for each model, of the first dtype that there is."""
+    """Write a figure with a panel for each model, for the first dtype in the results."""
     rows = [Row(**row) for row in results["rows"]]
     rows = [row for row in rows if (row.dtype, row.team) == (rows[0].dtype, 1)]
     models = list(dict.fromkeys(row.model for row in rows))
@@ -29,7 +29,7 @@ def draw(results: dict, path: Path) -> None:
         for axes, model in zip(panels, models):
             _panel(axes, [row for row in rows if row.model == model])
         panels[0].set_ylabel("predicted time")
-        # Without the version of the library, so that the same figure is the same file.
+        # Without the library's version, so that drawing the same figure again gives the same file.
         figure.savefig(path, metadata={"Software": None})
 
 
@@ -54,7 +54,7 @@ def _panel(axes: Axes, rows: Sequence[Row]) -> None:
     _label(axes, "training step", (gpus[0], training[0]), (6, 4), color=GREY)
     _label(axes, "Muon,\n% of a training step", (gpus[0], muon[0]), (-4, 20))
     _label(axes, f"products of one largest matrix: {1e3 * largest[0]:.0f} ms", (gpus[0], largest[0]), (-4, -12))
-    # At the end where it is further from the line of the training step.
+    # At the end that is further from the line of the training step.
     left, right = (abs(math.log(training[end] / everything[end])) for end in (0, -1))
     end, side = (0, "left") if left > right else (-1, "right")
     _label(axes, "Muon, if every rank works on all", (gpus[end], everything[end]), (0, 4), ha=side)

@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 
 class Weights(NamedTuple):
-    """Parameters of one shape, of which a model has `count`; experts are (E, rows, cols)."""
+    """Parameters of one shape, `count` of them in a model; experts are (E, rows, cols)."""
 
     name: str
     shape: tuple[int, ...]
     count: int
-    used: float = 1.0  # share of them that works on a token
+    used: float = 1.0  # share of them that is used for a token
 
     @property
     def parameters(self) -> int:
-        """How many parameters these are."""
+        """The number of parameters."""
         return math.prod(self.shape) * self.count
 
 
@@ -57,7 +57,7 @@ MOE_1T = [
     Weights("experts.down", (384, 7168, 2048), 60, used=8 / 384),
 ]
 MODELS = {"Llama 8B": LLAMA_8B, "Llama 70B": LLAMA_70B, "MoE 1T": MOE_1T}
-# On how many GPUs each is looked at.
+# The numbers of GPUs for which each model is planned.
 GPUS = {
     "Llama 8B": (8, 16, 32, 64, 128, 256),
     "Llama 70B": (64, 128, 256, 512, 1024, 2048, 4096),

@@ -3,7 +3,7 @@
 python -m tools.scale.overlap TRACE.0.json [--output overlap.png] [--step -1]
 
 The traces are those of `examples.train_fsdp2 --trace TRACE`. An exchange is drawn from the sending of a chunk to the
-end of the wait for it, before which it may have ended; what of it is not waited for is hidden behind work.
+end of the wait for it; it may have ended earlier. The part of it that is not waited for is hidden behind work.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ def spans_of_step(events: Sequence[dict], step: int) -> list[Span]:
         raise ValueError(f"the trace has {len(steps)} steps of Muon, there is no step {step}")
     first, last = steps[step]
     inside = (event for event in events if event.get("name", "").startswith("muon.") and event.get("ph") == "X")
-    # A name may be followed by numbers, as that of the products is.
+    # Numbers may follow a name, as they do for products.
     found = [(event["name"].split()[0], event["ts"], event["ts"] + event["dur"]) for event in inside]
     spans = [Span(name, (a - first) / 1e3, (b - first) / 1e3) for name, a, b in found if first <= a <= last]
     return sorted(spans, key=lambda span: span.start)
 
 
 def exchanges(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """Return when each exchange began, and the wait for it ended: they are waited for in the order of their starts."""
+    """Return when each exchange began and when the wait for it ended. They are waited for in the order they began."""
     sent = [span.start for span in spans if span.name == "muon.send"]
     waits = [span.stop for span in spans if span.name == "muon.wait"]
     return list(zip(sent, waits, strict=True))
 
 
 def draw(spans: Sequence[Span], flying: Sequence[tuple[float, float]], path: Path) -> None:
-    """Draw the stages in one line and each exchange in one of its own below."""
+    """Draw the stages in one line and each exchange in a line of its own below."""
     figure, panel = plt.subplots(figsize=(10, 1.5 + 0.2 * len(flying)), layout="constrained")
     for name, color in COLORS.items():
         own = [(span.start, span.stop - span.start) for span in spans if span.name == name]

@@ -1,4 +1,4 @@
-"""Plans of large models on many GPUs, as a step would follow them, and the model of links and GPUs that judges them."""
+"""Plans of large models on many GPUs, as a step would follow them, and a model of links and GPUs to predict times."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import torch
 
 from tools.scale.models import MODELS, Weights
 
-# What an element is on its way to the owner, and back, by the dtype of the products.
+# The dtypes of an element on its way to the owner and back, by the dtype of the products.
 WIRE = {"bfloat16": (torch.bfloat16, torch.bfloat16), "float16": (torch.float32, torch.float16)}
 STEPS = 5  # of the iteration
-IN_FLIGHT = 2  # chunks that fly while another one is worked on
-EXPERT_RANKS = 64  # among which the experts of a layer are split
-SHARDS = 256  # of a parameter that is no expert; further GPUs hold copies (HSDP)
+IN_FLIGHT = 2  # chunks that travel while another one is worked on
+EXPERT_RANKS = 64  # the ranks among which the experts of a layer are split
+SHARDS = 256  # of a parameter that is not an expert; further GPUs hold copies (HSDP)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What seconds follow from: a collective takes its bytes over the link and a latency for each other rank."""
+    """Constants that give seconds: a collective takes its bytes over the link and a latency for each other rank."""
 
     link_gb_per_s: float  # of each GPU, in one direction
     microseconds_per_peer: float
     tflop_per_s: float  # of the products
 
     def exchange(self, sent: float, peers: int) -> float:
-        """Return the seconds of a collective in which a rank sends so many bytes."""
+        """Return the seconds of a collective in which a rank sends this many bytes."""
         return sent / (1e9 * self.link_gb_per_s) + 1e-6 * self.microseconds_per_peer * peers
 
     def products(self, flop: float) -> float:
-        """Return the seconds of all steps of matrices, of which one step costs `flop`."""
+        """Return the seconds of all steps of matrices of which one step costs `flop`."""
         return STEPS * flop / (1e12 * self.tflop_per_s)
 
 
-# A GPU of 2024 with a 400 Gbit/s link; what `plan/costs.py` counts with, too.
+# A GPU of 2024 with a 400 Gbit/s link, as in `plan/costs.py`.
 ASSUMED = Machine(link_gb_per_s=50.0, microseconds_per_peer=1.0, tflop_per_s=400.0)
 
 
 class Case(NamedTuple):
-    """What is planned: a model on so many GPUs, with products in this dtype, and teams of so many ranks a matrix."""
+    """What is planned: a model on a number of GPUs, the dtype of products, and the number of ranks in a team."""
 
     model: str
     gpus: int
@@ -54,12 +54,12 @@ class Case(NamedTuple):
 
     @property
     def products(self) -> str:
-        """How products are made, as the tables say it."""
+        """How products are made, in the words of the tables."""
         return self.dtype if self.team == 1 else f"{self.dtype}, teams of {self.team}"
 
 
 class Planned:
-    """The plans of a case, as the ranks see them that work together with rank 0."""
+    """The plans of a case, as seen by the ranks that work together with rank 0."""
 
     def __init__(self, kernel: ModuleType, case: Case, chunk_bytes: int | None = None):
         self._kernel = kernel
@@ -77,7 +77,7 @@ class Planned:
         return list(groups(self.exchanged, rank).items()) if self.exchanged else []
 
     def turns(self, counts: Iterable[int]) -> list[tuple[str, int]]:
-        """Return the stages of so many chunks of each exchange, in the order in which a rank comes to them."""
+        """Return the stages of the chunks of each exchange, in the order in which a rank reaches them."""
         order: list[tuple[str, int]] = []
 
         def chunk(number: int) -> Iterator[None]:
@@ -97,16 +97,16 @@ class Planned:
         return order
 
     def sent_bytes(self, messages, position: int) -> int:
-        """Return what a rank sends to others of a chunk, there and back."""
+        """Return the bytes that a rank sends to others for a chunk, there and back."""
         return messages.sent_bytes(position, *self.itemsizes)
 
     def held_bytes(self, chunks: Sequence[tuple]) -> int:
-        """Return what the buffers of the chunks of one exchange take that are under way together."""
+        """Return the bytes of the buffers of those chunks of one exchange that are under way together."""
         sizes = [messages.buffer_bytes(*self.itemsizes) for messages, _ in chunks]
         return max(sum(sizes[i : i + IN_FLIGHT + 1]) for i in range(len(sizes)))
 
     def chunks(self, rank: int) -> list[list[tuple]]:
-        """Return one rank's side of the chunks of each exchange, with its position among those who exchange them."""
+        """Return one rank's side of the chunks of each exchange, with its position among the exchanging ranks."""
         plan, sides = self._kernel.plan, []
         for ranks, some in self.exchanges(rank):
             limit = plan.exchanges.chunk_elements(some, ranks, self._chunk_bytes)
@@ -114,7 +114,7 @@ class Planned:
         return [[(messages, ranks.index(rank)) for messages in chunks] for ranks, chunks in sides]
 
     def flop(self, matrix) -> int:
-        """Return the FLOPs of one step of a matrix for each who works on it, with what a team sends in its node."""
+        """Return the FLOPs of one step of a matrix for each rank that works on it, including what a team sends."""
         costs = self._kernel.plan.costs
         if matrix.team_size == 1:
             return costs.flops(matrix.rows, matrix.cols)
@@ -126,7 +126,7 @@ class Planned:
         return range(first, first + matrix.team_size)
 
     def holders(self, matrix) -> Sequence[int]:
-        """Return the ranks that have something of a matrix."""
+        """Return the ranks that hold a part of a matrix."""
         return matrix.holders
 
     def copies(self, matrix) -> int:
@@ -136,11 +136,11 @@ class Planned:
         return matrix.parts
 
     def share(self, matrix) -> float:
-        """Return which share of the ranks that work together has something of a matrix."""
+        """Return the share of the cooperating ranks that hold a part of a matrix."""
         return len(matrix.holders) / len(matrix.shards.layout.mesh.ranks)
 
     def _matrices(self, weights: Sequence[Weights]) -> Iterator:
-        """Yield the records of all matrices, each with what its owner spends on it."""
+        """Yield the records of all matrices, each with its cost to its owner."""
         plan, number = self._kernel.plan, 0
         self._schedule = self._kernel.schedules.resolve_schedule("polar_express", STEPS)
         for kind in weights:
@@ -163,7 +163,7 @@ class Planned:
                 number += 1
 
     def _layout(self, shape: tuple[int, ...]):
-        """Return FSDP2's layout, with copies where there are many GPUs; of experts, each on a share of all ranks."""
+        """Return FSDP2's layout, with copies if there are many GPUs. Each expert is on a share of all ranks."""
         layouts = self._kernel.plan.layout
         if len(shape) == 3:
             sizes, splits = (max(self.gpus // EXPERT_RANKS, 1), min(EXPERT_RANKS, self.gpus)), ((1, 1), (0, 1))

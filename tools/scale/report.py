@@ -3,9 +3,9 @@
 python -m tools.scale.report [--build build] [--gpus 64 256 1024 4096] [--machine machine.json] [--write]
 python -m tools.scale.report --redraw
 
-Bytes, messages, FLOPs, imbalance and memory are those of the plans that a step would follow; milliseconds are a
-model, no measurement. `--write` puts tables and figure into docs/, `--redraw` those of the last results, with what
-`benchmarks.sweep_scale` has measured of the host since.
+Bytes, messages, FLOPs, imbalance and memory come from the plans that a step would follow. Milliseconds come from a
+model and are not measured. `--write` puts tables and figure into docs/. `--redraw` does that with the last results and
+with what `benchmarks.sweep_scale` has measured of the host since.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tools.scale.schemes import plan
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "scale-model.json"
 PAGE = ROOT / "docs" / "distributed.md"
-# GPUs from which on teams are planned beside the rest, where products are float16.
+# From this number of GPUs on, teams are planned, too, if products are float16.
 WITH_TEAMS = 1024
 FIGURE = ROOT / "docs" / "figures" / "scale.png"
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def machine_of(path: Path | None, assumed: Machine) -> Machine:
-    """Return what a file of `tools.scale.calibrate` says, and what is assumed where it could not tell."""
+    """Return the constants in a file of `tools.scale.calibrate`, and the assumed ones for those that it lacks."""
     return assumed if path is None else replace(assumed, **json.loads(path.read_text())["constants"])
 
 
@@ -83,12 +83,12 @@ def put_into_docs(results: dict) -> None:
 
 
 def filled(page: str, results: dict) -> str:
-    """Return the page with the tables between its markers made anew."""
+    """Return the page with new tables between its markers."""
     return markdown.fill(page, tables.tables(results, measured_host()))
 
 
 def measured_host() -> dict[str, float]:
-    """Return the milliseconds of the host in a step by case, of all files that have some; of two the later name's."""
+    """Return the host's milliseconds of a step by case, from all results files; the file with the later name wins."""
     found = {}
     for path in sorted(RESULTS.parent.glob("*.json")):
         content = json.loads(path.read_text())

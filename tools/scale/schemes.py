@@ -1,6 +1,6 @@
-"""What a plan costs, and what other schemes would: bytes, FLOPs, memory and predicted seconds.
+"""What a plan costs, and what other schemes would cost: bytes, FLOPs, memory and predicted seconds.
 
-Bytes, messages, FLOPs and imbalance are those of the real plans. Seconds are a model's, not measured.
+Bytes, messages, FLOPs and imbalance come from real plans. Seconds come from a model and are not measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKENS = 4_000_000  # of a training step
 
 @dataclass(frozen=True)
 class Row:
-    """A model on a number of GPUs; bytes and FLOPs of the rank that has most, of those looked at."""
+    """A model on a number of GPUs. Bytes and FLOPs are those of the rank that has most among the examined ones."""
 
     model: str
     gpus: int
@@ -34,12 +34,12 @@ class Row:
     imbalance: float  # of FLOPs, the largest to the mean
     held_bytes: int  # in the buffers of the chunks under way
     seconds: dict[str, float]  # of a step's exchanges and products, by scheme
-    seconds_of_largest: float  # what the products of the largest exchanged matrix take
-    training_seconds: float  # what forward and backward pass take
+    seconds_of_largest: float  # for the products of the largest exchanged matrix
+    training_seconds: float  # of the forward and backward pass
 
 
 def plan(kernel: ModuleType, case: Case, machine: Machine, chunk_bytes: int | None = None, sample: int = 4) -> Row:
-    """Return what the plan of a case says, of the ranks with the largest loads and `sample` others."""
+    """Return the row of a case, from the ranks with the largest loads and `sample` others."""
     weights, gpus = MODELS[case.model], case.gpus
     planned = Planned(kernel, case, chunk_bytes)
     flop = {matrix.key: planned.flop(matrix) for matrix in [*planned.exchanged, *planned.local]}
@@ -71,14 +71,15 @@ def plan(kernel: ModuleType, case: Case, machine: Machine, chunk_bytes: int | No
 
 
 def training_flop(weights: Sequence[Weights]) -> float:
-    """Return the FLOPs of a batch: two for a parameter and token forwards, four backwards."""
+    """Return the FLOPs of a batch: two forward and four backward per parameter and token."""
     return 6 * TOKENS * sum(kind.parameters * kind.used for kind in weights)
 
 
 def _pipelined(turns, planned: Planned, sides, loads, machine: Machine, local: float) -> float:
-    """Return the seconds of a step whose chunks take turns as the optimizer's do.
+    """Return the seconds of a step whose chunks take turns as in the optimizer.
 
-    A message begins to fly when the last rank has come to it and the one before has ended; it ends for all at once.
+    A message starts when the last rank has reached it and the previous message has ended. It ends for all ranks at
+    once.
     """
     position = {rank: i for i, rank in enumerate(planned.ranks)}
     free, link, ended = np.zeros(len(position)), 0.0, {}
@@ -99,7 +100,7 @@ def _pipelined(turns, planned: Planned, sides, loads, machine: Machine, local: f
 
 def _seconds(planned: Planned, sides, number: int, way: str, machine: Machine) -> float:
     sent = [_others(_stages(side[number][0])[way], side[number][1]) for side in sides.values()]
-    peers = max(sum(amount > 0 for amount in amounts) for amounts in sent)  # an empty message is none
+    peers = max(sum(amount > 0 for amount in amounts) for amounts in sent)  # empty messages do not count
     itemsize = planned.itemsizes[way == "scatter"]
     return machine.exchange(itemsize * max(map(sum, sent)), peers)
 
@@ -110,13 +111,13 @@ def _planned_owners(planned: Planned, side: Sequence) -> list[tuple]:
 
 
 def _round_robin(planned: Planned, flop, machine: Machine, local: float) -> float:
-    """The same messages, with owners in the order of the parameters, whatever they cost."""
+    """The same messages, but owners take turns in the order of the parameters, whatever these cost."""
     owners = list(_in_turn(planned, planned.exchanged, planned.holders))
     return _with_owners(planned, owners, flop, machine, local)
 
 
 def _replicas_repeat(planned: Planned, flop, machine: Machine, local: float) -> float:
-    """All-to-all among the parts of one copy, while every copy does the same; owners in turn, largest first."""
+    """All-to-all among the parts of one copy, while every copy does the same. Owners take turns, largest first."""
 
     def parts(matrix) -> Sequence[int]:
         layout, holders = matrix.shards.layout, planned.holders(matrix)
@@ -128,7 +129,7 @@ def _replicas_repeat(planned: Planned, flop, machine: Machine, local: float) -> 
 
 
 def _gather_everything(planned: Planned, flop, machine: Machine, local: float) -> float:
-    """Each rank gathers all that it has a part of, and works on all of it."""
+    """Each rank gathers every matrix of which it has a part, and works on all of them."""
     work = local + sum(flop[matrix.key] * len(planned.holders(matrix)) for matrix in planned.exchanged) / planned.gpus
     sent = sum(
         size_of(matrix) * (1 - 1 / planned.parts(matrix)) * len(planned.holders(matrix)) for matrix in planned.exchanged
@@ -145,11 +146,11 @@ RIVALS = {
 
 
 def _in_turn(planned: Planned, matrices: Iterable, candidates) -> Iterator[tuple]:
-    """Yield matrices and their owners, each of those who may own it in turn."""
+    """Yield matrices and their owners; the ranks that may own a matrix take turns."""
     turns: dict[int, int] = {}
     found: dict[tuple, Sequence[int]] = {}
     for matrix in matrices:
-        key = id(matrix.shards), matrix.index  # of one kind of weights all have the same ranks
+        key = id(matrix.shards), matrix.index  # all matrices of one kind of weights have the same ranks
         if key not in found:
             found[key] = candidates(matrix)
         ranks = found[key]
@@ -165,7 +166,7 @@ def _with_owners(planned: Planned, owners, flop, machine: Machine, local: float,
         for rank in planned.workers(matrix, owner):
             loads[rank] += flop[matrix.key]
         sent[owner] += size_of(matrix) * ((1 if repeated else planned.copies(matrix)) - 1 / planned.parts(matrix))
-    # To the owners, from each rank: each copy to its own, or all together to one.
+    # To the owners: each copy sends to its own owner, or all copies together to one.
     gathered = sum(
         size_of(matrix)
         / planned.parts(matrix)
@@ -193,10 +194,10 @@ def _loads(planned: Planned, owners: Iterable, flop: dict) -> dict[int, int]:
 
 
 def _stages(messages) -> dict[str, Sequence[int]]:
-    """Return how many elements go to each rank in the two exchanges."""
+    """Return the number of elements that go to each rank in the two exchanges."""
     return {"gather": messages.holder.sent, "scatter": messages.owner.sent}
 
 
 def _others(sent: Sequence[int], position: int) -> list[int]:
-    """Return the lengths of the messages to others."""
+    """Return the lengths of the messages to other ranks."""
     return [*sent[:position], *sent[position + 1 :]]

@@ -1,4 +1,4 @@
-"""The tables of the scale report: what is planned, predicted and measured of each case, and what other schemes take."""
+"""The tables of the scale report: planned, predicted and measured figures of each case, and those of other schemes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tools.pages import markdown
 from tools.scale.plans import IN_FLIGHT, STEPS, Case
 from tools.scale.schemes import TOKENS, Row
 
-# GPUs that the tables show; the figure has all.
+# The numbers of GPUs in the tables; the figure has all.
 SHOWN = (8, 64, 256, 1024, 4096)
 HEAD = [
     "model",
@@ -26,7 +26,7 @@ HEAD = [
 
 
 def tables(results: dict, host: Mapping[str, float]) -> dict[str, str]:
-    """Return the tables by the names of their markers; `host` has measured milliseconds by case."""
+    """Return the tables by the names of their markers. `host` has measured milliseconds by case."""
     rows = [Row(**row) for row in results["rows"]]
     shown = [row for row in rows if row.gpus in SHOWN] or rows
     return {"scale": f"{_cases(shown, host)}\n\n{_said(results['machine'])}", "schemes": _schemes(shown)}

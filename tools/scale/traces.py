@@ -1,10 +1,10 @@
-"""What torch's profiler wrote of steps of Muon: its all-to-alls, how long each took, and the products with their FLOPs.
+"""Reads steps of Muon from traces of torch's profiler: all-to-alls with their times, and products with their FLOPs.
 
 NCCL: a kernel's event says what it moves ("In msg nelems", "dtype", "Group size", "In split size", "Process Group
-Ranks"), which the profiler copies from the event `record_param_comms` with the same "External id"; one collective may
-be several kernels. gloo: an event `c10d::alltoall_base_`, whose shapes are there if the profiler was told
-`record_shapes=True`, and an event `gloo:all_to_all` on another thread for the time, in the same order. The ranges
-`muon.send` tell Muon's all-to-alls from others, and `muon.orthogonalize` is followed by the FLOPs of the plan.
+Ranks"). The profiler copies that from the event `record_param_comms` with the same "External id". One collective may
+be several kernels. gloo: an event `c10d::alltoall_base_`, which has shapes if the profiler used
+`record_shapes=True`, and for the time an event `gloo:all_to_all` on another thread, in the same order. The ranges
+`muon.send` distinguish Muon's all-to-alls from others, and the plan's FLOPs follow the name `muon.orthogonalize`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 STEP = "Optimizer.step#Muon.step"
 SEND, PRODUCTS = "muon.send", re.compile(r"muon\.orthogonalize (\S+) GFLOP")
-# Names that torch has for one dtype, in the events of NCCL and in those of operators.
+# torch's names of a dtype, in NCCL's events and in those of operators.
 ITEMSIZES = {
     **dict.fromkeys(("Float", "float"), 4),
     **dict.fromkeys(("Double", "double"), 8),
@@ -29,7 +29,7 @@ ITEMSIZES = {
 
 
 class Exchange(NamedTuple):
-    """One rank's side of an all-to-all; the same key on all ranks where it is known who they are."""
+    """One rank's side of an all-to-all. If the ranks are known, the key is the same on all of them."""
 
     key: tuple
     sent_bytes: float  # to others
@@ -46,7 +46,7 @@ class Products(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The steps of one rank; of several the first is left out, in which connections may still be made."""
+    """The steps of one rank. If there are several, the first is left out, because connections may be made in it."""
 
     rank: int
     steps: int
@@ -56,7 +56,7 @@ class Trace(NamedTuple):
 
 
 def read_trace(path: Path) -> Trace:
-    """Return what a chrome trace, maybe compressed, has of Muon's steps; ValueError if it has no step."""
+    """Return Muon's steps in a chrome trace, which may be compressed. Raises ValueError if there are none."""
     opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
     with opened as file:
         content = json.load(file)
@@ -76,7 +76,7 @@ def read_trace(path: Path) -> Trace:
 
 
 class _Ranges:
-    """Spans of which none overlaps another."""
+    """Spans that do not overlap."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]):
         self._spans, self._starts = spans, [start for start, _ in spans]
@@ -88,7 +88,7 @@ class _Ranges:
 
 
 def _in_steps(found: Iterable[tuple[float, Exchange]], steps: _Ranges) -> Iterator[Exchange]:
-    """Yield those that were started in a step; their keys say in which one, and the how manieth of their group."""
+    """Yield the exchanges that were started in a step. Their keys say in which one, and their number in their group."""
     counts: defaultdict[tuple, int] = defaultdict(int)
     for time, exchange in found:
         step = steps.holding(time)
@@ -100,7 +100,7 @@ def _in_steps(found: Iterable[tuple[float, Exchange]], steps: _Ranges) -> Iterat
 
 
 def _products(events: Sequence[dict], steps: Sequence[tuple[float, float]]) -> list[Products]:
-    """Return the ranges of the products: a GPU's own, where there are some, which end behind the step of the host."""
+    """Return the ranges of the products: the GPU's if there are some, which may end after the step on the host."""
     ranges = [(e, float(m[1]) * 1e9) for e in events if (m := PRODUCTS.fullmatch(e["name"]))]
     device = [pair for pair in ranges if pair[0]["cat"] == "gpu_user_annotation"]
     begun = steps[0][0]
@@ -108,7 +108,7 @@ def _products(events: Sequence[dict], steps: Sequence[tuple[float, float]]) -> l
 
 
 def _by_nccl(events: Sequence[dict], place: tuple[int, int]) -> Iterator[tuple[float, Exchange]]:
-    """Yield when each all-to-all was started by the host, and what the kernels say of it."""
+    """Yield when the host started each all-to-all, and what the kernels' events say about it."""
     kernels: defaultdict[int, list[dict]] = defaultdict(list)
     for event in filter(_is_nccl, events):
         kernels[event["args"]["External id"]].append(event)
@@ -126,7 +126,7 @@ def _by_nccl(events: Sequence[dict], place: tuple[int, int]) -> Iterator[tuple[f
 
 
 def _by_gloo(events: Sequence[dict], place: tuple[int, int]) -> Iterator[tuple[float, Exchange]]:
-    """Yield when each all-to-all was started, and what of it is known: -1 bytes where shapes were not recorded."""
+    """Yield when each all-to-all was started, and what is known about it: -1 bytes if shapes were not recorded."""
     begun = [event for event in events if event["name"] == "c10d::alltoall_base_"]
     done = [event for event in events if event["name"] == "gloo:all_to_all"]
     if len(begun) != len(done):
@@ -139,14 +139,14 @@ def _by_gloo(events: Sequence[dict], place: tuple[int, int]) -> Iterator[tuple[f
             continue
         splits = _listed(said["Concrete Inputs"][4])
         size = len(splits) or world
-        # Only of a group of all ranks it is known who is in it.
+        # The members are known only for a group of all ranks.
         key, position = (("gloo",), rank) if size == world else (("gloo", rank), None)
         sent = _to_others(said["Input Dims"][1][0], splits, position, size)
         yield event["ts"], Exchange(key, sent[0] * ITEMSIZES[said["Input type"][1]], sent[1], *span)
 
 
 def _to_others(elements: int, splits: Sequence[int], position: int | None, size: int) -> tuple[float, int]:
-    """Return how many elements go to others, and to how many; all alike where the trace does not list them."""
+    """Return how many elements go to others, and to how many; equal parts if the trace does not list them."""
     if len(splits) != size or position is None:
         return elements * (size - 1) / size, size - 1
     others = [*splits[:position], *splits[position + 1 :]]
@@ -154,12 +154,12 @@ def _to_others(elements: int, splits: Sequence[int], position: int | None, size:
 
 
 def _is_nccl(event: dict) -> bool:
-    """Whether it is the kernel of an all-to-all; torch calls one of unequal messages all_to_allv."""
+    """Whether it is the kernel of an all-to-all; torch calls one with unequal messages all_to_allv."""
     return event["cat"] == "kernel" and event.get("args", {}).get("Collective name", "").startswith("all_to_all")
 
 
 def _listed(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list in brackets, none if torch has cut it short."""
+    """Return the numbers of a list in brackets; none if torch has shortened it."""
     return () if "..." in text else tuple(map(int, re.findall(r"\d+", text)))
 
 

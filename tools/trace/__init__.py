@@ -1,1 +1,1 @@
-"""What a step of the optimizer runs through, file by file."""
+"""Shows which functions and files a step of the optimizer goes through."""

@@ -1,20 +1,19 @@
-"""Count what a warm step of Muon runs through: functions of the package, its files, and how often they change.
+"""Count what a warm step of Muon goes through: functions of the package, their files, and changes of file.
 
     python -m tools.trace.step [--variant PATH]... [--ranks 4] [--walk] [--write]
 
 A step of three matrices and a vector is traced in one process, and on rank 0 of several whose parameters are row
 shards, over gloo on this machine. Each `--variant` is a build to trace: its folder, or the one that holds it.
 
-calls            entries: calls of package functions, and resumptions of its generators
-functions        different ones
-files            different ones
-changes          entries into another file than the one before: a reader who follows the calls turns the page so often
-with returns     the same, where coming back to the caller counts too
+calls            entries: calls of package functions, and resumptions of its generators functions        distinct
+functions files            distinct files changes          entries into another file than the entry before: how often a
+reader who follows the calls turns the page with returns     the same, where coming back to the caller also counts
 nesting          the most package functions inside each other
 
-The processor chooses the products of the iteration, and Python 3.12 has fewer functions, as comprehensions are none
-there: compare builds on one machine. `--walk` lists the stays in order: a file, and the functions that were entered
-before another file was; indented by how deep the first of them is. `--write` puts the table into docs/architecture.md.
+The processor decides which products the iteration uses, and Python 3.12 counts fewer functions, because comprehensions
+are no longer functions there. So compare builds on one machine. `--walk` lists the stays in order: a file and the
+functions entered before another file, indented by the depth of the first. `--write` puts the table into
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def cells(label: str, ranks: int, trace: Trace) -> tuple[str, ...]:
 
 
 def walk(trace: Trace) -> Iterator[str]:
-    """Yield a line for each stay: each function once, in the order of first entries, with how often it was entered."""
+    """Yield a line for each stay: its functions, each once, in the order of first entry, with the number of entries."""
     for number, stay in enumerate(trace.stays, 1):
         counts = Counter(name.replace(".<locals>", "") for name in stay.functions)
         names = ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items())
@@ -56,7 +55,7 @@ def walk(trace: Trace) -> Iterator[str]:
 
 
 def filled(page: str, results: Mapping) -> str:
-    """Return the page with the table between its markers made anew."""
+    """Return the page with a new table between its markers."""
     return markdown.fill(page, {"trace": markdown.table(HEADINGS, results["rows"], numbers=True)})
 
 

@@ -1,7 +1,7 @@
 """One warm step of Muon, traced: of whole tensors in one process, or of row shards in several.
 
-The model is the smallest that has each thing a step distinguishes: two matrices of one size, which are one batch, one
-of another size, and a vector.
+The model is the smallest with everything that a step treats differently: two matrices of one size, which form a batch,
+one of another size, and a vector.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from benchmarks.built_kernel import load_variant
 from tools.trace.tracer import Trace, trace
 
 SHAPES = ((64, 32), (64, 32), (48, 64), (64,))
-# The first one makes the plan, state and what else is kept.
+# The first step makes the plan, the state and everything else that is kept.
 WARM_UP = 2
 
 
 def trace_variant(folder: Path, ranks: int) -> Trace:
-    """Return the trace of a step of the variant in `folder`, of the first of so many ranks over gloo.
+    """Return the trace of a step of the variant in `folder`, on the first of `ranks` ranks over gloo.
 
-    It is made in processes of its own: two builds of one commit cannot be in one. One rank has no group.
+    It runs in separate processes, because two builds of one commit cannot be loaded into one. One rank has no group.
     """
     with tempfile.TemporaryDirectory() as shared:
         torch.multiprocessing.spawn(_run_rank, (ranks, folder, Path(shared)), nprocs=ranks)
@@ -40,7 +40,7 @@ def trace_variant(folder: Path, ranks: int) -> Trace:
 
 
 def trace_step(kernel: ModuleType) -> Trace:
-    """Return the trace of a step after others; in a process group of this rank's, whose parameters are row shards."""
+    """Return the trace of a warm step. In a process group the parameters are row shards."""
     place = _row_shard() if dist.is_initialized() else _whole
     generator = torch.Generator().manual_seed(0)
     named = []
@@ -56,7 +56,7 @@ def trace_step(kernel: ModuleType) -> Trace:
 
 
 def _row_shard() -> Callable[[Tensor], Tensor]:
-    """Return what makes a tensor that all ranks have one of which each keeps some rows, as FSDP2 does."""
+    """Return a function that shards a tensor, equal on all ranks, by rows, as FSDP2 does."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     return lambda whole: distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
 
@@ -68,7 +68,7 @@ def _whole(value: Tensor) -> Tensor:
 def _run_rank(rank: int, ranks: int, folder: Path, shared: Path) -> None:
     torch.set_num_threads(1)
     if ranks > 1:
-        if sys.platform == "linux":  # gloo would look for the address of the host's name
+        if sys.platform == "linux":  # otherwise gloo would look up the address of the host's name
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = dist.FileStore(str(shared / "store"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)

@@ -1,8 +1,9 @@
-"""The functions of one package that run while some work is done, in order.
+"""The functions of one package that run during some work, in order.
 
-An entry is a call of a function whose source is in the package's folder, or a resumption of a generator of it. Lambdas
-and generator expressions are functions too, and so are comprehensions before Python 3.12. Functions of other packages,
-such as torch's decorators, are invisible: the package function outside of them calls the one inside.
+An entry is a call of a function whose source is in the package's folder, or a resumption of one of its generators.
+Lambdas and generator expressions are functions, too, and so are comprehensions before Python 3.12. Functions of other
+packages, such as torch's decorators, are ignored: it looks as if the package function outside of them called the one
+inside.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 
 class Stay(NamedTuple):
-    """Successive entries into functions of one file; `depth` is how many package functions were around the first."""
+    """Consecutive entries into functions of one file; `depth` is how many package functions were around the first."""
 
     file: str
     depth: int
@@ -25,11 +26,11 @@ class Stay(NamedTuple):
 
 @dataclass
 class Trace:
-    """What was entered.
+    """The entries.
 
-    `changes` counts each entry whose file is not that of the entry before, which `stays` list: what a reader meets who
-    follows the calls. `switches` counts each time that the file in execution changes, so that coming back to the caller
-    counts as well.
+    `changes` counts entries into another file than the entry before; these files are listed in `stays`. That is what a
+    reader who follows the calls sees. `switches` counts each change of the file in execution, so coming back to the
+    caller counts as well.
     """
 
     stays: list[Stay] = field(default_factory=list)
@@ -51,7 +52,7 @@ class Trace:
 
 
 def trace(work: Callable[[], object], folder: Path) -> Trace:
-    """Return what `work`, which is called once, enters of the package in `folder`; other threads are not seen."""
+    """Call `work` once and return the trace of its entries into the package in `folder`. Other threads are not seen."""
     recorder = _Recorder(folder)
     before = sys.getprofile()
     sys.setprofile(recorder.observe)
@@ -66,17 +67,17 @@ class _Recorder:
     def __init__(self, folder: Path):
         self.trace = Trace()
         self._prefix = f"{folder}/"
-        self._frames: list[FrameType] = []  # of the package, the one that runs last
-        self._executed = ""  # the file that was last in execution
+        self._frames: list[FrameType] = []  # of the package, the innermost one last
+        self._executed = ""  # the file that was executed last
 
     def observe(self, frame: FrameType, event: str, _: object) -> None:
-        """Note an event, as `sys.setprofile` tells of them."""
+        """Record an event of `sys.setprofile`."""
         if not frame.f_code.co_filename.startswith(self._prefix):
             return
         if event == "call":
             self._enter(frame)
         elif event == "return" and self._frames and self._frames[-1] is frame:
-            # A generator that is closed early returns without having been resumed.
+            # A generator that is closed early returns without being resumed.
             self._frames.pop()
             if self._frames:
                 self._execute(self._file(self._frames[-1].f_code))

@@ -1,1 +1,1 @@
-"""QK-clip: rows of query and key weights are scaled down where attention logits have grown too large."""
+"""QK-clip: scales down rows of query and key weights whose attention logits have grown too large."""

@@ -1,7 +1,8 @@
-"""QK-clip: rows of query and key weights are scaled down, head by head, where attention logits have grown too large.
+"""QK-clip: scales down rows of query and key weights, head by head, if their attention logits have grown too large.
 
-For a head whose largest logit exceeds the threshold, gamma = threshold / largest, else 1. `heads` decides which power
-of it scales which rows. Everything stays on the device, and all layers are computed together.
+If the largest logit of a head exceeds the threshold, gamma = threshold / largest, else 1. For example, with threshold
+100 and a largest logit of 400, gamma is 0.25; with alpha 0.5 query and key rows are then each halved. `heads` decides
+which power of gamma scales which rows. Everything stays on the device, and all layers are computed together.
 
 Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1.
 """
@@ -19,10 +20,10 @@ from .heads import Attention, Layer, attentions, clip_settings
 
 
 class QKClip:
-    """QK-clip over an optimizer's parameters by `settings`: those of `heads.clip_settings`, and `report`.
+    """QK-clip for an optimizer's parameters by `settings`: those of `heads.clip_settings`, and `report`.
 
-    `report(clipped, not_finite)` is called with the counts of heads of a step when the next one begins, by when the
-    device has long computed them.
+    `report(clipped, not_finite)` receives the counts of heads of one step when the next one begins. By then the device
+    has computed them, so nothing waits.
     """
 
     def __init__(self, settings: Mapping[str, Any]):
@@ -45,13 +46,13 @@ class QKClip:
 
     @property
     def reports(self) -> bool:
-        """Whether counts are reported."""
+        """Whether there is a function to report counts to."""
         return self._report is not None
 
     def follow(self, names: Sequence[str], parameters: Sequence[Tensor], copies: Optional[Ranks] = None) -> None:
-        """Find the attentions of these parameters; what was observed is kept where the heads are the same.
+        """Find the attentions of these parameters. If the heads are the same as before, observed logits are kept.
 
-        `copies` are the ranks that each have a copy of every plain parameter. What any rank has observed counts.
+        `copies` are the ranks that each have a copy of every plain parameter. Logits that any rank has observed count.
         """
         self._parameters = dict(zip(names, parameters))
         found = attentions(self._settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
@@ -59,7 +60,7 @@ class QKClip:
         layouts = [layout_of(name, weight, copies) for name, weight in weights.items()]
         meshes = {layout.mesh.members for layout in layouts if layout is not None}
         if len(meshes) > 1:
-            got = f"queries and keys lie on {len(meshes)} groups of ranks, {sorted(meshes)}"
+            got = f"queries and keys are on {len(meshes)} groups of ranks, {sorted(meshes)}"
             raise ValueError(f"QK-clip needs all its layers on the same ranks: {got}")
         self._ranks = next(iter(meshes), None)
         device = next(iter(weights.values())).device
@@ -68,17 +69,19 @@ class QKClip:
             self._allocate(device)
 
     def check_rows(self, transposed: Collection[str]) -> None:
-        """Raise ValueError if one of the weights is `transposed`: its heads are columns."""
+        """Raise ValueError if one of the weights is `transposed`, because then its heads are columns."""
         names = [name for name in self._rows if name in transposed]
         if names:
-            raise ValueError(f"qk_clip scales heads that are rows, those of transposed weights are columns: {names}")
+            raise ValueError(
+                f"qk_clip scales heads that are rows, but those of transposed weights are columns: {names}"
+            )
 
     def observe_(self, layer: Layer, logits: Tensor) -> None:
-        """Raise the largest logits seen of one layer, in place, to those of `logits` (..., heads) that are larger.
+        """Raise the largest logits seen so far of one layer, in place, to `logits` (..., heads) where these are larger.
 
-        `logits` are the largest before the softmax, scaled as it sees them, or bounds of them such as log-sum-exps;
-        they are on the parameters' device, which is not waited for. A NaN stays until the step. Raises ValueError for
-        an unknown layer, and for another number of heads or another device.
+        `logits` are each head's largest logits before the softmax, with the scale that the softmax sees, or upper
+        bounds of them such as log-sum-exps. They are on the parameters' device, and nothing waits for it. A NaN stays
+        until the step. Raises ValueError for an unknown layer, another number of heads, or another device.
         """
         attention = self._by_key.get(layer)
         if attention is None:
@@ -94,17 +97,17 @@ class QKClip:
             torch.maximum(largest, logits.detach().reshape(-1, heads).amax(0).to(largest.dtype), out=largest)
 
     def take_scales(self) -> dict[Tensor, Tensor]:
-        """Return the factor of each row of the weights and biases that QK-clip may scale, float32, views of one tensor.
+        """Return the float32 factor of each row of the weights and biases that QK-clip may scale, views of one tensor.
 
-        They follow from the logits observed since the last call, in float64 rounded once. The logits are forgotten,
-        since other weights have other logits. A head that has seen a NaN or an infinity keeps its rows: no factor
-        follows from those, and 0 would end the head. `counts` counts it.
+        The factors follow from the logits observed since the last call and are computed in float64. The logits are then
+        forgotten, since changed weights have other logits. A head with a NaN or an infinity keeps its rows, because no
+        factor follows from such a logit, and a factor of 0 would kill the head. `counts` counts it.
         """
         if self._report is not None and self.counts is not None:
             self._report(*map(int, self.counts))
         largest, threshold = self._largest, self._settings.threshold
         if self._ranks is not None:
-            # An infinity is not finite wherever it was a NaN, of which a maximum over ranks may know nothing.
+            # An infinity stays not finite, while a maximum over ranks may lose a NaN.
             largest.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
             all_reduce_max_(largest, self._ranks, "attention logits")
         clipped = (largest > threshold) & largest.isfinite()
@@ -116,17 +119,17 @@ class QKClip:
         return {self._parameters[name]: scale for name, scale in zip(self._rows, scales)}
 
     def _allocate(self, device: torch.device) -> None:
-        """Make what a step needs of `self._attentions` on `device`, with nothing observed."""
+        """Make the tensors that a step needs for `self._attentions` on `device`, with nothing observed."""
         self._by_key = {key: attention for attention in self._attentions for key in attention.keys}
         weights = [(name, runs, a.first) for a in self._attentions for name, runs in a.weights.items()]
         self._rows = {name: sum(run.rows for run in runs) for name, runs, _ in weights}
         runs = [run for _, runs, _ in weights for run in runs]
         heads = [[first + head for head in run.heads] for _, runs, first in weights for run in runs]
-        # Runs of fewer heads than others are filled up with one more, which is no head and never has logits.
+        # Runs with fewer heads than others are padded with an extra index, which is no head and never has logits.
         nobody, width = sum(a.heads for a in self._attentions), max(1, *map(len, heads))
         heads = [row + [nobody] * (width - len(row)) for row in heads]
         rows = torch.tensor([run.rows for run in runs], device="cpu")
         self._largest = torch.full((nobody + 1,), -torch.inf, dtype=torch.float32, device=device)
-        self._heads_of_run = torch.tensor(heads, dtype=torch.int64, device=device)  # (runs, most heads of one)
+        self._heads_of_run = torch.tensor(heads, dtype=torch.int64, device=device)  # (runs, most heads of a run)
         self._exponents = torch.tensor([run.exponent for run in runs], dtype=torch.float64, device=device)  # (runs)
-        self._run_of_row = torch.repeat_interleave(rows).to(device)  # (rows of all weights)
+        self._run_of_row = torch.repeat_interleave(rows).to(device)  # one entry for each row of all weights

@@ -1,10 +1,11 @@
 """Which rows of which weights belong to which attention head, and how QK-clip scales them.
 
-Rows are runs: neighbours that one power of one gamma scales, where gamma is the factor that brings the largest logit
-of a head down to the threshold. Logits are bilinear in query and key weights, so that query rows times gamma**alpha and
-key rows times gamma**(1 - alpha) do it. A key head that several query heads share takes the smallest of their gammas.
-Of multi-head latent attention the position-free rows scale like that; the rotary key, of which all heads have one,
-stays, and the rotary query takes gamma itself. Value rows stay.
+gamma is the factor that brings the largest logit of a head down to the threshold. Logits are bilinear in query and key
+weights, so scaling query rows by gamma**alpha and key rows by gamma**(1 - alpha) does it. A key head that several query
+heads share takes the smallest of their gammas. In multi-head latent attention, position-free rows are scaled like that.
+The rotary key stays, because all heads share it; the rotary query is scaled by gamma itself. Value rows stay.
+
+A run is a range of neighbouring rows that are scaled by one power of one gamma.
 
 Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1, which has no shared key heads.
 """
@@ -16,10 +17,10 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Union
 
 Layer = Union[str, int]
 Shapes = Mapping[str, tuple[int, ...]]
-Weights = dict[tuple[Layer, ...], list[str]]  # of each layer, by its keys: a query and a key weight, or a fused one
+Weights = dict[tuple[Layer, ...], list[str]]  # layer's keys -> names: a query and a key weight, or a fused one
 
-# Modules and parameters of Llama, DeepSeek, timm, Phi and torch. Not here: names like `query_key_value` and `c_attn`,
-# under which models have a fused weight's heads in other rows, or in columns.
+# Names of modules and parameters in Llama, DeepSeek, timm, Phi and torch. Names like `query_key_value` and `c_attn` are
+# left out on purpose: models that use them order the heads of a fused weight differently, or have them in columns.
 _ROLES = {
     **dict.fromkeys(("q_proj", "wq", "q_b_proj", "wq_b"), "query"),
     **dict.fromkeys(("k_proj", "wk", "kv_b_proj", "wkv_b"), "key"),
@@ -32,15 +33,15 @@ _KEYS = {"threshold", "alpha", "layers", "is_mla", *_INDICES, *_COUNTS}
 
 
 class ClipSettings(NamedTuple):
-    """What `qk_clip` says, as plain values; counts that it does not give are 0."""
+    """The settings in `qk_clip` as plain values. Counts that it does not give are 0."""
 
     threshold: float
     alpha: float
     head_dim: int
-    num_kv_heads: int  # of fused weights; elsewhere their rows tell
+    num_kv_heads: int  # of fused weights; otherwise it follows from the key weight's rows
     latent: Optional[tuple[int, ...]]  # position-free and rotary rows of a query head, value rows of a key head
     layers: Optional[tuple[tuple[Layer, tuple[Layer, ...]], ...]]
-    indices: Optional[tuple[tuple[int, ...], ...]]  # for queries and keys: the head that each logit stands for
+    indices: Optional[tuple[tuple[int, ...], ...]]  # for queries and for keys: the head that each logit belongs to
 
 
 class Run(NamedTuple):
@@ -55,24 +56,24 @@ class Attention(NamedTuple):
     """One layer whose logits can be observed under any of `keys`."""
 
     keys: tuple[Layer, ...]
-    heads: int  # that have logits
-    first: int  # how many heads the layers before have
-    weights: dict[str, tuple[Run, ...]]  # with their biases
+    heads: int  # number of heads that have logits
+    first: int  # number of heads in all layers before this one
+    weights: dict[str, tuple[Run, ...]]  # of weights and their biases
 
 
 def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
-    """Return what `qk_clip` says; it may also be a `clip_config` of the Motif kernel.
+    """Return the settings in `qk_clip`, which may also be a `clip_config` of the Motif kernel.
 
-    Keys: `threshold` (100), `alpha` (0.5); `head_dim`, the rows of a head, or for latent attention `qk_nope_head_dim`,
+    Keys: `threshold` (100); `alpha` (0.5); `head_dim`, the rows of a head, or for latent attention `qk_nope_head_dim`,
     `qk_rope_head_dim` and `v_head_dim`; `num_kv_heads` of fused weights (as many as query heads); `layers`, the names
-    or positions of each layer's (query, key) weights or fused one, in a sequence or under the layer's own key (found by
-    name); `q_indices`, `k_indices`, the head that each logit stands for (in order); `is_mla`. Raises ValueError or
-    TypeError for anything else.
+    or positions of each layer's (query, key) weights or of its fused one, as a sequence, or as a dict from the layer's
+    key (found by name); `q_indices`, `k_indices`, the head that each logit belongs to (in order); `is_mla`. Defaults
+    are in parentheses. Raises ValueError or TypeError for anything else.
     """
     if not isinstance(qk_clip, Mapping):
         raise TypeError(f"qk_clip must be a dict of settings, got {type(qk_clip).__name__}")
     if not _KEYS >= set(qk_clip):
-        raise ValueError(f"qk_clip has no {sorted(set(qk_clip) - _KEYS)}, only {', '.join(sorted(_KEYS))}")
+        raise ValueError(f"qk_clip has no keys {sorted(set(qk_clip) - _KEYS)}, only {', '.join(sorted(_KEYS))}")
     threshold, alpha = float(qk_clip.get("threshold", 100)), float(qk_clip.get("alpha", 0.5))
     if not 0 < threshold < float("inf") or not 0 <= alpha <= 1:
         raise ValueError(f"qk_clip needs a threshold above 0 and alpha in [0, 1], got {threshold} and {alpha}")
@@ -90,15 +91,16 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
 
 
 def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
-    """Return the attentions that `settings` mean among parameters of these names and shapes.
+    """Return the attentions that `settings` describe among parameters with these names and shapes.
 
-    A weight's bias is scaled as the weight is. A layer that is found by name is called as its module, and by the last
-    number in that, unless it shares the number. Raises ValueError for weights that are missing, or no whole heads.
+    A weight's bias is scaled like the weight. A layer that is found by name has its module's name as a key, and also
+    the last number in that name, unless several layers have that number. Raises ValueError if weights are missing, or
+    if a weight does not consist of whole heads.
     """
     found = _found_by_name(shapes) if settings.layers is None else _named_weights(settings.layers, shapes)
     names = [name for weights in found.values() for name in weights]
     if len(set(names)) < len(names):
-        raise ValueError(f"a weight can be in one layer of qk_clip, {max(names, key=names.count)} is in several")
+        raise ValueError(f"each weight may be in one layer of qk_clip, {max(names, key=names.count)} is in several")
     layers: list[Attention] = []
     first = 0
     for keys, weights in found.items():
@@ -113,14 +115,15 @@ def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
 def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> tuple[int, dict[str, tuple[Run, ...]]]:
     """Return the number of query heads, and the runs of a layer's query and key weights or of its fused one.
 
-    A fused weight has all queries, then all keys, then all values; the key weight of latent attention has the values.
+    A fused weight has the rows of all queries, then of all keys, then of all values. The key weight of latent attention
+    includes the values.
     """
     nope, rope, value = settings.latent or (settings.head_dim, 0, 0)
     query, key, is_fused = weights[0], weights[-1], len(weights) == 1
     if not is_fused:
         queries, keys = _whole_heads(query, shapes, nope + rope), _whole_heads(key, shapes, nope + value)
     elif settings.latent is not None:
-        raise ValueError(f"qk_clip knows latent attention by a query and a key weight, not by one, {query}")
+        raise ValueError(f"qk_clip needs a query and a key weight for latent attention, got one fused weight, {query}")
     else:
         heads = _whole_heads(query, shapes, nope)
         if not settings.num_kv_heads and heads % 3:
@@ -143,7 +146,7 @@ def _whole_heads(name: str, shapes: Shapes, rows: int) -> int:
 
 
 def _logits_of_heads(settings: ClipSettings, name: str, queries: int, keys: int) -> list[list[tuple[int, ...]]]:
-    """Return for each query head, and for each key head, the logits that it takes part in."""
+    """Return, for each query head and for each key head, the numbers of the logits that it contributes to."""
     indices = settings.indices
     if indices is None:
         if keys < 1 or queries < 1 or queries % keys:
@@ -162,21 +165,21 @@ def _logits_of_heads(settings: ClipSettings, name: str, queries: int, keys: int)
 
 
 def _runs(logits_of_heads: Iterable[tuple[int, ...]], parts: Iterable[tuple[int, float]]) -> tuple[Run, ...]:
-    """Return the runs of a weight whose heads each consist of these parts (rows, exponent)."""
+    """Return the runs of a weight in which each head consists of these parts, (rows, exponent)."""
     return tuple(Run(rows, logits, exponent) for logits in logits_of_heads for rows, exponent in parts if rows)
 
 
 def _named_weights(layers: Iterable[tuple[Layer, tuple[Layer, ...]]], shapes: Shapes) -> Weights:
-    """Return the names of the given weights, for which positions may stand."""
+    """Return the names of the weights that `layers` gives by name or by position."""
     by_key: dict[Layer, str] = {**dict(enumerate(shapes)), **{name: name for name in shapes}}
     missing = [name for _, names in layers for name in names if name not in by_key]
     if missing:
-        raise ValueError(f"qk_clip names weights that are no parameters: {missing}")
+        raise ValueError(f"qk_clip names weights that are not parameters: {missing}")
     return {(layer,): [by_key[name] for name in names] for layer, names in layers}
 
 
 def _found_by_name(shapes: Shapes) -> Weights:
-    """Return the names of the weights of each module that has a fused one, or a query and a key."""
+    """Return, for each module that has them, the names of its fused weight or of its query and key weights."""
     modules: dict[str, dict[str, str]] = {}
     for name, shape in shapes.items():
         parts = name.split(".")

@@ -1,1 +1,1 @@
-"""Proof and timing of what a size is multiplied by, on the device that is here; never inside a step."""
+"""Proof and timing of kernels for the sizes that are used, on the present device; never inside a step."""

@@ -1,4 +1,4 @@
-"""Launch configurations that compete on a GPU. Few: each is compiled, which takes seconds, before it can be timed."""
+"""The launch configurations that compete on a GPU. They are few, because compiling each of them takes seconds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..kernels.measurements import shipped_entries
 from ..kernels.products import symmetric_gemm
 from ..kernels.tuned import HOPPER, Config, SmallConfig, padded_side, safe_config, safe_small_config, target_of
 
-# (tile, tile_k, warps, stages) by what compiles for a target without spilling; the lab tries more of them.
+# (tile, tile_k, warps, stages) that compile for a target without spilling. The lab tries more of them.
 _HOPPER = ((128, 64, 8, 3), (128, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 4), (64, 128, 4, 3))
 _OTHERS = ((128, 32, 8, 3), (128, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 3))
 _HIP = ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2))
 _GROUP = 8
 
-# (width, depth) and warps of small matrices, by the side that rows are padded to.
+# (width, depth) and warps for small matrices, by the padded number of rows.
 _PANELS = {
     16: (((16, 16), 1), ((16, 16), 2)),
     32: (((32, 32), 2), ((32, 32), 4), ((16, 32), 2)),
@@ -30,7 +30,7 @@ _SMALL_STAGES = 2
 def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Config]:
     """Return the symmetric product's configurations to try for results of m rows: safe, shipped and usual ones.
 
-    Where there is a compiled product it is one of them.
+    If the compiled Hopper product runs on this device, it is one of them.
     """
     target = target_of(device)
     if target.backend == "hip":
@@ -44,7 +44,7 @@ def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Co
 
 
 def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[SmallConfig]:
-    """Return the configurations to try for small matrices of m rows; float32 has the safe one alone."""
+    """Return the configurations to try for small matrices of m rows. float32 has no usual ones."""
     side = padded_side(m)
     usual = [SmallConfig(side, *panel, warps, _SMALL_STAGES) for panel, warps in _PANELS[side]]
     known = [config for config in _shipped(device, dtype, "small_polar", SmallConfig) if config.side == side]

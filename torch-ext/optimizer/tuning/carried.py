@@ -1,4 +1,4 @@
-"""Numbers that carry how far roundings may have moved them: what an iteration in half precision may err."""
+"""Numbers that carry their rounding errors along, to bound the error of an iteration in half precision."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Carried:
-    """An exact value, float64, and how far the roundings made so far have moved it, to first order.
+    """An exact value, float64, and the change that the roundings so far have made to it, to first order.
 
-    An operation moves its result by what its operands were moved, times its derivative, and by its own rounding: each
-    entry x by u |x|, the most that rounding may, up or down by chance. The roundings of numbers spread evenly over a
-    binade are 0.42 u |x| in the square mean: what is carried is 2.4 times what is to be expected.
+    An operation passes the changes of its operands on, times its derivative, and adds its own rounding: u |x| for each
+    entry x, the most that rounding can change, with a random sign. Numbers that are spread evenly over a binade have
+    roundings of 0.42 u |x| in the mean square, so the carried change is 2.4 times the expected one.
 
-    Products of half precision are summed in float32. The k partial sums of c = sum a b are as large as |c|, or as what
-    chance makes of the terms, the root of the sum of their squares; each is rounded as a result is.
+    Products of half precision are summed in float32. Each of the k partial sums of c = sum a b is rounded like a
+    result. Its size is |c|, or what random terms add up to, the root of the sum of their squares.
 
     `change` holds DRAWS independent choices of all signs.
     """
@@ -33,7 +33,7 @@ class Carried:
         return cls(value, torch.zeros(cls.DRAWS, *value.shape, dtype=value.dtype), torch.float64, generator)
 
     def error(self, order="fro") -> float:
-        """Return the norm of the change, in the square mean of the draws."""
+        """Return the norm of the change, as the root of its mean square over the draws."""
         return torch.linalg.matrix_norm(self.change, order).square().mean().sqrt().item()
 
     def to(self, dtype: torch.dtype) -> Carried:
@@ -73,5 +73,5 @@ class Carried:
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Return half the distance from 1 to the next number."""
+    """Return half the distance from 1 to the next number of `dtype`."""
     return torch.finfo(dtype).eps / 2

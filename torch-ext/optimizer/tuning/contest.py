@@ -1,4 +1,4 @@
-"""What competes for a size: the ways to do it, each with what it takes to prove and to run it as a step does."""
+"""The candidates for a size, each with a proof and with the work that is timed, which is what a step does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPS = 1e-7
 
 
 class Task(NamedTuple):
-    """A need on a device, and how many of its matrices a step has at once, at most."""
+    """A need on a device, and the largest number of its matrices that a step works on at once."""
 
     need: Need
     device: torch.device
@@ -29,24 +29,24 @@ class Task(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One way: `prove` raises where it is wrong, `run` does once what is timed."""
+    """One way to multiply: `prove` raises if it is wrong, `run` does the timed work once."""
 
     prove: Callable[[], None]
     run: Callable[[], object]
-    said: str  # its name for people
+    said: str  # its name in messages
 
 
 class Contest(NamedTuple):
-    """The candidates of a task, and which of them is taken where nothing was measured."""
+    """The candidates of a task. `before` is the one that is chosen without a measurement, `rival` is torch's."""
 
     candidates: Mapping[str, Candidate]
     before: str
-    rival: str  # torch's
-    entry: Callable[[str, Mapping[str, Timed]], dict[str, Any]]  # of the winner, from all times
+    rival: str
+    entry: Callable[[str, Mapping[str, Timed]], dict[str, Any]]  # makes the winner's entry from all times
 
 
 def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], count: int) -> list[Task]:
-    """Return what there is to measure for so many wide m x n matrices of a work dtype, nothing where all is settled."""
+    """Return what can be measured for `count` wide m x n matrices of a work dtype: nothing if there is no choice."""
     name = str(dtype).replace("torch.", "")
     if device.type == "cpu" and dtype == torch.bfloat16:
         return [Task(Need("cpu_products", name, *size), device, count)]
@@ -59,7 +59,7 @@ def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], co
 
 
 def cpu_contest(task: Task) -> Contest:
-    """Return the tables of products, which run whole iterations of as many matrices as are worked on together."""
+    """Return the contest of the CPU's tables of products. Each is timed on whole iterations."""
     device, dtype = task.device, getattr(torch, task.need.dtype)
     size = task.need.m, task.need.k
     iteration = _standard_iteration(device, dtype, size)
@@ -79,7 +79,7 @@ def cpu_contest(task: Task) -> Contest:
 
 
 def drawn(device: torch.device, *shape: int) -> Tensor:
-    """Return normal entries in float32; the generators of whoever asks stay as they are."""
+    """Return normal entries in float32, without touching torch's default generators."""
     return torch.randn(shape, generator=torch.Generator(device).manual_seed(0), device=device)
 
 
@@ -88,7 +88,7 @@ def _standard_iteration(device: torch.device, dtype: torch.dtype, size: tuple[in
 
 
 def _prove_table(table: Products, like: Tensor, size: tuple[int, int]) -> None:
-    """Raise WrongResultError where a table's compiled products are wrong; torch's are not questioned."""
+    """Raise WrongResultError if a table's compiled products are wrong. torch's products are not tested."""
     if table.gram is not CPU_TABLES["NATIVE"].gram:
         return
 

@@ -1,4 +1,4 @@
-"""Who competes on a GPU: launch configurations of our kernels, and torch's products."""
+"""The candidates on a GPU: launch configurations of our kernels, and torch's products."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .race import Timed
 from .small_proof import prove_small
 
 TORCH = "torch"
-# What a gain is at most where torch's product stays: chosen is what has a gain of 1.
+# The largest gain that is recorded where torch's product wins: our kernel is chosen from a gain of 1 on.
 _BELOW_ONE = 0.999
-# No tile divides these, so that tiles at the edges are cut; multiples of 16, as measured sizes are.
+# No tile size divides these, so tiles at the edges are cut. They are multiples of 16, as all measured sizes are.
 RAGGED = (272, 208)
 
 AnyConfig = Union[Config, SmallConfig]
 
 
 class _Ways(NamedTuple):
-    """What a contest is made of: configurations, what each is proven and timed by, and how torch does it."""
+    """What a contest is made of: configurations, how each is proven and timed, and how torch does the same work."""
 
     configs: Sequence[AnyConfig]
     prove: Callable[[Any], None]
@@ -43,9 +43,9 @@ class _Ways(NamedTuple):
 def gpu_contest(
     task: Task, configs: Optional[Sequence[AnyConfig]] = None, ragged: Optional[tuple[int, int]] = None
 ) -> Contest:
-    """Return the contest of a task on a GPU, among `configs`, first what is launched today; None: those of the package.
+    """Return the contest of a task on a GPU among `configs`, of which the first is launched today; None: the package's.
 
-    A product is proven in the size `ragged`, too, where tiles are cut; None: RAGGED.
+    A product is also proven in the size `ragged`, where tiles are cut; None means RAGGED.
     """
     if task.need.kernel == "small_polar":
         ways = _small_ways(task, configs)
@@ -56,17 +56,17 @@ def gpu_contest(
         name = "-".join(map(str, config))
         said = "hopper_gemm" if config == HOPPER else f"{task.need.kernel} {name}"
         made[name] = Candidate(partial(ways.prove, config), partial(ways.run, config), said)
-    # The first configuration is what is launched where none was measured.
+    # The first configuration is the one that is launched without a measurement.
     before = "-".join(map(str, ways.configs[0])) if (ways.chosen.gain or 0) >= 1 else TORCH
     return Contest(made, before, TORCH, partial(_entry, task, ways))
 
 
 def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> dict[str, Any]:
-    """Return the entry: the fastest configuration of ours, and torch's time over its."""
+    """Return the entry: our fastest configuration, and torch's time divided by its time."""
     named = {"-".join(map(str, config)): config for config in ways.configs}
     ours = [name for name in times if name != TORCH]
     best = winner if winner != TORCH else min(ours, key=lambda name: times[name].seconds, default=None)
-    if best is None:  # all of them are wrong
+    if best is None:  # all of ours failed
         return {"m": task.need.m, "k": task.need.k, **ways.configs[0]._asdict(), "gain": 0.0, "count": ways.count}
     gain = times[TORCH].seconds / times[best].seconds if TORCH in times else 1.0
     return {
@@ -81,7 +81,7 @@ def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> 
 
 
 def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tuple[int, int]) -> _Ways:
-    """X Xᵀ of long matrices; of square ones what an iteration multiplies, b A + c A² and A B."""
+    """Time X Xᵀ of long matrices, or, for square ones, what an iteration multiplies: b A + c A² and A B."""
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
     count = max(
         1, min(task.count, matrices_together(device, (m, max(m, k)), _iteration(device, dtype, (m, max(m, k)))))
@@ -111,7 +111,7 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
 
 
 def _prove_product(like: Tensor, sizes: Sequence[tuple[int, int]], config: Config) -> None:
-    """Raise WrongResultError unless a configuration is right in these sizes."""
+    """Raise WrongResultError unless a configuration is right for these sizes."""
     launch = symmetric_gemm.launch_symmetric_gemm
 
     def compute(A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
@@ -154,9 +154,9 @@ def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) 
 
 
 def _current(device: torch.device):
-    """Triton launches on the current device, wherever its arguments are."""
+    """Make `device` the current one: Triton launches there, not on the device of the arguments."""
     return torch.cuda.device(device if device.type == "cuda" else -1)
 
 
 def _nothing() -> None:
-    """Torch's products are not questioned."""
+    """Prove nothing: torch's products are not tested."""

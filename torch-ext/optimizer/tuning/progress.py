@@ -1,4 +1,4 @@
-"""The line of text that tells how far something long is."""
+"""A line of text that shows the progress of something long."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Line:
 
     def __init__(self, title: str):
         self._title = title
-        self._drawn = 0  # characters that stand in the line
+        self._drawn = 0  # characters in the line at present
 
     def __call__(self, done: int, total: int, what: str) -> None:
         text = f"{self._title} {done}/{total}: {what}"
         if not _draws_in_place():
             print(text, flush=True)
             return
-        # One that wraps could not be drawn over.
+        # A line that wraps could not be drawn over.
         shown = text if done == total else text[: shutil.get_terminal_size().columns - 1]
         end = "\n" if done == total else ""
         print(f"\r{shown.ljust(self._drawn)}", end=end, flush=True)

@@ -1,4 +1,4 @@
-"""Timing of several ways to do one thing: in turns, in bursts so long that their beginning does not count."""
+"""Timing of several ways to do one thing: in turns, and in bursts that are long compared with their start."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 from ..kernels.graphs import captured
 
-# Long enough for a GPU to be limited by its power, as a step is, and for what starts a burst not to count.
+# Long enough that a GPU reaches its power limit, as it does in a step, and that starting a burst does not matter.
 BURST_SECONDS = 0.02
-# Fewer rounds have no quartiles to speak of; more show no more.
+# Fewer rounds give no useful quartiles; more than MOST_ROUNDS add nothing.
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9
-# What takes so many times as long as the fastest at the first burst is not timed again.
+# Work whose first burst takes this many times as long as the fastest is not timed again.
 CLEARLY_SLOWER = 2.0
 
 Work = Callable[[], object]
@@ -27,14 +27,14 @@ def _freely(name: str) -> ContextManager:
 
 
 class Timed(NamedTuple):
-    """The median seconds of one call, and half the distance of the quartiles over it."""
+    """The median seconds of one call, and the spread: half the distance of the quartiles divided by the median."""
 
     seconds: float
     spread: float
 
 
 class Clock:
-    """How long work takes on a device, and what time it is."""
+    """Measures how long work takes on a device, and tells the time."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -43,11 +43,11 @@ class Clock:
         return time.monotonic()
 
     def ready(self, work: Work) -> Work:
-        """Return `work`, which was done once, as a step does it: on a GPU as the replay of a graph."""
+        """Run `work` once and return it in the form in which a step runs it: on a GPU as the replay of a graph."""
         return captured(work, self.device) if self.device.type == "cuda" else _done_once(work)
 
     def seconds_of(self, work: Work, times: int) -> float:
-        """Return how long it takes to do `work` so many times."""
+        """Return the seconds that it takes to do `work` `times` times."""
         if self.device.type == "cuda":
             return self._seconds_on_gpu(work, times)
         start = time.perf_counter()
@@ -67,7 +67,7 @@ class Clock:
 
 
 class LostGpuError(RuntimeError):
-    """A work of this `name` has left the GPU unusable for the process."""
+    """Work of this `name` has made the GPU unusable for the process."""
 
     def __init__(self, name: str, why: str):
         super().__init__(f"{name}: {why}")
@@ -77,11 +77,11 @@ class LostGpuError(RuntimeError):
 def race(
     works: Mapping[str, Work], clock: Clock, seconds: float, around: Callable[[str], ContextManager] = _freely
 ) -> tuple[dict[str, Timed], dict[str, str]]:
-    """Return the times of each of `works`, and what others raised.
+    """Return the times of each of `works`, and the errors of those that raised.
 
-    Takes about `seconds`, but all have their least rounds, except those that are clearly slower, whose first burst is
-    their time. Each runs for the first time inside `around(name)`. Raises LostGpuError, and an error for want of
-    memory, which tells nothing of the work.
+    The race takes about `seconds`, but each work gets LEAST_ROUNDS. Work that is clearly slower gets only its first
+    burst, which is its time. Each work runs for the first time inside `around(name)`. Raises LostGpuError.
+    Out-of-memory errors are raised, too, because they say nothing about the work.
     """
     end = clock.now() + seconds
     first, dropped = _first_bursts(works, clock, around)
@@ -108,7 +108,7 @@ def timed(seconds: list[float]) -> Timed:
 
 
 def decide(times: Mapping[str, Timed], before: str) -> str:
-    """Return the fastest; what was chosen `before` stays unless it is slower by more than both spreads."""
+    """Return the fastest. The choice made `before` stays unless it is slower by more than both spreads."""
     fastest = min(times, key=lambda name: times[name].seconds)
     kept: Optional[Timed] = times.get(before)
     if kept is not None and kept.seconds <= times[fastest].seconds * (1 + kept.spread + times[fastest].spread):
@@ -122,13 +122,13 @@ def described(error: BaseException) -> str:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error is for want of memory, of the device's or of the host's."""
+    """Whether an error means that the device or the host is out of memory."""
     words = "can't allocate memory", "not enough memory", "bad_alloc"
     return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or any(w in str(error) for w in words)
 
 
 def loses_gpu(error: BaseException) -> bool:
-    """Whether a process cannot use the GPU any more after an error: torch's and Triton's errors of a kernel."""
+    """Whether the process can no longer use the GPU after this error: torch's and Triton's errors of a kernel."""
     return any(
         words in str(error) for words in ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
     )
@@ -136,9 +136,9 @@ def loses_gpu(error: BaseException) -> bool:
 
 @contextmanager
 def dropping(name: str, dropped: dict[str, str]) -> Iterator[None]:
-    """Note in `dropped` why the work of this name failed, whatever it raises: Triton raises errors of any class.
+    """Record in `dropped` why the work of this name failed, whatever it raises: Triton raises errors of any class.
 
-    Raises LostGpuError where it made the GPU unusable, and errors for want of memory, which tell nothing of the work.
+    Raises LostGpuError if the GPU became unusable. Out-of-memory errors pass, because they say nothing about the work.
     """
     try:
         yield
@@ -158,7 +158,7 @@ def _done_once(work: Work) -> Work:
 def _first_bursts(
     works: Mapping[str, Work], clock: Clock, around: Callable[[str], ContextManager]
 ) -> tuple[dict[str, tuple[Work, float]], dict[str, str]]:
-    """Return each work as it is timed, with the seconds of one call, and why others cannot be."""
+    """Return each work in its timed form with the seconds of one call, and the errors of those that raised."""
     first, dropped = {}, {}
     for name, work in works.items():
         with dropping(name, dropped), around(name):

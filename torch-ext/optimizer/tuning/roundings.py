@@ -1,4 +1,4 @@
-"""How far roundings may take a product from its exact value."""
+"""Bounds on the rounding error of a product."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def product(A: Tensor, B: Tensor, D: Optional[Tensor], alpha: float, beta: float) -> tuple[Tensor, Tensor]:
-    """Return alpha A B + beta D in float64, and the most that roundings may change of each entry.
+    """Return alpha A B + beta D in float64, and the largest rounding error that each entry may have.
 
-    A sum of k products in float32, in whatever order, errs by at most k roundings of the sum of their sizes (Higham,
-    Accuracy and Stability of Numerical Algorithms, section 3.1). Coefficients, their products and the sum with D add
-    three, and the result is rounded to its dtype.
+    A sum of k products in float32, in any order, has an error of at most k roundings of the sum of the products'
+    magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). Coefficients, their products and
+    the sum with D add three roundings, and the result is rounded to its dtype.
     """
     dtype = A.dtype
     A, B = A.double(), B.double()
@@ -26,6 +26,6 @@ def product(A: Tensor, B: Tensor, D: Optional[Tensor], alpha: float, beta: float
 
 
 def rounding_error(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return half the spacing of `dtype` around `exact`: what rounding to nearest may change."""
+    """Return half the spacing of `dtype` around `exact`, the most that rounding to nearest can change."""
     limits = torch.finfo(dtype)
     return limits.eps / 2 * exact.abs().clamp_min(limits.smallest_normal)

@@ -1,6 +1,6 @@
-"""Proof of an iteration in one launch: what it should return, and how far roundings may take it from there.
+"""Proof of a whole iteration in one launch: the exact result, and how far rounding may move it.
 
-As in `proof.py`, on matrices of normal entries, with one row that outweighs the others, and of rank one.
+It uses the same kinds of matrices as `proof.py`: normal entries, one dominant row, and rank one.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from .proof import WrongResultError
 
 Steps = Sequence[tuple[float, float, float]]
 
-# Polar Express's first steps, slowed by 1.05, and one that ends near 1.
+# The first steps of Polar Express, slowed by 1.05, and one whose result is near 1.
 SCHEDULE = (
     (7.845059514757672, -20.004532768024795, 13.069669203136856),
     (3.888039999109367, -2.499220158273262, 0.411573557690163),
     (1.875, -1.25, 0.375),
 )
 SCALE = 4.0
-# In a matrix of rank one a single number stands for all: its roundings, about 16, may go one way, 4 times as far as
-# `Carried` lets chance take them.
+# A matrix of rank one has a single singular value. Its roundings, about 16, may all go in one direction, which moves it
+# 4 times as far as the random signs of `Carried` do.
 ONE_WAY = 4.0
 
 
 def in_windows(schedule: Steps, lengths: Sequence[int], scale: float) -> list[Steps]:
-    """Return the schedule for X times `scale`, which the last step takes away again, in windows of `lengths` steps."""
+    """Return the schedule in windows of `lengths` steps, for X times `scale`; the last step removes the scale."""
     folded = [(a, b / scale**2, c / scale**4) for a, b, c in schedule]
     folded[-1] = tuple(x / scale for x in folded[-1])
     ends = list(itertools.accumulate(lengths))
@@ -38,28 +38,28 @@ def in_windows(schedule: Steps, lengths: Sequence[int], scale: float) -> list[St
 
 
 def steps_of(windows: Sequence[Steps]) -> list[float]:
-    """Return the operation's list: a, b, c of each step and whether its window ends."""
+    """Return the list that the operation takes: a, b, c of each step, and 1 or 0: its window ends there or not."""
     return [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
 
 
 def exact(G: Tensor, schedule: Steps, norm: Optional[float] = None) -> Tensor:
-    """Return the polynomial of G / norm in float64; `norm` None is G's."""
+    """Return the polynomial of G / norm in float64; `norm` None means G's Frobenius norm."""
     U, sigma, Vh = torch.linalg.svd(G.cpu().double(), full_matrices=False)
     return U @ torch.diag(_composed(schedule, sigma / (norm or torch.linalg.vector_norm(sigma)))) @ Vh
 
 
 def largest_error(G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dtype) -> float:
-    """Return how far, in the Frobenius norm, the roundings of the kernel's iteration may take its result.
+    """Return how far, in the Frobenius norm, the roundings of the kernel's iteration may move its result.
 
-    `Carried` draws signs for roundings that are all as large as they may be, 2.4 times what is to be expected. The
-    norm and the quotient by it, in float32, move X by less than its rounding to the work dtype, which is next.
+    `Carried` draws random signs for roundings of the largest possible size, 2.4 times the expected one. Dividing by the
+    norm in float32 moves X by less than rounding it to the work dtype, which comes next.
     """
     with torch.device("cpu"):
         return _carried(G.cpu(), windows, scale, dtype).error()
 
 
 def _carried(G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dtype) -> Carried:
-    """Return the kernel's iteration with its roundings."""
+    """Return the result of the kernel's iteration, with the changes by its roundings."""
     X = Carried.exact(scale * G.double() / torch.linalg.matrix_norm(G.double()), 0).to(torch.float32).to(dtype)
     identity = torch.eye(len(G), dtype=torch.float64)
     for window in windows:
@@ -83,7 +83,7 @@ def _carried(G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dty
 def check_polar(
     C: Tensor, G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dtype, luck: float = 1.0
 ) -> None:
-    """Raise WrongResultError unless every matrix of C is within `luck` times what roundings make of the polynomial."""
+    """Raise WrongResultError unless each matrix of C is within `luck` times `largest_error` of the exact result."""
     for c, g in zip(C.cpu(), G.cpu()):
         error = torch.linalg.matrix_norm(c.double() - exact(g, SCHEDULE)).item()
         allowed = luck * largest_error(g, windows, scale, dtype)
@@ -92,20 +92,20 @@ def check_polar(
 
 
 def adversarial(m: int, n: int) -> Tensor:
-    """Return G (3, m, n) on the CPU, in float32 but of few bits: normal entries, one dominant row, and rank one."""
+    """Return G (3, m, n) on the CPU, float32 with few bits: normal entries, one dominant row, and rank one."""
     generator = torch.Generator("cpu").manual_seed(0)
     drawn = torch.randn(3, m, n, generator=generator, device="cpu")
     column, row = (torch.randn(*shape, generator=generator, device="cpu") for shape in ((m, 1), (1, n)))
     drawn[1, m // 2] *= 100 * math.sqrt(m)
-    drawn[2] = _of_four_bits(column) @ _of_four_bits(row)  # whose products bfloat16 holds: the rank stays one
+    drawn[2] = _of_four_bits(column) @ _of_four_bits(row)  # bfloat16 holds these products exactly: the rank stays one
     return drawn.bfloat16().float()
 
 
 def prove_small(launch: Callable[..., None], like: Tensor, size: tuple[int, int], side: int) -> None:
-    """Raise WrongResultError unless a launch gives the polynomial of matrices of `size`, and of some that tiles cut.
+    """Raise WrongResultError unless a launch is right for matrices of `size`, and for a size that no tile divides.
 
     `launch(G, C, steps, (scale, eps, dtype))` writes C, on the device and in the work dtype of `like`. A matrix must
-    get the bits in a batch that it gets alone, and a NaN must stay in its matrix.
+    get the same bits alone and in a batch, and a NaN must stay in its matrix.
     """
 
     def factors(G: Tensor, windows: Sequence[Steps]) -> Tensor:
@@ -124,11 +124,11 @@ def prove_small(launch: Callable[..., None], like: Tensor, size: tuple[int, int]
         G[0, 0, 0] = math.nan
         spoiled = factors(G, windows)
         if not spoiled[0].isnan().all() or not torch.equal(spoiled[1:], C[1:]):
-            raise WrongResultError(f"{m} x {n}: a NaN changed its neighbours, or went away")
+            raise WrongResultError(f"{m} x {n}: a NaN changed another matrix, or did not spread over its own")
 
 
 def _proven_windows(dtype: torch.dtype) -> Iterator[list[Steps]]:
-    """Yield the standard iteration and, in the dtype in which Muon takes it on GPUs, a Gram iteration."""
+    """Yield the standard iteration and, in float16, for which Muon uses it on GPUs, a Gram iteration."""
     yield in_windows(SCHEDULE, (1, 1, 1), SCALE)
     if dtype == torch.float16:
         yield in_windows(SCHEDULE, (1, 2), SCALE)

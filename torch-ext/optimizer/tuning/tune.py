@@ -1,4 +1,4 @@
-"""Measuring what has not been measured: each candidate is proven, then those that are right are timed."""
+"""Measures sizes that have no measurement yet: first each candidate is proven, then the correct ones are timed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .progress import Line, Progress
 from .proof import WrongResultError
 from .race import Clock, LostGpuError, Timed, decide, dropping, lacks_memory, race
 
-# What a call does, when it is its turn; it returns what was done, in words.
+# Does one part of a long call when its turn comes, and returns what it did in words.
 Stage = Callable[[], str]
 
 
 class Finding(NamedTuple):
-    """What came of a task: the entry, None where its time was over; which candidates are wrong, and why; all times."""
+    """The result of a task: the entry (None if nothing was measured), wrong candidates with reasons, and all times."""
 
     task: Task
     entry: Optional[Mapping[str, Any]]
@@ -37,16 +37,16 @@ class Finding(NamedTuple):
 
 
 class Tuner:
-    """Measures one task after the other until its time is over."""
+    """Measures one task after the other until its time budget is used up."""
 
     def __init__(self, budget: float, clock: Optional[Callable[[torch.device], Clock]] = None):
         self._clock = clock or Clock
         self._budget = budget
-        self._end: Optional[float] = None  # the time runs from the first measurement on
+        self._end: Optional[float] = None  # set when the first measurement begins
         self.findings: list[Finding] = []
 
     def measure(self, task: Task, waiting: int) -> Finding:
-        """Return what came of a task, having kept it; `waiting` others share what is left of the time."""
+        """Measure a task, store the result and return it. `waiting` other tasks share the remaining time."""
         clock = self._clock(task.device)
         self._end = clock.now() + self._budget if self._end is None else self._end
         left = self._end - clock.now()
@@ -57,22 +57,22 @@ class Tuner:
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
-            return self.leave(task, "what is free of the memory is too small")
+            return self.leave(task, "there is too little free memory")
         found = {task.need: finding.entry} if finding.entry is not None else {}
         if found or finding.failed:
             keep(key_of(task.device), Table(found, wrong_of(finding)))
         return self._noted(finding)
 
-    def leave(self, task: Task, why: str = "the time is over") -> Finding:
-        """Return that a task stays as it was."""
-        return self._noted(Finding(task, None, {}, f"{_named(task)} stays as it was: {why}"))
+    def leave(self, task: Task, why: str = "the time budget is used up") -> Finding:
+        """Record that a task keeps its default choice."""
+        return self._noted(Finding(task, None, {}, f"{_named(task)} keeps its default: {why}"))
 
     def note(self, task: Task, kept: Mapping[str, Any]) -> Finding:
-        """Return what was measured of a task before."""
+        """Record an entry that was measured before."""
         return self._noted(Finding(task, kept, {}, f"{_named(task)}: measured before"))
 
     def left(self) -> set[Need]:
-        """Return what has stayed as it was."""
+        """Return the needs that keep their default choice."""
         return {finding.task.need for finding in self.findings if finding.entry is None}
 
     def _noted(self, finding: Finding) -> Finding:
@@ -80,7 +80,7 @@ class Tuner:
         return finding
 
     def summary(self) -> str:
-        """Return what was chosen, in a line."""
+        """Return one line about what was chosen."""
         measured = [finding for finding in self.findings if finding.entry is not None]
         ours = sum(is_ours(finding) for finding in measured)
         left = len(self.findings) - len(measured)
@@ -91,19 +91,19 @@ class Tuner:
 
 
 def wrong_of(finding: Finding) -> dict[tuple[str, str], dict[str, str]]:
-    """Return the candidates that are wrong as a table has them."""
+    """Return the candidates of a finding that are wrong, in the form of a table."""
     need = finding.task.need
     return {(need.kernel, need.dtype): dict(finding.failed)} if finding.failed else {}
 
 
 def is_ours(finding: Finding) -> bool:
-    """Whether the package's product was chosen, and not torch's."""
+    """Whether one of the package's products was chosen, not torch's."""
     judged = finding.entry[JUDGED[finding.task.need.kernel][0]]
     return judged != "SINGLE" if isinstance(judged, str) else judged >= 1
 
 
 def unmeasured(tasks: Iterable[Task]) -> list[Task]:
-    """Return the tasks that this machine has no measurement of, one for each need and device, the largest counts."""
+    """Return the tasks that this machine has not measured. One task for each need: the one with the largest count."""
     largest: dict[tuple, Task] = {}
     for task in tasks:
         key = key_of(task.device)
@@ -131,16 +131,16 @@ def tune(
     budget: float = 60.0,
     progress: Optional[Progress] = None,
 ) -> None:
-    """Prove and time the products for matrices of `shapes` on a device, and keep what is found in the user's caches.
+    """Prove and time the products for matrices of `shapes` on a device, and store the results in the user's cache.
 
-    Each shape is (rows, cols) or (count, rows, cols), a tall matrix standing for the wide one that it is worked on as.
-    `device` None is the current GPU, or the CPU where there is none; `dtype`, of the products, what `Muon` takes by
-    default there. What this machine has measured is not measured again. For those who make images: the folder is
-    $XDG_CACHE_HOME/optimizer, by default ~/.cache/optimizer. `Muon.warmup` does this for its own matrices.
+    Each shape is (rows, cols) or (count, rows, cols); a tall shape means the same as its transpose. `device` None is
+    the current GPU, or the CPU if there is none. `dtype` is that of the products; None is what `Muon` uses by default
+    there. Sizes that this machine has measured are not measured again. If you build images: the folder is
+    $XDG_CACHE_HOME/optimizer, by default ~/.cache/optimizer. `Muon.warmup` does the same for its own matrices.
 
-    `budget` is in seconds, looked at between measurements: what it leaves out stays as it is by default, and is said.
-    `progress(done, total, what)` is called after each; None draws a line. Raises ValueError or TypeError for shapes,
-    dtypes, devices and budgets that make no sense, before anything is measured.
+    `budget` is in seconds and is checked between measurements. Sizes that it leaves out keep their default, and the
+    progress says so. `progress(done, total, what)` is called after each measurement; None draws a line. Raises
+    ValueError or TypeError for shapes, dtypes, devices and budgets that make no sense, before anything is measured.
     """
     check_budget(budget)
     if progress is not None and not callable(progress):
@@ -163,22 +163,22 @@ def check_budget(budget: float) -> None:
 
 
 def contest_of(task: Task) -> Contest:
-    """Return who competes for a task."""
+    """Return the contest for a task."""
     return cpu_contest(task) if task.need.kernel == "cpu_products" else gpu_contest(task)
 
 
 @torch.no_grad()
 def compete(task: Task, contest: Contest, clock: Clock, seconds: float) -> Finding:
-    """Prove the candidates of a contest, race those that are right for about so many seconds, and return what comes.
+    """Prove the candidates of a contest, race the correct ones for about `seconds`, and return the result.
 
-    What has failed on this machine before takes no part. Nothing is kept but a candidate that made the GPU unusable,
-    for which RuntimeError is raised.
+    Candidates that have failed on this machine before are left out. Nothing is stored, with one exception: a candidate
+    that made the GPU unusable, for which RuntimeError is raised.
     """
     key = key_of(task.device)
     known = failed(key, task.need.kernel, task.need.dtype)
     asked = [name for name in contest.candidates if name not in known]
 
-    def around(name: str) -> ContextManager:  # torch's products have no trial: nothing could stand in for them
+    def around(name: str) -> ContextManager:  # torch's products have no trial: there is nothing to replace them
         return nullcontext() if name == contest.rival else trial(key, task.need, name)
 
     try:
@@ -189,13 +189,13 @@ def compete(task: Task, contest: Contest, clock: Clock, seconds: float) -> Findi
     except LostGpuError as lost:
         keep(key, Table({}, {(task.need.kernel, task.need.dtype): {lost.name: lost.why}}))
         raise RuntimeError(
-            f"{task.need.kernel} {lost.name} made {task.device} unusable for this process: start it again, where this "
-            f"candidate is left out ({lost.why})"
+            f"{task.need.kernel} {lost.name} made {task.device} unusable for this process: start it again; it will "
+            f"leave this candidate out ({lost.why})"
         ) from lost
     dropped.update(more)
     if not times:
         said = "; ".join(f"{name}: {why}" for name, why in {**wrong, **dropped}.items())
-        return Finding(task, None, wrong, f"{_named(task)} stays as it was: nothing could be timed ({said})")
+        return Finding(task, None, wrong, f"{_named(task)} keeps its default: nothing could be timed ({said})")
     winner = decide(times, contest.before)
     told = [f"{_named(task)}: {contest.candidates[winner].said}"]
     if winner != contest.rival and contest.rival in times:
@@ -208,9 +208,9 @@ def compete(task: Task, contest: Contest, clock: Clock, seconds: float) -> Findi
 def _proven(
     proofs: Mapping[str, Callable[[], None]], around: Callable[[str], ContextManager]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return which candidates are wrong, and which could not be proven this time, and why.
+    """Return the candidates that are wrong, and those that could not be proven this time, each with the reason.
 
-    Raises LostGpuError where one makes the GPU unusable, and errors for want of memory.
+    Raises LostGpuError if one makes the GPU unusable, and out-of-memory errors.
     """
     wrong, dropped = {}, {}
     for name, prove in proofs.items():
@@ -231,7 +231,7 @@ def _default_device() -> torch.device:
 
 
 def _checked_device(device: Union[torch.device, str, None]) -> torch.device:
-    """Return the device, None being the default; ValueError unless it is a CPU, or a GPU that is here."""
+    """Return the device, None being the default. Raises ValueError unless it is a CPU, or a GPU that is here."""
     try:
         place = _default_device() if device is None else torch.device(device)
     except RuntimeError as error:
@@ -242,7 +242,7 @@ def _checked_device(device: Union[torch.device, str, None]) -> torch.device:
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[tuple[int, int], int]:
-    """Return the sides, the short one first, and the count."""
+    """Return the sides, the short one first, and the number of matrices."""
     sizes = tuple(shape)
     if len(sizes) not in (2, 3) or not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError(f"a shape must be (rows, cols) or (count, rows, cols), all at least 1, got {shape!r}")
