@@ -3,6 +3,7 @@
 from .explain import route
 from .interop import motif as compat
 from .interop.model_groups import groups_for
+from .interop.state_export import export_state
 from .interop.state_import import import_state
 from .interop.trainer import MuonFactory
 from .kernels.products import matmul_transpose
@@ -13,6 +14,6 @@ from .schedules import polar_express
 from .tuning.tune import tune
 
 __all__ = [
-    "ExchangeOptions", "Muon", "MuonFactory", "compat", "groups_for", "import_state", "matmul_transpose",
-    "orthogonalize", "polar_express", "route", "tune",
+    "ExchangeOptions", "Muon", "MuonFactory", "compat", "export_state", "groups_for", "import_state",
+    "matmul_transpose", "orthogonalize", "polar_express", "route", "tune",
 ]  # fmt: skip

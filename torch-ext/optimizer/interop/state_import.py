@@ -1,4 +1,4 @@
-"""Another Muon's state loaded into this one: parameters are matched, momentum is rescaled, settings are translated."""
+"""Another optimizer's state taken over: parameters are matched, momentum is rescaled, settings are translated."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 from torch import Tensor
 
 from ..muon import Muon
-from ..parameters.groups import names_of
+from ..parameters.checkpoints import said_of, source_of
+from ..parameters.groups import listed, names_of
 from ..parameters.routing import bare_name
+from .state_order import given_parameters, names_in_order
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
 
 _BRANCHES = ("muon", "adamw")
+# How many problems an error lists.
+SHOWN = 20
 # State of a source that has not the parameter's shape; loading checks it.
 _OTHERWISE = ("step", "variance_neuron")
 
@@ -35,18 +39,26 @@ def import_state(
     adamw_state_dict: Optional[Mapping[str, Any]] = None,
     names: Optional[Sequence[str]] = None,
 ) -> list[str]:
-    """Load another Muon's `state_dict` into `optimizer`, in place, and return what was not taken over, in sentences.
+    """Load another optimizer's `state_dict` into `optimizer`, in place; return what was not taken over, in sentences.
 
     The state of the parameters and the settings of their groups are replaced. What was given is copied; momentum keeps
     its dtype.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
-            `motif`, `dion` (its Muon) or `dion_normuon` (its NorMuon).
+            `motif`, `dion` (its Muon), `dion_normuon` (its NorMuon), or `adamw` (torch.optim.AdamW or Adam alone).
         adamw_state_dict: that of the torch.optim.AdamW beside a torch.optim.Muon; without it parameters that are
             not matrices stay as they are.
         names: of the source's parameters, in its order, those of `adamw_state_dict` last. Without them the names in
-            its groups count, else the order: its k-th matrix is the optimizer's k-th, and likewise for the rest.
+            its groups count, else the order: its k-th matrix is the optimizer's k-th, and likewise for the rest. For
+            `adamw` the order is that in which this optimizer was given its parameters, such as model.parameters():
+            a source of several groups must have them in it within each group, and shapes tell which group is next.
+
+    Of `adamw` the fallback's parameters take everything, and their group its settings. Matrices take `exp_avg` as
+    momentum as it is: Muon with momentum = beta1 would have averaged the same gradients to the same, from zero and
+    without bias correction, which AdamW applies to a copy in its step and Muon has no need of, as directions have no
+    scale. Dividing by 1 - beta1**step would only let the past weigh more against the next gradients, by less than 1 %
+    from step 44 on at 0.9. From there it decays by Muon's own momentum, and settings of matrices stay as they are.
 
     Sums of gradients, which `motif` and dion's keep, become averages: times 1 - momentum, of the group as it was saved.
     Settings that mean the same are taken over, with those that a source has as constants; an eps that it adds to the
@@ -65,10 +77,9 @@ def import_state(
     entries = _entries(state_dict, known.branch_of)
     if adamw_state_dict is not None:
         entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
-    if names is not None:
-        if len(names) != len(entries):
-            raise ValueError(f"{len(names)} names were given for {len(entries)} parameters of the source")
-        entries = [entry._replace(name=name) for entry, name in zip(entries, names)]
+    if names is None and source == "adamw" and all(entry.name is None for entry in entries):
+        names = names_in_order(_shapes_by_group(entries), given_parameters(optimizer))
+    entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
     shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
     parameters = _entries(target, branch_by_flag)
@@ -83,7 +94,7 @@ def import_state(
         else:
             problems.append(f"{parameter.name} is missing in the source")
     if problems:
-        raise ValueError("the state does not fit:\n  " + "\n  ".join(problems))
+        raise ValueError(_refusal(problems, source, source_of(state_dict)))
     for parameter, entry in pairs:
         if entry.state:
             state[parameter.key] = translated_state(entry.state, entry.group, parameter.branch, known)
@@ -116,6 +127,28 @@ def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[st
     return entries
 
 
+def _named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
+    if len(names) != len(entries):
+        raise ValueError(f"{len(names)} names were given for {len(entries)} parameters of the source")
+    return [entry._replace(name=name) for entry, name in zip(entries, names)]
+
+
+def _shapes_by_group(entries: Sequence[Entry]) -> list[list[Optional[tuple[int, ...]]]]:
+    """Return the shapes of parameters by their groups, told apart by identity; None of those without state."""
+    groups: dict[int, list[Optional[tuple[int, ...]]]] = {}
+    for entry in entries:
+        average = entry.state.get("exp_avg")
+        groups.setdefault(id(entry.group), []).append(None if average is None else tuple(average.shape))
+    return list(groups.values())
+
+
+def _refusal(problems: Sequence[str], source: str, likely: Optional[str]) -> str:
+    """Return what an error says: every problem, or the first of very many, and where another source is meant."""
+    more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    other = [said_of(likely)] if likely != source else []
+    return "\n  ".join(["the state does not fit:", *problems[:SHOWN], *more, *other])
+
+
 def _matched(
     parameters: list[Entry], entries: list[Entry], source: Source
 ) -> tuple[list[tuple[Entry, Entry]], list[Entry], list[str]]:
@@ -140,8 +173,11 @@ def _matched(
         if not unnamed:
             unmatched += rest
         elif len(rest) != len(unnamed):
-            count, meet = len(unnamed), f"{len(rest)}: {', '.join(parameter.name for parameter in rest)}"
-            problems.append(f"{count} parameters of {branch} in the source, without names, meet {meet}")
+            meet = f"{len(rest)}: {listed([parameter.name for parameter in rest])}"
+            problems.append(
+                f"{len(unnamed)} parameters of {branch} in the source, without names, meet {meet}. Give names, of the "
+                "source's parameters in its order, and construct the optimizer with is_muon or use_muon as it routes"
+            )
         else:
             if source.sorts and any(map(_other_shapes, rest, unnamed)):
                 rest = sorted(rest, key=lambda parameter: parameter.shape, reverse=True)
@@ -153,7 +189,8 @@ def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
     if entry.branch not in (parameter.branch, None):
         return [f"{parameter.name} is a parameter of {entry.branch} in the source, and of {parameter.branch} here"]
     wanted = set(source.state[parameter.branch].values())
-    if entry.state and set(entry.state) != wanted:
+    unused = source.unused if parameter.branch == "muon" else frozenset()
+    if entry.state and set(entry.state) - unused != wanted:
         return [f"{parameter.name} needs the state {', '.join(sorted(wanted))}, got {', '.join(sorted(entry.state))}"]
     other_shapes = _other_shapes(parameter, entry).items()
     return [
@@ -188,6 +225,6 @@ def _merged_settings(group: Settings, source_groups: list[Settings], source: Sou
         notes.append(f"decay_lr, which is not in the source, stays {group['decay_lr']}")
     if source_groups and branch == "muon":
         said = {**source.settings["muon"], **source.constants}
-        unsaid = [key for key in ("ns_coefficients", "ns_steps") if key not in said]
+        unsaid = [key for key in ("lr", "momentum", "ns_coefficients", "ns_steps") if key not in said]
         notes += [f"{key} is not in the state of the source" for key in unsaid]
     return changes, notes

@@ -43,11 +43,14 @@ class Source(NamedTuple):
     adapted: frozenset[str] = frozenset()  # other keys of a group that `adapt_` reads
     sums: bool = False  # momentum is momentum * sum + gradient, not an average
     sorts: bool = False  # matrices come largest first
+    unused: frozenset[str] = frozenset()  # state of matrices that momentum has no use for
 
 
 def translated(group: Group, branch: str, source: Source) -> tuple[Settings, list[str]]:
     """Return the settings of a group of `source` as ours for `branch`, and those without counterpart as `key=value`."""
-    keys = {**source.settings[branch], "initial_lr": "initial_lr"}
+    keys = dict(source.settings[branch])
+    if "lr" in keys:
+        keys["initial_lr"] = "initial_lr"
     settings = {key: group[source_key] for key, source_key in keys.items() if source_key in group}
     settings.update(source.constants if branch == "muon" else {"fallback": "adamw"})
     if source.adapt_ is not None:
@@ -131,6 +134,14 @@ SOURCES = {
     "torch": Source(
         {"muon": {**_SHARED, **_RECIPE}, "adamw": {**_ADAMW, "maximize": "maximize"}},
         branch_of=lambda group, state: "muon",
+    ),
+    # torch/optim/adamw.py and torch/optim/adam.py, torch 2.13
+    "adamw": Source(
+        # The sign of its averages, which `maximize` turns, is theirs in both branches.
+        {"muon": _same("maximize"), "adamw": {**_ADAMW, "maximize": "maximize"}},
+        {**_STATE, "muon": {"momentum_buffer": "exp_avg"}},
+        branch_of=lambda group, state: None,
+        unused=frozenset({"step", "exp_avg_sq"}),
     ),
     # timm/optim/muon.py, timm 1.0.31
     "timm": Source(

@@ -11,11 +11,12 @@ from .groups import listed, loaded_group, names_of
 from .routing import bare_name
 from .settings import Group
 
-# Keys of groups and state by which an optimizer's file is known, the first that matches. None is this package's own,
-# and each other name a source of `import_state`.
-_SIGNS: Sequence[tuple[Optional[str], frozenset[str]]] = (
+# In the place of a source: this package's own files.
+THIS_PACKAGE = "this package"
+# Keys of groups and state by which a source of `import_state` is known, the first that matches.
+_SIGNS: Sequence[tuple[str, frozenset[str]]] = (
     ("motif", frozenset({"none_grad", "moment1"})),
-    (None, frozenset({"state_format", "adamw_eps"})),
+    (THIS_PACKAGE, frozenset({"state_format", "adamw_eps"})),
     ("dion_normuon", frozenset({"muon_beta2", "variance_neuron"})),
     ("dion", frozenset({"mu", "epsilon"})),
     ("timm", frozenset({"fallback_lr_scale", "safety_factor"})),
@@ -23,8 +24,6 @@ _SIGNS: Sequence[tuple[Optional[str], frozenset[str]]] = (
     ("torch", frozenset({"ns_coefficients"})),
     ("adamw", frozenset({"amsgrad", "exp_avg_sq"})),
 )
-# torch.optim.Muon's files have the groups and keys of this package's, and load as they are where groups agree.
-_LOADABLE = (None, "torch")
 # Names that were made where none were given.
 _MADE_UP = re.compile(r"(param|unnamed)_\d+")
 
@@ -32,7 +31,7 @@ Place = tuple[int, int]
 
 
 def source_of(state_dict: Mapping[str, Any]) -> Optional[str]:
-    """Return the source of `import_state` that a state dict looks like; None for this package's and unknown ones."""
+    """Return what a state dict looks like: a source of `import_state`, `THIS_PACKAGE`, or None for what is unknown."""
     groups, states = state_dict["param_groups"], state_dict["state"].values()
     keys = {key for each in (*groups, *states) if isinstance(each, Mapping) for key in each}
     return next((source for source, signs in _SIGNS if not signs.isdisjoint(keys)), None)
@@ -45,10 +44,11 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     with what to write.
     """
     source, saved = source_of(state_dict), state_dict["param_groups"]
-    if source not in _LOADABLE:
-        raise ValueError(f"the state was saved by another optimizer: {_imported(source)}")
+    # torch.optim.Muon's files have the groups and keys of this package's, and load as they are where groups agree.
+    if source not in (THIS_PACKAGE, "torch", None):
+        raise ValueError(f"the state was saved by another optimizer: {said_of(source)}")
     if [len(group["params"]) for group in groups] != [len(group["params"]) for group in saved]:
-        why = _imported(source) if source else _difference(groups, saved)
+        why = _difference(groups, saved) if source == THIS_PACKAGE else said_of(source)
         raise ValueError(f"the state has {_sizes(saved)}, this optimizer has {_sizes(groups)}: {why}")
     here, there = dict(_places(groups)), dict(_places(saved))
     moved = [name for name in here if there.get(name, here[name]) != here[name]]
@@ -72,11 +72,16 @@ def loaded_groups(
     return loaded
 
 
-def _imported(source: str) -> str:
-    return (
-        f"it looks like what source={source!r} means in import_state(optimizer, state_dict, source={source!r}), which "
-        "takes over what fits"
-    )
+def said_of(source: Optional[str]) -> str:
+    """Return what to do with a state dict that looks like `source`."""
+    if source == THIS_PACKAGE:
+        return "it is this package's own: optimizer.load_state_dict(state_dict) loads it"
+    if source is None:
+        return (
+            "it is of no optimizer that is known here, and cannot be taken over: begin with a new state, as that of "
+            "another method says nothing of momentum"
+        )
+    return f"import_state(optimizer, state_dict, source={source!r}) takes over what fits of a file that looks like it"
 
 
 def _difference(groups: Sequence[Group], saved: Sequence[Group]) -> str:

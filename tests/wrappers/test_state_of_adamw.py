@@ -1,0 +1,264 @@
+"""From AdamW to Muon and back: AdamW's part goes on bit for bit, and matrices take what there is."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.published_muons import MATRICES, REST
+from tests.support.small_model import (
+    STATE,
+    named_parameters,
+    same_bits,
+    serialized,
+    set_gradients,
+    state_of,
+    take_steps,
+)
+
+pytestmark = pytest.mark.kernels_ci
+
+# None of them is a default of torch's or of this package's.
+SETTINGS = dict(lr=0.003, weight_decay=0.2, betas=(0.85, 0.98), eps=1e-9)
+
+
+def one_group(params, named=True):
+    return list(params.items() if named else params.values())
+
+
+def by_decay(params, named=True):
+    """Two groups as the Trainer and nanoGPT make them: matrices and tables decay, vectors do not."""
+    groups = [[pair for pair in params.items() if (pair[1].ndim > 1) == decays] for decays in (True, False)]
+    return [
+        {"params": pairs if named else [p for _, p in pairs], "weight_decay": decay}
+        for pairs, decay in zip(groups, (0.2, 0.0))
+    ]
+
+
+def backwards(params, named=True):
+    """Another order, which names put right."""
+    assert named
+    return list(params.items())[::-1]
+
+
+def clones(params):
+    return {name: Parameter(p.detach().clone()) for name, p in params.items()}
+
+
+def rest_of(params):
+    return {name: params[name] for name in REST}
+
+
+def trained_by_adamw(make, params, **settings):
+    """AdamW by torch's fused kernel, which is the one here too."""
+    adamw = torch.optim.AdamW(make, **{**SETTINGS, **settings}, fused=True)
+    take_steps(adamw, params, range(3))
+    return adamw
+
+
+CASES = {
+    "one group": (lambda params: one_group(params, named=False), one_group),
+    "one group with names": (one_group, one_group),
+    "another order with names": (backwards, one_group),
+    "by decay": (lambda params: by_decay(params, named=False), by_decay),
+    "by decay with names": (by_decay, by_decay),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_adamws_part_goes_on_bit_for_bit_and_matrices_take_its_average(kernel, case):
+    theirs, ours = CASES[case]
+    params = named_parameters()
+    adamw = trained_by_adamw(theirs(params), params)
+    others = clones(params)
+    optimizer = kernel.Muon(ours(others), lr=0.02, momentum=0.9, adamw_betas=(0.5, 0.6), adamw_eps=0.1)
+    notes = kernel.import_state(optimizer, serialized(adamw.state_dict()), "adamw")
+    unsaid = ["lr", "momentum", "ns_coefficients", "ns_steps"]
+    assert notes == [f"group 0: {key} is not in the state of the source" for key in unsaid]
+    for name in MATRICES:
+        assert torch.equal(optimizer.state[others[name]]["momentum_buffer"], adamw.state[params[name]]["exp_avg"])
+        assert set(optimizer.state[others[name]]) == STATE[True]
+    muon = optimizer.param_groups[0]
+    assert (muon["use_muon"], muon["lr"], muon["momentum"]) == (True, 0.02, 0.9)
+    take_steps(adamw, params, range(3, 6))
+    take_steps(optimizer, others, range(3, 6))
+    assert same_bits(rest_of(params), rest_of(others))
+    assert not torch.equal(params["up.weight"], others["up.weight"])
+
+
+def test_muon_with_beta1_as_momentum_would_have_averaged_the_same(kernel):
+    """Which is why matrices take `exp_avg` as it is, without a correction for its beginning at zero."""
+    params, others = named_parameters(torch.float64), named_parameters(torch.float64)
+    adamw = trained_by_adamw(one_group(params), params)
+    optimizer = kernel.Muon(others.items(), momentum=SETTINGS["betas"][0])
+    take_steps(optimizer, others, range(3))
+    for name in MATRICES:
+        average, momentum = adamw.state[params[name]]["exp_avg"], optimizer.state[others[name]]["momentum_buffer"]
+        # Three steps, each with at most three roundings of numbers below the largest gradient, which is below 8.
+        torch.testing.assert_close(average, momentum, rtol=0, atol=3 * 3 * 2**-53 * 8)
+
+
+def test_groups_with_one_decay_each_keep_this_optimizers_where_it_has_one_for_both(kernel):
+    params = named_parameters()
+    adamw = trained_by_adamw(by_decay(params, named=False), params)
+    optimizer = kernel.Muon(clones(params).items(), weight_decay=0.3)
+    notes = kernel.import_state(optimizer, adamw.state_dict(), "adamw")
+    assert "group 1: weight_decay is 0.2 and 0.0 in the source" in notes
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3]
+
+
+def test_a_scheduler_goes_on_from_its_base_rate_in_adamws_part_alone(kernel):
+    params = named_parameters()
+    adamw = trained_by_adamw(one_group(params), params)
+    torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: 0.5)
+    optimizer = kernel.Muon(clones(params).items(), lr=0.02)
+    kernel.import_state(optimizer, adamw.state_dict(), "adamw")
+    assert optimizer.param_groups[1]["initial_lr"] == SETTINGS["lr"]
+    assert "initial_lr" not in optimizer.param_groups[0]
+
+
+def test_averages_of_ascent_keep_their_sign(kernel):
+    params, others = named_parameters(), named_parameters()
+    adamw = trained_by_adamw(one_group(params), params, maximize=True)
+    optimizer = kernel.Muon(others.items())
+    kernel.import_state(optimizer, adamw.state_dict(), "adamw")
+    assert [group["maximize"] for group in optimizer.param_groups] == [True, True]
+    expected = kernel.Muon(others.items(), maximize=True, momentum=SETTINGS["betas"][0])
+    take_steps(expected, others, range(3))
+    for name in MATRICES:
+        found = [each.state[others[name]]["momentum_buffer"] for each in (optimizer, expected)]
+        assert torch.nn.functional.cosine_similarity(*(each.flatten() for each in found), dim=0) > 0.999
+
+
+def without(state_dict, position):
+    changed = copy.deepcopy(state_dict)
+    del changed["state"][position]
+    return changed
+
+
+def test_parameter_without_a_state_in_adamw_begins_at_zero(kernel):
+    params = named_parameters()
+    adamw = trained_by_adamw(one_group(params, named=False), params)
+    others = clones(params)
+    optimizer = kernel.Muon(others.items())
+    take_steps(optimizer, others, [0])
+    kernel.import_state(optimizer, without(adamw.state_dict(), 0), "adamw")
+    optimizer.state_dict()
+    assert not any(value.any() for value in optimizer.state[others["wte.weight"]].values())
+
+
+def mixed_up(kernel):
+    params = named_parameters()
+    return trained_by_adamw(list(params.values())[::-1], params).state_dict(), kernel.Muon(clones(params).items())
+
+
+def of_two_groups_that_look_alike(kernel):
+    params = {name: Parameter(torch.ones(8)) for name in ("a.bias", "b.bias")}
+    adamw = torch.optim.AdamW([{"params": [p]} for p in params.values()])
+    take_steps(adamw, params, [0])
+    return adamw.state_dict(), kernel.Muon(params.items())
+
+
+def too_few(kernel):
+    params = named_parameters()
+    adamw = torch.optim.AdamW(list(params.values())[1:])
+    return adamw.state_dict(), kernel.Muon(params.items())
+
+
+def of_a_wrapper(kernel):
+    state_dict, optimizer = mixed_up(kernel)
+    for group in optimizer.param_groups:
+        group["params"] = [Parameter(p.detach()) for p in group["params"]]
+    return state_dict, optimizer
+
+
+def with_maxima(kernel):
+    params = named_parameters()
+    adamw = torch.optim.AdamW(params.items(), amsgrad=True)
+    take_steps(adamw, params, [0])
+    return adamw.state_dict(), kernel.Muon(params.items())
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (mixed_up, r"wte.weight \(40, 12\): no group of the source has it next\. the source has no names"),
+        (of_two_groups_that_look_alike, r"a\.bias \(8,\): groups \[0, 1\] may have it next.* Give names"),
+        (too_few, "4 parameters of the source meet 5 here: .* Give names"),
+        (of_a_wrapper, "put here by a wrapper, and its order is not known: .* Give names"),
+        (with_maxima, "wte.weight needs the state exp_avg, exp_avg_sq, step, got .*max_exp_avg_sq"),
+    ],
+)
+def test_what_cannot_be_told_of_unnamed_state_is_asked_for(kernel, make, words):
+    """Nothing is changed."""
+    state_dict, optimizer = make(kernel)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=words):
+        kernel.import_state(optimizer, state_dict, "adamw")
+    after = optimizer.state_dict()
+    assert before["param_groups"] == after["param_groups"]
+    assert all(same_bits(state, after["state"][i]) for i, state in before["state"].items())
+
+
+def test_names_put_any_order_right(kernel):
+    params = named_parameters()
+    adamw = trained_by_adamw(list(params.values())[::-1], params)
+    others = clones(params)
+    optimizer = kernel.Muon(others.items())
+    kernel.import_state(optimizer, adamw.state_dict(), "adamw", names=list(params)[::-1])
+    for name in REST:
+        assert same_bits(optimizer.state[others[name]], adamw.state[params[name]])
+
+
+@pytest.mark.parametrize("make", [one_group, by_decay])
+def test_adamw_takes_its_part_back_and_begins_matrices_anew(kernel, make):
+    params = named_parameters()
+    settings = dict(adamw_lr=0.003, weight_decay=0.2, adamw_betas=(0.85, 0.98), adamw_eps=1e-9)
+    optimizer = kernel.Muon(make(params), lr=0.02, **settings)
+    take_steps(optimizer, params, range(3))
+    others = clones(params)
+    adamw = torch.optim.AdamW(make(params), **SETTINGS, fused=True)
+    adamw.load_state_dict(serialized(kernel.export_state(optimizer, adamw)))
+    matrices = {name: others[name] for name in MATRICES}
+    fresh = torch.optim.AdamW(matrices.values(), **SETTINGS, fused=True)
+    expected = kernel.Muon(make(others), lr=0.02, **settings)
+    expected.load_state_dict(optimizer.state_dict())
+    take_steps(adamw, params, range(3, 6))
+    for seed in range(3, 6):
+        set_gradients(others, seed)
+        fresh.step()
+        for p in matrices.values():
+            p.grad = None
+        expected.step()
+    assert same_bits(params, others)
+
+
+def test_torchs_muon_takes_the_matrices(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, range(2))
+    muon = torch.optim.Muon([params[name] for name in reversed(MATRICES)], lr=0.5)
+    before = copy.deepcopy(state_of(optimizer, params))
+    muon.load_state_dict(kernel.export_state(optimizer, muon))
+    for name in MATRICES:
+        assert torch.equal(muon.state[params[name]]["momentum_buffer"], before[f"{name}/momentum_buffer"])
+    assert muon.param_groups[0]["lr"] == 0.5
+    take_steps(muon, params, [2])
+    assert same_bits(state_of(optimizer, params), before)
+
+
+@pytest.mark.parametrize(
+    "make, options, error, words",
+    [
+        (lambda params: torch.optim.SGD(params.values()), {}, TypeError, "got Muon and SGD"),
+        (lambda params: torch.optim.AdamW([Parameter(torch.ones(3))]), {}, ValueError, r"the first of shape \(3,\)"),
+        (lambda params: torch.optim.AdamW(params.values(), amsgrad=True), {}, ValueError, "amsgrad=False"),
+        (lambda params: torch.optim.Muon([params["up.weight"]]), {"momentum_dtype": "int8"}, ValueError, "=None"),
+    ],
+)
+def test_target_that_cannot_take_the_state_is_refused(kernel, make, options, error, words):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), **options)
+    with pytest.raises(error, match=words):
+        kernel.export_state(optimizer, make(params))
