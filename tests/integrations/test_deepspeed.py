@@ -60,6 +60,24 @@ def test_stage_zero_trains_and_resumes_with_the_same_bits(pools, tmp_path):
     assert same_bits(first, resumed)
 
 
+def run_beside_a_plain_loop(kernel):
+    model, twin = LanguageModel(), LanguageModel()
+    engine, _ = initialized(kernel, model, 0, gradient_accumulation_steps=2)
+    train_engine(engine, batches(8))
+    opt = kernel.Muon(kernel.groups_for(twin), lr=0.02)
+    for first in range(0, 8, 2):
+        for batch in batches(8)[first : first + 2]:
+            (twin(**batch)["loss"] / 2).backward()
+        opt.step()
+        opt.zero_grad()
+    return copied(model), copied(twin)
+
+
+def test_stage_zero_equals_a_plain_loop_with_accumulation(pools):
+    ((model, twin),) = pools(1).run(run_beside_a_plain_loop)
+    assert same_bits(model, twin)
+
+
 def run_sharded(kernel, stage):
     try:
         # Without this DeepSpeed refuses every optimizer but those that it knows.
