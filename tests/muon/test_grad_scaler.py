@@ -20,6 +20,8 @@ OPTIONS = {
     "cautious nadamw": dict(decay_mode="cautious", fallback="nadamw"),
     "corrected": dict(decay_mode="corrected", lr=torch.tensor(0.02)),
 }
+# A step that may be captured takes the scale and the overflow as tensors; another one is skipped by the scaler.
+IN_STEP = dict(capturable=True)
 any_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 
 
@@ -44,13 +46,15 @@ def scaled_step(optimizer, scaler, params, seed, overflow=False):
 
 @any_options
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_scaled_training_equals_unscaled_training(kernel, options, dtype):
+@pytest.mark.parametrize("capturable", [False, True])
+def test_scaled_training_equals_unscaled_training(kernel, options, dtype, capturable):
     """Overflows are no steps in either.
 
     Bit for bit: scales are powers of two, which divide out exactly, and change after overflows and good steps.
     """
     scaled, plain = named_parameters(dtype), named_parameters(dtype)
-    ours, reference = kernel.Muon(scaled.items(), **options), kernel.Muon(plain.items(), **options)
+    ours = kernel.Muon(scaled.items(), **options, capturable=capturable)
+    reference = kernel.Muon(plain.items(), **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     for seed, overflow in enumerate([True, False, False, True, False, False]):
         scaled_step(ours, scaler, scaled, seed, overflow)
@@ -65,7 +69,7 @@ def test_scaled_training_equals_unscaled_training(kernel, options, dtype):
 @any_options
 def test_overflow_changes_no_parameter_state_or_gradient(kernel, options):
     params = named_parameters()
-    optimizer = kernel.Muon(params.items(), **options)
+    optimizer = kernel.Muon(params.items(), **options, **IN_STEP)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaled_step(optimizer, scaler, params, 0)
     before, state = copy.deepcopy(params), copy.deepcopy(state_of(optimizer, params))
@@ -77,7 +81,8 @@ def test_overflow_changes_no_parameter_state_or_gradient(kernel, options):
 @any_options
 def test_overflow_is_handled_without_reading_on_the_host(kernel, options):
     params = named_parameters()
-    optimizer = kernel.Muon(params.items(), qk_clip=dict(head_dim=6, layers=[("up.weight", "down.weight")]), **options)
+    clip = dict(head_dim=6, layers=[("up.weight", "down.weight")])
+    optimizer = kernel.Muon(params.items(), qk_clip=clip, **options, **IN_STEP)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.zeros(()))
     for poison in (1.0, float("inf")):
@@ -90,10 +95,11 @@ def test_overflow_is_handled_without_reading_on_the_host(kernel, options):
         scaler.update()
 
 
-def test_unscaled_gradients_are_not_unscaled_again(kernel):
+@pytest.mark.parametrize("capturable", [False, True])
+def test_unscaled_gradients_are_not_unscaled_again(kernel, capturable):
     """They may be unscaled before the step so that they can be clipped, as accelerate and Lightning do."""
     scaled, plain = named_parameters(), named_parameters()
-    ours, reference = kernel.Muon(scaled.items()), kernel.Muon(plain.items())
+    ours, reference = kernel.Muon(scaled.items(), capturable=capturable), kernel.Muon(plain.items())
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.zeros(()))
     set_gradients(scaled, 0)
@@ -112,7 +118,7 @@ def test_unscaled_gradients_are_not_unscaled_again(kernel):
 def test_step_leaves_scaled_gradients_scaled(kernel, options):
     """torch's fused AdamW would write the unscaled ones back."""
     params = named_parameters()
-    optimizer = kernel.Muon(params.items(), **options)
+    optimizer = kernel.Muon(params.items(), **options, **IN_STEP)
     scaled_step(optimizer, torch.amp.GradScaler("cpu", init_scale=4.0), params, 0)
     assert all(torch.equal(p.grad, 4 * gradient_of(name, p, 0)) for name, p in params.items())
 
@@ -120,7 +126,7 @@ def test_step_leaves_scaled_gradients_scaled(kernel, options):
 def test_scaler_steps_without_any_gradient(kernel):
     params = named_parameters()
     before = copy.deepcopy(params)
-    optimizer = kernel.Muon(params.items(), qk_clip=dict(head_dim=6, layers=[("up.weight", "down.weight")]))
+    optimizer = kernel.Muon(params.items(), qk_clip=dict(head_dim=6, layers=[("up.weight", "down.weight")]), **IN_STEP)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.zeros(()))
     scaler.step(optimizer)
@@ -139,3 +145,22 @@ def test_scale_set_without_a_scaler_is_divided_out(kernel):
     ours.step()
     reference.step()
     assert same_bits(scaled, plain)
+
+
+def test_loops_see_that_an_overflow_was_no_step(kernel):
+    """As accelerate and Trainer do, which then leave the schedule where it is: torch's scaler does not call `step`."""
+    params, taken = named_parameters(), []
+    optimizer = kernel.Muon(params.items())
+    optimizer.register_step_post_hook(lambda *_: taken.append(True))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for overflow, steps in ((False, 1), (True, 1), (False, 2)):
+        scaled_step(optimizer, scaler, params, 0, overflow)
+        assert len(taken) == steps
+
+
+def test_only_a_step_that_may_be_captured_unscales_by_itself(kernel):
+    """Lightning's plugin for mixed precision refuses to clip gradients for an optimizer that does. It is live."""
+    optimizer = kernel.Muon(named_parameters().items())
+    assert not optimizer._step_supports_amp_scaling
+    optimizer.param_groups[1]["capturable"] = True
+    assert optimizer._step_supports_amp_scaling

@@ -104,8 +104,11 @@ def test_steps_below_bfloat16s_resolution_add_up(kernel):
     assert min(moved["split"]) > 2.0**-9
 
 
-def test_scaled_training_takes_overflows_for_no_steps(kernel):
+@pytest.mark.parametrize("capturable", [False, True])
+def test_scaled_training_takes_overflows_for_no_steps(kernel, capturable):
     halves, ours, wholes, reference = pair(kernel)
+    for group in ours.param_groups:
+        group["capturable"] = capturable
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     scaler.scale(torch.zeros(()))
     for seed, overflow in enumerate([True, False, True, False, False]):

@@ -97,12 +97,13 @@ def test_metrics_stay_when_a_tensor_lr_changes(kernel):
     assert optimizer.metrics() == before
 
 
+@pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
-def test_metrics_are_of_unscaled_gradients(kernel, fallback):
+def test_metrics_are_of_unscaled_gradients(kernel, fallback, capturable):
     found = []
     for scale in (1.0, 1024.0):
         params = named_parameters()
-        optimizer = kernel.Muon(params.items(), fallback=fallback)
+        optimizer = kernel.Muon(params.items(), fallback=fallback, capturable=capturable)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         scaler.scale(torch.zeros(()))
         for name, p in params.items():
@@ -115,7 +116,7 @@ def test_metrics_are_of_unscaled_gradients(kernel, fallback):
 
 def test_overflowed_step_reports_no_updates(kernel):
     params = named_parameters()
-    optimizer = kernel.Muon(params.items())
+    optimizer = kernel.Muon(params.items(), capturable=True)
     take_steps(optimizer, params, [0])
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     scaler.scale(torch.zeros(()))

@@ -41,6 +41,7 @@ def train_scaled(kernel, case: Case, spoiled: tuple[int, ...]):
     """Gradients of the `spoiled` ranks overflow at the second step; returns wholes, state and scale after each."""
     params = [part_of(case, i) for i in range(len(case.specs))]
     optimizer = muon(kernel, case, params)
+    assert optimizer._step_supports_amp_scaling  # else a rank that skips would leave the others waiting
     scaler = torch.amp.GradScaler(device_of_ranks(), init_scale=SCALE)
     scaler.scale(torch.zeros((), device=device_of_ranks()))
     found = []

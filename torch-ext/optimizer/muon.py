@@ -156,8 +156,6 @@ class Muon(Optimizer):
     _broke_off = False  # the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
-    # Makes GradScaler pass `grad_scale` and `found_inf` as tensors, so that the host need not wait.
-    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -245,6 +243,15 @@ class Muon(Optimizer):
             self.__dict__.pop("grad_scale", None)
             self.__dict__.pop("found_inf", None)
             raise
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler has the step itself unscale gradients and see overflows, as tensors.
+
+        Only a captured step needs that, and ranks that share parameters, which would wait for one that skips.
+        """
+        self._refresh()
+        return bool(self._plan.terms) or any(group["capturable"] for group in self.param_groups)
 
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
         """Note the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
