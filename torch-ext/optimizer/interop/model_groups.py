@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Collection, Iterable, Iterator, Mapping, Optional
@@ -12,12 +13,15 @@ from ..explain import Explanation, Route, route_in_group
 from ..parameters.advice import advice, remarks
 from ..parameters.checks import check_parameter
 from ..parameters.matrices import is_stack
-from ..parameters.routing import MODEL_WRAPPERS, UNDECIDED, bare_name, decide, role_by_name, unique_parameters
+from ..parameters.routing import UNDECIDED, bare_name, decide, role_by_name, unique_parameters, unparametrized
 from ..parameters.settings import SETTINGS
 from ..parameters.synonyms import taken_branch, wish_of
+from .heads import adapted, heads_of, unwrapped
 from .layers import Cutting, cut_of, stack_in
 
 Patterns = Mapping[str, Mapping[str, Any]]
+# The reason of a head that nothing told: it is the last linear layer of the network.
+GUESSED_HEAD = "output_head:last_linear"
 # Keys of a group that patterns may set besides settings.
 _BESIDES = ("use_muon", "use_fallback", "algorithm", "role")
 
@@ -45,11 +49,12 @@ def groups_for(
 
     Queries, keys and values are matrices by head, also of fused weights, grouped queries and latent attention; gate and
     up are two; stacks of experts are as many. Weights of transformers' `Conv1D` are (in, out). Modules say what names
-    do not: `nn.Embedding` is a table, the model's output embedding a head, a convolution no stack. Vectors, norms and
-    biases have no weight decay, nor has what `model.no_weight_decay()` names. Each group has a `role`, such as
-    `queries` or `embedding`, by which to set its `lr`, and a `reason`, which `explain()` says. A group of what may be
-    stacks or convolutions has no branch yet: `stacked` in it says which. Tied parameters come once, under their first
-    name.
+    do not: `nn.Embedding` is a table, a convolution no stack. The head is what the model tells, as transformers' and
+    timm's do, what a name tells, or else the last linear layer at the top of the network, of which the reason then is
+    `output_head:last_linear`. Vectors, norms and biases have no weight decay, nor has what `model.no_weight_decay()`
+    names. Each group has a `role`, such as `queries` or `embedding`, by which to set its `lr`, and a `reason`, which
+    `explain()` says. A group of what may be stacks or convolutions has no branch yet: `stacked` in it says which. Tied
+    parameters come once, under their first name.
 
     Args:
         config: what tells sizes that no module does; None: those `config`s that modules have.
@@ -80,11 +85,10 @@ class _Chooser:
     """What the modules of one model say of its parameters, also of a model inside wrappers."""
 
     def __init__(self, model: nn.Module, cutting: Cutting):
-        models = _unwrapped(model)
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._cutting = cutting
-        self._heads = [head for head in map(_output_embedding, models) if head is not None]
-        self._undecayed = {bare_name(name) for each in models for name in _undecayed(each)}
+        self._heads = heads_of(model)
+        self._undecayed = {bare_name(name) for each in unwrapped(model) for name in _undecayed(each)}
         self._unsaid: dict[tuple[str, str], list[str]] = {}  # by role and remark
 
     def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
@@ -100,7 +104,8 @@ class _Chooser:
         if settings["role"] in ("vector", "norm", "bias") or not self._undecayed.isdisjoint(map(bare_name, names)):
             settings["weight_decay"] = 0.0
         if reason != UNDECIDED:  # which leaves the branch to what `stacked` and `expert_keys` say to Muon
-            settings.update(use_muon=branch == "muon", reason=settings["role"])
+            kept = reason == GUESSED_HEAD and settings["role"] == "output_head"
+            settings.update(use_muon=branch == "muon", reason=reason if kept else settings["role"])
         return settings
 
     def remarks(self, rows: Iterable[Route]) -> list[str]:
@@ -119,31 +124,32 @@ class _Chooser:
         """Return the branch and the reason; `every` are, for each name, the modules around the parameter."""
         if wish_of(p) is not None:
             return decide(names, p)
-        if any(isinstance(owners[0], (nn.Embedding, nn.EmbeddingBag)) for owners in every):
+        around = {module for owners in every for module in owners}
+        if any(isinstance(adapted(module), (nn.Embedding, nn.EmbeddingBag)) for module in around):
             return "adamw", "embedding"
         # An adapter's weights are inside the head.
-        if any(head in owners for head in self._heads for owners in every):
+        if not around.isdisjoint(self._heads.told):
             return "adamw", "output_head"
+        if not around.isdisjoint(self._heads.guessed):
+            return "adamw", GUESSED_HEAD
         own_module = every[0][0]
+        if _embeds_patches(names[0], every[0]):
+            return "adamw", "embedding"
         if "router" in type(own_module).__name__.lower():
             return "adamw", "router"
+        if own_module in self._heads.before:  # whose name says that it is the head
+            names = [name.rpartition(".")[2] for name in names]
         return decide(names, p, None, stack_in(names[0], p, own_module))
 
     def _owners(self, name: str) -> list[nn.Module]:
         """Return the modules around a parameter, its own first."""
-        parts = name.split(".")[:-1]
+        parts = unparametrized(name).split(".")[:-1]
         return [self._modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
 
 
-def _unwrapped(model: nn.Module) -> list[nn.Module]:
-    """Return the model, and those inside that it wraps."""
-    models = [model]
-    while True:
-        inside = (getattr(models[-1], key, None) for key in MODEL_WRAPPERS)
-        model = next((module for module in inside if isinstance(module, nn.Module)), None)
-        if model is None:
-            return models
-        models.append(model)
+def _embeds_patches(name: str, owners: list[nn.Module]) -> bool:
+    """Whether a class says so; of one that is in a row, as between the stages of PVT, the input is no pixels."""
+    return any("patchembed" in type(owner).__name__.lower() for owner in owners[:2]) and not re.search(r"\.\d", name)
 
 
 def _undecayed(model: nn.Module) -> Collection[str]:
@@ -157,19 +163,12 @@ def _undecayed(model: nn.Module) -> Collection[str]:
     return names
 
 
-def _output_embedding(model: nn.Module) -> Optional[nn.Module]:
-    """Return the module that makes logits, which transformers' models tell; None where the model does not."""
-    try:
-        return model.get_output_embeddings()
-    except (AttributeError, NotImplementedError):
-        return None
-
-
 def _role(name: str, p: Tensor, reason: str) -> str:
-    """Return the role of a parameter of the fallback: what its name says, else the kind of `reason`, its routing's."""
+    """Return the role of a parameter of the fallback: what modules say, else its name, else `reason`, its routing's."""
     if sum(size > 1 for size in p.shape) < 2:
         return "vector"
-    return (role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
+    told = reason.startswith(("embedding", "output_head"))
+    return (reason if told else role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
 
 
 def _overruled(names: list[str], p: Tensor, settings: dict[str, Any], patterns: Patterns) -> dict[str, Any]:

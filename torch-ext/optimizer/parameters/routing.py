@@ -41,7 +41,7 @@ _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
 # Names of an output head: of a layer anywhere, of a part of the whole network, and of a layer at its top.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
 _HEADS |= {"unembed", "decoder", "qa_outputs"}
-_TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads"}
+_TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads", "head_dist"}
 # `conv_head` is the last hidden convolution of MobileNet and EfficientNet.
 _TOP_LAYER = re.compile(
     r"(output|out|fc|fc_out|proj_out|generator|linear|(final|last)(_(layer|linear|fc|proj))?|(?!conv_).+_head)$"
@@ -180,5 +180,10 @@ def lora_factor(name: str) -> Optional[str]:
 
 def bare_name(name: str) -> str:
     """Return a parameter's name as the model itself has it, without what wrappers add."""
-    name = _PARAMETRIZED.sub(r"\1\2", _ADAPTER.sub("", name))
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    parts = unparametrized(_ADAPTER.sub("", name)).split(".")
+    return ".".join(part for part in parts if part not in _WRAPPERS)
+
+
+def unparametrized(name: str) -> str:
+    """Return the name that a weight had before `torch.nn.utils.parametrize` put other parameters in its place."""
+    return _PARAMETRIZED.sub(r"\1\2", name)

@@ -1,0 +1,140 @@
+"""Which modules of a model make its outputs: as the model tells, as names do, or the last of its linear layers."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List, NamedTuple, Optional
+
+from torch import nn
+
+from ..parameters.routing import MODEL_WRAPPERS, role_by_name
+
+# Methods that tell the module of the outputs: of transformers' models and of timm's.
+_TELL = ("get_output_embeddings", "get_classifier")
+# What adapters keep the layer under that they adapt or replace.
+_ADAPTED = ("base_layer", "original_module")
+_HEAD = "output_head"
+
+
+class Heads(NamedTuple):
+    """Modules that make outputs, as told or `guessed`, and those `before` the last layer of a named head."""
+
+    told: List[nn.Module]
+    guessed: List[nn.Module]
+    before: List[nn.Module]
+
+
+def heads_of(model: nn.Module) -> Heads:
+    """Return what is known of the outputs of `model` without running it.
+
+    What it does not tell by a method, and no name does, is guessed: the output is the linear layer that comes last at
+    the top of the network, and those beside it that take the same input. Of transformers' models without a head, of
+    torch's own layers and of networks with one matrix it is not.
+    """
+    told = [head for module in model.modules() for head in _told(module)]
+    network = _network(model)
+    before = [layer for part in _named_heads(network) for layer in _linear_layers(part)[:-1]]
+    return Heads(told, [] if told or _has_named_head(model) else _last_layers(network), before)
+
+
+def adapted(module: nn.Module) -> nn.Module:
+    """Return the layer inside an adapter, such as PEFT's around an `nn.Embedding`; the module itself if it is none."""
+    inside = (getattr(module, key, None) for key in _ADAPTED)
+    layer = next((layer for layer in inside if isinstance(layer, nn.Module)), None)
+    return module if layer is None else adapted(layer)
+
+
+def unwrapped(model: nn.Module) -> list[nn.Module]:
+    """Return the model, and those inside that it wraps."""
+    models = [model]
+    while True:
+        inside = (getattr(models[-1], key, None) for key in MODEL_WRAPPERS)
+        model = next((module for module in inside if isinstance(module, nn.Module)), None)
+        if model is None:
+            return models
+        models.append(model)
+
+
+def _told(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules with parameters that a model says make its outputs."""
+    for method in _TELL:
+        try:
+            head = getattr(module, method)()
+        except (AttributeError, NotImplementedError):
+            continue
+        # timm's distilled models tell two.
+        for each in head if isinstance(head, (tuple, list)) else (head,):
+            if isinstance(each, nn.Module) and _holds(each):
+                yield each
+
+
+def _network(model: nn.Module) -> nn.Module:
+    """Return the module whose children are the parts of the network: inside wrappers, and all that hold it alone."""
+    network = unwrapped(model)[-1]
+    parts = _parts(network)
+    alone = len(parts) == 1 and not network._parameters and _parts(parts[0])
+    return _network(parts[0]) if alone else network
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """Return the children that hold parameters, in the order in which they were registered."""
+    return [child for child in module.children() if _holds(child)]
+
+
+def _holds(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _has_named_head(model: nn.Module) -> bool:
+    roles = (role_by_name(name, tuple(p.shape)) for name, p in model.named_parameters() if p.ndim > 1)
+    return any(role is not None and role.startswith(_HEAD) for role in roles)
+
+
+def _named_heads(network: nn.Module) -> list[nn.Sequential]:
+    """Return the parts that are heads by their names and sequences of layers, as torchvision's `classifier`."""
+    return [
+        child
+        for name, child in network.named_children()
+        if isinstance(child, nn.Sequential) and (role_by_name(f"{name}.0.weight", (1, 1)) or "").startswith(_HEAD)
+    ]
+
+
+def _linear_layers(sequence: nn.Sequential) -> list[nn.Module]:
+    """Return the layers of a sequence whose last one with parameters is linear, else none."""
+    parts = _parts(sequence)
+    layers = [part for part in parts if _is_linear(part)]
+    return layers if layers and layers[-1] is parts[-1] else []
+
+
+def _last_layers(network: nn.Module) -> list[nn.Module]:
+    """Return the linear layers that come last in `network`; none where it is no network that ends in one."""
+    if type(network).__module__.startswith("torch.nn.") and not isinstance(network, (nn.Sequential, nn.ModuleList)):
+        return []  # a layer of torch's, or a container that tells no order
+    if getattr(network, "base_model", None) is network:
+        return []  # so transformers marks a model without a head
+    parts = _parts(network)
+    while parts and isinstance(parts[-1], (nn.Sequential, nn.ModuleList)):
+        network = parts[-1]
+        parts = [*parts[:-1], *_parts(network)]
+    if not parts or not _is_linear(parts[-1]):
+        return []
+    last = parts[-1]
+    beside = [] if isinstance(network, nn.Sequential) else _beside(adapted(last), parts[-2::-1])
+    rest = [part for part in parts if part not in (last, *beside)]
+    matrix = any(p.ndim > 1 and min(p.shape) > 1 for part in rest for p in part.parameters())
+    return [last, *beside] if matrix else []
+
+
+def _beside(last: Any, before: list[nn.Module]) -> list[nn.Module]:
+    """Return the layers right before the last that take its input too, as of a policy and a value."""
+    found: list[nn.Module] = []
+    for part in before:
+        layer = adapted(part)
+        same = _is_linear(part) and layer.in_features == last.in_features != layer.out_features
+        if not same:
+            break
+        found.append(part)
+    return found
+
+
+def _is_linear(module: Optional[nn.Module]) -> bool:
+    return module is not None and isinstance(adapted(module), nn.Linear)
