@@ -1,5 +1,6 @@
-"""torch: GradScaler, averages of weights, checkpoints, ZeroRedundancyOptimizer
+"""torch
 
+Its schedulers, `GradScaler`, averages of weights and checkpoints take Muon as they take its own optimizers.
 `ZeroRedundancyOptimizer` gives each rank a part of every group, and knows no names. So each group must be of one
 branch, and its parameters without names:
 """

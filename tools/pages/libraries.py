@@ -24,6 +24,8 @@ TESTS = ROOT / "tests" / "integrations"
 RESULTS = TESTS / "results.json"
 PAGE = ROOT / "docs" / "libraries.md"
 HEADINGS = ("library", "version", "result", "tests")
+# Words of a test's name that are spelled otherwise in a sentence.
+NAMES = {"adamw": "AdamW", "fabric": "Fabric", "lookahead": "Lookahead", "muon": "Muon", "swa": "SWA"}
 LISTED = 60  # letters of the cases of a test that a line has at most
 
 INTRODUCTION = """\
@@ -55,7 +57,8 @@ class Test(NamedTuple):
 
     def line(self) -> str:
         """Return the name as a sentence with the cases, and before it what is not as it says."""
-        said = self.name.removeprefix("test_").replace("_", " ")
+        words = self.name.removeprefix("test_").split("_")
+        said = " ".join(NAMES.get(word, word) for word in words)
         if self.works():
             return f"- {said}{in_brackets(list(self.outcomes))}"
         failed = [case for case, outcome in self.outcomes.items() if outcome == "failed"]
