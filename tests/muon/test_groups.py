@@ -191,3 +191,45 @@ def test_parameter_appended_to_a_group_is_explained(kernel):
     optimizer = kernel.Muon(named_parameters().items())
     optimizer.param_groups[0]["params"].append(Parameter(torch.ones(8, 8)))
     assert len(optimizer.explain().rows) == len(named_parameters()) + 1
+
+
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("weight_decy", 0.1, "has no 'weight_decy': did you mean 'weight_decay'"),
+        ("use_moun", True, "has no 'use_moun': did you mean 'use_muon'"),
+        ("is_muon", True, "has no 'is_muon': did you mean 'use_muon'"),
+        ("adamw_beta", (0.9, 0.95), "did you mean 'adamw_betas'"),
+        ("qqqqq", 1, "has no 'qqqqq': it has .*weight_decay.* A key of your own begins with an underscore"),
+        ("amsgrad", True, "amsgrad=True of a parameter group cannot be here"),
+    ],
+)
+def test_a_key_that_nobody_reads_raises_with_the_nearest(kernel, key, value, words):
+    optimizer = kernel.Muon(named_parameters().items())
+    for make in (lambda group: kernel.Muon([group]), optimizer.add_param_group):
+        with pytest.raises(ValueError, match=words):
+            make({"params": [("new.weight", Parameter(torch.ones(8, 8)))], key: value})
+    assert len(optimizer.param_groups) == 2
+
+
+def test_keys_that_others_write_and_ones_own_stay(kernel):
+    """Also those that come into live groups later, and with a state."""
+    others = dict(initial_lr=0.1, max_lr=0.2, swa_lr=0.3, lr_scale=0.5, lr_mult=1.0, name="body", amsgrad=False)
+    params = named_parameters()
+    optimizer = kernel.Muon([{"params": params.items(), **others, "_mine": 7}])
+    for group in optimizer.param_groups:
+        assert {key: group[key] for key in others} == others and group["_mine"] == 7
+        group["somebodys"] = 1
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert all(group["somebodys"] == 1 for group in optimizer.param_groups)
+    with pytest.raises(ValueError, match="has no 'somebodys'"):
+        kernel.Muon(optimizer.param_groups)
+
+
+def test_groups_of_torchs_own_optimizers_are_taken_as_they_are(kernel):
+    for make, key in ((torch.optim.AdamW, "norm.weight"), (torch.optim.Muon, "up.weight")):
+        groups = make([named_parameters()[key]], lr=0.1).param_groups
+        torch.optim.lr_scheduler.OneCycleLR(make(groups), max_lr=0.1, total_steps=5)
+        (group,) = kernel.Muon(groups).param_groups
+        assert group["max_lr"] == 0.1

@@ -7,6 +7,7 @@ from typing import Any, Mapping, Optional, Sequence
 from torch import Tensor
 
 from .checks import check_parameter
+from .group_keys import check_keys
 from .matrices import is_stack, moments_in_group, view_in_group
 from .momentum_blocks import blocks_in_group
 from .rates import first_decay_lr, rates_beside
@@ -33,6 +34,7 @@ def split_group(
     come once. Raises ValueError or TypeError for what cannot be optimized.
     """
     changed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    check_keys(changed)
     forced, implementations = taken_branch(changed), taken_implementations(changed)
     settings = plain_settings({**defaults, **changed})
     halves, reasons = _halves(group, settings, forced, is_muon, first)

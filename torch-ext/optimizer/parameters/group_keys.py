@@ -1,0 +1,43 @@
+"""The keys of a given group: a misspelt one would be a setting that is silently not there."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, Mapping
+
+from .settings import SETTINGS
+
+# Of this package, besides settings.
+_OURS = ("use_muon", "use_fallback", "algorithm", "role", "reason", "rounding_step", "state_format")
+# What others write into groups, by who does. None of it changes a step, but through `lr` that a scheduler sets by it.
+_OTHERS: dict[str, tuple[str, ...]] = {
+    "torch.optim.Optimizer": ("params", "param_names"),
+    "torch.optim.AdamW, Muon": ("betas", "fused", "foreach", "use_addmm", "decoupled_weight_decay"),
+    "torch's schedulers": ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"),
+    "timm, by layer decay": ("lr_scale",),
+    "mmengine": ("lr_mult", "decay_mult"),
+    "Megatron": ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "start_wd", "end_wd", "default_config"),
+    "Megatron, of parallelism": ("is_expert_parallel", "is_engram_parallel"),
+    "Megatron, of models": ("is_decoupled_lr", "is_vision_model_param"),
+    "DeepSpeed, by which it splits experts": ("name", "moe"),
+    "Lightning, for its LearningRateMonitor": ("name",),
+    "loops and loggers": ("group_name", "warmup_lr"),
+}
+_KNOWN = {*SETTINGS, *_OURS, *(key for keys in _OTHERS.values() for key in keys)}
+# Of torch.optim.AdamW, which would change a step: only their False means something here.
+_REFUSED = ("amsgrad", "differentiable")
+
+
+def check_keys(group: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key of a given group that nobody reads, with the nearest that there is.
+
+    Keys that begin with an underscore are the user's.
+    """
+    for key, value in group.items():
+        if key in _REFUSED and value:
+            raise ValueError(f"{key}={value!r} of a parameter group cannot be here: leave it out")
+        if key in _KNOWN or key in _REFUSED or str(key).startswith("_"):
+            continue
+        nearest = get_close_matches(str(key), [*SETTINGS, *_OURS], n=1)
+        meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted(SETTINGS))}."
+        raise ValueError(f"a parameter group has no {key!r}: {meant} A key of your own begins with an underscore")
