@@ -1,4 +1,4 @@
-"""Jupyter
+"""Jupyter, by nbclient
 
 The last line of a cell shows what goes where.
 """

@@ -29,8 +29,8 @@ def test_adapters_train_and_their_base_stays(optimizer):
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
     # </use>
     before = copied(model)
-    losses = train(model, opt, batches(40))
-    assert losses[-1] < 0.95 * losses[0]  # under a head of random weights, which stays
+    losses = train(model, opt, batches(20))
+    assert losses[-1] < 0.97 * losses[0]  # under a head of random weights, which stays
     assert set(branches(opt).values()) == {"muon"} and all(".lora_" in name for name in branches(opt))
     assert all(torch.equal(value, before[name]) for name, value in copied(model).items() if ".lora_" not in name)
 

@@ -1,7 +1,7 @@
-"""Schedule-Free, around Muon
+"""Schedule-Free
 
-Its average takes the place of a decaying learning rate. Call `opt.eval()` before the model is evaluated, and
-`opt.train()` before it is trained on.
+Its wrapper goes around Muon. Its average takes the place of a decaying learning rate. Call `opt.eval()` before the
+model is evaluated, and `opt.train()` before it is trained on.
 """
 
 import copy

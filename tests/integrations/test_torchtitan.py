@@ -6,7 +6,7 @@ no choice of.
 """
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def container(optimizer):
     muon = ParamGroupConfig(pattern=".*", optimizer_name="Muon", optimizer_kwargs={"lr": 0.02})
     config = Optimizers.Config(param_groups=[muon])  # a model's `optimizer` in its configuration
     # </use>
-    return lambda model: config.build(model_parts=[model])
+    return lambda model, **options: replace(config, **options).build(model_parts=[model])
 
 
 def test_equals_a_plain_loop(optimizer, container):
@@ -77,6 +77,12 @@ def test_its_schedule_moves_both_branches_alike(container):
         schedule.step()
     assert all(factors == pytest.approx([factors[0]] * 2) for factors in seen)
     assert len({round(factors[0], 6) for factors in seen}) > 3
+
+
+def test_fused_of_the_container_is_refused(container):
+    """It is the default there; a group may say `fused` itself as well."""
+    with pytest.raises(ValueError, match=r"fused=True means nothing here.*Leave it out"):
+        container(LanguageModel(), implementation="fused")
 
 
 def test_two_model_parts_have_an_optimizer_each(container):

@@ -102,3 +102,21 @@ def test_precision_and_schedules_train(optimizer, model, arguments, train_datase
     trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
     trainer.train()
     assert losses(trainer)[-1] < 0.9 * losses(trainer)[0]
+
+
+def test_decays_what_the_trainer_decays(optimizer, model, arguments, train_dataset):
+    muon = (optimizer.MuonFactory, SETTINGS)
+    trainer = transformers.Trainer(model, arguments(), train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
+    groups = trainer.create_optimizer().param_groups
+    decayed = {name for group in groups if group["weight_decay"] for name in group["param_names"]}
+    assert decayed == set(trainer.get_decay_parameter_names(model)) & dict(model.named_parameters()).keys()
+
+
+def test_settings_beside_the_factory_count_and_training_arguments_do_not(optimizer, model, arguments, train_dataset):
+    """The Trainer hands its own learning rate, decay and betas to no factory."""
+    args = arguments(learning_rate=0.5, weight_decay=0.7, adam_beta1=0.3)
+    muon = (optimizer.MuonFactory, SETTINGS)
+    trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
+    groups = trainer.create_optimizer().param_groups
+    assert {group["lr"] for group in groups} == {0.02} and {group["weight_decay"] for group in groups} == {0.0, 0.1}
+    assert {group["adamw_betas"] for group in groups} == {(0.9, 0.95)}

@@ -62,7 +62,7 @@ def test_page_shows_what_works_and_the_lines_of_use(folder):
     page = libraries.page(folder, FOUND)
     assert "| [Some library](#some-library) | 1.2 | works | [test_some_library.py]" in page
     assert "\nHow it is used.\n\n```python\nopt = optimizer.Muon(model.named_parameters())\n```\n" in page
-    assert "- loss falls\n- each case resumes (2 cases)\n" in page
+    assert "- loss falls\n- each case resumes (a, b)\n" in page
 
 
 @pytest.mark.parametrize("outcome, said", [("failed", "fails"), ("skipped", "not run"), (None, "not run")])
@@ -78,7 +78,7 @@ def test_page_says_what_does_not_pass(folder, outcome, said):
 def test_one_case_that_fails_is_a_test_that_fails(folder):
     tests = {**FOUND["tests"], "test_some_library.py::test_each_case_resumes[b]": {"outcome": "failed", "seconds": 1.0}}
     page = libraries.page(folder, {**FOUND, "tests": tests})
-    assert "| 1 of 2 tests do not pass |" in page and "- **fails**: each case resumes (2 cases)\n" in page
+    assert "| 1 of 2 tests do not pass |" in page and "- **fails**: each case resumes (b)\n" in page
 
 
 def test_file_without_lines_of_use_is_refused(folder):
@@ -98,3 +98,7 @@ def test_log_makes_results(tmp_path, folder):
     assert found["seconds"] == 2 and found["versions"] == {}
     with pytest.raises(ValueError, match="no test of"):
         library_results.results(tmp_path / "missing", folder)
+
+
+def test_long_lists_of_cases_are_counted():
+    assert libraries.in_brackets(["a" * 30, "b" * 30]) == " (2 cases)" and libraries.in_brackets([""]) == ""

@@ -188,25 +188,3 @@ def test_parameters_replaced_by_preparing_are_followed(create_optimizer):
     take_steps(other, replaced, range(2))
     assert same_bits(replaced, named(optimizer))
     assert len(other.state_dict()["state"]) == len(DECAYED)
-
-
-def test_trainer_groups_trains_and_resumes(trainer, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    data = [{"input_ids": torch.arange(i, i + 6) % 16, "labels": torch.arange(i + 1, i + 7) % 16} for i in range(16)]
-
-    def run(steps, resume=None):
-        arguments = transformers.TrainingArguments(
-            output_dir=tmp_path / "run", max_steps=steps, save_steps=3, per_device_train_batch_size=4, use_cpu=True,
-            report_to=[], lr_scheduler_type="constant", weight_decay=0.25, disable_tqdm=True,
-        )  # fmt: skip
-        # The Trainer's files do not hold tied weights of a model that is not transformers' own.
-        model, factory = Network(tied=False), (trainer.MuonFactory, SETTINGS)
-        running = transformers.Trainer(model, arguments, train_dataset=data, optimizer_cls_and_kwargs=factory)
-        decayed = [name for group in trainer.decay_groups(model)[:1] for name, _ in group["params"]]
-        assert decayed == [name for name in running.get_decay_parameter_names(model) if "frozen" not in name]
-        running.train(resume_from_checkpoint=resume)
-        return running.model.state_dict()
-
-    straight = run(6)
-    assert same_bits(straight, run(6, resume=str(tmp_path / "run/checkpoint-3")))
-    assert not same_bits(straight, Network(tied=False).state_dict())

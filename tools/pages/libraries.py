@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import NamedTuple
@@ -24,6 +24,9 @@ TESTS = ROOT / "tests" / "integrations"
 RESULTS = TESTS / "results.json"
 PAGE = ROOT / "docs" / "libraries.md"
 HEADINGS = ("library", "version", "result", "tests")
+# Words of a test's name that are spelled otherwise in a sentence.
+NAMES = {"adamw": "AdamW", "fabric": "Fabric", "lookahead": "Lookahead", "muon": "Muon", "swa": "SWA"}
+LISTED = 60  # letters of the cases of a test that a line has at most
 
 INTRODUCTION = """\
 # Libraries
@@ -41,21 +44,32 @@ optimizer = get_kernel("org/optimizer", version=1, trust_remote_code=True)
 
 
 class Test(NamedTuple):
-    """A test function, and the outcomes of its cases: `passed`, `failed` or `skipped`; none where it has not run."""
+    """A test function, and how each of its cases ended: `passed`, `failed` or `skipped`; none where it has not run.
+
+    Cases go by what pytest calls them; the one of a test without parameters is called "".
+    """
 
     name: str
-    outcomes: Sequence[str]
+    outcomes: Mapping[str, str]
 
     def works(self) -> bool:
-        return bool(self.outcomes) and set(self.outcomes) == {"passed"}
+        return set(self.outcomes.values()) == {"passed"}
 
     def line(self) -> str:
-        """Return the name as a sentence, with what is not as it says."""
-        sentence = self.name.removeprefix("test_").replace("_", " ")
-        sentence = f"{sentence} ({len(self.outcomes)} cases)" if len(self.outcomes) > 1 else sentence
+        """Return the name as a sentence with the cases, and before it what is not as it says."""
+        words = self.name.removeprefix("test_").split("_")
+        said = " ".join(NAMES.get(word, word) for word in words)
         if self.works():
-            return f"- {sentence}"
-        return f"- **{'fails' if 'failed' in self.outcomes else 'not run'}**: {sentence}"
+            return f"- {said}{in_brackets(list(self.outcomes))}"
+        failed = [case for case, outcome in self.outcomes.items() if outcome == "failed"]
+        return f"- **fails**: {said}{in_brackets(failed)}" if failed else f"- **not run**: {said}"
+
+
+def in_brackets(cases: Sequence[str]) -> str:
+    """Return the cases of a test, or, where that would be long, how many they are."""
+    listed = ", ".join(cases)
+    listed = listed if len(listed) <= LISTED else f"{len(cases)} cases"
+    return f" ({listed})" if listed else ""
 
 
 class Library(NamedTuple):
@@ -90,10 +104,14 @@ def distribution(file: Path) -> str:
     return file.stem.removeprefix("test_").replace("_", "-")
 
 
-def outcomes_of(tests: dict[str, dict], file: str, name: str) -> list[str]:
-    """Return how the cases of a test ended."""
-    cases = {case: verdict["outcome"] for case, verdict in tests.items()}
-    return [outcome for case, outcome in cases.items() if case.partition("[")[0] == f"{file}::{name}"]
+def outcomes_of(tests: Mapping[str, dict], file: str, name: str) -> dict[str, str]:
+    """Return how each case of a test ended, in the order in which they ran."""
+    outcomes = {}
+    for test, verdict in tests.items():
+        function, _, case = test.partition("[")
+        if function == f"{file}::{name}":
+            outcomes[case.removesuffix("]")] = verdict["outcome"]
+    return outcomes
 
 
 def lines_of_use(source: str) -> str:

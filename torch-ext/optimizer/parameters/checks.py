@@ -33,7 +33,7 @@ def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Option
         raise ValueError(
             f"{name} belongs to {wrapper}, which cuts a flat vector of many parameters: what it leaves, of shape "
             f"{tuple(p.shape)}, is not a matrix, and AdamW in its place would be another optimizer. Muon needs whole "
-            "parameters, as those of DistributedDataParallel are, or shards of them, as those of FSDP2"
+            "parameters, as DistributedDataParallel and ZeRO's stage 0 leave them, or shards of them, as FSDP2 does"
         )
     if p.layout != torch.strided:
         raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
@@ -46,7 +46,7 @@ def check_matrix(name: str, p: Tensor) -> None:
     if p.ndim < 2 or 0 in p.shape:
         raise ValueError(
             f"Muon was asked for {name}, which is not a matrix: its shape is {tuple(p.shape)} "
-            "(wrappers that flatten parameters, such as FSDP1 and DeepSpeed's ZeRO, leave no matrices)"
+            "(FSDP1 and DeepSpeed's ZeRO from stage 1 on flatten parameters; FSDP2 and ZeRO's stage 0 leave matrices)"
         )
 
 
