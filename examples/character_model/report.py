@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.machine import cpu_name
 
-from .comparison import ADAMW_LR_IN_MUON, BETAS, TRIAL_SEED, WEIGHT_DECAY, Comparison
+from .comparison import BETAS, TRIAL_SEED, WEIGHT_DECAY, Comparison
 from .corpus import Corpus
 from .loading import Origin
 from .training import BATCH, WARM_UP, Record
@@ -45,7 +45,6 @@ def summary(comparison: Comparison, corpus: Corpus, origin: Origin) -> dict[str,
             "trial_seed": TRIAL_SEED,
             "weight_decay": WEIGHT_DECAY,
             "adamw_betas": BETAS,
-            "adamw_lr_in_muon": ADAMW_LR_IN_MUON,
         },
         "results": {name: result(comparison, name) for name in comparison.plan.learning_rates},
         "muon_matches_adamw_at": match and {"step": match[0], "seconds": match[1]},

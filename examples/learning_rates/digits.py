@@ -13,7 +13,7 @@ BATCH = 32
 WIDTH = 16  # channels of the first block
 SHIFT = 1  # pixels by which an image of a batch is moved at most, in each direction
 HIGHEST = 16.0  # value of a pixel
-# Every third image is trained on: a problem that is not solved before the rates have told apart.
+# Every third image is trained on: with more the problem is solved before learning rates can be told apart.
 TRAIN_EVERY = 3
 
 
@@ -50,8 +50,7 @@ def digits() -> Problem:
     """Return the problem of the network; the loss is the cross entropy in nats per image."""
     read = load_digits()
     images, labels = torch.tensor(read.images / HIGHEST, dtype=torch.float32)[:, None], torch.tensor(read.target)
-    chosen = torch.arange(len(images)) % TRAIN_EVERY == 0
-    train, held_out = (images[chosen], labels[chosen]), (images[~chosen], labels[~chosen])
+    train, held_out = for_training(images, labels), for_validation(images, labels)
     return Problem(
         model=DigitModel,
         batch=lambda generator: batch_of(*train, generator),
@@ -60,10 +59,20 @@ def digits() -> Problem:
     )
 
 
+def for_training(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tensor[::TRAIN_EVERY] for tensor in tensors)
+
+
+def for_validation(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return what `for_training` leaves."""
+    kept = torch.arange(len(tensors[0])) % TRAIN_EVERY != 0
+    return tuple(tensor[kept] for tensor in tensors)
+
+
 def batch_of(images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return BATCH random images (BATCH, 1, 8, 8), all moved by the same few pixels, and their labels (BATCH,)."""
     chosen = torch.randint(len(images), (BATCH,), generator=generator)
-    down, right = (torch.randint(2 * SHIFT + 1, (2,), generator=generator)).tolist()
+    down, right = torch.randint(2 * SHIFT + 1, (2,), generator=generator).tolist()
     padded = F.pad(images[chosen], (SHIFT,) * 4)
     height, width = images.shape[-2:]
     return padded[..., down : down + height, right : right + width], labels[chosen]

@@ -20,7 +20,7 @@ from benchmarks.result_file import ResultFile, default_path, facts
 
 from ..character_model.experiment import REPO_ID, VERSION
 from ..recipes.trials import corpus, load
-from .plan import FULL, LONGEST, MODELS, QUICK, Measure, Size, Training, candidates, finals, longest
+from .plan import FULL, MODELS, QUICK, Measure, Size, Training, candidates, finals, longest
 from .problems import loss_after
 
 
@@ -33,7 +33,11 @@ def main() -> int:
     size = QUICK if arguments.quick else FULL
     torch.set_num_threads(1)
     kernel = load(REPO_ID, VERSION)
-    settings = {**asdict(size), "trial_seeds": MODELS, "corpus": corpus().sha256}
+    settings = {
+        **asdict(size),
+        "grids": {name: asdict(grid) for name, grid in MODELS.items()},
+        "corpus": corpus().sha256,
+    }
     file, console = ResultFile(arguments.output, facts(kernel, torch.device("cpu"), settings), []), Console()
 
     def measure(training: Training) -> float:
@@ -55,12 +59,11 @@ def main() -> int:
 
 def run_all(size: Size, measure: Measure) -> None:
     """Measure what the page shows."""
+    for training in longest(size, measure):
+        measure(training)
     for model in MODELS:
         for setting in candidates(model, size, measure).values():
             for training in finals(model, setting, size):
-                measure(training)
-        if model == LONGEST:
-            for training in longest(size, measure):
                 measure(training)
 
 

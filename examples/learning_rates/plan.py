@@ -9,20 +9,33 @@ from statistics import fmean
 from ..character_model.comparison import TRIAL_SEED
 from ..recipes.trials import tuned
 
-# Each with the seeds of its trials: losses of so few images are noisier than those of text.
+RATES = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The trials of one model: their seeds, which no final run has, and the rates that go with each other."""
+
+    seeds: tuple[int, ...] = (TRIAL_SEED,)
+    rates: tuple[float, ...] = RATES  # of the matrices
+    adamw_rates: tuple[float, ...] = RATES
+    others: tuple[str, ...] = ("original", "rms_to_rms")  # multipliers that are tuned, too
+
+
 MODELS = {
-    "characters": (TRIAL_SEED,),
-    "digits": (TRIAL_SEED, TRIAL_SEED + 1),
-    "characters, small initial weights": (TRIAL_SEED,),
+    "characters": Grid(),
+    # Losses of so few images are noisier than those of text.
+    "digits": Grid(seeds=(TRIAL_SEED, TRIAL_SEED + 1)),
+    "characters, small initial weights": Grid(rates=RATES[2:5], adamw_rates=RATES[:5], others=()),
 }
 LONGEST = "characters"  # the model of the longest runs
 
 ADAMW = "AdamW"
 TORCH = "torch.optim.Muon"
 MATCH = "match_rms_adamw"
-# Tuned by turns from the best rates of MATCH, with the factor by which theirs is likely to be larger.
-OTHERS = {"original": 2.0, "rms_to_rms": 2.0}
-FIXED = (1e-3, 1e-2, 2e-2)  # rates for every parameter that were not tuned
+# By which the rates of the other multipliers are likely to be larger than those of MATCH: where their tuning begins.
+LARGER = 2.0
+FIXED = (1e-3, 1e-2, 2e-2, 4e-2)  # rates for every parameter that were not tuned
 OLD = (2e-2, 3e-3)  # what README and demonstration had
 TORCH_DEFAULT = 1e-3  # of its Muon and of its AdamW
 
@@ -31,20 +44,17 @@ TORCH_DEFAULT = 1e-3  # of its Muon and of its AdamW
 class Size:
     """How much is run."""
 
-    rates: tuple[float, ...]  # of the matrices
-    adamw_rates: tuple[float, ...]
     longest_rates: tuple[float, ...]  # AdamW's, in the longest runs
     trial_steps: int
     final_steps: int
     longest_steps: int
     seeds: tuple[int, ...]
     windows: int  # of the validation text
-    most_trials: int  # learning rates where one alone is tuned
+    most_trials: int  # learning rates along a line
 
 
-RATES = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
-FULL = Size(RATES[:-1], RATES, RATES[1:-1], 200, 300, 1200, (0, 1, 2), 400, 8)
-QUICK = Size(RATES[2:4], RATES[2:4], RATES[2:4], 2, 3, 4, (0,), 16, 2)
+FULL = Size(RATES[1:5], 200, 300, 1200, (0, 1, 2), 400, 8)
+QUICK = Size(RATES[:2], 2, 3, 4, (0,), 16, 2)
 
 
 @dataclass(frozen=True)
@@ -83,12 +93,20 @@ class Trials:
     size: Size
     measure: Measure
 
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return MODELS[self.model].rates[: self.size.most_trials]
+
+    @property
+    def adamw_rates(self) -> tuple[float, ...]:
+        return MODELS[self.model].adamw_rates[: self.size.most_trials]
+
     def loss(self, setting: Setting) -> float:
         steps = self.size.trial_steps
-        return fmean(self.measure(Training(self.model, setting, steps, seed)) for seed in MODELS[self.model])
+        return fmean(self.measure(Training(self.model, setting, steps, seed)) for seed in MODELS[self.model].seeds)
 
     def grid(self) -> list[Setting]:
-        return [Setting(MATCH, lr, adamw_lr) for lr in self.size.rates for adamw_lr in self.size.adamw_rates]
+        return [Setting(MATCH, lr, adamw_lr) for lr in self.rates for adamw_lr in self.adamw_rates]
 
     def best_of_grid(self) -> Setting:
         return min(self.grid(), key=self.loss)
@@ -103,7 +121,7 @@ class Trials:
     def best_of_other(self, adjust_lr_fn: str) -> Setting:
         """Tune the rate of matrices, then AdamW's, from those of MATCH."""
         start = self.best_of_grid()
-        lr = self.best_rate(lambda lr: Setting(adjust_lr_fn, lr, start.adamw_lr), start.lr * OTHERS[adjust_lr_fn])
+        lr = self.best_rate(lambda lr: Setting(adjust_lr_fn, lr, start.adamw_lr), start.lr * LARGER)
         adamw_lr = self.best_rate(lambda adamw_lr: Setting(adjust_lr_fn, lr, adamw_lr), start.adamw_lr)
         return Setting(adjust_lr_fn, lr, adamw_lr)
 
@@ -127,7 +145,7 @@ def candidates(model: str, size: Size, measure: Measure) -> dict[str, Setting]:
         **{f"one rate, {lr:g}": Setting(MATCH, lr, lr) for lr in FIXED},
         "AdamW's best rate, nothing tuned": Setting(MATCH, adamw.lr, adamw.lr),
         f"lr={OLD[0]:g}, adamw_lr={OLD[1]:g}": Setting(MATCH, *OLD),
-        **{f"`{name}`, both tuned": trials.best_of_other(name) for name in OTHERS},
+        **{f"`{name}`, both tuned": trials.best_of_other(name) for name in MODELS[model].others},
     }
     if model != "digits":  # torch's Muon takes no convolutions.
         chosen["`torch.optim.Muon` and AdamW at their defaults"] = Setting(TORCH, TORCH_DEFAULT, TORCH_DEFAULT)
@@ -140,9 +158,13 @@ def finals(model: str, setting: Setting, size: Size) -> list[Training]:
 
 
 def longest(size: Size, measure: Measure) -> list[Training]:
-    """Return the longest runs, of one seed: the best rate of matrices and its half, with each of AdamW's; and AdamW."""
+    """Return the longest runs, of one seed: the best rate of matrices with each of AdamW's, and half of it with two.
+
+    Also AdamW alone, at its best rate and at half of it.
+    """
     trials = Trials(LONGEST, size, measure)
     lr, adamw = trials.best_of_grid().lr, trials.best_adamw().lr
-    settings = [Setting(MATCH, rate, adamw_lr) for rate in (lr, lr / 2) for adamw_lr in size.longest_rates]
+    settings = [Setting(MATCH, lr, adamw_lr) for adamw_lr in size.longest_rates]
+    settings += [Setting(MATCH, lr / 2, lr / 2), Setting(MATCH, lr / 2, lr / 4)]
     settings += [Setting(ADAMW, rate, rate) for rate in (adamw, adamw / 2)]
     return [Training(LONGEST, setting, size.longest_steps, size.seeds[0]) for setting in settings]
