@@ -268,6 +268,6 @@ def test_groups_print_what_is_their_own(kernel):
         "Muon: 2 parameters by Muon, 1 parameter by NAdamW",
         f"  settings: exchange={exchange}",
         "  group 0: 1 parameter by Muon, lr=0.5, weight_decay=0.1, role=mlp",
-        "  group 1: 1 parameter by NAdamW, lr=0.25, weight_decay=0.1, role=mlp",
+        "  group 1: 1 parameter by NAdamW, lr=0.5, weight_decay=0.1, role=mlp, lr_factor=0.5",
         "  group 2: 1 parameter by Muon, lr=0.001, weight_decay=0, nesterov=False",
     ]

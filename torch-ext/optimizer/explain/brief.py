@@ -6,7 +6,7 @@ from typing import Any, Mapping, Sequence
 
 from ..parameters.settings import SETTINGS, Group
 from .table import FALLBACK_NAMES
-from .writing import effective_lr, number_set, plain_number
+from .writing import number_set, plain_number
 
 # What a line says of every group, and in its own way.
 _SAID = ("lr", "weight_decay", "adamw_lr", "fallback")
@@ -46,7 +46,7 @@ def _group(group: Group, given: Mapping[str, Any]) -> str:
     count = len(group["params"])
     others = {key: group[key] for key in SETTINGS if key not in _SAID and group[key] != given.get(key)}
     role = {"role": group["role"]} if "role" in group else {}
-    shown = {"lr": effective_lr(group), "weight_decay": plain_number(group["weight_decay"]), **role, **others}
+    shown = {**{key: plain_number(group[key]) for key in ("lr", "weight_decay")}, **role, **others}
     return f"{count} {_parameters(count)} by {_branch(group)}, {_written(shown)}"
 
 

@@ -86,7 +86,7 @@ def plain_number(value: Union[float, Tensor]) -> Union[float, str]:
 
 def effective_lr(group: Mapping[str, Any]) -> Union[float, str]:
     """Return the learning rate of a group's parameters as it is now, or where it lies."""
-    rate, factor = plain_number(group["lr"]), group.get("lr_factor", 1.0)
+    rate, factor = plain_number(group["lr"]), group["lr_factor"]
     if isinstance(rate, str):
         return rate if factor == 1.0 else f"{factor:g} x {rate}"
     return rate * factor
