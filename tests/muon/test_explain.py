@@ -141,7 +141,7 @@ def test_learning_rate_and_decay_are_those_of_the_call(kernel):
 
 def test_a_rate_is_never_fetched_from_a_device(writing):
     elsewhere = torch.zeros((), device="meta")
-    assert writing.effective_lr({"lr": elsewhere}) == "tensor on meta"
+    assert writing.effective_lr({"lr": elsewhere, "lr_factor": 1.0}) == "tensor on meta"
     assert writing.effective_lr({"lr": elsewhere, "lr_factor": 0.5}) == "0.5 x tensor on meta"
     assert writing.effective_lr({"lr": 0.5, "lr_factor": 0.5}) == 0.25
 
