@@ -101,3 +101,14 @@ def test_trainers_arguments_reach_the_optimizer_and_it_explains_itself(trains):
     for group in made.param_groups:
         assert group["weight_decay"] in (0.01, 0.0)
         assert (group["adamw_betas"], group["adamw_eps"]) == ((0.8, 0.99), 1e-6)
+
+
+@pytest.mark.integrations
+def test_an_optimizer_that_the_factory_made_by_hand_trains_alike(trainer, trains):
+    by_factory, model = trains(), Network(tied=False)
+    made = trainer.MuonFactory()(model, args=by_factory.args)
+    data = by_factory.train_dataset
+    by_hand = type(by_factory)(model, by_factory.args, train_dataset=data, optimizers=(made, None))
+    for running in (by_factory, by_hand):
+        running.train()
+    assert same_bits(by_factory.model.state_dict(), by_hand.model.state_dict())
