@@ -188,6 +188,40 @@ def test_as_packages_run_both_are_a_few_hundredths_from_the_exact_step(kernel, t
         assert max(distances(halves, exact, before).values()) <= 0.05
 
 
+@pytest.mark.parametrize("origin, line", marked(("keller_jordan", "deepspeed")))
+def test_an_eps_that_is_added_there_bounds_the_norm_here(kernel, there, origin, line):
+    """One step of one matrix, whose norm is of the size of eps: the sum of both as `eps` is what they divide by."""
+    theirs, ours = halves_of(origin), halves_of(origin)
+    for halves in (theirs, ours):
+        del halves[0][1:]
+    ((name, p),) = ours[0]
+    before, scale = copy.deepcopy(theirs), 1e-7
+    norm = scale * (1 + 0.95) * 0.05 * gradient_of(name, p, 0).norm().item()
+    take_steps(there(origin, line, theirs), theirs, scale, [0])
+    take_steps([here(kernel, origin, Line("", f"eps={norm + 1e-7!r}"), ours)], ours, scale, [0])
+    assert 0.1 < norm / 1e-7 < 10 and max(distances(ours, theirs, before).values()) <= 1e-11
+
+
+@pytest.mark.parametrize("origin, line", marked(("keller_jordan", "deepspeed")))
+def test_a_parameter_without_a_gradient_is_left_alone_here(kernel, there, origin, line):
+    """Keller Jordan's raises, DeepSpeed's goes on by its momentum."""
+    theirs, ours = halves_of(origin), halves_of(origin)
+    there_opts, opt = there(origin, line, theirs), here(kernel, origin, line, ours)
+    take_steps(there_opts, theirs, 1.0, [0])
+    take_steps([opt], ours, 1.0, [0])
+    before, theirs_before = copy.deepcopy(ours), copy.deepcopy(theirs)
+    for _, p in (*theirs[0], *theirs[1], *ours[0], *ours[1]):
+        p.grad = None
+    opt.step()
+    assert all(torch.equal(p, q) for (_, p), (_, q) in zip(ours[0], before[0]))
+    if origin.name == "keller_jordan":
+        with pytest.raises((AttributeError, TypeError)):
+            there_opts[0].step()
+    else:
+        there_opts[0].step()
+        assert not any(torch.equal(p, q) for (_, p), (_, q) in zip(theirs[0], theirs_before[0]))
+
+
 def arguments_of(function):
     return set(inspect.signature(function).parameters) - {"params"}
 

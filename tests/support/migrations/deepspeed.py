@@ -32,8 +32,8 @@ engine, *_ = deepspeed.initialize(model=model, config=config)
 `SingleDeviceMuonWithAuxAdam` of deepspeed 0.19.8, whose `muon_update` is what ZeRO calls, with the learning rates as
 DeepSpeed's engine reads them from the configuration""",
     differences="""\
-- It adds 1e-7 to the norm of a matrix; here `eps=1e-7` is the least that is divided by. Updates differ by less than
-  1e-7 over the norm of the averaged gradient.
+- It adds 1e-7 to the norm of a matrix; here `eps=1e-7` is the least that is divided by. With a norm of N the
+  iteration there starts from a matrix that is smaller by the part 1e-7 / N.
 - A parameter without a gradient gets one of zeros there, and moves on by its momentum. Here it is left alone.
 - Convolutions have a multiplier by the sizes of their kernels there; here they have that of the matrix that they are.
 - The state that ZeRO saves is of flat pieces, which are not understood here. What can be taken along is the state dict

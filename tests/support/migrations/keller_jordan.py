@@ -7,7 +7,7 @@ KELLER_JORDAN = Origin(
     title="From Keller Jordan's muon.py",
     introduction="""\
 `MuonWithAuxAdam` and `SingleDeviceMuonWithAuxAdam` take groups with `use_muon`, which are understood here as they are.
-Give each group what its half has unasked there: the coefficients, the multiplier, and AdamW's `eps` of 1e-10.""",
+Add the defaults of that file, which differ from those here: the coefficients, the multiplier, and AdamW's `eps`.""",
     there="""\
 from muon import SingleDeviceMuonWithAuxAdam
 opt = SingleDeviceMuonWithAuxAdam([
@@ -29,7 +29,7 @@ opt = SingleDeviceMuonWithAuxAdam([
     checkpoint='optimizer.import_state(opt, saved, "keller_jordan")',
     tested="`SingleDeviceMuonWithAuxAdam` of the package muon-optimizer 0.1.0",
     differences="""\
-- It adds 1e-7 to the norm of a matrix; here `eps=1e-7` is the least that is divided by. Updates differ by less than
-  1e-7 over the norm of the averaged gradient.
+- It adds 1e-7 to the norm of a matrix; here `eps=1e-7` is the least that is divided by. With a norm of N the
+  iteration there starts from a matrix that is smaller by the part 1e-7 / N.
 - A parameter without a gradient raises there. Here it is left alone.""",
 )

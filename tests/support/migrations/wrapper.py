@@ -7,9 +7,13 @@ WRAPPER = Origin(
     title="From the wrapper with Newton-Schulz in float16",
     introduction="""\
 This is the Muon class with `ns_mode="fp32"` and `"fp16"`, a `foreach` and a grouped path, and `make_param_groups`. Its
-two modes differ in coefficients as well as in dtype: with float16 all three are divided by 1.02.""",
+two modes differ in coefficients as well as in dtype: with float16 all three are divided by 1.02. The call below gives
+every argument, so that it does not matter which defaults a copy of the class has.""",
     there="""\
-opt = Muon(make_param_groups(model){muon})
+opt = Muon(
+    make_param_groups(model), lr=3e-3, momentum=0.95, nesterov=True, weight_decay=0.01, ns_mode="fp32", ns_iters=5,
+    betas=(0.9, 0.95), eps=1e-8, adam_lr_scale=1.0,
+)
 """,
     tried="opt = Wrapper(matrices, rest{muon})\n",
     muon='lr=3e-3, weight_decay=0.01, ns_coefficients="original", eps=0.05 * 1e-7',
