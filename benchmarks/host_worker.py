@@ -22,7 +22,7 @@ from benchmarks.host_cases import Case, build_optimizer, imagined_ranks
 
 
 class Worker:
-    """The process, which ends with the `with` block. Its errors are raised here as RuntimeError with their traceback."""
+    """The process, which ends with the `with` block. Its errors are raised here as RuntimeError with a traceback."""
 
     def __init__(self, folder: Path, case: Case):
         context = multiprocessing.get_context("spawn")
