@@ -102,7 +102,7 @@ class QKClip:
             self._report(*map(int, self.counts))
         largest, threshold = self._largest, self._settings.threshold
         if self._ranks is not None:
-            # An infinity stays not finite, while a maximum over ranks may lose a NaN.
+            # NaN becomes infinity, which is not finite either: a maximum over ranks may lose a NaN.
             largest.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
             all_reduce_max_(largest, self._ranks, "attention logits")
         clipped = (largest > threshold) & largest.isfinite()
