@@ -206,7 +206,7 @@ def test_corrected_decay_without_a_rate_raises(kernel):
     for group in later.param_groups:
         group["decay_mode"] = "corrected"
     before = copy.deepcopy(params)
-    with pytest.raises(ValueError, match="a group that gets this mode after it was made needs a decay_lr"):
+    with pytest.raises(ValueError, match="a group that gets this mode after construction needs a decay_lr"):
         take_steps(later, params, [0])
     assert same_bits(params, before)
 
