@@ -1,4 +1,4 @@
-"""The line of text that tells how far something long is."""
+"""A line of text that shows the progress of something long."""
 
 from __future__ import annotations
 
@@ -10,19 +10,27 @@ Progress = Callable[[int, int, str], None]  # done, total, what
 
 
 class Line:
-    """Progress in one line, drawn in place on a terminal; elsewhere a line for each call."""
+    """Progress in one line, drawn in place on a terminal and in a notebook; elsewhere a line for each call."""
 
     def __init__(self, title: str):
         self._title = title
-        self._drawn = 0  # characters that stand in the line
+        self._drawn = 0  # characters in the line at present
 
     def __call__(self, done: int, total: int, what: str) -> None:
         text = f"{self._title} {done}/{total}: {what}"
-        if not sys.stdout.isatty():
+        if not _draws_in_place():
             print(text, flush=True)
             return
-        # One that wraps could not be drawn over.
+        # A line that wraps could not be drawn over.
         shown = text if done == total else text[: shutil.get_terminal_size().columns - 1]
         end = "\n" if done == total else ""
         print(f"\r{shown.ljust(self._drawn)}", end=end, flush=True)
         self._drawn = 0 if done == total else len(shown)
+
+
+def _draws_in_place() -> bool:
+    """Whether a carriage return takes what is printed back to the start of its line.
+
+    Notebooks do that, though the stream that their kernel puts in the place of the standard output is no terminal.
+    """
+    return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel.")
