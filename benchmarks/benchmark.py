@@ -1,7 +1,7 @@
-"""The Hub's benchmark: orthogonalize GPT-2's hidden matrices, beside the function inside `torch.optim.Muon`.
+"""The Hub's benchmark: orthogonalize GPT-2's hidden matrices, compared with the function inside `torch.optim.Muon`.
 
 Both run Jordan's five steps in bfloat16: 5 (4 m² n + 2 m³) FLOP for short side m and long side n. The harness times the
-reference once, so that its ratio says little; `sweep_*.py` are the measurements.
+reference only once, so its ratio says little; `sweep_*.py` are the real measurements.
 """
 
 import torch

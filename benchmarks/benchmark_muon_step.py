@@ -1,8 +1,8 @@
-"""The Hub's benchmark of a step: the matrices of one block of GPT-2, beside `torch.optim.Muon`.
+"""The Hub's benchmark of a step: the matrices of one block of GPT-2, compared with `torch.optim.Muon`.
 
-Both run Jordan's five steps in bfloat16, without momentum and decay: with the same gradients every step is the same,
-and `out` is the update, as all steps so far have made it. The harness times the reference once, so that its ratio says
-little; `sweep_step.py` is the measurement.
+Both run Jordan's five steps in bfloat16, without momentum and decay. With the same gradients every step is the same,
+and `out` is the sum of the updates of all steps so far. The harness times the reference only once, so its ratio says
+little; `sweep_step.py` is the real measurement.
 """
 
 import torch
@@ -13,7 +13,7 @@ SHAPES = {"qkv": (2304, 768), "projection": (768, 768), "up": (3072, 768), "down
 
 
 class Steps:
-    """One optimizer's way with parameters and gradients of its own."""
+    """One optimizer with its own parameters and gradients."""
 
     def __init__(self, make, device):
         drawn = torch.Generator().manual_seed(0)

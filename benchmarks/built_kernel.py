@@ -1,4 +1,4 @@
-"""The kernel that a sweep measures, and where; loaded from its folder, without the Hub's package."""
+"""Loads the kernel that a sweep measures from its folder, without the Hub's package, and chooses the device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 
 def load_built(build: Path) -> tuple[ModuleType, torch.device]:
-    """Return the kernel in `build` and the device to measure it on: the GPU, where there is one and it was built for.
+    """Return the kernel in `build` and the device to measure it on: the GPU if there is one and the build is for CUDA.
 
-    FileNotFoundError, with what is there, if there is no variant that this torch can load.
+    Raises FileNotFoundError, with what was found, if there is no variant that this torch can load.
     """
     variant = find_variant(build)
     backend = read_metadata(variant)["backend"]["type"]
@@ -24,7 +24,7 @@ def load_built(build: Path) -> tuple[ModuleType, torch.device]:
 
 
 def find_variant(build: Path) -> Path:
-    """Return the folder of the variant in `build` for this torch: for a CUDA build of it CUDA's, else the CPU's."""
+    """Return the folder of the variant in `build` for this torch: CUDA's for a CUDA build of torch, else the CPU's."""
     folders = {file.parent for file in build.glob("*/metadata.json")}
     backends = {folder: read_metadata(folder)["backend"]["type"] for folder in sorted(folders)}
     wanted = ("cuda", "cpu") if torch.version.cuda else ("cpu",)
@@ -37,7 +37,7 @@ def find_variant(build: Path) -> Path:
 
 
 def load_variant(folder: Path) -> ModuleType:
-    """Return the package in a variant's folder, imported once, under a name of its own."""
+    """Return the package in a variant's folder, imported once, under a name that no other folder's has."""
     name = f"variant_{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -55,5 +55,5 @@ def load_variant(folder: Path) -> ModuleType:
 
 
 def read_metadata(folder: Path) -> dict:
-    """Return what `metadata.json` says of a variant."""
+    """Return the content of a variant's `metadata.json`."""
     return json.loads((folder / "metadata.json").read_text())

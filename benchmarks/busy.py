@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-# Ends with its parent, however that ends.
+# It ends with its parent, however that ends.
 SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(10**5))"
 
 
 @contextlib.contextmanager
 def busy_cores() -> Iterator[list[int]]:
-    """Run one process for each core that this one may use, which computes all the time; yield their ids."""
+    """Run one busy process for each core that this process may use; yield their ids."""
     command = [sys.executable, "-c", SPIN, str(os.getpid())]
     processes = [subprocess.Popen(command) for _ in os.sched_getaffinity(0)]
     try:

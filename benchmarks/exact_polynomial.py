@@ -1,4 +1,4 @@
-"""What an iteration should compute, in float64 and written apart from the kernel, and how far a result is from it."""
+"""The exact result of an iteration in float64, written independently of the kernel, and a result's distance from it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A step on a GPU that is not there: torch's fake tensors, so that each operation is seen and none is carried out.
+"""A step on a fake GPU: with torch's fake tensors each operation is seen, and none is carried out.
 
-What is counted is what torch would launch: one kernel for each operation that is no view and makes no empty tensor. A
-library may launch more of them behind one operation, as torch does where it copies the addend of `baddbmm`.
+It counts what torch would launch: one kernel for each operation except views and empty tensors. A
+library may launch more than one behind an operation, as torch does where it copies the addend of `baddbmm`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from benchmarks.step_costs import replaced
 
 # Capability, multiprocessors and bytes of the cache: an H200.
 GPU = 90, 132, 50 * 2**20
-# How a step's products are launched: by torch, by the symmetric kernel, or in graphs, whose insides are not counted.
+# How a step's products are launched: by torch, by the symmetric kernel, or in graphs, whose contents are not counted.
 WAYS = "torch", "symmetric", "replayed"
-# What waits until the device is done, because the host asks for a value.
+# Operations that wait until the device is done, because the host asks for a value.
 SYNCS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
-# Where these have their two factors among their arguments.
+# The positions of the two factors among the arguments of these operations.
 PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "symmetric_gemm_": (0, 1)}
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device")
 
 
 class Product(NamedTuple):
-    """A product of (batch, m, k) and (batch, k, n), and by which operation."""
+    """A product of (batch, m, k) and (batch, k, n), and the operation that computes it."""
 
     operation: str
     batch: int
@@ -43,7 +43,7 @@ class Product(NamedTuple):
 
 
 class Work(TorchDispatchMode):
-    """Counts kernels, products among them, the bytes that they read and write, and what makes the host wait."""
+    """Counts kernels, the products among them, the bytes that they read and write, and waits of the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class Work(TorchDispatchMode):
 
 
 def _leaves_the_device(name: str, result: object) -> bool:
-    """Whether an operation that reads what is on the device copies it to the host."""
+    """Whether an operation copies from the device to the host."""
     return name in ("_to_copy", "copy_") and isinstance(result, Tensor) and result.device.type == "cpu"
 
 
 @contextmanager
 def fake_gpu(kernel: ModuleType, way: str) -> Iterator[None]:
-    """Let the package take fake tensors for those of a GPU, and launch its products in one of `WAYS`."""
+    """Make the package treat fake tensors as a GPU's, and launch its products in one of `WAYS`."""
     products = kernel.kernels.products
     symmetric = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6)
     table = symmetric if way == "symmetric" else products.BATCHED
@@ -104,7 +104,7 @@ def fake_optimizer(kernel: ModuleType, parameters: Sequence[Parameter], **settin
 
 
 def counted_step(optimizer: Optimizer) -> Work:
-    """Return the work of a step after the first one, in which plans are made."""
+    """Return the work of a step after the first one, in which the plan is made."""
     optimizer.step()
     with Work() as work:
         optimizer.step()
@@ -112,14 +112,14 @@ def counted_step(optimizer: Optimizer) -> Work:
 
 
 def _replayed(kernel: ModuleType):
-    """Stand for `UpdateGraphs.packed` where every batch has a graph: one kernel, and a copy of the norms."""
+    """Replaces `UpdateGraphs.packed` as if every batch had a graph: one kernel, and a copy of the norms."""
     graphs, update = kernel.step.graphs, kernel.step.polar_update
 
     def packed(self, batch, count: int, eps: float):
         directions = update.packed_memory(batch, count, batch.device)
 
         def replay() -> tuple[Tensor, Tensor]:
-            factors = torch.empty_like(directions, dtype=batch.iteration.work_dtype).zero_()  # stands for the graph
+            factors = torch.empty_like(directions, dtype=batch.iteration.work_dtype).zero_()  # counts as the graph
             norms = torch.empty(count, dtype=torch.float32, device=batch.device)
             return update.as_parameter(batch, factors), norms.clone()
 

@@ -1,9 +1,9 @@
-"""Models whose matrices are so small that a step over them is the host's work, whole or as one of many ranks sees them.
+"""Models with matrices so small that a step is only the host's work: in one process, or as one of many ranks sees it.
 
-Over many ranks the group is torch's fake one, in which nobody else is there and collectives return at once. Its
-all-to-all leaves data where the receiver expects flags, so it is replaced: what is received are ones, which as flags
-say that every rank had a gradient, and as numbers are finite. What ranks say of a step sums to zero, as where they
-agree. Everything else is the package's own work.
+Many ranks means torch's fake process group, in which no other rank exists and collectives return at once. Its
+all-to-all would leave data where the receiver expects flags, so it is replaced. Everything received is then 1: as a
+flag it says that every rank had a gradient, and as a number it is finite. The sums by which ranks compare their steps
+are 0, as if all agreed. Everything else is the package's own work.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 # Square, wide and tall ones, as a transformer has.
 SHAPES = ((8, 8), (8, 16), (16, 8), (16, 16), (8, 32))
-# What one of many ranks has of matrices as small, when rows are shared out.
+# The part of such matrices that one of many ranks has when rows are sharded.
 ROWS = ((1, 8), (1, 16), (2, 8), (2, 16), (1, 32))
-# As many as a convolutional network has, among which few share a batch.
+# As many different shapes as in a convolutional network; few of them share a batch.
 MANY_SHAPES = tuple((8, 8 + extra) for extra in range(25))
-# A chunk of the sharded model has a quarter of its matrices, packed as bfloat16. As many chunks has a model of 34
-# billion parameters over 64 ranks with the default, 256 MiB.
+# A chunk of the sharded model has a quarter of its matrices, packed as bfloat16. A model of 34 billion parameters on 64
+# ranks has the same number of chunks with the default, 256 MiB.
 CHUNK_BYTES = 48 * 1024
 
 
 class Case(NamedTuple):
-    """So many matrices of these shapes in turn; over several ranks the shapes are those of one rank's rows."""
+    """A number of matrices that have these shapes in turn; over several ranks the shapes are one rank's rows."""
 
     matrices: int
     shapes: tuple[tuple[int, int], ...] = SHAPES
@@ -59,7 +59,7 @@ TINY_CASES = (Case(4), Case(8, ROWS, 4))
 
 
 def build_optimizer(kernel: ModuleType, case: Case) -> Optimizer:
-    """Return Muon over a model with gradients; several ranks need the group of `imagined_ranks`."""
+    """Return Muon over a model with gradients. Several ranks need the group of `imagined_ranks`."""
     mesh = init_device_mesh("cpu", (case.ranks,)) if case.ranks > 1 else None
 
     def tensor(shape: tuple[int, int]) -> Tensor:
@@ -75,14 +75,14 @@ def build_optimizer(kernel: ModuleType, case: Case) -> Optimizer:
 
 
 def _chunks_of(kernel: ModuleType) -> dict[str, Any]:
-    """Return Muon's argument for CHUNK_BYTES, which builds to compare with may know by its first name."""
+    """Return Muon's argument for CHUNK_BYTES. Older builds that are compared know it by its first name."""
     options = getattr(kernel, "ExchangeOptions", None)
     return {"chunk_bytes": CHUNK_BYTES} if options is None else {"exchange": options(chunk_bytes=CHUNK_BYTES)}
 
 
 @contextmanager
 def imagined_ranks(count: int) -> Iterator[None]:
-    """Be the first of so many ranks, of which no other is there; the kernel is to be loaded inside."""
+    """Act as the first of `count` ranks, of which no other exists. Load the kernel inside this context."""
     if count == 1:
         yield
         return
@@ -99,12 +99,12 @@ def imagined_ranks(count: int) -> Iterator[None]:
 
 def _receive_ones(all_reduce: Callable, output: Tensor, *_: object, group=None, async_op: bool = False):
     output.fill_(1.0)
-    # For what a collective returns; among ranks that are not there it changes nothing.
+    # The all-reduce makes the object that a collective returns; with a single real rank it changes nothing.
     return all_reduce(output[:1], group=group, async_op=async_op)
 
 
 def _agree(all_reduce: Callable, values: Tensor, *arguments, **options):
-    """What ranks say of a step sums to zero where they agree."""
+    """Set the sums by which ranks compare their steps to zero, as if they agreed."""
     work = all_reduce(values, *arguments, **options)
     values.zero_()
     return work

@@ -1,8 +1,8 @@
-"""A process that takes steps of one case with one build when it is told to, so that several builds can take turns.
+"""A process that takes steps of one case with one build when asked, so that several builds can take turns.
 
-Builds are kept apart: two of one commit register the same ops, and each has a garbage collector and an allocator of its
-own. Seconds are those of the processor in this process, on one thread: on an idle machine they are what a clock shows,
-and on a busy one they do not count what others run.
+Builds are in separate processes: two of one commit register the same ops, and each needs its own garbage collector and
+allocator. Seconds are processor time of this process, on one thread. On an idle machine that is what a clock shows; on
+a busy one the work of other processes does not count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.host_cases import Case, build_optimizer, imagined_ranks
 
 
 class Worker:
-    """The process; it ends with the `with` block. What it raises is raised here, as RuntimeError with its traceback."""
+    """The process, which ends with the `with` block. Its errors are raised here as RuntimeError with a traceback."""
 
     def __init__(self, folder: Path, case: Case):
         context = multiprocessing.get_context("spawn")
@@ -39,7 +39,7 @@ class Worker:
         self._process.join()
 
     def steps(self, count: int) -> float:
-        """Return the mean seconds of so many steps."""
+        """Return the mean seconds of `count` steps."""
         try:
             self._connection.send(count)
             succeeded, value = self._connection.recv()
@@ -51,10 +51,10 @@ class Worker:
 
 
 def empty_ops(namespace: str) -> Library:
-    """Let the compiled ops of a namespace, but those that return something, do nothing while the result is held.
+    """Make the compiled ops of a namespace that return nothing do nothing, for as long as the result is held.
 
-    Torch still dispatches each of them, to a function in Python: 4 µs a call, about what a launch on a GPU takes the
-    host, and 0.15 µs for each matrix of a list.
+    Torch still dispatches each call, to a function in Python. That takes 4 µs a call, about what a launch on a GPU
+    takes the host, and 0.15 µs for each matrix of a list.
     """
     library = Library(namespace, "IMPL")
     for schema in torch._C._jit_get_all_schemas():
@@ -77,7 +77,7 @@ def _serve(folder: Path, case: Case, connection: Connection) -> None:
 
 
 def _answer_steps(optimizer: Optimizer, connection: Connection) -> None:
-    """Take as many steps as are asked for and answer with their mean seconds, until the other end is closed."""
+    """Take as many steps as requested and answer with their mean seconds, until the other end closes the connection."""
     while True:
         try:
             count = connection.recv()

@@ -1,4 +1,4 @@
-"""What a result file says of where it was measured."""
+"""Facts in a results file about the machine that it was measured on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.built_kernel import read_metadata
 
 
 def cpu_name() -> str:
-    """Return the processor's name as its maker writes it, where the system tells."""
+    """Return the processor's name as its maker writes it, if the system says."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -24,7 +24,7 @@ def device_name(device: torch.device) -> str:
 
 
 def triton_version() -> str | None:
-    """Return the version of the triton that is installed, None without one."""
+    """Return the version of the installed triton; None without one."""
     try:
         return version("triton")
     except PackageNotFoundError:

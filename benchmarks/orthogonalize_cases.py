@@ -1,4 +1,4 @@
-"""Which matrices `sweep_orthogonalize.py` measures: groups of named models, squares, and shapes of one's own."""
+"""The matrices that `sweep_orthogonalize.py` measures: those of named models, squares, and any given shapes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.shapes import MODELS, SQUARES, TINY_MODEL, matrix_counts
 GROUPS = ("squares", "gpt2-124m", "moe-64", "llama-8b", "llama-70b", "vit-s", "resnet-50")
 CPU_GROUPS = ("squares", "gpt2-124m", "moe-64", "vit-s", "resnet-50")
 
-# m² n of 2048 x 2048: what a CPU takes by default, and up to which it is compared with float64.
+# m² n of 2048 x 2048: the largest that a CPU measures by default, and the largest that is compared with float64.
 CPU_SIZE = 2**33
-# Of the matrices that are given at once, as float32: past the caches of a GPU, and a few small ones on a CPU.
+# float32 bytes of the matrices in one call: more than the caches of a GPU, and a few small ones on a CPU.
 BATCH_BYTES = {"cuda": 1 << 28, "cpu": 1 << 23}
 
 
 class Case(NamedTuple):
-    """Matrices rows x cols, of which `count` are in the models; `batch` of them are timed at once."""
+    """Matrices rows x cols. The models have `count` of them; `batch` are timed in one call."""
 
     models: tuple[str, ...]
     count: int
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 def find_cases(names: Sequence[str], device: torch.device) -> list[Case]:
-    """Return a case for each shape in the groups and explicit shapes `BxMxN` called `names`; ValueError for others."""
+    """Return a case for each shape in `names`, which are groups or shapes `BxMxN`. ValueError for other names."""
     cases: dict[str, Case] = {}
     for name in names:
         for case in _cases_of(name, device):
@@ -72,7 +72,7 @@ def _cases_of(name: str, device: torch.device) -> list[Case]:
 
 
 def default_cases(device: torch.device) -> list[Case]:
-    """Return what a device is measured on unless it is told otherwise; on a CPU what takes minutes."""
+    """Return the default cases of a device; on a CPU they take minutes."""
     if device.type == "cpu":
         return [case for case in find_cases(CPU_GROUPS, device) if case.size <= CPU_SIZE]
     return find_cases(GROUPS, device)

@@ -1,4 +1,4 @@
-"""The contestants of `sweep_orthogonalize.py`: each takes float32 matrices to factors in its own work dtype."""
+"""The contestants of `sweep_orthogonalize.py`: each turns float32 matrices into factors in its own work dtype."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ DION = "dion"
 
 
 class Contestant(NamedTuple):
-    """`run` takes G (B, rows, cols) to B factors; `schedule` is the polynomial that it stands for."""
+    """`run` turns G (B, rows, cols) into B factors; `schedule` is the polynomial that it should compute."""
 
     run: Callable[[Tensor], Sequence[Tensor]]
     schedule: Sequence[tuple[float, float, float]]
 
 
 class Task(NamedTuple):
-    """What all contestants are given: matrices of one size, and the iteration that the kernel has chosen for it."""
+    """What all contestants get: matrices of one size, and the iteration that the kernel has chosen for it."""
 
     kernel: ModuleType
     device: torch.device
@@ -75,7 +75,7 @@ def _compiled(task: Task) -> Contestant:
     )
     if task.device.type == "cuda":
         return Contestant(compiled, task.schedule)
-    # A CPU takes one matrix at a time: a batch would be unrolled into as many copies of the program.
+    # On a CPU one matrix at a time: torch.compile would unroll a batch into as many copies of the program.
     return Contestant(lambda G: [compiled(g[None])[0] for g in G], task.schedule)
 
 
@@ -109,7 +109,7 @@ def _flash_muon(task: Task) -> Contestant:
 
 def _dion(task: Task) -> Contestant:
     peer = _on_a_gpu(DION, task)
-    # Its coefficients stand inside the function, and are those of the preset.
+    # Its coefficients are inside the function and equal the preset's.
     schedule = task.kernel.schedules.resolve_schedule("quintic", STEPS)
     return Contestant(lambda G: peer.newton_schulz_triton(G, EPS), schedule)
 

@@ -1,10 +1,10 @@
-"""Other implementations, where they are installed: `pip install --no-deps --target DIR -r requirements/benchmark.txt`.
+"""Other implementations, if they are installed: `pip install --no-deps --target DIR -r requirements/benchmark.txt`.
 
-What is on no package index is brought along as sources: put flash-muon's folder `flash_muon` and dion's folder `dion`
-into DIR. A machine without a network is given DIR, or wheels to install into it (`pip download`, then `pip install
+Two are on no package index and must be copied: put flash-muon's folder `flash_muon` and dion's folder `dion`
+into DIR. For a machine without a network copy DIR, or wheels to install into it (`pip download`, then `pip install
 --no-index --find-links WHEELS --target DIR`).
 
-Nothing here is needed by the package or its tests. What is missing is marked in the results and does not stop a sweep.
+Neither the package nor its tests need any of them. A missing one is marked in the results and does not stop a sweep.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MODULES = {
     "flash-muon": "flash_muon.muon",
     "dion": "dion.newton_schulz_triton",
 }
-# Packages whose own files import what a peer does not need and what is seldom there: timm's torchvision, whose wheels
-# fit few builds of torch, and all models; the others' the rest of their optimizers.
+# Packages whose own files import modules that a peer does not need and that are often missing. timm imports
+# torchvision, whose wheels fit few builds of torch, and all models; the others import the rest of their optimizers.
 SKIPPED = {"timm": ("timm", "timm.optim"), "flash-muon": ("flash_muon",), "dion": ("dion",)}
 
 Made = TypeVar("Made")
@@ -40,7 +40,7 @@ class MissingError(Exception):
 
 
 def add_folder(folder: Path | None) -> None:
-    """Make the packages in `folder` importable, after those that are installed; ValueError if it is no folder."""
+    """Make the packages in `folder` importable, after installed ones. ValueError if it is not a folder."""
     if folder is None:
         return
     if not folder.is_dir():
@@ -49,7 +49,7 @@ def add_folder(folder: Path | None) -> None:
 
 
 def load_peer(name: str) -> ModuleType:
-    """Return the module of the package called `name`; `MissingError` if it is not installed or cannot be imported."""
+    """Return the module of the package called `name`. `MissingError` if it is not installed or cannot be imported."""
     module = MODULES[name]
     package = module.partition(".")[0]
     if importlib.util.find_spec(package) is None:
@@ -62,9 +62,10 @@ def load_peer(name: str) -> ModuleType:
 
 
 def admit(names: Iterable[str], ours: str, make: Callable[[str], Made]) -> tuple[dict[str, Made], dict[str, str]]:
-    """Return what `make` returns for each contestant, and the marks of those for which it fails; for `ours` it raises.
+    """Return what `make` returns for each contestant, and a mark for each one for which it fails.
 
-    Others may fail in whatever way, out of memory for one: the rest is still compared.
+    If it fails for `ours`, the error is raised. Others may fail in any way, for example out of memory: the rest is
+    still compared.
     """
     made, marks = {}, {}
     for name in names:
@@ -80,7 +81,7 @@ def admit(names: Iterable[str], ours: str, make: Callable[[str], Made]) -> tuple
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each peer, or that it is not installed."""
+    """Return the version of each peer, or a note that it is not installed."""
     found = {}
     for name in (*MODULES, "quack-kernels"):
         try:

@@ -1,7 +1,7 @@
-"""What a step that was counted on fake tensors takes on a GPU, by the package's model of products. Nothing is timed.
+"""The time on a GPU of a step counted on fake tensors, by the package's model of products. Nothing is timed.
 
-Products take what `kernels.predictions` says, everything else as long as its bytes do, and each kernel a gap to the one
-before it. The host is not in it: that is the time of the kernels, as of a step whose launches are replayed.
+Products take what `kernels.predictions` says, everything else as long as moving its bytes takes, and each kernel a gap
+after the one before it. The host's time is not included, as in a step whose launches are replayed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from types import ModuleType
 
 from benchmarks.fake_gpu import GPU, Product, Work
 
-# Bytes that an H200 copies in a second, how much of that a pass reaches that does little else, and the seconds between
-# two kernels of a graph. Assumptions, as the rates of the products are.
+# Bytes that an H200 copies in a second, the share of that which a simple pass reaches, and the seconds between
+# two kernels of a graph. These are assumptions, like the rates of the products.
 COPIED, REACHED, GAP = 4.3e12, 0.8, 1e-6
 
 
@@ -32,6 +32,6 @@ def predicted_seconds(kernel: ModuleType, work: Work) -> float:
 
 
 def goal_seconds(kernel: ModuleType, flop: float, elements: int) -> float:
-    """Return what a step is to take: fused AdamW over all elements, 28 bytes each, and 1.2 times the `flop`."""
+    """Return the goal for a step: fused AdamW over all elements, 28 bytes each, and 1.2 times the time of `flop`."""
     sustained = GPU[1] * kernel.kernels.predictions.RATES[GPU[0]].sustained
     return 28 * elements / COPIED + 1.2 * flop / sustained

@@ -1,4 +1,4 @@
-"""A result file that is written row by row, so that what was measured stays when a run ends early."""
+"""A results file that is written row by row, so that finished measurements stay if a run ends early."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_INSTALLED = "not installed"
 
 
 def facts(kernel: ModuleType, device: torch.device, settings: dict) -> dict:
-    """Return what makes results comparable: machine, versions, commit, the built files and the sweep's `settings`."""
+    """Return everything that makes results comparable: machine, versions, commit, built files and `settings`."""
     variant = Path(kernel.__file__).parent
     built = sorted(file for file in variant.rglob("*") if file.suffix in (".py", ".so", ".json"))
     files = hashlib.sha256(b"".join(file.read_bytes() for file in built)).hexdigest()
@@ -35,10 +35,10 @@ def default_path(topic: str, device: torch.device) -> Path:
 
 
 class ResultFile:
-    """Rows by key, each `unmeasured` until it is put; every change is written to `path`, if there is one.
+    """Rows by key, each `unmeasured` until it is put. Every change is written to `path`, if there is one.
 
-    What `path` holds already is taken over, so that a second run goes on where the first one ended. Raises ValueError
-    where that was measured by another commit, on another machine or with other settings.
+    Rows that `path` already has are kept, so a second run continues the first one. Raises ValueError if they were
+    measured with another commit, on another machine or with other settings.
     """
 
     def __init__(self, path: Path | None, facts: dict, keys: list[str]):
@@ -57,7 +57,7 @@ class ResultFile:
 
     def _take_over(self, content: dict) -> None:
         before = {key: value for key, value in content.items() if key != "results"}
-        # As JSON has them: tuples are lists there.
+        # Compare in JSON's form, in which tuples are lists.
         now = json.loads(json.dumps(self._facts))
         if before != now:
             differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))

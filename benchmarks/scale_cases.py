@@ -1,16 +1,17 @@
 """Published models as one of hundreds of ranks sees them: real DTensors over memory that nobody reads or writes.
 
-The group is torch's fake one, in which no other rank is there. Parameters, gradients and momentum are as large as that
-rank's are, but virtual: the pages of memory that is never touched do not exist. So nothing of a step may touch it:
+The group is torch's fake one, in which no other rank exists. Parameters, gradients and momentum are as large as that
+rank's are, but virtual: memory pages that are never touched take no memory. So nothing in a step may touch them:
 
-- the package's compiled ops are emptied (`host_worker.empty_ops`), and so are the copies of blocks, `_foreach_copy_`:
-  each call is dispatched, for about what a launch takes;
-- what is orthogonalized is a small matrix instead of a batch: as many operations for each batch as on a GPU, and no
-  products;
-- an all-to-all sends nothing, and flags are written to memory of their own and read as zeros. What ranks say of a step
-  sums to zero, as where all of them agree.
+- The package's compiled ops do nothing (`host_worker.empty_ops`), nor does `_foreach_copy_`, which copies blocks. Each
+  call is still dispatched, which takes about as long as a launch.
+- A small matrix is orthogonalized instead of a batch: with as many operations per batch as on a GPU, but without
+  its products.
+- An all-to-all sends nothing. Flags are written to separate memory and read as zeros. The sums by which ranks compare
+  their steps are zero, as if all agreed.
 
-Products, and how many matrices are worked on together, are chosen as on a GPU. All else is the package's own work.
+Products, and the number of matrices that are worked on together, are chosen as on a GPU. Everything else is the
+package's own work.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tools.scale.models import LLAMA_70B, MOE_1T, Weights
 
-# As `tools.scale.plans` has it: the ranks that a layer's experts are split among, and the shards of all else.
+# As in `tools.scale.plans`: the ranks among which a layer's experts are split, and the shards of everything else.
 EXPERT_RANKS, SHARDS = 64, 256
 TINY = [Weights("mlp.up", (24, 8), 3), Weights("mlp.down", (8, 24), 3), Weights("experts.up", (4, 8, 16), 2)]
 MODELS = {"Llama 70B": LLAMA_70B, "MoE 1T": MOE_1T, "tiny": TINY}
 
 
 class Case(NamedTuple):
-    """A model, the ranks it lies on, in which dtype matrices are multiplied, and what is wanted of it."""
+    """A model, its number of ranks, the dtype in which matrices are multiplied, and the targets."""
 
     model: str
     ranks: int
     work_dtype: str
     target_milliseconds: float | None = None  # of a step
     target_seconds: float | None = None  # of the plan
-    shards: int = SHARDS  # of all but experts; with more ranks these lie in copies
+    shards: int = SHARDS  # of everything except experts; with more ranks there are copies
     expert_ranks: int = EXPERT_RANKS
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ TINY_CASES = [Case("tiny", 8, "bfloat16", 15.0, 2.0, shards=4, expert_ranks=2)]
 
 @contextmanager
 def imagined(ranks: int) -> Iterator[None]:
-    """Be the first of so many ranks, of which no other is there; the kernel is to be loaded inside."""
+    """Act as the first of `count` ranks, of which no other exists. Load the kernel inside this context."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield
@@ -76,7 +77,7 @@ def imagined(ranks: int) -> Iterator[None]:
 
 @contextmanager
 def untouched(kernel: ModuleType) -> Iterator[None]:
-    """Have steps and constructors leave large memory alone, as the header says."""
+    """Make steps and constructors leave large memory untouched, as described at the top."""
     with ExitStack() as stack:
 
         def replace(where: object, name: str, by: object) -> None:
@@ -114,7 +115,7 @@ def build_optimizer(kernel: ModuleType, case: Case) -> Optimizer:
 
 
 def part(shape: tuple[int, ...], mesh: DeviceMesh, placements: list) -> DTensor:
-    """Return a bfloat16 tensor of which this rank, the first, has the first part: memory that is not touched."""
+    """Return a bfloat16 tensor of which this rank, the first, has the first part, in memory that is not touched."""
     local = list(shape)
     for size, placement in zip(mesh.shape, placements):
         if isinstance(placement, Shard):
@@ -127,7 +128,7 @@ def part(shape: tuple[int, ...], mesh: DeviceMesh, placements: list) -> DTensor:
 def _send_nothing(
     output: Tensor, input: Tensor, output_split_sizes=None, input_split_sizes=None, group=None, async_op: bool = False
 ):
-    # For what a collective returns.
+    # Makes the object that a collective returns.
     return dist.all_reduce(torch.empty(1), group=group, async_op=async_op)
 
 
@@ -146,17 +147,17 @@ def _copy_nothing(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _together_on_a_gpu(kernel: ModuleType):
-    """Return how many matrices (m, n) share a batch on a GPU, in place of what a CPU's caches hold."""
+    """Return how many matrices (m, n) share a batch on a GPU, instead of the number that fits into a CPU's caches."""
 
     def together(device: torch.device, size: tuple[int, int], iteration) -> int:
-        width = torch.promote_types(iteration.work_dtype, torch.bfloat16).itemsize  # float32 on the way to float16
+        width = torch.promote_types(iteration.work_dtype, torch.bfloat16).itemsize  # directions for float16 are float32
         return max(1, kernel.plan.batches.BATCH_BYTES // (size[0] * size[1] * width))
 
     return together
 
 
 def _updates_of_a_small_matrix(kernel: ModuleType):
-    """Return a stand-in for `polar_update`: as many operations, on one small matrix, and a batch that nobody wrote."""
+    """Return a replacement of `polar_update`: as many operations on one small matrix, and a batch that nobody wrote."""
     step = kernel.step.polar_update
     small = torch.eye(4).unsqueeze(0)
 

@@ -1,7 +1,8 @@
 """Parameters of named models as data, and the matrices among them.
 
 Weights of linear layers are (out, in). A convolution (out, in, height, width) is the matrix (out, in * height * width).
-Embeddings, output heads, routers and vectors are no matrices here, as in every Muon recipe: AdamW updates them.
+Embeddings, output heads, routers and vectors do not count as matrices here: AdamW updates them, as in every Muon
+recipe.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Parameter(NamedTuple):
 
     @property
     def rows_and_columns(self) -> tuple[int, int]:
-        """The sides of a matrix, convolutions flattened."""
+        """The sides of the matrix; convolutions are flattened."""
         return self.shape[0], math.prod(self.shape[1:])
 
 
@@ -37,7 +38,7 @@ def _linear(name: str, out: int, into: int, matrix: bool = True) -> list[Paramet
 
 
 def _block(names: list[str], hidden: int) -> list[Parameter]:
-    """A transformer's block, which GPT-2 and ViT have alike; names in the order of a forward pass."""
+    """A transformer's block, the same in GPT-2 and ViT; names are in the order of a forward pass."""
     norm, attention, projection, norm_2, up, down = names
     return [
         *_norm(norm, hidden),
@@ -91,7 +92,7 @@ def llama(sizes: Llama) -> list[Parameter]:
 
 
 def mixture(layers: int = 4, hidden: int = 1280, experts: int = 64, inner: int = 512) -> list[Parameter]:
-    """Return a mixture of small experts, by default of 64 with matrices 1280 x 512, each a parameter of its own."""
+    """Return a mixture of small experts, by default 64 with matrices 1280 x 512, each in a separate parameter."""
     model = [Parameter("embed_tokens.weight", (32000, hidden))]
     for i in range(layers):
         attention = [f"layers.{i}.self_attn.{part}_proj.weight" for part in "qkvo"]
@@ -147,5 +148,5 @@ TINY_MODEL = [*gpt2(layers=1, hidden=32, vocabulary=48, context=8), Parameter("c
 
 
 def matrix_counts(parameters: list[Parameter]) -> Counter[tuple[int, int]]:
-    """Return how many matrices of each (rows, columns) there are, in the order of the first one."""
+    """Return how many matrices of each (rows, columns) there are, in the order of their first occurrence."""
     return Counter(p.rows_and_columns for p in parameters if p.matrix)

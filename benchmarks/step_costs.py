@@ -1,4 +1,4 @@
-"""What a step is made of: time by piece, the host's share, memory, launches."""
+"""The costs of a step: time by piece, the host's share, memory, launches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.step_rivals import build_ours, make_weights, step_of
 
 WARM_UP = 2
 
-# Matrices for the host's time have sides this many times shorter, so that moving them takes no time of its own.
+# For the host's time matrices have sides this many times shorter, so that moving them takes no noticeable time.
 SHRINKING, SMALLEST_SIDE = 32, 4
 
 PRODUCTS = {
@@ -37,7 +37,7 @@ EMPTY_PRODUCTS = {
 
 @contextlib.contextmanager
 def replaced(kernel: ModuleType, functions: dict[Any, Any]) -> Iterator[None]:
-    """Put other functions in the place of the kernel's own, in every module of it that has imported them."""
+    """Replace the kernel's functions by others, in every module of it that has imported them."""
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(f"{kernel.__name__}.")]
     changed = []
     for module in modules:
@@ -54,7 +54,7 @@ def replaced(kernel: ModuleType, functions: dict[Any, Any]) -> Iterator[None]:
 
 
 class Stopwatch:
-    """Seconds by piece, of what runs on `device` between the start and the end of each wrapped call."""
+    """Seconds by piece: what runs on `device` between the start and the end of each wrapped call."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -90,10 +90,10 @@ class Stopwatch:
 def breakdown(
     kernel: ModuleType, parameters: Sequence[Parameter], device: torch.device, steps: int
 ) -> dict[str, float]:
-    """Return our optimizer's milliseconds of a step by piece; `rest` is what no piece has, such as the host's.
+    """Return the milliseconds of our optimizer's step by piece; `rest` is everything else, such as the host's work.
 
-    `square` are the products of two m x m matrices, `normalise` is the pass that divides by the norm, `small_polar` the
-    launches that do all of it.
+    `square` is the products of two m x m matrices, `normalise` the pass that divides by the norm, `small_polar` the
+    launches that do the whole iteration.
     """
     watch = Stopwatch(device)
     select = kernel.kernels.products.select_products
@@ -127,7 +127,7 @@ def breakdown(
 def host_milliseconds(kernel: ModuleType, parameters: Sequence[Parameter], device: torch.device, steps: int) -> float:
     """Return the shortest time that the host needs for a step of our optimizer, per 100 matrices.
 
-    Products return empty tensors, and the matrices are small ones of as many different shapes.
+    Products return empty tensors. The matrices are small, with as many different shapes as the original ones.
     """
     select = kernel.kernels.products.select_products
 
@@ -153,7 +153,7 @@ def host_milliseconds(kernel: ModuleType, parameters: Sequence[Parameter], devic
 
 
 def peak_bytes(step: Callable[[], None], device: torch.device) -> int:
-    """Return the most bytes that torch held during a step beyond what it held before it."""
+    """Return the most bytes that torch held during a step, minus those that it held before."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

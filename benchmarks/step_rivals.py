@@ -1,7 +1,8 @@
 """The contestants of `sweep_step.py`: optimizers over the same matrices and the same other parameters.
 
-All take the same momentum, Nesterov, learning rate and weight decay, and what is no matrix goes to AdamW. Each has its
-own coefficients, as its users do. Convolutions come flattened, since `torch.optim.Muon` takes two dimensions.
+All use the same momentum, Nesterov, learning rate and weight decay, and AdamW for everything that is not a matrix. Each
+has its own coefficients, as its users have them. Convolutions are flattened, since `torch.optim.Muon` takes two
+dimensions.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ ADAMW = "AdamW"
 
 
 class Weights(NamedTuple):
-    """One contestant's own parameters, with gradients."""
+    """One contestant's copy of the parameters, with gradients."""
 
     matrices: list[Tensor]
     rest: list[Tensor]
 
 
 class Rival(NamedTuple):
-    """`build` makes the optimizers over some weights; an update is lr * multiplier(rows, cols) * polynomial.
+    """`build` makes the optimizers for some weights; an update is lr * multiplier(rows, cols) * polynomial.
 
-    `schedule` None: matrices are not orthogonalized.
+    `schedule` None means that matrices are not orthogonalized.
     """
 
     build: Callable[[Weights], list[Optimizer]]
@@ -54,7 +55,7 @@ def spectral(rows: int, cols: int) -> float:
 
 
 def make_weights(parameters: Sequence[Parameter], device: torch.device) -> Weights:
-    """Return fresh float32 parameters with gradients, the same for everybody; matrices are (rows, cols)."""
+    """Return new float32 parameters with gradients, the same for every contestant; matrices are (rows, cols)."""
     generator = torch.Generator(device).manual_seed(0)
     weights = Weights([], [])
     for parameter in parameters:
@@ -81,7 +82,7 @@ def find_rival(name: str, kernel: ModuleType, device: torch.device) -> Rival:
 
 
 def build_ours(kernel: ModuleType, weights: Weights) -> list[Optimizer]:
-    """Return our optimizer over `weights`, of which either kind may be missing."""
+    """Return our optimizer over `weights`, which may lack matrices or other parameters."""
     groups = [{"params": weights.matrices, "use_muon": True}, {"params": weights.rest, "use_muon": False}]
     return [kernel.Muon([group for group in groups if group["params"]], momentum=MOMENTUM, **SCALARS)]
 
@@ -103,7 +104,7 @@ def _timm(kernel: ModuleType, _: torch.device) -> Rival:
     peer = load_peer("timm")
 
     def build(weights: Weights) -> list[Optimizer]:
-        # With nesterov its fallback would be NAdamW.
+        # With nesterov its AdamW would become NAdamW.
         rest = {"params": weights.rest, "use_fallback": True, "nesterov": False}
         return [peer.Muon([{"params": weights.matrices}, rest], momentum=MOMENTUM, nesterov=True, **SCALARS)]
 
@@ -138,7 +139,7 @@ def _gram_newton_schulz(kernel: ModuleType, device: torch.device) -> Rival:
         raise MissingError("needs a GPU")
 
     def build(weights: Weights) -> list[Optimizer]:
-        # Its own default, without the search and its report.
+        # The setting that it uses by default, without its search and report.
         restarts = [2]
         muon = peer.Muon(weights.matrices, momentum=MOMENTUM, gram_newton_schulz_restart_iterations=restarts, **SCALARS)
         return [muon, AdamW(weights.rest, betas=BETAS, fused=True, **SCALARS)]

@@ -1,6 +1,6 @@
-"""Triton's own launcher over a driver that does nothing: a launch takes the host what it takes, and starts nothing.
+"""Triton's own launcher over a driver that does nothing: a launch takes the host its usual time but starts nothing.
 
-All of Triton runs as it does with a GPU, the part in C included, but for what the driver itself would do.
+All of Triton runs as with a GPU, including its part in C. Only what the driver itself would do is missing.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ INCLUDE = Path(nvidia.__file__).parent / "include"
 
 
 class StubbedGPU(compiled.AbsentGPU):
-    """A GPU that is not there, with the launcher that Triton has for one that is."""
+    """A fake GPU, with Triton's launcher for a real one."""
 
     launcher_cls = nvidia.CudaLauncher
     utils: Any = None  # Triton's functions in C, once they are compiled
 
 
 def build(folder: Path) -> ctypes.CDLL:
-    """Return the driver, compiled into `folder` and loaded under the name by which Triton looks for one."""
+    """Return the driver, compiled into `folder` and loaded under the name that Triton looks for."""
     library = folder / "libcuda.so.1"
     run(["cc", "-shared", "-fPIC", "-O2", f"-I{INCLUDE}", "-Wl,-soname,libcuda.so.1", "-o", library, SOURCE])
-    (folder / "libcuda.so").symlink_to(library)  # by which linkers look for it
+    (folder / "libcuda.so").symlink_to(library)  # the name that linkers look for
     return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 @contextmanager
 def stubbed_gpu(gpu: str, package: Path, folder: Path, module: ModuleType | None = None) -> Iterator[ctypes.CDLL]:
-    """Let launches of a package run on CPU tensors as they would on `gpu`; `launches_so_far` of the driver counts.
+    """Make launches of a package run on CPU tensors as on `gpu`; the driver's `launches_so_far` counts them.
 
     The driver is built in `folder`; `module` is as in `absent_gpu`.
     """
@@ -51,7 +51,7 @@ def stubbed_gpu(gpu: str, package: Path, folder: Path, module: ModuleType | None
     with (
         mock.patch.object(compiled, "AbsentGPU", StubbedGPU),
         mock.patch.object(torch.cuda, "get_device_name", lambda device: "a stubbed GPU"),
-        mock.patch.object(torch.cuda, "current_device", lambda: -1),  # that of tensors on the CPU
+        mock.patch.object(torch.cuda, "current_device", lambda: -1),  # the index of CPU tensors
         compiled.absent_gpu(gpu, package, module),
     ):
         yield driver

@@ -2,15 +2,16 @@
 
     python -m benchmarks.sweep_bookkeeping [--build DIR] [--threads N] [--minutes N] [--output FILE] [--tiny]
 
-Bytes that must move, for n elements: `momentum_pack_` reads momentum and gradient, writes momentum and packed,
-n (2 momentum + gradient + packed); `descend_` reads and writes parameters and reads updates, n (2 parameter + update);
-each dtype stands for its bytes. The bound is the bandwidth of a copy of as many bytes, at most COPY_BYTES, in the
-same run. Copy, ours and foreach take turns, so that all see the same machine. On a CPU the share may exceed 100 %: what
-a copy overwrites is first read into the cache, what is updated in place is there already.
+Bytes that must move, for n elements: `momentum_pack_` reads momentum and gradient and writes momentum and packed, n (2
+momentum + gradient + packed); `descend_` reads and writes parameters and reads updates, n (2 parameter + update). Each
+name stands for the bytes of its dtype. The bound is the bandwidth of a copy of as many bytes, at most COPY_BYTES, in
+the same run. Copy, ours and foreach take turns, so that all run under the same conditions. On a CPU the share may
+exceed 100 %: memory that a copy overwrites is first read into the cache, while memory that is updated in place is
+already there.
 
-Matrices of one shape are one call; tall ones join the batch of the wide ones that are their transposes.
+Matrices of one shape are one call. Tall ones join the batch of wide ones that have the transposed shape.
 
-Results are written row by row, and a second run with the same `--output` goes on where the first one ended.
+Results are written row by row, and a second run with the same `--output` continues the first one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from benchmarks.timing import Deadline, take_turns
 
 BETA, LR, WEIGHT_DECAY = 0.95, 0.02, 0.1
 
-# Past the caches of every processor we know.
+# Larger than the caches of every processor we know.
 COPY_BYTES = 1 << 28
 
 Shape = tuple[int, int]
@@ -63,7 +64,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What `descend_` takes as tensors on the CPU."""
+    """The arguments of `descend_` that are tensors on the CPU."""
 
     lr: Tensor
     weight_decay: Tensor
@@ -72,7 +73,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Result:
-    """One row: seconds are medians, spreads half the distance of the quartiles as a share of the median."""
+    """One row. Seconds are medians; a spread is half the distance of the quartiles divided by the median."""
 
     operation: str
     matrices: str
@@ -87,12 +88,12 @@ class Result:
 
     @property
     def share_of_copy(self) -> float:
-        """Bandwidth over that of the copy."""
+        """The bandwidth divided by that of the copy."""
         return (self.bytes / self.seconds) / (self.copied_bytes / self.copy_seconds)
 
     @property
     def speed_up(self) -> float:
-        """Time of the foreach sequence over ours."""
+        """The time of the foreach sequence divided by ours."""
         return self.foreach_seconds / self.seconds
 
 
@@ -144,7 +145,7 @@ def bytes_moved(batches: list[Batch]) -> dict[str, int]:
 
 
 def measure(native, case: str, dtypes: str, device: torch.device, rounds: int) -> Iterator[Result]:
-    """Yield what each operation takes over the matrices of a case."""
+    """Yield a row for each operation on the matrices of a case."""
     batches = make_batches(ALL_CASES[case], *DTYPES[dtypes], device)
     by = Numbers(*(torch.tensor(value, dtype=torch.float64) for value in (LR, WEIGHT_DECAY, 1.0)))
     works = {

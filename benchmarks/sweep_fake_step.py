@@ -2,12 +2,12 @@
 
     python -m benchmarks.sweep_fake_step [--models NAME ...] [--output FILE]
 
-Each model has a row for torch's products, for the symmetric kernel, and for CUDA graphs, of which each replay counts as
-one launch and its inside not at all, bytes included. Counts are exact but for what libraries launch behind one
-operation. A step waits for the device not once; the status is 1 where one does.
+Each model has a row for torch's products, for the symmetric kernel, and for CUDA graphs. Each replay of a graph counts
+as one launch; its contents and their bytes do not count. Counts are exact except for what libraries launch behind one
+operation. A step must never wait for the device; if one does, the exit status is 1.
 
-Two columns are no counts: what the kernels take by the package's model of products (`benchmarks.predicted_step`), for a
-GPU to confirm or refute, and what the step is to take there, fused AdamW and 1.2 times the ideal of symmetric products.
+Two columns are not counts: the time of the kernels by the package's model of products (`benchmarks.predicted_step`),
+which a GPU has yet to confirm, and the goal for it: fused AdamW and 1.2 times the ideal of symmetric products.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Time what a step costs the host: Python, and torch's way to its operations. Needs no GPU.
+"""Time what a step costs the host: Python, and torch's dispatch. Needs no GPU.
 
     python -m benchmarks.sweep_host_time [--variant PATH]... [--cases TEXT] [--minutes N] [--output FILE] [--tiny]
 
-Matrices are tiny, so that torch's own operations take no time of theirs, and the package's compiled ops, which a GPU
-would run meanwhile, are emptied: each is dispatched and does nothing, for about what a launch takes. What they would
-have written is whatever memory held, which nothing of the step depends on.
+Matrices are tiny, so that torch's own operations take no noticeable time. The package's compiled ops, which a GPU
+would run meanwhile, do nothing: each is dispatched, which takes about as long as a launch. Their results are whatever
+the memory contains; nothing in the step depends on it.
 
-The last case is one rank's side of 4,000 matrices over 64, of which no other rank is there: see `host_cases.py`. The
-target of all is TARGET milliseconds per 100 matrices, which are 40 ms for that one.
+The last case is one rank's side of 4,000 matrices over 64 ranks, of which no other exists: see `host_cases.py`. The
+target of all cases is TARGET milliseconds per 100 matrices, which is 40 ms for that one.
 
-Several builds, each a `--variant`, take turns round by round, in processes of their own. A ratio is a build's host
-time over that of the first in the same round; all are given as quartiles over the rounds. The commit that a result file
+Several builds, each a `--variant`, take turns round by round, in separate processes. A ratio is a build's host
+time divided by that of the first in the same round; all are quartiles over the rounds. The commit that a results file
 names first is that of the first build.
 """
 
@@ -34,14 +34,14 @@ from benchmarks.variants import chosen_variants
 
 TARGET = 1.0
 ROUNDS, TINY_ROUNDS = 25, 3
-# Matrices that a round steps over at least: short steps are repeated.
+# The fewest matrices that a round steps over: short steps are repeated.
 MATRICES_IN_A_ROUND = 2000
 # The first step compares plans with the other ranks.
 WARM_UP = 3
 
 
 def measure(case: Case, variants: Mapping[str, Path], rounds: int, deadline: Deadline) -> dict[str, dict]:
-    """Return the row of each variant, by label; fewer rounds where the time is up."""
+    """Return the row of each variant, by label. If time runs out, there are fewer rounds."""
     with ExitStack() as stack:
         workers = {label: stack.enter_context(Worker(folder, case)) for label, folder in variants.items()}
         seconds = take_turns(workers, max(1, MATRICES_IN_A_ROUND // case.matrices), rounds, deadline)
@@ -61,9 +61,9 @@ def measure(case: Case, variants: Mapping[str, Path], rounds: int, deadline: Dea
 
 
 def take_turns(workers: Mapping[str, Worker], steps: int, rounds: int, deadline: Deadline) -> dict[str, list[float]]:
-    """Return the seconds of a step of each worker, round by round; another one begins every round."""
+    """Return the seconds of a step of each worker, round by round; each round starts with another one."""
     labels = list(workers)
-    for worker in workers.values():  # all have started before one is timed
+    for worker in workers.values():  # start all of them before one is timed
         worker.steps(WARM_UP)
     seconds: dict[str, list[float]] = {label: [] for label in labels}
     for turn in range(rounds):
@@ -76,7 +76,7 @@ def take_turns(workers: Mapping[str, Worker], steps: int, rounds: int, deadline:
 
 
 def run_cases(cases: Sequence[Case], variants: Mapping[str, Path], options: argparse.Namespace) -> list[dict]:
-    """Return the rows of every case and variant, in the result file as soon as they are known."""
+    """Return the rows of every case and variant; each is written into the results file as soon as it is known."""
     rounds, device = TINY_ROUNDS if options.tiny else ROUNDS, torch.device("cpu")
     kernel = load_variant(next(iter(variants.values())))
     settings = {"threads": 1, "rounds": rounds, "chunk_bytes": CHUNK_BYTES, "builds": list(variants)}
@@ -98,7 +98,7 @@ def row_name(case: Case, label: str, variants: Mapping[str, Path]) -> str:
 
 
 def chosen_cases(text: str | None, cases: Sequence[Case]) -> list[Case]:
-    """Return the cases whose name has `text`; ValueError where there is none."""
+    """Return the cases whose name contains `text`; ValueError if there are none."""
     chosen = [case for case in cases if text is None or text in str(case)]
     if not chosen:
         raise ValueError(f"--cases must be part of one of: {'; '.join(map(str, cases))}; got {text}")

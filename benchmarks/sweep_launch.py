@@ -2,11 +2,11 @@
 
     python -m benchmarks.sweep_launch [--rounds N] [--output FILE] [--tiny]
 
-Each row is one kind of product in a step, as the package calls it: making the result and starting the kernel. All that
-the host does is in it, but for the driver's own part and a GPU's allocator, in whose place is the CPU's. Beside it
-stands `kernel[grid]`, for which the package chooses a configuration and Triton finds out what to launch, as at the
-first launch on operands that lie so. Rows take turns round by round; times are quartiles. The target is TARGET
-microseconds.
+Each row is one kind of product in a step, as the package calls it: making the result and starting the kernel. It
+includes everything that the host does, except the driver's own part, and with the CPU's allocator instead of a GPU's.
+For comparison there is `kernel[grid]`: the package chooses a configuration and Triton works out what to launch, as at
+the first launch with operands of a new layout. Rows take turns round by round; times are quartiles. The target is
+TARGET microseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GPU = "sm_90"
 TARGET = 10.0
 ROUNDS, CALLS = 31, 500
 TINY_ROUNDS, TINY_CALLS = 3, 5
-# Small, so that the CPU's allocator, like that of a GPU, has memory at hand; a launch does not depend on sizes.
+# Small, so that the CPU's allocator, like a GPU's, has free memory at hand. A launch does not depend on sizes.
 BATCH, M, K = 2, 128, 256
 
 
@@ -48,7 +48,7 @@ def operands() -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
 
 
 def works(module: ModuleType, calls: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield each row's name and what makes `calls` of its products."""
+    """Yield each row's name and a function that makes `calls` of its products."""
 
     def searched(A: Tensor, B: Tensor, D: Tensor | None) -> None:
         C = A.new_empty(BATCH, M, M)
@@ -64,12 +64,12 @@ def works(module: ModuleType, calls: int) -> Iterator[tuple[str, Callable[[], No
 
 
 def measure(package: Path, rounds: int, calls: int) -> dict[str, dict]:
-    """Return the microseconds of a call of each row; RuntimeError where not every call was a launch."""
+    """Return the microseconds of a call of each row. RuntimeError if any call was not exactly one launch."""
     with tempfile.TemporaryDirectory() as folder, stubbed_gpu(GPU, package, Path(folder)) as driver:
         module = kernel_module(package, "prepared")
         with mock.patch.object(module, "can_launch_on", lambda A: type(A) is Tensor and A.is_cpu):
             rows = dict(works(module, calls))
-            for work in rows.values():  # which compiles
+            for work in rows.values():  # the first call compiles
                 work()
             before = driver.launches_so_far()
             seconds = [{name: processor_seconds(work) for name, work in rows.items()} for _ in range(rounds)]

@@ -2,12 +2,12 @@
 
     python -m benchmarks.sweep_model_host [--models NAME ...] [--rounds N] [--output FILE] [--tiny]
 
-Matrices are a model's, of shorter sides and in the batches that a GPU would have. The compiled ops and torch's AdamW,
-the count of its steps included, are emptied, so that each is dispatched and does nothing. In the row `replayed` every
-batch has a CUDA graph, of which a replay is a call of a driver that does nothing: more cannot be shown without a GPU.
-In the row `eager` symmetric products are launched by Triton's launcher over that driver, and torch's other operations
-run, on matrices so small that they take what starting them takes. Rows take turns; times are quartiles, of the
-processor on one thread.
+Matrices are a model's, with shorter sides and in the batches that a GPU would have. The compiled ops and torch's AdamW,
+including its count of steps, do nothing: each is only dispatched. In the row `replayed` every
+batch has a CUDA graph, whose replay is a call of a driver that does nothing; without a GPU no more can be shown.
+In the row `eager` symmetric products are launched by Triton's launcher over that driver. torch's other operations
+run, on matrices so small that only starting them takes time. Rows take turns; times are quartiles of
+processor time on one thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.sweep_launch import GPU, processor_seconds
 from benchmarks.timing import quartiles
 
 ROOT = Path(__file__).resolve().parent.parent
-# Milliseconds of a step whose batches are replayed.
+# The target in milliseconds of a step whose batches are replayed.
 TARGETS = {"gpt2-124m": 0.5, "moe-64": 3.0, "llama-1b": 4.0}
 ROUNDS, TINY_ROUNDS = 25, 3
 SHRINKING, SMALLEST_SIDE, VECTOR = 32, 4, 32
@@ -48,12 +48,12 @@ def shrunk(p: Parameter) -> tuple[int, ...]:
     sides = p.rows_and_columns if p.matrix else p.shape
     if p.matrix:
         return tuple(max(SMALLEST_SIDE, side // SHRINKING) for side in sides)
-    # Whole vectors, as the CPU's AdamW would treat others apart, which a GPU's does not.
+    # Whole vectors, because the CPU's AdamW would treat others separately, which a GPU's does not.
     return tuple(VECTOR * max(1, side // SHRINKING // VECTOR) for side in sides)
 
 
 def batch_lengths(parameters: Sequence[Parameter]) -> dict[tuple[int, ...], int]:
-    """Return how many matrices a batch has on a GPU, by their shrunk sides."""
+    """Return how many matrices a batch has on a GPU, from their shortened sides."""
     elements = {shrunk(p): p.elements for p in parameters if p.matrix}
     return {sides: max(1, BATCH_BYTES // (count * PACKED_ITEMSIZE)) for sides, count in elements.items()}
 
@@ -72,7 +72,7 @@ def build(kernel: ModuleType, parameters: Sequence[Parameter]):
 
 
 def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitStack) -> None:
-    """Let the package plan and pack as on a GPU, and start nothing of its own."""
+    """Make the package plan and pack as on a GPU, and launch nothing itself."""
     products, lengths = kernel.kernels.products, batch_lengths(parameters)
     table = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6)
     length = mock.patch.object(kernel.plan.batches, "_length", lambda matrix, _: lengths[matrix.rows, matrix.cols])
@@ -83,9 +83,9 @@ def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitSta
 
 
 def empty_adamw() -> Library:
-    """Let torch's AdamW do nothing while the result is held.
+    """Make torch's AdamW do nothing while the result is held.
 
-    Steps are counted in one launch on a GPU, and in an operation for each parameter on a CPU.
+    Steps are counted by one launch on a GPU, but by an operation for each parameter on a CPU.
     """
     library = Library("aten", "IMPL")
     for name in "_fused_adamw_", "_foreach_add_.Scalar":
@@ -94,7 +94,7 @@ def empty_adamw() -> Library:
 
 
 def replayed(kernel: ModuleType, launch: Callable[[], object]):
-    """Stand for `UpdateGraphs.packed` where every batch has a graph: static memory, and one launch for a replay."""
+    """Replaces `UpdateGraphs.packed` as if every batch had a graph: static memory, and one launch for a replay."""
     graphs, update = kernel.step.graphs, kernel.step.polar_update
     kept: dict[tuple, object] = {}
 

@@ -1,4 +1,4 @@
-"""What the sweeps share: their options, their result file, and the way through their cases."""
+"""What the sweeps share: their options, their results file, and the loop over their cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.timing import Deadline
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A side of the dense product whose rate stands for what the device can do.
+# The side of the dense product whose rate represents what the device can do.
 DENSE_SIDE = {"cuda": 8192, "cpu": 2048}
 TINY_DENSE_SIDE, TINY_ROUNDS = 64, 3
 
@@ -30,7 +30,7 @@ def make_parser(description: str, names: Sequence[str]) -> argparse.ArgumentPars
 
 
 def plain_parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that all have."""
+    """Return a parser with the options that all sweeps have."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
     parser.add_argument("--device", help="cpu or cuda; by default what was built for")
@@ -55,14 +55,14 @@ def load(arguments: argparse.Namespace) -> tuple[ModuleType, torch.device]:
 
 
 def sizes(arguments: argparse.Namespace, device: torch.device, rounds: Mapping[str, int]) -> tuple[int, int]:
-    """Return how many rounds are timed, of `rounds` by type of device, and the side of the dense product."""
+    """Return the number of timed rounds, from `rounds` by type of device, and the side of the dense product."""
     if arguments.tiny:
         return TINY_ROUNDS, TINY_DENSE_SIDE
     return rounds[device.type], DENSE_SIDE[device.type]
 
 
 def chosen(given: str | None, names: Sequence[str], default: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return those of `names` that the comma-separated `given` has, `default` without it; ValueError for others."""
+    """Return the names in the comma-separated `given`, or `default` without it. ValueError for names not in `names`."""
     if given is None:
         return tuple(default)
     unknown = sorted(set(given.split(",")) - set(names))
@@ -72,16 +72,16 @@ def chosen(given: str | None, names: Sequence[str], default: Sequence[str], what
 
 
 def chosen_contestants(given: str | None, names: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-    """Return `chosen` of the contestants, with ours, the first of `names`, in any case."""
+    """Return the `chosen` contestants, always including ours, the first of `names`."""
     return names[0], *(name for name in chosen(given, names, default, "contestants") if name != names[0])
 
 
 def run_cases(
     topic: str, bench, arguments: argparse.Namespace, settings: Mapping, works: Mapping[str, Callable[[Deadline], dict]]
 ) -> list[dict]:
-    """Return a row for every case in `works`, whose call measures it until the time is up; the rest is unmeasured.
+    """Return a row for every case in `works`, whose call measures it. Once the time is up, rows are unmeasured.
 
-    Rows are in the result file as soon as they are known, and those that it already has are not measured again.
+    Rows are in the results file as soon as they are known, and rows that it already has are not measured again.
     """
     described = {key: value for key, value in bench._asdict().items() if key not in ("kernel", "device")}
     content = facts(bench.kernel, bench.device, {**settings, **described, "peers": peers.versions()})
@@ -95,5 +95,5 @@ def run_cases(
 
 
 def path_of(topic: str, device: torch.device, arguments: argparse.Namespace) -> Path | None:
-    """Return where results go: a tiny run writes none that it is not asked for."""
+    """Return where results go. A tiny run writes them only if it is told to."""
     return arguments.output or (None if arguments.tiny else default_path(topic, device))

@@ -1,15 +1,15 @@
-"""Time the orthogonalization of named models' matrices, and of squares, against every other way to it that is there.
+"""Time the orthogonalization of named models' matrices, and of squares, against every other implementation found.
 
     python -m benchmarks.sweep_orthogonalize [--build DIR] [--device cpu] [--shapes gpt2-124m,squares,64x1280x512]
         [--contestants NAME,...] [--peers DIR] [--minutes N] [--output FILE] [--tiny]
 
-All contestants take turns on the same float32 matrices; a ratio is the quotient of two that ran in the same round,
-given as quartiles over the rounds: their time over ours. Ideal is the FLOP of the cheaper method with symmetric
-products (`work.least_flop`) at the rate that a large dense product of the work dtype reaches in the same rounds. Errors
-are against each contestant's own polynomial in float64, of the first matrix: relative in the Frobenius norm, and the
-largest of an entry. Compiled means the standard iteration over torch's products under `torch.compile`.
+All contestants take turns on the same float32 matrices. A ratio is their time divided by ours in the same round, given
+as quartiles over the rounds. Ideal is the FLOP of the cheaper method with symmetric products (`work.least_flop`) at the
+rate that a large dense product of the work dtype reaches in the same rounds. Errors are those of the first matrix
+against each contestant's own polynomial in float64: relative in the Frobenius norm, and the largest of an entry.
+Compiled means the standard iteration over torch's products under `torch.compile`.
 
-Results are written after every shape, and a second run with the same `--output` goes on where the first one ended.
+Results are written after every shape, and a second run with the same `--output` continues the first one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Bench(NamedTuple):
 def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
     """Return the row of one case."""
     kernel, device = bench.kernel, bench.device
-    # Else the sizes of all cases would count against the limit of recompilations.
+    # Otherwise the sizes of all cases would count towards torch's limit of recompilations.
     torch.compiler.reset()
     generator = torch.Generator(device).manual_seed(0)
     G = torch.randn(case.batch, case.rows, case.cols, generator=generator, device=device)
@@ -79,7 +79,7 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
 
 
 def _bound(case: Case, task: Task, rate: float, seconds: float) -> dict:
-    """Return the work of the case and how near to its limit it was done in `seconds`."""
+    """Return the work of the case, and the share of the device's limit that `seconds` reach."""
     work_dtype = task.iteration.work_dtype
     flop = case.batch * least_flop(task.kernel, task.device, work_dtype, case.sides, task.schedule)
     ideal = ideal_seconds(flop, rate)
@@ -95,14 +95,14 @@ def _bound(case: Case, task: Task, rate: float, seconds: float) -> dict:
 
 
 def _warm(name: str, task: Task, G: Tensor) -> Contestant:
-    """Return a contestant after a first run."""
+    """Run a contestant once and return it."""
     contestant = find_contestant(name, task)
     contestant.run(G)[0].sum().item()
     return contestant
 
 
 def _compare(found: dict[str, Contestant], G: Tensor, exactly: bool) -> dict[str, dict]:
-    """Return each contestant's errors on the first matrix, `unmeasured` where that would take too long."""
+    """Return each contestant's errors on the first matrix, or `unmeasured` if that would take too long."""
     outcomes, exact = {}, {}
     for name, contestant in found.items():
         outcomes[name] = {"error": UNMEASURED, "largest_error": UNMEASURED}

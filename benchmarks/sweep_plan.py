@@ -1,10 +1,10 @@
-"""Time and weigh the plan of a large model on many ranks, against the target; nothing is sent and no state is made.
+"""Measure time and memory of the plan of a large model on many ranks. Nothing is sent and no state is made.
 
     python -m benchmarks.sweep_plan [--build DIR] [--tiny] [--rounds N] [--output FILE]
 
-What is timed is to construct the optimizer, of which the plan is nearly all. Every round is a process of its own, whose
-memory nothing else has touched. Seconds are the processor's, the median of the rounds; megabytes are by how much the
-peak of the process grew, the most of the rounds (Linux).
+The construction of the optimizer is timed, of which the plan is nearly all. Every round is a separate process, whose
+memory nothing else has used. Seconds are processor time, the median of the rounds. Megabytes are the growth of the
+process's peak memory, the largest of the rounds (Linux).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from benchmarks.result_file import ResultFile, default_path, facts
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_SECONDS, TARGET_MEGABYTES = 2.0, 200.0
 
-# Of a Llama with 7e9 parameters, in turn.
+# The shapes of a Llama with 7e9 parameters, in turn.
 SHAPES = [(4096, 4096), (1024, 4096), (11008, 4096), (4096, 11008)]
 
 
 class Case(NamedTuple):
-    """A model of so many matrices, on ranks that have so many copies of it, each cut into rows."""
+    """A model with a number of matrices, on ranks that have a number of copies of it, each cut into rows."""
 
     ranks: int
     copies: int
@@ -61,7 +61,7 @@ def sharded_parameters(case: Case) -> list[tuple[str, torch.nn.Parameter]]:
 
 def sharded_parameter(mesh: DeviceMesh, shape: tuple[int, int]) -> torch.nn.Parameter:
     rows = -(-shape[0] // mesh.shape[1])
-    left = shape[0] - rows * mesh.get_local_rank(1)  # what this rank and later ones have
+    left = shape[0] - rows * mesh.get_local_rank(1)  # rows of this rank and of later ones
     local = torch.empty(min(max(left, 0), rows), shape[1], device="meta")
     placements = [Replicate(), Shard(0)]
     whole = DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
@@ -69,7 +69,7 @@ def sharded_parameter(mesh: DeviceMesh, shape: tuple[int, int]) -> torch.nn.Para
 
 
 def measure(build: Path, case: Case) -> tuple[float, float]:
-    """Return the seconds and the megabytes that an optimizer of a case takes in this process."""
+    """Return the seconds and the megabytes that constructing an optimizer for a case takes in this process."""
     kernel, _ = load_built(build)
     parameters = sharded_parameters(case)
     gc.collect()

@@ -2,13 +2,14 @@
 
     python -m benchmarks.sweep_scale [--build DIR] [--cases TEXT] [--rounds N] [--output FILE] [--tiny]
 
-Llama 70B lies as FSDP2 leaves it, in 256 shards, on 1,024 ranks in 4 copies of these (HSDP). Of the mixture of experts
-each layer's 384 experts are split over 64 ranks and the rows of each over 16; all else lies in 256 shards and 4 copies.
-No other rank is there, and no memory of that size is touched: `scale_cases.py` says what stands in for what.
+Llama 70B is laid out as by FSDP2, in 256 shards, on 1,024 ranks with 4 copies of these (HSDP). In the mixture of
+experts each layer's 384 experts are split over 64 ranks and the rows of each over 16; everything else has 256 shards
+and 4 copies. No other rank exists, and no memory of that size is touched: `scale_cases.py` says what is replaced by
+what.
 
-Every round is a process of its own. Seconds are the processor's, of one thread. Those of the plan are the median of
-the rounds, megabytes by how much the peak of the process grew meanwhile, the most of the rounds (Linux). Milliseconds
-of a step are quartiles over all steps of all rounds. Messages are those that are not empty and go to another rank;
+Every round is a separate process. Seconds are processor time of one thread. Those of the plan are the median of
+the rounds. Megabytes are the growth of the process's peak memory, the largest of the rounds (Linux). Milliseconds
+of a step are quartiles over all steps of all rounds. Only messages that are not empty and go to another rank count;
 blocks are what an owner copies between messages and batches.
 """
 
@@ -47,7 +48,7 @@ WARM_UP = 3
 
 
 class Round(NamedTuple):
-    """What one process has found."""
+    """The results of one process."""
 
     plan_seconds: float
     plan_megabytes: float
@@ -91,7 +92,7 @@ def seconds_of_a_step(optimizer: Optimizer) -> float:
 
 
 def counts_of(optimizer: Optimizer) -> dict[str, int]:
-    """Return how much there is of what a step walks, on this rank."""
+    """Return the counts of what a step on this rank goes through."""
     pairs = [(chunk, each.position) for each in optimizer._plan.exchanges for chunk in each.chunks]
     lengths = [(side.sent, at) for chunk, at in pairs for side in (chunk.messages.holder, chunk.messages.owner)]
     batches = [owned for chunk, _ in pairs for owned in chunk.batches]
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds, steps = (TINY_ROUNDS, TINY_STEPS) if options.tiny else (options.rounds, STEPS)
     cases = chosen_cases(options.cases, TINY_CASES if options.tiny else CASES)
     kernel, _ = load_built(options.build)
-    device = torch.device("cpu")  # whatever there is: no memory is touched
+    device = torch.device("cpu")  # even if there is a GPU: no memory is touched
     path = options.output or (None if options.tiny else default_path("scale", device))
     settings = {"threads": 1, "rounds": rounds, "steps": steps}
     results = ResultFile(path, facts(kernel, device, settings), list(map(str, cases)))

@@ -3,16 +3,16 @@
     python -m benchmarks.sweep_step [--build DIR] [--device cpu] [--models gpt2-124m,vit-s] [--contestants NAME,...]
         [--peers DIR] [--minutes N] [--output FILE] [--beside-busy] [--tiny]
 
-All contestants take turns, each on float32 parameters and gradients of its own; a ratio is the quotient of two that ran
-in the same round, given as quartiles over the rounds: their time over ours. The error is that of a first update,
-without its step size, from each contestant's own polynomial in float64: relative in the Frobenius norm, over one matrix
-of each shape. Ideal is the FLOP of the cheaper methods with symmetric products at the rate of a large dense product in
-the same rounds; `breakdown` says where the rest of our step goes. Peak memory is what a step takes beyond what was held
-before it, and on a CPU what torch knows of it. Kernels are counted on GPUs only.
+All contestants take turns, each on its own float32 parameters and gradients. A ratio is their time divided by ours in
+the same round, given as quartiles over the rounds. The error is that of a first update, without its step size, from
+each contestant's own polynomial in float64: relative in the Frobenius norm, over one matrix of each shape. Ideal is the
+FLOP of the cheaper methods with symmetric products at the rate of a large dense product in the same rounds; `breakdown`
+says where the rest of our step goes. Peak memory is what a step takes in addition to what was held before it, on a CPU
+as far as torch knows it. Kernels are counted on GPUs only.
 
-`--beside-busy` adds a case for each model in which as many other processes as there are cores compute all the time.
+`--beside-busy` adds a case for each model in which other processes, one for each core, compute all the time.
 
-Results are written after every model, and a second run with the same `--output` goes on where the first one ended.
+Results are written after every model, and a second run with the same `--output` continues the first one.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _work(parameters: Sequence[Parameter], iterations: dict, bench: Bench, rate:
 
 
 def find_errors(parameters: Sequence[Parameter], bench: Bench) -> tuple[dict[str, float | str], dict[str, str]]:
-    """Return the error of each contestant that steps, `-` if it does not orthogonalize, and the others' marks."""
+    """Return the error of each contestant that steps (`-` if it does not orthogonalize), and the others' marks."""
     few = [Parameter("matrix", shape, True) for shape in matrix_counts(parameters)]
     few.append(Parameter("vector", (8,)))
     exact: dict[tuple, list[Tensor]] = {}
@@ -143,7 +143,7 @@ def find_errors(parameters: Sequence[Parameter], bench: Bench) -> tuple[dict[str
 
 
 def _error(rival: Rival, parameters: Sequence[Parameter], device: torch.device, exact: dict) -> float:
-    """Return the relative error of a first update; `exact` keeps the matrices of each schedule from call to call."""
+    """Return the relative error of a first update. `exact` caches the exact matrices of each schedule between calls."""
     weights = make_weights(parameters, device)
     schedule = tuple(rival.schedule)
     if schedule not in exact:
@@ -158,7 +158,7 @@ def _error(rival: Rival, parameters: Sequence[Parameter], device: torch.device, 
 
 
 def _direction(p: Tensor, rival: Rival) -> Tensor:
-    # Parameters begin at zero, so that weight decay does nothing and the update is rounded as it is.
+    # Parameters begin at zero, so that weight decay does nothing and only the update is rounded.
     return p.detach().double() / (-LR * rival.multiplier(*p.shape))
 
 

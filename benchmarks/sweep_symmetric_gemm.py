@@ -2,14 +2,14 @@
 
     python -m benchmarks.sweep_symmetric_gemm [--build DIR] [--minutes N] [--output FILE] [--tiny]
 
-The product X Xᵀ of X (b, m, k) is 2 b m² k FLOP for torch and half of it for the kernel, which is the most that it can
-gain. Proof comes first, on fresh random operands and a poisoned result: the error is at most twice torch's, the result
-is bit for bit symmetric, and a matrix gets the same bits alone and in the batch. What fails says so, is not timed, and
-makes the status 1. Timed calls rotate through operands larger than the L2 cache and are replayed as a graph, so that
-starting them takes none of their time. Without a GPU `--tiny` walks through it all on the kernel's stand-in, and
-proves nothing.
+The product X Xᵀ of X (b, m, k) is 2 b m² k FLOP for torch and half of that for the kernel, so the gain is at most 2.
+Proof comes first, on new random operands and with a poisoned result: the error is at most twice torch's, the result is
+bit for bit symmetric, and a matrix gets the same bits alone and in the batch. A product that fails is named, is not
+timed, and makes the exit status 1. Timed calls rotate through operands larger than the L2 cache and are replayed as a
+graph, so that starting them takes no time. Without a GPU, `--tiny` runs everything on the CPU version of the kernel,
+which proves nothing.
 
-Results are written row by row, and a second run with the same `--output` goes on where the first one ended.
+Results are written row by row, and a second run with the same `--output` continues the first one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @dataclass
 class Result:
-    """One shape; seconds are medians, spreads half the interquartile range over the median, problems empty if right."""
+    """One shape. Seconds are medians, spreads half the interquartile range over the median; no problems if right."""
 
     dtype: str
     shape: tuple[int, int, int]
@@ -50,18 +50,18 @@ class Result:
 
     @property
     def gain(self) -> float | None:
-        """torch's time over the kernel's."""
+        """torch's time divided by the kernel's."""
         return self.seconds and self.torch_seconds / self.seconds
 
     @property
     def tera_flops(self) -> float | None:
-        """What the kernel reaches if all of the product's FLOP are counted, in 1e12 a second."""
+        """The kernel's rate if all of the full product's FLOP are counted, in 1e12 a second."""
         b, m, k = self.shape
         return self.seconds and 2 * b * m * m * k / self.seconds / 1e12
 
 
 def prove(symmetric_gemm: Callable, X: Tensor) -> list[str]:
-    """Return what is wrong with the kernel's X Xᵀ."""
+    """Return the problems of the kernel's X Xᵀ."""
     ours, problems = X.new_full((len(X), X.size(1), X.size(1)), float("nan")), []
     symmetric_gemm(X, X.mT, out=ours)
     try:
@@ -84,7 +84,7 @@ def measure(symmetric_gemm: Callable, shape: tuple[int, int, int], dtype: str, d
 
 
 def compare(symmetric_gemm: Callable, X: Tensor) -> list[tuple[float, float]]:
-    """Return seconds of a product and their relative spread, of the kernel and of torch."""
+    """Return the seconds of a product and their relative spread, for the kernel and for torch."""
     copies, out = rotated(X), X.new_empty(len(X), X.size(1), X.size(1))
     ours = replayed([partial(symmetric_gemm, x, x.mT, out=out) for x in copies], X.device)
     torchs = replayed([partial(torch.bmm, x, x.mT, out=out) for x in copies], X.device)

@@ -1,14 +1,14 @@
-"""Time whole training steps of a small transformer: how much of one is the optimizer's, forward and backward included.
+"""Time whole training steps of a small transformer: which share the optimizer takes, beside forward and backward.
 
     python -m benchmarks.sweep_training_step [--build DIR] [--device cpu] [--models decoder-4m] [--contestants NAME,...]
         [--peers DIR] [--minutes N] [--output FILE] [--tiny]
 
-The model is a decoder of random weights over random tokens, its parameters float32; on a GPU it computes under
+The model is a decoder with random weights on random tokens, with float32 parameters; on a GPU it computes under
 autocast to bfloat16. Each contestant trains a copy. All take turns: first forward and backward, then the optimizer's
-step. The share is the step's time over that of both, in the same round, given as quartiles over the rounds. Nothing is
-compiled: forward and backward of a compiled model take less, and the optimizer's share is larger.
+step. The share is the step's time divided by that of both, in the same round, given as quartiles over the rounds.
+Nothing is compiled. In a compiled model forward and backward take less time, and the optimizer's share is larger.
 
-Results are written after every model, and a second run with the same `--output` goes on where the first one ended.
+Results are written after every model, and a second run with the same `--output` continues the first one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BACK_AND_FORTH, STEP = "forward and backward", "step"
 
 
 class Size(NamedTuple):
-    """A decoder and what it is trained on at once: `batch` sequences of `length` tokens."""
+    """A decoder and its batch: `batch` sequences of `length` tokens."""
 
     layers: int
     width: int
@@ -64,7 +64,7 @@ class Bench(NamedTuple):
 
 
 class Block(nn.Module):
-    """Attention to what came before, and a perceptron, each after a norm and added to its input."""
+    """Causal attention and a perceptron, each applied after a norm and added to its input."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -91,19 +91,19 @@ class Decoder(nn.Module):
         self.norm, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, size.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the scores (batch, length, vocabulary) of the token after each."""
+        """Return the scores (batch, length, vocabulary) of each next token."""
         places = torch.arange(tokens.size(1), device=tokens.device)
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(places))))
 
     def weights(self) -> Weights:
-        """Return the blocks' matrices, and what goes to AdamW."""
+        """Return the blocks' matrices, and the parameters for AdamW."""
         matrices = [p for p in self.blocks.parameters() if p.ndim == 2]
         known = {id(p) for p in matrices}
         return Weights(matrices, [p for p in self.parameters() if id(p) not in known])
 
 
 class Training(NamedTuple):
-    """The halves of a contestant's training step, of which the first returns the loss, and what they train."""
+    """The two halves of a contestant's training step, of which the first returns the loss, and their parameters."""
 
     back_and_forth: Callable[[], Tensor]
     step: Callable[[], None]
@@ -111,7 +111,7 @@ class Training(NamedTuple):
 
 
 def make_training(name: str, size: Size, bench: Bench) -> Training:
-    """Return the training of a fresh copy of the model by the contestant called `name`, after a first step."""
+    """Return the training of a new copy of the model by the contestant called `name`, after a first step."""
     torch.manual_seed(0)
     with bench.device:
         model = Decoder(size)
@@ -134,7 +134,7 @@ def make_training(name: str, size: Size, bench: Bench) -> Training:
 
 
 def measure(model: str, size: Size, bench: Bench, deadline: Deadline) -> Iterator[tuple[str, dict]]:
-    """Yield each contestant and its row; that of one which cannot take part has a mark as its status."""
+    """Yield each contestant and its row. If a contestant cannot take part, its status is a mark that says why."""
     trainings, marks = peers.admit(bench.contestants, OURS, lambda name: make_training(name, size, bench))
     works = {}
     for name, training in trainings.items():
@@ -160,7 +160,7 @@ def measure(model: str, size: Size, bench: Bench, deadline: Deadline) -> Iterato
 
 
 def shares(before: Sequence[float], steps: Sequence[float]) -> list[float]:
-    """Return the quartiles over rounds of the step's time over that of the whole."""
+    """Return the quartiles over rounds of the step's time divided by that of the whole."""
     return list(quartiles([step / (step + other) for other, step in zip(before, steps)]))
 
 

@@ -1,4 +1,4 @@
-"""Timing round by round: every contestant once a round, so that a ratio compares what ran side by side."""
+"""Timing round by round: every contestant once per round, so that a ratio compares runs under the same conditions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from tests.support.proofs import graphs, race
 
 WARM_UP = 2
-# Fewer have no quartiles to speak of.
+# Fewer rounds give no useful quartiles.
 LEAST_ROUNDS = 3
 
-# Operands that are rotated through take at least this much, several times the L2 cache of every GPU that we know.
+# Operands that calls rotate through take at least this much: several times the L2 cache of every GPU that we know.
 ROTATED_BYTES = 1 << 28
 
-# Copies of small operands: as many as make a launch's own time show beside what starts a graph.
+# Copies of small operands: so many that the time of a launch shows beside the time of starting a graph.
 MOST_COPIES = 64
 
 
@@ -39,7 +39,7 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 class Deadline:
-    """The end of the time that a run was given; None is no end."""
+    """The end of a run's time; None means no end."""
 
     def __init__(self, minutes: float | None = None):
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -59,9 +59,9 @@ class Quartiles(NamedTuple):
 def run_rounds(
     works: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, deadline: Deadline
 ) -> dict[str, list[float]]:
-    """Return each work's seconds, round by round; another one begins every round, and the first rounds warm up.
+    """Return each work's seconds, round by round. Each round starts with another work, and the first rounds warm up.
 
-    There are `rounds` of them, or as few as LEAST_ROUNDS where the time is up.
+    There are `rounds` rounds, or, if the time is up, as few as LEAST_ROUNDS.
     """
     names = list(works)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -75,19 +75,19 @@ def run_rounds(
 
 
 def quartiles(values: list[float]) -> Quartiles:
-    """Return the quartiles of `values`, all alike for a single one."""
+    """Return the quartiles of `values`; for a single value all three are equal."""
     return Quartiles(*(statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3))
 
 
 def ratios(theirs: list[float], ours: list[float]) -> Quartiles:
-    """Return the quartiles over rounds of their time over ours."""
+    """Return the quartiles over rounds of their time divided by ours."""
     return quartiles([a / b for a, b in zip(theirs, ours)])
 
 
 def take_turns(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[tuple[float, float]]:
-    """Return each work's median seconds and their spread, as the package's own race has them.
+    """Return each work's median seconds and their spread, computed as in the package's own race.
 
-    On a GPU each is made as often in a round as takes its BURST_SECONDS; the seconds are those of one.
+    On a GPU each work runs for BURST_SECONDS in a round; the seconds are those of one call.
     """
     counts = [_repeats(work, device) for work in works]
     bursts = {str(i): partial(_repeated, work, count) for i, (work, count) in enumerate(zip(works, counts))}
@@ -98,7 +98,7 @@ def take_turns(works: Sequence[Callable[[], object]], device: torch.device, roun
 def _repeats(work: Callable[[], object], device: torch.device) -> int:
     if device.type == "cpu":
         return 1
-    work()  # compiles, and is no measure
+    work()  # compiles, so it is not timed
     return math.ceil(race.BURST_SECONDS / seconds_of(work, device))
 
 
@@ -108,15 +108,15 @@ def _repeated(work: Callable[[], object], count: int) -> None:
 
 
 def rotated(X: Tensor) -> list[Tensor]:
-    """Return copies of X that together do not fit into the cache of a GPU; on a CPU two of them."""
+    """Return copies of X that together do not fit into a GPU's cache; on a CPU two of them."""
     count = ROTATED_BYTES // (X.numel() * X.element_size()) + 2 if X.is_cuda else 2
     return [X.clone() for _ in range(min(MOST_COPIES, count))]
 
 
 def replayed(calls: Sequence[Callable[[], object]], device: torch.device) -> Callable[[], object]:
-    """Return one call that makes all of `calls`: on a GPU as a graph, in which launching takes no time of the CPU's.
+    """Return one call that makes all of `calls`: on a GPU as a graph, so that launching takes no time of the CPU.
 
-    Each is made once before, to compile what it needs.
+    Each call is made once before, to compile what it needs.
     """
 
     def one_by_one() -> None:

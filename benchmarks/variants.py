@@ -1,4 +1,4 @@
-"""Several variants of the kernel side by side, each called by the commit that it was built from."""
+"""Several variants of the kernel side by side, each named after the commit that it was built from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ BUILD = Path(__file__).resolve().parent.parent / "build"
 
 
 def chosen_variants(paths: Sequence[Path] | None) -> dict[str, Path]:
-    """Return the folders of variants by label: those that `paths` name, None for the one in `build/`.
+    """Return the folders of variants by label: those in `paths`, or, for None, the one in `build/`.
 
-    A path is a variant's folder, or one that holds variants, of which the one for this torch is taken. A label is the
-    commit, with a plus where files had changed, and numbered where an earlier variant is called the same.
-    FileNotFoundError where there is no variant.
+    A path is a variant's folder, or a folder of variants, of which the one for this torch is taken. A label is the
+    commit, with a plus if files had changed, and with a number if an earlier variant has the same label.
+    Raises FileNotFoundError if there is no variant.
     """
     found: dict[str, Path] = {}
     for path in paths or [BUILD]:
@@ -30,6 +30,6 @@ def chosen_variants(paths: Sequence[Path] | None) -> dict[str, Path]:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the short commit that a variant was built from, with a plus where files had changed."""
+    """Return the short commit that a variant was built from, with a plus if files had changed."""
     built = read_metadata(folder)["provenance"]["kernel"]
     return built["commit"][:12] + ("+" if built["dirty"] else "")

@@ -1,7 +1,7 @@
-"""The work of an orthogonalization and of a step as formulas: FLOP, bytes, and how long they take at best.
+"""The work of an orthogonalization and of a step as formulas: FLOP, bytes, and the shortest possible time.
 
-m is a matrix's short side, n its long one. A dense product of (m, k) with (k, n) is 2 m k n FLOP; one whose result is
-symmetric needs half of them. Iterations are the kernel's `Iteration`: its `method`, `windows` and `work_dtype`.
+m is a matrix's short side, n its long one. A dense product of (m, k) with (k, n) is 2 m k n FLOP; one with a symmetric
+result needs half of them. Iterations are the kernel's `Iteration`: its `method`, `windows` and `work_dtype`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import torch
 
 
 def dense_flop(m: int, n: int, steps: int) -> int:
-    """Return the FLOP of the standard iteration over dense products: X Xᵀ, A², B X in each step."""
+    """Return the FLOP of the standard iteration with dense products: X Xᵀ, A², B X in each step."""
     return steps * (4 * m * m * n + 2 * m**3)
 
 
 def standard_flop(m: int, n: int, steps: int) -> int:
-    """Return the FLOP of the standard iteration where X Xᵀ and A² cost half of a dense product."""
+    """Return the FLOP of the standard iteration if X Xᵀ and A² cost half of a dense product."""
     return steps * (3 * m * m * n + m**3)
 
 
 def gram_flop(m: int, n: int, steps: int, windows: int) -> int:
-    """Return the FLOP of the Gram iteration where every product but Q X costs half of a dense one.
+    """Return the FLOP of the Gram iteration if every product except Q X costs half of a dense one.
 
-    A window of w steps has X Xᵀ, Q X and 4 w - 3 products of m x m matrices, all commuting.
+    A window of w steps has X Xᵀ, Q X and 4 w - 3 products of m x m matrices that all commute.
     """
     return 4 * steps * m**3 + 3 * windows * m * m * (n - m)
 
@@ -41,7 +41,7 @@ def method_flop(iteration, m: int, n: int) -> int:
 def least_flop(kernel: ModuleType, device: torch.device, work_dtype: torch.dtype, size: tuple, schedule) -> int:
     """Return the FLOP of the cheaper method for one m x n matrix, of those that are safe with this schedule and dtype.
 
-    Whatever the kernel has chosen: a wrong choice must not bring the ideal nearer.
+    It ignores what the kernel has chosen: a wrong choice must not lower the ideal.
     """
     found = []
     for method in ("standard", "gram"):
@@ -52,15 +52,15 @@ def least_flop(kernel: ModuleType, device: torch.device, work_dtype: torch.dtype
 
 
 def factor_bytes(m: int, n: int, read: int, written: int) -> int:
-    """Return the bytes that must move for one matrix, of `read` bytes an element, and its factor, of `written`."""
+    """Return the bytes that must move for one matrix, with `read` bytes per element, and its factor, with `written`."""
     return m * n * (read + written)
 
 
 def pass_bytes(elements: int, parameter: int, packed: int) -> int:
-    """Return the bytes that momentum and descent move, with `parameter` bytes for gradient and momentum elements too.
+    """Return the bytes that momentum and descent move. Gradient and momentum have `parameter` bytes per element, too.
 
-    Momentum reads itself and the gradient and writes itself and the packed matrix; descent reads parameter and packed
-    matrix and writes the parameter.
+    Momentum reads itself and the gradient, and writes itself and the packed matrix. Descent reads the parameter and the
+    packed matrix, and writes the parameter.
     """
     return elements * (5 * parameter + 2 * packed)
 

@@ -1,4 +1,4 @@
-"""What the examples on several processes share: options, the group, learning rates, progress and a clean end."""
+"""What the examples with several processes share: options, the group, learning rates, progress and a clean end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPO_ID = "org/optimizer"
 
 
 def parser_of(description: str, layouts: tuple[str, ...], layout: str) -> argparse.ArgumentParser:
-    """Return a parser of what every example can be told; `layout` is its default."""
+    """Return a parser with the options of every example; `layout` is the default layout."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layout", choices=layouts, default=layout)
     parser.add_argument("--steps", type=int, default=40, help="of the whole run: %(default)s")
@@ -43,14 +43,14 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def load_kernel(build: Path) -> ModuleType:
-    """Return the kernel from the folder of its variants, or whence LOCAL_KERNELS says."""
+    """Return the kernel from the folder of its variants, or from where LOCAL_KERNELS says."""
     os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={build.resolve()}")
     return kernels.get_kernel(REPO_ID, version=1, backend="cpu", trust_remote_code=True)
 
 
 @contextlib.contextmanager
 def processes(together: bool) -> Iterator[None]:
-    """Join the other processes meanwhile, over gloo, if there are any; each works with one thread."""
+    """Join the other processes, if there are any, over gloo, for the time of the block; each works with one thread."""
     torch.set_num_threads(1)
     if not together:
         yield
@@ -58,7 +58,7 @@ def processes(together: bool) -> Iterator[None]:
     dist.init_process_group("gloo")
     try:
         yield
-        dist.barrier()  # nobody leaves while another one still talks to it
+        dist.barrier()  # no process leaves while another one still communicates with it
     finally:
         dist.destroy_process_group()
 
@@ -74,7 +74,7 @@ def set_learning_rate(optimizer, full: float, step: int, steps: int) -> None:
 
 @contextlib.contextmanager
 def progress(steps: int, layout: str) -> Iterator:
-    """Yield a function that takes the loss of each step and shows how far training is, on the first process."""
+    """Yield a function that takes the loss of each step; the first process shows progress with it."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, disable=rank() != 0) as bars:
         bar = bars.add_task(layout, total=steps)
@@ -84,9 +84,9 @@ def progress(steps: int, layout: str) -> Iterator:
 def leave() -> NoReturn:
     """End the process, which has succeeded, without finalizing Python.
 
-    A thread of gloo needs Python's lock to let go of a tensor that it has sent, and aborts the process if finalization
-    has begun (pytorch issue 190489). Destroying a group ends its threads only if nothing else holds it, but DTensor's
-    caches hold meshes, and those their groups.
+    A thread of gloo needs Python's lock to release a tensor that it has sent. If finalization has begun, it aborts the
+    process (pytorch issue 190489). Destroying a group ends its threads only if nothing else refers to it, but DTensor's
+    caches refer to meshes, and meshes to their groups.
     """
     sys.stdout.flush()
     sys.stderr.flush()

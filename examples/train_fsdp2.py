@@ -1,13 +1,13 @@
-"""Train the character model on several processes, save it, and go on under another layout.
+"""Train the character model on several processes, save it, and continue with another layout.
 
 torchrun --nproc-per-node 4 -m examples.train_fsdp2 --layout fsdp --steps 40 --stop-after 20 --checkpoint out/fsdp2
 torchrun --nproc-per-node 4 -m examples.train_fsdp2 --layout tp --steps 40 --checkpoint out/fsdp2 --resume
 python -m examples.train_fsdp2 --layout single --steps 40
 
-`fsdp` shards every parameter over all processes, `hsdp` over half of them, twice; `tp` splits the MLPs in two by
-tensor parallelism, and shards over the rest. All see the same windows in the same order, and end at the same loss but
-for rounding: gradients are summed in another order. It runs on CPUs, over gloo; `--build` is where `make build` has put
-the kernel.
+`fsdp` shards every parameter over all processes. `hsdp` shards over half of them, with two copies. `tp` splits the MLPs
+in two by tensor parallelism, and shards over the rest. With each layout the model sees the same windows in the same
+order, and ends at the same loss up to rounding, because gradients are summed in another order. It runs on CPUs, over
+gloo; `--build` is the folder into which `make build` has put the kernel.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(given: argparse.Namespace, kernel: ModuleType) -> None:
     torch.manual_seed(0)
     model = CharacterModel(corpus.symbols)
     data_mesh = shard(model, given.layout)
-    # Small chunks, so that a model as small as this has several, and one is exchanged while another is worked on.
+    # Small chunks, so that even a model this small has several, and one is exchanged while another is worked on.
     optimizer = kernel.Muon(model.named_parameters(), lr=LR, exchange=kernel.ExchangeOptions(chunk_bytes=2**15))
     first = load(model, optimizer, given.checkpoint) if given.resume else 0
     last = given.stop_after or given.steps
@@ -111,12 +111,12 @@ def loss_on(model: nn.Module, windows: Tensor, mesh: DeviceMesh | None) -> Tenso
 
 
 def batch_of(corpus: Corpus, step: int) -> Tensor:
-    """Return the windows of a step, which depend on nothing else: a resumed run sees the same ones."""
+    """Return the windows of a step. They depend on the step only, so a resumed run sees the same ones."""
     return corpus.batch(BATCH, CONTEXT + 1, torch.Generator().manual_seed(step))
 
 
 def share_of(windows: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """Return the windows of this process; those of one tensor parallel group have the same ones."""
+    """Return the windows of this process. Processes of one tensor parallel group have the same ones."""
     if mesh is None:
         return windows
     shares = windows.chunk(mesh.size())
@@ -125,7 +125,7 @@ def share_of(windows: Tensor, mesh: DeviceMesh | None) -> Tensor:
 
 
 def mean_over(mesh: DeviceMesh | None, value: Tensor) -> float:
-    """Return the mean of all processes' values; each share of the data has as many processes as any other."""
+    """Return the mean of all processes' values. Each share of the data has the same number of processes."""
     if mesh is not None:
         dist.all_reduce(value)
         value = value / dist.get_world_size()
@@ -133,13 +133,13 @@ def mean_over(mesh: DeviceMesh | None, value: Tensor) -> float:
 
 
 def save(model: nn.Module, optimizer, step: int, folder: Path) -> None:
-    """Save what has been reached after `step` steps; all processes write their parts."""
+    """Save model and optimizer after `step` steps; all processes write their parts."""
     parameters, state = get_state_dict(model, optimizer)
     dcp.save({"model": parameters, "optimizer": state, "step": step}, checkpoint_id=folder)
 
 
 def load(model: nn.Module, optimizer, folder: Path) -> int:
-    """Load a checkpoint of any layout, and return how many steps it has behind it."""
+    """Load a checkpoint of any layout, and return how many steps it has taken."""
     parameters, state = get_state_dict(model, optimizer)
     found = {"model": parameters, "optimizer": state, "step": 0}
     dcp.load(found, checkpoint_id=folder)
@@ -149,11 +149,11 @@ def load(model: nn.Module, optimizer, folder: Path) -> int:
 
 @contextlib.contextmanager
 def traced(path: Path | None) -> Iterator:
-    """Write a trace of what is done meanwhile, if asked for."""
+    """Write a trace of the block, if `path` is given."""
     if path is None:
         yield
         return
-    # With shapes, by which `tools.scale.calibrate` knows what was sent.
+    # With shapes, from which `tools.scale.calibrate` computes what was sent.
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         yield
     profile.export_chrome_trace(f"{path}.{rank()}.json")

@@ -3,10 +3,10 @@
 torchrun --nproc-per-node 8 -m examples.train_parallel --steps 40 --stop-after 20 --checkpoint out/parallel
 python -m examples.train_parallel --layout single --steps 40 --checkpoint out/parallel --resume
 
-Eight processes are a mesh of two pipeline stages, two shares of the data, and two for tensor parallelism and experts.
-Each stage has an optimizer of its own; nothing is said to it about any of this. The same gradients give the same bits
-as in one process. Those of a backward pass agree but for rounding, as do losses: they are summed in another order. It
-runs on CPUs, over gloo; `--build` is where `make build` has put the kernel.
+The eight processes form a mesh: two pipeline stages, two shares of the data, and two for tensor parallelism and
+experts. Each stage has its own optimizer, which needs no setting for any of this. With the same gradients, updates have
+the same bits as in one process. Gradients and losses themselves agree up to rounding, because they are summed in
+another order. It runs on CPUs, over gloo; `--build` is the folder into which `make build` has put the kernel.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(given: argparse.Namespace, kernel: ModuleType) -> None:
     with progress(last - first, given.layout) as advance:
         for step in range(first, last):
             set_learning_rate(optimizer, LR, step, given.steps)
-            # Windows depend on nothing but the step: a resumed run sees the same ones.
+            # Windows depend on the step only, so a resumed run sees the same ones.
             losses.append(backward(corpus.batch(BATCH, CONTEXT + 1, torch.Generator().manual_seed(step))))
             optimizer.step()
             optimizer.zero_grad()
@@ -64,7 +64,7 @@ def run(given: argparse.Namespace, kernel: ModuleType) -> None:
 
 
 def prepare_(model: nn.Module, layout: str) -> Callable[[Tensor], float]:
-    """Make of the model what this process has of it; return what sets the gradients of a batch and returns its loss."""
+    """Keep this process's part; return a function that sets the gradients of a batch and returns its loss."""
     if layout == "single":
         return lambda windows: backward_alone(model, windows)
     mesh = make_mesh()
@@ -74,8 +74,8 @@ def prepare_(model: nn.Module, layout: str) -> Callable[[Tensor], float]:
 
 
 def optimizer_of(kernel: ModuleType, model: nn.Module) -> Optimizer:
-    """Return the optimizer of what is here; its parameters have their full names."""
-    # Small chunks, so that a model as small as this has several, and one is exchanged while another is worked on.
+    """Return the optimizer of this process's part; its parameters have their full names."""
+    # Small chunks, so that even a model this small has several, and one is exchanged while another is worked on.
     exchange = kernel.ExchangeOptions(chunk_bytes=2**12)
     return kernel.Muon(model.named_parameters(), lr=LR, expert_keys=("experts",), exchange=exchange)
 
@@ -88,7 +88,7 @@ def backward_alone(model: nn.Module, windows: Tensor) -> float:
 
 
 def mean_of_last_stage(loss: Tensor) -> float:
-    """Return the mean over the processes of the last stage; those of the others have zeros."""
+    """Return the mean over the processes of the last stage; the other processes have zeros."""
     dist.all_reduce(loss)
     return loss.item() / (dist.get_world_size() // MESH["pp"])
 

@@ -1,13 +1,13 @@
-"""timm's own tests of its Muon, run on ours: fetched from the package index by name, and kept nowhere.
+"""Run timm's own tests of its Muon on ours. They are fetched from the package index by name, and not stored here.
 
     python -m tools.foreign_suite build
-    python -m tools.foreign_suite            # timm's own Muon: what passes without ours
+    python -m tools.foreign_suite            # timm's own Muon, to see which tests pass without ours
 
-`build` is a folder of built variants. Our class is registered as timm's `muon` and makes what
-`create_optimizer_v2(..., opt="muon")` makes; the tests whose names have `muon` are run, also those of timm's variants,
-which stay timm's. Tests that set `lr` in the first group alone are made to set it in all, since ours has one for each
-branch (`ADAPTED`), and the registry is told that ours has no `betas`, which it calls `adamw_betas`. What the tests
-import of torchvision is stood in for where it is not installed: none of them uses it.
+`build` is a folder of built variants. Our class is registered as timm's `muon`, so `create_optimizer_v2(...,
+opt="muon")` makes it. The tests with `muon` in their names are run, also those of timm's variants, which stay timm's.
+Tests that set `lr` only in the first group are changed to set it in all, since ours has one group for each branch
+(`ADAPTED`). The registry is told that ours has no `betas`, because ours calls it `adamw_betas`. If torchvision is not
+installed, its imports in the tests are replaced: none of them is used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ADAPTED = {
 
 
 class Nothing(type):
-    """Classes that stand for what is imported and not used."""
+    """Placeholders for classes that are imported but not used."""
 
     def __getattr__(cls, name: str) -> type:
         if name.startswith("__"):
@@ -48,7 +48,7 @@ class Nothing(type):
 
 
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of a package that is not installed, whose attributes are classes, and theirs too."""
+    """Modules of a package that is not installed; their attributes, at any depth, are classes."""
 
     def __init__(self, package: str):
         self._package = package
@@ -63,7 +63,7 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def fetch(folder: Path) -> Path:
-    """Download timm's source distribution into `folder` and return where it lies unpacked."""
+    """Download timm's source distribution into `folder` and return the folder where it is unpacked."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "timm", SOURCE]
     subprocess.run([*command, "--dest", str(folder)], check=True)
     (archive,) = folder.glob("timm-*.tar.gz")
@@ -74,7 +74,7 @@ def fetch(folder: Path) -> Path:
 
 
 def adapt_(tests: Path) -> None:
-    """Replace what `ADAPTED` says in the file `tests`, each once; ValueError where it is not there."""
+    """Make the replacements of `ADAPTED` in the file `tests`, each once; ValueError if a text is not there."""
     text = tests.read_text()
     for theirs, ours in ADAPTED.items():
         if text.count(theirs) != 1:
@@ -86,7 +86,7 @@ def adapt_(tests: Path) -> None:
 
 
 def register(optimizer_class: type) -> None:
-    """Make timm's registry give `optimizer_class` for `muon`; timm must be importable."""
+    """Make timm's registry return `optimizer_class` for `muon`; timm must be importable."""
     from timm.optim._optim_factory import default_registry
 
     info = default_registry.get_optimizer_info("muon")

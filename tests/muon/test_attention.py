@@ -97,7 +97,7 @@ def test_layers_sharing_a_number_are_known_only_by_name(plan):
 @pytest.mark.parametrize(
     "settings, error, message",
     [
-        ({"head_dims": 4}, ValueError, r"no \['head_dims'\], only alpha"),
+        ({"head_dims": 4}, ValueError, r"no keys \['head_dims'\], only alpha"),
         ({"threshold": 0, "head_dim": 4}, ValueError, "threshold above 0"),
         ({"threshold": float("nan"), "head_dim": 4}, ValueError, "threshold above 0"),
         ({"alpha": 1.5, "head_dim": 4}, ValueError, r"alpha in \[0, 1\]"),

@@ -17,7 +17,7 @@ def test_impossible_chunk_settings_raise(kernel, key, value, error):
 
 def error_of_unsorted_group(kernel):
     group = dist.new_group([1, 0], sort_ranks=False)
-    with pytest.raises(ValueError, match="rising order"):
+    with pytest.raises(ValueError, match="ascending order"):
         kernel.Muon([nn.Parameter(torch.ones(4, 4))], exchange=kernel.ExchangeOptions(process_group=group))
 
 

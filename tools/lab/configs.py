@@ -13,15 +13,15 @@ def file_of(folder: Path, device_name: str) -> Path:
 
 
 def read_entries(folder: Path, device_name: str, kernel: str, dtype: str) -> list[dict]:
-    """Return what a file has for a kernel and dtype, nothing where there is no file."""
+    """Return the entries of a file for a kernel and dtype; none if there is no file."""
     file = file_of(folder, device_name)
     return json.loads(file.read_text()).get(kernel, {}).get(dtype, []) if file.exists() else []
 
 
 def write_entry(folders: Sequence[Path], header: dict, kernel: str, dtype: str, entry: dict) -> None:
-    """Put an entry in the place of that of its sizes into the device's file in each folder.
+    """Write an entry into the device's file in each folder, replacing one of the same size.
 
-    `header` is what the file says of itself, with the device's name under "device".
+    `header` is the file's header, with the device's name under "device".
     """
     for folder in folders:
         file = file_of(folder, header["device"])
@@ -35,7 +35,7 @@ def write_entry(folders: Sequence[Path], header: dict, kernel: str, dtype: str, 
 
 
 def withdraw(folders: Sequence[Path], device_name: str, of: tuple[str, str], is_wrong: Callable[[dict], bool]) -> None:
-    """Take the entries that are wrong, of a kernel and a dtype, out of the device's file in each folder."""
+    """Remove wrong entries of a kernel and dtype from the device's file in each folder."""
     kernel, dtype = of
     for folder in folders:
         entries = read_entries(folder, device_name, kernel, dtype)

@@ -1,4 +1,4 @@
-"""Stage 1: what machine this is, and the two ceilings that everything is held against, measured on random data."""
+"""Stage 1: facts about this machine, and two measured ceilings with which everything else is compared."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.timing import take_turns
 from tools.build.commands import run
 from tools.lab.items import Item, Lab, NotApplicableError
 
-# A square product of this side is far past what launching costs, and what most libraries are tuned for.
+# A square product of this side takes far longer than a launch, and most libraries are tuned for it.
 SIDE = 8192
 
-# Read and written by the copy: several times the largest cache.
+# Bytes that the copy reads and writes: several times the largest cache.
 COPIED_BYTES = 1 << 31
 
 QUERY = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
@@ -32,7 +32,7 @@ def items(lab: Lab) -> Iterator[Item]:
 
 
 def device(lab: Lab) -> dict:
-    """Return names and versions, and what torch tells about the GPU."""
+    """Return names and versions, and what torch says about the GPU."""
     facts = describe(lab.kernel, lab.device)
     if lab.device.type == "cuda":
         properties = torch.cuda.get_device_properties(lab.device)
@@ -56,7 +56,7 @@ def dense(lab: Lab, dtype: torch.dtype) -> dict:
 
 
 def copy(lab: Lab) -> dict:
-    """Time a copy inside the device's memory; bytes read and written count both."""
+    """Time a copy inside the device's memory. Bytes read and bytes written both count."""
     half = (1 << 20 if lab.tiny else COPIED_BYTES) // 2
     source = torch.randint(256, (half,), dtype=torch.uint8, device=lab.device)
     target = torch.empty_like(source)
@@ -65,7 +65,7 @@ def copy(lab: Lab) -> dict:
 
 
 def nvidia_smi() -> dict:
-    """Return the driver's version and the clocks as they are just after the products."""
+    """Return the driver's version and the clocks just after the products."""
     if shutil.which("nvidia-smi") is None:
         raise NotApplicableError("there is no nvidia-smi")
     words = run(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]).splitlines()[0]

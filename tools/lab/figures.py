@@ -1,4 +1,4 @@
-"""The figures of a report: share of the ideal against size, speed-up against peers, what a step's time goes to."""
+"""The figures of a report: share of the ideal by size, speed-up over peers, and where the time of a step goes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 
 
 def draw(content: dict, stem: Path) -> Iterator[Path]:
-    """Draw what the report has data for, into `<stem>-<what>.png`; yield the files."""
+    """Draw each figure for which the report has data into `<stem>-<what>.png`; yield the files."""
     for what, figure in (("ideal", share_of_ideal), ("peers", speed_ups), ("step", step_times)):
         axes = figure(content)
         if axes is not None:
@@ -23,14 +23,14 @@ def draw(content: dict, stem: Path) -> Iterator[Path]:
 
 
 def sweep_rows(content: dict, sweep: str) -> list[dict]:
-    """Return what a sweep has measured against peers, nothing where it did not run."""
+    """Return the rows that a sweep has measured against peers; none if it did not run."""
     values = [record["value"] for record in content["stages"].get("measure", []) if record["key"] == sweep]
     rows = values[0].get("results") if values and values[0] else None
     return [row for row in rows if "contestants" in row] if isinstance(rows, list) else []
 
 
 def squares(content: dict) -> list[tuple[int, dict]]:
-    """Return side and row of each square that the orthogonalization was measured on, small ones first."""
+    """Return side and row of each square for which orthogonalization was measured, small ones first."""
     rows = [(*row["shape"][1:], row) for row in sweep_rows(content, "orthogonalize")]
     return sorted(((m, row) for m, n, row in rows if m == n), key=lambda pair: pair[0])
 
@@ -53,11 +53,11 @@ def tuned(content: dict) -> dict[str, list[dict]]:
 
 
 def share_of_ideal(content: dict) -> plt.Axes | None:
-    """The FLOPs that symmetry leaves at the rate of dense products, over the time taken, of a product and of all."""
+    """The time of the FLOPs that symmetry leaves, at the rate of dense products, divided by the time taken."""
     rates, entries, axes = dense_rates(content), tuned(content), None
     for dtype in sorted(entries.keys() & rates.keys()):
         axes = axes or new_axes("Against the ideal", "side", "share of the ideal")
-        # Of squares two products are timed, b A + c A² and A B.
+        # For square matrices two products are timed, b A + c A² and A B.
         ideal = [2 * entry["count"] * entry["m"] ** 3 / rates[dtype] for entry in entries[dtype]]
         shares = [seconds / entry["seconds"] for seconds, entry in zip(ideal, entries[dtype])]
         axes.plot([entry["m"] for entry in entries[dtype]], shares, marker="o", label=f"symmetric product, {dtype}")
@@ -69,7 +69,7 @@ def share_of_ideal(content: dict) -> plt.Axes | None:
 
 
 def speed_ups(content: dict) -> plt.Axes | None:
-    """Times of peers over ours, against the side: of torch's product, and of every other orthogonalization."""
+    """Times of peers divided by ours, by side: of torch's product, and of every other orthogonalization."""
     lines = {f"product, {dtype}": [(e["m"], e["gain"]) for e in entries] for dtype, entries in tuned(content).items()}
     for m, row in squares(content):
         for peer, outcome in list(row["contestants"].items())[1:]:
@@ -82,7 +82,7 @@ def speed_ups(content: dict) -> plt.Axes | None:
 
 
 def step_times(content: dict) -> plt.Axes | None:
-    """What the time of a step goes to, for each model."""
+    """Where the time of a step goes, for each model."""
     rows = [row for row in sweep_rows(content, "step") if "breakdown" in row]
     if not rows:
         return None

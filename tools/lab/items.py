@@ -1,4 +1,4 @@
-"""What a stage is made of: items, each of which runs by itself and leaves one record."""
+"""The items of a stage. Each runs by itself and leaves one record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.proofs import race
 
 loses_gpu = race.loses_gpu
 
-# Of what is timed in turns.
+# For works that are timed in turns.
 ROUNDS, TINY_ROUNDS = 20, 2
 
 STAGES = ("environment", "prove", "tune", "measure")
@@ -25,7 +25,7 @@ class NotApplicableError(Exception):
 
 
 class FailedError(Exception):
-    """An item that ran and found something wrong; the message says what, `value` is kept all the same."""
+    """An item that ran and found something wrong. The message says what; `value` is recorded all the same."""
 
     def __init__(self, message: str, value: object = None):
         super().__init__(message)
@@ -34,25 +34,25 @@ class FailedError(Exception):
 
 @dataclass(frozen=True)
 class Lab:
-    """What the items of a stage work with; `tiny` walks through all of it on a CPU and proves nothing."""
+    """What the items of a stage work with. `tiny` runs everything on a CPU with tiny sizes and proves nothing."""
 
     kernel: ModuleType
     device: torch.device
     variants: Path  # the folder that holds the variant, which the sweeps load
-    out: Path  # where records are, and what the items write
+    out: Path  # the folder of the records and of what items write
     configs: tuple[Path, ...]  # folders that get the tuned configurations
     tiny: bool
-    until: float = math.inf  # on the monotonic clock: when the stage is over
+    until: float = math.inf  # on the monotonic clock: when the stage must end
 
     @property
     def rounds(self) -> int:
-        """How often each of several works is timed."""
+        """How many times each of several works is timed."""
         return TINY_ROUNDS if self.tiny else ROUNDS
 
 
 @dataclass(frozen=True)
 class Item:
-    """A piece of a stage: `run` returns what goes into its record, and is stopped after `limit` seconds."""
+    """A piece of a stage: `run` returns what its record keeps, and is stopped after `limit` seconds."""
 
     key: str
     run: Callable[[], object] = field(repr=False)

@@ -55,9 +55,10 @@ def _schemes(rows: Sequence[Row]) -> str:
 
 
 def _said(machine: Mapping[str, float]) -> str:
+    sending = f"a GPU sends {machine['link_gb_per_s']:g} GB/s"
+    latency = f"a collective takes {machine['microseconds_per_peer']:g} µs per peer"
     return (
-        f"Assumed: a GPU sends {machine['link_gb_per_s']:g} GB/s, a collective takes "
-        f"{machine['microseconds_per_peer']:g} µs a peer, products run at {machine['tflop_per_s']:g} TFLOP/s, in a "
-        f"training step, too,\nwhich is {TOKENS / 1e6:g}M tokens of 6 FLOP for each parameter that works on one. Muon "
-        f"takes {STEPS} steps of the iteration,\nand {IN_FLIGHT} chunks fly while one is worked on."
+        f"Assumed: {sending}, {latency}, and products run at {machine['tflop_per_s']:g} TFLOP/s, also in the\n"
+        f"training step. That step has {TOKENS / 1e6:g}M tokens, each with 6 FLOP for every parameter that is used for "
+        f"it. Muon takes {STEPS} steps\nof the iteration, and {IN_FLIGHT} chunks travel while one is worked on."
     )

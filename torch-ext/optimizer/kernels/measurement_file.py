@@ -111,7 +111,7 @@ def add(key: Key, table: Table) -> Optional[str]:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _alone(file.with_suffix(".lock")):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # told when it was read
+                warnings.simplefilter("ignore")  # the user was warned when it was read first
                 kept = read(key)
             kept.take(table)
             _replace(file, json.dumps(_content_of(key, kept), indent=1) + "\n")

@@ -107,7 +107,7 @@ class QKClip:
             self._report(*map(int, self.counts))
         largest, threshold = self._largest, self._settings.threshold
         if self._ranks is not None:
-            # An infinity stays not finite, while a maximum over ranks may lose a NaN.
+            # NaN becomes infinity, which is not finite either: a maximum over ranks may lose a NaN.
             largest.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
             all_reduce_max_(largest, self._ranks, "attention logits")
         clipped = (largest > threshold) & largest.isfinite()
@@ -126,10 +126,10 @@ class QKClip:
         runs = [run for _, runs, _ in weights for run in runs]
         heads = [[first + head for head in run.heads] for _, runs, first in weights for run in runs]
         # Runs with fewer heads than others are padded with an extra index, which is no head and never has logits.
-        nobody, width = sum(a.heads for a in self._attentions), max(1, *map(len, heads))
-        heads = [row + [nobody] * (width - len(row)) for row in heads]
+        no_head, width = sum(a.heads for a in self._attentions), max(1, *map(len, heads))
+        heads = [row + [no_head] * (width - len(row)) for row in heads]
         rows = torch.tensor([run.rows for run in runs], device="cpu")
-        self._largest = torch.full((nobody + 1,), -torch.inf, dtype=torch.float32, device=device)
+        self._largest = torch.full((no_head + 1,), -torch.inf, dtype=torch.float32, device=device)
         self._heads_of_run = torch.tensor(heads, dtype=torch.int64, device=device)  # (runs, most heads of a run)
         self._exponents = torch.tensor([run.exponent for run in runs], dtype=torch.float64, device=device)  # (runs)
         self._run_of_row = torch.repeat_interleave(rows).to(device)  # one entry for each row of all weights

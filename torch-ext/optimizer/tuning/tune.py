@@ -148,10 +148,10 @@ def tune(
     place = _checked_device(device)
     wanted = check_work_dtype(dtype, place) or default_work_dtype(torch.empty(0, device=place))
     tasks = unmeasured(task for shape in map(_checked_shape, shapes) for task in tasks_of(place, wanted, *shape))
-    tuner, told = Tuner(budget), progress or Line("tune")
+    tuner, report = Tuner(budget), progress or Line("tune")
     stages = [*stages_of(tuner, tasks), tuner.summary] if tasks else []
     for done, stage in enumerate(stages, 1):
-        told(done, len(stages), stage())
+        report(done, len(stages), stage())
 
 
 def check_budget(budget: float) -> None:
@@ -197,12 +197,12 @@ def compete(task: Task, contest: Contest, clock: Clock, seconds: float) -> Findi
         said = "; ".join(f"{name}: {why}" for name, why in {**wrong, **dropped}.items())
         return Finding(task, None, wrong, f"{_named(task)} keeps its default: nothing could be timed ({said})")
     winner = decide(times, contest.before)
-    told = [f"{_named(task)}: {contest.candidates[winner].said}"]
+    sentences = [f"{_named(task)}: {contest.candidates[winner].said}"]
     if winner != contest.rival and contest.rival in times:
-        told[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
-    told += [f"{name} failed its proof: {why}" for name, why in wrong.items()]
-    told += [f"{name} is left out: {why}" for name, why in dropped.items()]
-    return Finding(task, contest.entry(winner, times), wrong, "; ".join(told), times)
+        sentences[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
+    sentences += [f"{name} failed its proof: {why}" for name, why in wrong.items()]
+    sentences += [f"{name} is left out: {why}" for name, why in dropped.items()]
+    return Finding(task, contest.entry(winner, times), wrong, "; ".join(sentences), times)
 
 
 def _proven(
