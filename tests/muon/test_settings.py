@@ -12,46 +12,6 @@ from tests.support.small_model import named_parameters, same_bits, set_gradients
 pytestmark = pytest.mark.kernels_ci
 
 
-@pytest.mark.parametrize(
-    "group, constructor, expected",
-    [
-        ({}, dict(lr=0.25), (0.25, 1.0)),
-        ({}, dict(lr=0.25, adamw_lr=0.5), (0.25, 2.0)),
-        ({"lr": 0.75}, dict(lr=0.25, adamw_lr=0.5), (0.75, 1.0)),
-        ({"lr": 0.75, "adamw_lr": 1.5}, dict(lr=0.25, adamw_lr=0.5), (0.75, 2.0)),
-        ({"lr": None, "adamw_lr": None}, dict(lr=0.25, adamw_lr=0.5), TypeError),
-        ({"use_muon": False}, dict(lr=0.25, adamw_lr=0.5), (0.25, 2.0)),
-        ({"use_muon": False, "lr": 0.75}, dict(lr=0.25, adamw_lr=0.5), (0.75, 1.0)),
-        ({"lr_factor": 4, "adamw_lr": 1.5}, dict(lr=0.25), (0.25, 4.0)),
-        ({}, dict(lr=torch.tensor(0.25), adamw_lr=0.5), (0.25, 2.0)),
-        ({}, dict(lr=0.25, adamw_lr=torch.tensor(0.5)), (0.5, 1.0)),
-        ({}, dict(lr=0.0, adamw_lr=0.5), (0.5, 1.0)),
-        ({}, dict(lr=5e-324, adamw_lr=0.5), (0.5, 1.0)),
-        ({}, dict(lr=0.25, adamw_lr=0.0), (0.25, 0.0)),
-    ],
-    ids=str,
-)
-def test_nearest_learning_rate_wins(kernel, group, constructor, expected):
-    """It is a factor of `lr` where there is one; a tensor is a knob of its own, and 0 has no multiples."""
-    group = {"params": [("norm.weight", Parameter(torch.ones(8)))], **group}
-    if expected is TypeError:
-        with pytest.raises(TypeError, match="lr must be a number, got None"):
-            kernel.Muon([group], **constructor)
-        return
-    (made,) = kernel.Muon([group], **constructor).param_groups
-    assert (made["lr"], made["lr_factor"]) == expected
-
-
-def test_a_factor_is_refused_for_matrices(kernel):
-    group = {"params": [Parameter(torch.ones(8, 8))], "lr_factor": 0.5}
-    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is of groups of the fallback: in one of Muon's write lr"):
-        kernel.Muon([group])
-    optimizer = kernel.Muon(named_parameters().items())
-    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is of groups of the fallback"):
-        optimizer.add_param_group(group)
-    assert len(optimizer.param_groups) == 2
-
-
 def test_given_group_dict_is_left_unchanged(kernel):
     group = {"params": list(named_parameters().items()), "lr": 1, "ns_coefficients": [[2.0, -1.5, 0.5]]}
     before = {**group, "params": list(group["params"]), "ns_coefficients": [[2.0, -1.5, 0.5]]}
