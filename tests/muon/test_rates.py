@@ -1,12 +1,13 @@
 """Rates of groups: which of those that are given counts, the factor of AdamW's, and what states had before factors."""
 
 import copy
+import re
 
 import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.small_model import named_parameters, same_bits, take_steps
+from tests.support.small_model import named_parameters, same_bits, state_of, take_steps
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -71,3 +72,42 @@ def test_a_state_from_before_factors_has_absolute_rates(kernel, lr):
     take_steps(optimizer, params, [2])
     take_steps(later, others, [2])
     assert same_bits(params, others)
+
+
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+@pytest.mark.parametrize("decay_mode", ["decoupled", "independent", "cautious", "corrected"])
+def test_a_tensor_of_one_element_may_have_any_shape(kernel, fallback, decay_mode):
+    """As in torch, also beside one of no dimension; what a step computes of both has the same bits."""
+    results = []
+    for shape in ((), (1,), (1, 1)):
+        params = named_parameters()
+        numbers = dict(lr=torch.full(shape, 0.02), weight_decay=torch.full(shape, 0.1))
+        groups = [{"params": [pair], **(numbers if i % 2 else {})} for i, pair in enumerate(params.items())]
+        optimizer = kernel.Muon(groups, lr=torch.tensor(0.02), adamw_lr=0.003, decay_mode=decay_mode, fallback=fallback)
+        take_steps(optimizer, params, range(2))
+        results.append(params)
+    assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
+
+
+@pytest.mark.parametrize("key", ["lr", "weight_decay", "adamw_lr"])
+def test_a_tensor_without_a_value_is_refused(kernel, key):
+    words = re.escape("tensor of one element that has a value, got () torch.float32 on meta")
+    with pytest.raises(ValueError, match=f"{key} must be .* {words}"):
+        kernel.Muon(named_parameters().items(), **{key: torch.tensor(0.1, device="meta")})
+
+
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+def test_a_tensor_on_another_device_is_refused_before_anything_changes(kernel, key):
+    """Meta stands for a GPU here: a step of parameters on the CPU would begin, and fail when it is read."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    before = copy.deepcopy((params, state_of(optimizer, params)))
+    last = optimizer.param_groups[-1]
+    number, last[key] = last[key], torch.tensor(0.1, device="meta")
+    with pytest.raises(ValueError, match=f"{key} is a tensor on meta, and parameters of its group are on cpu: put it"):
+        take_steps(optimizer, params, [1])
+    assert same_bits(params, before[0]) and same_bits(state_of(optimizer, params), before[1])
+    last[key] = number
+    take_steps(optimizer, params, [1])
+    assert not same_bits(params, before[0])

@@ -1,6 +1,7 @@
 """Settings: each does what it says, whose learning rate wins, what is stored is plain, and what is refused."""
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -193,3 +194,35 @@ def test_momentum_in_8_bits_takes_17_bits_for_two_elements(kernel):
     p = Parameter(torch.ones(64, 256, dtype=torch.bfloat16))
     state = kernel.Muon([p], momentum_dtype=torch.int8).state[p]
     assert sum(value.numel() * value.itemsize for value in state.values()) == p.numel() * (1 + 4 / 64)
+
+
+class Configured(Sequence):
+    """A sequence that is neither a list nor a tuple, as OmegaConf's and Hydra's."""
+
+    def __init__(self, *items):
+        self._items = items
+
+    def __getitem__(self, i):
+        return self._items[i]
+
+    def __len__(self):
+        return len(self._items)
+
+
+def test_sequences_of_configurations_are_sequences(kernel):
+    pairs = [("moe.bank.w", Parameter(torch.ones(4, 8, 8))), ("qkv.weight", Parameter(torch.ones(24, 8)))]
+    groups = [{"params": pairs[:1]}, {"params": pairs[1:], "split_rows": Configured(8, np.int64(8), 8)}]
+    triples = Configured(Configured(2, -1.5, 0.5))
+    betas = Configured(np.float32(0.5), 0.75)
+    optimizer = kernel.Muon(groups, adamw_betas=betas, expert_keys=Configured("bank"), ns_coefficients=triples)
+    first, second = optimizer.param_groups
+    assert (first["adamw_betas"], first["expert_keys"]) == ((0.5, 0.75), ("bank",))
+    assert (first["ns_coefficients"], second["split_rows"]) == (((2.0, -1.5, 0.5),), (8, 8, 8))
+    assert [row.matrices for row in optimizer.explain().rows] == [4, 3]
+
+
+@pytest.mark.parametrize("key", ["adamw_betas", "expert_keys", "split_rows"])
+@pytest.mark.parametrize("text", ["ab", b"ab"])
+def test_a_string_is_no_sequence(kernel, key, text):
+    with pytest.raises((TypeError, ValueError), match=f"{key} must be .*ab"):
+        kernel.Muon([{"params": named_parameters().items(), key: text}])

@@ -66,8 +66,8 @@ class Muon(Optimizer):
             `lr`; `decay_lr`, the `lr` at which `corrected` decay is the decoupled one (absent: the group's first);
             `role`, by which users tell groups apart, and `reason`, which `explain()` says of the parameters. Other keys
             raise, but for what schedulers and libraries write, and for those of your own that begin with `_`.
-        lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
-        weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
+        lr: step size in units of the multiplier; a float or a tensor of one element, read at every step.
+        weight_decay: of every parameter of the group; a float or a tensor of one element, read at every step.
         momentum: beta of the average of gradients.
         nesterov: look one step ahead.
         ns_coefficients: a preset of `schedules.PRESETS`, one `(a, b, c)` or a sequence of them.
