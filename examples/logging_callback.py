@@ -6,7 +6,8 @@
         opt.step()
         log(step, loss)
 
-Reading metrics waits for a GPU, hence `every`. TensorBoard and trackio are imported where they are asked for.
+Reading metrics waits for a GPU, hence `every`; watched layers are copied before each step. TensorBoard and trackio are
+imported where they are asked for.
 """
 
 from __future__ import annotations
@@ -36,11 +37,10 @@ class Callback:
         if step % self._every:
             return
         moved = {name: (p.detach() - self._before[name]).square().mean().sqrt() for name, p in self._watched.items()}
-        numbers = {**self._opt.metrics(), **{f"update_rms/{name}": rms for name, rms in moved.items()}}
+        rms = {f"update_rms/{name}": value for name, value in moved.items()}
+        numbers = {"loss": loss.detach(), **self._opt.metrics(), **rms}
         seconds = time.perf_counter() - self._began
-        self._sink(
-            step, {"seconds": seconds, "loss": float(loss.detach()), **{k: float(v) for k, v in numbers.items()}}
-        )
+        self._sink(step, {"seconds": seconds, **{key: float(value) for key, value in numbers.items()}})
 
     def _copies(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self._watched.items()}

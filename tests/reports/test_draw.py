@@ -21,7 +21,7 @@ from tools.draw.areas import memory, routing, state_bytes, treemap
 from tools.draw.checkpoint import read_checkpoint
 from tools.draw.curves import band, loss, update_rms
 from tools.draw.log import read_log
-from tools.draw.spectra import spectra
+from tools.draw.spectra import draw_spectra, spectra
 from tools.draw.step_time import own_times, read_trace, step_time
 
 STEPS = 6
@@ -136,6 +136,10 @@ def test_spectra_are_singular_values(run, kernel):
         torch.testing.assert_close(before, torch.linalg.svdvals((G / G.norm()).double()), atol=1e-6, rtol=1e-5)
         exact = torch.linalg.svdvals(kernel.orthogonalize(G, dtype=torch.float32).double())
         torch.testing.assert_close(after, exact)
+    panels = draw_spectra(found)("light").axes
+    assert [axes.get_title() for axes in panels] == list(found)
+    for axes, values in zip(panels, found.values(), strict=True):
+        assert [list(line.get_ydata()) for line in axes.lines] == [value.tolist() for value in values]
 
 
 def test_bars_sum_to_the_bytes_of_the_state(run):

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from .checkpoint import Entry
-from .theme import BRANCHES, Drawing, settings
+from .theme import BRANCHES, NAMES, Drawing, settings
 
 Box = tuple[float, float, float, float]  # x, y, width, height
 
@@ -53,7 +53,7 @@ def routing(entries: Sequence[Entry]) -> Drawing:
             for entry, box in zip(members, boxes):
                 _area(axes, entry, box, theme)
             if members:
-                text = f"{'Muon' if branch == 'muon' else members[0].branch}: {width:.0%} of {total:,} elements"
+                text = f"{NAMES[members[0].branch]}: {width:.0%} of {total:,} elements"
                 side = {"x": left * 7.6, "ha": "left"} if branch == "muon" else {"x": 7.6, "ha": "right"}
                 axes.text(y=3.88, s=text, color=BRANCHES[theme][branch], va="bottom", **side)
             left += width
@@ -70,8 +70,10 @@ def _area(axes: Axes, entry: Entry, box: Box, theme: str) -> None:
     colour = BRANCHES[theme]["muon" if entry.is_muon else "fallback"]
     axes.add_patch(Rectangle((x, y), width, height, facecolor=colour, edgecolor=page, linewidth=0.8))
     shape = "×".join(map(str, entry.shape))
+    name = entry.name.removesuffix(".weight")
+    in_two = "\n".join(name.rsplit(".", 1))
     # About 0.058 inches a letter of 7 points; a name that does not fit is left out, as the areas are what counts.
-    for text in (f"{entry.name}\n{shape}", "\n".join(entry.name.rsplit(".", 2)), entry.name.split(".")[-2:][0]):
+    for text in (f"{entry.name}\n{shape}", f"{name}\n{shape}", f"{in_two}\n{shape}", in_two, name.split(".")[-1]):
         lines = text.split("\n")
         if max(map(len, lines)) * 0.058 < width - 0.06 and len(lines) * 0.13 < height - 0.04:
             white = "white" if theme == "light" else "black"
@@ -99,11 +101,19 @@ def memory(entries: Sequence[Entry]) -> Drawing:
         axes = figure.subplots()
         for row, ((branch, _), count) in enumerate(found.items()):
             axes.barh(row, count / 2**20, 0.7, color=BRANCHES[theme]["muon" if branch == "muon" else "fallback"])
-            axes.annotate(f"{count / 2**20:.3g}", (count / 2**20, row), (4, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(found)), [f"{branch}  {key}" for branch, key in found])
+            axes.annotate(_bytes(count), (count / 2**20, row), (4, 0), textcoords="offset points", va="center")
+        axes.set_yticks(range(len(found)), [f"{NAMES[branch]}: {key}" for branch, key in found])
         axes.invert_yaxis()
         axes.margins(x=0.1)
-        axes.set_xlabel(f"MiB of state, {sum(found.values()) / 2**20:.4g} in all")
+        axes.set_xlabel(f"MiB of state; {_bytes(sum(found.values()))} in all")
         return figure
 
     return draw
+
+
+def _bytes(count: int) -> str:
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.4g} {units[0]}"

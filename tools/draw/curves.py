@@ -8,10 +8,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .log import Log, by_name
-from .theme import SERIES, Drawing, label
+from .theme import SERIES, Drawing
 
 LAYER = "update_rms/"
 WHOLE = "muon_update_rms"
+# What tells layers apart whose colours are the same.
+DASHES = "-", (0, (4, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1))
 
 
 def band(logs: Sequence[Log], key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -37,11 +39,12 @@ def loss(logs: Sequence[Log]) -> Drawing:
         for (name, (losses, steps, seconds)), colour in zip(groups.items(), _colours(theme)):
             for axes, x in zip(panels, (steps, seconds.mean(axis=0))):
                 mean = losses.mean(axis=0)
-                axes.plot(x, mean, color=colour, linewidth=1.4)
+                axes.plot(x, mean, color=colour, linewidth=1.4, label=f"{name}, at the end {mean[-1]:.3f}")
                 axes.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.25, linewidth=0)
-                label(axes, f"{name} {mean[-1]:.3g}", (x[-1], mean[-1]), colour)
         panels[0].set(xlabel="step", ylabel="loss")
         panels[-1].set_xlabel("seconds" if timed else "step")
+        handles = panels[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside upper left", ncols=min(len(groups), 3), frameon=False)
         return figure
 
     return draw
@@ -62,8 +65,10 @@ def update_rms(logs: Sequence[Log]) -> Drawing:
     def draw(theme: str) -> Figure:
         figure = Figure(figsize=(7.6, 3.0 + 0.1 * max(0, len(layers) - 12)))
         axes = figure.subplots()
-        for key, colour in zip(layers, _colours(theme)):
-            axes.plot(log.column("step"), log.column(key), color=colour, linewidth=1.1, label=key.removeprefix(LAYER))
+        for number, (key, colour) in enumerate(zip(layers, _colours(theme))):
+            dashes = DASHES[number // len(SERIES[theme]) % len(DASHES)]
+            style = {"color": colour, "linestyle": dashes, "linewidth": 1.1, "label": key.removeprefix(LAYER)}
+            axes.plot(log.column("step"), log.column(key), **style)
         axes.set(xlabel="step", ylabel="root mean square of an update", yscale="log")
         axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), ncols=1 + len(layers) // 20)
         return figure

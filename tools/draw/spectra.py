@@ -44,9 +44,9 @@ def draw_spectra(values: dict[str, tuple[Tensor, Tensor]]) -> Drawing:
     def draw(theme: str) -> Figure:
         rows = -(-len(names) // COLUMNS)
         figure = Figure(figsize=(2.4 * COLUMNS, 1.9 * rows + 0.4))
-        panels = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True).flat
+        panels = list(figure.subplots(rows, COLUMNS, squeeze=False, sharey=True).flat)
         lowest = max(min(float(before[before > 0].min()) for before, _ in values.values()), 1e-7)
-        for axes in list(panels)[len(names) :]:
+        for axes in panels[len(names) :]:
             axes.remove()
         for axes, name in zip(panels, names):
             before, after = values[name]

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .theme import BRANCHES, Drawing
+from .theme import BRANCHES, Drawing, grey
 
 MOST = 14
 # How torch calls the range around `step` of an optimizer.
@@ -58,7 +58,7 @@ def own_times(events: Iterable[dict[str, Any]]) -> Counter[tuple[str, bool]]:
 def step_time(events: Iterable[dict[str, Any]]) -> Drawing:
     """Return the drawing of a bar for each of the operators that take longest themselves, and one for all others."""
     found = own_times(events)
-    bars = [(f"{name}", inside, time) for (name, inside), time in found.most_common(MOST)]
+    bars = [(_called(name), inside, time) for (name, inside), time in found.most_common(MOST)]
     for inside in (True, False):
         rest = [time for (_, within), time in found.most_common()[MOST:] if within == inside]
         if rest:
@@ -68,7 +68,7 @@ def step_time(events: Iterable[dict[str, Any]]) -> Drawing:
     def draw(theme: str) -> Figure:
         figure = Figure(figsize=(7.6, 0.24 * len(bars) + 0.9))
         axes = figure.subplots()
-        colours = {True: BRANCHES[theme]["muon"], False: BRANCHES[theme]["fallback"]}
+        colours = {True: BRANCHES[theme]["muon"], False: grey(theme)}
         for row, (_, inside, time) in enumerate(bars):
             axes.barh(row, time / 1e3, 0.75, color=colours[inside])
             text = f"{time / 1e3:.3g} ms, {time / total:.0%}"
@@ -82,3 +82,8 @@ def step_time(events: Iterable[dict[str, Any]]) -> Drawing:
         return figure
 
     return draw
+
+
+def _called(name: str) -> str:
+    """Return what a bar is called: a step's time that no operator has is Python's."""
+    return f"Python of {name.removeprefix(STEP)}" if name.startswith(STEP) else name

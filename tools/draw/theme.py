@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tools.pages.figure_style import STYLE
@@ -18,6 +17,8 @@ SERIES = {
     "dark": ("#56B4E9", "#E69F00", "#3BC99B", "#E39BC4", "#7FA8FF", "#F0E442"),
 }
 _PAGES = {"light": ("#ffffff", "#1f2328", "#767676"), "dark": ("#0d1117", "#e6edf3", "#8b949e")}
+
+NAMES = {"muon": "Muon", "adamw": "AdamW", "nadamw": "NAdamW"}
 
 # Draws a figure for a theme, "light" or "dark".
 Drawing = Callable[[str], Figure]
@@ -50,8 +51,3 @@ def save(name: str, draw: Drawing, folder: Path) -> list[Path]:
             figure.savefig(written[-2], metadata={"Software": None})
             figure.savefig(written[-1], metadata={"Date": None, "Creator": None})
     return written
-
-
-def label(axes: Axes, text: str, point: tuple[float, float], colour: str) -> None:
-    """Write `text` to the right of a point of the data."""
-    axes.annotate(text, point, (4, 0), textcoords="offset points", color=colour, va="center", annotation_clip=False)

@@ -41,7 +41,13 @@ def executed(path: Path, environment: Mapping[str, str]) -> NotebookNode:
         quiet["PYTHONWARNINGS"] = "ignore:IProgress not found"
         quiet |= dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_CACHE_HOME"), folder)
         resources = {"metadata": {"path": folder}}
-        options = {"timeout": 300, "kernel_name": "python3", "record_timing": False, "coalesce_streams": True}
+        options = {
+            "timeout": 300,
+            "startup_timeout": 300,
+            "kernel_name": "python3",
+            "record_timing": False,
+            "coalesce_streams": True,
+        }
         client = NotebookClient(notebook, resources=resources, **options)
         client.execute(env={**environment, **quiet})
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}

@@ -1,0 +1,86 @@
+"""How the optimizer writes names that are alike, and itself."""
+
+import importlib
+import itertools
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import Parameter
+
+pytestmark = pytest.mark.kernels_ci
+
+
+@pytest.fixture(scope="module")
+def writing(kernel):
+    return importlib.import_module(".explain.writing", kernel.__name__)
+
+
+def values_of(braces: str) -> list[str]:
+    """The numbers of `{0..3,7}` or `{0..6..2}`, as a shell would read the braces."""
+    numbers = []
+    for part in braces.split(","):
+        first, last, step = re.fullmatch(r"(\d+)(?:\.\.(\d+))?(?:\.\.(\d+))?", part).groups()
+        numbers += range(int(first), int(last or first) + 1, int(step or 1))
+    return list(map(str, numbers))
+
+
+def expanded(name: str) -> list[str]:
+    """Every name that a joined one stands for."""
+    parts = re.split(r"\{([^}]*)\}", name)
+    choices = [values_of(part) if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(choice) for choice in itertools.product(*choices)]
+
+
+NUMBERS = st.tuples(st.integers(0, 12), st.integers(0, 4), st.integers(1, 2))
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.sets(NUMBERS, min_size=1))
+def test_joined_names_stand_for_exactly_the_names(writing, numbers):
+    names = ["layers.{}.experts.{}.w{}".format(*each) for each in numbers]
+    joined = writing.joined_names(names)
+    assert sorted(name for joint, _ in joined for name in expanded(joint)) == sorted(names)
+    assert all(sorted(expanded(joint)) == sorted(names[i] for i in places) for joint, places in joined)
+
+
+@pytest.mark.parametrize(
+    "names, joined",
+    [
+        ([f"layers.{i}.up" for i in range(24)], ["layers.{0..23}.up"]),
+        ([f"layers.{i}.experts.{j}.up" for i in range(3) for j in range(8)], ["layers.{0..2}.experts.{0..7}.up"]),
+        ([f"layers.{i}.up" for i in (1, 3, 5, 7)], ["layers.{1..7..2}.up"]),
+        ([f"layers.{i}.up" for i in (0, 1, 2, 5, 8, 9)], ["layers.{0..2,5,8,9}.up"]),
+        ([f"param_{i}" for i in range(4)], ["param_{0..3}"]),
+        (["mlp.w1", "mlp.w2", "layer1.up", "layer2.up"], ["mlp.w1", "mlp.w2", "layer1.up", "layer2.up"]),
+        (["a.00.up", "a.0.up", "a.1.up"], ["a.00.up", "a.{0,1}.up"]),
+    ],
+)
+def test_only_numbers_that_are_words_are_joined(writing, names, joined):
+    assert [name for name, _ in writing.joined_names(names)] == joined
+
+
+def test_the_optimizer_prints_in_a_few_lines(kernel):
+    groups = [{"params": [(f"{i}.up.weight", Parameter(torch.zeros(8, 8)))], "lr": 0.5 + i} for i in range(100)]
+    lines = repr(kernel.Muon(groups, ns_steps=6, ns_dtype="float32", qk_clip=None)).splitlines()
+    assert lines[:2] == ["Muon: 100 parameters by Muon", "  settings: ns_steps=6, ns_dtype=float32"]
+    assert lines[2] == "  group 0: 1 parameter by Muon, lr=0.5, weight_decay=0.1"
+    assert len(lines) <= 24 and lines[-1] == "  and 85 more lines: see param_groups"
+
+
+def test_groups_print_what_is_their_own(kernel):
+    up, down, bias = (Parameter(torch.zeros(shape)) for shape in ((8, 8), (8, 8), (8,)))
+    groups = [
+        {"params": [("up", up), ("bias", bias)], "lr": 0.5, "adamw_lr": 0.25, "role": "mlp"},
+        {"params": [("down", down)], "weight_decay": 0.0, "nesterov": False},
+    ]
+    exchange = kernel.ExchangeOptions(chunks_in_flight=1)
+    assert repr(kernel.Muon(groups, fallback="nadamw", exchange=exchange)).splitlines() == [
+        "Muon: 2 parameters by Muon, 1 parameter by NAdamW",
+        f"  settings: exchange={exchange}",
+        "  group 0: 1 parameter by Muon, lr=0.5, weight_decay=0.1, role=mlp",
+        "  group 1: 1 parameter by NAdamW, lr=0.5, weight_decay=0.1, role=mlp, lr_factor=0.5",
+        "  group 2: 1 parameter by Muon, lr=0.001, weight_decay=0, nesterov=False",
+    ]
