@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.small_model import named_parameters
+from tests.support.small_model import named_parameters, take_steps
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -21,7 +21,8 @@ def warned(make):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = make()
-    assert all(warning.category is UserWarning and warning.filename == __file__ for warning in caught)
+    assert all(warning.category is UserWarning for warning in caught)
+    assert all(warning.filename == __file__ for warning in caught if "qk_clip" not in str(warning.message))
     return [str(warning.message) for warning in caught], made
 
 
@@ -161,3 +162,76 @@ def test_words_with_lora_in_them_are_no_factors(kernel):
         [("explora.a.weight", Parameter(torch.zeros(4, 1024))), ("x.lora_alpha", Parameter(torch.zeros(8, 8)))]
     )
     assert [row.reason for row in explanation.rows] == ["extreme_aspect_ratio:256.0", "matrix"]
+
+
+def test_matrices_without_names_are_said_once_with_what_to_write(kernel):
+    params = list(named_parameters().values())
+    (line,), optimizer = warned(lambda: kernel.Muon(params))
+    assert line.startswith("3 parameters (1,056 elements), such as param_0 (40, 12): matrices without names")
+    assert "Muon(model.named_parameters())" in line and "Muon(groups_for(model))" in line
+    assert optimizer.explain().notes == kernel.route(params).notes == [line]
+    assert warned(optimizer.explain)[0] == []
+    (line,), _ = warned(lambda: optimizer.add_param_group({"params": [Parameter(torch.zeros(8, 8))]}))
+    assert line.startswith("param_5 (8, 8): matrices without names")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda kernel, p: kernel.Muon([{"params": [p], "use_muon": True}]),
+        lambda kernel, p: kernel.Muon([p], is_muon=lambda name, p: True),
+        lambda kernel, p: kernel.Muon([{"params": [p], "param_names": ["w"]}]),
+        lambda kernel, p: kernel.Muon([Parameter(torch.zeros(8))]),
+    ],
+    ids=["use_muon", "is_muon", "param_names", "a vector"],
+)
+def test_names_that_decide_nothing_are_not_missed(kernel, make):
+    assert warned(lambda: make(kernel, Parameter(torch.ones(8, 8))))[0] == []
+
+
+@pytest.mark.parametrize("keys", [("expert",), ("*experts*",), ("experts", "w1")], ids=str)
+def test_expert_keys_in_no_name_are_said_with_what_a_key_is(kernel, keys):
+    params = parameters(up=(64, 64), moe__experts__w=(8, 16, 12))
+    lines, optimizer = warned(lambda: kernel.Muon(params, expert_keys=keys, stacked=True))
+    assert [line.split(":")[0] for line in lines] == [
+        f"expert_keys {[keys[-1]]} are in no parameter's name, such as moe.experts.w"
+    ]
+    assert warned(lambda: optimizer.add_param_group({"params": parameters(down=(64, 64))}))[0] == []
+    group = {"params": parameters(gate=(64, 64)), "expert_keys": ["bank"]}
+    (line,), _ = warned(lambda: optimizer.add_param_group(group))
+    assert line.startswith("expert_keys ['bank'] are in no parameter's name, such as gate")
+
+
+def test_expert_keys_in_any_name_are_no_news(kernel):
+    """Also where each group has those of all."""
+    groups = [{"params": parameters(up=(64, 64))}, {"params": parameters(moe__bank=(8, 16, 12))}]
+    assert warned(lambda: kernel.Muon(groups, expert_keys=("bank",)))[0] == []
+    assert warned(lambda: kernel.Muon(groups[:1]))[0] == []
+
+
+def test_a_step_without_any_gradient_is_said_once(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    (line,), _ = warned(optimizer.step)
+    assert line.startswith("no parameter of this optimizer has a gradient") and "fully_shard(model)" in line
+    assert warned(optimizer.step)[0] == []
+    sparse = kernel.Muon(params.items())
+    params["norm.weight"].grad = torch.zeros_like(params["norm.weight"])
+    assert warned(sparse.step)[0] == []
+
+
+@pytest.mark.parametrize("observed", [0, 9, 10, None], ids=lambda step: f"observed at {step}")
+def test_qk_clip_that_sees_nothing_for_ten_steps_is_said_once(kernel, observed):
+    params = named_parameters()
+    clip = dict(head_dim=6, layers=[("up.weight", "down.weight")])
+    optimizer = kernel.Muon(params.items(), qk_clip=clip)
+
+    def train():
+        for step in range(25):
+            if step == observed:
+                optimizer.observe_qk_logits(0, torch.zeros(4))
+            take_steps(optimizer, params, [step])
+
+    lines, _ = warned(train)
+    assert len(lines) == (observed in (10, None))
+    assert all("observe_qk_logits(layer, logits)" in line for line in lines)

@@ -107,8 +107,7 @@ def test_steps_below_bfloat16s_resolution_add_up(kernel):
 @pytest.mark.parametrize("capturable", [False, True])
 def test_scaled_training_takes_overflows_for_no_steps(kernel, capturable):
     halves, ours, wholes, reference = pair(kernel)
-    for group in ours.param_groups:
-        group["capturable"] = capturable
+    ours.param_groups[0]["capturable"] = capturable
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     scaler.scale(torch.zeros(()))
     for seed, overflow in enumerate([True, False, True, False, False]):

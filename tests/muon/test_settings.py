@@ -1,6 +1,7 @@
 """Settings: each does what it says, whose learning rate wins, what is stored is plain, and what is refused."""
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,46 +11,6 @@ from torch.nn import Parameter
 from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
 
 pytestmark = pytest.mark.kernels_ci
-
-
-@pytest.mark.parametrize(
-    "group, constructor, expected",
-    [
-        ({}, dict(lr=0.25), (0.25, 1.0)),
-        ({}, dict(lr=0.25, adamw_lr=0.5), (0.25, 2.0)),
-        ({"lr": 0.75}, dict(lr=0.25, adamw_lr=0.5), (0.75, 1.0)),
-        ({"lr": 0.75, "adamw_lr": 1.5}, dict(lr=0.25, adamw_lr=0.5), (0.75, 2.0)),
-        ({"lr": None, "adamw_lr": None}, dict(lr=0.25, adamw_lr=0.5), TypeError),
-        ({"use_muon": False}, dict(lr=0.25, adamw_lr=0.5), (0.25, 2.0)),
-        ({"use_muon": False, "lr": 0.75}, dict(lr=0.25, adamw_lr=0.5), (0.75, 1.0)),
-        ({"lr_factor": 4, "adamw_lr": 1.5}, dict(lr=0.25), (0.25, 4.0)),
-        ({}, dict(lr=torch.tensor(0.25), adamw_lr=0.5), (0.25, 2.0)),
-        ({}, dict(lr=0.25, adamw_lr=torch.tensor(0.5)), (0.5, 1.0)),
-        ({}, dict(lr=0.0, adamw_lr=0.5), (0.5, 1.0)),
-        ({}, dict(lr=5e-324, adamw_lr=0.5), (0.5, 1.0)),
-        ({}, dict(lr=0.25, adamw_lr=0.0), (0.25, 0.0)),
-    ],
-    ids=str,
-)
-def test_nearest_learning_rate_wins(kernel, group, constructor, expected):
-    """It is a factor of `lr` where there is one; a tensor is a knob of its own, and 0 has no multiples."""
-    group = {"params": [("norm.weight", Parameter(torch.ones(8)))], **group}
-    if expected is TypeError:
-        with pytest.raises(TypeError, match="lr must be a number, got None"):
-            kernel.Muon([group], **constructor)
-        return
-    (made,) = kernel.Muon([group], **constructor).param_groups
-    assert (made["lr"], made["lr_factor"]) == expected
-
-
-def test_a_factor_is_refused_for_matrices(kernel):
-    group = {"params": [Parameter(torch.ones(8, 8))], "lr_factor": 0.5}
-    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is of groups of the fallback: in one of Muon's write lr"):
-        kernel.Muon([group])
-    optimizer = kernel.Muon(named_parameters().items())
-    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is of groups of the fallback"):
-        optimizer.add_param_group(group)
-    assert len(optimizer.param_groups) == 2
 
 
 def test_given_group_dict_is_left_unchanged(kernel):
@@ -233,3 +194,35 @@ def test_momentum_in_8_bits_takes_17_bits_for_two_elements(kernel):
     p = Parameter(torch.ones(64, 256, dtype=torch.bfloat16))
     state = kernel.Muon([p], momentum_dtype=torch.int8).state[p]
     assert sum(value.numel() * value.itemsize for value in state.values()) == p.numel() * (1 + 4 / 64)
+
+
+class Configured(Sequence):
+    """A sequence that is neither a list nor a tuple, as OmegaConf's and Hydra's."""
+
+    def __init__(self, *items):
+        self._items = items
+
+    def __getitem__(self, i):
+        return self._items[i]
+
+    def __len__(self):
+        return len(self._items)
+
+
+def test_sequences_of_configurations_are_sequences(kernel):
+    pairs = [("moe.bank.w", Parameter(torch.ones(4, 8, 8))), ("qkv.weight", Parameter(torch.ones(24, 8)))]
+    groups = [{"params": pairs[:1]}, {"params": pairs[1:], "split_rows": Configured(8, np.int64(8), 8)}]
+    triples = Configured(Configured(2, -1.5, 0.5))
+    betas = Configured(np.float32(0.5), 0.75)
+    optimizer = kernel.Muon(groups, adamw_betas=betas, expert_keys=Configured("bank"), ns_coefficients=triples)
+    first, second = optimizer.param_groups
+    assert (first["adamw_betas"], first["expert_keys"]) == ((0.5, 0.75), ("bank",))
+    assert (first["ns_coefficients"], second["split_rows"]) == (((2.0, -1.5, 0.5),), (8, 8, 8))
+    assert [row.matrices for row in optimizer.explain().rows] == [4, 3]
+
+
+@pytest.mark.parametrize("key", ["adamw_betas", "expert_keys", "split_rows"])
+@pytest.mark.parametrize("text", ["ab", b"ab"])
+def test_a_string_is_no_sequence(kernel, key, text):
+    with pytest.raises((TypeError, ValueError), match=f"{key} must be .*ab"):
+        kernel.Muon([{"params": named_parameters().items(), key: text}])

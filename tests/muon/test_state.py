@@ -160,28 +160,6 @@ def test_state_of_an_unknown_format_is_refused(kernel, saved, words):
         optimizer.load_state_dict(later)
 
 
-@pytest.mark.parametrize("lr", [0.5, None])
-def test_a_state_from_before_factors_has_absolute_rates(kernel, lr):
-    """As format 1 has them, and torch's optimizers; where it says no `lr`, rate and factor stay as they are here."""
-    params, others = named_parameters(), named_parameters()
-    optimizer = kernel.Muon(params.items(), lr=0.5, adamw_lr=0.125)
-    take_steps(optimizer, params, range(2))
-    old = copy.deepcopy(optimizer.state_dict())
-    for group, rate in zip(old["param_groups"], (0.5, 0.125)):
-        group.update(lr=rate, state_format=1)
-        for key in ("lr_factor",) if lr else ("lr_factor", "lr"):
-            del group[key]
-    for name, p in params.items():
-        others[name].data.copy_(p.data)
-    later = kernel.Muon(others.items(), lr=0.5, adamw_lr=0.125)
-    later.load_state_dict(old)
-    expected = [(0.5, 1.0), (0.125, 1.0)] if lr else [(0.5, 1.0), (0.5, 0.25)]
-    assert [(group["lr"], group["lr_factor"]) for group in later.param_groups] == expected
-    take_steps(optimizer, params, [2])
-    take_steps(later, others, [2])
-    assert same_bits(params, others)
-
-
 def test_settings_missing_from_a_state_dict_are_kept(kernel):
     """A dict from before a setting existed loads: what it lacks stays as it is here."""
     params = named_parameters()

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from .explain import Explanation, explanation_of
 from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
-from .parameters.advice import advice, routed
+from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
 from .parameters.checkpoints import checked, loaded_groups
 from .parameters.groups import names_of, saved_group, split_group
 from .parameters.routing import IsMuon
@@ -66,8 +66,8 @@ class Muon(Optimizer):
             `lr`; `decay_lr`, the `lr` at which `corrected` decay is the decoupled one (absent: the group's first);
             `role`, by which users tell groups apart, and `reason`, which `explain()` says of the parameters. Other keys
             raise, but for what schedulers and libraries write, and for those of your own that begin with `_`.
-        lr: step size in units of the multiplier; a float or a 0-d tensor, read at every step.
-        weight_decay: of every parameter of the group; a float or a 0-d tensor, read at every step.
+        lr: step size in units of the multiplier; a float or a tensor of one element, read at every step.
+        weight_decay: of every parameter of the group; a float or a tensor of one element, read at every step.
         momentum: beta of the average of gradients.
         nesterov: look one step ahead.
         ns_coefficients: a preset of `schedules.PRESETS`, one `(a, b, c)` or a sequence of them.
@@ -157,6 +157,7 @@ class Muon(Optimizer):
     _broke_off = False  # the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
+    _said_idle = False  # that no parameter has a gradient
 
     def __init__(
         self,
@@ -220,7 +221,7 @@ class Muon(Optimizer):
         self._graphs = UpdateGraphs()
         super().__init__(params, defaults)
         self._refresh()
-        for line in advice(routed(self.param_groups, self._reasons)):
+        for line in advice(routed(self.param_groups, self._reasons)) + idle_keys(self.param_groups):
             warnings.warn(line, stacklevel=2)
 
     # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
@@ -247,10 +248,7 @@ class Muon(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler has the step itself unscale gradients and see overflows, as tensors.
-
-        Only a captured step needs that, and ranks that share parameters, which would wait for one that skips.
-        """
+        """Whether steps unscale gradients themselves: captured ones, and those of ranks that would wait for others."""
         self._refresh()
         return bool(self._plan.terms) or any(group["capturable"] for group in self.param_groups)
 
@@ -368,7 +366,8 @@ class Muon(Optimizer):
             self._forget_plan()
             raise
         self._reasons.update(reasons)
-        for line in () if first else advice(routed(self.param_groups[before:], reasons)):
+        added = () if first else self.param_groups[before:]
+        for line in advice(routed(added, reasons)) + idle_keys(added, self.defaults["expert_keys"]):
             warnings.warn(line, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
@@ -430,6 +429,9 @@ class Muon(Optimizer):
                 loss = closure()
         self._refresh()
         check_gradients(self._planned_for[0], self._shapes)
+        if not self._said_idle and all(p.grad is None for p in self._planned_for[0]):
+            self._said_idle = True
+            warnings.warn(NO_GRADIENT, stacklevel=7)  # behind the wrappers of `step`
         # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)

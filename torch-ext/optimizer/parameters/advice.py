@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
 from .groups import names_of, reason_of
+from .matrices import is_stack
 from .routing import UNDECIDED
 from .settings import Group
 
@@ -23,6 +25,16 @@ LEAST_SHARE = 0.5
 # Kinds of reasons that a user has given, or is asked for, and those by which a matrix is no hidden one.
 _DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
 _OUTER = ("embedding", "output_head")
+# As routing calls parameters without names.
+_UNNAMED = re.compile(r"param_\d+")
+# The key that every group has whose user gave none.
+_USUAL_KEYS = ("experts",)
+
+NO_GRADIENT = (
+    "no parameter of this optimizer has a gradient, so this step changes nothing. After fully_shard(model), "
+    "load_state_dict(assign=True) or a move from the meta device a model has other parameters: make the optimizer "
+    "after that. Else call backward() before the step, or look whether all parameters are frozen. This is said once"
+)
 
 
 class Routed(NamedTuple):
@@ -54,12 +66,29 @@ def advice(routes: Iterable[Routed]) -> list[str]:
     left = [route for route in matrices if _kind(route) not in _DECIDED]
     hidden = [route for route in left if _kind(route) not in _OUTER]
     lines = [_undecided(undecided)] if undecided else []
+    unnamed = [route for route in routes if route.reason == "matrix" and _UNNAMED.fullmatch(route.name)]
+    if unnamed:
+        lines.append(_nameless(unnamed))
     share = muon / (muon + sum(map(_elements, hidden))) if muon else 0.0
     if muon and share < LEAST_SHARE:
         lines.append(_little(f"{share:.1%} of the elements of hidden matrices", hidden))
     elif left and not muon:
         lines.append(_little("no matrix", left))
     return lines
+
+
+def idle_keys(groups: Sequence[Group], known: Sequence[str] = ()) -> list[str]:
+    """Return a line if some of the `expert_keys` of `groups` are in no name, but for the default and those `known`."""
+    names = [name for group in groups for name in names_of(group)]
+    keys = dict.fromkeys(key for group in groups for key in group["expert_keys"])
+    idle = [key for key in keys if key not in (*_USUAL_KEYS, *known) and not any(is_stack(n, 3, (key,)) for n in names)]
+    if not idle:
+        return []
+    example = f", such as {max(names, key=len)}" if names else ""
+    return [
+        f"expert_keys {idle} are in no parameter's name{example}: a key is a whole component of a name, between dots "
+        "and without wildcards, whose parameters are stacks (experts, rows, cols). Correct them, or leave them out"
+    ]
 
 
 def remarks(routes: Iterable[Routed]) -> list[str]:
@@ -75,6 +104,14 @@ def _little(what: str, left: Sequence[Routed]) -> str:
         f"{', '.join(f'{kind} ({count})' for kind, count in reasons)}. For those that Muon should have write "
         "use_muon=True in their group, or give is_muon; use_muon=False for the others ends this warning, given in "
         "patterns where groups_for makes the groups"
+    )
+
+
+def _nameless(routes: Sequence[Routed]) -> str:
+    return (
+        f"{described(routes)}: matrices without names, which Muon has now. It cannot know which of them are embeddings "
+        "or output heads, which belong to the fallback. Write Muon(model.named_parameters()), or "
+        "Muon(groups_for(model)); use_muon=True or False in a group ends this warning, too"
     )
 
 

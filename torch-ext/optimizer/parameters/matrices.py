@@ -11,6 +11,8 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
+from .sequences import is_sequence
+
 CONV_MODES = ("flatten", "batched")
 _CONVOLUTION = re.compile(r"conv(?!er|ex|ey)")  # not `converter`
 
@@ -216,7 +218,7 @@ def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int,
     """Return row counts as a tuple of ints, None for None; TypeError or ValueError for what are none."""
     if split_rows is None:
         return None
-    if not isinstance(split_rows, (tuple, list)) or not all(isinstance(count, Integral) for count in split_rows):
+    if not is_sequence(split_rows) or not all(isinstance(count, Integral) for count in split_rows):
         raise TypeError(f"split_rows must be whole numbers of rows, got {split_rows!r}")
     if not split_rows or min(split_rows) < 1 or any(isinstance(count, bool) for count in split_rows):
         raise ValueError(f"split_rows must be numbers of rows of at least 1, got {split_rows!r}")

@@ -14,6 +14,9 @@ from torch import Tensor
 from ..rules.decay import Number, scaled_decay
 from .settings import Group
 
+# What a step reads anew, also from tensors.
+_LIVE = ("lr", "weight_decay")
+
 
 def rate_of(group: Group) -> Number:
     """Return how far a step of a group goes, without a matrix's multiplier: `lr * lr_factor`, and `lr` itself for 1."""
@@ -28,6 +31,23 @@ def decay_of(group: Group) -> Number:
     """
     lr = group["lr"] if group["lr_factor"] else 0.0
     return scaled_decay(group["decay_mode"], lr, group["weight_decay"], group["decay_lr"])
+
+
+def live_tensors(group: Group) -> list[Tensor]:
+    """Return those numbers of a group that its steps read from tensors."""
+    return [group[key] for key in _LIVE if isinstance(group[key], Tensor)]
+
+
+def check_live_tensors(group: Group) -> None:
+    """Raise ValueError if a number of a group lies where a step of its parameters cannot read it."""
+    devices = {p.device for p in group["params"] if not p.is_meta}
+    for key in _LIVE:
+        value = group[key]
+        if isinstance(value, Tensor) and value.device.type != "cpu" and not devices <= {value.device}:
+            raise ValueError(
+                f"{key} is a tensor on {value.device}, and parameters of its group are on "
+                f"{', '.join(sorted(map(str, devices)))}: put it on the CPU, or where all parameters of the group are"
+            )
 
 
 def rates_beside(changed: Group, settings: Group, default_adamw_lr: Optional[Number]) -> tuple[Number, float]:

@@ -23,6 +23,7 @@ from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..rules.second_moment import SECOND_MOMENTS
 from ..schedules import resolve_schedule
 from .matrices import CONV_MODES, plain_split_rows
+from .sequences import is_sequence
 
 FALLBACKS = ("adamw", "nadamw")
 MASTER_WEIGHTS = (None, "split")
@@ -89,11 +90,6 @@ def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
         group.update(settings)
 
 
-def work_dtype_of(group: Group) -> Optional[torch.dtype]:
-    """Return the work dtype that a group asks for, None where it leaves it to the device."""
-    return None if group["ns_dtype"] is None else getattr(torch, group["ns_dtype"])
-
-
 def multiplier_in_group(group: Group, rows: int, cols: int) -> float:
     """Return what `lr` is multiplied with for a rows x cols matrix, by the settings of its group.
 
@@ -105,12 +101,14 @@ def multiplier_in_group(group: Group, rows: int, cols: int) -> float:
 
 
 def _live_number(key: str, value: Any) -> float | Tensor:
-    """Return a number as a float, and a one-element float32 or float64 tensor unchanged."""
+    """Return a number as a float, and a one-element float32 or float64 tensor unchanged; `rates` checks its device."""
     if not isinstance(value, Tensor):
         return _number(key, value)
-    if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64):
-        got = f"{tuple(value.shape)} {value.dtype}"
-        raise ValueError(f"{key} must be a number or a float32 or float64 tensor of one element, got {got}")
+    if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64) or value.is_meta:
+        got = f"{tuple(value.shape)} {value.dtype} on {value.device}"
+        raise ValueError(
+            f"{key} must be a number or a float32 or float64 tensor of one element that has a value, got {got}"
+        )
     return value
 
 
@@ -134,7 +132,7 @@ def _below_one(key: str, value: Any) -> float:
 
 
 def _betas(key: str, value: Any) -> tuple[float, ...]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
+    if not is_sequence(value) or len(value) != 2:
         raise ValueError(f"{key} must be two numbers, got {value!r}")
     return tuple(_below_one(key, beta) for beta in value)
 
@@ -156,7 +154,7 @@ def _one_of(choices: tuple[Optional[str], ...]) -> Callable[[str, Any], Any]:
 
 
 def _names(key: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (tuple, list)) or not all(isinstance(name, str) and name for name in value):
+    if not is_sequence(value) or not all(isinstance(name, str) and name for name in value):
         raise TypeError(f"{key} must be names, got {value!r}")
     return tuple(value)
 

@@ -15,7 +15,8 @@ from ..kernels.machine import key_of
 from ..kernels.measurements import changed, failed, work_among_ranks
 from ..parameters.groups import names_of
 from ..parameters.matrices import moments_in_group, view_in_group
-from ..parameters.settings import PLANNED, STACKED, Group, work_dtype_of
+from ..parameters.rates import live_tensors
+from ..parameters.settings import PLANNED, STACKED, Group
 from ..parameters.state import BUFFER
 from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
@@ -144,11 +145,19 @@ def stack_groups(groups: Groups) -> list[int]:
 
 
 def planned_settings(groups: Groups) -> list[tuple[Any, ...]]:
-    """Return what of the settings of each group a plan depends on.
+    """Return what of the settings of each group a plan depends on, or what is checked when it is made: devices.
 
     For live settings only equality between groups matters: momentum that rises equally everywhere keeps the plan.
     """
-    return [(number, *(group[key] for key in PLANNED)) for number, group in zip(stack_groups(groups), groups)]
+    return [
+        (number, *(group[key] for key in PLANNED), *(value.device for value in live_tensors(group)))
+        for number, group in zip(stack_groups(groups), groups)
+    ]
+
+
+def _work_dtype(group: Group) -> Optional[torch.dtype]:
+    """Return the work dtype that a group asks for, None where it leaves it to the device."""
+    return None if group["ns_dtype"] is None else getattr(torch, group["ns_dtype"])
 
 
 def local_indices(parameter: Parameter) -> Sequence[int]:
@@ -185,7 +194,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 device=p.device,
                 dtype=p.dtype,
                 momentum_dtype=momentum.dtype,
-                work_dtype=work_dtype_of(group) or default_work_dtype(p),
+                work_dtype=_work_dtype(group) or default_work_dtype(p),
                 equalization=Equalization(group["equalize"], group["renormalize"]),
                 moments_view=moments_in_group(name, p, group),
                 keeps_norm=group["experimental_hyperball"],

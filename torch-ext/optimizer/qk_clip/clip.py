@@ -8,6 +8,7 @@ Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 import torch
@@ -16,6 +17,10 @@ from torch import Tensor
 from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_
 from .heads import Attention, Layer, attentions, clip_settings
+
+# Steps without any observed logits after which that is said: past those by which checkpoint tools have state made, and
+# those of a loop that observes every few steps.
+UNOBSERVED_STEPS = 10
 
 
 class QKClip:
@@ -33,6 +38,7 @@ class QKClip:
         self._attentions: list[Attention] = []
         self._ranks: Optional[Ranks] = None
         self._largest: Optional[Tensor] = None  # the largest logit of every head, as `_allocate` describes it
+        self._unobserved: Optional[int] = 0  # steps so far; None from the first observation on
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
 
     def __str__(self) -> str:
@@ -84,6 +90,7 @@ class QKClip:
                 f"logits of layer {layer!r} must be (..., {heads}) on {device}, "
                 f"got {tuple(logits.shape)} on {logits.device}"
             )
+        self._unobserved = None
         if logits.numel():
             largest = self._largest[attention.first : attention.first + heads]
             torch.maximum(largest, logits.detach().reshape(-1, heads).amax(0).to(largest.dtype), out=largest)
@@ -95,6 +102,7 @@ class QKClip:
         since other weights have other logits. A head that has seen a NaN or an infinity keeps its rows: no factor
         follows from those, and 0 would end the head. `counts` counts it.
         """
+        self._count_unobserved()
         if self._report is not None and self.counts is not None:
             self._report(*map(int, self.counts))
         largest, threshold = self._largest, self._settings.threshold
@@ -109,6 +117,19 @@ class QKClip:
         scales = of_runs[self._run_of_row].split(list(self._rows.values()))
         largest.fill_(-torch.inf)
         return {self._parameters[name]: scale for name, scale in zip(self._rows, scales)}
+
+    def _count_unobserved(self) -> None:
+        """Warn, once, if nothing has been observed in the first `UNOBSERVED_STEPS`: then nothing is ever clipped."""
+        if self._unobserved is None:
+            return
+        self._unobserved += 1
+        if self._unobserved == UNOBSERVED_STEPS:
+            warnings.warn(
+                f"qk_clip was given, and no attention logits have been observed in {UNOBSERVED_STEPS} steps, so "
+                "nothing is clipped: call optimizer.observe_qk_logits(layer, logits) in the forward pass, or leave "
+                "qk_clip out",
+                stacklevel=2,
+            )
 
     def _allocate(self, device: torch.device) -> None:
         """Make what a step needs of `self._attentions` on `device`, with nothing observed."""

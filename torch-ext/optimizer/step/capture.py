@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Sequence
 
 import torch
-from torch import Tensor
 
+from ..parameters.rates import live_tensors
 from ..parameters.settings import Group
 from ..plan.plan import Plan
 
@@ -22,8 +22,7 @@ def check_capture(groups: Sequence[Group], plan: Plan, reports: bool) -> None:
         raise RuntimeError("a step of parameters that several ranks share cannot be captured in a CUDA graph")
     if not all(group["capturable"] for group in groups):
         raise RuntimeError("a step can be captured in a CUDA graph only with Muon(..., capturable=True)")
-    live = [group[key] for group in groups for key in ("lr", "weight_decay")]
-    if any(isinstance(value, Tensor) and value.device.type == "cpu" for value in live):
+    if any(value.device.type == "cpu" for group in groups for value in live_tensors(group)):
         raise RuntimeError("lr and weight_decay on the CPU cannot be read by a captured step: put them on the GPU")
     if reports:
         raise RuntimeError("a captured step calls no report of qk_clip: read metrics() instead")

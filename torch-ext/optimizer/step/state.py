@@ -12,6 +12,7 @@ from ..parameters.checks import check_norm, check_parameter
 from ..parameters.groups import names_of
 from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
+from ..parameters.rates import check_live_tensors
 from ..parameters.settings import Group
 from ..parameters.state import BUFFER, SCALE, StateTensor, check_shapes, ensure_state, placed, state_tensors
 from ..plan.layout import layout_of, local_part, memory_beside
@@ -26,10 +27,11 @@ def checked_parameters(
     """Return the parameters that have or get a state, each with its group and its name there.
 
     Those on meta and frozen ones without a gradient get none. Raises TypeError or ValueError where a parameter or its
-    `state` does not fit the settings of its group, so that nothing has changed then.
+    `state` does not fit the settings of its group, or these lie on another device, so that nothing has changed then.
     """
     checked = []
     for group in groups:
+        check_live_tensors(group)
         for name, p in zip(names_of(group), group["params"]):
             _check_parameter(name, p, group, replica_ranks)
             if has_state(p, state):

@@ -1,0 +1,113 @@
+"""Rates of groups: which of those that are given counts, the factor of AdamW's, and what states had before factors."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import named_parameters, same_bits, state_of, take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+
+@pytest.mark.parametrize(
+    "group, constructor, expected",
+    [
+        ({}, dict(lr=0.25), (0.25, 1.0)),
+        ({}, dict(lr=0.25, adamw_lr=0.5), (0.25, 2.0)),
+        ({"lr": 0.75}, dict(lr=0.25, adamw_lr=0.5), (0.75, 1.0)),
+        ({"lr": 0.75, "adamw_lr": 1.5}, dict(lr=0.25, adamw_lr=0.5), (0.75, 2.0)),
+        ({"lr": None, "adamw_lr": None}, dict(lr=0.25, adamw_lr=0.5), TypeError),
+        ({"use_muon": False}, dict(lr=0.25, adamw_lr=0.5), (0.25, 2.0)),
+        ({"use_muon": False, "lr": 0.75}, dict(lr=0.25, adamw_lr=0.5), (0.75, 1.0)),
+        ({"lr_factor": 4, "adamw_lr": 1.5}, dict(lr=0.25), (0.25, 4.0)),
+        ({}, dict(lr=torch.tensor(0.25), adamw_lr=0.5), (0.25, 2.0)),
+        ({}, dict(lr=0.25, adamw_lr=torch.tensor(0.5)), (0.5, 1.0)),
+        ({}, dict(lr=0.0, adamw_lr=0.5), (0.5, 1.0)),
+        ({}, dict(lr=5e-324, adamw_lr=0.5), (0.5, 1.0)),
+        ({}, dict(lr=0.25, adamw_lr=0.0), (0.25, 0.0)),
+    ],
+    ids=str,
+)
+def test_nearest_learning_rate_wins(kernel, group, constructor, expected):
+    """It is a factor of `lr` where there is one; a tensor is a knob of its own, and 0 has no multiples."""
+    group = {"params": [("norm.weight", Parameter(torch.ones(8)))], **group}
+    if expected is TypeError:
+        with pytest.raises(TypeError, match="lr must be a number, got None"):
+            kernel.Muon([group], **constructor)
+        return
+    (made,) = kernel.Muon([group], **constructor).param_groups
+    assert (made["lr"], made["lr_factor"]) == expected
+
+
+def test_a_factor_is_refused_for_matrices(kernel):
+    group = {"params": [Parameter(torch.ones(8, 8))], "lr_factor": 0.5}
+    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is of groups of the fallback: in one of Muon's write lr"):
+        kernel.Muon([group])
+    optimizer = kernel.Muon(named_parameters().items())
+    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is of groups of the fallback"):
+        optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("lr", [0.5, None])
+def test_a_state_from_before_factors_has_absolute_rates(kernel, lr):
+    """As format 1 has them, and torch's optimizers; where it says no `lr`, rate and factor stay as they are here."""
+    params, others = named_parameters(), named_parameters()
+    optimizer = kernel.Muon(params.items(), lr=0.5, adamw_lr=0.125)
+    take_steps(optimizer, params, range(2))
+    old = copy.deepcopy(optimizer.state_dict())
+    for group, rate in zip(old["param_groups"], (0.5, 0.125)):
+        group.update(lr=rate, state_format=1)
+        for key in ("lr_factor",) if lr else ("lr_factor", "lr"):
+            del group[key]
+    for name, p in params.items():
+        others[name].data.copy_(p.data)
+    later = kernel.Muon(others.items(), lr=0.5, adamw_lr=0.125)
+    later.load_state_dict(old)
+    expected = [(0.5, 1.0), (0.125, 1.0)] if lr else [(0.5, 1.0), (0.5, 0.25)]
+    assert [(group["lr"], group["lr_factor"]) for group in later.param_groups] == expected
+    take_steps(optimizer, params, [2])
+    take_steps(later, others, [2])
+    assert same_bits(params, others)
+
+
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+@pytest.mark.parametrize("decay_mode", ["decoupled", "independent", "cautious", "corrected"])
+def test_a_tensor_of_one_element_may_have_any_shape(kernel, fallback, decay_mode):
+    """As in torch, also beside one of no dimension; what a step computes of both has the same bits."""
+    results = []
+    for shape in ((), (1,), (1, 1)):
+        params = named_parameters()
+        numbers = dict(lr=torch.full(shape, 0.02), weight_decay=torch.full(shape, 0.1))
+        groups = [{"params": [pair], **(numbers if i % 2 else {})} for i, pair in enumerate(params.items())]
+        optimizer = kernel.Muon(groups, lr=torch.tensor(0.02), adamw_lr=0.003, decay_mode=decay_mode, fallback=fallback)
+        take_steps(optimizer, params, range(2))
+        results.append(params)
+    assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
+
+
+@pytest.mark.parametrize("key", ["lr", "weight_decay", "adamw_lr"])
+def test_a_tensor_without_a_value_is_refused(kernel, key):
+    words = re.escape("tensor of one element that has a value, got () torch.float32 on meta")
+    with pytest.raises(ValueError, match=f"{key} must be .* {words}"):
+        kernel.Muon(named_parameters().items(), **{key: torch.tensor(0.1, device="meta")})
+
+
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+def test_a_tensor_on_another_device_is_refused_before_anything_changes(kernel, key):
+    """Meta stands for a GPU here: a step of parameters on the CPU would begin, and fail when it is read."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    before = copy.deepcopy((params, state_of(optimizer, params)))
+    last = optimizer.param_groups[-1]
+    number, last[key] = last[key], torch.tensor(0.1, device="meta")
+    with pytest.raises(ValueError, match=f"{key} is a tensor on meta, and parameters of its group are on cpu: put it"):
+        take_steps(optimizer, params, [1])
+    assert same_bits(params, before[0]) and same_bits(state_of(optimizer, params), before[1])
+    last[key] = number
+    take_steps(optimizer, params, [1])
+    assert not same_bits(params, before[0])
