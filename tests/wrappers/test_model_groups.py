@@ -82,6 +82,21 @@ def test_transformers_linear_layers_are_transposed(kernel):
     }
 
 
+def test_columns_of_transposed_weights_are_heads_and_the_larger_side_is_that_of_outputs(kernel):
+    """As GPT-2's: from a model, and by hand in groups, whose multiplier is that of the `Linear` of the same layer."""
+    model = nn.ModuleDict({"attn": nn.ModuleDict({"c_attn": Conv1D(72, 24)}), "mlp": Conv1D(96, 24)})
+    by_hand = [
+        {"params": [("attn.c_attn.weight", model["attn"]["c_attn"].weight)], "split_rows": (8,) * 9},
+        {"params": [("mlp.weight", model["mlp"].weight)]},
+    ]
+    by_hand = [{**group, "transposed": True} for group in by_hand]
+    for groups in (kernel.groups_for(model, config=SimpleNamespace(n_embd=24, n_head=3)), by_hand):
+        optimizer = kernel.Muon(groups, adjust_lr_fn="original")
+        rows = {row.name: (row.matrices, row.multiplier) for row in optimizer.explain().rows}
+        # sqrt(max(1, outputs / inputs)): of heads of 8 outputs and 24 inputs 1, of 96 and 24 2.
+        assert rows == {"attn.c_attn.weight": (9, 1.0), "mlp.weight": (1, 2.0)}
+
+
 def test_torchs_attention_is_cut_by_head(kernel):
     reasons = chosen(kernel.groups_for(nn.TransformerEncoderLayer(32, 4, 64)))
     assert reasons["self_attn.in_proj_weight"] == "queries, keys and values: 96x32 split 12*8"

@@ -9,53 +9,9 @@ from torch import nn
 from torch.nn import Parameter
 
 from tests.support.small_model import same_bits, take_steps
+from tests.support.trained_network import Fused, Network
 
 pytestmark = pytest.mark.kernels_ci
-
-
-class Scale(nn.Module):
-    """A norm that is no nn.LayerNorm: the Trainer knows it by name or not at all."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = Parameter(torch.ones(8))
-
-    def forward(self, x):
-        return self.weight * x
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q_proj = nn.Linear(8, 8)
-        self.LayerNorm = Scale()
-        self.q_norm = Scale()
-        self.normalizer = Scale()
-        self.ln_1 = nn.LayerNorm(8)
-
-    def forward(self, x):
-        return self.q_proj(self.normalizer(self.q_norm(self.LayerNorm(self.ln_1(x)))))
-
-
-class Network(nn.Module):
-    def __init__(self, tied=True):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed_tokens = nn.Embedding(16, 8)
-        self.layers = nn.ModuleList([Block(), Block()])
-        self.norm = Scale()
-        self.frozen = nn.Linear(8, 8).requires_grad_(False)
-        self.lm_head = nn.Linear(8, 16, bias=False)
-        if tied:
-            self.lm_head.weight = self.embed_tokens.weight
-
-    def forward(self, input_ids, labels=None):
-        x = self.embed_tokens(input_ids)
-        for layer in self.layers:
-            x = x + layer(x)
-        logits = self.lm_head(self.frozen(self.norm(x)))
-        loss = None if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        return {"loss": loss, "logits": logits}
 
 
 # By hand from `Trainer.get_decay_parameter_names`.
@@ -76,7 +32,7 @@ def create_optimizer(trainer):
     """Make an optimizer as `Trainer.create_optimizer` does of what is no subclass of torch.optim.Optimizer."""
 
     def create(model, **settings):
-        return trainer.MuonFactory()(model, **{**SETTINGS, **settings})
+        return trainer.MuonFactory()(model, **{"args": None, **SETTINGS, **settings})
 
     return create
 
@@ -107,20 +63,45 @@ def test_names_route_parameters_and_set_learning_rates(create_optimizer):
     assert found == {name: (True, 0.02) if name in matrices else (False, 0.003) for name in DECAYED}
 
 
-def test_layer_norm_as_the_model_is_told_by_names(trainer):
+def decays(optimizer):
+    return {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
+
+
+def test_layer_norm_as_the_model_is_told_by_names(create_optimizer):
     """As the Trainer does: it looks at the types of a model's children."""
-    weights, biases = (group["params"] for group in trainer.decay_groups(nn.LayerNorm(8)))
-    assert [name for name, _ in weights + biases] == ["weight", "bias"]
+    assert decays(create_optimizer(nn.LayerNorm(8))) == {"weight": 0.25, "bias": 0.0}
 
 
-def test_model_without_weights_to_decay_has_one_group(trainer):
-    (group,) = trainer.decay_groups(nn.Sequential(nn.LayerNorm(8)))
-    assert group["weight_decay"] == 0.0 and len(group["params"]) == 2
+def test_model_without_weights_to_decay(create_optimizer):
+    assert decays(create_optimizer(nn.Sequential(nn.LayerNorm(8)))) == {"0.weight": 0.0, "0.bias": 0.0}
 
 
 def test_groups_of_unnamed_parameters_are_refused(trainer):
     with pytest.raises(TypeError, match=r"the model is needed, .* got list"):
         trainer.MuonFactory()([{"params": [Parameter(torch.ones(8, 8))]}])
+
+
+@pytest.mark.parametrize(
+    "options, parts",
+    [
+        ({}, "24+24+24"),
+        ({"heads": True}, "9*8"),
+        ({"patterns": {"*.c_attn.weight": {"split_rows": (36, 36)}}}, "36+36"),
+    ],
+    ids=str,
+)
+def test_modules_say_what_weights_are(create_optimizer, options, parts):
+    """Layers in one weight are apart, and heads where that is asked for."""
+    rows = {row.name: row for row in create_optimizer(Fused(), **options).explain().rows}
+    assert rows["words.weight"].reason == "embedding" and rows["to_words.weight"].reason == "output_head"
+    assert rows["attn.c_attn.weight"].branch == "muon"
+    assert rows["attn.c_attn.weight"].reason.endswith(f": 72x24 split {parts}")
+
+
+def test_muons_groups_come_first(create_optimizer):
+    """The Trainer logs the learning rate of the first."""
+    branches = [group["use_muon"] for group in create_optimizer(Fused()).param_groups]
+    assert branches == sorted(branches, reverse=True) and set(branches) == {True, False}
 
 
 def test_scheduler_scales_every_group(create_optimizer):

@@ -68,10 +68,17 @@ def groups_for(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"groups_for needs a model, for the modules around its parameters, got {type(model).__name__}")
+    return chosen_groups(model, Cutting(config, heads, gate_up), patterns)
+
+
+def chosen_groups(
+    model: nn.Module, cutting: Cutting, patterns: Optional[Patterns], undecayed: Optional[Collection[str]] = None
+) -> Groups:
+    """Return what `groups_for` does; without weight decay are the parameters of the names `undecayed`, where given."""
     patterns = {} if patterns is None else patterns
     named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
     _check_patterns(patterns, [name for name, _ in named])
-    chooser = _Chooser(model, Cutting(config, heads, gate_up))
+    chooser = _Chooser(model, cutting, undecayed)
     groups: dict[str, dict[str, Any]] = {}
     rows: list[Route] = []
     for names, p in unique_parameters(named):
@@ -84,11 +91,12 @@ def groups_for(
 class _Chooser:
     """What the modules of one model say of its parameters, also of a model inside wrappers."""
 
-    def __init__(self, model: nn.Module, cutting: Cutting):
+    def __init__(self, model: nn.Module, cutting: Cutting, undecayed: Optional[Collection[str]]):
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._cutting = cutting
         self._heads = heads_of(model)
-        self._undecayed = {bare_name(name) for each in unwrapped(model) for name in _undecayed(each)}
+        self._rule = undecayed
+        self._said = {bare_name(name) for each in unwrapped(model) for name in _undecayed(each)}
         self._unsaid: dict[tuple[str, str], list[str]] = {}  # by role and remark
 
     def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
@@ -101,12 +109,17 @@ class _Chooser:
             settings.update(cut.settings, role=cut.role if reason == "matrix" else reason)
             if cut.remark is not None:
                 self._unsaid.setdefault((cut.role, cut.remark), []).append(names[0])
-        if settings["role"] in ("vector", "norm", "bias") or not self._undecayed.isdisjoint(map(bare_name, names)):
+        if not self._decays(names, settings["role"]):
             settings["weight_decay"] = 0.0
         if reason != UNDECIDED:  # which leaves the branch to what `stacked` and `expert_keys` say to Muon
             kept = reason == GUESSED_HEAD and settings["role"] == "output_head"
             settings.update(use_muon=branch == "muon", reason=reason if kept else settings["role"])
         return settings
+
+    def _decays(self, names: list[str], role: str) -> bool:
+        if self._rule is not None:
+            return names[0] not in self._rule
+        return role not in ("vector", "norm", "bias") and self._said.isdisjoint(map(bare_name, names))
 
     def remarks(self, rows: Iterable[Route]) -> list[str]:
         """Return a line for each thing that nothing, and no pattern, told of some weights."""
