@@ -21,12 +21,14 @@ from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
 from .parameters.checkpoints import checked, loaded_groups
+from .parameters.given import check_closure, check_state_dict, given_list, with_known_arguments
 from .parameters.groups import names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, checked_settings, flag, make_plain_, plain_settings
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
-from .plan.layout import check_gradients, facts_of
+from .plan.gradients import check_gradients
+from .plan.layout import facts_of
 from .plan.plan import Plan, choices, make_plan, planned_settings
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
@@ -159,6 +161,7 @@ class Muon(Optimizer):
     _grad_scale: Optional[Tensor] = None  # of the last step
     _said_idle = False  # that no parameter has a gradient
 
+    @with_known_arguments
     def __init__(
         self,
         params,
@@ -219,10 +222,10 @@ class Muon(Optimizer):
         self._agreement = RankAgreement()
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
-        super().__init__(params, defaults)
+        super().__init__(given_list(params, least=1), defaults)
         self._refresh()
         for line in advice(routed(self.param_groups, self._reasons)) + idle_keys(self.param_groups):
-            warnings.warn(line, stacklevel=2)
+            warnings.warn(line, stacklevel=3)
 
     # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
     @torch._disable_dynamo
@@ -388,6 +391,7 @@ class Muon(Optimizer):
         keeps the dtype that it was saved in. Raises ValueError or TypeError, with nothing changed, where a group or
         state does not fit.
         """
+        check_state_dict(state_dict)
         final: dict[str, Any] = {}
         # What others' hooks make of the dict counts, and theirs that come after loading see what was loaded.
         hooks = [
@@ -423,12 +427,13 @@ class Muon(Optimizer):
     def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
         check_capture(self.param_groups, self._plan, self._clip is not None and self._clip.reports)
         self._check_last_step()
+        check_closure(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._refresh()
-        check_gradients(self._planned_for[0], self._shapes)
+        check_gradients(self._planned_for[0], self._shapes, self.param_groups)
         if not self._said_idle and all(p.grad is None for p in self._planned_for[0]):
             self._said_idle = True
             warnings.warn(NO_GRADIENT, stacklevel=7)  # behind the wrappers of `step`

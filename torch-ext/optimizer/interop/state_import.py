@@ -8,12 +8,15 @@ from torch import Tensor
 
 from ..muon import Muon
 from ..parameters.checkpoints import said_of, source_of
+from ..parameters.given import check_state_dict
 from ..parameters.groups import listed, names_of
 from ..parameters.routing import bare_name
 from .state_order import given_parameters, names_in_order
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
 
 _BRANCHES = ("muon", "adamw")
+# Sources whose files are known for sure: by keys that all of theirs have, also before the first step.
+_SURE = ("torch", "adamw")
 # How many problems an error lists.
 SHOWN = 20
 # State of a source that has not the parameter's shape; loading checks it.
@@ -75,6 +78,8 @@ def import_state(
     if known is None or (adamw_state_dict is not None and source != "torch"):
         raise ValueError(f"source must be one of {', '.join(SOURCES)}, torch with adamw_state_dict, got {source!r}")
     entries = _entries(state_dict, known.branch_of)
+    if source in _SURE and source_of(state_dict) != source:
+        raise ValueError(f"the state is none that source={source!r} saves: {said_of(source_of(state_dict))}")
     if adamw_state_dict is not None:
         entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
     if names is None and source == "adamw" and all(entry.name is None for entry in entries):
@@ -110,9 +115,8 @@ def import_state(
 
 
 def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[str]]) -> list[Entry]:
-    """Return the parameters of a state dict in its order; ValueError for anything else than a state dict."""
-    if not {"state", "param_groups"} <= set(state_dict):
-        raise ValueError(f"need what state_dict() of an optimizer returns, got the keys {', '.join(state_dict)}")
+    """Return the parameters of a state dict in its order; raises as `check_state_dict`."""
+    check_state_dict(state_dict)
     entries = []
     for group in state_dict["param_groups"]:
         names = names_of(group) if "param_names" in group else group.get("names") or [None] * len(group["params"])

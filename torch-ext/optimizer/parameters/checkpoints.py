@@ -45,7 +45,7 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     """
     source, saved = source_of(state_dict), state_dict["param_groups"]
     # torch.optim.Muon's files have the groups and keys of this package's, and load as they are where groups agree.
-    if source not in (THIS_PACKAGE, "torch", None):
+    if source not in (THIS_PACKAGE, "torch"):
         raise ValueError(f"the state was saved by another optimizer: {said_of(source)}")
     if [len(group["params"]) for group in groups] != [len(group["params"]) for group in saved]:
         why = _difference(groups, saved) if source == THIS_PACKAGE else said_of(source)
@@ -77,9 +77,10 @@ def said_of(source: Optional[str]) -> str:
     if source == THIS_PACKAGE:
         return "it is this package's own: optimizer.load_state_dict(state_dict) loads it"
     if source is None:
+        known = [name for name, _ in _SIGNS if name != THIS_PACKAGE]
         return (
-            "it is of no optimizer that is known here, and cannot be taken over: begin with a new state, as that of "
-            "another method says nothing of momentum"
+            "nothing tells which one, so that it cannot be taken over. If you know that it is of one of the sources "
+            f"{', '.join(known)}, call import_state(optimizer, state_dict, source=...); else begin with a new state"
         )
     return f"import_state(optimizer, state_dict, source={source!r}) takes over what fits of a file that looks like it"
 

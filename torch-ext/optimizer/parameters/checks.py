@@ -22,7 +22,10 @@ def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Option
     With `master_weights` it must not be float16, of which no 16 bits make float32.
     """
     if p.dtype not in DTYPES:
-        raise TypeError(f"parameters must be {', '.join(map(str, DTYPES))}, {name} is {p.dtype}")
+        raise TypeError(
+            f"parameters must be {', '.join(map(str, DTYPES))}, {name} is {p.dtype}: leave it out, as [(name, p) for "
+            "name, p in model.named_parameters() if p.requires_grad] leaves out what is quantized and frozen"
+        )
     if master_weights is not None and p.dtype == torch.float16:
         raise ValueError(
             f"master_weights={master_weights!r} keeps what bfloat16 lacks of float32 in 16 bits, and {name} is "
@@ -33,7 +36,8 @@ def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Option
         raise ValueError(
             f"{name} belongs to {wrapper}, which cuts a flat vector of many parameters: what it leaves, of shape "
             f"{tuple(p.shape)}, is not a matrix, and AdamW in its place would be another optimizer. Muon needs whole "
-            "parameters, as DistributedDataParallel and ZeRO's stage 0 leave them, or shards of them, as FSDP2 does"
+            "parameters, as those of DistributedDataParallel are, or shards of them, as those of FSDP2: use "
+            "fully_shard instead of FullyShardedDataParallel, and DeepSpeed's stage 0"
         )
     if p.layout != torch.strided:
         raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
@@ -41,12 +45,24 @@ def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Option
         check_matrix(name, p)
 
 
+def check_trainable(name: str, p: Tensor) -> None:
+    """Raise ValueError for what gets no gradient, though it looks like a parameter."""
+    if p.is_inference():
+        raise ValueError(f"{name} was made under torch.inference_mode, where nothing can be trained: make it outside")
+    if not p.is_leaf and not p.retains_grad:
+        raise ValueError(
+            f"{name} is a non-leaf tensor, computed from others, which gets no gradient: give the nn.Parameter that it "
+            "was computed from, or .detach().requires_grad_() of it"
+        )
+
+
 def check_matrix(name: str, p: Tensor) -> None:
     """Raise ValueError unless `p`, asked for by the user, can be seen as matrices."""
     if p.ndim < 2 or 0 in p.shape:
         raise ValueError(
-            f"Muon was asked for {name}, which is not a matrix: its shape is {tuple(p.shape)} "
-            "(FSDP1 and DeepSpeed's ZeRO from stage 1 on flatten parameters; FSDP2 and ZeRO's stage 0 leave matrices)"
+            f"Muon was asked for {name}, which is not a matrix: its shape is {tuple(p.shape)}. Leave use_muon out of "
+            "its group for AdamW (wrappers that flatten parameters, such as FSDP1 and DeepSpeed's ZeRO, leave no "
+            "matrices: use FSDP2 or stage 0)"
         )
 
 

@@ -6,7 +6,8 @@ from typing import Any, Mapping, Optional, Sequence
 
 from torch import Tensor
 
-from .checks import check_parameter
+from .checks import check_parameter, check_trainable
+from .given import given_list
 from .group_keys import check_keys
 from .matrices import is_stack, moments_in_group, view_in_group
 from .momentum_blocks import blocks_in_group
@@ -68,12 +69,13 @@ def _halves(
     for names, p in unique_parameters(_named_parameters(group), first):
         stack = is_stack(names[0], p.ndim, settings["expert_keys"], settings["stacked"])
         branch, reasons[p] = (forced, reason_of(group)) if forced else decide(names, p, is_muon, stack)
+        check_trainable(names[0], p)
         check_parameter(names[0], p, branch == "muon", settings["master_weights"])
         if branch == "muon":
             for seen in (view_in_group, blocks_in_group, moments_in_group):
                 seen(names[0], p, settings)  # raises where it cannot be
         if names[0] in halves["muon"] or names[0] in halves["adamw"]:
-            raise ValueError(f"two parameters are called {names[0]}")
+            raise ValueError(f"two parameters are called {names[0]}: files and settings tell them apart by their names")
         halves[branch][names[0]] = p
     return halves, reasons
 
@@ -170,10 +172,9 @@ def _check_same_stacks(loaded: Group, expert_keys: Sequence[str]) -> None:
 
 def _named_parameters(group: Group) -> list:
     """Return the `params` of a group as a list, in pairs with its `param_names` if it has them."""
-    params = group["params"]
-    if isinstance(params, set):
-        raise TypeError("params must keep their order between runs: give a list, not a set")
-    params = [params] if isinstance(params, Tensor) else list(params)
+    if "params" not in group:
+        raise TypeError(f"a parameter group needs params, got the keys {', '.join(map(str, group))}")
+    params = [group["params"]] if isinstance(group["params"], Tensor) else given_list(group["params"])
     if "param_names" not in group:
         return params
     if len(group["param_names"]) != len(params):

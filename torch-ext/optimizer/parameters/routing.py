@@ -8,7 +8,7 @@ import warnings
 from itertools import dropwhile
 from typing import Callable, Iterable, Optional, Sequence, Union
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .checks import check_matrix
 from .synonyms import wish_of
@@ -69,8 +69,9 @@ def unique_parameters(
         named = isinstance(entry, (tuple, list)) and len(entry) == 2
         name, p = entry if named else (f"param_{i}", entry)
         if not isinstance(name, str) or not isinstance(p, Tensor):
-            got = type(entry).__name__
-            raise TypeError(f"params must be tensors or (name, tensor) pairs, got {got} at position {i - first}")
+            got = f"{type(entry).__name__} at position {i - first}"
+            got += ": write its named_parameters()" if isinstance(entry, nn.Module) else ""
+            raise TypeError(f"params must be tensors or (name, tensor) pairs, got {got}")
         unnamed += [] if named else [p]
         aliases.setdefault(p, []).append(name)
     if len(set(unnamed)) < len(unnamed):
@@ -90,6 +91,8 @@ def decide(
     verdict, reason = None if is_muon is None else is_muon(names[0], p), "is_muon"
     if verdict is None:
         verdict, reason = wish_of(p), "use_muon"
+    if verdict not in (True, False, None):
+        raise TypeError(f"is_muon must return True, False or None, which leaves it to routing, got {verdict!r}")
     if verdict is not None:
         if verdict:
             check_matrix(names[0], p)

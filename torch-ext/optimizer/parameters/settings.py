@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..iteration import METHODS, check_work_dtype
+from ..iteration import DTYPES, METHODS, check_work_dtype
 from ..learning_rate import UPDATE_RMS, check_adjustment, step_multiplier
 from ..rules.decay import DECAY_MODES, scaled_decay
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
@@ -115,7 +115,8 @@ def _live_number(key: str, value: Any) -> float | Tensor:
 def _number(key: str, value: Any, high: float = math.inf) -> float:
     """Return a number of [0, high) as a float."""
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{key} must be a number, got {value!r}")
+        text = ": write it without quotes; YAML reads 1e-3 as text, and 1.0e-3 as a number"
+        raise TypeError(f"{key} must be a number, got {value!r}{text if isinstance(value, str) else ''}")
     if not 0 <= value < high:
         raise ValueError(f"{key} must be at least 0 and below {high}, got {value}")
     return float(value)
@@ -178,7 +179,8 @@ def _adjustment(key: str, value: Any) -> Any:
 def _dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(resolved, torch.dtype):
-        raise ValueError(f"{key} must be a torch.dtype or its name, got {dtype!r}")
+        names = ", ".join(map(_name, DTYPES))
+        raise ValueError(f"{key} must be a torch.dtype or its name, such as {names}, got {dtype!r}")
     return resolved
 
 

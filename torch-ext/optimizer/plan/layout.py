@@ -146,37 +146,6 @@ def facts_of(params: Sequence[Tensor]) -> list[Any]:
     return [*kinds, *specs, *map(_DEVICE, parts), *map(_DTYPE, parts), *map(_SHAPE, parts), *map(_STRIDES, parts)]
 
 
-def check_gradients(params: Sequence[Tensor], shapes: Sequence[torch.Size]) -> None:
-    """Raise ValueError unless gradients are dense, of their parameter's shape and lie on ranks as that does."""
-    gradients = [p.grad for p in params]
-    sharded = has_shards([*map(type, params), *map(type, gradients)])
-    for p, shape, gradient in zip(params, shapes, gradients):
-        if gradient is None:
-            continue
-        if gradient.layout != torch.strided or gradient.shape != shape:
-            raise ValueError(
-                f"gradients must be dense and of their parameter's shape {tuple(shape)}, "
-                f"got {tuple(gradient.shape)}, {gradient.layout}"
-            )
-        if sharded and not _lie_alike(p, gradient):
-            raise ValueError(
-                f"a parameter {tuple(p.shape)} with placements {getattr(p, 'placements', 'none')} and a part "
-                f"{tuple(local_part(p).shape)} has a gradient with {getattr(gradient, 'placements', 'none')} and "
-                f"{tuple(local_part(gradient).shape)}; bring it in line before the step: "
-                "p.grad = p.grad.redistribute(placements=p.placements)"
-            )
-
-
-def _lie_alike(a: Tensor, b: Tensor) -> bool:
-    if not isinstance(a, DTensor) or not isinstance(b, DTensor):
-        return isinstance(a, DTensor) == isinstance(b, DTensor)
-    if a._local_tensor.shape != b._local_tensor.shape:
-        return False
-    a, b = a._spec, b._spec
-    # The same object nearly always, and DTensors compare their meshes rank by rank.
-    return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)
-
-
 def has_shards(kinds: Iterable[type]) -> bool:
     """Return whether any of the types of tensors is that of a DTensor."""
     return any(issubclass(kind, DTensor) for kind in set(kinds))

@@ -31,9 +31,8 @@ class QKClip:
     """
 
     def __init__(self, settings: Mapping[str, Any]):
-        settings = dict(settings)
-        self._report: Optional[Callable[[int, int], None]] = settings.pop("report", None)
         self._settings = clip_settings(settings)
+        self._report: Optional[Callable[[int, int], None]] = settings.get("report")
         self._parameters: dict[str, Tensor] = {}
         self._attentions: list[Attention] = []
         self._ranks: Optional[Ranks] = None

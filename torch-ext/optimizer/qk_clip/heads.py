@@ -71,8 +71,9 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     """
     if not isinstance(qk_clip, Mapping):
         raise TypeError(f"qk_clip must be a dict of settings, got {type(qk_clip).__name__}")
-    if not _KEYS >= set(qk_clip):
-        raise ValueError(f"qk_clip has no {sorted(set(qk_clip) - _KEYS)}, only {', '.join(sorted(_KEYS))}")
+    unknown = set(qk_clip) - _KEYS - {"report"}  # which is for the caller
+    if unknown:
+        raise ValueError(f"qk_clip has no {sorted(unknown)}, only {', '.join(sorted(_KEYS))}")
     threshold, alpha = float(qk_clip.get("threshold", 100)), float(qk_clip.get("alpha", 0.5))
     if not 0 < threshold < float("inf") or not 0 <= alpha <= 1:
         raise ValueError(f"qk_clip needs a threshold above 0 and alpha in [0, 1], got {threshold} and {alpha}")

@@ -1,0 +1,308 @@
+"""What people write by mistake: each is answered by what was given, what is needed, and what to write instead."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from tests.support.small_model import named_parameters, take_steps
+
+pytestmark = pytest.mark.kernels_ci
+
+
+def weight(*shape, dtype=torch.float32):
+    return Parameter(torch.ones(shape or (8, 8), dtype=dtype), requires_grad=dtype.is_floating_point)
+
+
+def attended(kernel, **settings):
+    pairs = [("q.weight", weight()), ("k.weight", weight())]
+    return kernel.Muon(pairs, qk_clip={"head_dim": 4, "layers": [("q.weight", "k.weight")], **settings})
+
+
+def step_with_sparse_gradients(kernel):
+    model = nn.ModuleDict({"words": nn.Embedding(10, 8, sparse=True)})
+    optimizer = kernel.Muon(model.named_parameters())
+    model["words"](torch.tensor([1])).sum().backward()
+    optimizer.step()
+
+
+def made_under_inference_mode(kernel):
+    model = nn.Linear(8, 8)
+    with torch.inference_mode():
+        kernel.Muon(model.named_parameters())
+
+
+def of_a_model_made_under_inference_mode(kernel):
+    with torch.inference_mode():
+        model = nn.Linear(8, 8)
+    kernel.Muon(model.named_parameters())
+
+
+def of_fsdp1(kernel):
+    p = weight(64)
+    p._is_flat_param = True
+    kernel.Muon([("flat", p)])
+
+
+def read_twice(kernel):
+    params = nn.Linear(8, 8).named_parameters()
+    list(params)
+    kernel.Muon(params)
+
+
+def saved(kernel, params, **settings):
+    optimizer = kernel.Muon(params.items() if isinstance(params, dict) else params, **settings)
+    if isinstance(params, dict):
+        take_steps(optimizer, params, [0])
+    return optimizer.state_dict()
+
+
+def resized(kernel):
+    params = named_parameters()
+    state_dict = saved(kernel, params)
+    params["wte.weight"] = weight(44, 12)
+    kernel.Muon(params.items()).load_state_dict(state_dict)
+
+
+def resized_later(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    params["wte.weight"].data = torch.ones(44, 12)
+    take_steps(optimizer, params, [0])
+
+
+def later_format(kernel):
+    params = named_parameters()
+    state_dict = saved(kernel, params)
+    for group in state_dict["param_groups"]:
+        group["state_format"] = 99
+    kernel.Muon(params.items()).load_state_dict(state_dict)
+
+
+def torchs(optimizer_class, params, **settings):
+    optimizer = optimizer_class(params, **settings)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def reordered(kernel):
+    params = named_parameters()
+    order = "wte.weight", "down.weight", "up.bias", "up.weight", "norm.weight"
+    kernel.Muon((name, params[name]) for name in order).load_state_dict(saved(kernel, params))
+
+
+def without_one(kernel):
+    params = named_parameters()
+    state_dict = saved(kernel, params)
+    params["new.bias"] = params.pop("up.bias")
+    params["other.bias"] = weight(4)
+    kernel.Muon(params.items()).load_state_dict(state_dict)
+
+
+def loads(kernel, state_dict):
+    kernel.Muon(named_parameters().items()).load_state_dict(state_dict)
+
+
+def group_of(kernel, **settings):
+    kernel.Muon([{"params": [("qkv.weight", weight(24, 8))], **settings}])
+
+
+PARAMETERS = {
+    "a module": (
+        lambda k: k.Muon(nn.Bilinear(2, 2, 2)),
+        TypeError,
+        r"module, Bilinear: write its named_parameters\(\)",
+    ),
+    "a Sequential": (lambda k: k.Muon(nn.Sequential(nn.Linear(2, 2))), TypeError, r"Sequential: write its named_p"),
+    "modules": (
+        lambda k: k.Muon([nn.Linear(2, 2)]),
+        TypeError,
+        r"got Linear at position 0: write its named_parameters",
+    ),
+    "a module in a group": (
+        lambda k: k.Muon([{"params": nn.Linear(2, 2)}]),
+        TypeError,
+        "Linear: write its named_param",
+    ),
+    "one tensor": (lambda k: k.Muon(weight()), TypeError, r"got Parameter: write .*\[parameter\] for a single one"),
+    "a dict": (lambda k: k.Muon({"a": weight()}), TypeError, r"dict with the keys a: write its items\(\)"),
+    "one group": (lambda k: k.Muon({"params": [weight()]}), TypeError, r"write a list of groups, \[group\]"),
+    "a string": (lambda k: k.Muon("model"), TypeError, r"got str: write model\.named_parameters\(\)"),
+    "strings": (lambda k: k.Muon(["a"]), TypeError, r"tensors or \(name, tensor\) pairs, got str at position 0"),
+    "nothing": (lambda k: k.Muon(None), TypeError, r"got NoneType: write model\.named_parameters\(\)"),
+    "a set": (lambda k: k.Muon({weight()}), TypeError, "keep their order between runs: give a list, not a set"),
+    "an empty list": (lambda k: k.Muon([]), ValueError, "params are empty: does the model have parameters"),
+    "a generator read before": (read_twice, ValueError, "empty once it has been read: make it anew, or a list"),
+    "a group without params": (lambda k: k.Muon([{"lr": 1.0}]), TypeError, "group needs params, got the keys lr"),
+    "a list as a group": (lambda k: k.Muon([weight()]).add_param_group([]), TypeError, "must be a dict, got list"),
+    "complex": (
+        lambda k: k.Muon([("w", weight(dtype=torch.complex64))]),
+        TypeError,
+        "w is torch.complex64: leave it out",
+    ),
+    "int8": (
+        lambda k: k.Muon([("w", weight(dtype=torch.int8))]),
+        TypeError,
+        r"w is torch\.int8: .* if p\.requires_grad",
+    ),
+    "float8": (
+        lambda k: k.Muon([("w", weight(dtype=torch.float8_e4m3fn))]),
+        TypeError,
+        "w is torch.float8_e4m3fn: leav",
+    ),
+    "not a leaf": (lambda k: k.Muon([("w", weight() * 2)]), ValueError, "w is a non-leaf .*give the nn.Parameter"),
+    "duplicate names": (
+        lambda k: k.Muon([("a", weight()), ("a", weight())]),
+        ValueError,
+        "two parameters are called a",
+    ),
+    "a vector for Muon": (
+        lambda k: k.Muon([{"params": [("b", weight(8))], "use_muon": True}]),
+        ValueError,
+        r"asked for b, .* shape is \(8,\)\. Leave use_muon out",
+    ),
+    "FSDP1": (of_fsdp1, ValueError, "flat belongs to FSDP1 .*use fully_shard instead .*stage 0"),
+    "sparse gradients": (step_with_sparse_gradients, ValueError, r"words\.weight is torch\.sparse_coo: .*sparse=False"),
+    "under inference mode": (made_under_inference_mode, RuntimeError, "inference_mode .*: construct the .*outside"),
+    "a model made there": (
+        of_a_model_made_under_inference_mode,
+        ValueError,
+        "weight was made under .*: make it outside",
+    ),
+}
+SETTINGS = {
+    "bf16": (lambda k: k.Muon([weight()], ns_dtype="bf16"), ValueError, "such as float16, bfloat16, .* got 'bf16'"),
+    "torch.bfloat16": (
+        lambda k: k.Muon([weight()], ns_dtype="torch.bfloat16"),
+        ValueError,
+        "its name, such as float16",
+    ),
+    "a string lr": (lambda k: k.Muon([weight()], lr="1e-3"), TypeError, "lr must be a number, got '1e-3': .*1.0e-3"),
+    "no lr": (lambda k: k.Muon([weight()], lr=None), TypeError, "lr must be a number, got None"),
+    "nan": (lambda k: k.Muon([weight()], lr=float("nan")), ValueError, "lr must be at least 0 .* got nan"),
+    "negative": (lambda k: k.Muon([weight()], lr=-0.1), ValueError, "lr must be at least 0 .* got -0.1"),
+    "momentum in percent": (
+        lambda k: k.Muon([weight()], momentum=95),
+        ValueError,
+        "momentum must be .* below 1.*, got 95",
+    ),
+    "preset": (lambda k: k.Muon([weight()], ns_coefficients="polar"), ValueError, "'polar' is none of .*polar_express"),
+    "method": (lambda k: k.Muon([weight()], ns_method="fast"), ValueError, "one of auto, standard, .*got 'fast'"),
+    "decay": (lambda k: k.Muon([weight()], decay_mode="l2"), ValueError, "one of decoupled, .* got 'l2'"),
+    "multiplier": (
+        lambda k: k.Muon([weight()], adjust_lr_fn="rms"),
+        ValueError,
+        "'rms' is none of original, match_rms",
+    ),
+    "fallback": (lambda k: k.Muon([weight()], fallback=torch.optim.AdamW), ValueError, "one of adamw, nadamw, got <cl"),
+    "no steps": (lambda k: k.Muon([weight()], ns_steps=0), ValueError, "ns_steps must be at least 1, got 0"),
+    "betas": (lambda k: k.Muon([weight()], betas=(0.9, 0.95)), TypeError, "no argument betas: write adamw_betas"),
+    "a typing error": (lambda k: k.Muon([weight()], weight_decy=0.1), TypeError, "weight_decy: write weight_decay"),
+    "process_group": (lambda k: k.Muon([weight()], process_group=1), TypeError, "write exchange=ExchangeOptions"),
+    "use_muon": (lambda k: k.Muon([weight()], use_muon=True), TypeError, "write use_muon in a group, or is_muon="),
+    "a word of is_muon": (lambda k: k.Muon([weight()], is_muon=lambda *_: "muon"), TypeError, "must return True, Fal"),
+    "expert_keys": (lambda k: k.Muon([weight()], expert_keys="experts"), TypeError, "expert_keys must be .* 'experts'"),
+    "rows": (
+        lambda k: group_of(k, split_rows=(8, 8)),
+        ValueError,
+        r"qkv\.weight must sum to its 24 rows, 8\+8 gives 16",
+    ),
+    "fused": (lambda k: k.Muon([weight()], fused=True), ValueError, "fused=True means nothing here.*Leave it out"),
+    "clip without settings": (lambda k: k.Muon([weight()], qk_clip=True), TypeError, "must be a dict .*got bool"),
+    "clip's key": (lambda k: attended(k, layer=1), ValueError, r"qk_clip has no \['layer'\], only alpha, head_dim"),
+    "clip's layers": (lambda k: attended(k, layers=[("x", "k.weight")]), ValueError, r"are no parameters: \['x'\]"),
+    "clip's layer": (lambda k: attended(k).observe_qk_logits("up", torch.ones(2)), ValueError, "no layer 'up', only 0"),
+    "no clip": (
+        lambda k: k.Muon([weight()]).observe_qk_logits(0, torch.ones(2)),
+        ValueError,
+        r"needs Muon\(.*qk_clip=",
+    ),
+    "a loss": (lambda k: k.Muon([weight()]).step(torch.ones(())), TypeError, r"got Tensor: write loss\.backward\(\)"),
+}
+FILES = {
+    "a path": (lambda k: loads(k, "optimizer.pt"), TypeError, r"got str: write torch\.load\(path\)"),
+    "an optimizer": (lambda k: loads(k, k.Muon([weight()])), TypeError, r"got Muon: write .*state_dict\(\) of an opt"),
+    "a whole checkpoint": (
+        lambda k: loads(k, {"model": 1}),
+        ValueError,
+        "got the keys model: if this is a whole check",
+    ),
+    "AdamW's": (
+        lambda k: loads(k, torchs(torch.optim.AdamW, list(named_parameters().values()))),
+        ValueError,
+        r"import_state\(optimizer, state_dict, source='adamw'\)",
+    ),
+    "torch's Muon's": (
+        lambda k: loads(k, torchs(torch.optim.Muon, [weight()])),
+        ValueError,
+        r"1 groups of 1 .*2 groups of 2, 3 .*source='torch'",
+    ),
+    "SGD's": (
+        lambda k: loads(k, torchs(torch.optim.SGD, [weight()], lr=1, momentum=0.9)),
+        ValueError,
+        "begin with a new",
+    ),
+    "AdamW's as torch's Muon's": (
+        lambda k: k.import_state(k.Muon([weight()]), torchs(torch.optim.AdamW, [weight()])),
+        ValueError,
+        "none that source='torch' saves: .*source='adamw'",
+    ),
+    "SGD's as torch's Muon's": (
+        lambda k: k.import_state(k.Muon([weight()]), torchs(torch.optim.SGD, [weight()], lr=1, momentum=0.9)),
+        ValueError,
+        "none that source='torch' saves",
+    ),
+    "named for an unnamed": (
+        lambda k: k.Muon(named_parameters().values()).load_state_dict(saved(k, named_parameters())),
+        ValueError,
+        r"saved with names, and these .* write Muon\(model\.named_parameters\(\)\)",
+    ),
+    "unnamed for a named": (
+        lambda k: loads(k, saved(k, list(named_parameters().values()))),
+        ValueError,
+        r"saved without names.*Write Muon\(model\.parameters\(\)\)",
+    ),
+    "in another order": (
+        reordered,
+        ValueError,
+        r"another order: (up|down)\.weight was parameter \d of group 0, and is",
+    ),
+    "of other parameters": (
+        without_one,
+        ValueError,
+        "state alone has up.bias; the optimizer alone has new.bias, other.bi",
+    ),
+    "of an embedding since resized": (
+        resized,
+        ValueError,
+        r"of wte\.weight has shape \(40, 12\), needs \(44, 12\).*state_dict\[\"state\"\]\.pop\(2\)",
+    ),
+    "resized after construction": (resized_later, ValueError, r"wte\.weight has shape .*del optimizer\.state\[p\]"),
+    "of a later format": (
+        later_format,
+        ValueError,
+        "saved in format 99, known here are 1 to .* version of this package",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", [*PARAMETERS, *SETTINGS, *FILES])
+def test_a_mistake_is_answered_by_what_to_write(kernel, mistake):
+    make, error, words = {**PARAMETERS, **SETTINGS, **FILES}[mistake]
+    with pytest.raises(error, match=f"(?s){words}"):
+        make(kernel)
+
+
+def test_a_resized_embedding_begins_anew_as_the_message_says(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    state_dict = optimizer.state_dict()
+    params["wte.weight"] = weight(44, 12)
+    other = kernel.Muon(params.items())
+    state_dict["state"].pop(2)
+    other.load_state_dict(state_dict)
+    take_steps(other, params, [1])
+    assert other.state[params["wte.weight"]]["step"] == 1 and other.state[params["up.bias"]]["step"] == 2
