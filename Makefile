@@ -28,13 +28,14 @@ test-slow: setup
 test-stacks: setup
 	env -u LOCAL_KERNELS $(PY) -m pytest -m stacks
 
-# Muon in the real libraries that others train with, which are in a folder of their own; then docs/libraries.md.
+# Muon in the real libraries that others train with, which are in a folder of their own; then docs/libraries.md, which says
+# what failed, too.
 test-integrations: LIBRARIES := PYTHONPATH=$(CURDIR)/out/integrations
 test-integrations: setup out/integrations/ready
 	rm -f out/integrations.log
-	env -u LOCAL_KERNELS HF_HUB_OFFLINE=1 $(LIBRARIES) $(PY) -m pytest -m integrations --report-log out/integrations.log
-	$(LIBRARIES) $(PY) -m tools.pages.library_results out/integrations.log
-	$(PY) -m tools.pages.libraries
+	status=0; \
+	env -u LOCAL_KERNELS HF_HUB_OFFLINE=1 $(LIBRARIES) $(PY) -m pytest -m integrations --report-log out/integrations.log || status=$$?; \
+	$(LIBRARIES) $(PY) -m tools.pages.library_results out/integrations.log && $(PY) -m tools.pages.libraries && exit $$status
 
 # pip replaces no folders there: what an older list has put there goes.
 out/integrations/ready: requirements/integrations.txt

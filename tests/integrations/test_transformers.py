@@ -1,7 +1,7 @@
 """transformers' Trainer
 
 The Trainer makes an instance of `MuonFactory` and calls it with the model, so that Muon knows modules and names.
-Settings of Muon stand beside it.
+`args` are the TrainingArguments, whose learning rate, decay and betas count; settings of Muon beside them count more.
 """
 
 import copy
@@ -16,7 +16,6 @@ from tests.support.small_model import same_bits
 pytestmark = pytest.mark.integrations
 SIZES = dict(n_embd=32, n_head=4, n_layer=2, vocab_size=VOCABULARY, n_positions=LENGTH)
 WITHOUT_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-SETTINGS = {"lr": 0.02, "weight_decay": 0.1}
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def train_dataset():
 def arguments(tmp_path):
     transformers.logging.set_verbosity_error()
     common = dict(per_device_train_batch_size=8, use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1)
-    common |= dict(output_dir=tmp_path / "run", save_strategy="no", max_steps=12)
+    common |= dict(output_dir=tmp_path / "run", save_strategy="no", max_steps=12, learning_rate=0.02, weight_decay=0.1)
     return lambda **options: transformers.TrainingArguments(**{**common, **options})
 
 
@@ -46,7 +45,7 @@ def losses(trainer):
 def test_loss_falls_and_routing_is_right(optimizer, model, arguments, train_dataset):
     args = arguments(max_steps=30)
     # <use>
-    muon = (optimizer.MuonFactory, {"lr": 0.02, "weight_decay": 0.1})
+    muon = (optimizer.MuonFactory, {"args": args})
     trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
     trainer.train()
     print(trainer.optimizer.optimizer.explain())  # accelerate's wrapper holds Muon
@@ -62,10 +61,10 @@ def test_equals_a_plain_loop_with_clipping_accumulation_and_warm_up(optimizer, m
     twin = copy.deepcopy(model)
     options = dict(gradient_accumulation_steps=2, max_grad_norm=0.5, warmup_steps=3, lr_scheduler_type="linear")
     args = arguments(train_sampling_strategy="sequential", max_steps=4, **options)
-    muon = (optimizer.MuonFactory, SETTINGS)
+    muon = (optimizer.MuonFactory, {"args": args})
     trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
     trainer.train()
-    opt = optimizer.MuonFactory()(twin, **SETTINGS)
+    opt = optimizer.MuonFactory()(twin, args=args)
     schedule = transformers.get_linear_schedule_with_warmup(opt, 3, 4)
     collated = [
         {"input_ids": x, "labels": x}
@@ -84,7 +83,7 @@ def test_equals_a_plain_loop_with_clipping_accumulation_and_warm_up(optimizer, m
 
 def test_resumed_run_ends_with_the_same_bits(optimizer, model, arguments, train_dataset, tmp_path):
     args = arguments(save_strategy="steps", save_steps=6, gradient_accumulation_steps=2, warmup_steps=3)
-    muon = (optimizer.MuonFactory, SETTINGS)
+    muon = (optimizer.MuonFactory, {"args": args})
 
     def run(model, resume=None):
         trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
@@ -97,26 +96,26 @@ def test_resumed_run_ends_with_the_same_bits(optimizer, model, arguments, train_
 
 @pytest.mark.parametrize("options", [dict(bf16=True), dict(lr_scheduler_type="cosine")], ids=["bf16", "cosine"])
 def test_precision_and_schedules_train(optimizer, model, arguments, train_dataset, options):
-    muon = (optimizer.MuonFactory, SETTINGS)
     args = arguments(max_steps=20, **options)
+    muon = (optimizer.MuonFactory, {"args": args})
     trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
     trainer.train()
     assert losses(trainer)[-1] < 0.9 * losses(trainer)[0]
 
 
 def test_decays_what_the_trainer_decays(optimizer, model, arguments, train_dataset):
-    muon = (optimizer.MuonFactory, SETTINGS)
-    trainer = transformers.Trainer(model, arguments(), train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
+    args = arguments()
+    muon = (optimizer.MuonFactory, {"args": args})
+    trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
     groups = trainer.create_optimizer().param_groups
     decayed = {name for group in groups if group["weight_decay"] for name in group["param_names"]}
     assert decayed == set(trainer.get_decay_parameter_names(model)) & dict(model.named_parameters()).keys()
 
 
-def test_settings_beside_the_factory_count_and_training_arguments_do_not(optimizer, model, arguments, train_dataset):
-    """The Trainer hands its own learning rate, decay and betas to no factory."""
-    args = arguments(learning_rate=0.5, weight_decay=0.7, adam_beta1=0.3)
-    muon = (optimizer.MuonFactory, SETTINGS)
+def test_training_arguments_count_and_settings_beside_them_count_more(optimizer, model, arguments, train_dataset):
+    args = arguments(weight_decay=0.7, adam_beta1=0.3, adam_epsilon=1e-6)
+    muon = (optimizer.MuonFactory, {"args": args, "weight_decay": 0.2})
     trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
     groups = trainer.create_optimizer().param_groups
-    assert {group["lr"] for group in groups} == {0.02} and {group["weight_decay"] for group in groups} == {0.0, 0.1}
-    assert {group["adamw_betas"] for group in groups} == {(0.9, 0.95)}
+    assert {group["lr"] for group in groups} == {0.02} and {group["weight_decay"] for group in groups} == {0.0, 0.2}
+    assert {(*group["adamw_betas"], group["adamw_eps"]) for group in groups} == {(0.3, 0.999, 1e-6)}

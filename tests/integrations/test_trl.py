@@ -45,14 +45,16 @@ def model():
 def arguments(tmp_path):
     transformers.logging.set_verbosity_error()
     common = dict(output_dir=str(tmp_path / "run"), per_device_train_batch_size=8, use_cpu=True, bf16=False)
-    common |= dict(report_to=[], disable_tqdm=True, logging_steps=1, save_strategy="no", max_steps=20)
+    common |= dict(
+        report_to=[], disable_tqdm=True, logging_steps=1, save_strategy="no", max_steps=20, learning_rate=0.02
+    )
     return lambda **options: trl.SFTConfig(**{**common, **options})
 
 
 def test_supervised_fine_tuning_lowers_the_loss(optimizer, model, arguments, train_dataset, tokenizer):
     args = arguments()
     # <use>
-    muon = (optimizer.MuonFactory, {"lr": 0.02})
+    muon = (optimizer.MuonFactory, {"args": args})
     trainer = trl.SFTTrainer(
         model, args, train_dataset=train_dataset, processing_class=tokenizer, optimizer_cls_and_kwargs=muon
     )
@@ -74,7 +76,7 @@ def test_resumed_adapters_end_with_the_same_bits(optimizer, arguments, train_dat
         trainer = trl.SFTTrainer(
             transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=VOCABULARY)),
             args, train_dataset=train_dataset, processing_class=tokenizer,
-            optimizer_cls_and_kwargs=(optimizer.MuonFactory, {"lr": 0.02}),
+            optimizer_cls_and_kwargs=(optimizer.MuonFactory, {"args": args}),
             peft_config=peft.LoraConfig(r=8, target_modules="all-linear"),
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resume)

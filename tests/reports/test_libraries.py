@@ -102,3 +102,8 @@ def test_log_makes_results(tmp_path, folder):
 
 def test_long_lists_of_cases_are_counted():
     assert libraries.in_brackets(["a" * 30, "b" * 30]) == " (2 cases)" and libraries.in_brackets([""]) == ""
+
+
+def test_lines_of_use_are_as_at_the_top_of_a_file():
+    source = "    # <use>\n    class A:\n        x = 1\n\n    y = A()\n\n    z = y\n    # </use>\n"
+    assert libraries.lines_of_use(source) == "class A:\n    x = 1\n\n\ny = A()\n\nz = y"

@@ -97,7 +97,7 @@ def test_flat_vector_for_a_group_of_matrices_is_refused(kernel):
     """ZeRO's first stages put one plain vector there."""
     optimizer = kernel.Muon(named_parameters().items())
     optimizer.param_groups[0]["params"] = [Parameter(torch.zeros(2 * 24 * 12))]
-    with pytest.raises(ValueError, match=r"not a matrix.*DeepSpeed's ZeRO .* flatten .* FSDP2 and ZeRO's stage 0"):
+    with pytest.raises(ValueError, match=r"not a matrix.*DeepSpeed's ZeRO, leave no matrices"):
         optimizer.step()
 
 

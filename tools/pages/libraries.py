@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -115,11 +116,15 @@ def outcomes_of(tests: Mapping[str, dict], file: str, name: str) -> dict[str, st
 
 
 def lines_of_use(source: str) -> str:
-    """Return the lines between the markers. Raises ValueError unless there is one pair of them."""
+    """Return the lines between the markers, as at the top of a file, where two empty lines end what is indented.
+
+    Raises ValueError unless there is one pair of markers.
+    """
     _, *rest = source.split("# <use>\n")
     if len(rest) != 1 or rest[0].count("# </use>\n") != 1:
         raise ValueError("need the markers `# <use>` and `# </use>` once each")
-    return dedent(rest[0].split("# </use>\n")[0].rstrip(" ")).strip()
+    lines = dedent(rest[0].split("# </use>\n")[0].rstrip(" ")).strip()
+    return re.sub(r"(\n +.*)\n\n(?=\S)", r"\1\n\n\n", lines)
 
 
 def page(folder: Path, results: dict) -> str:
