@@ -35,7 +35,7 @@ from .launch import leave, load_kernel, parsed, parser_of, processes, progress, 
 LAYOUTS = ("single", "fsdp", "hsdp", "tp")
 BATCH = 16  # windows, of all processes together
 HELD_OUT = 64  # windows of the validation text
-LR = 1e-2
+LR = 2e-2
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from .parallel_model.model import CONTEXT, loss_of, whole_model
 from .parallel_model.sharding import MESH, backward_through, make_mesh, schedule_of, shard_stage_
 
 BATCH = 16  # windows, of all processes together
-LR = 1e-2
+LR = 2e-2
 
 
 def main() -> None:

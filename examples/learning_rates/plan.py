@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
@@ -14,19 +15,21 @@ RATES = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 
 @dataclass(frozen=True)
 class Grid:
-    """The trials of one model: their seeds, which no final run has, and the rates that go with each other."""
+    """What is tried with one model: all pairs of rates, and seeds, of which trials and final runs share none."""
 
-    seeds: tuple[int, ...] = (TRIAL_SEED,)
+    trial_seeds: tuple[int, ...] = (TRIAL_SEED,)
+    final_seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float, ...] = RATES  # of the matrices
     adamw_rates: tuple[float, ...] = RATES
     others: tuple[str, ...] = ("original", "rms_to_rms")  # multipliers that are tuned, too
+    fixed: tuple[float, ...] = (1e-3, 1e-2, 2e-2, 4e-2)  # rates for every parameter that are not tuned
 
 
 MODELS = {
     "characters": Grid(),
     # Losses of so few images are noisier than those of text.
-    "digits": Grid(seeds=(TRIAL_SEED, TRIAL_SEED + 1)),
-    "characters, small initial weights": Grid(rates=RATES[2:5], adamw_rates=RATES[:5], others=()),
+    "digits": Grid((TRIAL_SEED, TRIAL_SEED + 1), tuple(range(10)), rates=RATES[:5], adamw_rates=RATES[:5]),
+    "characters, small initial weights": Grid(rates=RATES[2:5], adamw_rates=RATES[1:5], others=(), fixed=(2e-2,)),
 }
 LONGEST = "characters"  # the model of the longest runs
 
@@ -35,7 +38,6 @@ TORCH = "torch.optim.Muon"
 MATCH = "match_rms_adamw"
 # By which the rates of the other multipliers are likely to be larger than those of MATCH: where their tuning begins.
 LARGER = 2.0
-FIXED = (1e-3, 1e-2, 2e-2, 4e-2)  # rates for every parameter that were not tuned
 OLD = (2e-2, 3e-3)  # what README and demonstration had
 TORCH_DEFAULT = 1e-3  # of its Muon and of its AdamW
 
@@ -48,13 +50,13 @@ class Size:
     trial_steps: int
     final_steps: int
     longest_steps: int
-    seeds: tuple[int, ...]
+    most_seeds: int  # of final runs
     windows: int  # of the validation text
     most_trials: int  # learning rates along a line
 
 
-FULL = Size(RATES[1:5], 200, 300, 1200, (0, 1, 2), 400, 8)
-QUICK = Size(RATES[:2], 2, 3, 4, (0,), 16, 2)
+FULL = Size(RATES[1:5], 200, 300, 1200, 10, 400, 8)
+QUICK = Size(RATES[:2], 2, 3, 4, 1, 16, 2)
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,10 @@ class Trials:
         return MODELS[self.model].adamw_rates[: self.size.most_trials]
 
     def loss(self, setting: Setting) -> float:
-        steps = self.size.trial_steps
-        return fmean(self.measure(Training(self.model, setting, steps, seed)) for seed in MODELS[self.model].seeds)
+        """Return the mean loss of a setting's trials; infinity where training came to no number."""
+        steps, seeds = self.size.trial_steps, MODELS[self.model].trial_seeds
+        mean = fmean(self.measure(Training(self.model, setting, steps, seed)) for seed in seeds)
+        return mean if math.isfinite(mean) else math.inf
 
     def grid(self) -> list[Setting]:
         return [Setting(MATCH, lr, adamw_lr) for lr in self.rates for adamw_lr in self.adamw_rates]
@@ -142,19 +146,19 @@ def candidates(model: str, size: Size, measure: Measure) -> dict[str, Setting]:
         "AdamW, tuned": adamw,
         "one rate, tuned": trials.best_single_rate(),
         "both rates, tuned": trials.best_of_grid(),
-        **{f"one rate, {lr:g}": Setting(MATCH, lr, lr) for lr in FIXED},
-        "AdamW's best rate, nothing tuned": Setting(MATCH, adamw.lr, adamw.lr),
+        **{f"one rate, {lr:g}": Setting(MATCH, lr, lr) for lr in MODELS[model].fixed},
+        "AdamW's best rate, the class changed": Setting(MATCH, adamw.lr, adamw.lr),
         f"lr={OLD[0]:g}, adamw_lr={OLD[1]:g}": Setting(MATCH, *OLD),
         **{f"`{name}`, both tuned": trials.best_of_other(name) for name in MODELS[model].others},
     }
-    if model != "digits":  # torch's Muon takes no convolutions.
+    if model == LONGEST:  # And not digits: torch's Muon takes no convolutions.
         chosen["`torch.optim.Muon` and AdamW at their defaults"] = Setting(TORCH, TORCH_DEFAULT, TORCH_DEFAULT)
     return chosen
 
 
 def finals(model: str, setting: Setting, size: Size) -> list[Training]:
     """Return the runs of a candidate."""
-    return [Training(model, setting, size.final_steps, seed) for seed in size.seeds]
+    return [Training(model, setting, size.final_steps, seed) for seed in MODELS[model].final_seeds[: size.most_seeds]]
 
 
 def longest(size: Size, measure: Measure) -> list[Training]:
@@ -167,4 +171,4 @@ def longest(size: Size, measure: Measure) -> list[Training]:
     settings = [Setting(MATCH, lr, adamw_lr) for adamw_lr in size.longest_rates]
     settings += [Setting(MATCH, lr / 2, lr / 2), Setting(MATCH, lr / 2, lr / 4)]
     settings += [Setting(ADAMW, rate, rate) for rate in (adamw, adamw / 2)]
-    return [Training(LONGEST, setting, size.longest_steps, size.seeds[0]) for setting in settings]
+    return [Training(LONGEST, setting, size.longest_steps, MODELS[LONGEST].final_seeds[0]) for setting in settings]

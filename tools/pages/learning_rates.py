@@ -35,8 +35,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "training"
 PAGE = ROOT / "docs" / "learning_rates.md"
 FIGURE = ROOT / "docs" / "figures" / "learning-rates.png"
-# Of the largest losses nothing is to be seen but that they are large.
-DARKEST = 0.25  # of the best loss, above it
+# Of the largest losses nothing is to be seen but that they are large: this percentile has the darkest color.
+DARKEST = 80
+RING = "#D55E00"
 
 
 def main() -> int:
@@ -110,10 +111,11 @@ def longest_table(size: Size, measure: Measure) -> str:
 
 def figure(size: Size, measure: Measure) -> Figure:
     """The loss of every trial over both rates, a panel for each model; rings are the best ones."""
-    drawn = Figure(figsize=(9.6, 3.0))
-    panels = drawn.subplots(1, len(MODELS))
-    for axes, model in zip(panels, MODELS):
-        draw_grid(axes, Trials(model, size, measure))
+    grids = [Trials(model, size, measure) for model in MODELS]
+    drawn = Figure(figsize=(9.6, 3.2))
+    panels = drawn.subplots(1, len(grids), width_ratios=[len(grid.adamw_rates) for grid in grids])
+    for axes, grid in zip(panels, grids):
+        draw_grid(axes, grid)
     panels[0].set(ylabel="lr, of matrices")
     return drawn
 
@@ -121,17 +123,17 @@ def figure(size: Size, measure: Measure) -> Figure:
 def draw_grid(axes: Axes, trials: Trials) -> None:
     rows, columns = trials.rates, trials.adamw_rates
     losses = np.array([trials.loss(each) for each in trials.grid()]).reshape(len(rows), len(columns))
-    best = losses.min()
-    axes.imshow(losses, cmap="Blues", vmin=best, vmax=best * (1 + DARKEST), origin="lower", aspect="auto")
+    best, darkest = losses.min(), np.percentile(losses, DARKEST)
+    axes.imshow(losses, cmap="Blues", vmin=best, vmax=darkest, origin="lower", aspect="auto")
     for (row, column), loss in np.ndenumerate(losses):
-        color = "white" if loss > best * (1 + 0.6 * DARKEST) else "black"
+        color = "white" if loss > 0.4 * best + 0.6 * darkest else "black"
         weight = "bold" if loss == best else "normal"
         axes.text(column, row, f"{loss:.3f}", ha="center", va="center", color=color, fontsize=7.5, weight=weight)
     row, column = np.unravel_index(losses.argmin(), losses.shape)
-    axes.plot(column, row, "o", color="none", markeredgecolor="#D55E00", markersize=27, markeredgewidth=1.4)
+    axes.plot(column, row, "o", color="none", markeredgecolor=RING, markersize=27, markeredgewidth=1.4)
     axes.set_xticks(range(len(columns)), [f"{rate:g}" for rate in columns])
     axes.set_yticks(range(len(rows)), [f"{rate:g}" for rate in rows])
-    axes.set(title=trials.model, xlabel="adamw_lr")
+    axes.set(title=trials.model.replace(", ", ",\n"), xlabel="adamw_lr")
     axes.tick_params(length=0)
 
 
