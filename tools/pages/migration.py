@@ -8,6 +8,7 @@ python -m tools.pages.migration [--check]
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 
@@ -107,8 +108,8 @@ def page(origin: Origin) -> str:
     differences = f"\n## Other differences\n\n{origin.differences}\n" if origin.differences else ""
     return PAGE.format(
         origin=origin,
-        there=call_there(origin, tried=False),
-        here=call_here(origin),
+        there=_formatted(call_there(origin, tried=False)),
+        here=_formatted(call_here(origin)),
         table=markdown.table(HEADINGS, [cells(line) for line in origin.lines]),
         differences=differences,
         checkpoint=CHECKPOINT.format(origin=origin) if origin.checkpoint else NO_CHECKPOINT,
@@ -120,6 +121,12 @@ def cells(line: Line) -> tuple[str, ...]:
     """Return a line of the table."""
     theirs = f"{_code(line.theirs)} (AdamW)" if line.part == "rest" else _code(line.theirs)
     return theirs, _code(line.muon), _code(line.rest), line.changes
+
+
+def _formatted(code: str) -> str:
+    """Return Python as the project's formatter writes it, which also looks into pages."""
+    command = [sys.executable, "-m", "ruff", "format", "-"]
+    return subprocess.run(command, input=code, cwd=FOLDER, check=True, capture_output=True, text=True).stdout
 
 
 def _code(text: str) -> str:

@@ -10,7 +10,8 @@ DeepSpeed makes its Muon from the configuration and works on flat pieces of para
 of FSDP2; under ZeRO 1 to 3 this optimizer refuses to work, and says so. `use_muon` of a parameter, which DeepSpeed sets
 by dimensions and by the names `embed` and `lm_head`, is read here, too.""",
     there="""\
-config = {{"optimizer": {{"type": "Muon", "params": {{"muon_lr": 0.02, "adam_lr": 3e-4}}}}, ...}}
+muon = {{"type": "Muon", "params": {{"muon_lr": 0.02, "adam_lr": 3e-4}}}}
+config = {{"train_micro_batch_size_per_gpu": 8, "optimizer": muon}}
 engine, *_ = deepspeed.initialize(model=model, config=config)
 """,
     tried="opt = DeepSpeed(matrices, rest{muon})\n",

@@ -36,8 +36,8 @@ def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Option
         raise ValueError(
             f"{name} belongs to {wrapper}, which cuts a flat vector of many parameters: what it leaves, of shape "
             f"{tuple(p.shape)}, is not a matrix, and AdamW in its place would be another optimizer. Muon needs whole "
-            "parameters, as DistributedDataParallel leaves them, or shards of them, as FSDP2 does: use fully_shard instead of "
-            "FullyShardedDataParallel, and DeepSpeed's stage 0"
+            "parameters, as DistributedDataParallel leaves them, or shards of them, as FSDP2 does: use fully_shard "
+            "instead of FullyShardedDataParallel, and DeepSpeed's stage 0"
         )
     if p.layout != torch.strided:
         raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
