@@ -55,12 +55,10 @@ def test_groups_decay_what_the_trainer_decays(create_optimizer):
 
 
 def test_names_route_parameters_and_set_learning_rates(create_optimizer):
-    optimizer = create_optimizer(Network())
-    found = {
-        name: (group["use_muon"], group["lr"]) for group in optimizer.param_groups for name in group["param_names"]
-    }
+    groups = create_optimizer(Network()).param_groups
+    found = {name: (g["use_muon"], g["lr"], g["lr_factor"]) for g in groups for name in g["param_names"]}
     matrices = {"layers.0.q_proj.weight", "layers.1.q_proj.weight"}
-    assert found == {name: (True, 0.02) if name in matrices else (False, 0.003) for name in DECAYED}
+    assert found == {name: (True, 0.02, 1.0) if name in matrices else (False, 0.02, 0.003 / 0.02) for name in DECAYED}
 
 
 def decays(optimizer):
