@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any, Callable
 
 from torch import Tensor, nn
@@ -75,7 +77,10 @@ def check_state_dict(state_dict: Any) -> None:
 
 
 def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that refuses an unknown argument with the name that may be meant."""
+    """Return a constructor that refuses an unknown argument with the name that may be meant.
+
+    It warns of a third argument without a name that looks like a momentum: others have theirs there.
+    """
     known = [*inspect.signature(init).parameters][1:]
 
     @functools.wraps(init)
@@ -83,6 +88,17 @@ def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:
         for name in arguments.keys() - set(known):
             meant = _ELSEWHERE.get(name) or " or ".join(get_close_matches(name, known))
             raise TypeError(f"{type(self).__name__} has no argument {name}" + (f": write {meant}" if meant else ""))
+        if len(args) == 3 and "momentum" not in arguments and _looks_like_momentum(args[2]):
+            warnings.warn(
+                f"the third argument, {args[2]}, is weight_decay, as in torch.optim.Muon: write momentum={args[2]} or "
+                f"weight_decay={args[2]}, whichever is meant",
+                stacklevel=2,
+            )
         init(self, *args, **arguments)
 
     return checked
+
+
+def _looks_like_momentum(value: Any) -> bool:
+    """Whether a number is one that momenta have and decays do not: those are less, or 1 and more at small rates."""
+    return isinstance(value, Real) and 0.85 <= value < 1
