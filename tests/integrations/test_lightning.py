@@ -60,7 +60,7 @@ def test_equals_a_plain_loop(optimizer, module, trainer):
     assert losses[-1] < 0.8 * losses[0] and same_bits(copied(lit.model), copied(model))
 
 
-@pytest.mark.parametrize("precision, clip", itertools.product(PRECISIONS, [None, 1.0]))
+@pytest.mark.parametrize("precision, clip", list(itertools.product(PRECISIONS, [None, 1.0])))
 def test_each_precision_with_and_without_clipping_resumes_with_the_same_bits(module, trainer, precision, clip):
     options = dict(precision=precision, gradient_clip_val=clip)
     straight, resumed = module(), module()
@@ -74,7 +74,7 @@ def test_each_precision_with_and_without_clipping_resumes_with_the_same_bits(mod
     assert same_bits(copied(whole), copied(resumed)) and same_bits(copied(whole), copied(straight))
 
 
-@pytest.mark.parametrize("precision, clip", itertools.product(PRECISIONS, [None, 1.0]))
+@pytest.mark.parametrize("precision, clip", list(itertools.product(PRECISIONS, [None, 1.0])))
 def test_fabric_trains_and_resumes_with_the_same_bits(optimizer, tmp_path, precision, clip):
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
 

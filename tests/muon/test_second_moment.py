@@ -161,7 +161,7 @@ def test_moments_come_and_go_with_the_setting(kernel):
         optimizer.load_state_dict(lacking)
     for group in optimizer.param_groups:
         group[KEY] = "long_side"
-    with pytest.raises(ValueError, match=r"second_moment of .* has shape \(12, 1\), needs \(1, 24\)"):
+    with pytest.raises(ValueError, match=r"second_moment of down.weight has shape \(12, 1\), needs \(1, 24\)"):
         optimizer.step()
     for group in optimizer.param_groups:
         group[KEY] = "none"
@@ -175,7 +175,7 @@ def test_moments_of_another_shape_are_not_loaded(kernel):
     optimizer = kernel.Muon(params.items(), second_moment="rows")
     saved = copy.deepcopy(optimizer.state_dict())
     saved["state"][0][KEY] = torch.zeros(1, 12)
-    with pytest.raises(ValueError, match=r"second_moment of .* has shape \(1, 12\), needs \(24, 1\)"):
+    with pytest.raises(ValueError, match=r"second_moment of up.weight has shape \(1, 12\), needs \(24, 1\)"):
         optimizer.load_state_dict(saved)
 
 

@@ -62,7 +62,7 @@ def test_gradient_of_another_shape_is_refused_before_anything_changes(kernel, na
     whole, p.data = p.data, p.data[:-2]  # torch takes no gradient of another shape than the parameter's
     p.grad = torch.ones_like(p)
     p.data = whole
-    with pytest.raises(ValueError, match="gradients must be dense and of their parameter's shape"):
+    with pytest.raises(ValueError, match=f"gradient of {name} has shape .*, its parameter's"):
         optimizer.step()
     assert all(torch.equal(p, before[other]) for other, p in params.items())
 

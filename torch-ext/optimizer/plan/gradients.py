@@ -6,11 +6,10 @@ from typing import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ..parameters.groups import names_of
 from ..parameters.settings import Group
-from .layout import has_shards, local_part
+from .layout import has_shards, lie_alike, local_part
 
 
 def check_gradients(params: Sequence[Tensor], shapes: Sequence[torch.Size], groups: Sequence[Group]) -> None:
@@ -33,7 +32,7 @@ def check_gradients(params: Sequence[Tensor], shapes: Sequence[torch.Size], grou
                 f"the gradient of {_name_in(groups, p)} has shape {tuple(gradient.shape)}, needs {tuple(shape)}, its "
                 "parameter's"
             )
-        if sharded and not _lie_alike(p, gradient):
+        if sharded and not lie_alike(p, gradient):
             raise ValueError(
                 f"{_name_in(groups, p)} {tuple(p.shape)} with placements {getattr(p, 'placements', 'none')} and a part "
                 f"{tuple(local_part(p).shape)} has a gradient with {getattr(gradient, 'placements', 'none')} and "
@@ -44,13 +43,3 @@ def check_gradients(params: Sequence[Tensor], shapes: Sequence[torch.Size], grou
 
 def _name_in(groups: Sequence[Group], p: Tensor) -> str:
     return next(name for group in groups for name, other in zip(names_of(group), group["params"]) if other is p)
-
-
-def _lie_alike(a: Tensor, b: Tensor) -> bool:
-    if not isinstance(a, DTensor) or not isinstance(b, DTensor):
-        return isinstance(a, DTensor) == isinstance(b, DTensor)
-    if a._local_tensor.shape != b._local_tensor.shape:
-        return False
-    a, b = a._spec, b._spec
-    # The same object nearly always, and DTensors compare their meshes rank by rank.
-    return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)

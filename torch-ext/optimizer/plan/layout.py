@@ -147,6 +147,17 @@ def facts_of(params: Sequence[Tensor]) -> list[Any]:
     return [*kinds, *specs, *map(_DEVICE, parts), *map(_DTYPE, parts), *map(_SHAPE, parts), *map(_STRIDES, parts)]
 
 
+def lie_alike(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors lie on ranks in the same way."""
+    if not isinstance(a, DTensor) or not isinstance(b, DTensor):
+        return isinstance(a, DTensor) == isinstance(b, DTensor)
+    if a._local_tensor.shape != b._local_tensor.shape:
+        return False
+    a, b = a._spec, b._spec
+    # The same object nearly always, and DTensors compare their meshes rank by rank.
+    return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)
+
+
 def has_shards(kinds: Iterable[type]) -> bool:
     """Return whether any of these types is DTensor or a subclass."""
     return any(issubclass(kind, DTensor) for kind in set(kinds))
