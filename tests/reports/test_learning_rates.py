@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import asdict
+from statistics import fmean
 
 import pytest
 from matplotlib import pyplot
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 from examples.character_model.comparison import optimizers
 from examples.character_model.model import CharacterModel
 from examples.learning_rates.experiment import run_all
-from examples.learning_rates.plan import FULL, MODELS
+from examples.learning_rates.plan import FULL, MODELS, candidates, finals
 from tests.support.small_model import named_parameters
 from tools.pages import learning_rates
 
@@ -37,11 +38,41 @@ def test_page_is_what_the_tool_makes_of_the_results():
     assert made == before, "run `python -m tools.pages.learning_rates`"
 
 
+def means() -> dict[str, dict[str, float]]:
+    """Return the mean loss of every candidate of every model, as measured."""
+    content = learning_rates.newest(learning_rates.RESULTS)
+    size, measure = learning_rates.size_of(content), learning_rates.measured(content)
+    return {
+        model: {
+            name: fmean(map(measure, finals(model, s, size))) for name, s in candidates(model, size, measure).items()
+        }
+        for model in MODELS
+    }
+
+
+def test_what_the_page_says_of_its_tables_is_in_them():
+    text, _, small = means().values()
+    advised, old, kept = "one rate, 0.02", "lr=0.02, adamw_lr=0.003", "AdamW's best rate, the class changed"
+    differences = {
+        "by {} nats on the characters": text["AdamW, tuned"] - text[advised],
+        "by {}\n  from small initial weights": small["AdamW, tuned"] - small[advised],
+        "The best pair of rates is {} lower": text[advised] - text["both rates, tuned"],
+        "costs {} and": text[old] - text[advised],
+        "and {} on the two": small[old] - small[advised],
+        "ends {} and": text["AdamW, tuned"] - text[kept],
+        "and {} below AdamW": small["AdamW, tuned"] - small[kept],
+        "`rms_to_rms` is {} behind": text["`rms_to_rms`, both tuned"] - text["both rates, tuned"],
+    }
+    page = learning_rates.PAGE.read_text()
+    assert not [said for said, value in differences.items() if said.format(f"{value:.3f}") not in page]
+    assert small["both rates, tuned"] == small[advised]
+
+
 def test_the_sweep_measures_what_the_page_shows(content):
     tables = learning_rates.page(learning_rates.PAGE.read_text(), content)
     assert "0.02: **2.000** (2.000 to 2.000)" in tables
     drawn = learning_rates.figure(learning_rates.size_of(content), learning_rates.measured(content))
-    assert [axes.get_title(loc="left").replace("\n", " ") for axes in drawn.axes] == list(MODELS)
+    assert [axes.get_title().replace("\n", " ") for axes in drawn.axes] == list(MODELS)
     pyplot.close(drawn)
 
 
