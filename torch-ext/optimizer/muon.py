@@ -22,8 +22,8 @@ from .kernels.autocast import without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
 from .parameters.checkpoints import checked, loaded_groups
-from .parameters.given import check_closure, check_state_dict, given_list, with_known_arguments
 from .parameters.groups import names_of, saved_group, split_group
+from .parameters.mistakes import check_closure, check_state_dict, params_as_list, with_known_arguments
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, checked_settings, flag, make_plain_, plain_settings
 from .parameters.synonyms import check_implementations
@@ -223,7 +223,7 @@ class Muon(Optimizer):
         self._agreement = RankAgreement()
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
-        super().__init__(given_list(params, least=1), defaults)
+        super().__init__(params_as_list(params, least=1), defaults)
         self._refresh()
         for line in advice(routed(self.param_groups, self._reasons)) + idle_keys(self.param_groups):
             warnings.warn(line, stacklevel=3)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..learning_rate import UPDATE_RMS
 from ..parameters.advice import advice, remarks
-from ..parameters.given import given_list
 from ..parameters.groups import names_of, reason_of
 from ..parameters.matrices import is_stack, view_in_group
+from ..parameters.mistakes import params_as_list
 from ..parameters.routing import IsMuon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
@@ -49,7 +49,7 @@ def route(
         raise TypeError(f"of settings route takes {', '.join(_ROUTING)}, got {', '.join(settings)}")
     stacks = [{**_ROUTING, **settings}[key] for key in ("expert_keys", "stacked")]
     rows = []
-    for names, p in unique_parameters(given_list(params)):
+    for names, p in unique_parameters(params_as_list(params)):
         branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, *stacks))
         if branch == "adamw":
             rows.append(Route(names[0], tuple(p.shape), branch, reason))

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..muon import Muon
 from ..parameters.checkpoints import said_of, source_of
-from ..parameters.given import check_state_dict
 from ..parameters.groups import listed, names_of
+from ..parameters.mistakes import check_state_dict
 from ..parameters.routing import bare_name
 from .state_order import given_parameters, names_in_order
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state

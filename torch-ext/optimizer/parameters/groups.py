@@ -7,9 +7,9 @@ from typing import Any, Mapping, Optional, Sequence
 from torch import Tensor
 
 from .checks import check_parameter, check_trainable
-from .given import given_list
 from .group_keys import check_keys
 from .matrices import is_stack, moments_in_group, view_in_group
+from .mistakes import params_as_list
 from .momentum_blocks import blocks_in_group
 from .rates import first_decay_lr, rates_beside
 from .routing import IsMuon, decide, unique_parameters
@@ -174,7 +174,7 @@ def _named_parameters(group: Group) -> list:
     """Return the `params` of a group as a list, in pairs with its `param_names` if it has them."""
     if "params" not in group:
         raise TypeError(f"a parameter group needs params, got the keys {', '.join(map(str, group))}")
-    params = [group["params"]] if isinstance(group["params"], Tensor) else given_list(group["params"])
+    params = [group["params"]] if isinstance(group["params"], Tensor) else params_as_list(group["params"])
     if "param_names" not in group:
         return params
     if len(group["param_names"]) != len(params):

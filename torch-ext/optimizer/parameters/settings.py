@@ -68,7 +68,7 @@ def plain_settings(settings: Group) -> dict[str, Any]:
             f"{plain['adjust_lr_fn']!r}: write update_rms={UPDATE_RMS}, the default, in groups of another adjust_lr_fn"
         )
     if plain.get("use_muon") and plain["lr_factor"] != 1:
-        raise ValueError(f"lr_factor={plain['lr_factor']} is of groups of the fallback: in one of Muon's write lr")
+        raise ValueError(f"lr_factor={plain['lr_factor']} is for groups of AdamW: in a group of Muon write lr")
     resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
     return plain
 

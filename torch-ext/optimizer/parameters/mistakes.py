@@ -26,7 +26,7 @@ _ELSEWHERE = {
 }
 
 
-def given_list(params: Any, least: int = 0) -> list[Any]:
+def params_as_list(params: Any, least: int = 0) -> list[Any]:
     """Return `params`, of an optimizer or of one of its groups, as a list; raise where it is something else.
 
     TypeError says what to write instead; ValueError, that there are less than `least`.
