@@ -38,7 +38,7 @@ TORCH = "torch.optim.Muon"
 MATCH = "match_rms_adamw"
 # By which the rates of the other multipliers are likely to be larger than those of MATCH: where their tuning begins.
 LARGER = 2.0
-OLD = (2e-2, 3e-3)  # what README and demonstration had
+SMALL_ADAMW = (2e-2, 3e-3)  # of matrices, and a rate that is common for AdamW alone
 TORCH_DEFAULT = 1e-3  # of its Muon and of its AdamW
 
 
@@ -148,7 +148,7 @@ def candidates(model: str, size: Size, measure: Measure) -> dict[str, Setting]:
         "both rates, tuned": trials.best_of_grid(),
         **{f"one rate, {lr:g}": Setting(MATCH, lr, lr) for lr in MODELS[model].fixed},
         "AdamW's best rate, the class changed": Setting(MATCH, adamw.lr, adamw.lr),
-        f"lr={OLD[0]:g}, adamw_lr={OLD[1]:g}": Setting(MATCH, *OLD),
+        f"lr={SMALL_ADAMW[0]:g}, adamw_lr={SMALL_ADAMW[1]:g}": Setting(MATCH, *SMALL_ADAMW),
         **{f"`{name}`, both tuned": trials.best_of_other(name) for name in MODELS[model].others},
     }
     if model == LONGEST:  # And not digits: torch's Muon takes no convolutions.

@@ -52,13 +52,13 @@ def means() -> dict[str, dict[str, float]]:
 
 def test_what_the_page_says_of_its_tables_is_in_them():
     text, _, small = means().values()
-    advised, old, kept = "one rate, 0.02", "lr=0.02, adamw_lr=0.003", "AdamW's best rate, the class changed"
+    advised, small_adamw, kept = "one rate, 0.02", "lr=0.02, adamw_lr=0.003", "AdamW's best rate, the class changed"
     differences = {
         "by {} nats on the characters": text["AdamW, tuned"] - text[advised],
         "by {}\n  from small initial weights": small["AdamW, tuned"] - small[advised],
         "The best pair of rates is {} lower": text[advised] - text["both rates, tuned"],
-        "costs {} and": text[old] - text[advised],
-        "and {} on the two": small[old] - small[advised],
+        "costs {} and": text[small_adamw] - text[advised],
+        "and {} on the two": small[small_adamw] - small[advised],
         "ends {} and": text["AdamW, tuned"] - text[kept],
         "and {} below AdamW": small["AdamW, tuned"] - small[kept],
         "`rms_to_rms` is {} behind": text["`rms_to_rms`, both tuned"] - text["both rates, tuned"],
