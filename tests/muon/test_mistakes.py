@@ -79,7 +79,7 @@ PARAMETERS = {
     "nothing": (lambda k: k.Muon(None), TypeError, r"got NoneType: write model\.named_parameters\(\)"),
     "a set": (lambda k: k.Muon({weight()}), TypeError, "keep their order between runs: give a list, not a set"),
     "an empty list": (lambda k: k.Muon([]), ValueError, "params are empty: does the model have parameters"),
-    "a generator read before": (read_twice, ValueError, "empty once it has been read: make it anew, or a list"),
+    "a generator read before": (read_twice, ValueError, "empty once it has been read: make a new one, or a list"),
     "a group without params": (lambda k: k.Muon([{"lr": 1.0}]), TypeError, "group needs params, got the keys lr"),
     "a list as a group": (lambda k: k.Muon([weight()]).add_param_group([]), TypeError, "must be a dict, got list"),
     "complex": (
@@ -154,10 +154,14 @@ SETTINGS = {
         ValueError,
         r"qkv\.weight must sum to its 24 rows, 8\+8 gives 16",
     ),
-    "fused": (lambda k: k.Muon([weight()], fused=True), ValueError, "fused=True means nothing here.*Leave it out"),
+    "fused": (lambda k: k.Muon([weight()], fused=True), ValueError, "fused=True has no effect here.*Leave it out"),
     "clip without settings": (lambda k: k.Muon([weight()], qk_clip=True), TypeError, "must be a dict .*got bool"),
-    "clip's key": (lambda k: attended(k, layer=1), ValueError, r"qk_clip has no \['layer'\], only alpha, head_dim"),
-    "clip's layers": (lambda k: attended(k, layers=[("x", "k.weight")]), ValueError, r"are no parameters: \['x'\]"),
+    "clip's key": (
+        lambda k: attended(k, layer=1),
+        ValueError,
+        r"qk_clip has no keys \['layer'\], only alpha, head_dim",
+    ),
+    "clip's layers": (lambda k: attended(k, layers=[("x", "k.weight")]), ValueError, r"are not parameters: \['x'\]"),
     "clip's layer": (lambda k: attended(k).observe_qk_logits("up", torch.ones(2)), ValueError, "no layer 'up', only 0"),
     "no clip": (
         lambda k: k.Muon([weight()]).observe_qk_logits(0, torch.ones(2)),
@@ -182,6 +186,6 @@ def test_a_third_argument_that_looks_like_a_momentum_is_questioned(kernel):
     assert raised[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kernel.Muon([weight()], 0.02, 0.1)
-        kernel.Muon([weight()], 0.02, weight_decay=0.95)
-        kernel.Muon([weight()], 0.02, 0.95, 0.95)
+        kernel.Muon([("w", weight())], 0.02, 0.1)
+        kernel.Muon([("w", weight())], 0.02, weight_decay=0.95)
+        kernel.Muon([("w", weight())], 0.02, 0.95, 0.95)

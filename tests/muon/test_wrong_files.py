@@ -119,7 +119,7 @@ FILES = {
     "of other parameters": (
         without_one,
         ValueError,
-        "state alone has up.bias; the optimizer alone has new.bias, other.bi",
+        "only the state has up.bias; only the optimizer has new.bias, other.bi",
     ),
     "of an embedding since resized": (
         resized,
@@ -130,7 +130,7 @@ FILES = {
     "of a later format": (
         later_format,
         ValueError,
-        "saved in format 99, known here are 1 to .* version of this package",
+        "saved in format 99, this version knows 1 to .* version of this package",
     ),
 }
 
