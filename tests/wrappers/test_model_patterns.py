@@ -128,7 +128,7 @@ def test_expert_keys_end_the_question_of_a_stack(kernel):
 def test_patterns_end_the_warning_of_a_muon_that_holds_little(kernel):
     model = nn.Module()
     model.thin, model.up = nn.Linear(1024, 4, bias=False), nn.Linear(8, 8, bias=False)
-    with pytest.warns(UserWarning, match="given in patterns where groups_for makes the groups"):
+    with pytest.warns(UserWarning, match="With groups_for, write these keys in its patterns"):
         kernel.Muon(kernel.groups_for(model))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
