@@ -62,7 +62,7 @@ def test_names_of_muons_parameters_and_their_order_can_be_given(kernel, tmp_path
     torch.save(state_dict, tmp_path / "old.pt")
     (tmp_path / "order.json").write_text(json.dumps(list(named_parameters())))
     model = ["--key", "", "--model", f"{tmp_path}/parameters.json"]
-    with pytest.raises(SystemExit, match=r"wte\.weight is a parameter of muon in the source, and of adamw here"):
+    with pytest.raises(SystemExit, match=r"wte\.weight belongs to muon in the source, and to adamw here"):
         convert_checkpoint.main([*arguments, *model, "--order", f"{tmp_path}/order.json"], kernel)
     assert not (tmp_path / "new.pt").exists()
     chosen = ["--muon", "wte.*", "up.weight", "down.*"]

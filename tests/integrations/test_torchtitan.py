@@ -81,7 +81,7 @@ def test_its_schedule_moves_both_branches_alike(container):
 
 def test_fused_of_the_container_is_refused(container):
     """It is the default there; a group may say `fused` itself as well."""
-    with pytest.raises(ValueError, match=r"fused=True means nothing here.*Leave it out"):
+    with pytest.raises(ValueError, match=r"fused=True has no effect here.*Leave it out"):
         container(LanguageModel(), implementation="fused")
 
 

@@ -122,7 +122,9 @@ def test_both_factors_of_lora_are_muons_and_explain_says_what_is_known(kernel, n
     assert [(row.branch, row.reason) for row in explanation.rows] == [("muon", "lora:a"), ("muon", "lora:b")]
     assert [row.multiplier for row in explanation.rows] == [pytest.approx(0.2 * 64)] * 2
     (note,) = explanation.notes
-    assert lines == [] and note.startswith("2 factors of LoRA") and "arXiv:2605.10468" in note and "1314" in note
+    assert (
+        lines == [] and note.startswith("Muon updates 2 LoRA factors") and "arXiv:2605.10468" in note and "1314" in note
+    )
 
 
 @pytest.mark.parametrize(

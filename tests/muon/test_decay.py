@@ -198,7 +198,7 @@ def test_corrected_decay_without_a_rate_raises(kernel):
         kernel.Muon(params.items(), lr=0.0, decay_mode="corrected")
     with pytest.raises(ValueError, match="decay_lr must be above 0, got 0"):
         kernel.Muon([{"params": params.items(), "decay_lr": 0}], decay_mode="corrected")
-    with pytest.raises(ValueError, match="is of one lr, and this group has two"):
+    with pytest.raises(ValueError, match="applies to one lr, and this group has two"):
         kernel.Muon(
             [{"params": params.items(), "decay_lr": 0.5, "adamw_lr": torch.tensor(0.1)}], decay_mode="corrected"
         )

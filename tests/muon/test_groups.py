@@ -201,7 +201,7 @@ def test_parameter_appended_to_a_group_is_explained(kernel):
         ("is_muon", True, "has no 'is_muon': did you mean 'use_muon'"),
         ("adamw_beta", (0.9, 0.95), "did you mean 'adamw_betas'"),
         ("qqqqq", 1, "has no 'qqqqq': it has .*weight_decay.* A key of your own begins with an underscore"),
-        ("amsgrad", True, "amsgrad=True of a parameter group cannot be here"),
+        ("amsgrad", True, "amsgrad=True in a parameter group is not supported"),
     ],
 )
 def test_a_key_that_nobody_reads_raises_with_the_nearest(kernel, key, value, words):

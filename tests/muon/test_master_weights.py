@@ -209,7 +209,7 @@ def test_a_state_with_remainders_fits_nowhere_else(kernel):
     for params, setting in ((halves, None), (wholes, "split"), (wholes, None)):
         other = kernel.Muon(params.items(), master_weights=setting)
         state = copy.deepcopy(state_of(other, params))
-        with pytest.raises(ValueError, match="saved with half of a float32 value"):
+        with pytest.raises(ValueError, match="saved with the lower half of a float32 value"):
             other.load_state_dict(saved)
         assert same_bits(state_of(other, params), state)
 

@@ -79,7 +79,7 @@ PARAMETERS = {
     "nothing": (lambda k: k.Muon(None), TypeError, r"got NoneType: write model\.named_parameters\(\)"),
     "a set": (lambda k: k.Muon({weight()}), TypeError, "keep their order between runs: give a list, not a set"),
     "an empty list": (lambda k: k.Muon([]), ValueError, "params are empty: does the model have parameters"),
-    "a generator read before": (read_twice, ValueError, "empty once it has been read: make it anew, or a list"),
+    "a generator read before": (read_twice, ValueError, "empty once it has been read: make a new one, or a list"),
     "a group without params": (lambda k: k.Muon([{"lr": 1.0}]), TypeError, "group needs params, got the keys lr"),
     "a list as a group": (lambda k: k.Muon([weight()]).add_param_group([]), TypeError, "must be a dict, got list"),
     "complex": (
@@ -154,7 +154,7 @@ SETTINGS = {
         ValueError,
         r"qkv\.weight must sum to its 24 rows, 8\+8 gives 16",
     ),
-    "fused": (lambda k: k.Muon([weight()], fused=True), ValueError, "fused=True means nothing here.*Leave it out"),
+    "fused": (lambda k: k.Muon([weight()], fused=True), ValueError, "fused=True has no effect here.*Leave it out"),
     "clip without settings": (lambda k: k.Muon([weight()], qk_clip=True), TypeError, "must be a dict .*got bool"),
     "clip's key": (
         lambda k: attended(k, layer=1),

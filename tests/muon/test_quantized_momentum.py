@@ -236,7 +236,7 @@ def test_what_cuts_a_block_is_refused_with_what_would_fit(kernel):
     group = {"params": [("c_fc.weight", p)], "transposed": True, "split_rows": (100, 92)}
     with pytest.raises(
         ValueError,
-        match=r"each 64 neighbours in the last dimension of c_fc.weight.*split 100\+92, which split_rows cuts",
+        match=r"every 64 neighbours in the last dimension of c_fc.weight.*split 100\+92, and split_rows cuts",
     ):
         kernel.Muon([group], momentum_dtype="int8")
     kernel.Muon([{**group, "momentum_dtype": "bfloat16"}], momentum_dtype="int8")

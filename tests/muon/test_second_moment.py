@@ -181,9 +181,7 @@ def test_moments_of_another_shape_are_not_loaded(kernel):
 
 def test_columns_of_parts_are_refused(kernel):
     p = nn.Parameter(torch.zeros(24, 16))
-    words = (
-        r"long_side' of blocks.0.weight, 24x16 split 8\+16, asks for one number a column.*write second_moment='rows'"
-    )
+    words = r"long_side' of blocks.0.weight, 24x16 split 8\+16, needs one number per column.*write second_moment='rows'"
     with pytest.raises(ValueError, match=words):
         made(kernel, p, second_moment="long_side", split_rows=(8, 16))
 

@@ -178,7 +178,7 @@ def test_an_update_rms_for_all_leaves_out_groups_that_say_so(kernel):
     """As the error of a group of another `adjust_lr_fn` says."""
     first, second = (list(named_parameters().items())[i : i + 1] for i in (0, 1))
     other = {"params": second, "adjust_lr_fn": "original"}
-    with pytest.raises(ValueError, match=r"write update_rms=0\.2, the default, in groups of another adjust_lr_fn"):
+    with pytest.raises(ValueError, match=r"write update_rms=0\.2, the default, in groups with another one"):
         kernel.Muon([{"params": first}, other], update_rms=0.18)
     groups = kernel.Muon([{"params": first}, {**other, "update_rms": 0.2}], update_rms=0.18).param_groups
     assert [group["update_rms"] for group in groups] == [0.18, 0.2]

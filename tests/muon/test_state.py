@@ -149,7 +149,9 @@ def test_state_of_other_parameters_is_refused(kernel):
     assert not other.state[params["up.weight"]]["momentum_buffer"].any()
 
 
-@pytest.mark.parametrize("saved, words", [(3, "saved in format 3, known here are 1 to 2"), ("1", "format 1, known")])
+@pytest.mark.parametrize(
+    "saved, words", [(3, "saved in format 3, this version knows 1 to 2"), ("1", "format 1, this version knows")]
+)
 def test_state_of_an_unknown_format_is_refused(kernel, saved, words):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())

@@ -32,7 +32,7 @@ def test_transposed_weights_are_stepped_as_their_transposes(kernel, shape, split
         (
             (8, 4, 3),
             {"stacked": False},
-            r"transposed=True is of matrices \(in, out\) and stacks of them, w is \(8, 4, 3\)",
+            r"transposed=True is for matrices \(in, out\) and stacks of them, w is \(8, 4, 3\)",
         ),
     ],
 )

@@ -70,7 +70,11 @@ def loads(kernel, state_dict):
 
 FILES = {
     "a path": (lambda k: loads(k, "optimizer.pt"), TypeError, r"got str: write torch\.load\(path\)"),
-    "an optimizer": (lambda k: loads(k, k.Muon([weight()])), TypeError, r"got Muon: write .*state_dict\(\) of an opt"),
+    "an optimizer": (
+        lambda k: loads(k, k.Muon([weight()])),
+        TypeError,
+        r"got Muon: write .*optimizer\.state_dict\(\) for an opt",
+    ),
     "a whole checkpoint": (
         lambda k: loads(k, {"model": 1}),
         ValueError,
@@ -89,17 +93,17 @@ FILES = {
     "SGD's": (
         lambda k: loads(k, torchs(torch.optim.SGD, [weight()], lr=1, momentum=0.9)),
         ValueError,
-        "begin with a new",
+        "start with a new",
     ),
     "AdamW's as torch's Muon's": (
         lambda k: k.import_state(k.Muon([weight()]), torchs(torch.optim.AdamW, [weight()])),
         ValueError,
-        "none that source='torch' saves: .*source='adamw'",
+        "not saved by source='torch': .*source='adamw'",
     ),
     "SGD's as torch's Muon's": (
         lambda k: k.import_state(k.Muon([weight()]), torchs(torch.optim.SGD, [weight()], lr=1, momentum=0.9)),
         ValueError,
-        "none that source='torch' saves",
+        "not saved by source='torch'",
     ),
     "named for an unnamed": (
         lambda k: k.Muon(named_parameters().values()).load_state_dict(saved(k, named_parameters())),
@@ -119,7 +123,7 @@ FILES = {
     "of other parameters": (
         without_one,
         ValueError,
-        "state alone has up.bias; the optimizer alone has new.bias, other.bi",
+        "only the state has up.bias; only the optimizer has new.bias, other.bi",
     ),
     "of an embedding since resized": (
         resized,
@@ -130,7 +134,7 @@ FILES = {
     "of a later format": (
         later_format,
         ValueError,
-        "saved in format 99, known here are 1 to .* version of this package",
+        "saved in format 99, this version knows 1 to .* version of this package",
     ),
 }
 

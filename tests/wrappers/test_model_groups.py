@@ -159,13 +159,13 @@ def test_weights_whose_heads_lie_together_are_always_cut_by_head(kernel):
 
 @pytest.mark.parametrize(
     "config, remark",
-    [(None, "no head size is told"), (SimpleNamespace(head_dim=10), "heads of 10 rows do not fill it")],
+    [(None, "no head size is known"), (SimpleNamespace(head_dim=10), "heads of 10 rows do not divide its row count")],
 )
 def test_what_cannot_be_cut_is_whole_and_said(kernel, config, remark):
     groups = kernel.groups_for(linears(a__attn__q_proj=(32, 24), b__attn__q_proj=(32, 24)), config=config)
     assert set(chosen(groups).values()) == {"queries"}
     (note,) = groups.choices.notes
-    assert note.startswith(f"queries of a.attn.q_proj.weight and 1 more are whole, since {remark}")
+    assert note.startswith(f"queries of a.attn.q_proj.weight and 1 more are not cut, because {remark}")
 
 
 def test_names_of_attentions_elsewhere_mean_nothing(kernel):

@@ -46,8 +46,8 @@ def test_patterns_may_name_roles(kernel):
 @pytest.mark.parametrize(
     "patterns, words",
     [
-        ({"*.c_atn.weight": {}}, r"'\*\.c_atn\.weight' matches no parameter; names are such as \['tok.weight', "),
-        ({"attn.*": {"split_row": (8,)}}, r"'attn\.\*' sets \['split_row'\], which no group has: it has lr, "),
+        ({"*.c_atn.weight": {}}, r"'\*\.c_atn\.weight' matches no parameter; the first names are \['tok.weight', "),
+        ({"attn.*": {"split_row": (8,)}}, r"'attn\.\*' sets \['split_row'\], which are not group keys; these are lr, "),
     ],
 )
 def test_wrong_patterns_are_named(kernel, patterns, words):
@@ -89,7 +89,7 @@ def test_wrong_settings_are_shown_with_their_pattern(kernel, patterns, error, wo
 def test_a_pattern_answers_what_nothing_told(kernel):
     model = nn.ModuleDict({"attn": nn.ModuleDict({"q_proj": nn.Linear(24, 24, bias=False)})})
     (note,) = kernel.groups_for(model).choices.notes
-    assert "no head size is told" in note
+    assert "no head size is known" in note
     assert kernel.groups_for(model, patterns={"*.q_proj.*": {"split_rows": (12, 12)}}).choices.notes == []
 
 
@@ -128,7 +128,7 @@ def test_expert_keys_end_the_question_of_a_stack(kernel):
 def test_patterns_end_the_warning_of_a_muon_that_holds_little(kernel):
     model = nn.Module()
     model.thin, model.up = nn.Linear(1024, 4, bias=False), nn.Linear(8, 8, bias=False)
-    with pytest.warns(UserWarning, match="given in patterns where groups_for makes the groups"):
+    with pytest.warns(UserWarning, match="With groups_for, write these keys in its patterns"):
         kernel.Muon(kernel.groups_for(model))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

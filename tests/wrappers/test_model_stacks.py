@@ -15,7 +15,7 @@ def test_experts_that_lie_otherwise_are_transposed_and_whole_where_gate_and_up_a
         "ffn.down_proj": "experts: 4 matrices 24x16 transposed",
     }
     (note,) = groups.choices.notes
-    assert note == "experts: gate and up of ffn.gate_up_proj are whole, since their rows alternate"
+    assert note == "experts: gate and up of ffn.gate_up_proj are not cut, because their rows alternate"
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -37,7 +37,7 @@ def test_experts_that_nothing_tells_of_are_not_cut(kernel):
     assert chosen(groups) == {"ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24"}
     (note,) = groups.choices.notes
     assert note.endswith(
-        "are whole and taken for (E, out, in), since no sizes tell: give transposed and split_rows in patterns"
+        "not cut, and assumed to be (E, out, in), because no sizes show it: give transposed and split_rows in patterns"
     )
 
 
@@ -46,7 +46,7 @@ def test_experts_of_which_nothing_tells_how_they_lie_are_remarked(kernel):
     model = nn.ModuleDict({"experts": nn.ParameterDict({"w1": torch.zeros(4, 32, 24)})})
     (note,) = kernel.groups_for(model).choices.notes
     assert note == (
-        "experts of experts.w1 are taken for (E, out, in), since no sizes tell: give transposed in patterns"
+        "experts of experts.w1 are assumed to be (E, out, in), because no sizes show it: give transposed in patterns"
     )
 
 
@@ -54,7 +54,10 @@ def test_all_that_nothing_tells_of_a_stack_is_remarked(kernel):
     model = nn.ModuleDict({"ffn": Experts(concatenated=False)})
     del model["ffn"].is_transposed, model["ffn"].down_proj
     (note,) = kernel.groups_for(model).choices.notes
-    assert "are whole, since their rows alternate, and are taken for (E, out, in), since no sizes tell" in note
+    assert (
+        "are not cut, because their rows alternate, and are assumed to be (E, out, in), because no sizes show it"
+        in note
+    )
 
 
 def test_rows_of_gpt_oss_alternate_where_its_class_does_not_say_so(kernel):
@@ -67,7 +70,9 @@ def test_rows_of_gpt_oss_alternate_where_its_class_does_not_say_so(kernel):
     del model["ffn"].is_concatenated
     groups = kernel.groups_for(model)
     assert chosen(groups)["ffn.gate_up_proj"] == "experts: gate and up: 4 matrices 32x24 transposed"
-    assert groups.choices.notes == ["experts: gate and up of ffn.gate_up_proj are whole, since their rows alternate"]
+    assert groups.choices.notes == [
+        "experts: gate and up of ffn.gate_up_proj are not cut, because their rows alternate"
+    ]
 
 
 def test_a_stack_or_convolution_that_a_parameter_asks_muon_for_is_not_guessed(kernel):

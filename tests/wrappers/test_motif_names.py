@@ -200,7 +200,7 @@ def test_groups_without_a_choice_say_what_to_write(kernel):
         ("DEFAULT_CHUNK_SIZE_RATIO", "chunk_bytes"),
         ("adjust_lr_for_muon", "explain"),
         ("parse_qk_layer", "clip_config"),
-        ("construct_shard_mesh", "find their ranks by themselves"),
+        ("construct_shard_mesh", "ranks of shards are found automatically"),
         ("CPUOffloadPool", "turn_on_cpu_offload"),
     ],
 )

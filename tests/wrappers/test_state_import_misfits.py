@@ -37,7 +37,7 @@ def test_all_misfits_are_listed_at_once(kernel):
     assert str(raised.value).split("\n  ") == [
         "the state does not fit:",
         "gone.weight of the source is not here, or comes twice",
-        "wte.weight is a parameter of muon in the source, and of adamw here",
+        "wte.weight belongs to muon in the source, and to adamw here",
         "up.weight is (24, 12) here, its momentum_buffer in the source (24, 13)",
         "up.bias needs the state exp_avg, exp_avg_sq, step, got exp_avg, exp_avg_sq, max_exp_avg_sq, step",
         "down.weight is missing in the source",
@@ -48,7 +48,7 @@ def test_wrong_parameter_count_without_names_is_refused(kernel):
     _, muon, source, _, _ = torch_case()
     muon["param_groups"][0]["params"].append(2)
     _, optimizer = fresh(kernel)
-    with pytest.raises(ValueError, match=r"3 parameters of muon in the source, .* meet 2: up.weight, down.weight"):
+    with pytest.raises(ValueError, match=r"has 3 muon parameters .* optimizer 2: up.weight, down.weight"):
         kernel.import_state(optimizer, muon, source)
 
 
@@ -68,7 +68,7 @@ def test_unrouted_timm_parameter_needs_a_name(kernel):
     _, state_dict, source, _, _ = timm_case()
     del state_dict["state"][1]
     params, optimizer = fresh(kernel)
-    with pytest.raises(ValueError, match="without a name are of an unclear branch"):
+    with pytest.raises(ValueError, match="branch of parameters without a name is unclear"):
         kernel.import_state(optimizer, state_dict, source)
     take_steps(optimizer, params, [0])
     kernel.import_state(optimizer, state_dict, source, names=list(params))

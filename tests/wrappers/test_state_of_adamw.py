@@ -181,10 +181,10 @@ def with_maxima(kernel):
 @pytest.mark.parametrize(
     "make, words",
     [
-        (mixed_up, r"wte.weight \(40, 12\): no group of the source has it next\. the source has no names"),
-        (of_two_groups_that_look_alike, r"a\.bias \(8,\): groups \[0, 1\] may have it next.* Give names"),
-        (too_few, "4 parameters of the source meet 5 here: .* Give names"),
-        (of_a_wrapper, "put here by a wrapper, and its order is not known: .* Give names"),
+        (mixed_up, r"wte.weight \(40, 12\): it comes next in no group of the source\. the source has no names"),
+        (of_two_groups_that_look_alike, r"a\.bias \(8,\): it may come next in groups \[0, 1\].* Pass `names`"),
+        (too_few, "the source has 4 parameters, this optimizer 5: .* Pass `names`"),
+        (of_a_wrapper, "put here by a wrapper, so its place in the order is unknown: .* Pass `names`"),
         (with_maxima, "wte.weight needs the state exp_avg, exp_avg_sq, step, got .*max_exp_avg_sq"),
     ],
 )

@@ -95,7 +95,7 @@ def test_shared_modules_come_once(kernel):
 def test_what_does_not_decay_is_told_by_names(kernel, names):
     model = Network()
     model.no_weight_decay = names
-    with pytest.raises(TypeError, match=r"no_weight_decay must tell names, .* got "):
+    with pytest.raises(TypeError, match=r"no_weight_decay must return names, .* got "):
         kernel.groups_for(model)
     model.no_weight_decay = ["tok.weight"]
     assert decays(kernel.groups_for(model))["tok.weight"] == 0.0

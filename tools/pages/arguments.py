@@ -20,15 +20,25 @@ PAGE = ROOT / "docs/arguments.md"
 INTRODUCTION = """\
 # Arguments of `Muon`
 
-Names and order follow `torch.optim.Muon`; what it lacks is keyword-only. Where *group* says yes, a parameter group may
-have a value of its own. *Change* says what setting it between two steps does: it makes a new plan, or the next step
-reads it. `python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
+Names and order follow `torch.optim.Muon`; arguments that it does not have are keyword-only. *Group* says whether a
+parameter group may have its own value. *Change* says what happens if you change the value between two steps: the next
+step reads it, or makes a new plan with it. AdamW (or NAdamW, by `fallback`) updates the parameters that are not
+matrices; they are called the fallback's parameters.
+
+`python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
 
 | argument | default | group | change | meaning |
 | --- | --- | --- | --- | --- |
 """
 
-# What a setting's role in parameters/settings.py means for a change between two steps, in the words of this page.
+GROUP_KEYS = """
+## Keys of a parameter group
+
+A group dict may have every argument marked *group* above, and these keys:
+
+"""
+
+# The column *change*, by the role of a setting in parameters/settings.py.
 WHEN = {
     "MATRICES": "new plan",
     "METHOD": "new plan",
@@ -43,13 +53,15 @@ def page(package: Path) -> str:
     """Return the page for the package in a folder."""
     tree = ast.parse((package / "muon.py").read_text())
     muon = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Muon")
-    roles, meanings = roles_of_settings(package), dict(meanings_of(ast.get_docstring(muon)))
+    docstring = ast.get_docstring(muon)
+    roles, meanings = roles_of_settings(package), dict(meanings_of(docstring))
     rows = []
     for name, default in defaults(muon):
         group = "yes" if name in roles else ""
         when = WHEN[roles[name]] if name in roles else ""
         rows.append(f"| `{name}` | {f'`{default}`' if default else ''} | {group} | {when} | {meanings[name]} |\n")
-    return INTRODUCTION + "".join(rows)
+    keys = [f"- `{name}`: {text}\n" for name, text in group_keys_of(docstring)]
+    return INTRODUCTION + "".join(rows) + GROUP_KEYS + "".join(keys)
 
 
 def defaults(muon: ast.ClassDef) -> Iterator[tuple[str, str]]:
@@ -65,11 +77,22 @@ def defaults(muon: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 def meanings_of(docstring: str) -> Iterator[tuple[str, str]]:
     """Yield the arguments that a docstring's `Args:` explains, each with its text in one line."""
-    arguments = docstring.split("Args:\n")[1].split("\n\n")[0]
-    for entry in re.split(r"\n    (?=\S)", "\n" + arguments)[1:]:
-        names, text = entry.split(":", 1)
+    for names, text in _entries(docstring.split("Args:\n")[1]):
         for name in names.split(", "):
-            yield name.strip(), " ".join(text.split()).replace("|", "\\|")
+            yield name.strip(), text.replace("|", "\\|")
+
+
+def group_keys_of(docstring: str) -> Iterator[tuple[str, str]]:
+    """Yield the entries below a docstring's `Group keys:`: names, and the text in one line."""
+    for names, text in _entries(docstring.split("Group keys:")[1].split("\n", 1)[1]):
+        yield "`, `".join(names.split(", ")), text
+
+
+def _entries(section: str) -> Iterator[tuple[str, str]]:
+    """Yield the `names: text` entries of a docstring's section, which an empty line ends."""
+    for entry in re.split(r"\n    (?=\S)", "\n" + section.split("\n\n")[0])[1:]:
+        names, text = entry.split(":", 1)
+        yield names, " ".join(text.split())
 
 
 def roles_of_settings(package: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Muon: momentum, orthogonalized, for the matrices; AdamW for the rest; one `torch.optim.Optimizer`.
+"""Muon: orthogonalized momentum for matrices and AdamW for the rest, as one `torch.optim.Optimizer`.
 
-The class is longer than a file's budget, as a `torch.optim.Optimizer` is one class: what torch calls on it (groups,
-state, copies, `step`) reads best in one place. All that it does is in the floors below.
+This file exceeds the budget because a `torch.optim.Optimizer` is one class: the methods that torch calls are easiest to
+read in one place. The modules that it imports do the work.
 """
 
 from __future__ import annotations
@@ -52,92 +52,97 @@ from .tuning.tune import Tuner, check_budget
 
 
 class Muon(Optimizer):
-    """Muon for matrices and AdamW for every other parameter.
+    """Muon for matrices and AdamW (or NAdamW, the `fallback`) for every other parameter.
 
-    One step of a rows x cols matrix W with gradient G, of the group's settings:
+    One step of a rows x cols matrix W with gradient G, with the settings of its group:
 
         M <- momentum * M + (1 - momentum) * G
         D  = momentum * M + (1 - momentum) * G  if nesterov else  M
         W <- W * (1 - lr * weight_decay) - lr * multiplier(rows, cols) * orthogonalize(D)
 
     Args:
-        params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. A group
-            that holds both kinds becomes two neighbours of one live `lr`. Group keys: every argument that
-            `docs/arguments.md` marks; `use_muon` or its opposite `use_fallback` (absent: decided by routing);
-            `split_rows`, the row counts of weights that are several in one, such as queries, keys, values;
-            `transposed`, that weights are (in, out); `lr_factor`, by which the fallback's parameters move more than
-            `lr`; `decay_lr`, the `lr` at which `corrected` decay is the decoupled one (absent: the group's first);
-            `role`, by which users tell groups apart, and `reason`, which `explain()` says of the parameters. Other keys
-            raise, but for what schedulers and libraries write, and for those of your own that begin with `_`.
-        lr: step size in units of the multiplier; a float or a tensor of one element, read at every step.
-        weight_decay: of every parameter of the group; a float or a tensor of one element, read at every step.
-        momentum: beta of the average of gradients.
-        nesterov: look one step ahead.
-        ns_coefficients: a preset of `schedules.PRESETS`, one `(a, b, c)` or a sequence of them.
-        eps: a matrix is divided by max(norm, eps); 0 makes the update free of the gradient's scale.
-        ns_steps: steps of the iteration.
-        adjust_lr_fn: `match_rms_adamw` (updates as large as AdamW's), `original` (spectral norm; also None),
-            `rms_to_rms`, or a function of a matrix's rows and columns.
-        use_addmm, foreach, fused: choices between implementations that torch has: None and False change nothing. True
-            is accepted where it holds anyway: `use_addmm`, and in groups of one fallback alone its own.
-        update_rms: root mean square of an update by `match_rms_adamw`, before `lr`; DeepSeek-V4 has 0.18.
-        ns_dtype: dtype of the iteration, a torch.dtype or its name; None: `iteration.default_work_dtype`.
-        ns_method: `standard`, `gram`, `gram_float32`, or `auto`, the cheaper where both are safe (`orthogonalize`).
-        equalize: divide lines of a matrix by their norms before the iteration: `rows`, `columns`, `rows_columns` (one
-            after the other), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254). Or `experimental_aurora`, at twice
-            the cost: scale the lines of the long side so that those of the polar factor have nearly one norm (Aurora,
-            arXiv:2606.27715).
-        renormalize: give polar factors the norm of exact ones, as a whole, `frobenius`, or to all lines of a side
-            alike, `rows`, `columns`, `rows_columns`, `columns_rows`; or `none` (Muon+, arXiv:2602.21545).
-        second_moment: divide each row of an update by the root mean square that it has had over the steps, and give the
-            whole its norm back: `rows` (NorMuon, arXiv:2510.05491); `long_side`: rows, or columns where these are more,
-            with means over the short side; or `none`. It comes after `renormalize`: with `frobenius` there, and
-            `match_rms_adamw`, an update's root mean square is the paper's.
-        second_moment_beta: how much of the average of mean squares a step keeps.
-        experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), with
-            R the norm of W. `lr` is a proportion of it then, and no multiplier or decay applies. For float32 and
-            float64. A parameter of zeros raises; on shards, and as one matrix of a stack, zeros stay zeros.
-        decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled and only where it
-            goes the way of the update; `corrected`, decoupled times lr / `decay_lr` (`docs/weight_decay.md`).
-        maximize: ascend.
-        conv_mode: a convolution (out, in, *kernel) is a matrix (out, in * positions), `flatten`, or one (out, in) for
-            each position of its kernel, `batched`.
-        normalize_spatial: divide the steps of `batched` convolutions by sqrt(positions).
-        expert_keys: components of names whose parameters (E, rows, cols) are E matrices.
-        stacked: whether parameters of three dimensions are stacks of matrices, or convolutions; None: as `expert_keys`
-            or a component with `conv` say. Where neither does, the fallback has them, and a warning says so.
-        is_muon: `(name, parameter) -> True, False or None`, where None leaves the decision to routing.
+        params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. Without
+            names an embedding looks like any other matrix. A group with parameters of both kinds is split into two
+            neighbouring groups with the same live `lr`.
+        lr: learning rate of all parameters, a float or a tensor with one element, read at every step. Start with 0.02
+            for a small model from random weights, and with AdamW's rate for a large one (docs/learning_rates.md).
+        weight_decay: decay of every parameter of the group, a float or a tensor with one element, read at every step.
+        momentum: decay rate (beta) of the running average of gradients.
+        nesterov: use Nesterov momentum.
+        ns_coefficients: coefficients of the Newton-Schulz iteration: the name of a preset in `schedules.PRESETS`, one
+            `(a, b, c)`, or a sequence of them, whose last one is repeated.
+        eps: a matrix is divided by max(norm, eps) first. With 0 the gradient's scale has no effect on the update.
+        ns_steps: number of steps of the iteration.
+        adjust_lr_fn: what `lr` is multiplied by for a matrix: `match_rms_adamw` (updates have the size of AdamW's),
+            `original` (Keller Jordan's; None means the same), `rms_to_rms` (torch's newer name is `spectral_unclamped`,
+            which works too), or a function of the matrix's rows and columns.
+        use_addmm, foreach, fused: torch's choices between implementations. None and False change nothing. True is
+            accepted only if it is the case anyway: `use_addmm` always, `fused` in a group that only AdamW updates,
+            `foreach` in one that only NAdamW updates.
+        update_rms: root mean square of an update with `match_rms_adamw`, before `lr`: 0.2, and 0.18 in DeepSeek-V4.
+        ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
+            CUDA devices, bfloat16 on CPUs that multiply it natively, and float32 elsewhere.
+        ns_method: how the iteration is computed: `standard`, `gram` (on the small Gram matrix), `gram_float32` (keeps
+            that matrix in float32), or `auto`, the cheaper one among those that are safe (see `orthogonalize`).
+        equalize: divide the lines of a matrix by their norms before the iteration: `rows`, `columns`, `rows_columns`
+            (rows first), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254). `experimental_aurora` scales the lines
+            of the long side so that those of the result have nearly equal norms, at twice the cost (arXiv:2606.27715).
+        renormalize: rescale the iteration's result to the norm of an exact polar factor: `frobenius` (the whole
+            matrix), `rows`, `columns`, `rows_columns`, `columns_rows` (each line), or `none` (Muon+, arXiv:2602.21545).
+        second_moment: divide each line of an update by its running root mean square, then restore the norm of the
+            whole: `rows` (NorMuon, arXiv:2510.05491), `long_side` (rows, or columns if there are more of them), or
+            `none`. It follows `renormalize`; `frobenius` there with `match_rms_adamw` gives the paper's update size.
+        second_moment_beta: decay rate of the running mean of squares.
+        experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), where
+            R is the norm of W. `lr` is then relative to that norm, and no multiplier or decay applies. Needs float32 or
+            float64. A parameter of zeros raises; in shards and in stacks, matrices of zeros stay zero.
+        decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled, but only where the
+            update moves towards zero too; `corrected`, decoupled times lr / `decay_lr` (docs/weight_decay.md).
+        maximize: maximize the objective instead of minimizing it.
+        conv_mode: how a convolution (out, in, *kernel) is seen: `flatten`, as one matrix (out, in * positions), or
+            `batched`, as one matrix (out, in) for each position of the kernel.
+        normalize_spatial: divide the updates of `batched` convolutions by sqrt(positions).
+        expert_keys: components of names whose parameters (E, rows, cols) are stacks of E matrices.
+        stacked: whether 3-d parameters are stacks of matrices (True) or convolutions (False). None: their names decide,
+            by `expert_keys` or a component with `conv`. If a name shows neither, AdamW updates it, with a warning.
+        is_muon: a function `(name, parameter) -> True, False or None`; None leaves the decision to routing.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
-        adamw_lr: learning rate of the fallback's parameters, in groups that set no `lr`; None: `lr`. Its first ratio to
-            `lr` is their `lr_factor`, which outlives schedules of one rate. Beside an `lr` of 0, or as a tensor, it has
-            none, and is the `lr` of the fallback's group.
-        adamw_betas, adamw_eps: of the fallback.
+        adamw_lr: learning rate of the fallback's parameters in groups that set no `lr`; None means `lr`. Its ratio to
+            `lr` is kept as `lr_factor` while schedulers change `lr`. A tensor, or any value beside an `lr` of 0, has no
+            ratio: it becomes the `lr` of the fallback's group.
+        adamw_betas, adamw_eps: betas and eps of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias.
-        master_weights: `split`: bfloat16 parameters are the upper halves of float32 ones, whose lower halves are 16
-            bits of state. Training has the bits of float32 parameters' by both branches (`docs/master_weights.md`).
-            float32 and float64 parameters stay as they are; float16 raises. None: parameters are rounded as they are.
-        momentum_dtype: of momentum buffers that are made; None: the parameter's. `int8`: codes of 8 bits, and a float32
-            scale for each 64 neighbours in the last dimension (docs/momentum.md). A change from or to it, also in a
-            group later, converts the momentum that is there; another one is of new buffers alone.
-        offload: keep momentum buffers in host memory, pinned for a GPU, which has those of three batches at a time.
-            Read them through `state_dict()`, which waits for them. Not with `capturable`, nor for matrices that ranks
-            share.
-        qk_clip: settings of QK-clip (`qk_clip.heads.clip_settings`; also `report`, called with the counts of clipped
-            and of not finite heads one step later), for which `observe_qk_logits` is called in the forward pass.
+        master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits
+            are state: updates are bit-identical to those of float32 parameters (docs/master_weights.md). float32 and
+            float64 parameters are not affected; float16 raises. None: each step rounds to the parameter's dtype.
+        momentum_dtype: dtype of new momentum buffers; None means the parameter's. `int8` stores 8-bit codes with one
+            float32 scale for every 64 neighbours in the last dimension (docs/momentum.md). A change to or from `int8`
+            converts the buffers that exist; any other change applies to new buffers only.
+        offload: keep momentum in host memory, pinned for a GPU, which holds it for three batches at a time. Read it by
+            `state_dict()`, which waits for it. Not with `capturable`, and not for matrices that ranks share.
+        qk_clip: settings of QK-clip, a dict (`qk_clip.heads.clip_settings`); call `observe_qk_logits` in the forward
+            pass. Its key `report` is a function called one step later with the counts of clipped and non-finite heads.
+        capturable: allow a CUDA graph to capture the step. It repeats numbers in groups and reads tensors on the GPU.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
-        capturable: the step may be captured in a CUDA graph; numbers in groups are captured as they are, and tensors
-            on the GPU read.
         cuda_graphs: let `warmup()` capture the orthogonalization of each kind of batch on a GPU in a CUDA graph, which
-            steps replay as one launch. They hold memory for the largest batch from then on. Other batches, as those
-            that miss a gradient, are launched eagerly.
+            steps replay in one launch. They keep memory for the largest batch. Others run eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
-    State: `momentum_buffer`, with `momentum_scale` where it is in 8 bits, and `second_moment` where asked for, for
-    matrices; `step`, `exp_avg`, `exp_avg_sq` for the rest; `remainder` with `master_weights`; made at construction.
-    Raises ValueError or TypeError for settings that cannot work, before anything is changed.
+    Group keys: a group dict may have every argument marked *group* in docs/arguments.md, and:
+        use_muon, use_fallback: True chooses that branch for all parameters, False the other; else routing decides.
+        split_rows: row counts of the parts of a fused weight, such as queries, keys and values.
+        transposed: True if weights are (in, out), as in transformers' `Conv1D`.
+        lr_factor: the rate of the fallback's parameters is `lr * lr_factor`.
+        decay_lr: the `lr` at which `corrected` decay equals decoupled decay; by default the first `lr` of the group.
+        role, reason: a label of yours for the group, and the reason that `explain()` shows for its parameters.
+        _anything: keys that begin with `_` are yours. Known keys of other libraries are accepted; others raise.
+
+    State: matrices have `momentum_buffer`, `momentum_scale` if it is 8-bit, and `second_moment` if asked for; the other
+    parameters have `step`, `exp_avg`, `exp_avg_sq`; with `master_weights` there is `remainder`. All of it is made at
+    construction. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
-    # What a copy or a pickle keeps besides groups and state.
+    # Attributes that copies and pickles keep besides groups and state.
     _kept = (
         "_cuda_graphs",
         "_is_muon",
@@ -160,7 +165,7 @@ class Muon(Optimizer):
     _broke_off = False  # the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
-    _said_idle = False  # that no parameter has a gradient
+    _said_idle = False  # whether it has warned that no parameter has a gradient
 
     @with_known_arguments
     def __init__(
@@ -208,7 +213,7 @@ class Muon(Optimizer):
         exchange: Optional[ExchangeOptions] = None,
     ):
         check_implementations({"use_addmm": use_addmm, "foreach": foreach, "fused": fused}, "muon")
-        # Every argument that is a setting of groups, by its name.
+        # The arguments that are group settings, by name.
         settings = {key: value for key, value in locals().items() if key in SETTINGS}
         defaults = plain_settings({**settings, **OF_GROUPS, "rounding_step": 0})
         self._release_grads = flag("release_grads", release_grads)
@@ -216,7 +221,7 @@ class Muon(Optimizer):
             raise TypeError(f"exchange must be ExchangeOptions, got {type(exchange).__name__}")
         exchange = exchange or ExchangeOptions()
         self._replica_ranks = ranks_of(exchange.process_group)
-        self._exchange = replace(exchange, process_group=None)  # which no pickle could hold
+        self._exchange = replace(exchange, process_group=None)  # process groups cannot be pickled
         self._clip = None if qk_clip is None else QKClip(qk_clip)
         self._is_muon = is_muon
         self._reasons: dict[Tensor, str] = {}
@@ -228,51 +233,50 @@ class Muon(Optimizer):
         for line in advice(routed(self.param_groups, self._reasons)) + idle_keys(self.param_groups):
             warn_user(line)
 
-    # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
+    # torch.compile breaks the graph here, because its tracer does not support torch's fused AdamW.
     @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None):
-        """Update every parameter that has a gradient, and return what `closure`, called first if given, returns.
+        """Update every parameter that has a gradient; call `closure` first, if given, and return its result.
 
-        Parameters and state change in place; gradients do not. `torch.autocast` changes nothing. Raises ValueError
-        or TypeError before anything is changed for gradients that are sparse, for parameters whose shape is no longer
-        that of their state, and for settings of groups that have been changed and cannot work; RuntimeError while a
-        CUDA graph is captured, for what it would not repeat; after a step that broke off, until a state is loaded; and
-        if ranks do not take the same step: with other settings or of other optimizers, or with gradients of some copies
-        of a part only. Then nothing that these ranks share is changed; parameters on a GPU have the next call raise it,
-        which waits for the device all the same.
+        Parameters and state change in place; gradients do not. `torch.autocast` has no effect.
+
+        Raises ValueError or TypeError, before anything is changed, for sparse gradients, for parameters whose shape no
+        longer matches their state, and for changed settings that cannot work. Raises RuntimeError for work that a CUDA
+        graph being captured would not repeat; after a step that failed halfway, until a state is loaded; and if ranks
+        do not take the same step (other settings, other optimizers, gradients on some replicas only). In the last case
+        nothing that these ranks share has changed. With parameters on a GPU the next call raises it.
         """
         try:
             return self._take_step(closure)
         except BaseException:
-            # GradScaler deletes them after a step that succeeds, and would count in what is left of another.
+            # GradScaler deletes them only after a step that succeeds; the next step would read leftovers.
             self.__dict__.pop("grad_scale", None)
             self.__dict__.pop("found_inf", None)
             raise
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether steps unscale gradients themselves: captured ones, and those of ranks that would wait for others."""
+        """Whether `step` unscales gradients itself: if it is captured, or if ranks share parameters."""
         self._refresh()
         return bool(self._plan.terms) or any(group["capturable"] for group in self.param_groups)
 
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
-        """Note the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
+        """Record the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
 
-        They are the ones before the softmax, scaled as it sees them, -inf for heads that only other ranks have; the
-        device is not waited for. Raises ValueError without `qk_clip`, for an unknown layer or number of heads.
+        Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have. It does not wait
+        for the device. Raises ValueError without `qk_clip`, for an unknown layer, and for a wrong number of heads.
         """
         if self._clip is None:
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")
         self._clip.observe_(layer, logits)
 
     def metrics(self) -> dict[str, Tensor]:
-        """Return metrics of the last step, as 0-d tensors: reading one is what waits for the device.
+        """Return metrics of the last step as 0-d tensors; only reading one waits for the device.
 
-        `matrices`, `matrices_not_finite`, norm and root mean square of their updates, and of `qk_clip` the heads
-        clipped and not finite. The gradient norms of both branches are of the gradients that are still there at this
-        call. Where several ranks share parameters, each metric is of what this rank has worked on and holds, be it a
-        copy or a part, and no other rank is asked.
+        They are `matrices`, `matrices_not_finite`, norm and root mean square of their updates, gradient norms of both
+        branches (of gradients that exist at this call), and with `qk_clip` the counts of clipped and of non-finite
+        heads. If ranks share parameters, metrics cover this rank's work and shards; no other rank is asked.
         """
         metrics = {**update_metrics(self._norms), **gradient_norms(self.param_groups, self._grad_scale)}
         if self._clip is not None and self._clip.counts is not None:
@@ -291,32 +295,30 @@ class Muon(Optimizer):
         return brief(type(self).__name__, self.param_groups, {**self.defaults, **beside}, defaults)
 
     def explain(self) -> Explanation:
-        """Return a row for each parameter, to print, show in a notebook, iterate over, or read as `.rows`.
+        """Return a table with a row for each parameter: print it, show it in a notebook, iterate, or read `.rows`.
 
-        A row has the parameter's branch, the reason, its multiplier, the products it runs on and who owns it; `lr` and
-        `weight_decay` as they are now, and where those are tensors on a GPU only that, since reading them would wait
-        for it; the bytes of its whole state; and FLOPs of its orthogonalization, an estimate. Nothing of it is changed
-        by later steps.
+        A row has the parameter's branch and the reason for it, its multiplier, kernel and owner, the current `lr` and
+        `weight_decay` (for tensors on a GPU only the device, since reading them would wait for it), the bytes of its
+        whole state, and an estimate of the FLOPs of its orthogonalization. Later steps do not change the table.
         """
         self._refresh()
         notes = self._graphs.described(self._plan.all_batches(), self.param_groups) if self._cuda_graphs else ()
         return explanation_of(self.param_groups, self._plan, self._reasons, self.state, notes)
 
     def warmup(self, progress: Optional[Progress] = None, budget: float = 60.0) -> None:
-        """Make communicators, prove and time what steps multiply by, compile every kernel, and capture CUDA graphs.
+        """Do before training what the first steps would wait for: connect ranks, choose and compile kernels, capture.
 
-        Products that this machine has not measured are proven against float64 and timed against torch's, for `budget`
-        seconds, which are looked at between measurements; the fastest right ones are taken from then on, and kept in
-        the user's cache folder (`tune`). What is left out stays as it is by default. Parameters, gradients and state
-        do not change. `progress(done, total, what)` is called after each stage; None draws a line.
+        Matrix products that were never measured on this machine are checked against float64 and timed against torch's,
+        for about `budget` seconds. The fastest correct ones are used from then on and stored in the user's cache folder
+        (`tune`); unmeasured products keep their defaults. Parameters, gradients and state do not change.
+        `progress(done, total, what)` is called after each stage; None draws a progress line.
 
-        Ranks that share parameters must all call it. They compare their plans, and raise ValueError as the first step
-        would; one rank of each kind of device measures for the others of its kind, and RuntimeError says where ranks
-        have agreed on something else with others before.
+        Ranks that share parameters must all call it. If their plans differ they raise ValueError, as the first step
+        would. One rank measures for each kind of device. RuntimeError if ranks have agreed otherwise with others.
         """
         check_budget(budget)
         self._refresh()
-        # What has failed on some ranks alone, all ranks will know after this: it is no reason to refuse.
+        # Failures of single ranks are no reason to refuse: after this all ranks know them.
         terms = {ranks: shared._replace(failed="") for ranks, shared in self._plan.terms.items()}
         self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)
@@ -333,11 +335,11 @@ class Muon(Optimizer):
         return self._plan
 
     def check_copies(self) -> None:
-        """Raise RuntimeError on the ranks that share a parameter whose copies, or whose state's, differ in a bit.
+        """Raise RuntimeError if replicas of a parameter or of its state differ in any bit, on the ranks that share it.
 
-        It names the tensors and ranks that differ: memory or a processor has failed, or something has changed one copy
-        alone. Copies are those of HSDP, of tensor parallelism, and of the ranks of `ExchangeOptions.process_group`. All
-        ranks must call it, say every 100 steps: it reads what there are copies of once, and waits for the device.
+        The error names the tensors and ranks. Either hardware has failed, or something has changed one replica only.
+        Replicas exist in HSDP, in tensor parallelism, and on the ranks of `ExchangeOptions.process_group`. All ranks
+        must call it, for example every 100 steps. It reads every replicated tensor once and waits for the device.
         """
         self._check_last_step()
         self._refresh()
@@ -346,10 +348,10 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def master_weights(self) -> dict[str, Tensor]:
-        """Return the float32 value of each parameter with `master_weights`, by name, as a new tensor laid out like it.
+        """Return, by name, the float32 value of each parameter with `master_weights`: new tensors, sharded alike.
 
         `{**model.state_dict(), **optimizer.master_weights()}` is a plain float32 checkpoint. Raises RuntimeError if the
-        last step broke off; ValueError where two such parameters have one name.
+        last step failed halfway; ValueError if two such parameters have the same name.
         """
         self._check_last_step()
         self._refresh()
@@ -357,26 +359,26 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def load_master_weights(self, values: Mapping[str, Tensor]) -> None:
-        """Set parameters with `master_weights` and what they lack of float32, in place, to `values` by their names.
+        """Set parameters with `master_weights`, and the lower halves in their state, in place to `values` by name.
 
-        `values` are float32 tensors laid out like the parameters, as `master_weights()` returns them; other names, such
-        as those of a whole model's state dict, are not looked at. Raises ValueError or TypeError, with nothing changed,
-        where a value is missing or does not fit.
+        `values` are float32 tensors sharded like the parameters, as `master_weights()` returns them. Other names are
+        ignored, so a whole model's state dict can be given. Raises ValueError or TypeError, with nothing changed, if a
+        value is missing or does not fit.
         """
         self._refresh()
         load_master_weights(self.param_groups, self.state, values)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as two neighbours where it holds both matrices and other parameters.
+        """Add a group; it becomes two neighbouring groups if it holds both matrices and other parameters.
 
-        `param_group` is left as it is. Raises ValueError or TypeError, with nothing added, for settings or parameters
-        that cannot work.
+        `param_group` itself is not changed. Raises ValueError or TypeError, with nothing added, for settings or
+        parameters that cannot work.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         count = sum(len(group["params"]) for group in self.param_groups)
         groups, reasons = split_group(param_group, self.defaults, self._is_muon, count)
-        before, first = len(self.param_groups), self._planned_for is None  # `first`: more follow, all are judged then
+        before, first = len(self.param_groups), self._planned_for is None  # `first`: __init__ checks all groups at once
         try:
             for group in groups:
                 super().add_param_group(group)
@@ -392,9 +394,9 @@ class Muon(Optimizer):
             warn_user(line)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state and groups, of the parameters as they are now; of functions only that there was one.
+        """Return state and groups of the current parameters. A function in a group is saved as a mark only.
 
-        Raises RuntimeError if the last step broke off, or on a GPU, once, if ranks were not at one in it.
+        Raises RuntimeError if the last step failed halfway, or, once, if ranks on GPUs did not take the same step.
         """
         self._check_last_step()
         self._refresh()
@@ -403,15 +405,14 @@ class Muon(Optimizer):
         return {**saved, "param_groups": [saved_group(group) for group in saved["param_groups"]]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a copy of what `state_dict` returned for the same parameters in the same order.
+        """Load a copy of a state dict that was saved for the same parameters in the same order.
 
-        What a group does not have, as those of `torch.optim.Muon`, and functions stay as they are here, and momentum
-        keeps the dtype that it was saved in. Raises ValueError or TypeError, with nothing changed, where a group or
-        state does not fit.
+        Functions, and settings that a saved group lacks (`torch.optim.Muon`'s lack many), stay as they are here, and
+        momentum keeps its saved dtype. Raises ValueError or TypeError, with nothing changed, if something does not fit.
         """
         check_state_dict(state_dict)
         final: dict[str, Any] = {}
-        # What others' hooks make of the dict counts, and theirs that come after loading see what was loaded.
+        # Our pre-hook runs last and sees the dict as other hooks leave it; our post-hook runs first.
         hooks = [
             self.register_load_state_dict_pre_hook(lambda _, loaded: final.update(checked(loaded, self.param_groups))),
             self.register_load_state_dict_post_hook(lambda _: self._copy_state(final), prepend=True),
@@ -423,7 +424,7 @@ class Muon(Optimizer):
                 hook.remove()
 
     def _copy_state(self, loaded: dict[str, Any]) -> None:
-        """Copy the tensors of a state dict that was loaded: torch shares them, and casts momentum."""
+        """Copy the tensors of a loaded state dict, because torch shares them and casts momentum."""
         copy_loaded_(self.param_groups, self.state, loaded)
         self._broke_off = False
 
@@ -432,13 +433,13 @@ class Muon(Optimizer):
         return {**super().__getstate__(), **{key: getattr(self, key) for key in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Loading comes here too, after every hook and before anything is changed.
+        # `load_state_dict` calls this too, after every hook and before anything is changed.
         if "param_groups" in self.__dict__:
             groups = loaded_groups(self.param_groups, state["param_groups"], state["state"])
             checked_parameters(groups, state["state"], self._replica_ranks)
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
-        self.__dict__.setdefault("_graphs", UpdateGraphs())  # which a copy makes for itself
+        self.__dict__.setdefault("_graphs", UpdateGraphs())  # a copy captures its own graphs
         self._forget_plan()
         self._agreement.forget()
 
@@ -455,11 +456,11 @@ class Muon(Optimizer):
         if not self._said_idle and all(p.grad is None for p in self._planned_for[0]):
             self._said_idle = True
             warn_user(NO_GRADIENT)
-        # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
+        # GradScaler sets both; `found_inf` is an int if no parameter on this rank had a gradient.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)
         scalings = self._agreement.begin_step(self._plan.terms, self.param_groups, scaling)
-        self._broke_off = True  # unless what follows ends
+        self._broke_off = True  # until the update is complete
         with ExitStack() as stack:
             for device_type in self._device_types:
                 stack.enter_context(without_autocast(device_type))
@@ -472,7 +473,7 @@ class Muon(Optimizer):
         return loss
 
     def _update_(self, scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
-        """Momentum, orthogonalization and descent of all matrices, then the other parameters."""
+        """Update all matrices (momentum, orthogonalization, descent), then the other parameters."""
         row_scales = {} if self._clip is None else self._clip.take_scales()
         recipes, workspace = Recipes(self.param_groups, scalings, self._graphs), self._workspace
         try:
@@ -490,7 +491,7 @@ class Muon(Optimizer):
             scale_other_rows_(row_scales, self.state, scaled, self._replica_ranks, scalings)
 
     def _refresh(self) -> None:
-        """Bring state, plan and workspace in line with parameters and settings, each only where something changed.
+        """Bring state, plan and workspace in line with parameters and settings; each only if something changed.
 
         Wrappers and `module.to()` replace or change parameters silently, so every step checks. Raises ValueError or
         TypeError for settings that cannot work, before anything is changed.
@@ -499,8 +500,7 @@ class Muon(Optimizer):
             make_plain_(self.param_groups)
             self._checked = checked_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]
-        # One flat list: thousands of tuples a step would keep the garbage collector busy. A frozen parameter whose
-        # gradient somebody has set is updated all the same.
+        # One flat list: thousands of tuples would keep the garbage collector busy. A frozen one with a gradient counts.
         trained = [p.requires_grad or p.grad is not None for p in params]
         facts = facts_of(params) + trained
         facts += [len(group["params"]) for group in self.param_groups] + planned_settings(self.param_groups)
@@ -519,7 +519,7 @@ class Muon(Optimizer):
             self._workspace_for = now
 
     def _lacks_state(self) -> bool:
-        """Whether somebody has taken state away since the last step, as `optimizer.state.clear()` does."""
+        """Whether state was removed since the last step, for example by `optimizer.state.clear()`."""
         before, self._entries = self._entries, entries(self.state)
         if self._entries == before:
             return False
@@ -547,12 +547,12 @@ class Muon(Optimizer):
             self._workspace.synchronize()
 
     def _check_last_step(self) -> None:
-        """Raise RuntimeError if the last step broke off, or, once, if the ranks were not at one in it."""
+        """Raise RuntimeError if the last step failed halfway, or, once, if ranks did not take the same step."""
         if self._broke_off:
             raise RuntimeError(
-                "the last step broke off with an error: some parameters and states have moved and others have not, "
-                "and neither a step nor a checkpoint of them would be right. On all ranks that share parameters, load "
+                "the last step broke off with an error: some parameters and states were updated and others were not, "
+                "so neither another step nor a checkpoint would be correct. On all ranks that share parameters, load "
                 "parameters and state, either into a new optimizer (torch.distributed.checkpoint needs that) or into "
-                "this one (load_state_dict). A new optimizer without a state begins with momentum zero"
+                "this one (load_state_dict). A new optimizer without a state starts with zero momentum"
             )
         read_all(self._plan.terms)

@@ -1,4 +1,4 @@
-"""What the optimizer says of itself: where each parameter goes and why, what it runs on, what it costs."""
+"""Reports of the optimizer about itself: the branch of each parameter, the reason, the kernel and the cost."""
 
 from .brief import brief
 from .routes import Explanation, Route, explanation_of, route, route_in_group

@@ -1,4 +1,4 @@
-"""`repr` of the optimizer: what each branch has, settings that differ from the defaults, and a line for each group."""
+"""`repr` of the optimizer: parameters of each branch, settings that differ from the defaults, a line per group."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from ..parameters.settings import SETTINGS, Group
 from .table import FALLBACK_NAMES
 from .writing import number_set, plain_number
 
-# What a line says of every group, and in its own way.
+# Settings that each line shows in any case, or in another form.
 _SAID = ("lr", "weight_decay", "adamw_lr", "fallback")
-# Lines of groups, of which a screen has room for no more.
+# The most lines of groups, so that the text fits a screen.
 _MOST_LINES = 16
 
 
 def brief(name: str, groups: Sequence[Group], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Return an optimizer of the class `name` in a few lines.
+    """Return a description of an optimizer of the class `name` in a few lines.
 
-    `given` are its settings, of which `defaults` has the values that are not worth a word. Groups that read the same
-    are one line.
+    `given` are its settings; those equal to `defaults` are left out. Groups with the same text share a line.
     """
     counts: dict[str, int] = {}
     for group in groups:

@@ -1,4 +1,4 @@
-"""The rows of `explain()`: where each parameter goes and why, what it runs on, what it costs, what is exchanged."""
+"""The rows of `explain()`: branch, reason, kernel and cost of each parameter, and a line for each exchange."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .writing import bytes_text, effective_lr, plain_number
 
 _FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*"}
 
-# What of Muon's settings decides where a parameter goes and what it is there, with Muon's defaults.
+# The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.
 _ROUTING = {
     "adjust_lr_fn": "match_rms_adamw",
     "update_rms": UPDATE_RMS,
@@ -39,14 +39,14 @@ _ROUTING = {
 def route(
     params: Iterable[Union[Tensor, tuple[str, Tensor]]], *, is_muon: Optional[IsMuon] = None, **settings: Any
 ) -> Explanation:
-    """Return where `Muon(params, ...)` would take each parameter, as `explain()` does, without an optimizer.
+    """Return the table of `Muon(params, ...).explain()` without making an optimizer.
 
-    `params` are tensors or `(name, tensor)` pairs; tied ones come once. Of Muon's arguments `is_muon`, `adjust_lr_fn`,
-    `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and `stacked` count. Raises
-    TypeError for others.
+    `params` are tensors or `(name, tensor)` pairs; tied parameters come once. Of Muon's arguments it accepts `is_muon`,
+    `adjust_lr_fn`, `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and
+    `stacked`. Raises TypeError for others.
     """
     if not settings.keys() <= _ROUTING.keys():
-        raise TypeError(f"of settings route takes {', '.join(_ROUTING)}, got {', '.join(settings)}")
+        raise TypeError(f"the settings of route are {', '.join(_ROUTING)}, got {', '.join(settings)}")
     stacks = [{**_ROUTING, **settings}[key] for key in ("expert_keys", "stacked")]
     rows = []
     for names, p in unique_parameters(params_as_list(params)):
@@ -63,13 +63,13 @@ def explanation_of(
 ) -> Explanation:
     """Return a row for each parameter of `groups`, a line for each exchange of their `plan`, and these `notes`.
 
-    `state` is the optimizer's, by parameter: those that have none, as they are frozen, cost nothing.
+    `state` is the optimizer's state by parameter. Frozen parameters have none and cost nothing.
     """
     planned, work = iter(plan.matrices), _Work(plan)
     rows, held = [], 0
     for group in groups:
         for name, p in zip(names_of(group), group["params"]):
-            # A parameter that a wrapper has put in another's place was not routed: its group says where it is.
+            # A parameter with which a wrapper replaced another one was not routed: its group decides.
             reason = reasons.get(p, reason_of(group))
             if group["use_muon"]:
                 row = work.of(next(planned), route_in_group(name, p, reason, group))
@@ -86,14 +86,14 @@ def explanation_of(
 
 
 class _Work:
-    """Who works on the matrices of a plan, and how."""
+    """The owners and kernels of the matrices of a plan."""
 
     def __init__(self, plan: Plan):
         self._shared = plan.shared_work()
         self._owners = {**plan.owners(), **dict.fromkeys(plan.summed(), "all")}
 
     def of(self, matrices: Sequence[Matrix], row: Route) -> Route:
-        """Return the row of the parameter that these are, with owner, kernel and FLOPs."""
+        """Return the row of the parameter with these matrices, completed by owner, kernel and FLOPs."""
         parameter, keys = matrices[0].parameter, [matrix.key for matrix in matrices]
         owners = {self._owners[key] for key in keys if key in self._owners} or {None}
         kernel = next((self._shared[key] for key in keys if key in self._shared), matrices[0].iteration.explained)
@@ -103,7 +103,7 @@ class _Work:
 
 
 def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
-    """Return the row with what the settings of its group say, as they are now."""
+    """Return the row completed by the current settings of the parameter's group."""
     kernel = row.kernel + _decay_of(group)
     if has_remainder(p, group):
         kernel += ", float32 in two halves"
@@ -118,9 +118,9 @@ def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
 
 
 def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
-    """Return the route of a parameter that Muon updates by these settings of its group, the others being the defaults.
+    """Return the route of a parameter that Muon updates; settings missing in `settings` have their defaults.
 
-    Its multiplier is that of the first of its matrices.
+    The multiplier is that of its first matrix.
     """
     group = {**_ROUTING, **OF_GROUPS, **settings}
     view = view_in_group(name, p, group)

@@ -1,4 +1,4 @@
-"""The table of `explain()`, as text and as HTML: parameters that are alike in everything shown are one line."""
+"""The table of `explain()` as text and HTML; parameters that look the same in all columns share a line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FALLBACK_NAMES = {"adamw": "AdamW", "nadamw": "NAdamW"}
 
 
 class Route(NamedTuple):
-    """Where one parameter goes; `branch` is `muon`, `adamw` or `nadamw`, and what does not apply is None."""
+    """The row of one parameter; `branch` is `muon`, `adamw` or `nadamw`, and fields that do not apply are None."""
 
     name: str
     shape: tuple[int, ...]
@@ -20,10 +20,10 @@ class Route(NamedTuple):
     reason: str
     matrices: int = 0
     multiplier: Optional[float] = None
-    owner: Union[int, str, None] = None  # a rank, `several` for matrices of several; None: this process
+    owner: Union[int, str, None] = None  # a rank, `several` if its matrices have several owners; None: this process
     kernel: Optional[str] = None
-    lr: Union[float, str, None] = None  # as it is at the call; a string says where a tensor lies
-    weight_decay: Union[float, str, None] = None  # likewise
+    lr: Union[float, str, None] = None  # the value at the call; a string for a tensor on a GPU
+    weight_decay: Union[float, str, None] = None  # the same
     state_bytes: Optional[int] = None  # of the whole tensor's state
     flops: Optional[float] = None  # of its orthogonalization in one step, an estimate
 
@@ -34,7 +34,7 @@ class Route(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Parameters that differ in numbers of their names alone."""
+    """Parameters that differ only in the numbers of their names."""
 
     name: str
     first: Route
@@ -43,14 +43,14 @@ class Line(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of the table: its heading, what a line has in it, and whether that is a number."""
+    """A column of the table: its heading, the function for its cells, and whether they are numbers."""
 
     heading: str
     cell: Callable[[Line], Any]
     is_number: bool = False
 
 
-# `state` and `work` are of all parameters of a line, everything else is of each.
+# `state` and `work` are sums over the parameters of a line; everything else applies to each parameter.
 _COLUMNS = (
     Column("name", lambda line: line.name if line.count == 1 else f"{line.name} x {line.count}"),
     Column("shape", lambda line: "x".join(map(str, line.first.shape)) or "scalar"),
@@ -66,7 +66,7 @@ _COLUMNS = (
     Column("kernel", lambda line: line.first.kernel),
 )
 
-# Half transparent, so that a page's own colours of text and background show, be they light or dark.
+# Translucent colours work on light and dark pages.
 _RULE = "1px solid rgba(128,128,128,.4)"
 _TINTS = {"muon": "rgba(0,114,178,.14)", "adamw": "rgba(213,94,0,.12)", "nadamw": "rgba(213,94,0,.12)"}
 
@@ -74,7 +74,7 @@ _TINTS = {"muon": "rgba(0,114,178,.14)", "adamw": "rgba(213,94,0,.12)", "nadamw"
 class Explanation:
     """The routes of all parameters, in `rows`, and the lines below them, in `notes`; printed as a table.
 
-    In print and in notebooks, layers that are alike in all that is shown are one line. `len` and iteration are of rows.
+    In print and in notebooks, layers that look the same in all columns share a line. `len` and iteration count rows.
     """
 
     def __init__(self, rows: Iterable[Route], notes: Iterable[str] = ()):
@@ -88,7 +88,7 @@ class Explanation:
         return len(self.rows)
 
     def __str__(self) -> str:
-        # Products have long names, and few: a table of 160 columns has their numbers, the lines below it the names.
+        # There are few kernels, with long names: the table shows numbers, and the lines below it the names.
         kernels = list(dict.fromkeys(row.kernel for row in self.rows if row.kernel is not None))
         numbers = {kernel: f"[{number}]" for number, kernel in enumerate(kernels, 1)}
         columns, cells = _filled(self._lines())
@@ -102,7 +102,7 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the table for a notebook, without style sheets, scripts or anything from elsewhere."""
+        """Return the table for a notebook, without style sheets, scripts or external resources."""
         lines = self._lines()
         columns, cells = _filled(lines)
         head = "".join(_html_cell("th", column, column.heading) for column in columns)
@@ -116,7 +116,7 @@ class Explanation:
         return f'<div style="overflow-x:auto">{table}</table></div>{below}'
 
     def _lines(self) -> list[Line]:
-        """Return the rows, those that agree in all but numbers of their names as one."""
+        """Return the rows as lines; rows that differ only in the numbers of their names share a line."""
         alike: dict[Any, list[int]] = {}
         for position, row in enumerate(self.rows):
             alike.setdefault(row[1:], []).append(position)
@@ -130,7 +130,7 @@ class Explanation:
         return [line for _, line in sorted(placed, key=lambda pair: pair[0])]
 
     def _summary(self) -> list[str]:
-        """Return how much each branch has, and how to read `state` and `work` where there are such columns."""
+        """Return the totals of each branch, and if there is a column `work`, how to read it."""
         muon = [row for row in self.rows if row.branch == "muon"]
         rest = [row for row in self.rows if row.branch != "muon"]
         fallbacks = " and ".join(sorted({FALLBACK_NAMES[row.branch] for row in rest})) or FALLBACK_NAMES["adamw"]
@@ -153,7 +153,7 @@ def _amount(rows: Sequence[Route]) -> str:
 
 
 def _filled(lines: Sequence[Line]) -> tuple[list[Column], list[list[str]]]:
-    """Return the columns that have something in some line, and the cells of each line."""
+    """Return the columns that are not empty in all lines, and the cells of each line."""
     columns = [column for column in _COLUMNS if any(column.cell(line) is not None for line in lines)]
     return columns, [[_cell(column.cell(line)) for column in columns] for line in lines]
 

@@ -1,4 +1,4 @@
-"""How numbers are written: those in names that are alike, bytes, and settings that may be tensors."""
+"""Formatting of numbers: in names that differ only by numbers, of bytes and FLOPs, and of settings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any, Hashable, Iterable, Mapping, Sequence, Union
 
 from torch import Tensor
 
-# A number that is a word of a name, as in `layers.0.up` and `param_0`; not the digit of `w1` or `conv2`.
+# A number that is a separate word of a name, as in `layers.0.up` and `param_0`; not the digit in `w1` or `conv2`.
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])(?:0|[1-9][0-9]*)(?![A-Za-z0-9])")
 
-# For each number of a name, the values that it takes, independently of the others.
+# The set of values of each number in a name, independent of the others.
 Box = tuple[frozenset[int], ...]
 
 
 def joined_names(names: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Return names that differ in numbers alone as one, and the positions of its names; in the order of their first.
+    """Return joined names and the positions of the names in each; names that differ only in numbers are joined.
 
-    `layers.{0..2}.up` stands for three names, `{0..6..2}` for every second number, `{0,5..7}` for four.
+    `layers.{0..2}.up` means three names, `{0..6..2}` every second number, `{0,5..7}` four. The order is that of the
+    first name in each.
     """
     by_words: dict[Hashable, dict[Box, list[int]]] = {}
     for position, name in enumerate(names):
@@ -31,7 +32,7 @@ def joined_names(names: Sequence[str]) -> list[tuple[str, list[int]]]:
 
 
 def _joined(boxes: dict[Box, list[int]]) -> dict[Box, list[int]]:
-    """Return fewer boxes that hold the same: those that agree but in one number are one, the last number first."""
+    """Return fewer boxes with the same content: boxes that differ in one number only are joined, last number first."""
     for slot in reversed(range(len(next(iter(boxes))))):
         alike: dict[Box, list[tuple[Box, list[int]]]] = {}
         for box, positions in boxes.items():
@@ -50,7 +51,7 @@ def _name(words: Sequence[str], box: Box) -> str:
 
 
 def number_set(numbers: Iterable[int]) -> str:
-    """Return whole numbers as a shell's braces would have them: `7`, `{0..3}`, `{0..6..2}`, `{0,5..7}`."""
+    """Return whole numbers in the notation of shell braces: `7`, `{0..3}`, `{0..6..2}`, `{0,5..7}`."""
     ordered = sorted(numbers)
     if len(ordered) == 1:
         return str(ordered[0])
@@ -66,7 +67,7 @@ def _run(numbers: Sequence[int]) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """Return bytes in the largest of B, KiB, MiB, GiB, TiB that leaves at least one of it."""
+    """Return bytes in the largest of B, KiB, MiB, GiB, TiB in which the number is at least 1."""
     power = min(max(count.bit_length() - 1, 0) // 10, 4)
     return f"{count} B" if power == 0 else f"{count / 2 ** (10 * power):.1f} {'KMGT'[power - 1]}iB"
 
@@ -78,14 +79,14 @@ def flops_text(flops: float) -> str:
 
 
 def plain_number(value: Union[float, Tensor]) -> Union[float, str]:
-    """Return a number of a group as it is now; of a tensor elsewhere than on a CPU where it lies, without a wait."""
+    """Return the current value of a group's number; for a tensor that is not on a CPU only its device."""
     if not isinstance(value, Tensor):
         return value
     return value.item() if value.device.type == "cpu" else f"tensor on {value.device}"
 
 
 def effective_lr(group: Mapping[str, Any]) -> Union[float, str]:
-    """Return the learning rate of a group's parameters as it is now, or where it lies."""
+    """Return the current learning rate of a group's parameters, or a text with the device of a tensor."""
     rate, factor = plain_number(group["lr"]), group["lr_factor"]
     if isinstance(rate, str):
         return rate if factor == 1.0 else f"{factor:g} x {rate}"

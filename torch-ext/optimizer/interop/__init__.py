@@ -1,1 +1,1 @@
-"""The names, states and factories that other projects have."""
+"""Interoperation with other projects: their names, saved states and optimizer factories."""

@@ -1,4 +1,4 @@
-"""Which modules of a model make its outputs: as the model tells, as names do, or the last of its linear layers."""
+"""Which modules of a model compute its outputs: by the model's methods, by names, or the last linear layer."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import nn
 
 from ..parameters.routing import MODEL_WRAPPERS, role_by_name
 
-# Methods that tell the module of the outputs: of transformers' models and of timm's.
+# Methods of transformers' and timm's models that return the output module.
 _TELL = ("get_output_embeddings", "get_classifier")
-# What adapters keep the layer under that they adapt or replace.
+# Attributes in which adapters keep the layer that they adapt or replace.
 _ADAPTED = ("base_layer", "original_module")
 _HEAD = "output_head"
 
 
 class Heads(NamedTuple):
-    """Modules that make outputs, as told or `guessed`, and those `before` the last layer of a named head."""
+    """Output modules that the model reports (`told`) or that are `guessed`; `before`: other layers of named heads."""
 
     told: List[nn.Module]
     guessed: List[nn.Module]
@@ -24,11 +24,11 @@ class Heads(NamedTuple):
 
 
 def heads_of(model: nn.Module) -> Heads:
-    """Return what is known of the outputs of `model` without running it.
+    """Return the output modules of `model`, found without running it.
 
-    What it does not tell by a method, and no name does, is guessed: the output is the linear layer that comes last at
-    the top of the network, and those beside it that take the same input. Of transformers' models without a head, of
-    torch's own layers and of networks with one matrix it is not.
+    If neither a method of the model nor a name shows the head, it is guessed: the last linear layer at the top level of
+    the network, and those next to it with the same input. Nothing is guessed for transformers' models without a head,
+    for torch's own layers, and for networks with a single matrix.
     """
     told = [head for module in model.modules() for head in _told(module)]
     network = _network(model)
@@ -37,14 +37,14 @@ def heads_of(model: nn.Module) -> Heads:
 
 
 def adapted(module: nn.Module) -> nn.Module:
-    """Return the layer inside an adapter, such as PEFT's around an `nn.Embedding`; the module itself if it is none."""
+    """Return the layer inside an adapter, such as PEFT's around an `nn.Embedding`; other modules as they are."""
     inside = (getattr(module, key, None) for key in _ADAPTED)
     layer = next((layer for layer in inside if isinstance(layer, nn.Module)), None)
     return module if layer is None else adapted(layer)
 
 
 def unwrapped(model: nn.Module) -> list[nn.Module]:
-    """Return the model, and those inside that it wraps."""
+    """Return the model and the models that it wraps, from the outside inwards."""
     models = [model]
     while True:
         inside = (getattr(models[-1], key, None) for key in MODEL_WRAPPERS)
@@ -55,20 +55,20 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 
 
 def _told(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules with parameters that a model says make its outputs."""
+    """Yield the output modules with parameters that the model's own methods return."""
     for method in _TELL:
         try:
             head = getattr(module, method)()
         except (AttributeError, NotImplementedError):
             continue
-        # timm's distilled models tell two.
+        # timm's distilled models return two.
         for each in head if isinstance(head, (tuple, list)) else (head,):
             if isinstance(each, nn.Module) and _holds(each):
                 yield each
 
 
 def _network(model: nn.Module) -> nn.Module:
-    """Return the module whose children are the parts of the network: inside wrappers, and all that hold it alone."""
+    """Return the module whose children are the parts of the network, without wrappers and single-child containers."""
     network = unwrapped(model)[-1]
     parts = _parts(network)
     alone = len(parts) == 1 and not network._parameters and _parts(parts[0])
@@ -90,7 +90,7 @@ def _has_named_head(model: nn.Module) -> bool:
 
 
 def _named_heads(network: nn.Module) -> list[nn.Sequential]:
-    """Return the parts that are heads by their names and sequences of layers, as torchvision's `classifier`."""
+    """Return the parts that are sequences of layers and heads by name, such as torchvision's `classifier`."""
     return [
         child
         for name, child in network.named_children()
@@ -99,18 +99,18 @@ def _named_heads(network: nn.Module) -> list[nn.Sequential]:
 
 
 def _linear_layers(sequence: nn.Sequential) -> list[nn.Module]:
-    """Return the layers of a sequence whose last one with parameters is linear, else none."""
+    """Return the linear layers of a sequence if its last layer with parameters is linear, else an empty list."""
     parts = _parts(sequence)
     layers = [part for part in parts if _is_linear(part)]
     return layers if layers and layers[-1] is parts[-1] else []
 
 
 def _last_layers(network: nn.Module) -> list[nn.Module]:
-    """Return the linear layers that come last in `network`; none where it is no network that ends in one."""
+    """Return the last linear layers of `network`; an empty list if it does not end in one."""
     if type(network).__module__.startswith("torch.nn.") and not isinstance(network, (nn.Sequential, nn.ModuleList)):
-        return []  # a layer of torch's, or a container that tells no order
+        return []  # a layer of torch, or a container without an order
     if getattr(network, "base_model", None) is network:
-        return []  # so transformers marks a model without a head
+        return []  # transformers marks models without a head like this
     parts = _parts(network)
     while parts and isinstance(parts[-1], (nn.Sequential, nn.ModuleList)):
         network = parts[-1]
@@ -125,7 +125,7 @@ def _last_layers(network: nn.Module) -> list[nn.Module]:
 
 
 def _beside(last: Any, before: list[nn.Module]) -> list[nn.Module]:
-    """Return the layers right before the last that take its input too, as of a policy and a value."""
+    """Return the layers right before the last one with the same input, such as a policy next to a value."""
     found: list[nn.Module] = []
     for part in before:
         layer = adapted(part)

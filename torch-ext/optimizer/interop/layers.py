@@ -1,7 +1,7 @@
-"""What a weight of a model consists of: heads, fused projections, gate and up, by names and by the sizes that are told.
+"""The parts of a model's weight (heads, fused projections, gate and up), found by names and by sizes.
 
 Names are those of transformers, torch, timm and nanoGPT. Sizes are attributes of the modules around a weight, from the
-innermost outwards, or of a config: of attentions their head sizes, of experts how they lie. Nothing is imported for it.
+innermost outwards, or of a config: head sizes of attentions, orientation of experts. No library is imported for this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..parameters.matrices import is_stack
 from ..parameters.routing import bare_name
 
-# Its rows are the heads', each with its query, key and value: only heads can be cut out.
+# In this weight each head has its query, key and value rows together, so it can only be cut by head.
 _BY_HEAD = "query_key_value"
 _ROLES = {
     "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj", "q_proj_weight"},
@@ -33,9 +33,9 @@ _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 class Cutting(NamedTuple):
-    """How weights are to be cut: attentions by head or only into queries, keys and values; gate from up or not.
+    """How to cut weights: attention by head or only into queries, keys and values; gate and up apart or not.
 
-    `config`, which may be None, tells sizes that no module does.
+    `config`, which may be None, has sizes that no module has.
     """
 
     config: Any
@@ -44,7 +44,7 @@ class Cutting(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What a weight is, which of Muon's group settings say so, and what nothing told."""
+    """The role of a weight, the group settings that cut it accordingly, and a remark on missing information."""
 
     role: str
     settings: dict[str, Any]
@@ -52,7 +52,7 @@ class Cut(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Rows of a head, and of latent attention its position-free and rotary rows, and those of values."""
+    """Rows of a head, number of heads, and for latent attention the position-free, rotary and value rows."""
 
     head: Optional[int]
     heads: Optional[int]
@@ -60,7 +60,7 @@ class _Sizes(NamedTuple):
 
 
 def stack_in(name: str, p: Tensor, owner: nn.Module) -> Optional[bool]:
-    """Return whether the parameter of `owner` is a stack of matrices, and no convolution; None where nothing tells."""
+    """Return whether the parameter of `owner` is a stack of matrices, not a convolution; None if nothing shows it."""
     if isinstance(owner, nn.modules.conv._ConvNd):
         return False
     named = is_stack(name, p.ndim, ("experts",))
@@ -71,7 +71,7 @@ def stack_in(name: str, p: Tensor, owner: nn.Module) -> Optional[bool]:
 
 
 def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) -> Cut:
-    """Return what a matrix, or a stack of them, consists of; `owners` are the modules around it, its own first."""
+    """Return the parts of a matrix or of a stack; `owners` are the modules around it, the innermost first."""
     stack = stack_in(name, p, owners[0])
     settings: dict[str, Any] = {} if p.ndim < 3 or stack is None else {"stacked": stack}
     if p.ndim > 2 and not stack:
@@ -80,11 +80,11 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     if turned:
         settings["transposed"] = True
     role, parts, remark = _parts(name, p.size(-1 if turned else -2), owners, cutting)
-    remark = None if remark is None else f"are whole, since {remark}"
+    remark = None if remark is None else f"are not cut, because {remark}"
     if turned is None:
-        less, also = ("", "") if parts is None else ("whole and ", " and split_rows")
+        less, also = ("", "") if parts is None else ("not cut, and ", " and split_rows")
         parts = None
-        lies = f"are {less}taken for (E, out, in), since no sizes tell: give transposed{also} in patterns"
+        lies = f"are {less}assumed to be (E, out, in), because no sizes show it: give transposed{also} in patterns"
         remark = lies if remark is None else f"{remark}, and {lies}"
     if parts is not None and len(parts) > 1:
         settings["split_rows"] = parts
@@ -94,9 +94,9 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
 
 
 def _is_turned(experts: nn.Module) -> Optional[bool]:
-    """Return whether a module's stacks are (E, in, out), as it says, or the sizes of what goes up and down; else None.
+    """Return whether a module's stacks are (E, in, out), by its attribute or by the sizes of its projections, or None.
 
-    Up, of gate and up, are twice as many outputs as down has inputs.
+    The fused gate and up projection has twice as many outputs as the down projection has inputs.
     """
     said = getattr(experts, "is_transposed", None)
     if isinstance(said, bool):
@@ -111,7 +111,7 @@ def _is_turned(experts: nn.Module) -> Optional[bool]:
     return turned if plain != turned else None
 
 
-# The role of a weight, the row counts of its parts, None for one, and why it is whole where it could be cut.
+# The role of a weight, the row counts of its parts (None for one part), and the reason if it is not cut but could be.
 _Parts = Tuple[str, Optional[Tuple[int, ...]], Optional[str]]
 
 
@@ -128,29 +128,29 @@ def _parts(name: str, rows: int, owners: Sequence[nn.Module], cutting: Cutting) 
     if not cutting.heads and leaf != _BY_HEAD:
         return _whole_parts(role, rows, sizes)
     if sizes.head is None:
-        return role, None, "no head size is told: give a config, or split_rows in patterns"
+        return role, None, "no head size is known: give a config, or split_rows in patterns"
     return _by_head(role, rows, (sizes.head,))
 
 
 def _by_head(role: str, rows: int, head: tuple[int, ...]) -> _Parts:
-    """Return as many heads as there are, each of the parts `head`."""
+    """Return the parts of all heads; each head has the parts `head`."""
     size = sum(head)
     if rows % size:
-        return role, None, f"heads of {size} rows do not fill it: give split_rows in patterns"
+        return role, None, f"heads of {size} rows do not divide its row count: give split_rows in patterns"
     return role, head * (rows // size), None
 
 
 def _gate_and_up(role: str, rows: int, owner: nn.Module, gate_up: bool) -> _Parts:
     if getattr(owner, "has_gate", True) is False:
         return "matrix", None, None
-    # Of gpt-oss rows alternate, which its class says only from transformers 5.
+    # In gpt-oss the rows of gate and up alternate; its class has an attribute for this only from transformers 5 on.
     if getattr(owner, "is_concatenated", not type(owner).__name__.startswith("GptOss")) is False:
         return role, None, "their rows alternate"
     return role, (rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None
 
 
 def _latent_parts(role: str, rows: int, latent: tuple[int, ...], heads: bool) -> _Parts:
-    """Return the parts of multi-head latent attention: of its up-projections by head, and of the shared rotary key."""
+    """Return the parts of multi-head latent attention: up-projections by head, and the shared rotary key."""
     nope, rope, value = latent
     if role == "latent and rotary key":
         return role, (rows - rope, rope), None
@@ -159,17 +159,17 @@ def _latent_parts(role: str, rows: int, latent: tuple[int, ...], heads: bool) ->
 
 
 def _whole_parts(role: str, rows: int, sizes: _Sizes) -> _Parts:
-    """Return the parts of a fused weight, queries, keys and values; keys and values are as long as each other."""
+    """Return the parts of a fused weight: queries, keys and values; keys and values have equally many rows."""
     if role != "queries, keys and values":
         return role, None, None
     queries = sizes.head * sizes.heads if sizes.head and sizes.heads else 0
     if not 0 < queries < rows or (rows - queries) % 2:
-        return role, None, "no number of heads is told: give a config, or split_rows in patterns"
+        return role, None, "the number of heads is not known: give a config, or split_rows in patterns"
     return role, (queries, (rows - queries) // 2, (rows - queries) // 2), None
 
 
 def _sizes(owners: Sequence[nn.Module], config: Any) -> _Sizes:
-    """Return the sizes of heads, and their number, each as the innermost source that tells it."""
+    """Return the sizes and the number of heads, each from the innermost source that has it."""
     sources = (*owners, *(getattr(owner, "config", None) for owner in owners), config)
     number = next(filter(None, (_first(source, _HEADS) for source in sources)), None)
     for source in sources:
@@ -189,7 +189,7 @@ def _first(source: Any, keys: Iterable[str]) -> Optional[int]:
 
 
 def _in_attention(name: str, owners: Sequence[nn.Module]) -> bool:
-    """Whether a module around the weight is an attention, by its name or its class: `key` and `v` may be others'."""
+    """Whether a module around the weight is an attention, by name or class; `key` and `v` occur elsewhere too."""
     said = f"{name} {' '.join(type(owner).__name__ for owner in owners[:2])}".lower()
     return "attn" in said or "attention" in said
 

@@ -1,4 +1,4 @@
-"""Parameter groups from a model: each weight as the matrices that it consists of, tables and heads apart, by name."""
+"""Parameter groups from a model: fused weights are cut into their matrices, embeddings and heads go to AdamW."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .heads import adapted, heads_of, unwrapped
 from .layers import Cutting, cut_of, stack_in
 
 Patterns = Mapping[str, Mapping[str, Any]]
-# The reason of a head that nothing told: it is the last linear layer of the network.
+# The reason for a guessed head: it is the last linear layer of the network.
 GUESSED_HEAD = "output_head:last_linear"
 # Keys of a group that patterns may set besides settings.
 _BESIDES = ("use_muon", "use_fallback", "algorithm", "role")
 
 
 class Groups(list):
-    """Groups for `Muon`, a list of dicts; printed as the table of what was chosen, whose rows are `choices.rows`."""
+    """Groups for `Muon`, a list of dicts; printed as a table of the choices, whose rows are `choices.rows`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], choices: Explanation):
         super().__init__(groups)
@@ -50,34 +50,34 @@ def groups_for(
 ) -> Groups:
     """Return the trainable parameters of `model` as groups for `Muon`; print them to see each choice.
 
-    Queries, keys and values are matrices by head, also of fused weights, grouped queries and latent attention; gate and
-    up are two; stacks of experts are as many. Weights of transformers' `Conv1D` are (in, out). Modules say what names
-    do not: `nn.Embedding` is a table, a convolution no stack. The head is what the model tells, as transformers' and
-    timm's do, what a name tells, or else the last linear layer at the top of the network, of which the reason then is
-    `output_head:last_linear`. Vectors, norms and biases have no weight decay, nor has what `model.no_weight_decay()`
-    names. Each group has a `role`, such as `queries` or `embedding`, by which to set its `lr`, and a `reason`, which
-    `explain()` says. A group of what may be stacks or convolutions has no branch yet: `stacked` in it says which. Tied
-    parameters come once, under their first name.
+    Queries, keys and values are cut by head, in fused weights, grouped queries and latent attention too. Gate and up
+    are two matrices, and a stack of E experts is E matrices. Weights of transformers' `Conv1D` are (in, out). Modules
+    decide before names: `nn.Embedding` is an embedding, a convolution is not a stack. The head is the one that methods
+    of transformers' and timm's models return, or that a name shows, or else the last linear layer at the top level of
+    the network, with the reason `output_head:last_linear`. Vectors, norms, biases and the names in
+    `model.no_weight_decay()` get no weight decay. Each group has a `role`, such as `queries` or `embedding`, by which
+    you can find it to set its `lr`, and a `reason` for `explain()`. A group whose parameters may be stacks or
+    convolutions has no branch yet: set `stacked` in it. Tied parameters come once, under their first name.
 
     Args:
-        config: what tells sizes that no module does; None: those `config`s that modules have.
+        config: an object with sizes that modules lack; None uses the `config` attributes of modules.
         heads: whether attentions are cut by head, or only into queries, keys and values.
         gate_up: whether gate and up are cut apart.
-        patterns: of names, as `{"*.c_attn.weight": {"split_rows": (64,) * 36, "transposed": True}}`, with settings of
-            groups, `use_muon` and `role`, that overrule the choice; the first that matches counts.
+        patterns: settings of groups, `use_muon` and `role` for patterns of names, which override the choice, as in
+            `{"*.c_attn.weight": {"split_rows": (64,) * 36, "transposed": True}}`; the first matching pattern counts.
 
-    Raises TypeError for what is no module, ValueError or TypeError for patterns that match nothing, set what no group
-    has or what cannot be, or ask Muon for what is no matrix.
+    Raises TypeError if `model` is not a module; ValueError or TypeError for patterns that match nothing, have unknown
+    keys or bad values, or ask Muon for a parameter that is not a matrix.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"groups_for needs a model, for the modules around its parameters, got {type(model).__name__}")
+        raise TypeError(f"groups_for needs a model, because it looks at its modules, got {type(model).__name__}")
     return chosen_groups(model, Cutting(config, heads, gate_up), patterns)
 
 
 def chosen_groups(
     model: nn.Module, cutting: Cutting, patterns: Optional[Patterns], undecayed: Optional[Collection[str]] = None
 ) -> Groups:
-    """Return what `groups_for` does; without weight decay are the parameters of the names `undecayed`, where given."""
+    """Return the groups of `groups_for`; if `undecayed` is given, exactly these names get no weight decay."""
     patterns = {} if patterns is None else patterns
     named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
     _check_patterns(patterns, [name for name, _ in named])
@@ -92,7 +92,7 @@ def chosen_groups(
 
 
 class _Chooser:
-    """What the modules of one model say of its parameters, also of a model inside wrappers."""
+    """Chooses the group settings of parameters by the modules of one model, which may be inside wrappers."""
 
     def __init__(self, model: nn.Module, cutting: Cutting, undecayed: Optional[Collection[str]]):
         self._modules = dict(model.named_modules(remove_duplicate=False))
@@ -103,7 +103,7 @@ class _Chooser:
         self._unsaid: dict[tuple[str, str], list[str]] = {}  # by role and remark
 
     def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
-        """Return the settings of a parameter's group, by all names of a tied one."""
+        """Return the settings of a parameter's group; `names` are all names of a tied parameter."""
         every = [self._owners(name) for name in names]
         branch, reason = self._branch(names, p, every)
         settings: dict[str, Any] = {"role": _role(names[0], p, reason)}
@@ -114,7 +114,7 @@ class _Chooser:
                 self._unsaid.setdefault((cut.role, cut.remark), []).append(names[0])
         if not self._decays(names, settings["role"]):
             settings["weight_decay"] = 0.0
-        if reason != UNDECIDED:  # which leaves the branch to what `stacked` and `expert_keys` say to Muon
+        if reason != UNDECIDED:  # otherwise `stacked` or `expert_keys` decide the branch in Muon
             kept = reason == GUESSED_HEAD and settings["role"] == "output_head"
             settings.update(use_muon=branch == "muon", reason=reason if kept else settings["role"])
         return settings
@@ -125,7 +125,7 @@ class _Chooser:
         return role not in ("vector", "norm", "bias") and self._said.isdisjoint(map(bare_name, names))
 
     def remarks(self, rows: Iterable[Route]) -> list[str]:
-        """Return a line for each thing that nothing, and no pattern, told of some weights."""
+        """Return a line for each missing piece of information that no pattern gives either."""
         by_pattern = {row.name for row in rows if row.reason.startswith("pattern:")}
         lines = []
         for (role, remark), every in self._unsaid.items():
@@ -143,7 +143,7 @@ class _Chooser:
         around = {module for owners in every for module in owners}
         if any(isinstance(adapted(module), (nn.Embedding, nn.EmbeddingBag)) for module in around):
             return "adamw", "embedding"
-        # An adapter's weights are inside the head.
+        # Weights of an adapter around the head are inside it, too.
         if not around.isdisjoint(self._heads.told):
             return "adamw", "output_head"
         if not around.isdisjoint(self._heads.guessed):
@@ -153,34 +153,34 @@ class _Chooser:
             return "adamw", "embedding"
         if "router" in type(own_module).__name__.lower():
             return "adamw", "router"
-        if own_module in self._heads.before:  # whose name says that it is the head
+        if own_module in self._heads.before:  # a hidden layer, although its name says head
             names = [name.rpartition(".")[2] for name in names]
         return decide(names, p, None, stack_in(names[0], p, own_module))
 
     def _owners(self, name: str) -> list[nn.Module]:
-        """Return the modules around a parameter, its own first."""
+        """Return the modules around a parameter, the innermost first."""
         parts = unparametrized(name).split(".")[:-1]
         return [self._modules[".".join(parts[:depth])] for depth in range(len(parts), -1, -1)]
 
 
 def _embeds_patches(name: str, owners: list[nn.Module]) -> bool:
-    """Whether a class says so; of one that is in a row, as between the stages of PVT, the input is no pixels."""
+    """Whether a class name shows it; numbered modules, as between the stages of PVT, do not get pixels as input."""
     return any("patchembed" in type(owner).__name__.lower() for owner in owners[:2]) and not re.search(r"\.\d", name)
 
 
 def _undecayed(model: nn.Module) -> Collection[str]:
-    """Return the names that `model.no_weight_decay()` tells; TypeError for what tells no names."""
+    """Return the names that `model.no_weight_decay()` returns; TypeError for anything but names."""
     names = getattr(model, "no_weight_decay", None)
     if names is None:
         return ()
     names = names() if callable(names) else names
     if not isinstance(names, (set, frozenset, list, tuple, dict)) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"no_weight_decay must tell names, as timm's method returns a set of them, got {names!r}")
+        raise TypeError(f"no_weight_decay must return names, such as the set of timm's method, got {names!r}")
     return names
 
 
 def _role(name: str, p: Tensor, reason: str) -> str:
-    """Return the role of a parameter of the fallback: what modules say, else its name, else `reason`, its routing's."""
+    """Return the role of a parameter of the fallback: by its modules, else by its name, else routing's `reason`."""
     if sum(size > 1 for size in p.shape) < 2:
         return "vector"
     told = reason.startswith(("embedding", "output_head"))
@@ -188,7 +188,7 @@ def _role(name: str, p: Tensor, reason: str) -> str:
 
 
 def _overruled(names: list[str], p: Tensor, settings: dict[str, Any], patterns: Patterns) -> dict[str, Any]:
-    """Return `settings` with those of the first pattern that matches one of the names."""
+    """Return `settings` updated by the first pattern that matches one of the names."""
     matching = (pattern for pattern in patterns if any(_matches(pattern, name) for name in names))
     pattern = next(matching, None)
     if pattern is None:
@@ -225,11 +225,11 @@ def _check_patterns(patterns: Patterns, names: list[str]) -> None:
         if not isinstance(pattern, str) or not isinstance(settings, Mapping):
             raise TypeError(f"each of patterns must be a string with a dict of settings, got {pattern!r}: {settings!r}")
         if not any(_matches(pattern, name) for name in names):
-            raise ValueError(f"the pattern {pattern!r} matches no parameter; names are such as {names[:3]}")
+            raise ValueError(f"the pattern {pattern!r} matches no parameter; the first names are {names[:3]}")
         unknown = [key for key in settings if key not in SETTINGS and key not in _BESIDES]
         if unknown:
             raise ValueError(
-                f"the pattern {pattern!r} sets {unknown}, which no group has: it has {', '.join(SETTINGS)}"
+                f"the pattern {pattern!r} sets {unknown}, which are not group keys; these are {', '.join(SETTINGS)}"
             )
         with _named(pattern):
             _check_settings(dict(settings))
@@ -246,7 +246,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
 
 @contextmanager
 def _named(pattern: str) -> Iterator[None]:
-    """Put the pattern before what is wrong with its settings."""
+    """Prefix errors about a pattern's settings with the pattern."""
     try:
         yield
     except (TypeError, ValueError) as error:

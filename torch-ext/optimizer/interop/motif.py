@@ -1,8 +1,8 @@
 """The names of the Motif kernel (motif-technologies/optimizer on the Hub), each with its meaning there.
 
-`optimizer = get_kernel(...).compat` in the place of `get_kernel("motif-technologies/optimizer")` leaves the rest of a
-script as it is: also `optimizer.muon.get_default_muon_param_groups`, since the kernel's modules are all this one. What
-has no meaning here raises, and says what to write instead.
+Replace `get_kernel("motif-technologies/optimizer")` by `get_kernel(...).compat`; the rest of a script needs no change.
+That includes `optimizer.muon.get_default_muon_param_groups`, since this module stands in for all modules of the kernel.
+Names that have no meaning here raise AttributeError, which says what to write instead.
 
 Source: the kernel's muon.py, newton_schulz.py and matmul_transpose_triton.py.
 """
@@ -23,17 +23,17 @@ from ..plan.exchanges import ExchangeOptions
 from ..polar import orthogonalize
 from ..schedules import Schedule, polar_express
 
-# What the kernel adds to the norm of a sum of gradients.
+# The kernel adds this to the norm of a sum of gradients.
 _EPS = 1e-7
 _NO_MATRICES = {"embed_tokens", "lm_head", "tok_embeddings", "output"}
 _MODULES = ("muon", "newton_schulz", "matmul_transpose_triton", "core")
 _CLIP = "give clip_config to Muon and qk_logits to its step; QK-clip does the rest"
-_OFFLOAD = "momentum comes to the device as steps need it: call turn_on_cpu_offload() alone"
-_SHARDS = "shards find their ranks by themselves: give Muon the parameters as they are"
+_OFFLOAD = "steps fetch momentum to the device by themselves: only call turn_on_cpu_offload()"
+_SHARDS = "ranks of shards are found automatically: give Muon the parameters as they are"
 _INSTEAD = {
-    "set_ns_compile": "nothing is compiled by torch here: leave it out",
+    "set_ns_compile": "torch.compile is not used here: leave it out",
     "COMM_DTYPE": "orthogonalize(G, dtype=torch.bfloat16) and Muon(..., ns_dtype=torch.bfloat16) choose the dtype",
-    "DEFAULT_CHUNK_SIZE_RATIO": "write exchange=ExchangeOptions(chunk_bytes=...) for the kernel's own Muon",
+    "DEFAULT_CHUNK_SIZE_RATIO": "write exchange=ExchangeOptions(chunk_bytes=...) for this package's Muon",
     "adjust_lr_for_muon": "print(Muon(...).explain()) has each multiplier",
     **dict.fromkeys(("parse_qk_layer", "get_qk_clip_info", "QKClipInfo", "compute_scales", "qk_clip"), _CLIP),
     **dict.fromkeys(("construct_shard_mesh", "get_slices_of_dtensor"), _SHARDS),
@@ -42,25 +42,26 @@ _INSTEAD = {
 
 
 class Muon(MuonOfPackage):
-    """Muon as the Motif kernel makes it, with its arguments and their defaults, which are as many as there.
+    """Muon with the arguments and defaults of the Motif kernel.
 
-    A step is that of the package's `Muon` with `adjust_lr_fn="match_rms_adamw"` and the kernel's coefficients. Momentum
-    is an average, (1 - momentum) times the sum that the kernel keeps, which a polar factor does not tell; the kernel
-    adds 1e-7 to the norm of the sum, and here (1 - momentum) 1e-7 bounds that of the average from below. Parameters
-    with more than two dimensions are stacks of matrices. `import_state(..., source="motif")` takes its checkpoints.
+    It is the package's `Muon` with `adjust_lr_fn="match_rms_adamw"` and the kernel's coefficients. Momentum is an
+    average, which is (1 - momentum) times the kernel's sum; the polar factor is the same. The kernel adds 1e-7 to the
+    norm of the sum; here (1 - momentum) 1e-7 is a lower bound for the norm of the average. Parameters with more than
+    two dimensions are stacks of matrices. `import_state(..., source="motif")` loads the kernel's checkpoints.
 
     Args:
-        params: groups with `use_muon`, and `names` of their parameters, as `get_default_muon_param_groups` makes them.
-        lr: of both branches.
+        params: groups with `use_muon`, and `names` of their parameters, as made by `get_default_muon_param_groups`.
+        lr: learning rate of both branches.
         none_grad: whether to set `.grad` of a matrix to None as soon as it has been read.
-        debug: only False; `print(opt.explain())` says more.
-        clip_config: of QK-clip, for which `step` is given `qk_logits`; without `q_indices` and `k_indices`, none.
-        warmup_step: how many chunks of matrices are sent ahead; more than two are of no use here.
-        chunk_size: only -1; chunks are counted in bytes here.
-        use_distributed_muon: only False; its results are those of the other way.
-        expert_keys: of the names of stacks; every parameter of three dimensions is a stack here, with or without.
+        debug: only False; use `print(opt.explain())`.
+        clip_config: settings of QK-clip, which also needs `qk_logits` in each `step`. Without `q_indices` and
+            `k_indices` there is no clipping.
+        warmup_step: number of chunks of matrices that are sent ahead; more than two have no effect here.
+        chunk_size: only -1, since chunks are measured in bytes here.
+        use_distributed_muon: only False; its results are the same.
+        expert_keys: components of the names of stacks; it has no effect, since all 3-d parameters are stacks here.
 
-    Raises ValueError for groups without `use_muon` and for what this class does not take, and what `Muon` raises.
+    Raises ValueError for groups without `use_muon` and for unsupported values, and the errors of `Muon`.
     """
 
     def __init__(
@@ -98,10 +99,10 @@ class Muon(MuonOfPackage):
         )
 
     def step(self, closure: Optional[Callable[[], Any]] = None, qk_logits: Optional[Mapping[int, Tensor]] = None):
-        """Update every parameter that has a gradient, and return what `closure`, called first if given, returns.
+        """Update every parameter that has a gradient; call `closure` first, if given, and return its result.
 
-        `qk_logits` are the largest logits (heads,) of attention layers, by number, as `clip_config` orders them. Raises
-        ValueError for them where `clip_config` has no indices, and what the package's `Muon` raises.
+        `qk_logits` are the largest logits (heads,) of attention layers by number, in the order of `clip_config`. They
+        raise ValueError if `clip_config` has no indices. The errors of the package's `Muon.step` apply too.
         """
         if qk_logits and self._clip is None:
             raise ValueError("qk_logits need a clip_config with q_indices and k_indices, and this Muon has none")
@@ -126,10 +127,10 @@ class Muon(MuonOfPackage):
 
 
 def default_is_muon(name: str, x: Tensor, expert_keys: Optional[Sequence[str]] = None) -> bool:
-    """Return whether the kernel gives a parameter to Muon by default: by its dimensions, and by its name's components.
+    """Return whether the kernel gives a parameter to Muon by default: by its dimensions and the components of its name.
 
-    A stack of experts has one dimension more than its matrices. Unlike the package's own routing this gives Muon heads
-    and tables of other names than embed_tokens, tok_embeddings, lm_head and output, also convolutions.
+    A stack of experts has one dimension more than its matrices. Unlike the package's own routing, this gives Muon
+    convolutions, and heads and embeddings not called embed_tokens, tok_embeddings, lm_head or output.
     """
     dimensions = x.ndim - is_expert_param(name, expert_keys)
     return dimensions >= 2 and _NO_MATRICES.isdisjoint(normalize_fqn(name).split("."))
@@ -140,9 +141,9 @@ def get_default_muon_param_groups(
     is_muon_func: Callable[..., bool] = default_is_muon,
     expert_keys: Optional[Sequence[str]] = None,
 ) -> list[dict[str, Any]]:
-    """Return the trainable parameters of `model` as two groups for `Muon`: its own, then AdamW's, with their `names`.
+    """Return the trainable parameters of `model` as two groups with `names`: Muon's, then AdamW's.
 
-    `is_muon_func` is called with name and parameter, and with `expert_keys` where these are given.
+    `is_muon_func` is called with name and parameter, and with `expert_keys` if these are given.
     """
     rest = () if expert_keys is None else (expert_keys,)
     groups: list[dict[str, Any]] = [{"params": [], "names": [], "use_muon": use_muon} for use_muon in (True, False)]
@@ -160,27 +161,27 @@ def is_expert_param(name: str, expert_keys: Optional[Sequence[str]] = None) -> b
 
 
 def normalize_fqn(name: str) -> str:
-    """Return a parameter's name as the model itself has it, without what wrappers add."""
+    """Return a parameter's name in the model itself, without the components that wrappers add."""
     return bare_name(name)
 
 
 def zeropower_via_newtonschulz5(G: Tensor, steps: int) -> Tensor:
-    """Return the approximate polar factor of a matrix G (m, n), in its dtype, by the kernel's coefficients.
+    """Return the approximate polar factor of a matrix G (m, n), in its dtype, with the kernel's coefficients.
 
-    The kernel takes bfloat16 alone and iterates in it; here any floating dtype goes, and `iteration.default_work_dtype`
-    is what is iterated in. The kernel adds 1e-7 to the norm, which is the norm's lower bound here. Raises ValueError
-    for other dimensions and for what `orthogonalize` refuses.
+    The kernel accepts bfloat16 only and iterates in it. Here any floating dtype is accepted, and the iteration runs in
+    `iteration.default_work_dtype`. The kernel adds 1e-7 to the norm; here 1e-7 is the norm's lower bound. Raises
+    ValueError for another number of dimensions, and the errors of `orthogonalize`.
     """
     return _zeropower(G, steps, 2)
 
 
 def zeropower_via_newtonschulz5_batched(G: Tensor, steps: int) -> Tensor:
-    """Return what `zeropower_via_newtonschulz5` does for each matrix of G (E, m, n)."""
+    """Return the result of `zeropower_via_newtonschulz5` for each matrix of G (E, m, n)."""
     return _zeropower(G, steps, 3)
 
 
 def matmul_transpose_assign(d_in: Tensor, d_out: Tensor) -> None:
-    """Write `d_in` `d_in`ᵀ (..., m, m) into `d_out`, which is changed; errors are those of `matmul_transpose`."""
+    """Write `d_in` `d_in`ᵀ (..., m, m) into `d_out` in place; raises the errors of `matmul_transpose`."""
     matmul_transpose(d_in, out=d_out)
 
 
@@ -198,12 +199,12 @@ def _zeropower(G: Tensor, steps: int, dimensions: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _schedule() -> Schedule:
-    """Return the kernel's coefficients, of which the last are repeated after its ten steps."""
+    """Return the kernel's coefficients for ten steps; the last ones are repeated in further steps."""
     return polar_express(lower=1e-3, steps=10, safety=1e-2, cushion=0.02)
 
 
 def _group(position: int, group: Any, momentum: float) -> dict[str, Any]:
-    """Return a group of the kernel as one of `Muon`'s; ValueError for one without `use_muon`."""
+    """Return a group of the kernel as a group for `Muon`; ValueError if it has no `use_muon`."""
     if not isinstance(group, Mapping) or group.get("use_muon") is None:
         raise ValueError(
             f"group {position} does not set use_muon: write Muon(get_default_muon_param_groups(model), ...), or the "
@@ -220,7 +221,7 @@ def _check_unused(debug: bool, chunk_size: int, use_distributed_muon: bool) -> N
         raise ValueError("debug=True prints nothing here: leave it out, and print(opt.explain())")
     if chunk_size != -1:
         raise ValueError(
-            f"chunk_size={chunk_size} counts parameters, and chunks are counted in bytes here: leave it out, or write "
+            f"chunk_size={chunk_size} counts parameters, but chunks are measured in bytes here: leave it out, or write "
             "exchange=ExchangeOptions(chunk_bytes=...) for the package's own Muon"
         )
     if use_distributed_muon:

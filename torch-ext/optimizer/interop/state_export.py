@@ -1,4 +1,4 @@
-"""This package's state as one of torch's optimizers takes it over."""
+"""Export of this package's state to torch.optim.AdamW and torch.optim.Muon."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from ..muon import Muon
 from ..parameters.groups import names_of
 from ..parameters.settings import Group
 
-# What torch's optimizers have of a parameter, by the branch that has the same here.
-# AdamW is a kind of Adam.
+# For each torch optimizer: whether its state is that of Muon's branch here, and its keys. AdamW is a subclass of Adam.
 _KEYS = {torch.optim.Adam: (False, ("step", "exp_avg", "exp_avg_sq")), torch.optim.Muon: (True, ("momentum_buffer",))}
 
 
 def export_state(optimizer: Muon, target: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return a state dict for `target.load_state_dict`: its groups and settings, with state of `optimizer`.
+    """Return a state dict for `target.load_state_dict`: the target's groups and settings with state of `optimizer`.
 
-    `target` is a torch.optim.AdamW or a torch.optim.Muon over parameters of `optimizer`, which are told by identity, in
-    whatever groups: nothing need be guessed of order or names. A parameter of AdamW here has there what it has here,
-    exactly, and a matrix its momentum. Of the others the target makes a new state at its next step: second moments are
-    nowhere in Muon. What only this package knows is left out: second moments of NorMuon, and what bfloat16 parameters
-    with `master_weights` lack of float32.
+    `target` is a torch.optim.AdamW or torch.optim.Muon over the same parameter objects, in any groups and order. An
+    AdamW target gets the exact state of the parameters that AdamW updates here; a torch.optim.Muon target gets the
+    momentum of matrices. For all other parameters the target makes a new state at its next step. State that only this
+    package has is left out: second moments of NorMuon, and the lower halves of `master_weights`.
 
-    Tensors are copies; nothing of `optimizer` or `target` changes. Raises TypeError for other optimizers, and
-    ValueError for parameters that `optimizer` does not have, for momentum in 8 bits, and for AMSGrad, whose maxima are
-    unknown here.
+    Tensors are copies; `optimizer` and `target` do not change. Raises TypeError for other optimizers, and ValueError
+    for parameters that `optimizer` does not have, for 8-bit momentum, and for AMSGrad, whose maxima are unknown here.
     """
     known = next((keys for kind, keys in _KEYS.items() if isinstance(target, kind)), None)
     if not isinstance(optimizer, Muon) or known is None:
@@ -35,7 +32,7 @@ def export_state(optimizer: Muon, target: torch.optim.Optimizer) -> dict[str, An
             "state is exported from a Muon of this package to a torch.optim.AdamW or torch.optim.Muon, got "
             f"{type(optimizer).__name__} and {type(target).__name__}"
         )
-    optimizer.state_dict()  # brings state in line with parameters, and raises after a step that broke off
+    optimizer.state_dict()  # brings state in line with parameters, and raises if the last step failed halfway
     if any(group.get("amsgrad") for group in target.param_groups):
         raise ValueError("the target has amsgrad=True, whose maxima are unknown here: construct it with amsgrad=False")
     here = {p: (name, group) for group in optimizer.param_groups for name, p in zip(names_of(group), group["params"])}
@@ -45,7 +42,7 @@ def export_state(optimizer: Muon, target: torch.optim.Optimizer) -> dict[str, An
     strange = [tuple(p.shape) for p in parameters if p not in here]
     if strange:
         raise ValueError(
-            f"{len(strange)} parameters of the target are not this optimizer's, the first of shape {strange[0]}: "
+            f"this optimizer lacks {len(strange)} parameters of the target, the first of shape {strange[0]}: "
             "construct the target with the same parameters, such as model.parameters()"
         )
     state = {position: _state_of(p, *here[p], optimizer, known) for position, p in zip(positions, parameters)}
@@ -53,14 +50,14 @@ def export_state(optimizer: Muon, target: torch.optim.Optimizer) -> dict[str, An
 
 
 def _state_of(p: Tensor, name: str, group: Group, optimizer: Muon, known: tuple[bool, tuple[str, ...]]) -> dict:
-    """Return copies of what the target has of a parameter; nothing where that is another branch's."""
+    """Return copies of the state tensors that the target uses; none if the parameter belongs to the other branch."""
     use_muon, keys = known
     if group["use_muon"] != use_muon or p not in optimizer.state:
         return {}
     values = {key: optimizer.state[p][key] for key in keys}
     if any(value.dtype == torch.int8 for value in values.values()):
         raise ValueError(
-            f"momentum of {name} is in 8 bits, which torch has not: set momentum_dtype=None in its group before, and "
-            "the optimizer converts it"
+            f"momentum of {name} is in 8 bits, which torch does not support: set momentum_dtype=None in its group "
+            "first, and the optimizer converts it"
         )
     return {key: value.clone() for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""Another optimizer's state taken over: parameters are matched, momentum is rescaled, settings are translated."""
+"""Import of another optimizer's state: parameters are matched, momentum is rescaled, settings are translated."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .state_order import given_parameters, names_in_order
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
 
 _BRANCHES = ("muon", "adamw")
-# Sources whose files are known for sure: by keys that all of theirs have, also before the first step.
+# Sources whose files are recognised with certainty, by keys that they always have, even before the first step.
 _SURE = ("torch", "adamw")
 # How many problems an error lists.
 SHOWN = 20
-# State of a source that has not the parameter's shape; loading checks it.
+# State that does not have the parameter's shape; loading checks it.
 _OTHERWISE = ("step", "variance_neuron")
 
 
 class Entry(NamedTuple):
-    """One parameter in a state dict; `branch` is None where it has had no gradient and nothing else says."""
+    """One parameter in a state dict; `branch` is None if it never had a gradient and nothing else shows the branch."""
 
     key: Union[int, str]
     name: Optional[str]
     branch: Optional[str]
     group: Settings
     state: Mapping[str, Any]
-    shape: tuple[int, ...] = ()  # of parameters of the optimizer that state is imported into
+    shape: tuple[int, ...] = ()  # set only for parameters of the optimizer into which state is imported
 
 
 def import_state(
@@ -43,31 +43,31 @@ def import_state(
     adamw_state_dict: Optional[Mapping[str, Any]] = None,
     names: Optional[Sequence[str]] = None,
 ) -> list[str]:
-    """Load another optimizer's `state_dict` into `optimizer`, in place; return what was not taken over, in sentences.
+    """Load another optimizer's `state_dict` into `optimizer` in place; return sentences about what was not imported.
 
-    The state of the parameters and the settings of their groups are replaced. What was given is copied; momentum keeps
-    its dtype.
+    The state of the parameters and the settings of their groups are replaced. Tensors are copied; momentum keeps its
+    dtype.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
             `motif`, `dion` (its Muon), `dion_normuon` (its NorMuon), or `adamw` (torch.optim.AdamW or Adam alone).
-        adamw_state_dict: that of the torch.optim.AdamW beside a torch.optim.Muon; without it parameters that are
-            not matrices stay as they are.
-        names: of the source's parameters, in its order, those of `adamw_state_dict` last. Without them the names in
-            its groups count, else the order: its k-th matrix is the optimizer's k-th, and likewise for the rest. For
-            `adamw` the order is that in which this optimizer was given its parameters, such as model.parameters():
-            a source of several groups must have them in it within each group, and shapes tell which group is next.
+        adamw_state_dict: the state dict of the torch.optim.AdamW used next to a torch.optim.Muon. Without it the state
+            of parameters that are not matrices is not changed.
+        names: names of the source's parameters in its order, those of `adamw_state_dict` last. Without `names`, the
+            names in its groups count, and otherwise the order: its k-th matrix is this optimizer's k-th matrix, and the
+            same for the other parameters. For `adamw`, each group of the source must have its parameters in the order
+            in which they were passed to this optimizer, such as model.parameters(); shapes decide between groups.
 
-    Of `adamw` the fallback's parameters take everything, and their group its settings. Matrices take `exp_avg` as
-    momentum as it is: Muon with momentum = beta1 would have averaged the same gradients to the same, from zero and
-    without bias correction, which AdamW applies to a copy in its step and Muon has no need of, as directions have no
-    scale. Dividing by 1 - beta1**step would only let the past weigh more against the next gradients, by less than 1 %
-    from step 44 on at 0.9. From there it decays by Muon's own momentum, and settings of matrices stay as they are.
+    From `adamw`, the fallback's parameters get their whole state, and their group gets the settings. Matrices get
+    `exp_avg` as momentum, unchanged: with momentum = beta1, Muon would have computed the same average. Its missing bias
+    correction does not matter, because the update of a matrix does not depend on the scale of momentum. (Correcting it
+    would only give the past more weight against the next gradients, by less than 1 % from step 44 on at beta1 = 0.9.)
+    From then on Muon's own momentum applies, and the settings of matrices stay as they are.
 
-    Sums of gradients, which `motif` and dion's keep, become averages: times 1 - momentum, of the group as it was saved.
-    Settings that mean the same are taken over, with those that a source has as constants; an eps that it adds to the
-    norm becomes the norm's lower bound. The sentences name the others: those unknown here, those that the state does
-    not hold, and those that differ between groups which are one group here.
+    `motif` and dion keep sums of gradients; these become averages, multiplied by 1 - momentum of the saved group.
+    Settings with the same meaning are imported, and so are constants of the source's code. An eps that the source adds
+    to the norm becomes the norm's lower bound. The returned sentences name the other settings: those unknown here,
+    those that the state lacks, and those that differ between groups which are one group here.
 
     Raises TypeError for another optimizer, and ValueError for settings that cannot work or, in one list, for all
     parameters that are missing, unknown, of another branch, of another shape or with other state. Then nothing has
@@ -80,7 +80,7 @@ def import_state(
         raise ValueError(f"source must be one of {', '.join(SOURCES)}, torch with adamw_state_dict, got {source!r}")
     entries = _entries(state_dict, known.branch_of)
     if source in _SURE and source_of(state_dict) != source:
-        raise ValueError(f"the state is none that source={source!r} saves: {said_of(source_of(state_dict))}")
+        raise ValueError(f"the state was not saved by source={source!r}: {said_of(source_of(state_dict))}")
     if adamw_state_dict is not None:
         entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
     if names is None and source == "adamw" and all(entry.name is None for entry in entries):
@@ -93,7 +93,7 @@ def import_state(
     pairs, unmatched, problems = _matched(parameters, entries, known)
     state = {}
     for parameter in unmatched:
-        if not parameter.state:  # a frozen parameter has none that could be missed
+        if not parameter.state:  # a frozen parameter has no state
             continue
         if source == "torch" and adamw_state_dict is None and parameter.branch == "adamw":
             state[parameter.key] = parameter.state
@@ -106,7 +106,7 @@ def import_state(
             state[parameter.key] = translated_state(entry.state, entry.group, parameter.branch, known)
     groups, notes = [], []
     for i, group in enumerate(target["param_groups"]):
-        # Groups of the source are told apart by identity, since they hold tensors.
+        # Groups of the source are compared by identity, since they hold tensors.
         by_id = {id(entry.group): entry.group for parameter, entry in pairs if parameter.group is group}
         changes, group_notes = _merged_settings(group, list(by_id.values()), known)
         groups.append({**group, **changes})
@@ -116,7 +116,7 @@ def import_state(
 
 
 def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[str]]) -> list[Entry]:
-    """Return the parameters of a state dict in its order; raises as `check_state_dict`."""
+    """Return the parameters of a state dict in its order; raises the errors of `check_state_dict`."""
     check_state_dict(state_dict)
     entries = []
     for group in state_dict["param_groups"]:
@@ -124,10 +124,10 @@ def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[st
         for key, name in zip(group["params"], names):
             state = dict(state_dict["state"].get(key, {}))
             branch = branch_of(group, state)
-            state.pop("use_muon", None)  # timm notes the branch there
-            if state and branch == "adamw" and "step" not in state and "step" in group:  # dion counts by group
+            state.pop("use_muon", None)  # timm stores the branch there
+            if state and branch == "adamw" and "step" not in state and "step" in group:  # dion counts steps by group
                 state["step"] = group["step"]
-            # Distributed checkpoints have names for positions.
+            # Distributed checkpoints have names in place of positions.
             entries.append(Entry(key, key if isinstance(key, str) else name, branch, group, state))
     return entries
 
@@ -139,7 +139,7 @@ def _named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
 
 
 def _shapes_by_group(entries: Sequence[Entry]) -> list[list[Optional[tuple[int, ...]]]]:
-    """Return the shapes of parameters by their groups, told apart by identity; None of those without state."""
+    """Return the shapes of parameters group by group; None for parameters without state."""
     groups: dict[int, list[Optional[tuple[int, ...]]]] = {}
     for entry in entries:
         average = entry.state.get("exp_avg")
@@ -148,7 +148,7 @@ def _shapes_by_group(entries: Sequence[Entry]) -> list[list[Optional[tuple[int, 
 
 
 def _refusal(problems: Sequence[str], source: str, likely: Optional[str]) -> str:
-    """Return what an error says: every problem, or the first of very many, and where another source is meant."""
+    """Return the text of an error: all problems, or the first ones of very many, and the source that fits better."""
     more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
     other = [said_of(likely)] if likely != source else []
     return "\n  ".join(["the state does not fit:", *problems[:SHOWN], *more, *other])
@@ -157,7 +157,7 @@ def _refusal(problems: Sequence[str], source: str, likely: Optional[str]) -> str
 def _matched(
     parameters: list[Entry], entries: list[Entry], source: Source
 ) -> tuple[list[tuple[Entry, Entry]], list[Entry], list[str]]:
-    """Return the parameters with their entries, by name and then by order; those without; and what does not fit."""
+    """Return pairs of parameter and entry (by name, then by order), parameters without an entry, and all problems."""
     by_name = {bare_name(parameter.name): parameter for parameter in parameters}
     pairs, unmatched, problems = [], [], []
     for entry in entries:
@@ -171,7 +171,7 @@ def _matched(
     named = {parameter.key for parameter, _ in pairs}
     unclear = {str(entry.branch) for entry in entries if entry.name is None} - set(_BRANCHES)
     if unclear:
-        problems.append(f"parameters of the source without a name are of an unclear branch: {', '.join(unclear)}")
+        problems.append(f"the branch of parameters without a name is unclear in the source: {', '.join(unclear)}")
     for branch in _BRANCHES:
         rest = [parameter for parameter in parameters if parameter.branch == branch and parameter.key not in named]
         unnamed = [entry for entry in entries if entry.branch == branch and entry.name is None]
@@ -180,8 +180,8 @@ def _matched(
         elif len(rest) != len(unnamed):
             meet = f"{len(rest)}: {listed([parameter.name for parameter in rest])}"
             problems.append(
-                f"{len(unnamed)} parameters of {branch} in the source, without names, meet {meet}. Give names, of the "
-                "source's parameters in its order, and construct the optimizer with is_muon or use_muon as it routes"
+                f"the source has {len(unnamed)} {branch} parameters without names, this optimizer {meet}. Pass names, "
+                "those of the source in its order, and route as the source does, with is_muon or use_muon"
             )
         else:
             if source.sorts and any(map(_other_shapes, rest, unnamed)):
@@ -192,7 +192,7 @@ def _matched(
 
 def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
     if entry.branch not in (parameter.branch, None):
-        return [f"{parameter.name} is a parameter of {entry.branch} in the source, and of {parameter.branch} here"]
+        return [f"{parameter.name} belongs to {entry.branch} in the source, and to {parameter.branch} here"]
     wanted = set(source.state[parameter.branch].values())
     unused = source.unused if parameter.branch == "muon" else frozenset()
     if entry.state and set(entry.state) - unused != wanted:
@@ -209,13 +209,13 @@ def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
 
 
 def _other_shapes(parameter: Entry, entry: Entry) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of state tensors that are not the parameter's, but of those that have one of their own."""
+    """Return the shapes of state tensors that differ from the parameter's and should not."""
     shapes = {key: tuple(value.shape) for key, value in entry.state.items() if isinstance(value, Tensor)}
     return {key: shape for key, shape in shapes.items() if key not in _OTHERWISE and shape != parameter.shape}
 
 
 def _merged_settings(group: Settings, source_groups: list[Settings], source: Source) -> tuple[Settings, list[str]]:
-    """Return the settings that `group` takes from the groups of its parameters in the source, and what it does not."""
+    """Return the settings that `group` gets from its parameters' groups in the source, and notes on the others."""
     branch = branch_by_flag(group, {})
     translations = [translated(source_group, branch, source) for source_group in source_groups]
     changes, notes = {}, []
@@ -226,13 +226,13 @@ def _merged_settings(group: Settings, source_groups: list[Settings], source: Sou
         elif key in group or key == "initial_lr":
             changes[key] = values[0]
         else:
-            notes.append(f"{key}={values[0]!r} of the source is no setting here")
+            notes.append(f"{key}={values[0]!r} of the source is not a setting here")
     for text in dict.fromkeys(text for _, lost in translations for text in lost):
         notes.append(f"{text} of the source has no counterpart")
     if "lr" in changes:
         if group["lr_factor"] != 1:
             notes.append(f"lr_factor={group['lr_factor']} of this optimizer became 1, as lr is the source's rate")
-        changes["lr_factor"] = 1.0
+        changes["lr_factor"] = 1.0  # the source's lr is the full rate of its parameters
     if group["decay_mode"] == "corrected" and changes.get("lr", group["lr"]) != group["lr"]:
         notes.append(f"decay_lr, which is not in the source, stays {group['decay_lr']}")
     if source_groups and branch == "muon":

@@ -1,4 +1,4 @@
-"""What other Muons save: the names of their settings and state, what they mean here, and what is never saved."""
+"""File formats of other Muons: the names of their settings and state, and constants that they do not save."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..schedules import resolve_schedule
 Group = Mapping[str, Any]
 Settings = dict[str, Any]
 
-# Keys that say where a parameter goes or how a step is computed, not what it is.
+# Keys that are not settings: they name parameters, choose a branch or an implementation, or count steps.
 _UNRELATED = {"params", "param_names", "names", "use_muon", "use_fallback", "algorithm", "step", "initial_lr"}
 _UNRELATED |= {"foreach", "fused", "capturable", "differentiable", "verbose", "none_grad"}
-# None and False say that a setting is off, and so do these values of these keys.
+# None and False mean that a setting is off; for these keys these values mean it too.
 _OFF = {"decoupled_weight_decay": True, "algo": "muon"}
 
 
@@ -25,7 +25,7 @@ def _same(*keys: str) -> dict[str, str]:
 
 
 def branch_by_flag(group: Group, state: Mapping[str, Any]) -> Optional[str]:
-    """Return the branch that `use_muon` of the group says."""
+    """Return the branch that the group's `use_muon` chooses."""
     return "muon" if group.get("use_muon", True) else "adamw"
 
 
@@ -33,21 +33,21 @@ _STATE = {"muon": _same("momentum_buffer"), "adamw": _same("step", "exp_avg", "e
 
 
 class Source(NamedTuple):
-    """One optimizer; tables are by branch, `muon` or `adamw`, from our key to its own."""
+    """One optimizer; tables map, for each branch (`muon` or `adamw`), our keys to its keys."""
 
     settings: dict[str, dict[str, str]]
     state: dict[str, dict[str, str]] = _STATE
     branch_of: Callable[[Group, Mapping[str, Any]], Optional[str]] = branch_by_flag  # from a parameter's group, state
-    constants: Mapping[str, Any] = MappingProxyType({})  # settings of matrices that its code has and no group holds
-    adapt_: Optional[Callable[[Settings, Group, str], None]] = None  # makes ours of settings copied from a group
+    constants: Mapping[str, Any] = MappingProxyType({})  # settings of matrices that are fixed in its code
+    adapt_: Optional[Callable[[Settings, Group, str], None]] = None  # translates settings copied from a group
     adapted: frozenset[str] = frozenset()  # other keys of a group that `adapt_` reads
     sums: bool = False  # momentum is momentum * sum + gradient, not an average
     sorts: bool = False  # matrices come largest first
-    unused: frozenset[str] = frozenset()  # state of matrices that momentum has no use for
+    unused: frozenset[str] = frozenset()  # state of matrices that is not imported
 
 
 def translated(group: Group, branch: str, source: Source) -> tuple[Settings, list[str]]:
-    """Return the settings of a group of `source` as ours for `branch`, and those without counterpart as `key=value`."""
+    """Return our settings for a group of `source` in `branch`, and those without a counterpart as `key=value`."""
     keys = dict(source.settings[branch])
     if "lr" in keys:
         keys["initial_lr"] = "initial_lr"
@@ -89,7 +89,7 @@ def _timm_branch(group: Group, state: Mapping[str, Any]) -> Optional[str]:
 def _adapt_timm_(settings: Settings, group: Group, branch: str) -> None:
     if branch == "adamw":
         scale = group.get("fallback_lr_scale")
-        if scale is None:  # older versions have a learning rate of its own
+        if scale is None:  # older versions have a separate learning rate
             base = group.get("initial_lr", group["lr"])
             scale = group["adamw_lr"] / base if group.get("adamw_lr") is not None and base else 1.0
         settings.update({key: settings[key] * scale for key in ("lr", "initial_lr") if key in settings})
@@ -97,7 +97,7 @@ def _adapt_timm_(settings: Settings, group: Group, branch: str) -> None:
         return
     s = group.get("safety_factor", 1.0)
     if s != 1:
-        # The norm is multiplied by s before eps bounds it: what slows the first step is a change of its argument.
+        # timm multiplies the norm by s before eps bounds it, which is the same as scaling the first step's argument.
         (a, b, c), *rest = resolve_schedule(settings["ns_coefficients"], settings["ns_steps"])
         settings.update(ns_coefficients=((a / s, b / s**3, c / s**5), *rest), eps=settings["eps"] / s)
     if not settings.get("adjust_lr_fn", True):  # no multiplier at all
@@ -137,7 +137,7 @@ SOURCES = {
     ),
     # torch/optim/adamw.py and torch/optim/adam.py, torch 2.13
     "adamw": Source(
-        # The sign of its averages, which `maximize` turns, is theirs in both branches.
+        # `maximize` flips the sign of the saved averages, so it is imported in both branches.
         {"muon": _same("maximize"), "adamw": {**_ADAMW, "maximize": "maximize"}},
         {**_STATE, "muon": {"momentum_buffer": "exp_avg"}},
         branch_of=lambda group, state: None,

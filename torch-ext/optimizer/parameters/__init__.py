@@ -1,1 +1,1 @@
-"""What is a matrix, which branch a parameter goes to, which settings and state it has."""
+"""Parameters: which are matrices, which branch each one goes to, and their settings and state."""

@@ -1,4 +1,4 @@
-"""What users should decide, in one line with what to write: a warning at construction, and a note in `explain()`."""
+"""Questions for users to decide, one line each, with what to write: warnings, and notes in `explain()`."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from .matrices import is_stack
 from .routing import UNDECIDED
 from .settings import Group
 
-# What is known of LoRA.
+# Findings about LoRA.
 _LORA = (
-    "{} factors of LoRA, A and B, are Muon's whatever their rank from 4: so trained, LoRA matches or beats AdamW's on "
-    "models that Adam has pretrained (arXiv:2605.10468). OneTrainer (pull request 1314) saw noise in A and leaves it "
-    "to AdamW: that is use_muon=False in a group for lora_A. Steps of the product B A (arXiv:2606.12921) are not taken"
+    "Muon updates {} LoRA factors (A and B, of rank 4 or more). LoRA trained so matches or beats AdamW on models that "
+    "were pretrained with Adam (arXiv:2605.10468). OneTrainer (pull request 1314) saw noise in A and leaves it to "
+    "AdamW; for that put lora_A into a group with use_muon=False. A and B are orthogonalized separately, not as the "
+    "product B A (arXiv:2606.12921)"
 )
-# Of the elements of hidden matrices, Muon should have at least this share.
+# A warning is given if Muon has less than this share of the elements of hidden matrices.
 LEAST_SHARE = 0.5
-# Kinds of reasons that a user has given, or is asked for, and those by which a matrix is no hidden one.
+# Reasons that a user has given or is asked for, and reasons of matrices that are not hidden ones.
 _DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
 _OUTER = ("embedding", "output_head")
-# As routing calls parameters without names.
+# The names that routing gives to parameters without names.
 _UNNAMED = re.compile(r"param_\d+")
-# The key that every group has whose user gave none.
+# The default of `expert_keys`.
 _USUAL_KEYS = ("experts",)
 
 NO_GRADIENT = (
     "no parameter of this optimizer has a gradient, so this step changes nothing. After fully_shard(model), "
     "load_state_dict(assign=True) or a move from the meta device a model has other parameters: make the optimizer "
-    "after that. Else call backward() before the step, or look whether all parameters are frozen. This is said once"
+    "after that. Otherwise call backward() before the step, or check whether all parameters are frozen. This warning "
+    "is shown once"
 )
 
 
 class Routed(NamedTuple):
-    """Where a parameter goes, and why; of a row of `explain()` the same four are read."""
+    """The branch of a parameter and the reason; rows of `explain()` have the same four fields."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,7 +49,7 @@ class Routed(NamedTuple):
 
 
 def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Routed]:
-    """Return the routes of all parameters of `groups`; those of a wrapper, which nobody routed, count as decided."""
+    """Return the routes of all parameters of `groups`; parameters that a wrapper appended count as decided."""
     return [
         Routed(
             name, tuple(p.shape), "muon" if group["use_muon"] else group["fallback"], reasons.get(p, reason_of(group))
@@ -58,7 +60,7 @@ def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Route
 
 
 def advice(routes: Iterable[Routed]) -> list[str]:
-    """Return a line for each thing that a user should decide about these parameters; none where all is well."""
+    """Return a line for each question that a user should decide about these parameters; empty if there is none."""
     routes = list(routes)
     undecided = [route for route in routes if route.reason == UNDECIDED]
     muon = sum(_elements(route) for route in routes if route.branch == "muon")
@@ -78,7 +80,7 @@ def advice(routes: Iterable[Routed]) -> list[str]:
 
 
 def idle_keys(groups: Sequence[Group], known: Sequence[str] = ()) -> list[str]:
-    """Return a line if some of the `expert_keys` of `groups` are in no name, but for the default and those `known`."""
+    """Return a line if some `expert_keys` of `groups` match no name, except the default and those in `known`."""
     names = [name for group in groups for name in names_of(group)]
     keys = dict.fromkeys(key for group in groups for key in group["expert_keys"])
     idle = [key for key in keys if key not in (*_USUAL_KEYS, *known) and not any(is_stack(n, 3, (key,)) for n in names)]
@@ -87,12 +89,12 @@ def idle_keys(groups: Sequence[Group], known: Sequence[str] = ()) -> list[str]:
     example = f", such as {max(names, key=len)}" if names else ""
     return [
         f"expert_keys {idle} are in no parameter's name{example}: a key is a whole component of a name, between dots "
-        "and without wildcards, whose parameters are stacks (experts, rows, cols). Correct them, or leave them out"
+        "and without wildcards, and its parameters are stacks (experts, rows, cols). Correct them, or leave them out"
     ]
 
 
 def remarks(routes: Iterable[Routed]) -> list[str]:
-    """Return a line for each choice that the field has not settled; nothing to decide, but to know."""
+    """Return a line for each choice on which published results disagree; for information only."""
     factors = [route for route in routes if route.branch == "muon" and _kind(route) == "lora"]
     return [_LORA.format(len(factors))] if factors else []
 
@@ -101,17 +103,17 @@ def _little(what: str, left: Sequence[Routed]) -> str:
     reasons = Counter(map(_kind, left)).most_common()
     return (
         f"Muon has {what}: the fallback updates {described(left)}, because of "
-        f"{', '.join(f'{kind} ({count})' for kind, count in reasons)}. For those that Muon should have write "
-        "use_muon=True in their group, or give is_muon; use_muon=False for the others ends this warning, given in "
-        "patterns where groups_for makes the groups"
+        f"{', '.join(f'{kind} ({count})' for kind, count in reasons)}. For matrices that Muon should update write "
+        "use_muon=True in their group, or pass is_muon. use_muon=False for the others silences this warning. With "
+        "groups_for, write these keys in its patterns"
     )
 
 
 def _nameless(routes: Sequence[Routed]) -> str:
     return (
-        f"{described(routes)}: matrices without names, which Muon has now. It cannot know which of them are embeddings "
-        "or output heads, which belong to the fallback. Write Muon(model.named_parameters()), or "
-        "Muon(groups_for(model)); use_muon=True or False in a group ends this warning, too"
+        f"{described(routes)}: matrices without names, so Muon updates them all. It cannot know which of them are "
+        "embeddings or output heads, which AdamW should update. Write Muon(model.named_parameters()), or "
+        "Muon(groups_for(model)); use_muon=True or False in a group silences this warning too"
     )
 
 
@@ -121,14 +123,14 @@ def _kind(route: Routed) -> str:
 
 def _undecided(routes: Sequence[Routed]) -> str:
     return (
-        f"{described(routes)}: stacks of matrices, or convolutions? No name tells, so the fallback updates them. "
+        f"{described(routes)}: stacks of matrices, or convolutions? Names do not show it, so the fallback has them. "
         "For stacks (experts, rows, cols) write expert_keys=(...) with a component of their names, or stacked=True in "
         "their group; for convolutions stacked=False; use_muon=False leaves them where they are"
     )
 
 
 def described(routes: Sequence[Routed]) -> str:
-    """Return how many parameters and elements these are, and the largest one."""
+    """Return a text with the number of parameters and elements, and the largest parameter."""
     largest = max(routes, key=_elements)
     example = f"{largest.name} {largest.shape}"
     if len(routes) == 1:

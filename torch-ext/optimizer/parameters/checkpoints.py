@@ -1,4 +1,4 @@
-"""Saved states as a whole: whether one is this optimizer's, and what to write where it is not."""
+"""Checks of a whole saved state: whether this optimizer can load it, and what to write if it cannot."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .groups import listed, loaded_group, names_of
 from .routing import bare_name
 from .settings import Group
 
-# In the place of a source: this package's own files.
+# The source of files that this package saved.
 THIS_PACKAGE = "this package"
-# Keys of groups and state by which a source of `import_state` is known, the first that matches.
+# Keys of groups and state by which a source of `import_state` is recognised; the first match counts.
 _SIGNS: Sequence[tuple[str, frozenset[str]]] = (
     ("motif", frozenset({"none_grad", "moment1"})),
     (THIS_PACKAGE, frozenset({"state_format", "adamw_eps"})),
@@ -24,27 +24,27 @@ _SIGNS: Sequence[tuple[str, frozenset[str]]] = (
     ("torch", frozenset({"ns_coefficients"})),
     ("adamw", frozenset({"amsgrad", "exp_avg_sq"})),
 )
-# Names that were made where none were given.
+# Names that this package made for parameters without names.
 _MADE_UP = re.compile(r"(param|unnamed)_\d+")
 
 Place = tuple[int, int]
 
 
 def source_of(state_dict: Mapping[str, Any]) -> Optional[str]:
-    """Return what a state dict looks like: a source of `import_state`, `THIS_PACKAGE`, or None for what is unknown."""
+    """Return what a state dict looks like: a source of `import_state`, `THIS_PACKAGE`, or None if it is unknown."""
     groups, states = state_dict["param_groups"], state_dict["state"].values()
     keys = {key for each in (*groups, *states) if isinstance(each, Mapping) for key in each}
     return next((source for source, signs in _SIGNS if not signs.isdisjoint(keys)), None)
 
 
 def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
-    """Return a state dict that has the parameters of `groups`, in this order and of this package.
+    """Return `state_dict` if this package saved it for the parameters of `groups` in the same order.
 
-    Raises ValueError for another one, with the parameters that only one of the two has or that are in other places, and
-    with what to write.
+    Otherwise raises ValueError, which names the parameters that only one side has or that are in other places, and says
+    what to write.
     """
     source, saved = source_of(state_dict), state_dict["param_groups"]
-    # torch.optim.Muon's files have the groups and keys of this package's, and load as they are where groups agree.
+    # torch.optim.Muon's files have the same keys as this package's, and load as they are if the groups match.
     if source not in (THIS_PACKAGE, "torch"):
         raise ValueError(f"the state was saved by another optimizer: {said_of(source)}")
     if [len(group["params"]) for group in groups] != [len(group["params"]) for group in saved]:
@@ -55,8 +55,8 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     if moved:
         raise ValueError(
             f"the same parameters were saved in another order: {moved[0]} was parameter {_said(there[moved[0]])}, and "
-            f"is {_said(here[moved[0]])} here. Construct the optimizer with its parameters in the order of the file: "
-            "its groups have them as param_names"
+            f"is {_said(here[moved[0]])} here. Construct the optimizer with its parameters in the order of the file, "
+            "which its groups list as param_names"
         )
     return state_dict
 
@@ -64,7 +64,7 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
 def loaded_groups(
     groups: Sequence[dict[str, Any]], saved: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]
 ) -> list[dict[str, Any]]:
-    """Return `loaded_group` of each pair of a group and the saved one in its place; raises as it does."""
+    """Return `loaded_group` for each group and the saved one in the same place; raises the same errors."""
     loaded, first = [], 0
     for group, saved_group in zip(groups, saved):
         loaded.append(loaded_group(group, saved_group, state, first))
@@ -73,37 +73,37 @@ def loaded_groups(
 
 
 def said_of(source: Optional[str]) -> str:
-    """Return what to do with a state dict that looks like `source`."""
+    """Return a text that says what to do with a state dict that looks like `source`."""
     if source == THIS_PACKAGE:
-        return "it is this package's own: optimizer.load_state_dict(state_dict) loads it"
+        return "this package saved it: optimizer.load_state_dict(state_dict) loads it"
     if source is None:
         known = [name for name, _ in _SIGNS if name != THIS_PACKAGE]
         return (
-            "nothing tells which one, so that it cannot be taken over. If you know that it is of one of the sources "
-            f"{', '.join(known)}, call import_state(optimizer, state_dict, source=...); else begin with a new state"
+            "which one is unknown, so it cannot be imported. If you know that it is one of "
+            f"{', '.join(known)}, call import_state(optimizer, state_dict, source=...); else start with a new state"
         )
-    return f"import_state(optimizer, state_dict, source={source!r}) takes over what fits of a file that looks like it"
+    return f"it looks like {source!r}: import_state(optimizer, state_dict, source={source!r}) imports what fits"
 
 
 def _difference(groups: Sequence[Group], saved: Sequence[Group]) -> str:
-    """Return why saved groups have other sizes, as far as names tell, and what to do."""
+    """Return why saved groups have other sizes, as far as names show it, and what to do."""
     here, there = (dict(_places(each)) for each in (groups, saved))
     if here and not there:
         return (
-            "it was saved without names, by which embeddings and heads are told apart from other matrices. Write "
-            "Muon(model.parameters()) to go on as it was, or begin with a new state"
+            "it was saved without names, which distinguish embeddings and heads from other matrices. Write "
+            "Muon(model.parameters()) to continue as before, or start with a new state"
         )
     if there and not here:
         return "it was saved with names, and these parameters have none: write Muon(model.named_parameters())"
     gone, new = sorted(there.keys() - here.keys()), sorted(here.keys() - there.keys())
     if not gone and not new:
         return "they are the same parameters in other groups: make the groups as they were, use_muon included"
-    alone = {"the state alone": gone, "the optimizer alone": new}
+    alone = {"only the state": gone, "only the optimizer": new}
     return "; ".join(f"{where} has {listed(names)}" for where, names in alone.items() if names)
 
 
 def _places(groups: Sequence[Group]) -> Iterator[tuple[str, Place]]:
-    """Yield each name that somebody has given, as the model itself has it, with its group and its place there."""
+    """Yield each name that a user has given, without what wrappers add, with its group and its place there."""
     for number, group in enumerate(groups):
         for place, name in enumerate(names_of(group) if "param_names" in group else ()):
             if not _MADE_UP.fullmatch(name):

@@ -1,4 +1,4 @@
-"""The keys of a given group: a misspelt one would be a setting that is silently not there."""
+"""Checks of the keys of a user's group: without them a misspelt key would be ignored silently."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Mapping
 
 from .settings import SETTINGS
 
-# Of this package, besides settings.
+# Keys of this package besides settings.
 _OURS = ("use_muon", "use_fallback", "algorithm", "role", "reason", "rounding_step", "state_format")
-# What others write into groups, by who does. None of it changes a step, but through `lr` that a scheduler sets by it.
+# Keys that other libraries write into groups. They have no effect on a step, except that schedulers set `lr` by some.
 _OTHERS: dict[str, tuple[str, ...]] = {
     "torch.optim.Optimizer": ("params", "param_names"),
     "torch.optim.AdamW, Muon": ("betas", "fused", "foreach", "use_addmm", "decoupled_weight_decay"),
@@ -24,18 +24,18 @@ _OTHERS: dict[str, tuple[str, ...]] = {
     "loops and loggers": ("group_name", "warmup_lr"),
 }
 _KNOWN = {*SETTINGS, *_OURS, *(key for keys in _OTHERS.values() for key in keys)}
-# Of torch.optim.AdamW, which would change a step: only their False means something here.
+# Keys of torch.optim.AdamW that would change a step: only False is accepted.
 _REFUSED = ("amsgrad", "differentiable")
 
 
 def check_keys(group: Mapping[str, Any]) -> None:
-    """Raise ValueError for a key of a given group that nobody reads, with the nearest that there is.
+    """Raise ValueError for an unknown key of a user's group; the error names the most similar key.
 
-    Keys that begin with an underscore are the user's.
+    Keys that begin with an underscore are the user's own.
     """
     for key, value in group.items():
         if key in _REFUSED and value:
-            raise ValueError(f"{key}={value!r} of a parameter group cannot be here: leave it out")
+            raise ValueError(f"{key}={value!r} in a parameter group is not supported: leave it out")
         if key in _KNOWN or key in _REFUSED or str(key).startswith("_"):
             continue
         nearest = get_close_matches(str(key), [*SETTINGS, *_OURS], n=1)

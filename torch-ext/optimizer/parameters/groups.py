@@ -1,4 +1,4 @@
-"""Parameter groups: a mixed one is split so that each half has one branch; how they are named, saved and loaded."""
+"""Parameter groups: how mixed ones are split by branch, and how groups are named, saved and loaded."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
 from .synonyms import as_adamws, check_implementations, taken_branch, taken_implementations
 
-# What a saved group has in the place of a function, which is to be given again.
+# A saved group has this in place of a function, which the user must pass again.
 FUNCTION = "function"
 
-# What a group keeps when a saved one is loaded.
+# Keys that a group keeps when a saved group is loaded.
 _KEPT = ("params", "param_names", "use_muon", "state_format", "offload", "master_weights")
 
 
 def split_group(
     group: Group, defaults: Group, is_muon: Optional[IsMuon], first: int
 ) -> tuple[list[dict[str, Any]], dict[Tensor, str]]:
-    """Return `group` as one or two groups, each all Muon's or all AdamW's, and why each parameter is where it is.
+    """Return `group` as one or two groups, each with one branch, and the reason for the branch of each parameter.
 
-    `group` holds `params` (tensors or `(name, tensor)` pairs) and settings, of which `defaults` has the rest;
-    `use_muon` overrides routing. Both groups have its `lr`; that of AdamW moves by `lr * lr_factor` (`rates`). What
-    others call settings is understood (`synonyms`). Unnamed parameters are called `param_<first>` and so on; tied ones
-    come once. Raises ValueError or TypeError for what cannot be optimized.
+    `group` has `params` (tensors or `(name, tensor)` pairs) and settings; `defaults` has the settings that it lacks.
+    `use_muon` overrides routing. Both groups keep its `lr`; AdamW's moves by `lr * lr_factor` (`rates`). Other
+    optimizers' names of settings are accepted (`synonyms`). Unnamed parameters are called `param_<first>` and so on;
+    tied parameters come once. Raises ValueError or TypeError for parameters or settings that cannot work.
     """
     changed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
     check_keys(changed)
@@ -45,11 +45,11 @@ def split_group(
     settings.pop("betas", None)
     rates = {"muon": (settings["lr"], 1.0), "adamw": rates_beside(changed, settings, defaults["adamw_lr"])}
     if branches == ["muon"]:
-        rates["muon"] = settings["lr"], settings["lr_factor"]  # another one than 1 is refused when all is checked
+        rates["muon"] = settings["lr"], settings["lr_factor"]  # the checks at the end refuse factors other than 1
     if len(branches) > 1 and settings["decay_lr"] is not None and len({float(lr) for lr, _ in rates.values()}) > 1:
         raise ValueError(
-            f"decay_lr={settings['decay_lr']} is of one lr, and this group has two, {settings['lr']} and adamw_lr="
-            f"{rates['adamw'][0]}: give the parameters of {settings['fallback']} a group of their own"
+            f"decay_lr={settings['decay_lr']} applies to one lr, and this group has two, {settings['lr']} and adamw_lr="
+            f"{rates['adamw'][0]}: put the parameters of {settings['fallback']} into a separate group"
         )
     groups = []
     for branch in branches:
@@ -63,7 +63,7 @@ def split_group(
 def _halves(
     group: Group, settings: Group, forced: Optional[str], is_muon: Optional[IsMuon], first: int
 ) -> tuple[dict[str, dict[str, Tensor]], dict[Tensor, str]]:
-    """Return the parameters of `group` by branch and name, and why each is where it is."""
+    """Return the parameters of `group` by branch and name, and the reason for the branch of each."""
     halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
     reasons = {}
     for names, p in unique_parameters(_named_parameters(group), first):
@@ -73,34 +73,34 @@ def _halves(
         check_parameter(names[0], p, branch == "muon", settings["master_weights"])
         if branch == "muon":
             for seen in (view_in_group, blocks_in_group, moments_in_group):
-                seen(names[0], p, settings)  # raises where it cannot be
+                seen(names[0], p, settings)  # raises if the settings do not fit
         if names[0] in halves["muon"] or names[0] in halves["adamw"]:
-            raise ValueError(f"two parameters are called {names[0]}: files and settings tell them apart by their names")
+            raise ValueError(f"two parameters are called {names[0]}: files and settings identify them by their names")
         halves[branch][names[0]] = p
     return halves, reasons
 
 
 def saved_group(group: Group) -> dict[str, Any]:
-    """Return a group as it goes into a file, which cannot hold functions."""
+    """Return a group as it is saved: files cannot hold functions."""
     return {**group, "adjust_lr_fn": FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]}
 
 
 def loaded_group(
     current: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any], first: int
 ) -> dict[str, Any]:
-    """Return the saved group with the names of the `current` one, and its settings where the saved group has none.
+    """Return the saved group with the names of the `current` one; settings that it lacks come from there too.
 
-    `offload` stays as it is, since where momentum lives is a matter of the machine. `master_weights` stays, too: a file
-    with remainders is refused where none are wanted. `expert_keys` stays where a file has none, as in files that know
-    no `stacked`. An `lr` without `lr_factor`, as in files of format 1, is what parameters move by. `state` is what was
-    loaded, by parameter; the first of this group has the position `first` in the file. Raises ValueError or TypeError
-    where group or state do not fit, or a parameter would be other matrices than when it was saved.
+    `offload` stays as it is here, because it depends on the machine. `master_weights` stays too; `check_loaded` refuses
+    remainders in a file if none are wanted. `expert_keys` stays if the file has none. If a file has `lr` without
+    `lr_factor`, as in format 1, the factor is 1. `state` is the loaded state by parameter; the first parameter of this
+    group has the position `first` in the file. Raises ValueError or TypeError if group or state do not fit, or if a
+    parameter would be seen as other matrices than when it was saved.
     """
     _check_same_group(current, saved)
     if "betas" in saved:
         raise ValueError(
-            "the state is of another optimizer, as its group has betas, which are called adamw_betas here: "
-            "import_state(optimizer, state_dict, source=...) takes over what fits"
+            "the state is from another optimizer: its group has betas, which are called adamw_betas here. "
+            "import_state(optimizer, state_dict, source=...) imports what fits"
         )
     kept = {key: current[key] for key in _KEPT}
     if not saved.get("expert_keys"):
@@ -122,43 +122,43 @@ def loaded_group(
 
 
 def names_of(group: Group) -> list[str]:
-    """Return the names of a group's parameters; those that a wrapper has appended are called `unnamed_<i>`."""
+    """Return the names of a group's parameters; parameters that a wrapper has appended are called `unnamed_<i>`."""
     names = list(group["param_names"])
     return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
 
 
 def listed(names: Sequence[str], shown: int = 3) -> str:
-    """Return the first of `names`, and how many more there are: a model has thousands."""
+    """Return a text with the first of `names` and the number of the others."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return f"{', '.join(names[:shown])}{more}"
 
 
 def reason_of(group: Group) -> str:
-    """Return why the parameters of a group are where it says: its `reason`, or that it says so, and its `role`."""
+    """Return the reason for a branch that the group itself chose: its `reason`, or `use_muon` with its `role`."""
     said = f"use_muon: {group['role']}" if "role" in group else "use_muon"
     return str(group.get("reason", said))
 
 
 def _check_same_group(current: Group, saved: Group) -> None:
-    """Raise ValueError if `saved` is of another branch or a later format."""
+    """Raise ValueError if `saved` has another branch or a later format."""
     if saved.get("state_format", STATE_FORMAT) not in range(1, STATE_FORMAT + 1):
         raise ValueError(
-            f"the state was saved in format {saved['state_format']}, known here are 1 to {STATE_FORMAT}: load it with "
-            "the version of this package that saved it, or a later one"
+            f"the state was saved in format {saved['state_format']}, this version knows 1 to {STATE_FORMAT}: load it "
+            "with the version of this package that saved it, or a later one"
         )
     if saved.get("use_muon", current["use_muon"]) != current["use_muon"]:
         names = {True: "Muon", False: "AdamW"}
         raise ValueError(
             f"a group of {len(saved['params'])} parameters, {listed(names_of(current))}, was saved for "
-            f"{names[saved['use_muon']]} and is {names[current['use_muon']]}'s here: the parameters, their order or "
-            "their routing differ; write use_muon in their group as it was"
+            f"{names[saved['use_muon']]} and belongs to {names[current['use_muon']]} here: the parameters, their order "
+            "or their routing differ; write use_muon in their group as it was"
         )
 
 
 def _check_same_stacks(loaded: Group, expert_keys: Sequence[str]) -> None:
-    """Raise ValueError where a stack is other matrices than by the rule of files without `stacked`.
+    """Raise ValueError if a parameter is seen as other matrices than by the rule of files without `stacked`.
 
-    By that, more than two dimensions are a stack where one of `expert_keys` is in the name, else one matrix.
+    By that rule, more than two dimensions are a stack if one of `expert_keys` is in the name, else one matrix.
     """
     for name, p in zip(names_of(loaded), loaded["params"]):
         was_stack = p.ndim > 2 and any(f".{key}." in f".{name}." for key in expert_keys)
@@ -166,12 +166,12 @@ def _check_same_stacks(loaded: Group, expert_keys: Sequence[str]) -> None:
         if here != saved:
             raise ValueError(
                 f"{name} {tuple(p.shape)} was saved as {saved}, and is {here} here: write stacked={was_stack} in its "
-                "group to go on as it was"
+                "group to continue as before"
             )
 
 
 def _named_parameters(group: Group) -> list:
-    """Return the `params` of a group as a list, in pairs with its `param_names` if it has them."""
+    """Return the `params` of a group as a list, paired with its `param_names` if it has them."""
     if "params" not in group:
         raise TypeError(f"a parameter group needs params, got the keys {', '.join(map(str, group))}")
     params = [group["params"]] if isinstance(group["params"], Tensor) else params_as_list(group["params"])

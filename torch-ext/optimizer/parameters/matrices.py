@@ -1,4 +1,4 @@
-"""A parameter of any rank seen as matrices: convolutions, stacks of experts, weights that are several in one."""
+"""How a parameter is seen as matrices: convolutions, stacks of experts, fused weights."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ _CONVOLUTION = re.compile(r"conv(?!er|ex|ey)")  # not `converter`
 class MatrixView:
     """The matrices of one parameter; `matrices` cuts tensors of its shape into them.
 
-    There are `stack` alike (experts, or positions of a kernel; else one), and each is cut along its rows into parts
-    of `rows` rows, which are matrices of their own. Rows are the dimension of outputs: of weights (in, out) the last.
+    There are `stack` matrices of one shape (experts, or positions of a kernel; else one). Each is cut along its rows
+    into parts of `rows` rows, which are orthogonalized separately. Rows are the output dimension: the last one of
+    weights (in, out).
     """
 
     stack_axes: tuple[int, ...]  # dimensions of the tensor that count the stack, () for a single matrix
     row_axis: int
-    col_axes: tuple[int, ...]  # several where they are flattened, from the slowest in memory to the fastest
+    col_axes: tuple[int, ...]  # several if they are flattened, from the slowest in memory to the fastest
     stack: int
     rows: tuple[int, ...]
     cols: int
-    scale: float = 1.0  # of the step multiplier of every one of the matrices
+    scale: float = 1.0  # factor of the step multiplier of each matrix
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of each matrix, in the order of `matrices`: the parts of the first, then of the next."""
+        """Rows and columns of each matrix in the order of `matrices`: all parts of the first one, then of the next."""
         return tuple((rows, self.cols) for rows in self.rows) * self.stack
 
     @property
     def is_plain(self) -> bool:
-        """Whether the tensor itself is the one matrix."""
+        """Whether the tensor itself is the only matrix."""
         return not self.stack_axes and not self.turned and len(self.rows) == len(self.col_axes) == 1
 
     @property
@@ -51,13 +52,13 @@ class MatrixView:
     def matrices(self, tensor: Tensor, read_only: bool = False) -> list[Tensor]:
         """Return the matrices of `tensor`: the parameter, its momentum buffer or its gradient.
 
-        They are views, whose changes are the tensor's. The columns of `flatten` come in the order in which the
-        parameter has them in memory, other for `channels_last` than for contiguous ones: permuted columns permute
-        those of a polar factor, so that updates differ by no more than the order of summation. A tensor laid out in
-        another way than the parameter raises ValueError, or is copied where the caller does not write: `read_only`.
+        They are views that share its memory. With `flatten`, columns come in the parameter's order in memory, so
+        `channels_last` differs from contiguous: permuting columns permutes the columns of the polar factor, so updates
+        differ only by the order of summation. A tensor with another memory layout than the parameter raises ValueError,
+        or is copied if the caller only reads it (`read_only`).
         """
         whole = [tensor]
-        for unbound, axis in enumerate(self.stack_axes):  # each one unbound moves the next a place to the front
+        for unbound, axis in enumerate(self.stack_axes):  # unbinding one axis moves the later ones to the front
             whole = [M for stack in whole for M in stack.unbind(axis - unbound)]
         if len(self.col_axes) > 1:
             whole = [self._flat(tensor, read_only)]
@@ -66,16 +67,13 @@ class MatrixView:
         return whole if len(self.rows) == 1 else [part for M in whole for part in M.split(self.rows)]
 
     def shape_in(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of a tensor with these matrices: `shape`, with size 1 where they have but one row or column.
-
-        `shape` is that of the parameter, whose dimensions the tensor has.
-        """
+        """Return `shape`, the parameter's, with size 1 along the rows or columns if matrices have only one of them."""
         lines = (self.row_axis,) if sum(self.rows) == 1 else ()
         lines += self.col_axes if self.cols == 1 else ()
         return tuple(1 if axis in lines else size for axis, size in enumerate(shape))
 
     def row_values(self, values: Tensor) -> list[Tensor]:
-        """Return, for each matrix, the entries of `values` of its rows; `values` has one for each row of a whole."""
+        """Return the entries of `values` for the rows of each matrix; `values` has one per row of an uncut matrix."""
         return [*values.split(self.rows)] * self.stack
 
     def __str__(self) -> str:
@@ -109,14 +107,14 @@ def matrix_view(
     experts: bool = False,
     split_rows: Optional[Sequence[int]] = None,
 ) -> MatrixView:
-    """Return how `p`, of at least two dimensions, is seen as matrices; it depends on its shape and layout alone.
+    """Return how `p`, which has at least two dimensions, is seen as matrices; only its shape and layout are used.
 
-    Two dimensions are a matrix (rows, cols). With `experts` (E, rows, cols) are E of them (`is_stack`). Others are
-    convolutions (out, in, *kernel): with `conv_mode` `flatten` a matrix (out, in * positions), with `batched` one
-    (out, in) for each position of the kernel, whose steps `normalize_spatial` divides by sqrt(positions).
+    Two dimensions are one matrix (rows, cols). With `experts`, (E, rows, cols) are E matrices (`is_stack`). Others are
+    convolutions (out, in, *kernel): with `conv_mode` `flatten` one matrix (out, in * positions), with `batched` one
+    (out, in) for each position of the kernel, whose updates `normalize_spatial` divides by sqrt(positions).
     `split_rows` are the row counts of the parts of each matrix, such as queries, keys and values.
 
-    Raises ValueError for row counts of another sum, experts of another rank, or a layout that no view flattens.
+    Raises ValueError if row counts have another sum, experts are not 3-d, or no view flattens the layout.
     Source: timm, https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py (convolutions).
     """
     if conv_mode not in CONV_MODES:
@@ -128,7 +126,7 @@ def matrix_view(
     if len(shape) > 2 and experts:
         stack_axes, row_axis, col_axes = (0,), 1, (2,)
     elif len(shape) > 2 and conv_mode == "flatten":
-        # Dimensions of size 1, whose strides mean nothing, stay apart from the rest wherever they end up.
+        # Dimensions of size 1 may end up anywhere, because their strides mean nothing.
         col_axes = tuple(sorted(range(1, p.ndim), key=p.stride, reverse=True))
     elif len(shape) > 2:
         stack_axes = tuple(range(2, len(shape)))
@@ -140,7 +138,7 @@ def matrix_view(
     if len(col_axes) == 1:
         return view
     try:
-        # Of its strides alone: a sharded parameter is cut where its local tensor is.
+        # Checks the strides only: a sharded parameter's local tensor is cut elsewhere.
         view.matrices(torch.empty_strided(p.shape, p.stride(), device="meta"))
     except ValueError as error:
         raise ValueError(f"{name} must be contiguous or channels_last for conv_mode='flatten': {error}") from None
@@ -150,24 +148,24 @@ def matrix_view(
 def transposed_view(
     name: str, p: Tensor, *, experts: bool = False, split_rows: Optional[Sequence[int]] = None
 ) -> MatrixView:
-    """Return how weights (in, out), as of transformers' `Conv1D`, or those of experts (E, in, out) are seen.
+    """Return how weights (in, out), as in transformers' `Conv1D`, or experts (E, in, out) are seen as matrices.
 
     The matrices are (out, in), and `split_rows` cuts their rows. Raises ValueError for other shapes and other sums.
     """
     if p.ndim > 2 and not experts:
-        raise ValueError(f"transposed=True is of matrices (in, out) and stacks of them, {name} is {tuple(p.shape)}")
+        raise ValueError(f"transposed=True is for matrices (in, out) and stacks of them, {name} is {tuple(p.shape)}")
     view = matrix_view(name, p, experts=experts)
     rows, axes = _parts(name, view.cols, split_rows), (view.row_axis, *view.col_axes)
     return replace(view, row_axis=axes[1], col_axes=axes[:1], rows=rows, cols=view.rows[0])
 
 
 def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional[bool] = None) -> Optional[bool]:
-    """Return whether a parameter of this name is a stack of matrices, and no convolution; None where nothing tells.
+    """Return whether a parameter is a stack of matrices, not a convolution; None if neither shape nor name shows it.
 
-    `stacked` says it, where it is not None, of more than two dimensions. Else the name does, by its innermost
-    component that tells: one of `expert_keys`, such as `experts`, or some components in a row, for a stack; `conv` in
-    it for a convolution. With a number behind it, `experts.0`, such a key names the module of one expert. Four
-    dimensions are a convolution unless the name says stack, which has three.
+    `stacked` decides if it is not None. Otherwise the innermost telling component of the name decides: one of
+    `expert_keys`, such as `experts` (a key may span several components), means a stack, and `conv` in a component
+    means a convolution. A key before a number, as in `experts.0`, names a single expert and does not count. Four and
+    more dimensions are a convolution; if an expert key is the innermost, the answer is None, since a stack has three.
     """
     if ndim < 3 or stacked is not None:
         return ndim > 2 and bool(stacked)
@@ -181,7 +179,7 @@ def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional
 
 
 def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
-    """Return how `p` is seen as matrices by the settings of its group; ValueError where it cannot be."""
+    """Return how `p` is seen as matrices with the settings of its group; ValueError if they do not fit."""
     stack = is_stack(name, p.ndim, group["expert_keys"], group["stacked"])
     if stack is None:
         raise ValueError(
@@ -195,10 +193,10 @@ def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
 
 
 def moments_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional[MatrixView]:
-    """Return how the tensor that has the second moments of `p` is seen: as a row or a column for each of its matrices.
+    """Return how the tensor of second moments of `p` is seen: as one row or one column for each of its matrices.
 
-    It has the dimensions of `p`, of size 1 where moments are of whole lines (`MatrixView.shape_in`). None where the
-    settings of its group ask for none. Raises ValueError where they cannot be seen so.
+    It has the dimensions of `p`, with size 1 along the lines that share a moment (`MatrixView.shape_in`). None if the
+    settings of its group ask for no second moments. Raises ValueError if they do not fit.
     """
     by = group["second_moment"]
     if by == "none":
@@ -208,14 +206,14 @@ def moments_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional
         return replace(view, cols=1)
     if len(view.rows) > 1:
         raise ValueError(
-            f"second_moment='long_side' of {name}, {view}, asks for one number a column, and its parts of "
+            f"second_moment='long_side' of {name}, {view}, needs one number per column, but its parts of "
             f"{min(view.rows)} rows share {view.cols} columns: write second_moment='rows' in its group"
         )
     return replace(view, rows=(1,))
 
 
 def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:
-    """Return row counts as a tuple of ints, None for None; TypeError or ValueError for what are none."""
+    """Return row counts as a tuple of ints, None for None; TypeError or ValueError for anything else."""
     if split_rows is None:
         return None
     if not is_sequence(split_rows) or not all(isinstance(count, Integral) for count in split_rows):
@@ -226,7 +224,7 @@ def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int,
 
 
 def _parts(name: str, rows: int, split_rows: Optional[Sequence[int]]) -> tuple[int, ...]:
-    """Return into which row counts the `rows` of a matrix are split; ValueError where they do not sum to them."""
+    """Return the row counts into which `rows` are split; ValueError if they do not sum to `rows`."""
     parts = plain_split_rows(split_rows) or (rows,)
     if sum(parts) != rows:
         raise ValueError(f"split_rows of {name} must sum to its {rows} rows, {_sum(parts)} gives {sum(parts)}")
@@ -234,7 +232,7 @@ def _parts(name: str, rows: int, split_rows: Optional[Sequence[int]]) -> tuple[i
 
 
 def _sum(parts: Sequence[int]) -> str:
-    """Return row counts as a sum, `4*(12+8)` for many that repeat."""
+    """Return row counts as a sum, such as `4*(12+8)` if many repeat."""
     for length in range(1, len(parts) // 4 + 1):
         times, rest = divmod(len(parts), length)
         if not rest and tuple(parts) == tuple(parts[:length]) * times:

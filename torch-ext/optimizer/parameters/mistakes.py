@@ -1,4 +1,4 @@
-"""What users pass by mistake in the place of parameters, arguments, closures and files, and what to write instead."""
+"""Checks of parameters, arguments, closures and files for common mistakes; errors say what to write instead."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from .warned import warn_user
 
-# Arguments of other optimizers, and what they are called here.
+# Arguments of other optimizers, and their names here.
 _ELSEWHERE = {
-    "betas": "adamw_betas, of the parameters that AdamW updates; Muon's own is momentum",
+    "betas": "adamw_betas for the parameters that AdamW updates, and momentum for Muon's",
     "beta": "momentum",
     "mu": "momentum",
     "learning_rate": "lr",
@@ -28,16 +28,16 @@ _ELSEWHERE = {
 
 
 def params_as_list(params: Any, least: int = 0) -> list[Any]:
-    """Return `params`, of an optimizer or of one of its groups, as a list; raise where it is something else.
+    """Return the `params` of an optimizer or a group as a list.
 
-    TypeError says what to write instead; ValueError, that there are less than `least`.
+    Raises TypeError, which says what to write instead, for anything else; ValueError for fewer than `least` entries.
     """
     if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
         raise TypeError(f"params are a module, {type(params).__name__}: write its named_parameters()")
     if isinstance(params, Mapping):
         instead = "a list of groups, [group]," if "params" in params else "its items(), pairs of name and parameter"
         raise TypeError(f"params are a dict with the keys {', '.join(map(str, list(params)[:3]))}: write {instead}")
-    if isinstance(params, (set, frozenset)):  # not the items of a dict, which keep theirs
+    if isinstance(params, (set, frozenset)):  # the items of a dict keep their order and are no such set
         raise TypeError("params must keep their order between runs: give a list, not a set")
     if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
         raise TypeError(
@@ -48,13 +48,13 @@ def params_as_list(params: Any, least: int = 0) -> list[Any]:
     if len(params) < least:
         raise ValueError(
             "params are empty: does the model have parameters? A generator, such as model.named_parameters(), is empty "
-            "once it has been read: make it anew, or a list of it"
+            "once it has been read: make a new one, or a list"
         )
     return params
 
 
 def check_closure(closure: Any) -> None:
-    """Raise TypeError for a loss in the place of a closure, and what else cannot be called."""
+    """Raise TypeError if `closure` is a loss or anything else that cannot be called."""
     if closure is not None and not callable(closure):
         raise TypeError(
             f"step takes a function that computes the loss, or nothing, got {type(closure).__name__}: write "
@@ -66,21 +66,21 @@ def check_state_dict(state_dict: Any) -> None:
     """Raise TypeError or ValueError for anything but what `state_dict()` of an optimizer returns."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(
-            f"need what optimizer.state_dict() returns, got {type(state_dict).__name__}: write torch.load(path) of a "
-            "file, and state_dict() of an optimizer"
+            f"need what optimizer.state_dict() returns, got {type(state_dict).__name__}: write torch.load(path) for a "
+            "file, and optimizer.state_dict() for an optimizer"
         )
     if not {"state", "param_groups"} <= set(state_dict):
         keys = ", ".join(map(str, list(state_dict)[:6]))
         raise ValueError(
             f"need what state_dict() of an optimizer returns, got the keys {keys}: "
-            "if this is a whole checkpoint, give what it has of the optimizer"
+            "if this is a whole checkpoint, give the optimizer's part of it"
         )
 
 
 def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that refuses an unknown argument with the name that may be meant.
+    """Return a constructor whose error for an unknown argument names the argument that may be meant.
 
-    It warns of a third argument without a name that looks like a momentum: others have theirs there.
+    It warns if the third positional argument looks like a momentum, which other optimizers have in that place.
     """
     known = [*inspect.signature(init).parameters][1:]
 
@@ -100,5 +100,5 @@ def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _looks_like_momentum(value: Any) -> bool:
-    """Whether a number is one that momenta have and decays do not: those are less, or 1 and more at small rates."""
+    """Whether a number is typical for a momentum: decays are smaller, or at least 1 with small learning rates."""
     return isinstance(value, Real) and 0.85 <= value < 1

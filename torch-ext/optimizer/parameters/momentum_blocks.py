@@ -1,7 +1,7 @@
-"""Where the blocks of momentum in 8 bits lie: neighbours in the last dimension of a parameter, which share a scale.
+"""The blocks of 8-bit momentum: neighbouring elements in the last dimension of a parameter share one scale.
 
-So shards that are cut along other dimensions have whole blocks, and elements of a block are neighbours in memory. The
-blocks of a convolution lie along the columns of its matrices, which for `flatten` come in the order of memory.
+So shards that are cut along other dimensions have whole blocks, and the elements of a block are adjacent in memory. In
+a convolution, blocks run along the columns of its matrices, which `flatten` takes in memory order.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from .matrices import MatrixView, view_in_group
 
 
 def block_axes(view: MatrixView) -> tuple[int, ...]:
-    """Return the dimensions of the parameter along which blocks lie: the columns, or the rows of `turned` matrices."""
+    """Return the dimensions of the parameter along which blocks run: the columns, or the rows of `turned` matrices."""
     return (view.row_axis,) if view.turned else view.col_axes
 
 
 def in_blocks(name: str, view: MatrixView) -> MatrixView:
-    """Return how the tensor of scales is seen: one for each block of the matrices of `view`, or of a process's part.
+    """Return how the tensor of scales is seen: one scale for each block of the matrices of `view`, or of their shards.
 
-    Raises ValueError where `split_rows` cuts a block.
+    Raises ValueError if `split_rows` cuts a block.
     """
     if not view.turned:
         return replace(view, cols=-(-view.cols // BLOCK))
     if any(end % BLOCK for end in itertools.accumulate(view.rows[:-1])):
         raise ValueError(
-            f"momentum_dtype='int8' has a scale for each {BLOCK} neighbours in the last dimension of {name}, {view}, "
-            "which split_rows cuts between them: give its group another momentum_dtype"
+            f"momentum_dtype='int8' has a scale for every {BLOCK} neighbours in the last dimension of {name}, {view}, "
+            "and split_rows cuts between such neighbours: give its group another momentum_dtype"
         )
     return replace(view, rows=tuple(-(-rows // BLOCK) for rows in view.rows))
 
 
 def scales_shape(view: MatrixView, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of the tensor of scales of a parameter of this shape, whose dimensions it has.
+    """Return the shape of the tensor of scales for a parameter with `shape`; it has the same dimensions.
 
-    Where blocks lie along several of them, the first counts the blocks, and the others have size 1.
+    If blocks run along several dimensions, the first one counts the blocks and the others have size 1.
     """
     first, *others = axes = block_axes(view)
     blocks = -(-math.prod(shape[axis] for axis in axes) // BLOCK)
@@ -48,8 +48,8 @@ def scales_shape(view: MatrixView, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def blocks_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional[MatrixView]:
-    """Return how the tensor of scales of `p` is seen; None where the settings of its group ask for none.
+    """Return how the tensor of scales of `p` is seen; None if the settings of its group ask for no scales.
 
-    Raises ValueError where `p` or its blocks cannot be seen so.
+    Raises ValueError if the settings do not fit `p`.
     """
     return in_blocks(name, view_in_group(name, p, group)) if group["momentum_dtype"] == "int8" else None

@@ -1,12 +1,12 @@
-"""Optimizer state in host memory: on the device are at most three chunks, on their way in, in use, on their way out.
+"""Optimizer state in host memory: the device has at most three chunks, one coming in, one in use, one going out.
 
     incoming stream    H2D 0 | H2D 1 |      H2D 2      |      H2D 3      |
     current stream           |  update of 0  |  update of 1  |  update of 2  |
     outgoing stream                          |      D2H 0      |      D2H 1      |
 
-A bus carries both directions at once. Chunk k lives in slot k % 3. All slots are allocated once, so that no allocator
-has to be trusted with their reuse. What comes into a slot waits for what left it: so no chunk is overwritten before it
-is written back, and none is read again before that, as it always has the same slot.
+A bus carries both directions at once. Chunk k uses slot k % 3. All slots are allocated once, so their reuse does not
+depend on an allocator. A copy into a slot waits for the copy out of it. So no chunk is overwritten before it is written
+back, and none is read again before that, because a chunk always uses the same slot.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from torch import Tensor
 
 SLOTS = 3
 
-# Of the tensors in a slot, as the device's own allocator aligns them.
+# Tensors in a slot are aligned as the device's own allocator aligns them.
 ALIGNMENT = 512
 
 
 def host_zeros_like(tensor: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
-    """Return zeros in host memory with the shape and strides of `tensor`, pinned where it is on a GPU."""
+    """Return zeros in host memory with the shape and strides of `tensor`, pinned if it is on a GPU."""
     return torch.zeros_like(tensor, dtype=dtype, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
 
 
 class HostChunks:
-    """Lists of tensors in host memory, `chunks`, that come to `device` one list after the other and go back changed.
+    """Lists of tensors in host memory (`chunks`) that are copied to `device`, changed, and copied back, one by one.
 
         for k in range(len(chunks)):
             tensors = host.fetch(k)
             ...  # change them, on the current stream
             host.write_back(k)
 
-    On the device they take `device_bytes`: three times the largest chunk, each tensor rounded up to `ALIGNMENT` bytes.
-    On a GPU copies run beside the current stream, of contiguous tensors in pinned memory (`host_zeros_like`); of others
-    the host waits for them. On a CPU they are made all the same. The tensors of `chunks` must not be read or changed
-    without `synchronize()`. Not for steps that are captured in a CUDA graph.
+    They take `device_bytes` on the device: three times the largest chunk, each tensor rounded up to `ALIGNMENT` bytes.
+    On a GPU, contiguous tensors in pinned memory (`host_zeros_like`) are copied in other streams than the current one;
+    for other tensors the host waits. On a CPU the copies are made too. The tensors of `chunks` must not be read or
+    changed without `synchronize()`. Not for steps that are captured in a CUDA graph.
     """
 
     def __init__(self, chunks: Sequence[Sequence[Tensor]], device: torch.device):
@@ -47,14 +47,14 @@ class HostChunks:
         sizes = [sum(map(_slot_bytes, tensors)) for tensors in self._host]
         slots = torch.empty(min(SLOTS, len(sizes)), max(sizes, default=0), dtype=torch.uint8, device=device)
         self._device = [_cut(slots[k % SLOTS], tensors) for k, tensors in enumerate(self._host)]
-        self._held: list[Optional[int]] = [None] * SLOTS  # the chunk that a slot has, or is being filled with
+        self._held: list[Optional[int]] = [None] * SLOTS  # the chunk that each slot has or is being filled with
         self._in_use: Optional[int] = None
         self.device_bytes = slots.numel()
         self._streams: Optional[_Streams] = None
         if slots.is_cuda:
             self._streams = _Streams(*(torch.cuda.Stream(slots.device) for _ in range(2)))
-            # The memory may have belonged to work that is still in the current stream's queue; and when the slots are
-            # freed, copies may be in these streams': the allocator then waits for them before it gives them away.
+            # Queued work of the current stream may still use this memory. And when the slots are freed, these streams
+            # may still copy: `record_stream` makes the allocator wait for that before it reuses the memory.
             for stream in self._streams.both:
                 stream.wait_stream(torch.cuda.current_stream(slots.device))
                 slots.record_stream(stream)
@@ -65,9 +65,9 @@ class HostChunks:
         return {chunk for chunk in self._held if chunk is not None}
 
     def fetch(self, chunk: int) -> list[Tensor]:
-        """Return the tensors of `chunk` on the device, contiguous, until it is written back; start the next one's way.
+        """Return the tensors of `chunk` on the device, contiguous, valid until written back; start copying the next.
 
-        Chunks may be left out. Raises RuntimeError while another chunk is in use.
+        Chunks may be skipped. Raises RuntimeError while another chunk is in use.
         """
         if self._in_use is not None:
             raise RuntimeError(f"chunk {self._in_use} must be written back before chunk {chunk} is fetched")
@@ -80,7 +80,7 @@ class HostChunks:
         return self._device[chunk]
 
     def write_back(self, chunk: int) -> None:
-        """Copy the tensors of `chunk`, fetched last, back into host memory, after what the current stream has queued.
+        """Copy the tensors of `chunk`, fetched last, back into host memory, after the current stream's queued work.
 
         Raises RuntimeError if it is not the chunk in use.
         """
@@ -89,7 +89,7 @@ class HostChunks:
         with nullcontext() if self._streams is None else self._streams.departing(chunk % SLOTS):
             for host, slot in zip(self._host[chunk], self._device[chunk]):
                 host.copy_(slot, non_blocking=host.is_contiguous())
-        # The host's tensors are the only ones from here on: they may be changed before the chunk is fetched again.
+        # From here on only the host's tensors count: they may be changed before the chunk is fetched again.
         self._held[chunk % SLOTS] = self._in_use = None
 
     @contextmanager
@@ -103,14 +103,14 @@ class HostChunks:
             raise
 
     def synchronize(self) -> None:
-        """Wait until host memory has all that was written back, and forget what is on the device."""
+        """Wait until all copies back to host memory are done, and forget the chunks on the device."""
         if self._streams is not None:
             for stream in self._streams.both:
                 stream.synchronize()
         self._held, self._in_use = [None] * SLOTS, None
 
     def _start(self, chunk: int) -> None:
-        """Queue the copy of `chunk` into its slot, unless it is there."""
+        """Queue the copy of `chunk` into its slot, unless it is already there."""
         number = chunk % SLOTS
         if self._held[number] == chunk:
             return
@@ -121,7 +121,7 @@ class HostChunks:
 
 
 class _Streams:
-    """The streams of both directions, and for each slot when it was last filled and last written back."""
+    """The streams of both directions, and for each slot the events of its last copies in and out."""
 
     def __init__(self, incoming: torch.cuda.Stream, outgoing: torch.cuda.Stream):
         self.both = incoming, outgoing
@@ -129,7 +129,7 @@ class _Streams:
 
     @contextmanager
     def arriving(self, slot: int) -> Iterator[None]:
-        """Let copies into a slot come after what is on its way out of it, if anything ever was."""
+        """Make copies into a slot wait for the last copy out of it."""
         incoming, _ = self.both
         incoming.wait_event(self._departed[slot])
         with torch.cuda.stream(incoming):
@@ -137,12 +137,12 @@ class _Streams:
         self._arrived[slot].record(incoming)
 
     def wait_for_arrival(self, slot: int) -> None:
-        """Let the current stream wait for what comes into a slot."""
+        """Make the current stream wait for the copies into a slot."""
         torch.cuda.current_stream(self.both[0].device).wait_event(self._arrived[slot])
 
     @contextmanager
     def departing(self, slot: int) -> Iterator[None]:
-        """Let copies out of a slot come after what the current stream has queued."""
+        """Make copies out of a slot wait for the work queued on the current stream."""
         _, outgoing = self.both
         outgoing.wait_stream(torch.cuda.current_stream(outgoing.device))
         with torch.cuda.stream(outgoing):

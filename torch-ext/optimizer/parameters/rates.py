@@ -1,7 +1,7 @@
-"""The rates of groups: how far a step goes and how much it decays, and how AdamW's rate stands beside Muon's.
+"""Learning rates and decay of groups, and the ratio of AdamW's rate to Muon's.
 
-Both halves of a given group have its `lr`, and AdamW's has the ratio of its rate to that as `lr_factor`. So the ratio
-survives what sets one `lr` for all groups: OneCycleLR, CyclicLR, SWALR, and the usual loop over groups.
+Both halves of a user's group have its `lr`; AdamW's half has the ratio of its rate to `lr` as `lr_factor`. So the ratio
+survives schedulers that set one `lr` for all groups: OneCycleLR, CyclicLR, SWALR, and the usual loop over groups.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from torch import Tensor
 from ..rules.decay import Number, scaled_decay
 from .settings import Group
 
-# What a step reads anew, also from tensors.
+# Numbers that every step reads again, from tensors too.
 _LIVE = ("lr", "weight_decay")
 
 
 def rate_of(group: Group) -> Number:
-    """Return how far a step of a group goes, without a matrix's multiplier: `lr * lr_factor`, and `lr` itself for 1."""
+    """Return the rate of a group's parameters without a matrix's multiplier: `lr * lr_factor`, `lr` itself for 1."""
     lr, factor = group["lr"], group["lr_factor"]
     return lr if factor == 1 else lr * factor
 
 
 def decay_of(group: Group) -> Number:
-    """Return the weight decay of a step that goes as far as `rate_of` says (`rules.decay.scaled_decay`).
+    """Return the weight decay of a step at the rate `rate_of` (`rules.decay.scaled_decay`).
 
-    `decay_lr` is in the units of `lr`, so that the factor of both cancels out.
+    `decay_lr` has the units of `lr`, so `lr_factor` cancels out.
     """
     lr = group["lr"] if group["lr_factor"] else 0.0
     return scaled_decay(group["decay_mode"], lr, group["weight_decay"], group["decay_lr"])
 
 
 def live_tensors(group: Group) -> list[Tensor]:
-    """Return those numbers of a group that its steps read from tensors."""
+    """Return the numbers of a group that are tensors, which its steps read."""
     return [group[key] for key in _LIVE if isinstance(group[key], Tensor)]
 
 
 def check_live_tensors(group: Group) -> None:
-    """Raise ValueError if a number of a group lies where a step of its parameters cannot read it."""
+    """Raise ValueError if a number of a group is on a device where a step of its parameters cannot read it."""
     devices = {p.device for p in group["params"] if not p.is_meta}
     for key in _LIVE:
         value = group[key]
@@ -51,10 +51,10 @@ def check_live_tensors(group: Group) -> None:
 
 
 def rates_beside(changed: Group, settings: Group, default_adamw_lr: Optional[Number]) -> tuple[Number, float]:
-    """Return `lr` and `lr_factor` of a group of AdamW's that has `changed` some of its `settings`.
+    """Return `lr` and `lr_factor` of an AdamW group with these `settings`, some of which the user has `changed`.
 
-    The first of these counts that there is: the group's `lr_factor`, its `adamw_lr`, its `lr`, the default `adamw_lr`.
-    An `adamw_lr` that is no multiple of `lr`, since it is a tensor or `lr` is 0, becomes the `lr`, with the factor 1.
+    The first of these that is given counts: the group's `lr_factor`, its `adamw_lr`, its `lr`, the default `adamw_lr`.
+    If `adamw_lr` has no ratio to `lr`, because it is a tensor or `lr` is 0, it becomes the `lr`, with factor 1.
     """
     lr, factor, rate = settings["lr"], settings["lr_factor"], None
     if changed.get("adamw_lr") is not None:
@@ -70,9 +70,9 @@ def rates_beside(changed: Group, settings: Group, default_adamw_lr: Optional[Num
 
 
 def first_decay_lr(settings: Group, lr: float | Tensor) -> Optional[float]:
-    """Return the `decay_lr` of a group that begins with `lr`; None where its decay takes none.
+    """Return the `decay_lr` of a group that starts with `lr`; None if its decay mode uses none.
 
-    Raises ValueError where it cannot be told.
+    Raises ValueError if it is needed and neither given nor known from `lr`.
     """
     if settings["decay_mode"] != "corrected":
         return settings["decay_lr"]

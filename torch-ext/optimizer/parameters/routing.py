@@ -1,4 +1,4 @@
-"""Routing: which parameter is orthogonalized, which is AdamW's, and why."""
+"""Routing: which parameters Muon updates, which ones AdamW updates, and why."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from .checks import check_matrix
 from .synonyms import wish_of
 from .warned import warn_user
 
-# The reason of what may be a stack of matrices or a convolution.
+# The reason for parameters that may be stacks of matrices or convolutions.
 UNDECIDED = "stack_or_convolution"
-# Verdicts on a shape that holds no matrix, however it is read.
+# Verdicts on shapes that are not matrices, whether read as stacks or as convolutions.
 _NO_MATRIX = ("insufficient_dims", "leading_unit_dims")
 MIN_SIDE = 4
 MAX_ASPECT = 128.0
 
-# Where wrappers around a whole model keep it: DistributedDataParallel, DeepSpeed, torch.compile, Fabric.
+# Attributes in which wrappers keep the whole model: DistributedDataParallel, DeepSpeed, torch.compile, Fabric.
 MODEL_WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-# Wrappers put these into a model's own names; PEFT's also the name of an adapter behind one.
+# Components that wrappers insert into names; PEFT also adds the name of an adapter after `modules_to_save`.
 _WRAPPERS = {*MODEL_WRAPPERS, "base_model", "base_layer", "original_module", "token_adapter"}
 _ADAPTER = re.compile(r"\.modules_to_save\.[^.]+")
-# What torch.nn.utils.parametrize makes of a layer's weight: the weight itself, or what it is computed from.
+# Names of the tensors from which torch.nn.utils.parametrize computes a layer's weight.
 _PARAMETRIZED = re.compile(r"(^|\.)parametrizations\.([^.]+)\.original\d*$")
-# Containers around the whole network: what is directly inside is still the top.
+# Containers around the whole network: modules directly inside count as the top level.
 _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
-# Tables have these names anywhere, or only at the top, where a layer deep inside is another thing.
+# Names of embedding tables: anywhere, or only at the top level, since deeper layers with such names are not tables.
 _EMBEDDING = re.compile(
     r"(?<!un)embed|(^|_)emb($|_)|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$|^relative_attention_bias$"
     r"|^trainable_tokens_delta$"
 )
 _TOP_TABLES = {"shared", "tok", "pos"}
-# The module that projects patches, torchvision's `conv_proj` aside; its weight is at most two modules below.
+# The module that projects patches (torchvision's is `conv_proj`); its weight is at most two modules below.
 _PATCHES = re.compile(r"(^|_)patch(es)?_embed(ding|er)?s?\d*$")
 _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
-# Names of an output head: of a layer anywhere, of a part of the whole network, and of a layer at its top.
+# Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
 _HEADS |= {"unembed", "decoder", "qa_outputs"}
 _TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads", "head_dist"}
@@ -46,9 +46,9 @@ _TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads", "head_dist"}
 _TOP_LAYER = re.compile(
     r"(output|out|fc|fc_out|proj_out|generator|linear|(final|last)(_(layer|linear|fc|proj))?|(?!conv_).+_head)$"
 )
-# Factors of LoRA, as PEFT, torchtune, loralib, diffusers and kohya call them.
+# LoRA factors in PEFT, torchtune, loralib, diffusers and kohya.
 _LORA = re.compile(r"(?:^|\.)lora[_.]?(a|b|down|up)(?:\.|$)")
-# A factor, with its adapter, in the place of the weight that it adapts.
+# The part of a factor's name, with its adapter, that replaces the name of the adapted weight.
 _FACTOR = re.compile(r"\.lora[_.]?(?:a|b|down|up)(?:\.[^.]+)?(?:\.weight)?$")
 _ROUTERS = {"router", "gate", "gating", "wg"}
 
@@ -58,10 +58,9 @@ IsMuon = Callable[[str, Tensor], Optional[bool]]
 def unique_parameters(
     params: Iterable[Union[Tensor, tuple[str, Tensor]]], first: int = 0
 ) -> list[tuple[list[str], Tensor]]:
-    """Return each parameter once, with all its names; the unnamed are called `param_<first>` and so on.
+    """Return each parameter once, with all its names; unnamed parameters are called `param_<first>` and so on.
 
-    Warns of an unnamed one that comes twice. Raises TypeError for what is neither a tensor nor a pair of name and
-    tensor.
+    Warns if an unnamed parameter comes twice. Raises TypeError for anything but a tensor or a pair of name and tensor.
     """
     aliases: dict[Tensor, list[str]] = {}
     unnamed = []
@@ -84,15 +83,15 @@ def decide(
 ) -> tuple[str, str]:
     """Return the branch, `muon` or `adamw`, and the reason; `names` are all the names of a tied parameter.
 
-    Of a `stack` of matrices (E, rows, cols) the shape of one is judged. Where it is None, nobody knows whether the
-    parameter is a stack or a convolution: it goes to AdamW, as `UNDECIDED` if one of the two would be Muon's. What
-    `is_muon` says goes before the parameter's attribute `use_muon`, and that before names and shapes.
+    `is_muon` decides first, then the parameter's attribute `use_muon`, then shapes and names. For a `stack` of matrices
+    (E, rows, cols) the shape of one matrix counts. If `stack` is None, the parameter may be a stack or a convolution:
+    it goes to AdamW, with the reason `UNDECIDED` if Muon could update it in one of the two readings.
     """
     verdict, reason = None if is_muon is None else is_muon(names[0], p), "is_muon"
     if verdict is None:
         verdict, reason = wish_of(p), "use_muon"
     if verdict not in (True, False, None):
-        raise TypeError(f"is_muon must return True, False or None, which leaves it to routing, got {verdict!r}")
+        raise TypeError(f"is_muon must return True, False or None (routing decides), got {verdict!r}")
     if verdict is not None:
         if verdict:
             check_matrix(names[0], p)
@@ -111,7 +110,7 @@ def decide(
 
 
 def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT) -> tuple[bool, str]:
-    """Return whether a parameter of this shape is worth orthogonalizing, and the rule that says so.
+    """Return whether a parameter of this shape is worth orthogonalizing, and the rule that decided.
 
     Its shorter side must be at least `min_side`, the longer at most `max_aspect` times that. Shapes of more than two
     dimensions count as (out, product of the rest). The rules and their names are those of timm,
@@ -130,16 +129,16 @@ def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: 
 
 
 def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> Optional[str]:
-    """Return the role of a parameter that is a table, a head, a norm or a router by its name, else None.
+    """Return the role of a parameter whose name shows an embedding, a head, a norm or a router, else None.
 
-    Embeddings and heads have one row a token, so that most rows of their gradient are zero or noise, and routers one
-    row an expert: none of them is a map between hidden spaces, which is what a polar factor keeps balanced. A factor
-    of LoRA has the role of the layer that it adapts; its own shape does not tell a router from another `gate`.
+    Embeddings and heads have one row per token, so most rows of their gradient are zero or noise; routers have one row
+    per expert. None of them maps one hidden space to another, and only for such maps does a polar factor make sense. A
+    LoRA factor has the role of the layer that it adapts; its own shape does not distinguish a router from a `gate`.
     """
     bare = bare_name(name).lower()
     adapted = _FACTOR.sub(".weight", bare)
     parts = adapted.split(".")
-    # The last two are a layer and its weight, or a module and a parameter of its own.
+    # The last two are a layer and its weight, or a module and its own parameter.
     layer = parts[-2] if len(parts) > 1 else parts[-1]
     inside = list(dropwhile(_TRUNKS.__contains__, parts)) or [layer]
     at_top = len(inside) < 3
@@ -164,7 +163,7 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
 
 
 def _patch_embedding(parts: Sequence[str], at_top: bool) -> Optional[str]:
-    """Return the part of a name that says that its weight projects patches of pixels, else None."""
+    """Return the component of a name that shows that the weight projects patches of pixels, else None."""
     near = [part for part in parts if not part.isdigit()][-3:]
     said = (part for part in near if _PATCHES.search(part) or (at_top and part == "conv_proj"))
     return next(said, None)
@@ -173,16 +172,16 @@ def _patch_embedding(parts: Sequence[str], at_top: bool) -> Optional[str]:
 def lora_factor(name: str) -> Optional[str]:
     """Return `lora:a` or `lora:b` for a factor of a low-rank adapter B A, None for other parameters.
 
-    Both are Muon's for every rank from `MIN_SIDE`, however long they are: each is a map between hidden spaces, of
-    which one has few dimensions. Qu, Huang, Horvath: Can Muon Fine-tune Adam-Pretrained Models? (arXiv:2605.10468)
-    train both so, with the multiplier of `match_rms_adamw`.
+    Muon updates both for every rank from `MIN_SIDE`, whatever their aspect ratio: each maps one hidden space to
+    another, one of which has few dimensions. Qu, Huang, Horvath: Can Muon Fine-tune Adam-Pretrained Models?
+    (arXiv:2605.10468) train both this way, with the multiplier of `match_rms_adamw`.
     """
     factor = _LORA.search(name.lower())
     return None if factor is None else f"lora:{'a' if factor.group(1) in ('a', 'down') else 'b'}"
 
 
 def bare_name(name: str) -> str:
-    """Return a parameter's name as the model itself has it, without what wrappers add."""
+    """Return a parameter's name in the model itself, without the components that wrappers add."""
     parts = unparametrized(_ADAPTER.sub("", name)).split(".")
     return ".".join(part for part in parts if part not in _WRAPPERS)
 

@@ -1,4 +1,4 @@
-"""Sequences, as users and their configurations have them."""
+"""Sequences in the forms that users and configuration libraries pass."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def is_sequence(value: Any) -> bool:
-    """Whether a value is a sequence and no string: a list, a tuple, or OmegaConf's ListConfig, which is neither."""
+    """Whether a value is a sequence but not a string: a list, a tuple, or OmegaConf's ListConfig."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

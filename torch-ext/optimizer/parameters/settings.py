@@ -1,8 +1,8 @@
-"""The settings of a parameter group, in one table: how each is checked, and what a change of it touches.
+"""The settings of a parameter group in one table: how each one is checked, and what a change of it affects.
 
-To add a setting, add an argument of this name to `Muon` and an entry here. From the entry follow what is checked, what
-remakes the plan, which matrices may share a batch, and what ranks compare. What reads it in a step is `step/recipe.py`,
-or for the fallback `step/update.py`.
+To add a setting, add an argument of this name to `Muon` and an entry here. The entry decides how it is checked, whether
+a change remakes the plan, which matrices may share a batch, and whether ranks compare it. A step reads settings in
+`step/recipe.py`, or for the fallback in `step/update.py`.
 """
 
 from __future__ import annotations
@@ -33,53 +33,53 @@ Group = Mapping[str, Any]
 
 
 class Role(Enum):
-    """What depends on a setting; `COMPARED_ONCE` and `COMPARED_AT_EVERY_STEP` say which of them ranks compare."""
+    """What a setting affects; `COMPARED_ONCE` and `COMPARED_AT_EVERY_STEP` list the ones that ranks compare."""
 
     MATRICES = "which matrices there are: a change remakes the plan"
-    METHOD = "how matrices are worked on: a change remakes the plan, and matrices of one batch agree in it"
+    METHOD = "how matrices are updated: a change remakes the plan, and the matrices of a batch share the value"
     STATE = "how state is made: a change remakes the plan"
-    RECIPE = "read at every step, and matrices of one batch agree in it"
-    LIVE = "read at every step, and matrices of one batch may differ in it"
-    HOST = "of this process alone, or read only when groups are made"
+    RECIPE = "read at every step, and the matrices of a batch share the value"
+    LIVE = "read at every step, and the matrices of a batch may have different values"
+    HOST = "used by this process only, or read only when groups are made"
 
 
 class Setting(NamedTuple):
-    """One key of a parameter group: `check(key, value)` returns the value as a plain one, or raises."""
+    """One key of a parameter group: `check(key, value)` returns the value in plain form, or raises."""
 
     check: Callable[[str, Any], Any]
     role: Role
 
 
 def plain_settings(settings: Group) -> dict[str, Any]:
-    """Return `settings`, which may hold other keys too, with plain values: `torch.load(weights_only=True)` reads them.
+    """Return `settings` with plain values that `torch.load(weights_only=True)` can read; other keys stay as they are.
 
     Raises ValueError or TypeError for settings that cannot work.
     """
     plain = {key: SETTINGS[key].check(key, value) if key in SETTINGS else value for key, value in settings.items()}
     if plain["stochastic_rounding"] and plain["capturable"]:
-        raise ValueError("stochastic_rounding draws new seeds at every step, and a captured step would repeat them")
+        raise ValueError("stochastic_rounding draws new seeds at every step, but a captured step would repeat them")
     if plain["stochastic_rounding"] and plain["master_weights"]:
         raise ValueError("stochastic_rounding has nothing to round with master_weights, which keep what rounding loses")
     if plain["offload"] and plain["capturable"]:
         raise ValueError("offload copies momentum to the device at every step, which a captured step cannot do")
     if plain["update_rms"] != UPDATE_RMS and plain["adjust_lr_fn"] != "match_rms_adamw":
         raise ValueError(
-            f"update_rms={plain['update_rms']} is of adjust_lr_fn='match_rms_adamw', here it is "
-            f"{plain['adjust_lr_fn']!r}: write update_rms={UPDATE_RMS}, the default, in groups of another adjust_lr_fn"
+            f"update_rms={plain['update_rms']} needs adjust_lr_fn='match_rms_adamw', but adjust_lr_fn is "
+            f"{plain['adjust_lr_fn']!r}: write update_rms={UPDATE_RMS}, the default, in groups with another one"
         )
     if plain.get("use_muon") and plain["lr_factor"] != 1:
-        raise ValueError(f"lr_factor={plain['lr_factor']} is for groups of AdamW: in a group of Muon write lr")
+        raise ValueError(f"lr_factor={plain['lr_factor']} is for groups that AdamW updates: in Muon's groups write lr")
     resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
     return plain
 
 
 def checked_settings(groups: Sequence[Group]) -> list[Any]:
-    """Return what of the settings of groups is checked again when it has changed, as one flat list."""
+    """Return the settings of groups that are checked again when they have changed, as one flat list."""
     return [value for group in groups for value in _CHECKED_WHEN_CHANGED(group)]
 
 
 def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
-    """Give groups, in which somebody may have changed settings, plain values for them, in place.
+    """Make the settings of groups plain in place, since users may have changed them.
 
     Raises as `plain_settings`, and ValueError for `corrected` decay without `decay_lr`; then no group has changed.
     """
@@ -91,9 +91,9 @@ def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
 
 
 def multiplier_in_group(group: Group, rows: int, cols: int) -> float:
-    """Return what `lr` is multiplied with for a rows x cols matrix, by the settings of its group.
+    """Return the factor of `lr` for a rows x cols matrix with the settings of its group.
 
-    By `experimental_hyperball` a step is in proportion to the matrix, whatever its shape.
+    With `experimental_hyperball` a step is proportional to the matrix, whatever its shape.
     """
     if group["experimental_hyperball"]:
         return 1.0
@@ -113,7 +113,7 @@ def _live_number(key: str, value: Any) -> float | Tensor:
 
 
 def _number(key: str, value: Any, high: float = math.inf) -> float:
-    """Return a number of [0, high) as a float."""
+    """Return a number in [0, high) as a float."""
     if not isinstance(value, Real) or isinstance(value, bool):
         text = ": write it without quotes; YAML reads 1e-3 as text, and 1.0e-3 as a number"
         raise TypeError(f"{key} must be a number, got {value!r}{text if isinstance(value, str) else ''}")
@@ -189,12 +189,12 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
-    """Return the name of a dtype or of a dtype's name, None for None; ValueError for one that is no work dtype."""
+    """Return the name of a dtype, given as such or by name, None for None; ValueError if it is not a work dtype."""
     return None if dtype is None else _name(check_work_dtype(_dtype(key, dtype)))
 
 
 def _momentum_dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
-    """Return the name of a dtype as `_dtype_name`; ValueError for one that momentum cannot have."""
+    """Return the name of a dtype, None for None; ValueError for one that momentum cannot have."""
     name = None if dtype is None else _name(_dtype(key, dtype))
     if name not in MOMENTUM_DTYPES:
         raise ValueError(f"{key} must be one of {', '.join(map(str, MOMENTUM_DTYPES))}, got {dtype!r}")
@@ -239,11 +239,11 @@ SETTINGS: dict[str, Setting] = {
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }
-# Not the numbers that schedulers set at every step.
+# All except the numbers that schedulers set at every step.
 _CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in ("lr", "weight_decay", "adamw_lr")))
-# Settings that a group alone can have, with their defaults.
+# Settings that only a group can have, with their defaults.
 OF_GROUPS = {"transposed": False, "split_rows": None, "decay_lr": None, "lr_factor": 1.0}
-# Group keys that are not arguments of `Muon`: the branch that routing chose, and how many steps have drawn seeds.
+# Group keys that are not arguments of `Muon`: the branch that routing chose, and the number of steps with seeds drawn.
 _DERIVED = {"use_muon": Role.MATRICES, "rounding_step": Role.LIVE}
 
 

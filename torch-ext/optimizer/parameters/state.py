@@ -1,4 +1,4 @@
-"""Optimizer state of a parameter: which tensors it has, how they come about, and which saved ones fit."""
+"""Optimizer state of a parameter: which tensors it has, how they are made, and which saved tensors fit."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from .matrices import moments_in_group
 from .momentum_blocks import blocks_in_group, scales_shape
 from .offload import host_zeros_like
 
-# The keys of momentum, of its scales where it is in 8 bits, and of second moments.
+# The keys of momentum, of its scales if it is 8-bit, and of second moments.
 BUFFER, SCALE, MOMENTS = "momentum_buffer", "momentum_scale", "second_moment"
 
-# In every saved group: of the keys and meanings of groups and state. A change that older files do not fit raises it,
-# or one that older versions would read wrongly: in 2 AdamW's rate is `lr * lr_factor`, in 1 it was `lr`.
+# The version of the file format, in every saved group. It is raised by changes that older files do not fit or that
+# older versions would misread: in 2, AdamW's rate is `lr * lr_factor`; in 1 it was `lr`.
 STATE_FORMAT = 2
 
-# The key of what a bfloat16 parameter lacks of its float32 master (`rules/master_weights.py`): 16-bit integers, in a
-# tensor of bfloat16 as neither NCCL nor gloo sends int16, and checkpoints are gathered. As numbers they mean nothing.
+# The key of the lower half of the float32 value of a bfloat16 parameter (`rules/master_weights.py`). These are 16-bit
+# integers stored in a bfloat16 tensor, because checkpoints are gathered and neither NCCL nor gloo sends int16.
 REMAINDER = "remainder"
 
-# `(p, shape, dtype)` -> memory for a tensor of this shape that lies on devices and ranks as `p` does.
+# `(p, shape, dtype)` -> memory for a tensor of this shape on the same devices, sharded over ranks like `p`.
 Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
-# What is let go where the settings of a group no longer ask for it.
+# State that is removed when the settings of a group no longer ask for it.
 _AT_REQUEST = (MOMENTS, SCALE, REMAINDER)
-# Every key that is ours. What wrappers such as timm's Lookahead keep under others is theirs: it stays as it is.
+# Every key of this package. State that wrappers such as timm's Lookahead keep under other keys is not touched.
 _OURS = {BUFFER, *_AT_REQUEST, "step", "exp_avg", "exp_avg_sq"}
 
 
 class StateTensor(NamedTuple):
-    """One tensor of a parameter's state: what it is made as, of zeros."""
+    """One tensor of a parameter's state; new ones are zeros."""
 
     shape: Optional[tuple[int, ...]]  # of the whole tensor, None for a count
     dtype: torch.dtype
-    keeps_dtype: bool = False  # that it was made or saved in, also when the parameter is cast
+    keeps_dtype: bool = False  # keeps the dtype in which it was made or saved, even when the parameter is cast
     on_host: bool = False
-    may_lack: bool = False  # in a file: zeros stand for what was saved without it
+    may_lack: bool = False  # may be missing in a file, and is zeros then
 
 
 def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
-    """Return what a parameter of this group has, by the keys of torch.optim.Muon and torch.optim.AdamW.
+    """Return the state tensors of a parameter of this group, by the keys of torch.optim.Muon and torch.optim.AdamW.
 
-    Momentum is in the group's `momentum_dtype`, None for the parameter's; with `int8` it has scales. AdamW's fused
-    kernel needs one dtype, float32 where a `remainder` keeps what the parameter lacks of it. Second moments, which only
-    some settings have, are on the parameter's device in float32 at least.
+    Momentum has the group's `momentum_dtype`, the parameter's if that is None; with `int8` it has scales. AdamW's fused
+    kernel needs all tensors in one dtype, which is float32 with a `remainder`. Second moments, which only some settings
+    ask for, are on the parameter's device, in float32 or wider.
     """
     shape, on_host = tuple(p.shape), group["offload"]
     is_split = has_remainder(p, group)
@@ -67,25 +67,25 @@ def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, S
 
 
 def integers(remainder: Tensor) -> Tensor:
-    """Return the int16 integers of a remainder, in its memory; not of a DTensor."""
+    """Return a remainder, which must not be a DTensor, as an int16 view of its memory."""
     return remainder.view(torch.int16)
 
 
 def has_remainder(p: Tensor, group: Mapping[str, Any]) -> bool:
-    """Whether the state of `p` has what it lacks of a float32 master."""
+    """Whether the state of `p` holds the lower half of its float32 value."""
     return group["master_weights"] == "split" and p.dtype == torch.bfloat16
 
 
 def moments_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of second moments of parameters of this dtype."""
+    """Return the dtype of second moments for parameters of this dtype."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, StateTensor], memory: Memory) -> None:
-    """Make what `state` of `p` lacks of what is `wanted`, in place, and move the rest to where it belongs.
+    """Complete the `state` of `p` in place: make the `wanted` tensors that it lacks, and move the others if needed.
 
-    That is where `p` is, and host memory for momentum of groups with `offload`. `memory` makes tensors of other shapes
-    than that of `p`. What the group no longer asks for goes. `check_shapes` has seen `state`.
+    They belong on the device of `p`, or in host memory for momentum of groups with `offload`. `memory` makes tensors of
+    other shapes than that of `p`. Tensors that the group no longer asks for are removed. Call `check_shapes` before.
     """
     for key in _AT_REQUEST:
         if key not in wanted:
@@ -101,14 +101,14 @@ def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, State
 
 
 def _like(p: Tensor, kind: StateTensor, memory: Memory) -> Tensor:
-    """Return a tensor of the kind's shape that lies as `p` does: `p` itself, where that has the shape."""
+    """Return a tensor of the kind's shape, sharded like `p`: `p` itself if it has that shape."""
     return p if kind.shape == tuple(p.shape) else memory(p, kind.shape, kind.dtype)
 
 
 def placed(p: Tensor, value: Tensor, kind: StateTensor, memory: Memory, copy: bool = False) -> Tensor:
-    """Return a state tensor of `p` where it belongs, of its kind's dtype, laid out like `p` unless it is a count.
+    """Return `value` on the right device, in its kind's dtype and, unless it is a count, with the layout of `p`.
 
-    It is `value` itself where that is so already, unless `copy`. In host memory it is pinned if `p` is on a GPU.
+    If `value` has all this already, it is returned itself, unless `copy`. Host memory is pinned if `p` is on a GPU.
     """
     dtype = value.dtype if kind.keeps_dtype else kind.dtype
     if kind.shape is None:
@@ -129,9 +129,9 @@ def check_shapes(
     name: str,
     p: Tensor,
     wanted: Mapping[str, StateTensor],
-    cure: str = "del optimizer.state[p], of this parameter p, lets its state begin anew",
+    cure: str = "del optimizer.state[p] for this parameter p, so that it starts with a new state",
 ) -> None:
-    """Raise ValueError, which names the `cure`, if a tensor of the state of `p` has another shape than is `wanted`.
+    """Raise ValueError, which contains the `cure`, if a tensor of the state of `p` has another shape than `wanted`.
 
     Counts may have any shape.
     """
@@ -145,22 +145,22 @@ def check_shapes(
 
 
 def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[str, Any], position: int) -> None:
-    """Raise ValueError unless a loaded state of `p`, saved at `position`, is what its group needs, or empty.
+    """Raise ValueError unless a loaded state of `p`, saved at `position`, fits its group or is empty.
 
-    Momentum without scales is floating-point momentum, which a group of 8 bits takes, too. Keys that are not ours may
-    hold anything.
+    Momentum without scales is floating-point momentum, which groups with 8-bit momentum accept too. Keys of other
+    packages may hold anything.
     """
     wanted = state_tensors(name, p, group)
     needed = {key for key, kind in wanted.items() if not kind.may_lack}
     if REMAINDER in state and REMAINDER not in wanted:
         raise ValueError(
-            f"the state of {name} was saved with half of a float32 value, which a parameter of {p.dtype} with "
-            f"master_weights={group['master_weights']!r} has no place for. Load it with bfloat16 "
-            "parameters and master_weights='split', and take float32 values by master_weights()"
+            f"the state of {name} was saved with the lower half of a float32 value, which a {p.dtype} parameter with "
+            f"master_weights={group['master_weights']!r} cannot hold. Load it with bfloat16 parameters and "
+            "master_weights='split', and get float32 values from master_weights()"
         )
     if state and not needed <= _OURS & set(state) <= set(wanted):
         raise ValueError(
-            f"{name} {tuple(p.shape)} is {'Muon' if group['use_muon'] else 'AdamW'}'s and needs the state "
+            f"{name} {tuple(p.shape)} is updated by {'Muon' if group['use_muon'] else 'AdamW'} and needs the state "
             f"{', '.join(wanted)}, got {', '.join(map(str, state))}: {_anew(position)}"
         )
     for key in _OURS & set(state):
@@ -170,5 +170,5 @@ def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[
 
 
 def _anew(position: int) -> str:
-    """Return how to load a file without what it has of the parameter at `position`."""
-    return f'state_dict["state"].pop({position}) before loading lets its state begin anew, and takes over the rest'
+    """Return how to load a file without the state of the parameter at `position`."""
+    return f'call state_dict["state"].pop({position}) before loading: its state starts new, the rest is loaded'

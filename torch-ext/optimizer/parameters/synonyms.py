@@ -1,4 +1,4 @@
-"""What users of other optimizers pass in groups, in this package's words; what would mean nothing here is refused."""
+"""Translation of other optimizers' group keys into this package's settings; keys without meaning here are refused."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor
 
 from .settings import FALLBACKS
 
-# torch's choices between implementations of one step. Products here always add to a matrix in the same call, as
-# `use_addmm` asks; the other two hold for the one fallback whose kernel is called so, and for nothing else.
+# torch's choices between implementations of a step. Products here always add to a matrix in the same call, which is
+# what `use_addmm` asks for; each of the other two describes the kernel of one fallback only.
 _HELD_BY = {"use_addmm": ("muon", *FALLBACKS), "fused": ("adamw",), "foreach": ("nadamw",)}
 IMPLEMENTATIONS = tuple(_HELD_BY)
 
 
 def taken_branch(settings: dict[str, Any]) -> Optional[str]:
-    """Take `use_muon`, its opposite `use_fallback`, and `algorithm` out of `settings`; return the branch they ask for.
+    """Remove `use_muon`, its opposite `use_fallback`, and `algorithm` from `settings`; return the branch they ask for.
 
-    The name of a fallback as `algorithm`, dion's key, becomes the setting `fallback`. Raises ValueError or TypeError
-    for other values, and for contradictions.
+    If dion's key `algorithm` names a fallback, that becomes the setting `fallback`. Raises ValueError or TypeError for
+    other values and for contradictions.
     """
     use_muon, use_fallback = settings.pop("use_muon", None), settings.pop("use_fallback", None)
     if any(value not in (True, False, None) for value in (use_muon, use_fallback)):
@@ -42,7 +42,7 @@ def taken_branch(settings: dict[str, Any]) -> Optional[str]:
 
 
 def wish_of(p: Tensor) -> Optional[bool]:
-    """Return the attribute `use_muon` of a parameter, None where it has none; TypeError for another value."""
+    """Return the attribute `use_muon` of a parameter, None if it has none; TypeError for another value."""
     wish = getattr(p, "use_muon", None)
     if wish not in (True, False, None):
         raise TypeError(f"use_muon of a parameter must be True, False or None, got {wish!r}")
@@ -50,7 +50,7 @@ def wish_of(p: Tensor) -> Optional[bool]:
 
 
 def taken_implementations(settings: dict[str, Any]) -> dict[str, Optional[bool]]:
-    """Take `use_addmm`, `foreach` and `fused` out of `settings` and return them; TypeError for what is no flag."""
+    """Remove `use_addmm`, `foreach` and `fused` from `settings` and return them; TypeError if one is not a flag."""
     flags = {key: settings.pop(key) for key in IMPLEMENTATIONS if key in settings}
     for key, value in flags.items():
         if value not in (True, False, None):
@@ -59,25 +59,25 @@ def taken_implementations(settings: dict[str, Any]) -> dict[str, Optional[bool]]
 
 
 def check_implementations(flags: dict[str, Optional[bool]], branch: str) -> None:
-    """Raise ValueError for an implementation that `branch` does not have: `muon`, also of both, or a fallback."""
+    """Raise ValueError for an implementation that `branch` lacks: a fallback, or `muon`, also for mixed groups."""
     for key, asked in flags.items():
         if asked and branch not in _HELD_BY[key]:
             raise ValueError(
-                f"{key}={asked!r} means nothing here: Muon's passes and AdamW's kernel are fused, and matrices are "
-                f"batched, whatever is asked. Leave it out, or give it in a group that {_HELD_BY[key][0]} has alone"
+                f"{key}={asked!r} has no effect here: Muon's passes and AdamW's kernel are always fused, and matrices "
+                f"always batched. Leave it out, or set it in a group that only {_HELD_BY[key][0]} updates"
             )
 
 
 def as_adamws(changed: dict[str, Any], defaults: dict[str, Any], both: bool) -> dict[str, Any]:
-    """Return the settings that a group of the fallback alone means by torch.optim.AdamW's `betas` and `eps`.
+    """Return the settings that torch.optim.AdamW's `betas` and `eps` mean in a group that only the fallback updates.
 
-    With `both`, where Muon has some of its parameters, `eps` is Muon's, and `betas` raise ValueError.
+    With `both`, if Muon updates some of its parameters, `eps` is Muon's, and `betas` raise ValueError.
     """
     if both:
         if changed.get("betas") is not None:
             raise ValueError(
-                "betas are AdamW's, and Muon has parameters of this group too: write adamw_betas, which are of the "
-                "parameters that AdamW updates, or give these a group of their own"
+                "betas are AdamW's, and Muon has parameters of this group too: write adamw_betas, which apply to the "
+                "parameters that AdamW updates, or put these into a separate group"
             )
         return {}
     meant = {f"adamw_{key}": changed[key] for key in ("betas", "eps") if changed.get(key) is not None}
