@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-# Frames of torch's and of this package are no line of the user.
+# Frames of torch and of this package are not the user's code.
 _INSIDE = ("torch.", f"{__package__.rpartition('.')[0]}.")
 
 
