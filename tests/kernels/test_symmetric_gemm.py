@@ -110,7 +110,7 @@ def test_a_proof_finds_sums_that_are_rounded_too_early():
         product = scalars[0] * (A.double() @ B.double()).half().double()
         C.copy_(product if D is None else product + scalars[1] * D.double())
 
-    with pytest.raises(WrongResultError, match="an error of"):
+    with pytest.raises(WrongResultError, match="an error is"):
         prove_product(launch, torch.float16, [(48, 32)])
 
 
