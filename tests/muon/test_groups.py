@@ -215,6 +215,7 @@ def test_a_key_that_nobody_reads_raises_with_the_nearest(kernel, key, value, wor
 def test_keys_that_others_write_and_ones_own_stay(kernel):
     """Also those that come into live groups later, and with a state."""
     others = dict(initial_lr=0.1, max_lr=0.2, swa_lr=0.3, lr_scale=0.5, lr_mult=1.0, name="body", amsgrad=False)
+    others.update(lr_multiplier=0.5, wd_multiplier=0.0, is_last_layer=False, param_group="bias")
     params = named_parameters()
     optimizer = kernel.Muon([{"params": params.items(), **others, "_mine": 7}])
     for group in optimizer.param_groups:

@@ -101,6 +101,17 @@ def test_stacks_need_no_keys(kernel):
     assert {row.name: row.matrices for row in optimizer.explain().rows}["experts.up"] == 3
 
 
+def test_a_group_is_added_as_the_constructor_takes_it(kernel):
+    """With `names`, and the lower bound of the norm by the group's momentum."""
+    _, groups = attention_groups(kernel)
+    added = {"params": [nn.Parameter(torch.eye(8))], "names": ["up.weight"], "use_muon": True, "momentum": 0.5}
+    whole, grown = kernel.compat.Muon([*groups, added]), kernel.compat.Muon(groups)
+    grown.add_param_group(added)
+    assert grown.param_groups == whole.param_groups and grown.param_groups[1]["param_names"] == ["up.weight"]
+    with pytest.raises(ValueError, match="group 2 does not set use_muon"):
+        grown.add_param_group({"params": [nn.Parameter(torch.eye(8))]})
+
+
 def attention_groups(kernel):
     weights = {f"layers.3.attn.{name}.weight": nn.Parameter(torch.eye(8)) for name in ("q_proj", "k_proj")}
     return weights, [{"params": list(weights.values()), "names": list(weights), "use_muon": True}]

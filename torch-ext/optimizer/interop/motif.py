@@ -86,7 +86,7 @@ class Muon(MuonOfPackage):
         settings = dict(lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, ns_steps=ns_steps)
         indices = [(clip_config or {}).get(key) for key in ("q_indices", "k_indices")]
         super().__init__(
-            [_group(i, group, momentum) for i, group in enumerate(params)],
+            params,
             **settings,
             adamw_betas=adamw_betas,
             adamw_eps=adamw_eps,
@@ -97,6 +97,10 @@ class Muon(MuonOfPackage):
             release_grads=none_grad,
             exchange=ExchangeOptions(chunks_in_flight=min(max(warmup_step, 1), 2)),
         )
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Add a group of the kernel, with `use_muon` and `names`; raises as the constructor does."""
+        super().add_param_group(_group(len(self.param_groups), param_group, self.defaults["momentum"]))
 
     def step(self, closure: Optional[Callable[[], Any]] = None, qk_logits: Optional[Mapping[int, Tensor]] = None):
         """Update every parameter that has a gradient; call `closure` first, if given, and return its result.

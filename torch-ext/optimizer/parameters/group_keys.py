@@ -16,6 +16,8 @@ _OTHERS: dict[str, tuple[str, ...]] = {
     "torch's schedulers": ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"),
     "timm, by layer decay": ("lr_scale",),
     "mmengine": ("lr_mult", "decay_mult"),
+    "DINOv2": ("lr_multiplier", "wd_multiplier", "is_last_layer"),
+    "ultralytics": ("param_group",),
     "Megatron": ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "start_wd", "end_wd", "default_config"),
     "Megatron, of parallelism": ("is_expert_parallel", "is_engram_parallel"),
     "Megatron, of models": ("is_decoupled_lr", "is_vision_model_param"),
