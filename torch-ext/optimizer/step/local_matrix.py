@@ -140,12 +140,12 @@ class LocalMatrix(NamedTuple):
 
     @property
     def moments(self) -> Tensor:
-        """What this process has of its second moments, in this step."""
+        """This process's part of its second moments, in this step."""
         return self.tensors.moments[self.place]
 
     @property
     def remainder(self) -> Optional[Tensor]:
-        """What the parameter's part lacks of its float32 master, in this step."""
+        """The lower half of the part's float32 values, in this step."""
         return self.tensors.remainders.get(self.place)
 
     @property
@@ -163,7 +163,7 @@ class LocalMatrix(NamedTuple):
 
 
 def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
-    """Return how the local part of the tensor with second moments is seen, None where the parameter has none."""
+    """Return how the local part of the tensor with second moments is seen; None if the parameter has none."""
     view, shards = parameter.moments_view, parameter.shards
     return view if view is None or shards is None else shards.seen_as(view).local(this_rank())[0]
 

@@ -1,4 +1,4 @@
-"""Before the first step: what it would otherwise wait for, connections between ranks and kernels to compile.
+"""Work before the first step, which would otherwise wait for it: connecting ranks and compiling kernels.
 
 A stage is a call that returns what it did. Stages come in phases, each of which is asked for its stages when its turn
 comes: those that compile depend on what those before have measured.

@@ -47,9 +47,9 @@ class LocalChunk(NamedTuple):
     chunk: Chunk
     parts: Sequence[LocalMatrix]
     group_numbers: tuple[int, ...]  # of the parts, by which a step finds their rules
-    multipliers: Tensor  # of the parts, float64 on the CPU, where the descent reads it
-    presence_out: Tensor  # of the flags of parts that are sent, in what is gathered, int64, as all that follow
-    verdicts_in: Tensor  # of each part's flag in what comes back
+    multipliers: Tensor  # of the parts, float64 on the CPU, read there by the descent
+    presence_out: Tensor  # places of the flags of sent parts in the gathered message, int64 like all that follow
+    verdicts_in: Tensor  # place of each part's flag in the returned message
     presence_in: Tensor  # (2, flags): owned matrix, place of the flag
     verdicts_out: Tensor  # (2, flags): owned matrix, place of the flag
     owned: Sequence[LocalOwned]
