@@ -179,13 +179,34 @@ def test_a_mistake_is_answered_by_what_to_write(kernel, mistake):
         make(kernel)
 
 
+NO_MISTAKES = {
+    "a ParameterList": lambda p: nn.ParameterList([p]),
+    "a ParameterList in a group": lambda p: [{"params": nn.ParameterList([p])}],
+    "items of a ParameterDict": lambda p: nn.ParameterDict({"a": p}).items(),
+    "values of a ParameterDict": lambda p: nn.ParameterDict({"a": p}).values(),
+    "items of a dict": lambda p: {"a": p}.items(),
+    "keys of a dict": lambda p: {p: "a"}.keys(),
+    "a generator in a group": lambda p: [{"params": (each for each in [p])}],
+}
+
+
+@pytest.mark.parametrize("case", NO_MISTAKES)
+def test_what_torchs_optimizers_take_is_no_mistake(kernel, case):
+    """`ParameterList` is a module, and `keys` and `items` are sets: they have an order all the same."""
+    p = weight(8)
+    for make in (torch.optim.AdamW, kernel.Muon):
+        (group,) = make(NO_MISTAKES[case](p)).param_groups
+        assert len(group["params"]) == 1 and group["params"][0] is p
+
+
 def test_a_third_argument_that_looks_like_a_momentum_is_questioned(kernel):
     """`Muon(params, lr, momentum)` is the order of others. Whoever writes a name is believed."""
     with pytest.warns(UserWarning, match="third argument, 0.95, is weight_decay.*: write momentum=0.95 or") as raised:
         kernel.Muon([weight()], 0.02, 0.95)
     assert raised[0].filename == __file__
+    named = [("up", weight())]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kernel.Muon([("w", weight())], 0.02, 0.1)
-        kernel.Muon([("w", weight())], 0.02, weight_decay=0.95)
-        kernel.Muon([("w", weight())], 0.02, 0.95, 0.95)
+        kernel.Muon(named, 0.02, 0.1)
+        kernel.Muon(named, 0.02, weight_decay=0.95)
+        kernel.Muon(named, 0.02, 0.95, 0.95)

@@ -169,8 +169,10 @@ def test_imported_rates_are_what_parameters_move_by(kernel):
     """Whatever ratio this optimizer was made with."""
     _, state_dict, source, _, _ = timm_case()
     optimizer = kernel.Muon(named_parameters().items(), lr=0.5, adamw_lr=0.125)
-    kernel.import_state(optimizer, state_dict, source)
+    notes = kernel.import_state(optimizer, state_dict, source)
     assert [group["lr_factor"] for group in optimizer.param_groups] == [1.0, 1.0]
+    assert "group 1: lr_factor=0.25 of this optimizer became 1, as lr is the source's rate" in notes
+    assert not any("lr_factor" in note for note in kernel.import_state(optimizer, state_dict, source))
 
 
 def test_imported_state_is_a_complete_copy(kernel):

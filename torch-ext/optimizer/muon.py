@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Callable, Collection, Mapping, Optional, Sequence
@@ -27,6 +26,7 @@ from .parameters.mistakes import check_closure, check_state_dict, params_as_list
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, checked_settings, flag, make_plain_, plain_settings
 from .parameters.synonyms import check_implementations
+from .parameters.warned import warn_user
 from .plan.exchanges import ExchangeOptions
 from .plan.gradients import check_gradients
 from .plan.layout import facts_of
@@ -231,7 +231,7 @@ class Muon(Optimizer):
         super().__init__(params_as_list(params, least=1), defaults)
         self._refresh()
         for line in advice(routed(self.param_groups, self._reasons)) + idle_keys(self.param_groups):
-            warnings.warn(line, stacklevel=3)
+            warn_user(line)
 
     # torch.compile breaks the graph here, because its tracer does not support torch's fused AdamW.
     @torch._disable_dynamo
@@ -391,7 +391,7 @@ class Muon(Optimizer):
         self._reasons.update(reasons)
         added = () if first else self.param_groups[before:]
         for line in advice(routed(added, reasons)) + idle_keys(added, self.defaults["expert_keys"]):
-            warnings.warn(line, stacklevel=2)
+            warn_user(line)
 
     def state_dict(self) -> dict[str, Any]:
         """Return state and groups of the current parameters. A function in a group is saved as a mark only.
@@ -455,7 +455,7 @@ class Muon(Optimizer):
         check_gradients(self._planned_for[0], self._shapes, self.param_groups)
         if not self._said_idle and all(p.grad is None for p in self._planned_for[0]):
             self._said_idle = True
-            warnings.warn(NO_GRADIENT, stacklevel=7)  # the caller of the wrapped `step`
+            warn_user(NO_GRADIENT)
         # GradScaler sets both; `found_inf` is an int if no parameter on this rank had a gradient.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)

@@ -11,6 +11,7 @@ from ..parameters.checkpoints import said_of, source_of
 from ..parameters.groups import listed, names_of
 from ..parameters.mistakes import check_state_dict
 from ..parameters.routing import bare_name
+from ..parameters.state import MOMENTS
 from .state_order import given_parameters, names_in_order
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
 
@@ -196,6 +197,11 @@ def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
     unused = source.unused if parameter.branch == "muon" else frozenset()
     if entry.state and set(entry.state) - unused != wanted:
         return [f"{parameter.name} needs the state {', '.join(sorted(wanted))}, got {', '.join(sorted(entry.state))}"]
+    if entry.state and MOMENTS in parameter.state and MOMENTS not in source.state[parameter.branch]:
+        return [
+            f"{parameter.name} needs the state {', '.join(parameter.state)}, got {', '.join(wanted)}: construct the "
+            "optimizer with second_moment='none', and set it in its groups after the import"
+        ]
     other_shapes = _other_shapes(parameter, entry).items()
     return [
         f"{parameter.name} is {parameter.shape} here, its {key} in the source {shape}" for key, shape in other_shapes
@@ -224,6 +230,8 @@ def _merged_settings(group: Settings, source_groups: list[Settings], source: Sou
     for text in dict.fromkeys(text for _, lost in translations for text in lost):
         notes.append(f"{text} of the source has no counterpart")
     if "lr" in changes:
+        if group["lr_factor"] != 1:
+            notes.append(f"lr_factor={group['lr_factor']} of this optimizer became 1, as lr is the source's rate")
         changes["lr_factor"] = 1.0  # the source's lr is the full rate of its parameters
     if group["decay_mode"] == "corrected" and changes.get("lr", group["lr"]) != group["lr"]:
         notes.append(f"decay_lr, which is not in the source, stays {group['decay_lr']}")

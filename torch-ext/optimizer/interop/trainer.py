@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import warnings
 from typing import Any, Optional
 
 from torch import nn
 
 from ..muon import Muon
+from ..parameters.warned import warn_user
 from .layers import Cutting
 from .model_groups import Patterns, chosen_groups
 
@@ -91,11 +91,10 @@ def _settings_of(args: Any) -> dict[str, Any]:
 def _warn_of_ignored(settings: dict[str, Any]) -> None:
     ignored = [field for setting, fields in _FIELDS.items() if setting not in settings for field in fields]
     if ignored:
-        warnings.warn(
+        warn_user(
             f"the Trainer does not pass its TrainingArguments to MuonFactory: {', '.join(ignored)} are ignored. Write "
             'optimizer_cls_and_kwargs=(MuonFactory, {"args": args}), with settings of Muon next to it, or "args": None '
-            "to ignore them on purpose",
-            stacklevel=3,
+            "to ignore them on purpose"
         )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Real
 from typing import Any, Callable
 
 from torch import Tensor, nn
+
+from .warned import warn_user
 
 # Arguments of other optimizers, and their names here.
 _ELSEWHERE = {
@@ -31,7 +32,7 @@ def params_as_list(params: Any, least: int = 0) -> list[Any]:
 
     Raises TypeError, which says what to write instead, for anything else; ValueError for fewer than `least` entries.
     """
-    if isinstance(params, nn.Module):
+    if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
         raise TypeError(f"params are a module, {type(params).__name__}: write its named_parameters()")
     if isinstance(params, Mapping):
         instead = "a list of groups, [group]," if "params" in params else "its items(), pairs of name and parameter"
@@ -89,10 +90,9 @@ def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:
             meant = _ELSEWHERE.get(name) or " or ".join(get_close_matches(name, known))
             raise TypeError(f"{type(self).__name__} has no argument {name}" + (f": write {meant}" if meant else ""))
         if len(args) == 3 and "momentum" not in arguments and _looks_like_momentum(args[2]):
-            warnings.warn(
+            warn_user(
                 f"the third argument, {args[2]}, is weight_decay, as in torch.optim.Muon: write momentum={args[2]} or "
-                f"weight_decay={args[2]}, whichever is meant",
-                stacklevel=2,
+                f"weight_decay={args[2]}, whichever is meant"
             )
         init(self, *args, **arguments)
 

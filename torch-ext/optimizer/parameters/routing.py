@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from itertools import dropwhile
 from typing import Callable, Iterable, Optional, Sequence, Union
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from .checks import check_matrix
 from .synonyms import wish_of
+from .warned import warn_user
 
 # The reason for parameters that may be stacks of matrices or convolutions.
 UNDECIDED = "stack_or_convolution"
@@ -74,7 +74,7 @@ def unique_parameters(
         unnamed += [] if named else [p]
         aliases.setdefault(p, []).append(name)
     if len(set(unnamed)) < len(unnamed):
-        warnings.warn("got a parameter group with duplicate parameters: each is optimized once", stacklevel=2)
+        warn_user("got a parameter group with duplicate parameters: each is optimized once")
     return [(names, p) for p, names in aliases.items()]
 
 

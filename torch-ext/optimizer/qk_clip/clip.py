@@ -9,12 +9,12 @@ Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
+from ..parameters.warned import warn_user
 from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_
 from .heads import Attention, Layer, attentions, clip_settings
@@ -131,11 +131,10 @@ class QKClip:
             return
         self._unobserved += 1
         if self._unobserved == UNOBSERVED_STEPS:
-            warnings.warn(
+            warn_user(
                 f"qk_clip was given, and no attention logits have been observed in {UNOBSERVED_STEPS} steps, so "
                 "nothing is clipped: call optimizer.observe_qk_logits(layer, logits) in the forward pass, or leave "
-                "qk_clip out",
-                stacklevel=2,
+                "qk_clip out"
             )
 
     def _allocate(self, device: torch.device) -> None:
