@@ -243,7 +243,7 @@ def test_only_bfloat16_parameters_have_remainders(kernel):
 
 def test_what_cannot_be_raises(kernel):
     params = [("up.weight", Parameter(torch.ones(8, 12, dtype=torch.float16)))]
-    with pytest.raises(ValueError, match=r"up\.weight is float16, which has other exponents"):
+    with pytest.raises(ValueError, match=r"up\.weight is float16, whose exponent has another width"):
         kernel.Muon(params, master_weights="split")
     with pytest.raises(ValueError, match="nothing to round with master_weights"):
         kernel.Muon(named_parameters().items(), master_weights="split", stochastic_rounding=True)

@@ -251,6 +251,6 @@ def test_momentum_is_converted_in_all_groups_or_in_none(kernel):
     for group in optimizer.param_groups:
         group["momentum_dtype"] = "int8"
     optimizer.param_groups[1]["split_rows"] = (100, 92)
-    with pytest.raises(ValueError, match="which split_rows cuts between them"):
+    with pytest.raises(ValueError, match="split_rows cuts between such neighbours"):
         take_steps(optimizer, params, [1])
     assert same_bits(params, before[0]) and same_bits(state_of(optimizer, params), before[1])

@@ -1,1 +1,1 @@
-"""What runs at every step: it walks the plan."""
+"""The code of a step, which follows the plan."""

@@ -1,7 +1,7 @@
-"""Whether ranks that share parameters take the same step: with equal settings, and with gradients of all copies.
+"""Check that ranks which share parameters take the same step: equal settings, and gradients on all replicas or none.
 
-They find out in the one small message that also says whether gradients overflow anywhere. It has one length for all
-optimizers and plans, since those that meet may not belong together.
+The check is part of the small message that also reports overflow of gradients. The message has the same length for all
+optimizers and plans, because ranks with different ones may meet by mistake.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened, t
 
 
 class Statement(NamedTuple):
-    """What a rank says about what it does with shared parameters."""
+    """What a rank reports about its next action on shared parameters."""
 
     act: str  # such as `step 5`
-    optimizer: str  # which of those of the same ranks
-    has_met: bool  # these ranks before, with this plan
+    optimizer: str  # identifies it among the optimizers of the same ranks
+    has_met: bool  # whether it has met these ranks before with this plan
     digest: str  # of its plan
     settings: str
-    absent: tuple[frozenset[str], ...]  # of each set of copies, the parameters without a gradient
+    absent: tuple[frozenset[str], ...]  # for each set of replicas, the parameters without a gradient
 
     @property
     def identity(self) -> str:
-        """What must be equal for messages to fit each other."""
+        """The text that must be equal on all ranks, or their messages do not match."""
         return f"{self.act} of {self.optimizer} with plan {self.digest[:12]}"
 
     def codes(self, terms: Terms) -> tuple[int, int, int]:
-        """Return numbers that sum to 0 over the ranks if all do the same, with equal settings, and if copies agree."""
+        """Return numbers whose sums over the ranks are 0 if actions, settings and the gradients of replicas agree."""
         identity, settings = (terms.weight * code_of(text) for text in (self.identity, self.settings))
         return identity, settings, code_of_copies(terms, [sorted(absent) for absent in self.absent])
 
 
 def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[str], ...]:
-    """Return, for each set of copies, the parameters that have no gradient on this rank now."""
+    """Return, for each set of replicas, the parameters that have no gradient on this rank now."""
 
     def is_absent(i: int) -> bool:
         number, position = terms.places[i]
@@ -50,9 +50,9 @@ def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[str], ..
 
 
 class Meeting:
-    """What `ranks`, which share some parameters, tell each other about one step, or about what else they do together.
+    """The exchange in which `ranks` that share parameters compare one step, or another common action.
 
-    On a CPU they know the result at once. From other devices it is read when it is asked for.
+    On a CPU the result is known at once. On other devices it is read back only when it is needed.
     """
 
     def __init__(self, ranks: Ranks, terms: Terms, statement: Statement):
@@ -62,9 +62,9 @@ class Meeting:
         self._copied: Optional[torch.Event] = None
 
     def overflow(self, found_inf: Optional[Tensor]) -> Tensor:
-        """Return, float32 (1), 1 if gradients overflow on any of the ranks or these are not at one, 0 if not.
+        """Return, as float32 (1), 1 if gradients overflow on any rank or the ranks disagree, else 0.
 
-        `found_inf` is what GradScaler says on this rank. All ranks must call it.
+        `found_inf` is GradScaler's flag on this rank. All ranks must call it.
         """
         said = [0, *self._statement.codes(self._terms), int(not self._statement.has_met)]
         values = torch.tensor(said, dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
@@ -83,9 +83,9 @@ class Meeting:
         return self._copied is None
 
     def strangers(self, groups: Sequence[Group], compare_settings: bool) -> Optional[Exception]:
-        """Return an error that says who does something else than the others; None where all do the same.
+        """Return an error that names the ranks that do something else than the others; None if all do the same.
 
-        Whether the settings of `groups` differ is told here if `compare_settings`. All ranks must call it.
+        With `compare_settings`, different settings of `groups` are an error too. All ranks must call it.
         """
         is_other, has_settings, _ = self._differences()
         if not (is_other or (compare_settings and has_settings)):
@@ -98,7 +98,7 @@ class Meeting:
         return RuntimeError(self._in_words(statements))
 
     def dispute(self) -> Optional[str]:
-        """Return what ranks are not at one about, None if they are; all of them must call it, and the host waits."""
+        """Return a text on what ranks disagree about, None if they agree; all must call it, and the host waits."""
         if not any(self._differences()):
             return None
         statements, (is_other, has_settings, _) = self._statements(), self._differences()
@@ -117,7 +117,7 @@ class Meeting:
         return self._result()[4] == len(self._ranks)
 
     def _differences(self) -> list[bool]:
-        """Return whether ranks differ in what they do, in settings, and in what copies have gradients."""
+        """Return whether ranks differ in their action, in settings, and in which replicas have gradients."""
         return [total != 0 for total in self._result()[1:4]]
 
     def _result(self) -> list[int]:
@@ -138,8 +138,8 @@ class Meeting:
 
 
 def raise_disputes(meetings: Iterable[Meeting]) -> None:
-    """Raise RuntimeError, which says who differs and in what, if ranks that met were not at one."""
-    disputes = [meeting.dispute() for meeting in meetings]  # all of them, as other ranks wait to be told
+    """Raise RuntimeError, which names the ranks and the difference, if ranks disagreed in one of the meetings."""
+    disputes = [meeting.dispute() for meeting in meetings]  # all of them, because other ranks wait for each
     disputes = [dispute for dispute in disputes if dispute]
     if disputes:
         raise RuntimeError(
@@ -148,28 +148,28 @@ def raise_disputes(meetings: Iterable[Meeting]) -> None:
 
 
 def code_of_copies(terms: Terms, contents: Sequence[Any]) -> int:
-    """Return a number that sums to 0 over the ranks if all copies of a part have the same content.
+    """Return a number whose sum over the ranks is 0 if all replicas of a part have the same content.
 
-    `contents` are what this rank says of each set of `terms.copies`; their texts are compared.
+    `contents` are this rank's values for each set of `terms.copies`; their texts are compared.
     """
     entries = enumerate(zip(terms.copies, contents))
     return sum(copies.weight * code_of(f"{i} {copies.part} {content!r}") for i, (copies, content) in entries)
 
 
 def code_of(text: str) -> int:
-    """Return 40 bits that stand for a text, so that sums of thousands stay far below 2**63."""
+    """Return a 40-bit checksum of a text; sums of thousands of them stay far below 2**63."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=5).digest(), "big")
 
 
 def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Statement], str]) -> tuple[int, int]:
-    """Return the first rank, and the first one that differs from it in this aspect, the last one if none does."""
+    """Return the first rank, and the first rank that differs from it in this aspect (the last rank if none does)."""
     first, *others = statements
     odd = (rank for rank in others if aspect(statements[rank]) != aspect(statements[first]))
     return first, next(odd, others[-1])
 
 
 def _absent_copies(statements: Mapping[int, Statement], terms: Terms) -> str:
-    """Return of which parameter some copies of a part had a gradient and others had none."""
+    """Return a text that names a parameter of which only some replicas of a part had a gradient."""
     for number, copies in enumerate(terms.copies):
         absent = {rank: statements[rank].absent[number] for ranks in copies.sharers for rank in ranks}
         for name, ranks in itertools.product(sorted(set().union(*absent.values())), copies.sharers):
@@ -177,4 +177,4 @@ def _absent_copies(statements: Mapping[int, Statement], terms: Terms) -> str:
             if 0 < len(without) < len(ranks):
                 having = [rank for rank in ranks if rank not in without]
                 return f"of one part of {name}, ranks {having} had a gradient and ranks {without} had none"
-    raise AssertionError(f"rank {this_rank()} was told of a difference that is none")
+    raise AssertionError(f"rank {this_rank()} received a difference that does not exist")

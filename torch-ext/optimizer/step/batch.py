@@ -1,4 +1,4 @@
-"""One batch of this process: momentum, orthogonalization, descent."""
+"""The update of one batch of this process: momentum, orthogonalization, descent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .workspace import LocalBatch
 
 
 class UpdateNorms(NamedTuple):
-    """The Frobenius norms (B,) of a batch's updates, their elements, and the step size that they were taken with."""
+    """The Frobenius norms (B,) of a batch's updates, their number of elements, and the step size applied to them."""
 
     norms: Tensor
     elements: int
@@ -38,7 +38,7 @@ def update_local_(batches: Iterable[LocalBatch], recipes: Recipes) -> list[Updat
         if not present:
             continue
         with nullcontext() if work.host is None else work.host.borrowed(work.host_chunk) as momenta:
-            if momenta is not None:  # on the device, for as long as the batch needs it
+            if momenta is not None:  # borrowed copies on the device, for this batch only
                 take_momentum(work.parts, momenta)
             norms.append(update_batch_(work if len(present) == len(work.parts) else work.of(present), recipes))
     return norms
@@ -51,7 +51,7 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     parameters, momenta, gradients = tensors_of(parts)
     packed = recipes.graphs.packed(batch, len(parts), recipe.eps)
     pack_momentum_(momenta, gradients, as_parameter(batch, packed.directions), recipe.momentum, recipe.scaling)
-    del gradients  # which may be the last to hold their memory
+    del gradients  # these may be the last references to their memory
     updates, norms = packed.update()
     if batch.moments_shape is not None:
         balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
@@ -67,7 +67,7 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
 
 
 def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
-    """Return QK-clip's factor for each row of all parts, 1 for those that are not scaled; None where none is."""
+    """Return QK-clip's factor for each row of all parts, 1 for rows without scaling; None if no part is scaled."""
     if not any(part.place in part.tensors.row_scales for part in parts):
         return None
     scales = [part.row_scale for part in parts]
@@ -76,18 +76,18 @@ def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
 
 
 def remainders(parts: Sequence[LocalMatrix]) -> Optional[list[Tensor]]:
-    """Return what each part lacks of its float32 master; None where parts, all of them alike, have none."""
+    """Return the lower half of each part's float32 value; None if the parts, which are all alike, have none."""
     return None if parts[0].remainder is None else [part.remainder for part in parts]
 
 
 def seeds(parts: Sequence[LocalMatrix], groups: Sequence[Group]) -> Optional[Tensor]:
-    """Return the seed of each part, None where nothing is rounded stochastically."""
+    """Return the seed of each part; None if nothing is rounded stochastically."""
     numbers = None if parts[0].origin is None else [part.seed(groups) for part in parts]
     return None if numbers is None else torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def _scale_rows_of_absent_(work: LocalBatch, recipes: Recipes) -> None:
-    """Apply QK-clip to what nobody updates: it holds for weights without a gradient, too."""
+    """Apply QK-clip to weights without a gradient, which are not updated otherwise."""
     for part in work.parts:
         if part.row_scale is not None and not part.source.has_gradient:
             found_inf = recipes.scalings[part.matrix.parameter.sharers].found_inf

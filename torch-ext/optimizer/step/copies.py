@@ -1,4 +1,4 @@
-"""Whether copies of parameters and state still have the same bits: a flipped one would stay, and spread."""
+"""Check that replicas of parameters and state are bit-identical: a flipped bit would persist and spread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Sums = Mapping[str, int]
 
 
 def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: State) -> None:
-    """Raise RuntimeError where copies differ in a bit of a parameter or of its state; all ranks must call it.
+    """Raise RuntimeError if replicas differ in a bit of a parameter or of its state; all ranks must call it.
 
     Each tensor of which there are copies is read once, and the host waits for that. Ranks send one number; only where
     copies differ they send a sum for each tensor, by which the error names tensors and ranks.
@@ -38,7 +38,7 @@ def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: S
 
 
 def _sums(copies: Copies, terms: Terms, groups: Sequence[Group], state: State) -> Sums:
-    """Return the sum of the bits of each tensor of which this rank has a copy, by its name."""
+    """Return a checksum of each tensor of which this rank has a replica, by name."""
     named = [pair for position in copies.positions for pair in _tensors(position, terms, groups, state)]
     if not named:
         return {}
@@ -62,7 +62,7 @@ def _checksum(local: Tensor) -> Tensor:
 
 
 def _integers(local: Tensor) -> Tensor:
-    """Return a tensor's elements as integers in one dimension, of eight bytes where that is possible: fewer to sum."""
+    """Return a tensor's elements as a 1-d tensor of integers, of eight bytes if possible: fewer to sum."""
     flat = local.reshape(-1)
     narrow = flat.view(_INTEGERS[flat.element_size()])
     fits = narrow.numel() * narrow.element_size() % 8 == 0 == narrow.storage_offset() * narrow.element_size() % 8
@@ -80,7 +80,7 @@ def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State)
 
 
 def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[str]:
-    """Return which tensors differ between copies, and on which ranks, a sentence for each part of a tensor."""
+    """Return a sentence for each shard of a tensor that differs between replicas, with the ranks."""
     names = shortened(terms.names)
     code = torch.tensor([code_of_copies(terms, [list(its.items()) for its in sums])], dtype=torch.int64, device="cpu")
     total = code.to(terms.device)
@@ -97,7 +97,7 @@ def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[
 
 
 def _differences(sums: Mapping[int, Sums]) -> Iterator[str]:
-    """Yield a sentence for each tensor of which these ranks, who have copies, do not have the same sum."""
+    """Yield a sentence for each tensor whose checksum differs between these ranks, which have replicas of it."""
     for name in dict.fromkeys(name for its in sums.values() for name in its):
         by_sum: dict[Optional[int], list[int]] = {}  # None: the tensor is not there
         for rank, its in sums.items():

@@ -29,7 +29,7 @@ from .polar_update import as_parameter, packed_memory, polar_update
 
 
 class Kind(NamedTuple):
-    """What a graph is captured for."""
+    """The kind of batch that a graph is captured for."""
 
     count: int  # of matrices
     packed_shape: tuple[int, int]
@@ -75,7 +75,7 @@ class UpdateGraphs:
         return Packed(directions, partial(polar_update, batch, directions, eps))
 
     def described(self, batches: Iterable[Batch], groups: Sequence[Group]) -> list[str]:
-        """Return a line that says how many of the batches that could be captured are; none where none could be."""
+        """Return a line with the number of captured batches among those that could be; an empty list if none could."""
         kinds = [_whole(batch, groups) for batch in batches if can_capture(batch.device)]
         replayed = sum(kind in self._replays for kind in kinds)
         return [f"{replayed} of {len(kinds)} batches replay a CUDA graph, captured by warmup()"] if kinds else []
@@ -129,7 +129,7 @@ class UpdateGraphs:
 
 
 class _Buffers:
-    """What all graphs on a device have in common: memory for directions and factors, and the pool between them."""
+    """Shared by all graphs on a device: memory for directions and factors, and the pool of temporary memory."""
 
     def __init__(self, device: torch.device, kinds: Sequence[Kind]):
         sizes = [max(sizes) for sizes in zip(*(kind.bytes for kind in kinds))]

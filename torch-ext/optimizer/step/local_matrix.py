@@ -1,7 +1,7 @@
-"""What this process has of parameters and their matrices, and the tensors that a step has of them.
+"""This process's shards of parameters and matrices, and the tensors that a step uses for them.
 
-Tensors of parameters and momentum are taken when a step begins and let go when it ends, so that memory which somebody
-replaces between steps, such as a state that is moved to the host, is free at once.
+A step looks up the tensors of parameters and momentum when it begins and drops them when it ends. So memory that is
+replaced between steps, such as state that moves to the host, is free at once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..rules.momentum import MomentumBuffers
 
 
 class StepTensors:
-    """The tensors of a step, of each matrix that this process has something of: lists in one order, that of `place`."""
+    """The tensors of a step for each matrix of which this process has a part; all lists are in the order of `place`."""
 
     def __init__(self) -> None:
         self.let_go()
 
     def let_go(self) -> None:
-        """Keep no tensor."""
+        """Drop all tensors."""
         self.views: list[Tensor] = []  # of the parameters
         self.momenta: list[Tensor] = []
         self.scales: dict[int, Tensor] = {}  # by place, of momentum in 8 bits
@@ -38,11 +38,11 @@ class StepTensors:
 
 
 class LocalParameter:
-    """What this process has of one parameter of Muon: matrices from place `first` on, and in a step its gradient."""
+    """This process's part of one parameter of Muon: its matrices from place `first` on, and in a step its gradient."""
 
     def __init__(self, parameter: Parameter, p: Tensor, release_grad: bool):
         self.tensor = p
-        self.first = 0  # which the workspace sets
+        self.first = 0  # set by the workspace
         self.has_gradient = False  # in this step
         self._shards = parameter.shards
         self._release = release_grad
@@ -82,20 +82,20 @@ class LocalParameter:
         return self._moments_view.matrices(local)
 
     def begin_step(self) -> None:
-        """See whether there is a gradient."""
+        """Note whether there is a gradient."""
         self.has_gradient = self.tensor.grad is not None
-        if self._release and self._is_empty:  # as on other ranks, whose parts are read
+        if self._release and self._is_empty:  # nothing will read it; other ranks release theirs after reading
             self.tensor.grad = None
 
     def end_step(self) -> None:
-        """Let go of the gradient's matrices."""
-        self._gradients: list[Optional[Tensor]] = []  # None for those that are taken
-        self._left = 0  # how many of a gradient that is to be released are not taken, empty ones left out
+        """Drop the gradient's matrices."""
+        self._gradients: list[Optional[Tensor]] = []  # None for those already taken
+        self._left = 0  # number of non-empty matrices still to take from a gradient that will be released
 
     def take_gradient(self, place: int) -> Tensor:
-        """Return the gradient's matrix at `place`, once.
+        """Return the gradient's matrix at `place`; each one can be taken once.
 
-        The gradient is cut when the first is taken, and let go with the last where gradients are to be released.
+        The gradient is cut when its first matrix is taken. If gradients are to be released, the last one drops it.
         """
         if self.is_whole:
             gradient = self.tensor.grad
@@ -140,12 +140,12 @@ class LocalMatrix(NamedTuple):
 
     @property
     def moments(self) -> Tensor:
-        """What this process has of its second moments, in this step."""
+        """This process's part of its second moments, in this step."""
         return self.tensors.moments[self.place]
 
     @property
     def remainder(self) -> Optional[Tensor]:
-        """What the parameter's part lacks of its float32 master, in this step."""
+        """The lower half of the part's float32 values, in this step."""
         return self.tensors.remainders.get(self.place)
 
     @property
@@ -163,7 +163,7 @@ class LocalMatrix(NamedTuple):
 
 
 def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
-    """Return how the local part of the tensor with second moments is seen, None where the parameter has none."""
+    """Return how the local part of the tensor with second moments is seen; None if the parameter has none."""
     view, shards = parameter.moments_view, parameter.shards
     return view if view is None or shards is None else shards.seen_as(view).local(this_rank())[0]
 

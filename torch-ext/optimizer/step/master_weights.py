@@ -1,4 +1,4 @@
-"""The float32 masters of parameters that are their upper halves, as plain tensors, out and in."""
+"""Export and import of float32 master weights, whose upper halves are the bfloat16 parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..rules.master_weights import joined, split_
 
 
 def master_weights(groups: Sequence[Group], state: State) -> dict[str, Tensor]:
-    """Return the float32 master of each parameter that has a remainder, by name, laid out like the parameter."""
+    """Return the float32 value of each parameter that has a remainder, by name, sharded like the parameter."""
     masters = {}
     for name, p in _split_parameters(groups, state).items():
         masters[name] = torch.empty_like(p, dtype=torch.float32, requires_grad=False)
@@ -27,8 +27,8 @@ def master_weights(groups: Sequence[Group], state: State) -> dict[str, Tensor]:
 def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[str, Tensor]) -> None:
     """Set each parameter that has a remainder, and the remainder, to its float32 value, in place.
 
-    Values of other names are not looked at. Raises ValueError or TypeError, with nothing changed, where a value is
-    missing or does not fit.
+    Values of other names are ignored. Raises ValueError or TypeError, with nothing changed, if a value is missing or
+    does not fit.
     """
     parameters = _split_parameters(groups, state)
     missing = [name for name in parameters if name not in values]
@@ -42,13 +42,13 @@ def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[s
 
 
 def _split_parameters(groups: Sequence[Group], state: State) -> dict[str, Tensor]:
-    """Return the parameters that have a remainder by name; ValueError where two have one name."""
+    """Return the parameters that have a remainder by name; ValueError if two have the same name."""
     named = [pair for group in groups for pair in zip(names_of(group), group["params"])]
     named = [(name, p) for name, p in named if p in state and REMAINDER in state[p]]
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"several parameters are called {', '.join(twice[:5])}: a value each needs a name each")
+        raise ValueError(f"several parameters are called {', '.join(twice[:5])}: each value needs a unique name")
     return dict(named)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of the last step, 0-d tensors on the device: reading one is what waits for it."""
+"""Metrics of the last step, 0-d tensors on the device; only reading one waits for it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class MovedMoments(NamedTuple):
 
 
 def moved_moments(holder: HolderSide, dtype: torch.dtype, device: torch.device) -> Optional[MovedMoments]:
-    """Return the indices of a holder's second moments; None where it has none."""
+    """Return the indices of a holder's second moments; None if it has none."""
     if not holder.moments_in:
         return None
     takers, counts = zip(*((number, count) for number, _, count in holder.moments_in))

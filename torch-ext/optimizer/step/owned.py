@@ -1,4 +1,4 @@
-"""A batch of matrices that this rank owns, and what moves their blocks out of messages and into them."""
+"""A batch of matrices that this rank owns, and the indices that move its blocks between messages and matrices."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class LocalOwned(NamedTuple):
     positions: Tensor  # of its matrices among all that are owned, on the device
     blocks_in: Tensor  # on the CPU, where `move_blocks_` reads them at the call
     blocks_out: Tensor
-    moments_in: Tensor  # likewise, of their second moments
+    moments_in: Tensor  # the same for their second moments
     moments_out: Tensor
-    weights_in: Tensor  # likewise, of the parameters' matrices, where their norms are kept
+    weights_in: Tensor  # the same for the parameters' matrices, if their norms are kept
 
 
 def local_owned(owned: OwnedBatch, device: torch.device) -> LocalOwned:

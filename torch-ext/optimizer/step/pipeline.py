@@ -25,7 +25,7 @@ def advanced(exchanges: Iterable[Iterable[Generator]], in_flight: int) -> Iterat
 
 
 def _advance(chunk: Generator) -> tuple[bool, Any]:
-    """Take a chunk to its next message; return whether it goes on, and what it has returned if not."""
+    """Run a chunk up to its next message; return whether it continues, and otherwise its result."""
     try:
         next(chunk)
     except StopIteration as end:

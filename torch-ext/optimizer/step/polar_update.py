@@ -24,7 +24,7 @@ def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
 
 
 def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
-    """Return the view (B, rows, cols) of what is packed."""
+    """Return the view (B, rows, cols) of packed matrices."""
     return packed.mT if batch.transposed else packed
 
 
@@ -45,7 +45,7 @@ def polar_update(batch: Batch, packed: Tensor, eps: float, factors: Optional[Ten
 
 
 def equalized(batch: Batch, packed: Tensor, eps: float) -> Tensor:
-    """Return packed matrices as they go into the iteration, with their rows and columns equalized where that is set."""
+    """Return packed matrices as input of the iteration, with equalized rows and columns if that is set."""
     return as_parameter(batch, equalize(as_parameter(batch, packed), batch.equalization.before, eps))
 
 

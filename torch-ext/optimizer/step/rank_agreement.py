@@ -1,4 +1,4 @@
-"""What an optimizer and those of other ranks agree about from step to step: who they are, and that all go on."""
+"""Agreement of an optimizer with its counterparts on other ranks: which ones belong together, and that all continue."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from .agreement import Meeting, Statement, absent_of, raise_disputes
 
 _SERIALS = itertools.count()
 _LIVING: weakref.WeakSet[RankAgreement] = weakref.WeakSet()
-# What ranks have said to each other that the host has not read yet, by the ranks: whoever's step it was, the next
-# optimizer by which they meet reads it first, on all of them.
+# Results of meetings that the host has not read yet, by ranks. The next optimizer by which these ranks meet reads them
+# first, on all ranks, whichever optimizer's step it was.
 _UNREAD: dict[Ranks, tuple[weakref.ref, Meeting]] = {}
-# The largest number that an optimizer got of those that share parameters with these ranks.
+# The largest number that an optimizer of these ranks has received.
 _NUMBERS: Counter[Ranks] = Counter()
 
 
 class Acquaintance(NamedTuple):
-    """Ranks that this optimizer has met: with which plan, and which number they gave it."""
+    """What an optimizer knows about ranks that it has met: the plan, and the number that they gave it."""
 
     digest: str
     number: int
 
 
 class RankAgreement:
-    """An optimizer among those of other ranks with which it shares parameters.
+    """Agreement of one optimizer with the optimizers on other ranks that share its parameters.
 
-    When ranks meet for the first time, or with a new plan, they give the optimizer a number, by which it is told from
-    others with like parameters, such as an actor from a critic. Which one is meant then is clear by their age: of those
-    living ones with this plan that have no number yet, it is as old on all ranks.
+    When ranks meet for the first time, or with a new plan, they give the optimizer a number. It distinguishes those
+    with similar parameters, such as those of an actor and a critic. At that first meeting the order of construction
+    decides: among the living optimizers with this plan and without a number, it has the same place on all ranks.
     """
 
     def __init__(self, digests: Optional[Mapping[Ranks, str]] = None):
@@ -52,13 +52,13 @@ class RankAgreement:
         return RankAgreement, (self._digests,)  # a copy is another optimizer
 
     def forget(self) -> None:
-        """Meet the other ranks anew."""
+        """Forget the other ranks, so that the next meeting is a first one."""
         self._known: dict[Ranks, Acquaintance] = {}
         self._steps = 0
         self._read: Sequence[Meeting] = ()  # of this step
 
     def follow(self, terms: Mapping[Ranks, Terms]) -> None:
-        """Take note of the terms of a new plan."""
+        """Store the digests of a new plan."""
         self._digests = {ranks: shared.digest for ranks, shared in terms.items()}
 
     def meet(self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group]) -> None:
@@ -70,11 +70,11 @@ class RankAgreement:
     def begin_step(
         self, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling
     ) -> dict[Optional[Ranks], GradientScaling]:
-        """Return `scaling` as each set of ranks that share parameters agrees about it; all of them must call it.
+        """Return `scaling` as agreed by each set of ranks that share parameters; all of them must call it.
 
-        Gradients overflow for all of them or for none. The scaling of None is for this process alone. Where ranks are
-        not at one their gradients overflow, so that nothing which they share changes; `end_step` tells. Raises as
-        `meet`.
+        Gradients overflow on all ranks of a set or on none. The key None is for parameters of this process only. If
+        ranks disagree, their gradients count as overflowing, so nothing that they share changes; `end_step` reports it.
+        Raises the errors of `meet`.
         """
         meetings, overflows = self._meet(f"step {self._steps + 1}", terms, groups, scaling.found_inf)
         self._steps += 1
@@ -83,7 +83,7 @@ class RankAgreement:
         return {None: scaling, **shared}
 
     def end_step(self) -> None:
-        """Raise RuntimeError, which says who differs and in what, where it is known that ranks were not at one."""
+        """Raise RuntimeError, which names the ranks and the difference, if it is already known that ranks disagreed."""
         known, self._read = self._read, ()
         raise_disputes(known)
 
@@ -105,7 +105,7 @@ class RankAgreement:
                 _UNREAD[ranks] = weakref.ref(dist.group.WORLD), meeting
                 continue
             error = meeting.strangers(groups, is_new)
-            if error is not None:  # and other ranks are not kept waiting
+            if error is not None:  # raised after the loop, so that no other rank waits
                 errors.append(error)
             elif is_new:
                 self._known[ranks] = Acquaintance(shared.digest, _new_number(ranks, shared))
@@ -116,7 +116,7 @@ class RankAgreement:
     def _seniority(self, ranks: Ranks) -> int:
         """Return how many older optimizers of the same plan have no number yet."""
         if self._older(ranks):
-            gc.collect()  # which ranks do at different times
+            gc.collect()  # ranks collect dead optimizers at different times
         return self._older(ranks)
 
     def _older(self, ranks: Ranks) -> int:
@@ -129,13 +129,13 @@ class RankAgreement:
 
 
 def read_all(terms: Mapping[Ranks, Terms]) -> None:
-    """Raise RuntimeError, once, if those who share parameters were not at one when they met last; the host waits."""
+    """Raise RuntimeError, once, if ranks that share parameters disagreed at their last meeting; the host waits."""
     unread = [_UNREAD.pop(ranks) for ranks in sorted(terms) if ranks in _UNREAD]
     raise_disputes(meeting for world, meeting in unread if world() is dist.group.WORLD)
 
 
 def _new_number(ranks: Ranks, terms: Terms) -> int:
-    """Return a number that no optimizer of these ranks has; all of them must call it."""
+    """Return a number that no other optimizer of these ranks has; all of them must call it."""
     number = torch.tensor([_NUMBERS[ranks] + 1], dtype=torch.int64, device="cpu").to(terms.device)
     all_reduce_max_(number, ranks, "number of an optimizer", shortened(terms.names))
     _NUMBERS[ranks] = int(number.item())

@@ -1,4 +1,4 @@
-"""What of a plan is to be measured, and how the ranks that share matrices come to take the same choice.
+"""Which products of a plan need measuring, and how ranks that share matrices agree on one choice.
 
 Sets of ranks that share matrices may overlap. All ranks walk theirs in one order, larger ones first, so that none waits
 for a rank that waits for it. In each set, ranks first compare what they have agreed on with others. Then one rank of
@@ -23,16 +23,16 @@ from ..tuning.tune import Finding, Stage, Tuner, stages_of, unmeasured
 
 
 class Statement(NamedTuple):
-    """What a rank says of the sizes that a set of ranks needs."""
+    """What a rank knows about the sizes that a set of ranks needs."""
 
     kind: str  # of its device
-    agreed: Mapping[Need, Agreed]  # with others, or before
+    agreed: Mapping[Need, Agreed]  # earlier agreements, with these or other ranks
     failed: Mapping[tuple[str, str], Mapping[str, str]]
-    left: Sequence[Need]  # without a measurement, as the time of this rank or of others was over
+    left: Sequence[Need]  # not measured because the time budget of this or another rank was used up
 
 
 class Answer(NamedTuple):
-    """What a rank that measured found for its kind of device, or the error that it met."""
+    """The result of the rank that measures for its kind of device, or its error."""
 
     entry: Optional[Mapping[str, Any]]
     failed: Mapping[str, str]
@@ -55,7 +55,7 @@ def ordered(sets: Iterator[Ranks]) -> list[Ranks]:
 
 
 def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
-    """Return what there is to measure for matrices, sorted: all ranks that share them have the same."""
+    """Return the measurements that matrices need, sorted, so that all ranks that share them have the same list."""
     tasks: dict[tuple[Need, str], Task] = {}
     for some in grouped(matrices, lambda matrix: matrix.measured_as):
         for task in tasks_of(*some[0].measured_as, len(some)):
@@ -75,11 +75,11 @@ def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
 
 
 class Meeting:
-    """The ranks that share some matrices, while they agree on what these are multiplied by."""
+    """Ranks that share some matrices, while they agree on the products for them."""
 
     def __init__(self, ranks: Ranks, tasks: Sequence[Task], tuner: Tuner, names: str):
         self._ranks, self._tasks, self._tuner, self._names = ranks, tasks, tuner, names
-        self._kinds: dict[str, int] = {}  # and the rank of each that measures
+        self._kinds: dict[str, int] = {}  # kinds of device, and the rank that measures for each
         self._open: dict[Need, set[str]] = {}  # the kinds of device for which a size is not settled
         self._left: set[Need] = set()
 
@@ -88,7 +88,7 @@ class Meeting:
         return key_of(self._tasks[0].device)
 
     def compare(self) -> str:
-        """Take what some of the ranks have agreed on before; RuntimeError where that is not one thing."""
+        """Adopt what some of the ranks have agreed on before; RuntimeError if their agreements differ."""
         key, needs = self._key, [task.need for task in self._tasks]
         agreed = {need: agreement(key, need) for need in needs}
         agreed = {need: before for need, before in agreed.items() if before}
@@ -97,7 +97,7 @@ class Meeting:
         self._left = {need for statement in statements.values() for need in statement.left}
         for rank, statement in statements.items():
             self._kinds.setdefault(statement.kind, rank)
-            heed(key, statement.failed)  # of other kinds of device, too, since what has failed is to be one thing
+            heed(key, statement.failed)  # from other kinds of device too, so that all ranks know the same failures
         for need in needs:
             known = {kind: self._agreed_by(need, kind, statements) for kind in self._kinds}
             self._open[need] = {kind for kind, before in known.items() if before is None}
@@ -106,7 +106,7 @@ class Meeting:
         return f"{len(self._ranks)} ranks compare what they know of {len(needs)} products"
 
     def settle(self, task: Task, waiting: int) -> str:
-        """Take what one rank of this kind of device knows or finds for a size; `waiting` others come after it."""
+        """Adopt the result that one rank of this kind of device knows or measures; `waiting` more sizes follow."""
         key, need = self._key, task.need
         kinds = self._open[need]
         if not kinds:
@@ -137,12 +137,12 @@ class Meeting:
         else:
             try:
                 finding = self._tuner.measure(task, waiting)
-            except Exception as error:  # which the others, who wait, are told
+            except Exception as error:  # sent to the other ranks, which wait for an answer
                 return Answer(None, {}, "", f"{type(error).__name__}: {error}")
         return Answer(finding.entry, finding.failed, finding.said)
 
     def _agreed_by(self, need: Need, kind: str, statements: Mapping[int, Statement]) -> Optional[Agreed]:
-        """Return what ranks with this kind of device have agreed on; RuntimeError where that is not one thing."""
+        """Return the agreement of ranks with this kind of device; RuntimeError if there are different ones."""
         known = {r: s.agreed[need] for r, s in statements.items() if s.kind == kind and need in s.agreed}
         if not known:
             return None

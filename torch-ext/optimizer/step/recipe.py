@@ -17,7 +17,7 @@ from .graphs import UpdateGraphs
 
 
 class Recipe(NamedTuple):
-    """What a step does to the matrices of one batch, before and after they are orthogonalized."""
+    """The rules of a step for the matrices of one batch, before and after orthogonalization."""
 
     momentum: MomentumRule
     eps: float
@@ -69,7 +69,7 @@ class Recipes:
 
 
 def group_numbers(matrices: Sequence[Matrix]) -> tuple[int, ...]:
-    """Return the number of each matrix's group, or one where all have the same."""
+    """Return the number of each matrix's group, or a single number if all have the same."""
     numbers = tuple(matrix.parameter.group for matrix in matrices)
     return numbers[:1] if len(set(numbers)) == 1 else numbers
 

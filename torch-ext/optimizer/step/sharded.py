@@ -86,7 +86,7 @@ class ShardedParts:
 
     @property
     def found_inf(self) -> Optional[Tensor]:
-        """Above 0 where gradients overflow on some rank: then nothing changes."""
+        """Above 0 if gradients overflow on some rank; then nothing changes."""
         return self._recipe.scaling.found_inf
 
     @record_function("muon.pack")
@@ -118,7 +118,7 @@ class ShardedParts:
             part = parts[i]
             for kept, updated in zip(momentum_of([part]).tensors, self._momenta.tensors_of(i)):
                 kept.copy_(torch.where(alive[i], updated, kept))
-            if part.row_scale is not None:  # QK-clip holds for what nobody updates, too
+            if part.row_scale is not None:  # QK-clip applies to weights without a gradient too
                 scale_rows_(part.view, part.row_scale, part.remainder, [overflow, alive[i]])
 
 

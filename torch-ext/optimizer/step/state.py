@@ -60,7 +60,7 @@ def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ran
 
 
 def entries(state: Mapping[Any, Any]) -> int:
-    """Return how many values `state` has of all parameters: where it is as it was, nobody has taken one away.
+    """Return the number of values in `state` of all parameters; it shrinks if somebody removes one.
 
     Of thousands of parameters at every step: `map` asks them without a line of Python for each.
     """

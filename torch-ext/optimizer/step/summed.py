@@ -27,7 +27,7 @@ def update_sum_(
 ) -> Generator[None, None, list[UpdateNorms]]:
     """Update this rank's parts of a batch and their momentum; yields once after each sum that was started.
 
-    What no rank has a gradient of is left alone. Returns the norms of the parts' updates, 0 for those.
+    Matrices without a gradient on any rank do not change. Returns the norms of the parts' updates, 0 for those.
     """
     batch, parameter = work.batch, work.batch.first.parameter
     recipe, iteration = recipes.of(batch.matrices), batch.first.iteration
@@ -49,7 +49,7 @@ def update_sum_(
 
 
 def _presence(parts: ShardedParts, count: int) -> Tensor:
-    """Return, float64 (B) on the CPU, 1 where this rank has a gradient."""
+    """Return, as float64 (B) on the CPU, 1 for each matrix with a gradient on this rank, else 0."""
     present = [float(bool(parts.parts) and i not in parts.absent) for i in range(count)]
     return torch.tensor(present, dtype=torch.float64, device="cpu")
 

@@ -1,4 +1,4 @@
-"""Before the first step: what it would otherwise wait for, connections between ranks and kernels to compile.
+"""Work before the first step, which would otherwise wait for it: connecting ranks and compiling kernels.
 
 A stage is a call that returns what it did. Stages come in phases, each of which is asked for its stages when its turn
 comes: those that compile depend on what those before have measured.
@@ -28,7 +28,7 @@ Phase = Callable[[], Sequence[Stage]]
 def warm_up(phases: Sequence[Phase], progress: Progress) -> None:
     """Run the stages of all phases; `progress(done, total, what)` is called after each.
 
-    All ranks that share parameters must call it. What comes after a phase is counted as it looks then.
+    All ranks that share parameters must call it. The total counts later phases as they look at that time.
     """
     done = 0
     for number, phase in enumerate(phases, 1):
@@ -40,12 +40,12 @@ def warm_up(phases: Sequence[Phase], progress: Progress) -> None:
 
 
 def connections(plan: Plan) -> list[Stage]:
-    """Return a stage for each communicator of a step, which sends a few bytes; all of its ranks have one order."""
+    """Return a stage for each communicator of a step, which sends a few bytes; all ranks have the same order."""
     return [partial(_told, what, run) for what, run in _connections(plan)]
 
 
 def kernels(plan: Plan, groups: Sequence[Group]) -> list[Stage]:
-    """Return a stage for each kind of batch, which compiles what it needs on zeros."""
+    """Return a stage for each kind of batch, which compiles its kernels by a run on zeros."""
     return [partial(_told, what, run) for what, run in _kernels(plan, groups)]
 
 
@@ -55,7 +55,7 @@ def _told(what: str, run: Callable[[], None]) -> str:
 
 
 def _connections(plan: Plan) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield what each stage is, and what does it."""
+    """Yield a description and a function for each stage."""
     for ranks, terms in sorted(plan.terms.items()):
         yield f"connect {len(ranks)} ranks that share parameters", partial(_reduce_a_number, ranks, terms.device)
     for exchange in plan.exchanges:
@@ -73,7 +73,7 @@ def _reduce_a_number(ranks: Ranks, device: torch.device) -> None:
 
 
 def _exchange_a_byte(exchange: Exchange) -> None:
-    """Let each rank send something to each other one: the first message between two connects them."""
+    """Let each rank send a byte to each other rank, because the first message between two ranks connects them."""
     first = exchange.chunks[0]
     sent = torch.zeros(len(exchange.ranks), dtype=torch.uint8, device=first.first.parameter.device)
     group = group_of(exchange.ranks, first.names)

@@ -1,4 +1,4 @@
-"""The workspace: what the plan's records stand for on this process, looked up once and not in every step."""
+"""The workspace: the tensors of this process that belong to the plan's records, looked up once, not in every step."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class LocalBatch(NamedTuple):
 
     batch: Union[Batch, SummedBatch]
     parts: Sequence[LocalMatrix]  # those that are not empty
-    group_numbers: tuple[int, ...]  # of the parts, by which a step finds their rules
+    group_numbers: tuple[int, ...]  # of the parts; a step finds their rules by them
     multiplier: Tensor
     host: Optional[HostChunks] = None
     host_chunk: int = 0
 
     def of(self, parts: Sequence[LocalMatrix]) -> LocalBatch:
-        """Return the batch with these of its parts alone."""
+        """Return the batch with only these parts."""
         return self._replace(parts=parts, group_numbers=group_numbers([part.matrix for part in parts]))
 
 
@@ -47,18 +47,18 @@ class LocalChunk(NamedTuple):
     chunk: Chunk
     parts: Sequence[LocalMatrix]
     group_numbers: tuple[int, ...]  # of the parts, by which a step finds their rules
-    multipliers: Tensor  # of the parts, float64 on the CPU, where the descent reads it
-    presence_out: Tensor  # of the flags of parts that are sent, in what is gathered, int64, as all that follow
-    verdicts_in: Tensor  # of each part's flag in what comes back
+    multipliers: Tensor  # of the parts, float64 on the CPU, read there by the descent
+    presence_out: Tensor  # places of the flags of sent parts in the gathered message, int64 like all that follow
+    verdicts_in: Tensor  # place of each part's flag in the returned message
     presence_in: Tensor  # (2, flags): owned matrix, place of the flag
     verdicts_out: Tensor  # (2, flags): owned matrix, place of the flag
     owned: Sequence[LocalOwned]
-    teams: Sequence[tuple[Team, Optional[LocalOwned]]]  # with a batch where this rank owns the matrix
-    moments: Optional[MovedMoments]  # None where no part has second moments
+    teams: Sequence[tuple[Team, Optional[LocalOwned]]]  # with a batch if this rank owns the matrix
+    moments: Optional[MovedMoments]  # None if no part has second moments
 
 
 class Workspace:
-    """All that a step of Muon changes on this process, in the order of the plan."""
+    """Everything that a step of Muon changes on this process, in the order of the plan."""
 
     def __init__(self, plan: Plan, groups: Sequence[Group], state: State, release_grads: bool):
         self._tensors = StepTensors()
@@ -67,9 +67,9 @@ class Workspace:
         for matrices in plan.matrices:
             parameter = matrices[0].parameter
             p = groups[parameter.group]["params"][parameter.position]
-            if parameter.is_here and p in state:  # else it is frozen, and without a gradient
+            if parameter.is_here and p in state:  # otherwise it is frozen and has no gradient
                 sources[LocalParameter(parameter, p, release_grads)] = matrices
-        # Those that are one matrix come first: for them a step makes no list of matrices.
+        # Parameters that are a single matrix come first: a step makes no list of matrices for them.
         self.parameters = sorted(sources, key=lambda source: not source.is_whole)
         self._whole = sum(source.is_whole for source in sources)
         self._with_moments = [source for source in self.parameters if source.has_moments]
@@ -85,7 +85,7 @@ class Workspace:
         self.sums = [(batches[0].ranks, list(map(self._local_batch, batches))) for batches in plan.sums]
 
     def begin_step(self, state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
-        """Take the tensors of all parameters; `row_scales` has QK-clip's factors for each row of some of them."""
+        """Look up the tensors of all parameters; `row_scales` has QK-clip's factors for the rows of some of them."""
         tensors = [source.tensor for source in self.parameters]
         self._tensors.views = self._matrices(tensors)
         self._tensors.momenta = self._matrices([state[p][BUFFER] for p in tensors])
@@ -106,13 +106,13 @@ class Workspace:
                 self._tensors.row_scales.update(enumerate(factors, source.first))
 
     def end_step(self) -> None:
-        """Let go of them, also after a step that has failed."""
+        """Drop the tensors, also after a step that has failed."""
         self._tensors.let_go()
         for source in self.parameters[self._whole :]:
             source.end_step()
 
     def synchronize(self) -> None:
-        """Wait until host memory has all momentum that lives there."""
+        """Wait until all offloaded momentum is back in host memory."""
         for host in {work.host for work in self.batches} - {None}:
             host.synchronize()
 
@@ -124,7 +124,7 @@ class Workspace:
         return parts[:whole] + [matrix for source, part in pairs for matrix in source.cut(part)]
 
     def _add(self, source: LocalParameter, matrices: Sequence[Matrix], groups: Sequence[Group], first: int) -> int:
-        """Give a parameter's matrices the places from `first` on, and return the one behind the last."""
+        """Give a parameter's matrices the places from `first` on, and return the next free place."""
         source.first, p, parameter = first, source.tensor, matrices[0].parameter
         rounds = groups[parameter.group]["stochastic_rounding"] and p.dtype in HALVES
         views = source.cut(local_part(p))
@@ -165,7 +165,7 @@ class Workspace:
 
 
 def dependencies(groups: Sequence[Group], state: State) -> list[Any]:
-    """Return what a workspace depends on besides the plan: where momentum in host memory is, and who needs seeds."""
+    """Return what a workspace depends on besides the plan: addresses of offloaded momentum, and groups with seeds."""
     offloaded = (p for group in groups if group["use_muon"] and group["offload"] for p in group["params"])
     momenta = [value for p in offloaded if p in state for key, value in state[p].items() if key in (BUFFER, SCALE)]
     places = [momentum.data_ptr() for momentum in momenta]
@@ -173,7 +173,7 @@ def dependencies(groups: Sequence[Group], state: State) -> list[Any]:
 
 
 def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State) -> list[LocalBatch]:
-    """Return `works`, with those that are `offloaded` as chunks of host memory that each device fetches in turn."""
+    """Return `works`, in which `offloaded` batches are chunks of host memory that their device fetches in turn."""
     devices = [work.batch.matrices[0].parameter.device for work in works]
     for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
         parts = [works[i].parts for i in positions]
@@ -188,7 +188,7 @@ def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State)
 
 
 def _of_parts(cut: Mapping[LocalParameter, Sequence[Tensor]], parts: Sequence[LocalMatrix]) -> list[Tensor]:
-    """Return what `cut` has of parts, those that it has."""
+    """Return the tensors in `cut` for those parts that it has."""
     return [cut[part.source][part.place - part.source.first] for part in parts if part.source in cut]
 
 
