@@ -44,6 +44,7 @@ from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
 from .step.state import bring_states_, checked_parameters, copy_loaded_, entries, lacks_state
+from .step.traced import handle_of, is_traceable, traced_step
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
@@ -223,25 +224,31 @@ class Muon(Optimizer):
         self._agreement = RankAgreement()
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
+        self._handle = handle_of(self)
         super().__init__(params_as_list(params, least=1), defaults)
         self._refresh()
         for line in advice(routed(self.param_groups, self._reasons)) + idle_keys(self.param_groups):
             warnings.warn(line, stacklevel=3)
 
-    # A training function that is compiled breaks its graph here: the tracer does not take torch's fused AdamW.
-    @torch._disable_dynamo
-    @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """Update every parameter that has a gradient, and return what `closure`, called first if given, returns.
 
-        Parameters and state change in place; gradients do not. `torch.autocast` changes nothing. Raises ValueError
-        or TypeError before anything is changed for gradients that are sparse, for parameters whose shape is no longer
-        that of their state, and for settings of groups that have been changed and cannot work; RuntimeError while a
-        CUDA graph is captured, for what it would not repeat; after a step that broke off, until a state is loaded; and
-        if ranks do not take the same step: with other settings or of other optimizers, or with gradients of some copies
-        of a part only. Then nothing that these ranks share is changed; parameters on a GPU have the next call raise it,
-        which waits for the device all the same.
+        Parameters and state change in place; gradients do not. `torch.autocast` changes nothing. In a function that is
+        compiled it is one op of the graph, or breaks it (`docs/faq.md` says when). Raises ValueError or TypeError
+        before anything is changed for gradients that are sparse, for parameters whose shape is no longer that of their
+        state, and for settings of groups that have been changed and cannot work; RuntimeError while a CUDA graph is
+        captured, for what it would not repeat; after a step that broke off, until a state is loaded; and if ranks do
+        not take the same step: with other settings or of other optimizers, or with gradients of some copies of a part
+        only. Then nothing that these ranks share is changed; parameters on a GPU have the next call raise it, which
+        waits for the device all the same.
         """
+        if torch.compiler.is_dynamo_compiling() and is_traceable(vars(self), closure):
+            return traced_step(vars(self))
+        return self._eager_step(closure)
+
+    @torch._disable_dynamo  # The tracer does not take torch's fused AdamW.
+    @torch.no_grad()
+    def _eager_step(self, closure: Optional[Callable[[], Any]]) -> Any:
         try:
             return self._take_step(closure)
         except BaseException:
@@ -266,6 +273,7 @@ class Muon(Optimizer):
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")
         self._clip.observe_(layer, logits)
 
+    @torch._disable_dynamo  # A graph would show what was before its step.
     def metrics(self) -> dict[str, Tensor]:
         """Return metrics of the last step, as 0-d tensors: reading one is what waits for the device.
 
@@ -439,6 +447,7 @@ class Muon(Optimizer):
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
         self.__dict__.setdefault("_graphs", UpdateGraphs())  # which a copy makes for itself
+        self._handle = handle_of(self)
         self._forget_plan()
         self._agreement.forget()
 
@@ -454,7 +463,7 @@ class Muon(Optimizer):
         check_gradients(self._planned_for[0], self._shapes, self.param_groups)
         if not self._said_idle and all(p.grad is None for p in self._planned_for[0]):
             self._said_idle = True
-            warnings.warn(NO_GRADIENT, stacklevel=7)  # behind the wrappers of `step`
+            warnings.warn(NO_GRADIENT, stacklevel=8)  # behind the wrappers of `step`
         # Both are set by GradScaler, and `found_inf` is an int where no parameter on this rank had a gradient.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)
