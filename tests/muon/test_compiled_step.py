@@ -9,18 +9,13 @@ import weakref
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch._dynamo.comptime import ComptimeContext
-from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
-from torch.distributed.tensor import distribute_tensor
-from torch.nn import Parameter
 from torch.optim.lr_scheduler import StepLR
 
-from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of
+from tests.support.compiled_steps import WITHOUT, clip, everything, made, plain_step, trained
+from tests.support.small_model import named_parameters, same_bits, set_gradients
 
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
-WITHOUT = ("up.bias", "norm.weight")  # a gradient; the first is frozen, too
 
 
 @pytest.fixture(autouse=True)
@@ -29,35 +24,6 @@ def nothing_compiled():
     counters.clear()
     yield
     torch._dynamo.reset()
-
-
-def made(kernel, **settings):
-    params = named_parameters()
-    params["up.bias"].requires_grad_(False)
-    return params, kernel.Muon(list(params.items()), **{"lr": 0.02, **settings})
-
-
-def everything(params, optimizer):
-    with_state = {name: p for name, p in params.items() if p in optimizer.state}
-    return {name: value.clone() for part in (params, state_of(optimizer, with_state)) for name, value in part.items()}
-
-
-def clip(params):
-    torch.nn.utils.clip_grad_norm_(list(params.values()), 0.5)
-
-
-def plain_step(params, optimizer):
-    optimizer.step()
-
-
-def trained(params, optimizer, function, steps=5):
-    """Call `function` with gradients and rates that are new at each step, and return what has become of all."""
-    for seed in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.02 * (seed + 1)
-        set_gradients(params, seed, WITHOUT)
-        function(params, optimizer)
-    return everything(params, optimizer)
 
 
 @pytest.mark.parametrize("settings", [{}, {"stochastic_rounding": True}, {"momentum_dtype": "int8"}], ids=str)
@@ -112,62 +78,6 @@ def test_a_graph_may_read_and_write_parameters_and_state_around_the_step(kernel,
     compiled = torch.compile(function, fullgraph=True, backend=backend)
     assert same_bits(trained(*made(kernel), compiled, steps=2), expected)
     assert len(seen) == 2 and all(map(torch.equal, seen, seen_eagerly))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_function_sets_before_the_step_counts_in_it(kernel, backend):
-    """The tracer sets it after the graph, so the graph breaks before the step: in one graph it would be wrong."""
-
-    def function(params, optimizer):
-        for group in optimizer.param_groups:
-            group["lr"] = 2 * group["lr"]
-        optimizer.step()
-
-    expected = trained(*made(kernel), function)
-    assert same_bits(trained(*made(kernel), torch.compile(function, backend=backend)), expected)
-    with pytest.raises(Unsupported, match="changed in the same graph"):
-        trained(*made(kernel), torch.compile(function, backend=backend, fullgraph=True))
-
-
-def test_a_tracer_that_looks_otherwise_breaks_the_graph(kernel, monkeypatch):
-    expected = trained(*made(kernel), plain_step)
-    monkeypatch.delattr(ComptimeContext, "_i_will_not_complain_if_bc_breaks_InstructionTranslator")
-    assert same_bits(trained(*made(kernel), torch.compile(plain_step, backend="aot_eager")), expected)
-
-
-REFUSED = {
-    "closure": ({}, lambda params, optimizer: optimizer.step(lambda: 0.0)),
-    "offload": ({"offload": True}, plain_step),
-    "release_grads": ({"release_grads": True}, plain_step),
-    "lr in a tensor": ({"weight_decay": torch.tensor(0.1)}, plain_step),
-}
-
-
-@pytest.mark.parametrize("why", REFUSED)
-def test_what_is_no_op_of_a_graph_breaks_it_and_is_right(kernel, why):
-    settings, function = REFUSED[why]
-    expected = trained(*made(kernel, **settings), function)
-    assert same_bits(trained(*made(kernel, **settings), torch.compile(function, backend="aot_eager")), expected)
-    with pytest.raises(Unsupported, match="is no op of a graph"):
-        trained(*made(kernel, **settings), torch.compile(function, backend="aot_eager", fullgraph=True))
-
-
-@pytest.fixture
-def mesh():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-def test_parameters_that_ranks_hold_break_the_graph(kernel, mesh):
-    compiled = torch.compile(plain_step, backend="aot_eager", fullgraph=True)
-    exchange = kernel.ExchangeOptions(process_group=mesh.get_group())
-    with pytest.raises(Unsupported, match="parameters that ranks share"):
-        trained(*made(kernel, exchange=exchange), compiled, steps=1)
-    sharded = Parameter(distribute_tensor(torch.eye(4), mesh))
-    sharded.grad = torch.ones_like(sharded)
-    with pytest.raises(Unsupported, match="another class"):
-        compiled({}, kernel.Muon([("weight", sharded)]))
 
 
 def test_hooks_run_once(kernel):
@@ -247,43 +157,3 @@ def test_a_compiled_function_keeps_no_optimizer_alive(kernel):
     dead = run()
     gc.collect()
     assert [reference() for reference in dead] == [None, None]
-
-
-def with_backward(params, optimizer):
-    (params["up.weight"] ** 2).sum().backward()
-    optimizer.step()
-
-
-def with_zero_grad(params, optimizer):
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def with_clipping(params, optimizer):
-    clip(params)
-    optimizer.step()
-
-
-def in_one_graph(function, params, optimizer):
-    """Whether torch compiles the function into one graph."""
-    torch._dynamo.reset()
-    set_gradients(params, 0)
-    try:
-        torch.compile(function, backend="eager", fullgraph=True)(params, optimizer)
-    except Unsupported:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("scheduled", [False, True], ids=["", "scheduled"])
-@pytest.mark.parametrize("function", [plain_step, with_clipping, with_zero_grad, with_backward])
-def test_one_graph_holds_what_it_holds_with_torchs_muon(kernel, function, scheduled):
-    """torch itself breaks a graph at `backward` and `zero_grad`, and at a `step` that a scheduler has wrapped."""
-    found = []
-    for Muon in (kernel.Muon, torch.optim.Muon):
-        params = {"up.weight": named_parameters()["up.weight"]}
-        optimizer = Muon(list(params.items()))
-        scheduler = StepLR(optimizer, 1) if scheduled else None
-        found.append(in_one_graph(function, params, optimizer))
-        del scheduler
-    assert found == 2 * [function in (plain_step, with_clipping) and not scheduled]
