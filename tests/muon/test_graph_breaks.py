@@ -41,6 +41,8 @@ def test_a_tracer_that_looks_otherwise_breaks_the_graph(kernel, monkeypatch):
     expected = trained(*made(kernel), plain_step)
     monkeypatch.delattr(ComptimeContext, "_i_will_not_complain_if_bc_breaks_InstructionTranslator")
     assert same_bits(trained(*made(kernel), torch.compile(plain_step, backend="aot_eager")), expected)
+    with pytest.raises(Unsupported, match="changed in the same graph"):
+        trained(*made(kernel), torch.compile(plain_step, backend="aot_eager", fullgraph=True))
 
 
 REFUSED = {
