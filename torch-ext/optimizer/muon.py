@@ -44,6 +44,7 @@ from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
 from .step.state import bring_states_, checked_parameters, copy_loaded_, entries, lacks_state
+from .step.traced import handle_of, is_traceable, traced_step
 from .step.update import scale_other_rows_, update_fallback_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
@@ -228,18 +229,17 @@ class Muon(Optimizer):
         self._agreement = RankAgreement()
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
+        self._handle = handle_of(self)
         super().__init__(params_as_list(params, least=1), defaults)
         self._refresh()
         for line in advice(routed(self.param_groups, self._reasons)) + idle_keys(self.param_groups):
             warn_user(line)
 
-    # torch.compile breaks the graph here, because its tracer does not support torch's fused AdamW.
-    @torch._disable_dynamo
-    @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """Update every parameter that has a gradient; call `closure` first, if given, and return its result.
 
-        Parameters and state change in place; gradients do not. `torch.autocast` has no effect.
+        Parameters and state change in place; gradients do not. `torch.autocast` has no effect. In a compiled function
+        the step is one op of the graph, or breaks the graph (`docs/faq.md` says when).
 
         Raises ValueError or TypeError, before anything is changed, for sparse gradients, for parameters whose shape no
         longer matches their state, and for changed settings that cannot work. Raises RuntimeError for work that a CUDA
@@ -247,6 +247,13 @@ class Muon(Optimizer):
         do not take the same step (other settings, other optimizers, gradients on some replicas only). In the last case
         nothing that these ranks share has changed. With parameters on a GPU the next call raises it.
         """
+        if torch.compiler.is_dynamo_compiling() and is_traceable(vars(self), closure):
+            return traced_step(vars(self))
+        return self._eager_step(closure)
+
+    @torch._disable_dynamo  # torch.compile's tracer does not support torch's fused AdamW.
+    @torch.no_grad()
+    def _eager_step(self, closure: Optional[Callable[[], Any]]) -> Any:
         try:
             return self._take_step(closure)
         except BaseException:
@@ -271,6 +278,7 @@ class Muon(Optimizer):
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")
         self._clip.observe_(layer, logits)
 
+    @torch._disable_dynamo  # In a graph it would show the step before.
     def metrics(self) -> dict[str, Tensor]:
         """Return metrics of the last step as 0-d tensors; only reading one waits for the device.
 
@@ -439,7 +447,8 @@ class Muon(Optimizer):
             checked_parameters(groups, state["state"], self._replica_ranks)
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
-        self.__dict__.setdefault("_graphs", UpdateGraphs())  # a copy captures its own graphs
+        self.__dict__.setdefault("_graphs", UpdateGraphs())  # a copy makes its own
+        self._handle = handle_of(self)
         self._forget_plan()
         self._agreement.forget()
 

@@ -1,0 +1,147 @@
+"""A step in a graph of `torch.compile`: one op, which takes the eager step when the graph runs.
+
+The op finds its optimizer by a handle. Its arguments are what the step reads and writes and the graph may, too:
+parameters that have a gradient, their gradients and states. A backend may pass copies of them, or have changed what
+`p.grad` does not show yet; so arguments count, and results are written back into them. Everything else, as `lr`, is
+read from the optimizer when the op runs, so that a new value needs no new graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..kernels.native import add_op_namespace_prefix
+from ..parameters.rates import live_tensors
+
+_OPTIMIZERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+_PLAIN = Tensor, Parameter
+# Set on the optimizer inside a graph, these reach it only after the graph.
+_READ_BY_STEPS = ("param_groups", "state", "grad_scale", "found_inf")
+
+
+def handle_of(optimizer: Any) -> str:
+    """Return a name of `optimizer` that no other object of this process has, also after its end."""
+    # A text, because a graph could be traced for any number.
+    handle = vars(optimizer).get("_handle") or str(next(_NUMBERS))
+    _OPTIMIZERS[handle] = optimizer
+    return handle
+
+
+def is_traceable(attributes: Mapping[str, Any], closure: Any) -> bool:
+    """Return whether `traced_step` can take the step of the optimizer with these `attributes`; for tracers.
+
+    Otherwise the graph breaks here, which names what the op cannot do. A closure, and what QK-clip observes, are Python
+    code that a tracer moves behind the op. Gradients that are released stay in the graph's arguments. Ranks that share
+    parameters would send messages from inside of the op, among the graph's. Tensors of other classes, such as DTensor,
+    have no rule for it. Offloaded momentum may still be on its way when the graph reads it. A graph's change of a
+    tensor that holds `lr` may come after the op.
+    """
+    beyond = closure or attributes["_clip"] or attributes["_release_grads"] or attributes["_replica_ranks"]
+    groups = attributes["param_groups"]
+    plain = all(type(p) in _PLAIN for group in groups for p in group["params"])
+    if beyond or not plain or any(group["offload"] for group in groups) or _has_live_tensors(attributes["_handle"]):
+        torch._dynamo.graph_break(
+            msg="Muon.step is no op of a graph with a closure, qk_clip, release_grads, offload, lr or weight_decay in "
+            "a tensor, parameters that ranks share, or parameters of another class than Tensor and Parameter"
+        )
+        return False
+    return True
+
+
+@torch.compiler.assume_constant_result
+def _has_live_tensors(handle: str) -> bool:
+    """Hidden from the tracer, which would make a graph for each value of `lr`."""
+    return any(live_tensors(group) for group in _OPTIMIZERS[handle].param_groups)
+
+
+def traced_step(attributes: Mapping[str, Any]) -> None:
+    """Put the step of the optimizer with these `attributes` into the graph that is traced.
+
+    The attributes, since a tracer that reads `optimizer.param_groups` sets `capturable` in them.
+    """
+    handle = attributes["_handle"]
+    torch._dynamo.comptime.comptime(_break_graph_if_changed)
+    parameters = [p for group in attributes["param_groups"] for p in group["params"]]
+    # Without a gradient the op still writes a parameter, as backends drop an op that writes nothing.
+    indices = [i for i, p in enumerate(parameters) if p.grad is not None] or [0]
+    moved = [parameters[i] for i in indices]
+    gradients = [p.grad for p in moved if p.grad is not None]
+    with torch.no_grad():
+        muon_step_(handle, indices, moved, _state_tensors(moved, attributes["state"]), gradients)
+
+
+def _break_graph_if_changed(context: Any) -> None:
+    """Break the graph where the traced code has changed what steps read from the optimizer.
+
+    The tracer makes such changes after the graph, so the op would come before them. It runs this function instead of
+    calling it.
+    """
+    optimizer = _OPTIMIZERS[context.get_local("handle").as_python_constant()]
+    groups, state = optimizer.param_groups, optimizer.state
+    containers = [groups, *groups, *(group["params"] for group in groups), state, *state.values()]
+    try:
+        effects = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.side_effects
+        known = effects.id_to_variable
+        traced = [known[id(container)] for container in containers if id(container) in known]
+        changed = any(map(effects.is_modified, traced)) or (
+            id(optimizer) in known
+            and any(effects.has_pending_mutation_of_attr(known[id(optimizer)], name) for name in _READ_BY_STEPS)
+        )
+    except AttributeError:  # a torch whose tracer looks otherwise: a break is always right
+        changed = True
+    if changed:
+        context.graph_break("what Muon.step reads from the optimizer has been changed in the same graph")
+
+
+def _state_tensors(parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> list[Tensor]:
+    return [value for p in parameters for value in state.get(p, {}).values() if isinstance(value, Tensor)]
+
+
+@torch.library.custom_op(
+    add_op_namespace_prefix("muon_step_"),
+    mutates_args=("parameters", "states"),
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
+def muon_step_(
+    handle: str,
+    indices: Sequence[int],
+    parameters: Sequence[Tensor],
+    states: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+) -> None:
+    """Take a step of the parameters at `indices` of the optimizer, from and into the values of the arguments."""
+    optimizer = _OPTIMIZERS[handle]
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.grad for p in every]
+    moved = [every[i] for i in indices]
+    places = list(zip([*moved, *_state_tensors(moved, optimizer.state)], [*parameters, *states]))
+    copies = [(place, value) for place, value in places if not value.is_set_to(place)]
+    try:
+        _set_gradients(every, [None] * len(every))
+        _set_gradients(moved, gradients)
+        with torch.no_grad():
+            for place, value in copies:
+                place.copy_(value)
+            optimizer._eager_step(None)
+            for place, value in copies:
+                value.copy_(place)
+    finally:
+        _set_gradients(every, before)
+
+
+def _set_gradients(parameters: Sequence[Tensor], gradients: Sequence[Any]) -> None:
+    for p, gradient in zip(parameters, gradients):
+        p.grad = gradient
+
+
+@muon_step_.register_fake
+def _muon_step_fake(handle, indices, parameters, states, gradients) -> None:
+    """Returns nothing, so tracing needs no shapes."""
