@@ -44,7 +44,7 @@ def test_nearest_learning_rate_wins(kernel, group, constructor, expected):
 
 def test_a_factor_is_refused_for_matrices(kernel):
     group = {"params": [Parameter(torch.ones(8, 8))], "lr_factor": 0.5}
-    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is for groups of AdamW: in a group of Muon write lr"):
+    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is for groups that AdamW updates: in Muon's groups write lr"):
         kernel.Muon([group])
     optimizer = kernel.Muon(named_parameters().items())
     with pytest.raises(ValueError, match=r"lr_factor=0\.5 is for groups of AdamW"):
