@@ -47,7 +47,7 @@ def test_a_factor_is_refused_for_matrices(kernel):
     with pytest.raises(ValueError, match=r"lr_factor=0\.5 is for groups that AdamW updates: in Muon's groups write lr"):
         kernel.Muon([group])
     optimizer = kernel.Muon(named_parameters().items())
-    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is for groups of AdamW"):
+    with pytest.raises(ValueError, match=r"lr_factor=0\.5 is for groups that AdamW updates"):
         optimizer.add_param_group(group)
     assert len(optimizer.param_groups) == 2
 
