@@ -20,6 +20,15 @@ OF_LIBRARIES = {"04_trainer"}
 CASES = [pytest.param(name, marks=pytest.mark.integrations if name in OF_LIBRARIES else ()) for name in NAMES]
 
 
+# What a notebook's kernel runs first, where the libraries are those of the registry.
+STARTUP = """\
+import sys
+sys.path.append({repository!r})
+from tests.support.torchvision_operators import declare_missing
+declare_missing()
+"""
+
+
 @pytest.fixture(scope="module")
 def user(kernel, repository, tmp_path_factory):
     """The environment of a user of a Hub that has the kernel."""
@@ -27,16 +36,20 @@ def user(kernel, repository, tmp_path_factory):
     build = Path(local_kernels()[REPO_ID])
     with Hub(folder / "hub") as hub:
         variables = client_environment(hub.endpoint, folder / "home")
-        done = run_tool(repository, "tools.hub.publish", "--build", build, "--allow-dirty", variables=variables)
+        # The folder of integrations has an older client of the Hub, which cannot publish.
+        publisher = {key: value for key, value in variables.items() if key != "PYTHONPATH"}
+        done = run_tool(repository, "tools.hub.publish", "--build", build, "--allow-dirty", variables=publisher)
         assert done.returncode == 0, done.stderr
         yield variables
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_notebook_shows_what_it_showed(user, name):
-    """But for digits: processors round differently."""
+def test_a_notebook_shows_what_it_showed(user, repository, tmp_path, name):
+    """Except digits: processors round differently."""
     committed = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
-    found = executed(FOLDER / f"{name}.ipynb", user)
+    startup = tmp_path / "startup.py"
+    startup.write_text(STARTUP.format(repository=str(repository)) if name in OF_LIBRARIES else "")
+    found = executed(FOLDER / f"{name}.ipynb", {**user, "PYTHONSTARTUP": str(startup)})
     assert problems(found) == []
     assert outline(found) == outline(committed)
 
