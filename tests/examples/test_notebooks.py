@@ -20,9 +20,11 @@ OF_LIBRARIES = {"04_trainer"}
 CASES = [pytest.param(name, marks=pytest.mark.integrations if name in OF_LIBRARIES else ()) for name in NAMES]
 
 
-# What a notebook's kernel runs first, where the libraries are those of the registry.
+# What a notebook's kernel runs first beside all libraries: DeepSpeed reports itself wherever transformers finds it.
 STARTUP = """\
+import logging
 import sys
+logging.disable(logging.WARNING)
 sys.path.append({repository!r})
 from tests.support.torchvision_operators import declare_missing
 declare_missing()
