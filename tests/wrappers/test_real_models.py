@@ -18,14 +18,6 @@ LLAMA = dict(
 IN = "base_model.model."
 
 
-@pytest.fixture(scope="module")
-def transformers():
-    declare_missing()
-    module = pytest.importorskip("transformers", reason="`make test-integrations` installs transformers")
-    module.logging.set_verbosity_error()
-    return module
-
-
 def outer(rows):
     """What is a matrix by its shape, and no hidden one by its role."""
     kinds = ("embedding", "output_head")

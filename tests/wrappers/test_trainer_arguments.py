@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.support.small_model import same_bits
-from tests.support.torchvision_operators import declare_missing
 from tests.support.trained_network import Fused, Network
 
 pytestmark = pytest.mark.kernels_ci
@@ -55,10 +54,8 @@ def test_arguments_that_do_not_count_are_named_once(trainer):
 
 
 @pytest.fixture
-def trains(trainer, tmp_path):
-    """Make a real Trainer, whose arguments are those that are given and few others."""
-    declare_missing()
-    transformers = pytest.importorskip("transformers", reason="`make test-integrations` installs transformers")
+def trains(trainer, transformers, tmp_path):
+    """Make a real Trainer, whose arguments are those of the caller and few others."""
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
     data = [{"input_ids": torch.arange(i, i + 6) % 16, "labels": torch.arange(i + 1, i + 7) % 16} for i in range(16)]
 

@@ -10,18 +10,9 @@ import torch
 
 from tests.support.model_of_many_kinds import chosen
 from tests.support.small_model import take_steps
-from tests.support.torchvision_operators import declare_missing
 from tests.support.transformers_families import FAMILIES
 
 pytestmark = pytest.mark.integrations
-
-
-@pytest.fixture(scope="module")
-def transformers():
-    declare_missing()
-    module = pytest.importorskip("transformers", reason="`make test-integrations` installs transformers")
-    module.logging.set_verbosity_error()
-    return module
 
 
 @pytest.fixture(params=FAMILIES)
