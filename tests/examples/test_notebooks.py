@@ -91,3 +91,10 @@ def test_outlines_differ_by_words_and_lines_and_not_by_digits():
     more.cells[0].outputs[0].text += "end\n"
     assert outline(same) == outline(shown)
     assert outline(other_word) != outline(shown) != outline(more)
+
+
+def test_outlines_of_tables_differ_by_rows_and_not_by_footnotes():
+    """Footnotes name the kernels of a processor, and another one may have more of them."""
+    tables = ("name\nup [1]\n[1] gemm_", "name\nup [1]\n[1] torch\n[2] gemm_", "name\nup [1]\ndown [1]\n[1] gemm_")
+    shown, other_kernels, more = (of_output(output_type="display_data", data={"text/plain": text}) for text in tables)
+    assert outline(shown) == outline(other_kernels) != outline(more)
