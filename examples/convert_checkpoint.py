@@ -32,7 +32,7 @@ REPO_ID = "org/optimizer"
 def main(arguments: Sequence[str] | None = None, kernel: ModuleType | None = None) -> None:
     """Convert as the command line says, with `kernel` or the one that it names; SystemExit for what does not fit."""
     given = parser().parse_args(arguments)
-    kernel = kernel or get_kernel(given.kernel, version=1, trust_remote_code=True)
+    kernel = kernel or get_kernel(given.kernel, version=0, trust_remote_code=True)
     try:
         state_dict, notes = converted(kernel, given)
     except (KeyError, TypeError, ValueError) as error:

@@ -45,7 +45,7 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def load_kernel(build: Path) -> ModuleType:
     """Return the kernel from the folder of its variants, or from where LOCAL_KERNELS says."""
     os.environ.setdefault("LOCAL_KERNELS", f"{REPO_ID}={build.resolve()}")
-    return kernels.get_kernel(REPO_ID, version=1, backend="cpu", trust_remote_code=True)
+    return kernels.get_kernel(REPO_ID, version=0, backend="cpu", trust_remote_code=True)
 
 
 @contextlib.contextmanager

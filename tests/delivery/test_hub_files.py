@@ -46,7 +46,7 @@ def test_card_names_version_functions_and_consent(repository):
     text = card.fill_card(repository, tables, Path("torch-ext/optimizer"))
     assert text.startswith("---\nlibrary_name: kernels\nlicense: apache-2.0\n")
     assert text.index("trust_remote_code=True") < text.index("## How to use")
-    assert f'get_kernel("{tables["general"]["hub"]["repo-id"]}", version=1, trust_remote_code=True)' in text
+    assert f'get_kernel("{tables["general"]["hub"]["repo-id"]}", version=0, trust_remote_code=True)' in text
     for name in card.public_names(repository / "torch-ext/optimizer/__init__.py"):
         assert f"\n- `{name}`\n" in text
 

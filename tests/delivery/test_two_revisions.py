@@ -36,7 +36,7 @@ print(json.dumps({
     "modules": [old.__name__, new.__name__],
     "ops": [sys.modules[f"{kernel.__name__}._ops"].ops.name for kernel in (old, new)],
     "steps": [stepped(old), stepped(new)],
-    "new": [kernels.get_kernel("org/optimizer", version=1) is new, eval(lines[0]) is new, eval(lines[1]) is new],
+    "new": [kernels.get_kernel("org/optimizer", version=0) is new, eval(lines[0]) is new, eval(lines[1]) is new],
     "old": kernels.get_kernel("org/optimizer", revision="1.0") is old,
     "marks": [hasattr(old, "SECOND_REVISION"), hasattr(new, "SECOND_REVISION")],
 }))

@@ -34,7 +34,7 @@ import sys
 sys.path.insert(0, {str(repository)!r})
 from kernels import get_kernel
 from tests.integrations.training import LanguageModel
-optimizer = get_kernel({REPO_ID!r}, version=1, trust_remote_code=True)
+optimizer = get_kernel({REPO_ID!r}, version=0, trust_remote_code=True)
 model = LanguageModel()
 """
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in (start, used())])

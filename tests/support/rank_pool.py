@@ -161,7 +161,7 @@ def load_kernel(variants: Path, backend: str | None) -> ModuleType:
         from benchmarks.built_kernel import find_variant, load_variant
 
         return load_variant(find_variant(variants))
-    return kernels.get_kernel(REPO_ID, version=1, backend=backend, trust_remote_code=True)
+    return kernels.get_kernel(REPO_ID, version=0, backend=backend, trust_remote_code=True)
 
 
 def device_of_ranks() -> str:

@@ -1,7 +1,7 @@
 """A Hub of kernels on this machine: the real clients publish to it and load from it, without an account.
 
     python -m tools.hub.server --folder hub --trusted org
-    HF_ENDPOINT=http://127.0.0.1:<port> python -c 'import kernels; kernels.get_kernel("org/optimizer", version=1)'
+    HF_ENDPOINT=http://127.0.0.1:<port> python -c 'import kernels; kernels.get_kernel("org/optimizer", version=0)'
 
 The clients read HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE when they are imported, so set them before. Two things look
 like faults of the server but are not (kernels 0.17.2, huggingface_hub 2.4.0):

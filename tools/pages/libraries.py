@@ -39,7 +39,7 @@ Everywhere `optimizer` is what `get_kernel` returns:
 ```python
 from kernels import get_kernel
 
-optimizer = get_kernel("org/optimizer", version=1, trust_remote_code=True)
+optimizer = get_kernel("org/optimizer", version=0, trust_remote_code=True)
 ```
 """
 

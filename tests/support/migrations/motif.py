@@ -10,7 +10,7 @@ One line changes, and the rest of a script stays as it is: the names of that ker
 `compat`.
 
 ```python
-optimizer = get_kernel("org/optimizer", version=1, trust_remote_code=True).compat
+optimizer = get_kernel("org/optimizer", version=0, trust_remote_code=True).compat
 ```
 
 To use what is new here, write the call below instead. Both take the same steps.""",
