@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from tools.pages import performance
-from tools.pages.tables import lab_tables, sweep_tables
+from tools.pages.lab_tables import lab_tables
+from tools.pages.tables import sweep_tables
 
 
 def record(stage: str, key: str, status: str = "ok", problem: str = "", value: object = None) -> dict:

@@ -13,7 +13,8 @@ from rich.table import Table as Drawn
 
 from tools.lab.items import STAGES
 from tools.lab.records import Records
-from tools.pages.tables import Table, lab_tables
+from tools.pages.lab_tables import lab_tables
+from tools.pages.tables import Table
 
 
 def write_report(records: Records, folder: Path, date: str, say=print) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tools.pages import markdown
 from tools.pages.generated import write_or_check
-from tools.pages.tables import lab_tables, sweep_tables
+from tools.pages.lab_tables import lab_tables
+from tools.pages.tables import sweep_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/performance.md"

@@ -1,4 +1,4 @@
-"""The contents of results files as tables of words, for the terminal and for docs/performance.md."""
+"""The results of sweeps as tables of words, for the terminal and for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -75,6 +75,13 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
     ("microseconds",): (
         "Host time of a launch",
         (Column("product", lambda r: r["case"]), Column("µs (quartiles)", lambda r: quartile_words(r["microseconds"]))),
+    ),
+    ("load_seconds",): (
+        "Time to load",
+        (
+            Column("what is loaded", lambda r: r["case"]),
+            Column("s (quartiles)", lambda r: quartile_words(r["load_seconds"])),
+        ),
     ),
     ("milliseconds", "batches"): (
         "Host time of a model's step, launches included",
@@ -193,67 +200,3 @@ def ratio(outcome: dict | str) -> str:
     if isinstance(outcome, str):
         return outcome
     return quartile_words(outcome["ratio"])
-
-
-def lab_tables(content: dict) -> Iterator[Table]:
-    """Yield the tables of a report of the lab."""
-    stages = content["stages"]
-    yield from environment_tables(stages.get("environment", []))
-    yield from verdict_tables(stages)
-    yield from tuned_tables(stages.get("tune", []))
-    for record in stages.get("measure", []):
-        if record["value"]:
-            yield from sweep_tables(record["value"], record["key"])
-
-
-def environment_tables(records: Sequence[dict]) -> Iterator[Table]:
-    rows = []
-    for record in records:
-        for key, value in (record["value"] or {}).items():
-            rows.append((record["key"], key, words(value)))
-    if rows:
-        yield Table("Environment and ceilings", ("what", "", "value"), rows)
-
-
-def verdict_tables(stages: dict[str, list[dict]]) -> Iterator[Table]:
-    counts = []
-    for stage, records in stages.items():
-        statuses = [record["status"] for record in records]
-        counts.append((stage, *(str(statuses.count(status)) for status in ("ok", "failed", "skipped"))))
-    yield Table("Verdicts", ("stage", "ok", "failed", "skipped"), counts)
-    troubled = [record for records in stages.values() for record in records if record["problem"]]
-    if troubled:
-        rows = [(r["stage"], r["key"], r["status"], r["problem"].replace("\n", " ")[:200]) for r in troubled]
-        yield Table("What failed or was skipped", ("stage", "item", "verdict", "reason"), rows)
-
-
-def tuned_tables(records: Sequence[dict]) -> Iterator[Table]:
-    launches, methods = [], []
-    for record in (r for r in records if r["value"] and r["status"] == "ok"):
-        if record["key"].startswith("methods"):
-            methods.append(method_row(record["value"]))
-        elif "gain" in record["value"]:
-            launches.append(launch_row(record["key"], record["value"]))
-    if launches:
-        times = "us", "predicted", "torch us", "predicted", "torch / ours"
-        headings = ("kernel", "dtype", "batch x m x k", "configuration", *times, "candidates")
-        yield Table("Tuned configurations", headings, launches)
-    if methods:
-        headings = ("batch x m x n", "standard us", "Gram us", "standard / Gram", "auto takes")
-        yield Table("Standard or Gram iteration", headings, methods)
-
-
-def launch_row(key: str, entry: dict) -> tuple[str, ...]:
-    """Return the row of a tuned entry; its configuration is the fields that one of the kernels has."""
-    fields = ("tile", "tile_k", "group", "side", "width", "depth", "warps", "stages")
-    config = " ".join(f"{field} {entry[field]}" for field in fields if field in entry)
-    kernel, dtype, _ = key.split()
-    sizes = words([entry["count"], entry["m"], entry["k"]])
-    times = (micro(entry, name) for name in ("", "predicted_", "other_", "predicted_other_"))
-    return kernel, dtype, sizes, config, *times, f"{entry['gain']:.2f}", words(entry["candidates"])
-
-
-def method_row(found: dict) -> tuple[str, ...]:
-    speed = found["standard_seconds"] / found["gram_seconds"]
-    times = micro(found, "standard_"), micro(found, "gram_")
-    return words([found["batch"], found["m"], found["n"]]), *times, f"{speed:.2f}", found["auto"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .kernels.gains import ALONE, Circumstances
 from .kernels.products import Products, select_products, small_choice
+from .kernels.tracing import constant_while_traced
 from .schedules import Schedule, largest_value, with_folded_scale
 from .stability import MAX_WINDOWS, restart_positions, split
 
@@ -159,12 +160,12 @@ def folded_scale(work_dtype: torch.dtype, m: int, schedule: Schedule) -> float:
     return float(scale)
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def _largest_value(schedule: Schedule) -> float:
     return largest_value(schedule)
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def _restarts(schedule: Schedule, chain_dtype: torch.dtype) -> Optional[tuple[int, ...]]:
     """Return the steps before which the Gram iteration restarts; None if it is not safe, as always in bfloat16."""
     if chain_dtype == torch.bfloat16:

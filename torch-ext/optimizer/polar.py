@@ -15,6 +15,7 @@ from .kernels.gains import Circumstances
 from .kernels.machine import gpu_of
 from .kernels.normalization import frobenius_norm, normalize
 from .kernels.products import Products, add_to_diagonal_, fits_a_core, small_polar
+from .kernels.tracing import constant_while_traced
 from .schedules import Schedule, resolve_schedule
 
 # Bytes of the cache that each core of a CPU usually has to itself.
@@ -117,7 +118,7 @@ def matrices_together(device: torch.device, size: tuple[int, int], iteration: It
     return max(1, _CORE_CACHE // (4 * m * m * itemsize)) * _threads() if fits_a_core(m, n) else 1
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def _threads() -> int:
     return torch.get_num_threads()
 

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from .tracing import constant_while_traced
+
 
 def without_autocast(device_type: str) -> AbstractContextManager:
     """Return a context in which products on this device keep their dtypes.
@@ -15,6 +17,6 @@ def without_autocast(device_type: str) -> AbstractContextManager:
     return torch.autocast(device_type, enabled=False) if _has_autocast(device_type) else nullcontext()
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def _has_autocast(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)

@@ -13,6 +13,7 @@ from .machine import gpu_of, key_of
 from .measurement_file import JUDGED
 from .measurements import failed, nearest_of, shipped_entries, sizes_here
 from .predictions import WORTH, predicted_gain
+from .tracing import constant_while_traced
 
 
 class Circumstances(NamedTuple):
@@ -55,7 +56,7 @@ def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
     return Gain() if gain is None else Gain(gain / WORTH, "by the model")
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def measured_sizes(
     device: torch.device, dtype: torch.dtype, kernel: str, among: Optional[tuple[int, ...]]
 ) -> tuple[tuple[int, int, Union[float, str], str], ...]:
@@ -65,13 +66,13 @@ def measured_sizes(
     return tuple((entry["m"], entry["k"], entry[judged], source) for entry, source in known)
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def failed_here(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[str, ...]:
     """Return the candidates that have failed on this machine. They are never chosen."""
     return tuple(failed(key_of(device), kernel, str(dtype).replace("torch.", "")))
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def _shipped_gains(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[tuple[int, int, float], ...]:
     """Return m, k and gain of every size with a shipped measurement for this device."""
     if device.type != "cuda":

@@ -14,6 +14,7 @@ import torch
 
 from . import native
 from .predictions import Gpu
+from .tracing import constant_while_traced
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -78,7 +79,7 @@ def multiprocessors(device_name: str) -> Optional[tuple[int, int]]:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def gpu_of(device: torch.device) -> Optional[Gpu]:
     """Return what predictions need to know about a GPU; None for another kind of device, and for an absent GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():

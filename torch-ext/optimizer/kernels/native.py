@@ -107,6 +107,7 @@ from __future__ import annotations
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
+from .tracing import constant_while_traced
 
 # Neighbours that share a scale in momentum of 8 bits: kBlock of the compiled operations.
 BLOCK = 64
@@ -120,7 +121,7 @@ gemm_ = ops.gemm_
 hopper_gemm_ = ops.hopper_gemm_
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def gemm_instructions() -> str:
     """Return the best `instructions` of this processor and system: "amx", "avx512_bf16" or "portable"."""
     return ops.gemm_instructions()

@@ -9,6 +9,7 @@ import torch
 from .machine import gpu_key
 from .measurement_file import Need
 from .measurements import candidate_name, failed, measured_here, nearest_of, shipped_entries
+from .tracing import constant_while_traced
 
 
 class Config(NamedTuple):
@@ -131,7 +132,7 @@ def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = 
     return nearest_of([(entry["m"], entry["k"], entry) for entry in entries], m, k)
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def launches_hopper_gemm(device: torch.device, dtype: torch.dtype, m: int, k: int) -> bool:
     """Whether the compiled Hopper kernel is the fastest known symmetric product for m x k on this GPU."""
     if not torch.cuda.is_available():  # `device` is a fake GPU

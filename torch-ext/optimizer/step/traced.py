@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..kernels.native import add_op_namespace_prefix
+from ..kernels.tracing import constant_while_traced
 from ..parameters.rates import live_tensors
 
 _OPTIMIZERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -56,7 +57,7 @@ def is_traceable(attributes: Mapping[str, Any], closure: Any) -> bool:
     return True
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def _has_live_tensors(handle: str) -> bool:
     """Hidden from the tracer, which would make a graph for each value of `lr`."""
     return any(live_tensors(group) for group in _OPTIMIZERS[handle].param_groups)

@@ -1,0 +1,63 @@
+"""Loading: the sweep runs, and the package leaves to others what it does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks import sweep_load
+from tools.pages.tables import sweep_tables
+
+LOAD = """
+import json, sys
+from pathlib import Path
+
+import kernels
+
+before = set(sys.modules)
+kernel = kernels.get_local_kernel(Path(sys.argv[1]), backend=sys.argv[2])
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded(variant, native_backend) -> list[str]:
+    """What a new process imports when it loads the package."""
+    command = [sys.executable, "-c", LOAD, str(variant), native_backend]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("module", ["torch._dynamo", "torch._inductor", "matplotlib"])
+def test_loading_does_not_import(loaded, module):
+    """torch._dynamo alone takes longer than all the rest."""
+    assert module not in loaded
+    assert "torch.distributed.tensor" in loaded, "the list shows what is imported"
+
+
+def test_the_mark_of_a_constant_is_that_of_torch(kernel):
+    """The decorator of torch itself would import torch._dynamo."""
+
+    def ours():
+        return "ours"
+
+    def theirs():
+        return "theirs"
+
+    marked = kernel.kernels.tracing.constant_while_traced(ours)
+    assert marked is ours
+    assert vars(ours) == vars(torch.compiler.assume_constant_result(theirs)) != {}
+
+
+def test_the_sweep_has_a_row_for_each_load(variant, tmp_path):
+    file = tmp_path / "load.json"
+    sweep_load.main(["--tiny", "--build", str(variant.parent), "--output", str(file)])
+    results = json.loads(file.read_text())
+    assert [row["case"] for row in results["results"]] == list(sweep_load.loads(0, "cpu"))
+    assert all(0 < low <= middle <= high for low, middle, high in (row["load_seconds"] for row in results["results"]))
+    (table,) = sweep_tables(results)
+    assert table.title == "Time to load" and len(table.rows) == len(results["results"])
