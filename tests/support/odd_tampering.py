@@ -66,6 +66,13 @@ def linked_blobs(cache: Path) -> None:
     (cache / "blobs").symlink_to((cache / "blobs").rename(cache.parent / "blobs of others"))
 
 
+def blob_by_another_name(cache: Path) -> None:
+    """A link to the right content, whose name is the hash of something else."""
+    name = "0" * 40
+    shutil.copy(variant_in(cache) / "data.json", cache / "blobs" / name)
+    linked("data.json", f"../../../../blobs/{name}")(cache)
+
+
 def past_the_blobs(cache: Path) -> None:
     """A link that goes through the folder of blobs and out of it."""
     put(cache / "forged.py", forged("def scale(x):\n    return 2 * x\n"))

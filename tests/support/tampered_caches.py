@@ -11,6 +11,7 @@ import json
 
 from tests.support.compiled_variants import FOREIGN, NAME, OPS
 from tests.support.odd_tampering import (
+    blob_by_another_name,
     folder,
     foreign_library,
     forged_variant_inside,
@@ -111,10 +112,12 @@ LINKS = [
     ("a module linked out of the cache", "foreign", linked_outside("scaling.py")),
     ("a module linked to another's file", "error", linked("scaling.py", "/etc/passwd")),
     ("data linked to another's file", "loads", linked("data.json", "/etc/passwd")),
+    ("a module linked to an equal file elsewhere", "loads", linked_outside("scaling.py", str)),
     ("a module linked past the blobs", "foreign", past_the_blobs),
     ("a module linked to nothing", "error", linked("scaling.py", "../../../../blobs/absent")),
     ("a link more", "loads", linked("more", "/etc")),
     ("a blob that is a link", "foreign", linked_blob),
+    ("a blob by another name", "loads", blob_by_another_name),
     ("blobs that are elsewhere", "loads", linked_blobs),
     ("a folder that is a link", "foreign", linked_folder(lambda cache: variant_in(cache) / "shapes")),
     ("a variant that is a link", "foreign", linked_folder(variant_in)),
