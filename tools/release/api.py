@@ -17,11 +17,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import tomllib
-
 from benchmarks.built_kernel import find_variant, load_variant
 from tools.release.changelog import UNRELEASED, named, sections
 from tools.release.surface import surface
+from tools.release.tag import read_version
 
 ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOT = Path("tests/golden/api.json")
@@ -72,10 +71,6 @@ def read(root: Path) -> Snapshot:
 
 def written(snapshot: Snapshot) -> str:
     return json.dumps(asdict(snapshot), indent=1) + "\n"
-
-
-def read_version(root: Path) -> int:
-    return tomllib.loads((root / "build.toml").read_text())["general"]["version"]
 
 
 def differences(snapshot: Snapshot, now: Mapping[str, str]) -> list[str]:
