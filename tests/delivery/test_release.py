@@ -96,7 +96,7 @@ def test_a_policy_of_ones_own_takes_our_workflow_alone():
 def test_the_lines_of_the_page_refuse_what_is_not_signed(repository, tmp_path, monkeypatch):
     (lines,) = re.findall("```python\n(.*?)```", (repository / "docs/releasing.md").read_text(), re.DOTALL)
     variant = write_variant(tmp_path / "torch-cpu", "_optimizer_cpu_0123456", 1)
-    monkeypatch.setattr(kernels, "install_kernel", lambda repo_id, *, revision: variant)
+    monkeypatch.setattr(kernels, "install_kernel", lambda repo_id, *, revision, trust_remote_code: variant)
     with pytest.raises(SystemExit, match=f"{variant} is not signed by that workflow: .*SignatureBundleMissing"):
         exec(lines, {})
 
