@@ -17,7 +17,9 @@ from kernels.verify import GitHubWorkflowPolicy, VerificationResult, verify_vari
 from sigstore.errors import VerificationError
 
 from tests.support.hub_clients import write_variant
+from tests.support.saved_states import plain, record
 from tools.release import signatures, tag
+from tools.release.saved_states import saved_states
 
 REPOSITORY = "org/optimizer"
 WORKFLOW = f"https://github.com/{REPOSITORY}/.github/workflows/release.yml@refs/tags/0.1"
@@ -56,6 +58,14 @@ def test_a_file_that_contradicts_the_tag_is_named(tmp_path, name, text, fault):
         (tmp_path / name).unlink()
     (line,) = tag.faults(tmp_path, "0.1")
     assert fault in line
+
+
+def test_a_state_file_has_what_a_build_makes(kernel):
+    """Its commit is that of the build, and today's code would write it again with the same bits."""
+    variant = Path(kernel.__file__).parent
+    content = json.loads(saved_states(variant.parent, ["8-bit momentum"]))
+    assert content["commit"] == json.loads((variant / "metadata.json").read_text())["provenance"]["kernel"]["commit"]
+    assert content["cases"] == {"8-bit momentum": plain(record(kernel, "8-bit momentum"))}
 
 
 def certificate(signer: str, repository: str = REPOSITORY, issuer: str = ISSUER) -> x509.Certificate:
