@@ -67,6 +67,14 @@ def test_a_changed_surface_is_found_and_told(change):
         ]
 
 
+def test_what_belongs_to_a_new_name_needs_no_entry_of_its_own():
+    change = {"route": "class", "route(params)": "argument 0", "route.rows": "property", "route.rows(x)": "argument 1"}
+    later = RELEASED.follow(changed(change))
+    assert api.untold(later, LOG.format("### Added\n\n- `route`\n"), 1) == []
+    assert len(api.untold(later, LOG.format("### Added\n\n- `rout`\n"), 1)) == 1
+    assert api.outermost(["tune(shapes)", "tuned", "tune"]) == ["tuned", "tune"]
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_from_version_1_on_a_change_that_breaks_code_needs_a_new_version(change):
     change, part, breaks = CHANGES[change]

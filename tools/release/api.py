@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def untold(snapshot: Snapshot, changelog: str, version: int) -> list[str]:
     lines = [
         f"{name} was {part.lower()}: name it, as `{name}`, in CHANGELOG.md under {UNRELEASED}, {part}"
         for part, names in changes.items()
-        for name in names
+        for name in outermost(names)
         if name not in named(parts.get(part, ""))
     ]
     if snapshot.broken() and 0 < version <= snapshot.version:
@@ -99,6 +99,11 @@ def untold(snapshot: Snapshot, changelog: str, version: int) -> list[str]:
             f"{snapshot.version + 1} in build.toml, which is a branch of its own on the Hub, or take the change back"
         )
     return lines
+
+
+def outermost(names: Collection[str]) -> list[str]:
+    """Return the names without the arguments and members of others among them, which need no entry of their own."""
+    return [name for name in names if not any(name.startswith((f"{other}(", f"{other}.")) for other in names)]
 
 
 def release(snapshot: Snapshot, changelog: str, version: int) -> Snapshot:
