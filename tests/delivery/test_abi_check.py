@@ -58,6 +58,14 @@ def test_shims_as_old_as_the_target_are_accepted(toy, tmp_path):
     assert variants.build_variants(toy, ["cpu"], tmp_path / "out")
 
 
+def test_a_function_whose_version_rose_since_glibc_2_28_is_accepted(toy, tmp_path):
+    """As the headers of torch 2.15 use it; the shim binds it to the version that every glibc has."""
+    use(toy, "#include <dlfcn.h>\nvoid* symbol;", 'symbol = dlsym(RTLD_DEFAULT, "printf")')
+    (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
+    symbols = compilers.run(["nm", "-D", "--undefined-only", built.path / f"{built.ops}.abi3.so"])
+    assert re.search(r"dlsym@GLIBC_2\.(2\.5|17)\b", symbols)
+
+
 def test_stripped_library_is_refused(toy, tmp_path):
     (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
     recipe = variants.read_recipe(toy, variants.read_build(toy), "cpu")

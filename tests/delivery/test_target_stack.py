@@ -62,6 +62,9 @@ def test_the_suite_passes_with_torch(repository, tmp_path, torch):
     python = tmp_path / "stack/bin/python"
     packages = [f"torch=={torch}", f"triton=={STACKS[torch]}", *development_requirements(repository)]
     run([python, "-m", "pip", "install", "--quiet", *packages])
+    # The registry's torch is one for CUDA, for which the CUDA variant is built: that takes CUTLASS's headers.
+    headers = repository / "requirements/cuda.txt"
+    run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", headers])
     assert_passes(python, repository, "-m", "not slow", *SUITE)
 
 

@@ -26,10 +26,23 @@ REGISTRATION_H = """\
   }
 """
 
-# Recent libstdc++ headers read this variable of glibc 2.32. With a copy of our own the library still loads with glibc
-# 2.28. Zero is the safe value: it says that there may be several threads.
+# What headers use of a newer glibc than 2.28. With copies of our own the library still loads there.
+# - Recent libstdc++ headers read a variable of glibc 2.32. Zero is the safe value: there may be several threads.
+# - Headers of torch 2.15 look up newer functions of torch with dlsym, which has another version since 2.34.
 GLIBC_SHIM_CPP = """\
-extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
+#if defined(__aarch64__)
+#define OPTIMIZER_OLDEST_GLIBC "GLIBC_2.17"
+#else
+#define OPTIMIZER_OLDEST_GLIBC "GLIBC_2.2.5"
+#endif
+
+extern "C" {
+__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
+
+__asm__(".symver oldest_dlsym, dlsym@" OPTIMIZER_OLDEST_GLIBC);
+void* oldest_dlsym(void* handle, const char* name);
+__attribute__((visibility("hidden"))) void* dlsym(void* handle, const char* name) { return oldest_dlsym(handle, name); }
+}
 """
 
 

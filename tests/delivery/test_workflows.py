@@ -1,0 +1,113 @@
+"""The workflows of GitHub Actions have the least rights, and the linters that say so find what is planted.
+
+Both linters work without a network: zizmor knows the risks, check-jsonschema the form.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.delivery.test_target_stack import STACKS
+
+ACTION = re.compile(r"uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+){0,2}\n")
+FOLDERS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+LINTERS = {
+    "zizmor": ("zizmor", "--offline", "--quiet", "--persona", "auditor", "--format", "plain"),
+    "check-jsonschema": ("check-jsonschema", "--builtin-schema", "vendor.github-workflows"),
+}
+# What one line becomes, the linter that finds it, and how that calls it.
+PLANTED = {
+    "a template in a script": ('printf "%s" "$TAG"', 'echo "${{ github.ref_name }}"', "zizmor", "template-injection"),
+    "an action by its tag": (
+        "actions/setup-python@5fda3b95a4ea91299a34e894583c3862153e4b97",
+        "actions/setup-python@v7",
+        "zizmor",
+        "unpinned-uses",
+    ),
+    "rights of pull requests from forks": (
+        "  pull_request:\n",
+        "  pull_request_target:\n",
+        "zizmor",
+        "dangerous-triggers",
+    ),
+    "all rights": ("permissions: {}", "permissions: write-all", "zizmor", "excessive-permissions"),
+    "credentials left in the folder": (
+        "persist-credentials: false",
+        "persist-credentials: true",
+        "zizmor",
+        "artipacked",
+    ),
+    "a misspelt key": ("timeout-minutes:", "time-out-minutes:", "check-jsonschema", "time-out-minutes"),
+}
+
+
+def workflows(repository: Path) -> dict[str, Path]:
+    return {file.name: file for file in sorted((repository / ".github/workflows").iterdir())}
+
+
+def lint(linter: str, *files: Path) -> tuple[int, str]:
+    """Return the exit status and the output of a linter; FileNotFoundError if it is not installed."""
+    name, *options = LINTERS[linter]
+    command = [shutil.which(name, path=FOLDERS) or name, *options, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("linter", LINTERS)
+def test_a_linter_finds_nothing(repository, linter):
+    status, output = lint(linter, *workflows(repository).values())
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_linter_finds_what_is_planted(repository, tmp_path, fault):
+    good, bad, linter, finding = PLANTED[fault]
+    text = (repository / ".github/workflows/test.yml").read_text()
+    text = text.replace("run: make test\n", 'run: make test\n      - run: printf "%s" "$TAG"\n')
+    (tmp_path / ".github/workflows").mkdir(parents=True)
+    planted = tmp_path / ".github/workflows/planted.yml"
+    planted.write_text(text)
+    assert good in text and lint(linter, planted)[0] == 0
+    planted.write_text(text.replace(good, bad))
+    status, output = lint(linter, planted)
+    assert status != 0 and finding in output
+
+
+def test_every_action_is_a_commit_with_its_version_beside_it(repository):
+    for file in workflows(repository).values():
+        text = file.read_text()
+        assert len(ACTION.findall(text)) == text.count("uses: ") > 0, file
+
+
+def test_secrets_and_identities_are_the_publishing_jobs_alone(repository):
+    """It waits for the environment's approval, and runs nothing that pull requests can change."""
+    for name, file in workflows(repository).items():
+        workflow = yaml.safe_load(file.read_text())
+        assert workflow["permissions"] == {}
+        for job in workflow["jobs"].values():
+            publishes = job.get("environment") == "hub"
+            assert ("secrets." in str(job)) == publishes
+            assert job["permissions"] == {"contents": "read", **({"id-token": "write"} if publishes else {})}
+            assert name == "release.yml" or not publishes
+        triggers = workflow[True]  # YAML reads `on` as a truth value
+        assert set(triggers) == ({"push"} if name == "release.yml" else {"push", "pull_request"})
+
+
+def test_pull_requests_are_tested_with_the_oldest_and_the_newest_torch(repository):
+    workflow = yaml.safe_load(workflows(repository)["test.yml"].read_text())
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]["include"]
+    assert {row["torch"]: row["triton"] for row in matrix} == STACKS
+
+
+def test_every_tool_of_a_workflow_exists(repository):
+    for file in workflows(repository).values():
+        for module in re.findall(r"python3? -m (tools[\w.]+)", file.read_text()):
+            assert (repository / module.replace(".", "/")).with_suffix(".py").is_file(), module
