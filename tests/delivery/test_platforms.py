@@ -11,7 +11,6 @@ from tools.hub.server import Hub
 from tools.pages import platforms
 from tools.pages.markdown import fill
 
-EVERY = (*platforms.PLATFORMS, *platforms.FREE_THREADED)
 BUILT = ("cpu", "noarch")
 TORCHES = (platforms.NEW[0], platforms.OLD[-1])
 
@@ -21,7 +20,8 @@ import json, sys
 from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
 from tests.support.feigned_platforms import in_forks, loaded_variant
-from tests.delivery.test_platforms import EVERY, TORCHES
+from tests.delivery.test_platforms import TORCHES
+from tools.pages.platforms import EVERY
 
 build, api, kind = Path(sys.argv[1]), HfApi(), {"repo_type": "kernel"}
 api.create_repo("org/optimizer", **kind)
@@ -51,7 +51,7 @@ def seen(tmp_path_factory):
 def test_the_real_loader_takes_what_the_page_says(seen):
     """On every platform, or it raises what the page shows, where lines have no order."""
     expected = []
-    for machine in EVERY:
+    for machine in platforms.EVERY:
         for torch in TORCHES:
             said = platforms.message(machine, torch, seen["commit"])
             expected.append(platforms.taken(machine, [torch]) or f"FileNotFoundError: {said}")

@@ -5,6 +5,7 @@ Each client is a fork of one process that has imported torch and the loader, so 
 
 from __future__ import annotations
 
+import json
 import platform
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -55,3 +56,23 @@ def loaded_variant(machine: Platform, backend: Backend, version: str, repo_id: s
         return Path(kernels.get_kernel(repo_id, revision=revision).__file__).parent.name
     except FileNotFoundError as error:
         return f"FileNotFoundError: {error}"
+
+
+def trained(machine: Platform, backend: Backend, version: str, repo_id: str, revision: str) -> dict[str, Any]:
+    """Return the variant that such a machine loads, its operators' namespace, and 20 losses of a model on its CPU."""
+    feign(machine, backend, version)
+    kernel = kernels.get_kernel(repo_id, revision=revision)
+    namespace = json.loads((Path(kernel.__file__).parent / "metadata.json").read_text())["id"]
+    torch.manual_seed(0)
+    model, x, target = torch.nn.Linear(32, 16), torch.randn(64, 32), torch.randn(64, 16)
+    opt = kernel.Muon(model.named_parameters(), lr=0.05, weight_decay=0.0)
+    losses = []
+    for _ in range(20):
+        loss = torch.nn.functional.mse_loss(model(x), target)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    rows = [(row.name, row.branch) for row in opt.explain()]
+    operators = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{namespace}::")]
+    return {"variant": Path(kernel.__file__).parent.name, "losses": losses, "rows": rows, "operators": len(operators)}

@@ -76,6 +76,7 @@ FREE_THREADED = (
     Platform("any, free-threaded Python before 3.15", "CPUs", CPUS, free_threaded=True),
     Platform("any, free-threaded Python before 3.15", "CUDA 12.6 to 13.2", CUDA_12 + CUDA_13, free_threaded=True),
 )
+EVERY = (*PLATFORMS, *FREE_THREADED)
 
 INTRODUCTION = """\
 # Platforms
@@ -149,8 +150,7 @@ def message(platform: Platform, torch: str, revision: str) -> str:
 def page() -> str:
     """Return docs/platforms.md."""
     headings = ("system", "torch for", f"torch {NEW[0]} or newer", f"torch {OLD[-1]}")
-    every = (*PLATFORMS, *FREE_THREADED)
-    rows = [(each.place, each.built_for, cell(taken(each, NEW)), cell(taken(each, OLD))) for each in every]
+    rows = [(each.place, each.built_for, cell(taken(each, NEW)), cell(taken(each, OLD))) for each in EVERY]
     introduction = INTRODUCTION.format(version=kernels.__version__, oldest=OLD[0], newest=NEW[-1])
     return "\n".join([introduction, table(headings, rows) + "\n", where_nothing_fits()])
 
