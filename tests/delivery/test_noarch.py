@@ -16,7 +16,7 @@ from benchmarks.built_kernel import find_variant
 from tests.support.toy_kernel import commit, git, write_toy_kernel
 from tools.build import card, noarch_tree, variant_metadata, variants, verify
 from tools.build.commands import BuildError
-from tools.build.noarch import NOARCH_BACKENDS
+from tools.build.noarch import NOARCH_BACKENDS, noarch_recipe
 from tools.build.recipe import read_build
 from tools.hub.publish import read_release
 from tools.lab.variant import usable
@@ -83,6 +83,15 @@ def test_its_metadata_has_what_the_compiled_one_has(both, toy):
         assert set(metadata.digest.files) == FILES - {"metadata.json"}
 
 
+def test_a_noarch_variant_takes_nothing_from_the_compiled_one(toy):
+    """Whichever backend build.toml names first: neither sources nor devices."""
+    tables = read_build(toy)
+    tables["general"]["backends"] = ["cuda", "cpu"]
+    recipe = noarch_recipe(toy, tables, "rocm")
+    assert (recipe.sources, recipe.archs, recipe.archs_of, recipe.needs_cutlass) == ((), (), {}, False)
+    assert recipe.backend == "rocm" and Path("__init__.py") in recipe.package_files
+
+
 @pytest.mark.parametrize(("backend", "version"), [("cuda", "cuda"), ("rocm", "hip")])
 def test_the_loader_takes_it_for_any_device(both, monkeypatch, backend, version):
     """A variant with architectures is refused on the same devices."""
@@ -138,6 +147,7 @@ def tree(toy, tmp_path) -> Path:
         (toy / name).parent.mkdir(parents=True, exist_ok=True)
         (toy / name).write_text(f"# {name}\n")
     (toy / "flake.nix").write_text("{ }\n")
+    (toy / "CARD.md").write_text("{{ repo_id }} {{ version }} {{ functions }} {{ source }} {{ has_benchmark }}\n")
     (toy / "torch-ext/toy/_ops.py").write_text("stale = True\n")
     commit(toy)
     noarch_tree.write_tree(toy, tmp_path / "tree")
