@@ -46,12 +46,15 @@ __attribute__((visibility("hidden"))) void* dlsym(void* handle, const char* name
 """
 
 
-def ops_py(ops: str) -> str:
-    """Return `_ops.py`, through which the package reaches the operators in the namespace `ops`."""
+def ops_py(ops: str, has_library: bool) -> str:
+    """Return `_ops.py`, through which the package reaches the operators in the namespace `ops`.
+
+    It loads the library of that name if there is one. Without one the namespace is empty until the package fills it.
+    """
+    loading = f"from . import {ops}\n" if has_library else ""
     return f'''\
 import torch
-from . import {ops}
-ops = torch.ops.{ops}
+{loading}ops = torch.ops.{ops}
 
 
 def add_op_namespace_prefix(op_name: str) -> str:

@@ -1,7 +1,8 @@
 """Build every variant that this machine can build into build/, without Nix; the Hub's builder makes the others.
 
-    python -m tools.build.variants [--backend cpu] [--backend cuda] [--output DIR]
+    python -m tools.build.variants [--backend cpu] [--backend cuda] [--backend noarch] [--output DIR]
 
+"noarch" stands for the variants without a library, torch-cpu, torch-cuda and torch-rocm, which every machine can build.
 Variants are compiled, checked and described in a work folder. When all are done they replace the old ones,
 together with the card, so a failed build changes nothing. Two builds of one commit in the same place have the same
 bytes.
@@ -29,18 +30,20 @@ from tools.build.assembly import assemble
 from tools.build.card import fill_card
 from tools.build.commands import BuildError
 from tools.build.compilers import HOST, Cuda, Job, check_headers, check_paths, compile_library, find_cuda, strip
+from tools.build.noarch import NOARCH_BACKENDS, NoarchJob, plan_noarch
 from tools.build.recipe import read_build, read_recipe
 from tools.build.source_tree import read_revision
 from tools.build.variant_metadata import write_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = ("cpu", "cuda")
+NOARCH = "noarch"
 WORK = ".work"
 
 
 @dataclass(frozen=True)
 class Built:
-    """A finished variant; `glibc` and `glibcxx` are the newest symbol versions that it needs."""
+    """A finished variant; `glibc` and `glibcxx` are the newest symbol versions that it needs, "-" without a library."""
 
     path: Path
     ops: str
@@ -55,7 +58,10 @@ class Built:
 
 
 def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> list[Built]:
-    """Build `backends` (None: all that can be built here) of the repository `root` into `output`, with its card.
+    """Build variants of the repository `root` into `output`, with its card.
+
+    `backends` are backends of build.toml, one compiled variant for each, and "noarch" for all that have no library.
+    None stands for everything that can be built here.
 
     Raises `BuildError` before compiling if build.toml, the tree or the machine does not allow it, and with the
     compiler's message if compiling fails; what was in `output` then stays, and also if moving files there fails.
@@ -63,10 +69,9 @@ def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> 
     root, output = root.resolve(), output.resolve()
     tables = read_build(root)
     if backends is None:
-        backends = [name for name in tables["general"]["backends"] if name not in unavailable_backends(tables)]
-    if not backends:
-        raise BuildError("none of the backends in build.toml can be built here")
-    jobs = [plan(root, tables, backend, output / WORK) for backend in dict.fromkeys(backends)]
+        unavailable = unavailable_backends(tables)
+        backends = [*(name for name in tables["general"]["backends"] if name not in unavailable), NOARCH]
+    jobs = [job for backend in dict.fromkeys(backends) for job in plans(root, tables, backend, output / WORK)]
     page = fill_card(root, tables, jobs[0].recipe.package)
     with work_folder(output) as work:
         built = [build_variant(job) for job in jobs]
@@ -96,6 +101,13 @@ def toolkit(backend: str) -> Cuda | None:
     return find_cuda() if backend == "cuda" else None
 
 
+def plans(root: Path, tables: dict, backend: str, work: Path) -> list[Job]:
+    """Return the jobs for `backend`: one that compiles, or all of "noarch". Raises `BuildError` as `plan` does."""
+    if backend == NOARCH:
+        return [plan_noarch(root, tables, name, work) for name in NOARCH_BACKENDS]
+    return [plan(root, tables, backend, work)]
+
+
 def plan(root: Path, tables: dict, backend: str, work: Path) -> Job:
     """Return the job for `backend`. Raises `BuildError` if the files or the machine do not allow it."""
     cuda = toolkit(backend)
@@ -107,18 +119,24 @@ def plan(root: Path, tables: dict, backend: str, work: Path) -> Job:
 
 
 def build_variant(job: Job) -> Built:
-    """Compile, check and describe one variant in the work folder."""
+    """Assemble and describe one variant in the work folder, after compiling and checking its library if it has one."""
     start = time.perf_counter()
+    library = None if isinstance(job, NoarchJob) else build_library(job)
+    variant = job.work / job.variant_name
+    assemble(variant, job, library)
+    write_metadata(variant, job.recipe, job.ops, job.revision)
+    versions = [newest_version(library, family) if library else "-" for family in ("GLIBC", "GLIBCXX")]
+    return Built(variant, job.ops, time.perf_counter() - start, *versions)
+
+
+def build_library(job: Job) -> Path:
+    """Return the stripped library of a variant; `BuildError` says what would keep it from being loaded elsewhere."""
     library = compile_library(job)
     problems = violations(library, job.recipe)
     if problems:
         raise BuildError("\n".join([f"{library.name} would not load everywhere it has to:", *problems]))
     strip(library)
-    variant = job.work / job.variant_name
-    assemble(variant, job, library)
-    write_metadata(variant, job.recipe, job.ops, job.revision)
-    versions = [newest_version(library, family) for family in ("GLIBC", "GLIBCXX")]
-    return Built(variant, job.ops, time.perf_counter() - start, *versions)
+    return library
 
 
 def put_in_place(made: Sequence[Path], output: Path) -> None:
@@ -171,7 +189,8 @@ def summary(built: Sequence[Built]) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the variants that this machine can build.")
-    parser.add_argument("--backend", action="append", choices=BACKENDS, help="may be repeated; default: all possible")
+    choices = (*BACKENDS, NOARCH)
+    parser.add_argument("--backend", action="append", choices=choices, help="may be repeated; default: all possible")
     parser.add_argument("--output", type=Path, default=ROOT / "build", help="default: %(default)s")
     arguments = parser.parse_args()
     console = Console()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.built_kernel import find_variant, read_metadata
+from benchmarks.built_kernel import find_variant, is_compiled, read_metadata
 from tools.build.assembly import assemble
 from tools.build.commands import BuildError, git
 from tools.build.compilers import Job, check_headers, compile_library, find_cuda
@@ -44,13 +44,13 @@ def prepare(build: Path, work: Path, backend: str, say=print) -> Path:
 
 
 def usable(build: Path, backend: str) -> Path | None:
-    """Return the variant in `build` for `backend`, None if there is none or its compiled sources have changed."""
+    """Return the compiled variant in `build` for `backend`, None if there is none or its sources have changed."""
     try:
         variant = find_variant(build)
     except FileNotFoundError:
         return None
     metadata = read_metadata(variant)
-    if metadata["backend"]["type"] != backend:
+    if metadata["backend"]["type"] != backend or not is_compiled(variant):
         return None
     built = metadata["provenance"]["kernel"]
     try:

@@ -1,0 +1,55 @@
+"""The package itself, without a library: published, loaded on platforms that no compiled variant fits, and training."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.hub_clients import environment, run_client
+from tools.build.variants import build_variants
+from tools.hub.server import Hub
+from tools.pages.platforms import ARM, EVERY, NEW, OLD, PLATFORMS
+
+CLIENT = """
+import json, sys
+from pathlib import Path
+from tests.delivery.test_noarch_training import MACHINES
+from tests.support.feigned_platforms import in_forks, trained
+from tools.hub.publish import publish, read_release
+
+release = read_release(Path(sys.argv[1]), Path(sys.argv[2]), repo_id="org/optimizer", allow_dirty=True)
+commit = publish(release).commit
+calls = [(machine, machine.backends[0], torch, "org/optimizer", commit) for machine, torch, _ in MACHINES.values()]
+print(json.dumps(dict(zip(MACHINES, in_forks(trained, calls)))))
+"""
+
+
+def found(place: str, built_for: str):
+    """Return the platform of the page."""
+    (platform,) = (each for each in EVERY if each.place.startswith(place) and each.built_for.startswith(built_for))
+    return platform
+
+
+MACHINES = {
+    "CUDA 12": (found("Linux on x86", "CUDA 12"), NEW[-1], "torch-cuda"),
+    "ROCm": (found("Linux on x86", "ROCm"), NEW[-1], "torch-rocm"),
+    "ARM": (found(ARM, "CPUs"), NEW[-1], "torch-cpu"),
+    "free-threaded": (found("any, free", "CPUs"), NEW[-1], "torch-cpu"),
+    "torch 2.10": (PLATFORMS[0], OLD[-1], "torch-cpu"),
+}
+
+
+@pytest.fixture(scope="module")
+def seen(repository, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training")
+    build_variants(repository, ["noarch"], folder / "build")
+    with Hub(folder / "hub", trusted=["org"]) as hub:
+        return run_client(CLIENT, [repository, folder / "build"], environment(hub.endpoint, folder / "home"))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_platform_without_a_compiled_variant_trains(seen, machine):
+    """By operators of the variant's own name, which no library has brought."""
+    assert seen[machine]["variant"] == MACHINES[machine][2]
+    assert seen[machine]["losses"][-1] < 0.8 * seen[machine]["losses"][0]
+    assert seen[machine]["rows"] == [["weight", "muon"], ["bias", "adamw"]]
+    assert seen[machine]["operators"] > 0

@@ -1,0 +1,78 @@
+"""Clients of a Hub that take this machine for another one: the loader asks `platform`, `sysconfig` and torch.
+
+Each client is a fork of one process that has imported torch and the loader, so that many of them take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sysconfig
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import kernels
+import torch
+from kernels.backends import CUDA, XPU, Backend, Metal, ROCm
+from torch.torch_version import TorchVersion
+
+from tools.pages.platforms import Platform
+
+SYSTEMS = {"linux": "Linux", "darwin": "Darwin", "windows": "Windows"}
+# What these systems call a machine.
+MACHINES = {("darwin", "aarch64"): "arm64", ("windows", "x86_64"): "AMD64"}
+
+
+def in_forks(function: Callable[..., Any], calls: Sequence[tuple]) -> list[Any]:
+    """Return what `function` returns for each of `calls`, each in a process of its own, one after the other."""
+    results = []
+    for arguments in calls:
+        with ProcessPoolExecutor(1, mp_context=get_context("fork")) as fork:
+            results.append(fork.submit(function, *arguments).result())
+    return results
+
+
+def feign(machine: Platform, backend: Backend, version: str) -> None:
+    """Make the loader believe that it is on `machine`, with a torch of this version that is built for `backend`."""
+    platform.machine = lambda: MACHINES.get((machine.system, machine.cpu), machine.cpu)
+    platform.system = lambda: SYSTEMS[machine.system]
+    config = sysconfig.get_config_var
+    sysconfig.get_config_var = lambda name: machine.free_threaded if name == "Py_GIL_DISABLED" else config(name)
+    torch.__version__ = TorchVersion(f"{version}.0")
+    number = getattr(backend, "version", None)
+    torch.version.cuda = str(number) if isinstance(backend, CUDA) else None
+    torch.version.hip = f"{number}.26015-0123abc" if isinstance(backend, ROCm) else None
+    torch.version.xpu = f"{number.major}0{number.minor}01" if isinstance(backend, XPU) else None
+    torch.backends.mps.is_available = lambda: isinstance(backend, Metal)
+
+
+def loaded_variant(machine: Platform, backend: Backend, version: str, repo_id: str, revision: str) -> str:
+    """Return the name of the variant that `get_kernel` loads on such a machine, or what it raises."""
+    feign(machine, backend, version)
+    try:
+        return Path(kernels.get_kernel(repo_id, revision=revision).__file__).parent.name
+    except FileNotFoundError as error:
+        return f"FileNotFoundError: {error}"
+
+
+def trained(machine: Platform, backend: Backend, version: str, repo_id: str, revision: str) -> dict[str, Any]:
+    """Return the variant that such a machine loads, its operators' namespace, and 20 losses of a model on its CPU."""
+    feign(machine, backend, version)
+    kernel = kernels.get_kernel(repo_id, revision=revision)
+    namespace = json.loads((Path(kernel.__file__).parent / "metadata.json").read_text())["id"]
+    torch.manual_seed(0)
+    model, x, target = torch.nn.Linear(32, 16), torch.randn(64, 32), torch.randn(64, 16)
+    opt = kernel.Muon(model.named_parameters(), lr=0.05, weight_decay=0.0)
+    losses = []
+    for _ in range(20):
+        loss = torch.nn.functional.mse_loss(model(x), target)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    rows = [(row.name, row.branch) for row in opt.explain()]
+    operators = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{namespace}::")]
+    return {"variant": Path(kernel.__file__).parent.name, "losses": losses, "rows": rows, "operators": len(operators)}

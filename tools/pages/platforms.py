@@ -1,0 +1,204 @@
+"""Write docs/platforms.md and the table in README.md: which variant the Hub's loader takes on which platform.
+
+python -m tools.pages.platforms [--check]
+
+The answers are those of the installed loader, `kernels.variants`, which is told the platform instead of asking for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import kernels
+from kernels import variants as loader
+from kernels.backends import CPU, CUDA, XPU, Backend, Metal, ROCm
+from packaging.version import Version
+
+from tools.build.noarch import NOARCH_BACKENDS
+from tools.pages.generated import write_or_check
+from tools.pages.markdown import fill, table
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/platforms.md"
+README = ROOT / "README.md"
+
+COMPILED = (
+    "torch-stable-abi211-cpu-x86_64-linux",
+    "torch-stable-abi211-cpu-aarch64-linux",
+    "torch-stable-abi211-cu130-x86_64-linux",
+)
+PORTABLE = tuple(f"torch-{backend}" for backend in NOARCH_BACKENDS)
+# Versions of torch that are resolved; within one of these the answer has to be the same.
+NEW, OLD = ("2.11", "2.12", "2.13", "2.14", "2.15"), ("2.10",)
+
+
+class Platform(NamedTuple):
+    """What the loader asks of a machine; `backends` are versions of what torch is built for, with the same answer."""
+
+    place: str
+    built_for: str
+    backends: tuple[Backend, ...]
+    cpu: str = "x86_64"
+    system: str = "linux"
+    free_threaded: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.place} with torch for {self.built_for}"
+
+
+def cuda(*versions: str) -> tuple[Backend, ...]:
+    return tuple(CUDA(Version(version)) for version in versions)
+
+
+CPUS, MPS, INTEL = (CPU(),), (Metal(),), (XPU(Version("2025.3")),)
+CUDA_12, CUDA_13 = cuda("12.6", "12.8", "12.9"), cuda("13.0", "13.2")
+ROCM = tuple(ROCm(Version(version)) for version in ("6.4", "7.1", "7.2"))
+INTEL_OR_AMD, ARM, MAC = "Linux on x86-64", "Linux on ARM (aarch64)", "macOS on Apple silicon"
+PLATFORMS = (
+    Platform(INTEL_OR_AMD, "CPUs", CPUS),
+    Platform(INTEL_OR_AMD, "CUDA 13.0 or 13.2", CUDA_13),
+    Platform(INTEL_OR_AMD, "CUDA 12.6, 12.8 or 12.9", CUDA_12),
+    Platform(INTEL_OR_AMD, "ROCm 6.4, 7.1 or 7.2", ROCM),
+    Platform(INTEL_OR_AMD, "XPU", INTEL),
+    Platform(ARM, "CPUs", CPUS, "aarch64"),
+    Platform(ARM, "CUDA 12.6 to 13.2", CUDA_12 + CUDA_13, "aarch64"),
+    Platform(MAC, "CPUs", CPUS, "aarch64", "darwin"),
+    Platform(MAC, "MPS", MPS, "aarch64", "darwin"),
+    Platform("Windows", "CPUs", CPUS, "x86_64", "windows"),
+    Platform("Windows", "CUDA 12.6 to 13.2", CUDA_12 + CUDA_13, "x86_64", "windows"),
+)
+FREE_THREADED = (
+    Platform("any, free-threaded Python before 3.15", "CPUs", CPUS, free_threaded=True),
+    Platform("any, free-threaded Python before 3.15", "CUDA 12.6 to 13.2", CUDA_12 + CUDA_13, free_threaded=True),
+)
+EVERY = (*PLATFORMS, *FREE_THREADED)
+
+INTRODUCTION = """\
+# Platforms
+
+`get_kernel` takes the variant of the package that fits the machine, its Python and its torch. It goes by what torch is
+built for, not by whether there is a GPU. A **compiled** variant has kernels in machine code. A **portable** variant
+(*noarch* to the Hub) does the same by torch's operations, which takes longer. It is taken where no compiled one fits.
+
+`python -m tools.pages.platforms` makes this page. It asks the loader, kernels {version}, for each platform with each
+torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it: all results in this
+repository are of the compiled variant for CPUs on x86-64.
+"""
+
+NOTHING = """\
+## Where nothing fits
+
+No variant is for {platforms}. There `get_kernel` raises an error with a line for each variant, in any order.
+With torch {torch}, the first of these gives
+
+```
+{message}
+```
+
+For parameters on the CPU, `get_kernel(..., backend="cpu")` loads a variant there: {ways_out}.
+
+On free-threaded Python the loader leaves out compiled variants, and logs:
+
+```
+{warning}
+```
+"""
+
+
+def resolve(platform: Platform, backend: Backend, torch: str) -> tuple[str | None, list[loader.Decision], list[str]]:
+    """Return the name of the variant that is loaded, None if there is none, every decision, and what is logged."""
+    named = [loader.parse_variant(name) for name in (*COMPILED, *PORTABLE)]
+    with (
+        mock.patch.object(loader, "_is_unsupported_free_threaded_build", lambda: platform.free_threaded),
+        mock.patch.object(loader, "logger") as logger,
+    ):
+        accepted, trace = loader._resolve_variant_for_system(
+            variants=named,
+            selected_backend=backend,
+            cpu=platform.cpu,
+            os=platform.system,
+            torch_version=Version(torch),
+            torch_cxx11_abi=True,
+            tvm_ffi_version=None,
+        )
+    return accepted[0].variant_str if accepted else None, trace, [call.args[0] for call in logger.warning.mock_calls]
+
+
+def taken(platform: Platform, torches: Sequence[str]) -> str | None:
+    """Return the variant that is loaded with each of `torches` and each backend of a platform.
+
+    Raises ValueError if they differ: then the platform is several.
+    """
+    found = {resolve(platform, backend, torch)[0] for backend in platform.backends for torch in torches}
+    if len(found) > 1:
+        raise ValueError(f"{platform.name} takes {found}: it has to be several platforms")
+    return found.pop()
+
+
+def message(platform: Platform, torch: str, revision: str) -> str:
+    """Return what `get_kernel` raises where no variant fits, with the last of the backends of a platform."""
+    _, trace, _ = resolve(platform, platform.backends[-1], torch)
+    start = f"Cannot find a build variant for this system in org/optimizer (revision: {revision}):"
+    return f"{start}\n\n{loader.variants_trace_str(trace)}"
+
+
+def page() -> str:
+    """Return docs/platforms.md."""
+    headings = ("system", "torch for", f"torch {NEW[0]} or newer", f"torch {OLD[-1]}")
+    rows = [(each.place, each.built_for, cell(taken(each, NEW)), cell(taken(each, OLD))) for each in EVERY]
+    introduction = INTRODUCTION.format(version=kernels.__version__, oldest=OLD[0], newest=NEW[-1])
+    return "\n".join([introduction, table(headings, rows) + "\n", where_nothing_fits()])
+
+
+def cell(variant: str | None) -> str:
+    return f"{kind(variant)}: `{variant}`" if variant else "nothing"
+
+
+def kind(variant: str | None) -> str:
+    return "nothing" if variant is None else "compiled" if variant in COMPILED else "portable"
+
+
+def where_nothing_fits() -> str:
+    """Return the part of the page about platforms that load nothing, with what is said on the first of them."""
+    without = [each for each in PLATFORMS if taken(each, NEW) is None]
+    on_cpu = {each.place: taken(each._replace(backends=CPUS), NEW) for each in without}
+    return NOTHING.format(
+        platforms=", or for ".join(each.name for each in without),
+        message=f"FileNotFoundError: {message(without[0], NEW[-1], '<commit>')}",
+        torch=NEW[-1],
+        ways_out=", ".join(f"`{variant}` on {place}" for place, variant in on_cpu.items()),
+        warning=resolve(FREE_THREADED[0], CPU(), NEW[-1])[2][0],
+    )
+
+
+def summary() -> str:
+    """Return the table in README.md: the platforms by what they load."""
+    kinds = {
+        "compiled": "compiled kernels",
+        "portable": "the same by torch's operations, slower",
+        "nothing": "nothing; the error says why",
+    }
+    rows = [(what, "; ".join(places_with(name))) for name, what in kinds.items()]
+    return table(("what is loaded", f"with torch {NEW[0]} or newer"), rows)
+
+
+def places_with(name: str) -> Iterator[str]:
+    """Yield the systems on which a kind of variant is loaded, each with what torch is built for."""
+    those = [each for each in PLATFORMS if kind(taken(each, NEW)) == name]
+    for place in dict.fromkeys(each.place for each in those):
+        yield f"{place}: {', '.join(each.built_for for each in those if each.place == place)}"
+
+
+def main() -> int:
+    description = "Make docs/platforms.md and the table in README.md by asking the loader."
+    readme = fill(README.read_text(), {"platforms": summary()})
+    return max(write_or_check(file, text, description) for file, text in ((PAGE, page()), (README, readme)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
