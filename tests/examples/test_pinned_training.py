@@ -46,8 +46,9 @@ class SeenHub:
     revisions: list[str]
     requests: list[tuple[str, str]]
 
-    def downloads(self) -> list[str]:
-        return [path for method, path in self.requests if method == "GET" and "/resolve/" in path]
+    def asked(self, kind: str) -> list[str]:
+        """Return the paths that were read, of a `tree`, a listing of all files, or of a file to `resolve`."""
+        return [path for method, path in self.requests if method == "GET" and f"/{kind}/" in path]
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +213,10 @@ def test_of_eight_processes_one_downloads(pinned):
     shutil.rmtree(pinned.home)
     pinned.hub.requests.clear()
     assert "Step 1: loss" in pinned.said(*torchrun(8, "--standalone"))
-    downloads, variant = pinned.hub.downloads(), pinned.variant(pinned.hub.revisions[0])
+    downloads, variant = pinned.hub.asked("resolve"), pinned.variant(pinned.hub.revisions[0])
     files = {file for file in variant.rglob("*") if file.is_file() and file.suffix != ".pyc"}
     assert len(downloads) == len(set(downloads)) == len(files)
+    assert len(pinned.hub.asked("tree")) == 1
 
 
 @pytest.mark.slow
@@ -235,8 +237,8 @@ def test_nodes_without_a_common_disk_download_each(pinned, tmp_path):
     said = [node.communicate(timeout=300)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     assert "Step 1: loss" in said[0]
-    downloads = pinned.hub.downloads()
-    assert {downloads.count(path) for path in downloads} == {2}
+    downloads = pinned.hub.asked("resolve")
+    assert {downloads.count(path) for path in downloads} == {2} == {len(pinned.hub.asked("tree"))}
     for node in range(2):
         assert (tmp_path / f"node {node}" / SNAPSHOTS / pinned.hub.revisions[0]).is_dir()
 

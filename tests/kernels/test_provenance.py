@@ -25,7 +25,7 @@ METADATA = {
 
 
 def build_info_in(kernel, folder: Path, metadata: dict | None, library: bool):
-    """Return `build_info` of a folder that has this metadata.json and perhaps a library, beside copies of the modules."""
+    """Return `build_info` of a folder with this metadata.json, copies of the modules, and perhaps a library."""
     code = Path(kernel.__file__).with_name("kernels")
     (folder / "kernels").mkdir(parents=True)
     (folder / "kernels/__init__.py").touch()
