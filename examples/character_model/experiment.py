@@ -20,7 +20,7 @@ from .loading import Origin, load_by_version_and_commit
 from .training import Run
 
 REPO_ID = "org/optimizer"
-VERSION = 1
+VERSION = 0
 
 
 def main() -> int:
@@ -58,13 +58,13 @@ def main() -> int:
 
 
 def show_origin(console: Console, asked: str, origin: Origin) -> None:
-    dirty = " with uncommitted changes" if origin.dirty else ""
+    build = origin.build
     lines = [
         f'[bold]get_kernel("{REPO_ID}", {asked})',
-        f"  variant  {origin.variant}",
-        f"  ops      {origin.ops}",
-        f"  digest   sha256 {origin.digest}, and all files agree with it",
-        f"  source   commit {origin.source_commit}{dirty}",
+        f"  variant  {build.variant}, {build.kind}, by {build.builder}",
+        f"  ops      {build.id}",
+        f"  pin      {build.pin}, and all files agree with it",
+        f"  source   commit {build.commit}{' with uncommitted changes' if build.dirty else ''}",
     ]
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 

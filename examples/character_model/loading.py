@@ -5,23 +5,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import kernels
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a loaded kernel comes from; `hub_commit` is None for one that was not downloaded."""
+    """Where a loaded kernel comes from: its `build_info()`, and the commit on the Hub if it was downloaded."""
 
-    variant: str
-    ops: str
-    digest: str
-    source_commit: str
-    dirty: bool
+    build: Any
     hub_commit: str | None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a results file says about it."""
+        return {**asdict(self.build), "hub_commit": self.hub_commit}
 
 
 def load_by_version_and_commit(repo_id: str, version: int) -> tuple[ModuleType, Origin, Origin]:
@@ -46,21 +47,12 @@ def origin_of(kernel: ModuleType) -> Origin:
     Loading does not compare them with the digest in metadata.json, so this does.
     """
     variant = Path(kernel.__file__).parent
-    metadata = json.loads((variant / "metadata.json").read_text())
-    files = metadata["digest"]["files"]
+    files = json.loads((variant / "metadata.json").read_text())["digest"]["files"]
     changed = [name for name, digest in files.items() if file_digest(variant / name) != digest]
     if changed:
         raise RuntimeError(f"{variant} is not what was built: {', '.join(changed)}")
     snapshot = variant.parents[1]
-    source = metadata["provenance"]["kernel"]
-    return Origin(
-        variant=variant.name,
-        ops=metadata["id"],
-        digest=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
-        source_commit=source["commit"],
-        dirty=source["dirty"],
-        hub_commit=snapshot.name if snapshot.parent.name == "snapshots" else None,
-    )
+    return Origin(kernel.build_info(), snapshot.name if snapshot.parent.name == "snapshots" else None)
 
 
 def file_digest(path: Path) -> str:

@@ -28,7 +28,7 @@ def summary(comparison: Comparison, corpus: Corpus, origin: Origin) -> dict[str,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "kernels": kernels.__version__,
-            "optimizer": asdict(origin),
+            "optimizer": origin.facts(),
         },
         "machine": {"cpu": cpu_name(), "threads": torch.get_num_threads()},
         "corpus": {

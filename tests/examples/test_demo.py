@@ -59,7 +59,7 @@ def test_every_figure_and_table_is_written(comparison, corpus, kernel, tmp_path)
 def test_summary_names_versions_corpus_and_losses(comparison, corpus, kernel):
     content = json.loads(json.dumps(report.summary(comparison, corpus, origin_of(kernel))))
     assert content["versions"]["torch"] == torch.__version__
-    assert set(content["versions"]["optimizer"]) >= {"variant", "ops", "digest", "source_commit", "dirty"}
+    assert set(content["versions"]["optimizer"]) >= {"variant", "id", "pin", "commit", "dirty", "kind"}
     assert content["corpus"]["sha256"] == corpus.sha256
     for of_name in content["results"].values():
         losses = of_name["validation_loss"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -23,7 +24,9 @@ from rich.console import Console
 
 from examples.character_model.delivery import CommandError, published_kernel
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "examples" / "notebooks"
+VERIFY = ROOT / "tools" / "pins" / "verify.py"
 MOST_BYTES = 100_000
 # A kernel of work in progress says so wherever it is loaded, which is no matter of the notebook.
 _DIRTY = re.compile(r".*was built from a dirty git tree.*\n?")
@@ -36,6 +39,7 @@ def executed(path: Path, environment: Mapping[str, str]) -> NotebookNode:
     """Return the notebook with the outputs of a run with these variables; `CellExecutionError` where a cell fails."""
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(VERIFY, folder)  # as users keep it beside their code
         # One thread, as a notebook's small products would only wait for others; no bars, which are drawn by time, nor
         # the word that they would be prettier with another package.
         quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"}

@@ -7,6 +7,7 @@ from .interop.state_export import export_state
 from .interop.state_import import import_state
 from .interop.trainer import MuonFactory
 from .kernels.products import matmul_transpose
+from .kernels.provenance import build_info
 from .muon import Muon
 from .plan.exchanges import ExchangeOptions
 from .polar import orthogonalize
@@ -14,6 +15,6 @@ from .schedules import polar_express
 from .tuning.tune import tune
 
 __all__ = [
-    "ExchangeOptions", "Muon", "MuonFactory", "compat", "export_state", "groups_for", "import_state",
-    "matmul_transpose", "orthogonalize", "polar_express", "route", "tune",
+    "ExchangeOptions", "Muon", "MuonFactory", "build_info", "compat", "export_state", "groups_for",
+    "import_state", "matmul_transpose", "orthogonalize", "polar_express", "route", "tune",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, Mapping
 from .settings import SETTINGS
 
 # Keys of this package besides settings.
-_OURS = ("use_muon", "use_fallback", "algorithm", "role", "reason", "rounding_step", "state_format")
+_OURS = ("use_muon", "use_fallback", "algorithm", "role", "reason", "rounding_step", "state_format", "build")
 # Keys that other libraries write into groups. They have no effect on a step, except that schedulers set `lr` by some.
 _OTHERS: dict[str, tuple[str, ...]] = {
     "torch.optim.Optimizer": ("params", "param_names"),

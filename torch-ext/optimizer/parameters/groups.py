@@ -6,6 +6,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from torch import Tensor
 
+from ..kernels.provenance import build_info
 from .checks import check_parameter, check_trainable
 from .group_keys import check_keys
 from .matrices import is_stack, moments_in_group, view_in_group
@@ -20,8 +21,11 @@ from .synonyms import as_adamws, check_implementations, taken_branch, taken_impl
 # A saved group has this in place of a function, which the user must pass again.
 FUNCTION = "function"
 
+# What a saved group says about its writer: the format, which decides whether it loads, and the build, which never does.
+_SAVED_BY = {"state_format": STATE_FORMAT, "build": str(build_info())}
+
 # Keys that a group keeps when a saved group is loaded.
-_KEPT = ("params", "param_names", "use_muon", "state_format", "offload", "master_weights")
+_KEPT = ("params", "param_names", "use_muon", "state_format", "build", "offload", "master_weights")
 
 
 def split_group(
@@ -56,7 +60,7 @@ def split_group(
         lr, factor = rates[branch]
         changes = {"use_muon": branch == "muon", "lr": lr, "lr_factor": factor, "params": list(halves[branch].items())}
         changes["decay_lr"] = first_decay_lr(settings, lr)
-        groups.append({**settings, **changes, "param_names": [], "state_format": STATE_FORMAT})
+        groups.append({**settings, **changes, "param_names": [], **_SAVED_BY})
     return groups, reasons
 
 

@@ -1,0 +1,1 @@
+../../tools/pins/verify.py

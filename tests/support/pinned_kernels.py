@@ -1,0 +1,57 @@
+"""Kernels in plain Python that pass verification, published to a Hub, and the pins of what was published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+from huggingface_hub import HfApi
+
+from tests.support.hub_clients import write_variant
+from tools.pins.verify import pin_of
+
+KERNEL = {"repo_type": "kernel"}
+
+
+def write_tiny(folder: Path, factors: Mapping[str, int], version: int = 0) -> Path:
+    """Write variants of the kernel `tiny` into `folder`/build: by name, the number by which each multiplies."""
+    for name, factor in factors.items():
+        backend = {"type": name.removeprefix("torch-")}
+        write_variant(folder / "build" / name, f"{factor:07x}", factor, version=version, backend=backend)
+    return folder / "build"
+
+
+def publish(endpoint: str, repo_id: str, build: Path, branch: str = "v0") -> str:
+    """Publish the variants in `build` as the only ones of a branch, and return the commit."""
+    api = HfApi(endpoint=endpoint, token=False)
+    api.create_repo(repo_id, exist_ok=True, **KERNEL)
+    api.create_branch(repo_id, branch=branch, exist_ok=True, **KERNEL)
+    done = api.upload_folder(
+        folder_path=build, path_in_repo="build", repo_id=repo_id, revision=branch, delete_patterns="*", **KERNEL
+    )
+    return done.oid
+
+
+def write_pins(file: Path, repo_id: str, revision: str, build: Path) -> Path:
+    """Write the pins of all variants in `build`."""
+    pins = {variant.name: pin_of(variant) for variant in sorted(build.iterdir()) if variant.is_dir()}
+    file.write_text(json.dumps({"repo-id": repo_id, "revision": revision, "variants": pins}))
+    return file
+
+
+def write_lock(file: Path, repo_id: str, revision: str, version: int = 0) -> Path:
+    """Write a lock file with one commit."""
+    lock = {"dependency": {"repo-id": repo_id, "version": version}, "lock": {"commit": revision}}
+    file.write_text(json.dumps([lock]))
+    return file
+
+
+def released(endpoint: str, folder: Path, factors: Mapping[str, int]) -> SimpleNamespace:
+    """Publish `org/tiny` with these variants; return its build, revision, pins file and lock file, all in `folder`."""
+    build = write_tiny(folder, factors)
+    revision = publish(endpoint, "org/tiny", build)
+    pins = write_pins(folder / "tiny.pins.json", "org/tiny", revision, build)
+    lock = write_lock(folder / "kernels.lock", "org/tiny", revision)
+    return SimpleNamespace(build=build, revision=revision, pins=pins, lock=lock)
