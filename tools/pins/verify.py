@@ -1,0 +1,211 @@
+"""Check a kernel before its code runs: is its folder what the publisher pinned, and nothing besides?
+
+    variant = kernels.install_kernel("org/optimizer", revision="<40 hex digits>")  # downloads, imports nothing
+    verify(variant, pin)
+    optimizer = kernels.get_local_kernel(variant)
+
+A pin is the sha256 of a variant's metadata.json, whose digest covers every other file. It has to come from the
+publisher: whoever can change a download can change its metadata.json, too. Copy this file to use it; it needs the
+standard library alone. By hand: `python -m tools.pins.verify FOLDER --pins optimizer.pins.json`.
+
+What is written into the folder after the check, it cannot see. docs/verification.md says what is refused, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+METADATA, SIGNATURE, CACHE = "metadata.json", "metadata.json.sigstore", "__pycache__"
+LIBRARIES = {".so", ".pyd", ".dll", ".dylib"}
+LARGEST_METADATA, LARGEST = 2**20, 2**30
+# The folders from which kernels 0.17.2 chooses: for a backend on every machine, and compiled for one kind of machine.
+VARIANT = re.compile(
+    r"torch-(?P<noarch>cann|cpu|cuda|metal|neuron|rocm|tpu|universal|xpu)"
+    r"|(?:torch-stable-abi[0-9]+|torch[0-9]+(?:-cxx11|-cxx98)?|tvm-ffi[0-9]+)"
+    r"-(?P<compiled>cpu|metal|neuron|tpu|(?:cann|cu|rocm|xpu)[0-9]+)-[A-Za-z0-9_]+-[a-z]+"
+)
+
+
+class VerificationError(Exception):
+    """A variant must not be loaded; the message has every reason, a line each."""
+
+
+def verify(variant: Path | str, pin: str | Mapping[str, str]) -> Path:
+    """Delete Python's caches of bytecode from a variant if all else is as pinned, and return its folder.
+
+    `pin` is this variant's, or a mapping from variants' names to pins. Bytecode in `__pycache__` runs instead of the
+    sources, and no digest covers it, but each program that loads a variant writes it. So it goes: a restart verifies.
+
+    Raises VerificationError with every fault.
+    """
+    folder = Path(variant).absolute()
+    found, bytecode = _examined(folder, pin if isinstance(pin, Mapping) else {folder.name: pin})
+    try:
+        for file in [] if found else bytecode:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        found = [f"{_shown(error.filename)} is bytecode that cannot be deleted: {error.strerror}"]
+    if found:
+        raise VerificationError("\n  ".join([f"{folder} must not be loaded:", *found]))
+    return folder
+
+
+def faults(variant: Path | str, pin: str | Mapping[str, str] | None = None) -> list[str]:
+    """Return a line for each reason not to load a variant, bytecode included; change nothing.
+
+    Without a pin the lines say where files and names disagree with metadata.json; none is no proof of their origin.
+    """
+    folder = Path(variant).absolute()
+    found, bytecode = _examined(folder, {folder.name: pin} if isinstance(pin, str) else pin)
+    return found + [
+        f"{_shown(file.relative_to(folder))} is bytecode, which runs instead of its source" for file in bytecode
+    ]
+
+
+def pin_of(variant: Path | str) -> str:
+    """Return the sha256 of a variant's metadata.json in 64 hexadecimal digits: a pin if the publisher calls this."""
+    return hashlib.sha256((Path(variant) / METADATA).read_bytes()).hexdigest()
+
+
+def backend_of(name: str) -> str | None:
+    """Return the backend, such as "cuda", in the name of a variant; None if the loader takes no folder of that name."""
+    matched = VARIANT.fullmatch(name)
+    backend = matched and (matched["noarch"] or matched["compiled"].rstrip("0123456789"))
+    return "cuda" if backend == "cu" else backend
+
+
+def _examined(variant: Path, pins: Mapping[str, str] | None) -> tuple[list[str], list[Path]]:
+    """Return all faults but bytecode in `__pycache__`, and that. What cannot be read is a fault."""
+    blobs = variant.parents[3] / "blobs" if variant.parts[-4:-3] == ("snapshots",) else None
+    folders = [variant, *variant.parents[:3], blobs] if blobs else [variant]
+    found, bytecode = [f"{_shown(folder)} is a link" for folder in folders if folder.is_symlink()], []
+    try:
+        content = _content(variant / METADATA, blobs, LARGEST_METADATA)
+        metadata = _parsed(content)
+        found.extend(_pin_faults(variant, hashlib.sha256(content).hexdigest(), pins) if pins is not None else ())
+        found.extend(_name_faults(variant.name, metadata))
+        found.extend(_file_faults(variant, metadata["digest"]["files"], blobs, bytecode))
+    except OSError as error:
+        found.append(f"{_shown(error.filename)} cannot be read: {error.strerror}")
+    except ValueError as error:
+        found.append(f"{METADATA} {error}")
+    return found, bytecode
+
+
+def _parsed(content: bytes) -> dict:
+    """Return the object in metadata.json; ValueError if it is none, or has no digest that can be checked."""
+    try:
+        metadata = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON in UTF-8: {_shown(error)}") from None
+    digest = metadata.get("digest") if isinstance(metadata, dict) else None
+    if not isinstance(digest, dict) or not isinstance(digest.get("files"), dict):
+        raise ValueError("has no digest, so nothing is known about the files")
+    if digest.get("algorithm") != "sha256":
+        raise ValueError(f"has a digest by {_shown(digest.get('algorithm'))}, and only sha256 is checked")
+    return metadata
+
+
+def _pin_faults(variant: Path, actual: str, pins: Mapping[str, str]) -> Iterator[str]:
+    if variant.name not in pins:
+        yield f"{_shown(variant.name)} has no pin; there are pins of {_shown(', '.join(pins) or 'nothing')}"
+    elif actual != pins[variant.name]:
+        yield f"{METADATA} has the sha256 {actual}, and the pin is {_shown(pins[variant.name])}"
+    for path in sorted(variant.parent.iterdir()):
+        if path.name not in {variant.name, *pins} and backend_of(path.name) and path.is_dir():
+            yield f"{path.name} lies beside it without a pin, and the loader might prefer it"
+
+
+def _name_faults(folder: str, metadata: dict) -> Iterator[str]:
+    """Where folder, backend, namespace of the operators and library disagree; dependencies."""
+    name, ops, backend = (metadata.get(key) for key in ("name", "id", "backend"))
+    backend = backend.get("type") if isinstance(backend, dict) else None
+    if backend_of(folder) is None or backend != backend_of(folder):
+        yield f"{_shown(folder)} is not the folder of a variant for {_shown(backend)}, the backend in {METADATA}"
+    namespace = f"_{name}_{backend}_".replace("-", "_")
+    if not re.fullmatch(re.escape(namespace) + "[0-9a-f]{7,40}(_dirty)?", str(ops)):
+        yield f"the id is {_shown(ops)}, not {_shown(namespace)} and a revision"
+    libraries = [file for file in metadata["digest"]["files"] if PurePosixPath(file).suffix in LIBRARIES]
+    if [library.split(".")[0] for library in libraries] != ([] if folder.count("-") == 1 else [ops]):
+        yield f"the libraries are {_shown(', '.join(libraries) or 'none')}, and the id is {_shown(ops)}"
+    for key in ("python-depends", "kernel-depends"):
+        if metadata.get(key):
+            yield f"{key} asks for code that no pin covers: {_shown(metadata[key])}"
+
+
+def _file_faults(variant: Path, digest: Mapping[str, str], blobs: Path | None, bytecode: list[Path]) -> Iterator[str]:
+    """Where the files are not those of the digest; what is in `__pycache__` goes into `bytecode`."""
+    folders = {parent.as_posix() for name in digest for parent in PurePosixPath(name).parents}
+    waiting, missing = [variant], set(digest)
+    for folder in waiting:
+        for path in sorted(folder.iterdir()):
+            name, is_folder = path.relative_to(variant).as_posix(), stat.S_ISDIR(path.lstat().st_mode)
+            missing.discard(name)
+            if is_folder and path.name == CACHE:
+                bytecode.extend(sorted(path.iterdir()))
+            elif is_folder and name in folders:
+                waiting.append(path)
+            else:
+                fault = _file_fault(path, name, digest.get(name), blobs)
+                yield from [f"{_shown(name)} {fault}"] if fault else []
+    yield from (f"{_shown(name)} is missing" for name in sorted(missing))
+
+
+def _file_fault(path: Path, name: str, digest: str | None, blobs: Path | None) -> str | None:
+    if path.suffix == ".pyc":
+        return f"is bytecode outside of {CACHE}, which runs without a source"
+    if digest is None and name not in (METADATA, SIGNATURE):
+        return "is not in the digest"
+    try:
+        content = _content(path, blobs, LARGEST)
+    except ValueError as error:
+        return str(error)
+    same = digest in (None, base64.b64encode(hashlib.sha256(content).digest()).decode())
+    return None if same else "is not what the digest says: its sha256 differs"
+
+
+def _content(path: Path, blobs: Path | None, largest: int) -> bytes:
+    """Return the bytes of a file, or of the blob that it is in the Hub client's cache; ValueError if it is neither."""
+    file = path.parent / os.readlink(path) if path.is_symlink() else path
+    if file != path and (blobs is None or os.path.realpath(file.parent) != os.path.realpath(blobs)):
+        raise ValueError(f"is a link to {_shown(file)}, which is not in the cache's blobs")
+    about = file.lstat()
+    if not stat.S_ISREG(about.st_mode) or about.st_size > largest:
+        raise ValueError(f"is not a file of at most {largest} bytes")
+    content = file.read_bytes()
+    sha1 = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    if file != path and file.name not in (sha1, hashlib.sha256(content).hexdigest()):
+        raise ValueError(f"is a link to the blob {_shown(file.name)}, whose content has another hash")
+    return content
+
+
+def _shown(value: object) -> str:
+    """Return somebody else's value as one line that any terminal can show."""
+    return ascii(str(value))[1:-1][:300]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Verify a variant, or every one in a folder.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--pins", type=Path, help="the publisher's file; without it files and digest are compared")
+    arguments = parser.parse_args()
+    folder = arguments.folder.absolute()
+    pins = json.loads(arguments.pins.read_text())["variants"] if arguments.pins else None
+    inside = [] if (folder / METADATA).exists() else sorted(path for path in folder.iterdir() if backend_of(path.name))
+    found = {variant: faults(variant, pins) for variant in inside or [folder]}
+    for variant, lines in found.items():
+        print(f"{variant.name}: {'refused' if lines else f'intact, pin {pin_of(variant)}'}", *lines, sep="\n  ")
+    return int(any(found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
