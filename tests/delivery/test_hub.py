@@ -173,7 +173,7 @@ def test_the_clients_recognize_every_error(seen):
 
 
 def test_a_kernel_loads_by_version_commit_tag_and_lock_file(seen):
-    old, new = [2.0, "_tiny_aaaaaaa"], [3.0, "_tiny_bbbbbbb"]
+    old, new = [2.0, "_tiny_cpu_aaaaaaa"], [3.0, "_tiny_cpu_bbbbbbb"]
     assert (seen["by version"], seen["by commit"], seen["by tag"], seen["by lock"]) == (new, old, old, old)
 
 
@@ -189,7 +189,7 @@ def test_kernels_lock_takes_the_head_of_the_version(seen):
 
 def test_only_trusted_organizations_load_without_consent(seen):
     assert seen["untrusted"] == "ValueError"
-    assert seen["allowed"] == [2.0, "_tiny_aaaaaaa"]
+    assert seen["allowed"] == [2.0, "_tiny_cpu_aaaaaaa"]
 
 
 def test_a_whole_snapshot_loads_without_a_hub(seen):

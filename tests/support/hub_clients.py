@@ -60,7 +60,8 @@ def run_tool(tree: Path, tool: str, *arguments: object, variables: dict[str, str
 
 def write_variant(variant: Path, unique_id: str, factor: int, **metadata: Any) -> Path:
     """Write a variant in plain Python, whose `scale` multiplies by `factor`; `metadata` goes over its metadata.json."""
-    ops = f"_tiny_{unique_id}"
+    backend = metadata.get("backend", {"type": "cpu"})
+    ops = f"_tiny_{backend['type']}_{unique_id}"
     variant.mkdir(parents=True, exist_ok=True)
     (variant / "__init__.py").write_text(INIT.format(factor=factor))
     (variant / "_ops.py").write_text(OPS.format(ops=ops))
@@ -74,7 +75,7 @@ def write_variant(variant: Path, unique_id: str, factor: int, **metadata: Any) -
         "version": 1,
         "license": "Apache-2.0",
         "python-depends": [],
-        "backend": {"type": "cpu"},
+        "backend": backend,
         "digest": {"algorithm": "sha256", "files": files},
         **metadata,
     }
