@@ -129,7 +129,8 @@ def test_the_clients_write_outside_of_their_cache_as_they_do_today(trials):
 
 @slow
 def test_the_clients_hang_as_they_do_today(trials):
-    assert {trial.name for trial in trials if "hung" in (trial.first.end, trial.second.end)} == HUNG, mended("HUNG")
+    """Others may take longer than the limit, too, on a busy machine."""
+    assert HUNG <= {trial.name for trial in trials if trial.first.end == "hung"}, mended("HUNG")
 
 
 @slow

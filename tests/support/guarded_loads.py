@@ -6,6 +6,9 @@ with the exception of the client.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from huggingface_hub import constants, file_download
 from tools.pins.verify import VerificationError, verify
 
 REPO_ID = "org/tiny"
+# _LINUX_CAPABILITY_VERSION_3 of linux/capability.h: two words each of effective, permitted and inheritable ones.
+CAPABILITIES_VERSION = 0x20080522
 
 
 def with_pin(wanted: dict[str, Any], pin: str, hurry: bool) -> dict[str, Any]:
@@ -42,6 +47,23 @@ def without_pin(wanted: dict[str, Any], pin: str, hurry: bool) -> dict[str, Any]
         return loaded(kernels.get_kernel(REPO_ID, **wanted))
     except Exception as error:
         return ended("error", error)
+
+
+def with_pin_under(conditions: dict[str, int], *arguments: Any) -> dict[str, Any]:
+    """Load `with_pin` with a umask, a limit of bytes per file, or without what root may do beyond any user."""
+    os.umask(conditions.get("umask", 0o022))
+    if "file size" in conditions:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (conditions["file size"], conditions["file size"]))
+    if "no privileges" in conditions:
+        drop_capabilities()
+    return with_pin(*arguments)
+
+
+def drop_capabilities() -> None:
+    """Make root a user whom the modes of files bind. Another user could not read this user's Python."""
+    header, none = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def hurry_up(hurry: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.forgeries import MARKER, contents
-from tests.support.forked_clients import Clients
+from tests.support.forked_clients import Call, Clients
 from tests.support.guarded_loads import REPO_ID
 from tests.support.hub_clients import environment, write_variant
 from tests.support.hub_faults import faults
@@ -126,11 +126,18 @@ class Stage:
         return Trial(name, lie.group, first, second, third, tuple(sorted(escaped)))
 
     def load(self, way: str, folder: Path, lie: Lie | None, by: str = "commit") -> Load:
-        marker = folder / "ran"
         with LyingHub(self.endpoint, lie) as hub:
-            variables = environment(hub.endpoint, folder / "home", **{MARKER: str(marker)})
-            arguments = (self.release.wanted(by), self.release.pin, True)
-            done = self.clients.call(variables, f"tests.support.guarded_loads:{way}", *arguments, limit=LIMIT)
+            return self.ended(self.started(way, folder, hub.endpoint, by), folder)
+
+    def started(self, way: str, folder: Path, endpoint: str, by: str = "commit", *more: Any) -> Call:
+        """Start a load, which has `more` as its first arguments and its cache in folder/home."""
+        variables = environment(endpoint, folder / "home", **{MARKER: str(folder / "ran")})
+        arguments = (*more, self.release.wanted(by), self.release.pin, True)
+        return self.clients.start(variables, f"tests.support.guarded_loads:{way}", *arguments)
+
+    def ended(self, call: Call, folder: Path, limit: float = LIMIT) -> Load:
+        """Return how a load ended, after waiting for it."""
+        done, marker = call.result(limit), folder / "ran"
         ran = marker.exists()
         marker.unlink(missing_ok=True)
         if done["end"] == "loaded":
