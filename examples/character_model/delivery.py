@@ -52,7 +52,7 @@ def published_kernel(console: Console, folder: Path) -> Iterator[dict[str, str]]
     """
     build = folder / "build"
     call(console, "-m", "tools.build.variants", "--backend", "cpu", "--output", build)
-    call(console, "-m", "tools.build.verify", build)
+    call(console, "-m", "tools.pins.verify", build)
     with running_hub(folder / "hub") as endpoint:
         environment = client_environment(endpoint, folder / "home")
         # A demonstration of work in progress, too: what is dirty is marked so wherever it is shown.

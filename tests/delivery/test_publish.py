@@ -1,24 +1,28 @@
-"""tools/hub/publish.py, with the real client, to the Hub of tools/hub."""
+"""tools/hub/publish.py and rollback.py, with the real client, to the Hub of tools/hub."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+import shutil
 from types import SimpleNamespace
 
 import httpx2
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests.support.hub_clients import environment, run_client, run_tool, write_variant
-from tools.build.commands import BuildError
-from tools.hub.publish import Published, is_trusted, read_release
+from tests.support.hub_clients import digest_again, environment, run_client, run_tool
+from tests.support.release_trees import add_variant, write_tree
+from tools.hub.publish import Published, is_trusted
 from tools.hub.server import Hub
+from tools.pins.verify import pin_of
 
 SESSION = """
 import json, sys
 from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
-from tools.hub.publish import publish, read_release
+from tools.hub.publish import publish
+from tools.hub.release import read_release
+from tools.hub.rollback import roll_back
 
 trees, kind = Path(sys.argv[1]), {"repo_type": "kernel"}
 api, seen = HfApi(), {}
@@ -34,54 +38,60 @@ def published(tree, **options):
     return done
 
 
-def refusal(tree, **options):
+def refusal(call):
     heads = api.list_repo_refs("org/tiny", **kind)
     try:
-        publish(read_release(trees / tree), **options)
+        call()
     except ValueError as error:
         return [str(error), api.list_repo_refs("org/tiny", **kind) == heads]
+
+
+def refused(**options):
+    return refusal(lambda: publish(read_release(trees / "one variant"), **options))
+
+
+def refused_back(to, pins=None):
+    return refusal(lambda: roll_back(api, "org/tiny", to, pins))
 
 
 api.create_repo("org/tiny", **kind)
 there = [CommitOperationAdd(path, b"") for path in (".gitattributes", "stray", "build/torch-cuda/stray.py")]
 api.create_commit("org/tiny", there, commit_message="there before", **kind)
 seen["told"] = []
-published("two variants", tag="1.0", progress=seen["told"].append)
+first = published("two variants", tag="1.0", progress=seen["told"].append)
 seen["again"] = publish(read_release(trees / "two variants")).commit
-published("one variant")
+cuda = first.variants["torch-cuda"]
+seen["unsettled"] = refused()
+seen["contradicted"] = refused(drop=["torch-cuda", "torch-rocm"], keep={"torch-cuda": cuda})
+seen["not as pinned"] = refused(keep={"torch-cuda": "0" * 64})
+seen["tag taken"] = refused(tag="1.0", keep={"torch-cuda": cuda})
+second = published("one variant", keep={"torch-cuda": cuda})
 seen["tag"] = [(ref.name, ref.target_commit) for ref in api.list_repo_refs("org/tiny", **kind).tags]
-seen["tag taken"] = refusal("one variant", tag="1.0")
+published("dropped", drop=["torch-cuda"])
+seen["bad commits"] = [refused_back(to) for to in ("v1", first.commit[:12], seen["dropped"]["commit"])]
+seen["not that release's"] = refused_back(first.commit, second.pins)
+seen["back"] = roll_back(api, "org/tiny", first.commit, first.pins)
+seen["files back"] = files("v1")
+seen["history"] = [files(done) for done in (first.commit, second.commit, seen["dropped"]["commit"])]
 published("next version")
 seen["main"] = files("main")
 seen["card"] = Path(api.hf_hub_download("org/tiny", "README.md", **kind)).read_text()
-print(json.dumps(seen))
+print(json.dumps(seen, default=dict))
 """
-
-BUILD_TOML = '[general]\nname = "tiny"\nversion = {version}\n[general.hub]\nrepo-id = "org/tiny"\n'
-
-
-def write_tree(root: Path, version: int = 1, variants: tuple[str, ...] = ("torch-cpu",), factor: int = 2) -> Path:
-    for folder in ("benchmarks", "build"):
-        (root / folder).mkdir(parents=True)
-    (root / "build.toml").write_text(BUILD_TOML.format(version=version))
-    (root / "benchmarks/benchmark.py").write_text("# for the Hub\n")
-    (root / "benchmarks/sweep.py").write_text("# for us\n")
-    for variant in variants:
-        write_variant(root / "build" / variant, f"{factor:07d}", factor, version=version)
-    (root / "build/CARD.md").write_text(f"# tiny {version}\n")
-    return root
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """What a session of publications left on a Hub that trusts nobody."""
     trees = tmp_path_factory.mktemp("trees")
-    two = write_tree(trees / "two variants", variants=("torch-cpu", "torch-universal"))
+    two = write_tree(trees / "two variants", variants=("torch-cpu", "torch-cuda"))
     (two / "benchmarks/benchmark_old.py").touch()
     (two / "build/torch-cpu/gone.py").touch()
-    (two / "build/torch-cpu/bytecode.pyc").touch()
-    write_variant(two / "build/torch-cpu", "0000002", 2)
+    digest_again(two / "build/torch-cpu")
+    (two / "build/torch-cpu/__pycache__").mkdir()
+    (two / "build/torch-cpu/__pycache__/gone.cpython-311.pyc").touch()
     write_tree(trees / "one variant", factor=3)
+    write_tree(trees / "dropped", factor=4)
     write_tree(trees / "next version", version=2, factor=5)
     with Hub(trees / "hub") as hub:
         yield run_client(SESSION, [trees], environment(hub.endpoint, trees / "home"))
@@ -102,15 +112,49 @@ def test_each_stage_is_told_before_it_begins(seen):
 
 def test_a_new_branch_holds_the_variants_and_the_benchmarks_only(seen):
     extra = [*ALWAYS, "benchmarks/benchmark_old.py", "build/torch-cpu/gone.py"]
-    assert seen["two variants"]["files"] == sorted([*variant_files("torch-cpu", "torch-universal"), *extra])
-    assert seen["two variants"]["variants"] == ["torch-cpu", "torch-universal"]
+    assert seen["two variants"]["files"] == sorted([*variant_files("torch-cpu", "torch-cuda"), *extra])
+    assert list(seen["two variants"]["variants"]) == ["torch-cpu", "torch-cuda"]
     assert seen["next version"]["branch"] == "v2"
     assert seen["next version"]["files"] == [*ALWAYS, *variant_files("torch-cpu")]
 
 
-def test_only_given_variants_of_a_branch_are_replaced(seen):
+def test_variants_of_the_branch_that_a_release_lacks_have_to_be_named(seen):
+    text, unchanged = seen["unsettled"]
+    assert unchanged and "v1 has variants that this release, of commit None, has not" in text
+    assert text.splitlines()[-1] == "  torch-cuda, of commit None"
+    text, unchanged = seen["contradicted"]
+    assert unchanged and text.splitlines()[1:] == [
+        "torch-cuda is both dropped and kept",
+        "torch-rocm is not on v1, or in this release",
+    ]
+
+
+def test_a_kept_variant_has_to_be_what_its_pin_says(seen):
+    text, unchanged = seen["not as pinned"]
+    assert unchanged and f"has the sha256 {seen['two variants']['variants']['torch-cuda']}" in text
+
+
+def test_a_release_replaces_its_variants_and_those_that_are_dropped(seen):
     assert seen["one variant"]["commit"] != seen["two variants"]["commit"]
-    assert seen["one variant"]["files"] == [*ALWAYS, *variant_files("torch-cpu", "torch-universal")]
+    assert seen["one variant"]["files"] == [*ALWAYS, *variant_files("torch-cpu", "torch-cuda")]
+    assert seen["one variant"]["kept"] == {"torch-cuda": seen["two variants"]["variants"]["torch-cuda"]}
+    assert seen["dropped"]["files"] == [*ALWAYS, *variant_files("torch-cpu")]
+
+
+def test_a_rollback_commits_what_was_there(seen):
+    commit, pins = seen["back"]
+    published = [seen[tree] for tree in ("two variants", "one variant", "dropped")]
+    assert commit not in [release["commit"] for release in published]
+    assert (seen["files back"], pins) == (published[0]["files"], published[0]["variants"])
+    assert seen["history"] == [release["files"] for release in published]
+
+
+def test_a_rollback_to_what_is_no_commit_or_not_as_pinned_changes_nothing(seen):
+    told, unchanged = zip(*seen["bad commits"])
+    assert all(unchanged) and ["no commit" in text for text in told] == [True, True, False]
+    assert told[2] == f"{seen['dropped']['commit']} is the head of v1 already"
+    text, unchanged = seen["not that release's"]
+    assert unchanged and "torch-cpu: metadata.json has the sha256" in text
 
 
 def test_publishing_again_makes_no_commit(seen):
@@ -134,7 +178,7 @@ def test_the_lines_to_load_ask_for_consent_where_it_is_needed(seen):
         f'kernels.get_kernel("org/tiny", version=1, {trust})',
         f'kernels.get_kernel("org/tiny", revision="{commit}", {trust})',
     ]
-    trusted = Published("org/tiny", 1, "v1", commit, ("torch-cpu",), trusted=True)
+    trusted = Published("org/tiny", 1, "v1", commit, {"torch-cpu": "0" * 64}, {}, trusted=True)
     assert trusted.load_lines()[0] == 'kernels.get_kernel("org/tiny", version=1)'
 
 
@@ -150,88 +194,52 @@ def test_a_hub_that_falls_silent_after_the_upload_is_no_failure(failure):
     assert not is_trusted(SimpleNamespace(get_organization_overview=overview), "org/tiny")
 
 
-def test_a_changed_file_is_refused(tmp_path):
-    tree = write_tree(tmp_path)
-    (tree / "build/torch-cpu/_ops.py").write_text("ops = None\n")
-    with pytest.raises(ValueError, match=r"torch-cpu: .*_ops\.py"):
-        read_release(tree)
+@pytest.fixture
+def tree(tmp_path, repository):
+    """A tree with the tools in it, whose commands publish what is beside them."""
+    write_tree(tmp_path / "tree")
+    shutil.copytree(repository / "tools", tmp_path / "tree/tools", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "tree"
 
 
-def test_another_version_than_that_of_the_tree_is_refused(tmp_path):
-    tree = write_tree(tmp_path)
-    (tree / "build.toml").write_text(BUILD_TOML.format(version=2))
-    with pytest.raises(ValueError, match=r"is of version 1, and build\.toml of 2"):
-        read_release(tree)
-
-
-def provenance(commit: str, dirty: bool) -> dict:
-    return {"kernel-builder": {"version": "0"}, "kernel": {"commit": commit, "dirty": dirty}}
-
-
-def test_variants_of_different_commits_are_no_release(tmp_path):
-    tree = write_tree(tmp_path, variants=())
-    for name, digit in ("torch-cpu", "a"), ("torch-universal", "b"):
-        write_variant(tree / "build" / name, f"{digit}000000", 2, provenance=provenance(digit * 40, dirty=False))
-    with pytest.raises(ValueError, match="different commits") as refused:
-        read_release(tree)
-    named = str(refused.value).splitlines()[-2:]
-    assert named == [f"torch-cpu: from commit {'a' * 40}", f"torch-universal: from commit {'b' * 40}"]
-
-
-DIRTY = provenance("0" * 40, dirty=True)
-
-
-@pytest.mark.parametrize("unique_id, metadata", [("0000002_dirty", {}), ("0000002", {"provenance": DIRTY})])
-def test_a_dirty_build_needs_permission(tmp_path, unique_id, metadata):
-    tree = write_tree(tmp_path)
-    variant = write_variant(tree / "build/torch-cpu", unique_id, 2, **metadata)
-    with pytest.raises(ValueError, match="torch-cpu: is built from uncommitted changes"):
-        read_release(tree)
-    assert read_release(tree, allow_dirty=True).variants == (variant,)
-
-
-def test_a_tree_without_a_build_is_refused(tmp_path):
-    tree = write_tree(tmp_path, variants=())
-    with pytest.raises(BuildError, match="no variant"):
-        read_release(tree)
-    (tree / "build/CARD.md").unlink()
-    with pytest.raises(ValueError, match=r"no CARD\.md: run `python -m tools\.build\.variants` first"):
-        read_release(tree)
-
-
-def test_a_release_needs_a_repository(tmp_path):
-    tree = write_tree(tmp_path)
-    (tree / "build.toml").write_text('[general]\nname = "tiny"\nversion = 1\n')
-    with pytest.raises(ValueError, match="repo-id"):
-        read_release(tree)
-    assert read_release(tree, repo_id="org/other").repo_id == "org/other"
-
-
-def test_command_says_what_it_did_and_hides_the_token(tmp_path, repository):
-    tree = write_tree(tmp_path / "tree")
+def test_commands_say_what_they_did_write_pins_and_hide_the_token(tree, tmp_path):
+    file = tmp_path / "optimizer.pins.json"
     with Hub(tmp_path / "hub", trusted=["org"]) as hub:
         variables = environment(hub.endpoint, tmp_path / "home", HF_TOKEN="hf_secret")
-        options = ["--build", tree / "build", "--repo-id", "org/tiny"]
-        done = run_tool(repository, "tools.hub.publish", *options, variables=variables)
-        assert done.returncode == 0, done.stderr
-        again = run_tool(repository, "tools.hub.publish", *options, "--tag", "1.0", variables=variables)
-    commit_id = done.stdout.splitlines()[1].removeprefix("commit ")
-    assert done.stdout.splitlines() == [
+
+        def command(tool, *options):
+            done = run_tool(tree, tool, *options, "--pins", file, variables=variables)
+            assert "hf_secret" not in done.stdout + done.stderr
+            assert done.returncode == 0, done.stderr
+            return done.stdout.splitlines(), json.loads(file.read_text())
+
+        pins = {"torch-cpu": pin_of(tree / "build/torch-cpu")}
+        printed, written = command("tools.hub.publish")
+        commit_id = written["revision"]
+        add_variant(tree / "build/torch-cpu", factor=3)
+        newer = command("tools.hub.publish", "--tag", "1.0")[1]["revision"]
+        file.write_text(json.dumps(written))
+        back, written_back = command("tools.hub.rollback", "--to", commit_id)
+    assert printed == [
         "Published org/tiny, branch v1",
         f"commit {commit_id}",
-        "  torch-cpu",
+        f"  torch-cpu, pin {pins['torch-cpu']}",
         "Load it with",
         '  kernels.get_kernel("org/tiny", version=1)',
         f'  kernels.get_kernel("org/tiny", revision="{commit_id}")',
     ]
-    assert len(commit_id) == 40 and again.stdout == done.stdout
-    assert "hf_secret" not in done.stdout + done.stderr
+    assert written == {"repo-id": "org/tiny", "revision": commit_id, "variants": pins}
+    assert len({commit_id, newer, written_back["revision"]}) == 3 and written_back["variants"] == pins
+    assert back == [
+        f"org/tiny is back at {commit_id}",
+        f"commit {written_back['revision']}",
+        f"  torch-cpu, pin {pins['torch-cpu']}",
+    ]
 
 
-def test_a_hub_out_of_reach_is_one_line(tmp_path, repository):
-    tree = write_tree(tmp_path / "tree")
+def test_a_hub_out_of_reach_is_one_line(tree, tmp_path):
     with Hub(tmp_path / "hub") as hub:
         variables = environment(hub.endpoint, tmp_path / "home")
-    done = run_tool(repository, "tools.hub.publish", "--build", tree / "build", variables=variables)
+    done = run_tool(tree, "tools.hub.publish", variables=variables)
     assert done.returncode == 1
     assert done.stderr.startswith("tools.hub.publish: ") and "Traceback" not in done.stderr
