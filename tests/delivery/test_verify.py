@@ -1,107 +1,211 @@
-"""A variant that is not what was built is recognized, and each differing file is named."""
+"""tools/pins/verify.py: what a pin is, what it is refused for by name, and what a second start finds."""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.support.compiled_variants import NAME, write_compiled_variant
+from tests.support.hub_clients import digest_again, write_variant
 from tests.support.toy_kernel import write_toy_kernel
-from tools.build import variants, verify
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("verify")
-    (built,) = variants.build_variants(write_toy_kernel(folder / "toy"), ["cpu"], folder / "out")
-    return built.path
+from tools.build import variants
+from tools.pins import verify as module
+from tools.pins.verify import VerificationError, backend_of, faults, pin_of, verify
 
 
 @pytest.fixture
-def copy(original: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(original, tmp_path / "build" / original.name)
+def copy(tmp_path):
+    """A plain folder with a variant, whose pin is `pin_of` it before a test changes it."""
+    return write_compiled_variant(tmp_path / "build")
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]):
-    def run(folder: Path) -> tuple[int, list[str]]:
-        status = verify.main([str(folder)])
-        captured = capsys.readouterr()
-        return status, (captured.out + captured.err).splitlines()
-
-    return run
+def pin(copy):
+    return pin_of(copy)
 
 
-def test_built_variant_is_intact(variant, printed):
-    status, lines = printed(variant)
-    metadata = json.loads((variant / "metadata.json").read_text())
-    assert status == 0
-    (line,) = lines
-    assert line.startswith(f"{variant.name}: intact; {metadata['id']}, from commit ")
-    assert metadata["provenance"]["kernel"]["commit"] in line
-    assert line.endswith("uncommitted changes") == metadata["provenance"]["kernel"]["dirty"]
+def run(*arguments: object, program: Path = Path(module.__file__)) -> tuple[int, list[str]]:
+    command = [sys.executable, "-I", str(program), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, (done.stdout + done.stderr).splitlines()
 
 
-def test_changed_file_is_named(copy, printed):
-    with (copy / "_ops.py").open("a") as file:
-        file.write("\n")
-    status, lines = printed(copy)
-    assert status == 1
-    assert len(lines) == 2 and "changed" in lines[0] and "mismatch for _ops.py" in lines[1]
+def test_a_pin_is_the_sha256_of_the_metadata(copy):
+    assert pin_of(copy) == hashlib.sha256((copy / "metadata.json").read_bytes()).hexdigest()
 
 
-def test_added_file_is_named(copy, printed):
-    (copy / "data/more.py").touch()
-    status, lines = printed(copy)
-    assert (status, lines[1:]) == (1, ["  Unknown file: data/more.py"])
+def test_what_is_as_pinned_gives_its_folder(copy, pin):
+    assert verify(copy, pin) == verify(str(copy), {NAME: pin}) == copy
+    assert faults(copy) == faults(copy, pin) == faults(copy, {NAME: pin, "torch-cuda": "0" * 64}) == []
 
 
-def test_removed_file_is_named(copy, printed):
-    (copy / "data/sizes.json").unlink()
-    status, lines = printed(copy)
-    assert (status, lines[1:]) == (1, ["  Missing file: data/sizes.json"])
+def test_a_relative_path_gives_an_absolute_folder(copy, pin, monkeypatch):
+    monkeypatch.chdir(copy)
+    assert verify(".", pin) == copy
 
 
-def test_bytecode_left_by_loading_is_ignored(copy, printed):
-    (copy / "__pycache__").mkdir()
-    (copy / "__pycache__/__init__.cpython-311.pyc").touch()
-    assert printed(copy)[0] == 0
+@pytest.mark.parametrize("wrong", ["0" * 64, "", None, b"pin", ["pin"], 7, {}, {"torch-cpu": "0" * 64}, {NAME: None}])
+def test_another_pin_or_none_is_refused(copy, pin, wrong):
+    with pytest.raises(VerificationError, match=r"(the pin is|has no pin)"):
+        verify(copy, wrong)
 
 
-def test_missing_digest_fails(copy, printed):
-    metadata = json.loads((copy / "metadata.json").read_text())
-    del metadata["digest"], metadata["provenance"]
-    (copy / "metadata.json").write_text(json.dumps(metadata))
-    status, lines = printed(copy)
-    assert status == 1
-    assert "from an unknown commit" in lines[0] and "has no digest" in lines[1]
+def test_what_the_builder_of_this_repository_makes_has_no_faults(tmp_path):
+    """The digest is made by the Hub's parser, and read here by the standard library."""
+    (built,) = variants.build_variants(write_toy_kernel(tmp_path / "toy"), ["cpu"], tmp_path / "out")
+    assert faults(built.path) == []
+    assert verify(built.path, pin_of(built.path)) == built.path
 
 
-@pytest.mark.parametrize("text", ["", '{"name": ', "{}", "\0"])
-def test_broken_metadata_gives_a_one_line_error(copy, printed, text):
-    (copy / "metadata.json").write_text(text)
-    status, lines = printed(copy)
-    assert status == 1
-    assert len(lines) == 1 and lines[0].startswith(f"{copy.name}/metadata.json: ")
+def test_the_package_has_no_faults(variant):
+    assert verify(variant, pin_of(variant)) == variant
 
 
-def test_every_variant_of_a_build_folder_is_verified(copy, printed):
-    other = shutil.copytree(copy, copy.parent / "torch-universal")
+EXPECTED = {
+    "scaling.py": "is not what the digest says",
+    "more.py": "is not in the digest",
+    "shapes/square.py": "is missing",
+    "more": "is not in the digest",
+    "shapes/more.pyc": "is bytecode outside of __pycache__",
+    "data.json": "is a link to",
+}
+
+
+def test_every_fault_is_told_by_name_in_a_line(copy, pin):
+    (copy / "scaling.py").write_text("scale = None\n")
+    (copy / "more.py").touch()
+    (copy / "shapes/square.py").unlink()
+    (copy / "more/inside").mkdir(parents=True)
+    (copy / "shapes/more.pyc").touch()
+    (copy / "data.json").unlink()
+    (copy / "data.json").symlink_to("/etc/passwd")
+    found = faults(copy, pin)
+    assert len(found) == len(EXPECTED)
+    for name, words in EXPECTED.items():
+        assert len([line for line in found if line.startswith(f"{name} {words}")]) == 1
+    with pytest.raises(VerificationError) as refused:
+        verify(copy, pin)
+    assert str(refused.value).splitlines() == [f"{copy} must not be loaded:", *(f"  {line}" for line in found)]
+
+
+def test_a_name_cannot_forge_a_line(copy, pin):
+    (copy / "a\nintact\x1b[2J").touch()
+    (copy / os.fsdecode(b"\xff")).touch()
+    found = faults(copy, pin)
+    assert len(found) == 2 and all(line.isascii() and line.isprintable() for line in found)
+
+
+def test_bytecode_goes_when_all_else_is_right_and_only_then(copy, pin):
+    cache = copy / "shapes/__pycache__"
+    cache.mkdir()
+    (cache / "square.cpython-311.pyc").touch()
+    (line,) = faults(copy, pin)
+    assert line.startswith("shapes/__pycache__/square.cpython-311.pyc is bytecode")
+    with pytest.raises(VerificationError):
+        verify(copy, "0" * 64)
+    assert list(cache.iterdir())
+    assert verify(copy, pin) == copy
+    assert not list(cache.iterdir()) and faults(copy, pin) == []
+
+
+def test_bytecode_that_cannot_go_is_refused(copy, pin):
+    (copy / "__pycache__/inside").mkdir(parents=True)
+    with pytest.raises(VerificationError, match="inside is bytecode that cannot be deleted"):
+        verify(copy, pin)
+
+
+def test_many_ranks_verify_and_write_bytecode_at_once(copy, pin):
+    """Each deletes what the others write: none may take a missing file for a fault."""
+
+    def start(rank: int) -> Path:
+        for source in ("__init__", "scaling", "_ops"):
+            (copy / "__pycache__").mkdir(exist_ok=True)
+            (copy / f"__pycache__/{source}.cpython-311.pyc.{rank}").touch()
+        return verify(copy, pin)
+
+    with ThreadPoolExecutor(8) as ranks:
+        assert list(ranks.map(start, range(200))) == [copy] * 200
+
+
+def test_another_variant_beside_it_needs_a_pin_too(copy, pin):
+    other = write_variant(copy.parent / "torch-cpu", "0000002", 2)
+    (copy.parent / "torch-notes").mkdir()
+    assert faults(copy) == []
+    assert faults(copy, pin) == ["torch-cpu lies beside it without a pin, and the loader might prefer it"]
+    assert verify(copy, {NAME: pin, "torch-cpu": pin_of(other)}) == copy
+
+
+def test_a_signature_may_lie_beside_the_metadata(copy, pin):
+    (copy / "metadata.json.sigstore").write_text("{}")
+    assert faults(copy, pin) == []
+
+
+@pytest.mark.parametrize(
+    "name, backend",
+    [
+        (NAME, "cpu"),
+        ("torch-stable-abi211-cu130-aarch64-linux", "cuda"),
+        ("torch213-cxx11-rocm72-x86_64-linux", "rocm"),
+        ("torch-stable-abi211-xpu20253-x86_64-windows", "xpu"),
+        ("tvm-ffi01-metal-aarch64-darwin", "metal"),
+        ("torch-cuda", "cuda"),
+        ("torch-ext", None),
+        ("torch-stable-abi211-cpu", None),
+        (f"{NAME}\n", None),
+        ("torch-stable-abi\N{ARABIC-INDIC DIGIT TWO}11-cpu-x86_64-linux", None),
+    ],
+)
+def test_a_name_tells_the_backend(name, backend):
+    assert backend_of(name) == backend
+
+
+BROKEN = ["", "{", "[]", "{}", "null", '{"digest": []}', '{"digest": {"files": []}}', "\0", "\ud800"]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_metadata_that_cannot_be_read_is_one_line(copy, text):
+    (copy / "metadata.json").write_text(text, errors="surrogatepass")
+    (line,) = faults(copy, "0" * 64)
+    assert line.startswith("metadata.json ")
+
+
+def test_no_folder_is_one_line(tmp_path):
+    (line,) = faults(tmp_path / "absent")
+    assert "absent/metadata.json cannot be read" in line
+
+
+def test_the_program_tells_of_every_variant_in_a_folder(copy, pin, tmp_path):
+    other = write_variant(copy.parent / "torch-cpu", "0000002", 2)
     (other / "__init__.py").unlink()
-    status, lines = printed(copy.parent)
-    assert status == 1
-    assert [line.split(";")[0] for line in lines if ";" in line] == [f"{copy.name}: intact", f"{other.name}: changed"]
+    (copy.parent / "CARD.md").touch()
+    pins = tmp_path / "optimizer.pins.json"
+    pins.write_text(json.dumps({"variants": {NAME: pin, "torch-cpu": pin_of(other)}}))
+    told = ["torch-cpu: refused", "  __init__.py is missing", f"{NAME}: intact, pin {pin}"]
+    assert sorted(told) == sorted(run(copy.parent)[1])
+    assert run(copy.parent)[0] == 1
+    assert run(copy, "--pins", pins) == (0, [f"{NAME}: intact, pin {pin}"])
+    digest_again(other)
+    assert run(other, "--pins", pins)[0] == 1
 
 
-def test_variant_without_metadata_fails(copy, printed):
-    (copy / "metadata.json").unlink()
-    status, lines = printed(copy.parent)
-    assert (status, len(lines)) == (1, 1)
-    assert f"{copy.name}/metadata.json" in lines[0]
+def test_a_folder_without_a_variant_fails(tmp_path):
+    status, lines = run(tmp_path)
+    assert status == 1 and lines[0].endswith(": refused")
 
 
-def test_folder_without_variants_fails(tmp_path, printed):
-    status, lines = printed(tmp_path)
-    assert (status, len(lines)) == (1, 1)
+def test_the_file_needs_the_standard_library_alone_and_works_where_it_is_copied(copy, pin, tmp_path):
+    tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 9))
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
+    elsewhere = shutil.copy(module.__file__, tmp_path / "verify_kernels.py")
+    assert run(copy, program=elsewhere) == (0, [f"{NAME}: intact, pin {pin}"])
