@@ -1,0 +1,108 @@
+"""Clients of a Hub that start at once: forks of one process that has imported torch and the clients.
+
+huggingface_hub 2.4.0 reads its environment into the module `constants` when it is imported, and looks there whenever it
+needs something. So a fork sets its environment, reads it anew, and is as fresh as a new process. What kernels 0.17.2
+reads, KERNELS_CACHE, is no variable of a `client_environment`.
+
+This file is also the program that forks: python -m tests.support.forked_clients SOCKET.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tools.hub.client_environment import client_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+READY = "ready\n"
+PRELOADED = ("torch", "kernels", "huggingface_hub.hf_api", "huggingface_hub.file_download", "tools.pins.verify")
+
+
+class Clients:
+    """The process that forks, while the block runs. Calls from several threads run at the same time."""
+
+    def __enter__(self) -> Clients:
+        self._folder = tempfile.TemporaryDirectory(prefix="clients-")
+        self._path = Path(self._folder.name, "socket")
+        command = [sys.executable, "-m", "tests.support.forked_clients", str(self._path)]
+        nowhere = client_environment("http://127.0.0.1:9", Path(self._folder.name))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, cwd=ROOT, env=nowhere, text=True, **pipes)
+        assert self._process.stdout.readline() == READY, f"{command} does not serve"
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        self._folder.cleanup()
+
+    def start(self, variables: dict[str, str], function: str, *arguments: Any) -> Call:
+        """Call `module:function` with arguments that JSON can hold, in a fork with this environment and no other."""
+        return Call(self._path, {"environment": variables, "function": function, "arguments": arguments})
+
+    def call(self, variables: dict[str, str], function: str, *arguments: Any, limit: float = 120.0) -> dict[str, Any]:
+        """Return what the function returned, a dictionary, as `Call.result` does."""
+        return self.start(variables, function, *arguments).result(limit)
+
+
+class Call:
+    """One fork, with its process id in `pid`."""
+
+    def __init__(self, path: Path, request: dict[str, Any]):
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(path))
+        self._stream = self._socket.makefile("rw")
+        print(json.dumps(request), file=self._stream, flush=True)
+        self.pid = int(self._stream.readline())
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def result(self, limit: float) -> dict[str, Any]:
+        """Return what the function returned; {"end": "died"} if the process did, "hung" if it took `limit` seconds."""
+        self._socket.settimeout(limit)
+        try:
+            line = self._stream.readline()
+        except TimeoutError:
+            self.kill()
+            return {"end": "hung", "error": f"no end after {limit} seconds"}
+        finally:
+            self._socket.close()
+        return json.loads(line) if line else {"end": "died", "error": "the process died"}
+
+
+class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    max_children = 64
+    request_queue_size = 64
+
+
+class Fork(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        request = json.loads(self.rfile.readline())
+        self.wfile.write(f"{os.getpid()}\n".encode())
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        importlib.reload(importlib.import_module("huggingface_hub.constants"))
+        module, name = request["function"].split(":")
+        done = getattr(importlib.import_module(module), name)(*request["arguments"])
+        self.wfile.write(f"{json.dumps(done)}\n".encode())
+
+
+if __name__ == "__main__":
+    for module in PRELOADED:
+        importlib.import_module(module)
+    server = Server(sys.argv[1], Fork)
+    print(READY, end="", flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    server.serve_forever()
