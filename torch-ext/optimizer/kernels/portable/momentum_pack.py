@@ -115,7 +115,7 @@ def _check_lists(
         counts = f"{len(gradient)} and {len(momentum)}"
         raise RuntimeError(f"need as many gradients as momentum matrices, got {counts}")
     if not 0 <= beta <= 1:
-        raise RuntimeError(f"beta must be from 0 to 1, got {beta}")
+        raise RuntimeError(f"beta must be from 0 to 1, got {beta:g}")
     if scales is None:
         check_matrices("momentum", momentum, packed)
     else:

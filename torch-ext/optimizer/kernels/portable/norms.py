@@ -32,7 +32,7 @@ def normalize_(out: Tensor, X: Tensor, norms: Tensor, eps: float, scale: float) 
     _check_batch("out", out, X)
     _check_norms(norms, X)
     if not eps >= 0:
-        raise RuntimeError(f"eps must be at least 0, got {eps}")
+        raise RuntimeError(f"eps must be at least 0, got {eps:g}")
     memory = Memory()
     memory.write("out", out)
     memory.read("X", X)

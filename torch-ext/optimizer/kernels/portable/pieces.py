@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .arithmetic import narrowed
 
-# The most elements of a stack, unless a single row has more. On a CPU intermediate results stay in a core's cache; on
-# other devices a launch has enough to do that starting it does not count.
-_CPU_ELEMENTS = 2**16
+# The most elements of a stack, unless a single row has more. On a CPU it is for each thread, whose intermediate results
+# stay in its core's cache. On other devices a launch has enough to do that starting it does not count.
+_THREAD_ELEMENTS = 2**15
 _DEVICE_ELEMENTS = 2**25
 
 
@@ -39,7 +39,7 @@ Piece = Sequence[Rows]
 def pieces(matrices: Sequence[Tensor]) -> Iterator[Piece]:
     """Yield all rows of the matrices, those together that make one stack; matrices without elements are left out."""
     on_cpu = bool(matrices) and matrices[0].is_cpu
-    most = _CPU_ELEMENTS if on_cpu else _DEVICE_ELEMENTS
+    most = _THREAD_ELEMENTS * torch.get_num_threads() if on_cpu else _DEVICE_ELEMENTS
     by_shape: dict[tuple[int, int], list[Rows]] = {}
     for index, matrix in enumerate(matrices):
         rows, cols = matrix.shape
