@@ -42,6 +42,7 @@ def seen(tmp_path_factory, repository):
 def test_an_untouched_cache_loads_and_does_so_again(seen):
     honest = {"end": "loads", "result": 2.0, "foreign": False}
     assert [seen[name]["with pin"] for name in ("untouched", "started again")] == [honest, honest]
+    assert seen["untouched"]["bytecode before"] == 0 < seen["started again"]["bytecode before"]
 
 
 @pytest.mark.parametrize("name", [name for name, tamper in CACHES])

@@ -57,6 +57,7 @@ def test_a_relative_path_gives_an_absolute_folder(copy, pin, monkeypatch):
 def test_another_pin_or_none_is_refused(copy, pin, wrong):
     with pytest.raises(VerificationError, match=r"(the pin is|has no pin)"):
         verify(copy, wrong)
+    assert wrong is None or faults(copy, wrong)
 
 
 def test_what_the_builder_of_this_repository_makes_has_no_faults(tmp_path):
@@ -197,9 +198,19 @@ def test_the_program_tells_of_every_variant_in_a_folder(copy, pin, tmp_path):
     assert run(other, "--pins", pins)[0] == 1
 
 
-def test_a_folder_without_a_variant_fails(tmp_path):
-    status, lines = run(tmp_path)
-    assert status == 1 and lines[0].endswith(": refused")
+@pytest.mark.parametrize("name", ["", "absent"])
+def test_a_folder_without_a_variant_fails(tmp_path, name):
+    status, lines = run(tmp_path / name)
+    assert status == 1 and lines[0].endswith(": refused") and "cannot be read" in lines[1]
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", "[]", '{"variants": null}'])
+def test_what_is_no_file_of_pins_is_one_line(copy, tmp_path, text):
+    pins = tmp_path / "optimizer.pins.json"
+    if text is not None:
+        pins.write_text(text)
+    status, lines = run(copy, "--pins", pins)
+    assert status == 2 and "is no file of pins" in lines[-1]
 
 
 def test_the_file_needs_the_standard_library_alone_and_works_where_it_is_copied(copy, pin, tmp_path):

@@ -84,9 +84,11 @@ def main(commit: str, pins: dict[str, str]) -> dict[str, dict[str, object]]:
     original = CACHE.parent.rename(CACHE.parent.with_name("original"))
     shutil.copytree(original, CACHE.parent, symlinks=True)
     seen = {}
-    # Twice in the same place, because the first start leaves bytecode.
+    # Twice in the same place, because the first start leaves bytecode, whatever this process was told about that.
+    sys.dont_write_bytecode = False
     for name in ("untouched", "started again"):
-        seen[name] = {"with pin": outcome(lambda: load_verified(commit, pins))}
+        left = [path.name for path in CACHE.glob("**/__pycache__/*")]
+        seen[name] = {"with pin": outcome(lambda: load_verified(commit, pins)), "bytecode before": len(left)}
     for name, tamper in CACHES:
         tampered(original, tamper)
         today = outcome(lambda: load_today(commit))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.utils import disable_progress_bars
 
 from tools.build.commands import BuildError
 from tools.build.variant_metadata import read_metadata
@@ -40,6 +41,9 @@ def roll_back(api: HfApi, repo_id: str, to: str, pins: Mapping[str, str] | None)
     """
     if not re.fullmatch("[0-9a-f]{40}", to):
         raise ValueError(f"{to!r} is no commit: 40 hexadecimal digits are needed")
+    heads = {ref.target_commit: ref.name for ref in api.list_repo_refs(repo_id, **KERNEL).branches}
+    if to in heads:
+        raise ValueError(f"{to} is the head of {heads[to]} already")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(api.snapshot_download(repo_id, revision=to, local_dir=folder, **KERNEL))
         variants = find_variants(root / "build")
@@ -58,8 +62,6 @@ def put_back(api: HfApi, repo_id: str, branch: str, to: str, root: Path) -> str:
     head = read_head(api, repo_id, branch)
     if head.new:
         raise ValueError(f"{repo_id} has no branch {branch}")
-    if head.commit == to:
-        raise ValueError(f"{to} is the head of {branch} already")
     # What is on this disk, and not what the Hub lists: a path of that may point anywhere.
     there = {file.relative_to(root).as_posix(): file for file in sorted(root.rglob("*")) if file.is_file()}
     back = {path: file for path, file in there.items() if not path.startswith((OF_THE_CLIENT, OF_THE_HUB))}
@@ -83,6 +85,7 @@ def main() -> int:
     parser.add_argument("--pins", type=Path, metavar="FILE", help="the pins of that commit's release")
     arguments = parser.parse_args()
     repo_id, file = arguments.repo_id, arguments.pins
+    disable_progress_bars()
     try:
         known = read_pins(file, repo_id) if file else None
         commit, pins = roll_back(HfApi(endpoint=arguments.endpoint), repo_id, arguments.to, known)

@@ -65,7 +65,7 @@ def faults(variant: Path | str, pin: str | Mapping[str, str] | None = None) -> l
     Without a pin the lines say where files and names disagree with metadata.json; none is no proof of their origin.
     """
     folder = Path(variant).absolute()
-    found, bytecode = _examined(folder, {folder.name: pin} if isinstance(pin, str) else pin)
+    found, bytecode = _examined(folder, pin if isinstance(pin, (Mapping, type(None))) else {folder.name: pin})
     return found + [
         f"{_shown(file.relative_to(folder))} is bytecode, which runs instead of its source" for file in bytecode
     ]
@@ -197,8 +197,12 @@ def main() -> int:
     parser.add_argument("--pins", type=Path, help="the publisher's file; without it files and digest are compared")
     arguments = parser.parse_args()
     folder = arguments.folder.absolute()
-    pins = json.loads(arguments.pins.read_text())["variants"] if arguments.pins else None
-    inside = [] if (folder / METADATA).exists() else sorted(path for path in folder.iterdir() if backend_of(path.name))
+    try:
+        pins = {**json.loads(arguments.pins.read_text())["variants"]} if arguments.pins else None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        parser.error(f"{arguments.pins} is no file of pins: {error!r}")
+    alone = (folder / METADATA).exists() or not folder.is_dir()
+    inside = [] if alone else sorted(path for path in folder.iterdir() if backend_of(path.name))
     found = {variant: faults(variant, pins) for variant in inside or [folder]}
     for variant, lines in found.items():
         print(f"{variant.name}: {'refused' if lines else f'intact, pin {pin_of(variant)}'}", *lines, sep="\n  ")
