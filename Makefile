@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: setup build test test-slow test-stacks test-integrations lint lint-kernels demo bench gpu-lab report numerics clean
+.PHONY: setup build test test-slow test-stacks test-integrations attacks lint lint-kernels demo bench gpu-lab report numerics clean
 
 setup: .venv/ready
 
@@ -42,6 +42,10 @@ out/integrations/ready: requirements/integrations.txt
 	rm -rf out/integrations
 	$(PY) -m pip install --quiet --no-deps --target out/integrations --requirement $<
 	touch $@
+
+# Every case of the tables of attacks on the delivery, with a pin and without, by the real clients; then docs/attacks.md.
+attacks: setup
+	env -u LOCAL_KERNELS $(PY) -m tools.attacks
 
 lint: setup
 	$(PY) -m ruff check .

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
-from typing import Union
 from urllib.parse import unquote, urlsplit
 
 # What a client of kernels asks for, by method and path.
@@ -100,7 +99,7 @@ class LyingHub(socketserver.ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, honest: str, lie: Union[Lie, None] = None):
+    def __init__(self, honest: str, lie: Lie | None = None):
         self.honest, self.lie, self.asked = urlsplit(honest), lie, []
         super().__init__(("127.0.0.1", 0), Relay)
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
