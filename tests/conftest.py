@@ -97,13 +97,21 @@ def variant(repository: Path, native_backend: str, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="session")
-def kernel(request: pytest.FixtureRequest):
-    """The package as `get_kernel` returns it; where a builder has set LOCAL_KERNELS, the build that it names."""
-    backend = None
-    if kernels is not None and REPO_ID not in local_kernels():
-        backend = request.getfixturevalue("native_backend")
-        os.environ["LOCAL_KERNELS"] = f"{REPO_ID}={request.getfixturevalue('variant').parent}"
-    return load_kernel(Path(local_kernels()[REPO_ID]), backend)
+def build(request: pytest.FixtureRequest) -> tuple[Path, str | None]:
+    """The folder of the variant that is tested, and the backend to ask for: where a builder has set LOCAL_KERNELS, the
+    folder that it names. Tests that run the kernel in several ways ask for it again, and get the same.
+    """
+    if kernels is None or REPO_ID in local_kernels():
+        return Path(local_kernels()[REPO_ID]), None
+    folder = request.getfixturevalue("variant").parent
+    os.environ["LOCAL_KERNELS"] = f"{REPO_ID}={folder}"  # for other processes, and for `get_kernel`
+    return folder, request.getfixturevalue("native_backend")
+
+
+@pytest.fixture(scope="session")
+def kernel(build: tuple[Path, str | None]):
+    """The package as `get_kernel` returns it."""
+    return load_kernel(*build)
 
 
 @pytest.fixture
