@@ -1,0 +1,27 @@
+"""The package knows what the builder wrote about it."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def build_metadata(kernel, monkeypatch):
+    module = importlib.import_module(f"{kernel.__name__}.kernels.build_metadata")
+    yield module
+    monkeypatch.undo()
+    module.read_metadata.cache_clear()
+
+
+def test_it_is_what_the_file_beside_the_code_says(kernel, build_metadata):
+    beside = Path(kernel.__file__).with_name("metadata.json")
+    assert build_metadata.read_metadata() == json.loads(beside.read_text())
+    assert build_metadata.read_metadata()["name"] == "optimizer"
+
+
+def test_a_tree_that_no_builder_has_seen_says_nothing(build_metadata, monkeypatch, tmp_path):
+    monkeypatch.setattr(build_metadata, "_FILE", tmp_path / "metadata.json")
+    build_metadata.read_metadata.cache_clear()
+    assert build_metadata.read_metadata() == {}
