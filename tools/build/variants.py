@@ -3,8 +3,8 @@
     python -m tools.build.variants [--backend cpu] [--backend cuda] [--output DIR]
 
 Variants are compiled, checked and described in a work folder. When all are done they replace the old ones,
-together with the card, so a failed build changes nothing. Two builds of one commit in the same place have the same
-bytes.
+together with the card, so a failed build changes nothing. Two builds of one commit with the same compilers and torch
+have the same bytes, wherever the repository is (`rebuild.py` shows it).
 """
 
 from __future__ import annotations
