@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tools.build import compilers, variants, verify
+from tools.build import compilers, variants
 from tools.build.commands import BuildError
 from tools.lint import hopper
+from tools.pins.verify import faults
 
-ARCHS = ["sm_100", "sm_80", "sm_90"]
+ARCHS = ["sm_100", "sm_75", "sm_80", "sm_90"]
 # Two operations, each in float and in double, one of them also with remainders, the other also in 8 bits; one for each
 # size of the elements that are copied; a norm's two, and the division by it.
 KERNELS = 14
@@ -108,8 +109,8 @@ def test_the_product_for_hopper_does_its_work_as_it_is_meant_to(cuda_variant):
     assert [list(hopper.problems(kernel)) for kernel in kernels] == [[]] * HOPPER_KERNELS
 
 
-def test_cuda_variant_verifies_as_intact(cuda_variant, capsys):
-    assert verify.main([str(cuda_variant)]) == 0, capsys.readouterr().out
+def test_cuda_variant_verifies_as_intact(cuda_variant):
+    assert faults(cuda_variant) == []
 
 
 def test_cuda_variant_passes_operation_tests_on_cpu(repository, cuda_variant, tmp_path):
@@ -126,6 +127,6 @@ def test_cuda_variant_passes_operation_tests_on_cpu(repository, cuda_variant, tm
         repository / f"tests/kernels/test_{name}.py"
         for name in ("native_ops", "native_contract", "stochastic_rounding", "move_blocks", "move_blocks_contract")
     ]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "kernels_ci", *tests]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

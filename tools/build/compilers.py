@@ -134,6 +134,8 @@ def compile_line(job: Job, source: Path, target: Path) -> list[str | Path]:
     if source.suffix == ".cu":
         compiler = [job.cuda.nvcc, "--expt-relaxed-constexpr", *gencodes(job.recipe.archs_of[source])]
         compiler += [f'-Xcompiler="{flag}"' for flag in host]
+        # A source's absolute path goes into the names that kernels without external linkage get.
+        compiler += ["-Xcudafe", f"--orig_src_path_name={source}"]
     else:
         compiler = ["g++", *host]
     folders = [f"-I{folder}" for folder in include_folders(job)]

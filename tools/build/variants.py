@@ -4,8 +4,8 @@
 
 "noarch" stands for the variants without a library, torch-cpu, torch-cuda and torch-rocm, which every machine can build.
 Variants are compiled, checked and described in a work folder. When all are done they replace the old ones,
-together with the card, so a failed build changes nothing. Two builds of one commit in the same place have the same
-bytes.
+together with the card, so a failed build changes nothing. Two builds of one commit with the same compilers and torch
+have the same bytes, wherever the repository is (`rebuild.py` shows it).
 """
 
 from __future__ import annotations

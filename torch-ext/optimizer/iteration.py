@@ -7,6 +7,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .kernels.capabilities import check_device
 from .kernels.gains import ALONE, Circumstances
 from .kernels.products import Products, select_products, small_choice
 from .kernels.tracing import constant_while_traced
@@ -61,8 +62,10 @@ def choose_iteration(
     it diverges. Users choose float32 and float64 for their digits, and it loses two or three of them. Small matrices
     run in one launch if that was measured to be faster.
 
-    Raises ValueError for an unknown method, and for one that is not safe in this dtype with this schedule.
+    Raises ValueError for an unknown method, for one that is not safe in this dtype with this schedule, and for a GPU
+    that this build has no code for.
     """
+    check_device(device)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype

@@ -16,6 +16,8 @@ from . import native
 from .predictions import Gpu
 from .tracing import constant_while_traced
 
+# The oldest compute capability that Triton supports. What it compiles for older ones has no matrix instructions.
+_OLDEST_FOR_TRITON = 80
 _CPU_FACTS = Path("/proc/cpuinfo")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -86,6 +88,12 @@ def gpu_of(device: torch.device) -> Optional[Gpu]:
         return None
     facts = torch.cuda.get_device_properties(device)
     return Gpu(10 * facts.major + facts.minor, facts.multi_processor_count, facts.L2_cache_size)
+
+
+def supports_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels may run on a device; one that torch does not describe is taken."""
+    gpu = gpu_of(device)
+    return gpu is None or gpu.capability >= _OLDEST_FOR_TRITON
 
 
 def _driver() -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .autocast import without_autocast
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
+from .machine import supports_triton
 from .native import gemm_, gemm_instructions
 from .tuned import launches_hopper_gemm
 
@@ -200,7 +201,7 @@ def symmetric_choice(
     A measurement made here comes first, then the nearest shipped one, then the prediction. The gain is None if there is
     none of these; sizes that are not multiples of 16 are neither measured nor predicted.
     """
-    if symmetric_product is None or m % 16 or k % 16:
+    if symmetric_product is None or not supports_triton(device) or m % 16 or k % 16:
         return Gain()
     known = gain_of(device, dtype, "symmetric_gemm", (m, k), among)
     return predicted(device, dtype, m, k) if known.gain is None else known
@@ -213,7 +214,7 @@ def small_choice(
 
     The gain is None if nothing was measured, or if the kernel does not take matrices of this size.
     """
-    if symmetric_product is None or not small_polar.fits(m, n, dtype):
+    if symmetric_product is None or not supports_triton(device) or not small_polar.fits(m, n, dtype):
         return Gain()
     return gain_of(device, dtype, "small_polar", (m, n), among)
 

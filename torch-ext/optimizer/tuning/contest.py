@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..iteration import Iteration, choose_iteration
+from ..kernels.machine import supports_triton
 from ..kernels.measurement_file import Need
 from ..kernels.operands import DTYPES as OPERANDS
 from ..kernels.products import CPU_TABLES, Products, select_products, small_polar, symmetric_gemm
@@ -50,7 +51,7 @@ def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], co
     name = str(dtype).replace("torch.", "")
     if device.type == "cpu" and dtype == torch.bfloat16:
         return [Task(Need("cpu_products", name, *size), device, count)]
-    if device.type != "cuda" or symmetric_gemm is None or dtype not in OPERANDS:
+    if device.type != "cuda" or symmetric_gemm is None or not supports_triton(device) or dtype not in OPERANDS:
         return []
     m, n = size
     needs = [Need("symmetric_gemm", name, m, n), Need("symmetric_gemm", name, m, m)] if m % 16 + n % 16 == 0 else []

@@ -12,6 +12,7 @@ import torch
 
 from ..iteration import check_work_dtype, default_work_dtype
 from ..kernels.autocast import without_autocast
+from ..kernels.capabilities import check_device
 from ..kernels.machine import key_of
 from ..kernels.measurement_file import JUDGED, Need, Table
 from ..kernels.measurements import failed, keep, own_measurement
@@ -231,13 +232,14 @@ def _default_device() -> torch.device:
 
 
 def _checked_device(device: Union[torch.device, str, None]) -> torch.device:
-    """Return the device, None being the default. Raises ValueError unless it is a CPU, or a GPU that is here."""
+    """Return the device, None being the default. Raises ValueError unless it is a CPU, or a usable GPU that is here."""
     try:
         place = _default_device() if device is None else torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}") from error
     if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}")
+    check_device(place)
     return place
 
 

@@ -1,0 +1,88 @@
+"""A GPU that the build has no code for is refused by name, before anything runs on it."""
+
+from __future__ import annotations
+
+import itertools
+from importlib.util import find_spec
+from unittest import mock
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+ARCHS = ["7.5", "8.0", "9.0", "10.0+PTX", "9.0a"]
+
+
+@pytest.fixture
+def gpu(kernel, monkeypatch):
+    """Returns a function that sets the build's architectures and the compute capability of a GPU that is not there."""
+
+    def gpu(archs, capability):
+        metadata = {"backend": {"type": "cuda", **({"archs": archs} if archs else {})}}
+        monkeypatch.setattr(kernel.kernels.capabilities, "read_metadata", lambda: metadata)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Tesla V100")
+        return torch.device("cuda", 0)
+
+    return gpu
+
+
+REFUSAL = r"cuda:0 \(Tesla V100\) has compute capability 7\.0, and this build has code for 7\.5, 8\.0, 9\.0, 10\.0\+PTX"
+
+
+def test_a_gpu_without_code_is_refused_by_name(kernel, gpu):
+    device = gpu(ARCHS, (7, 0))
+    with FakeTensorMode():
+        W = torch.nn.Parameter(torch.empty(64, 64, device=device))
+    with pytest.raises(ValueError, match=REFUSAL):
+        kernel.Muon([("w", W)])
+    with pytest.raises(ValueError, match=REFUSAL):
+        kernel.orthogonalize(W.detach())
+    with pytest.raises(ValueError, match=REFUSAL):
+        kernel.tune([(64, 64)], device=device)
+
+
+@pytest.mark.parametrize(("archs", "capability"), [(ARCHS, (7, 5)), (ARCHS, (12, 1)), (None, (7, 0))], ids=str)
+def test_a_gpu_with_code_is_taken_and_every_gpu_where_no_code_is_compiled(kernel, gpu, archs, capability):
+    kernel.kernels.capabilities.check_device(gpu(archs, capability))
+
+
+def test_a_cpu_is_taken_whatever_the_build_has_code_for(kernel, gpu):
+    gpu(ARCHS, (7, 0))
+    kernel.kernels.capabilities.check_device(torch.device("cpu"))
+
+
+def test_a_gpu_that_is_not_there_is_taken(kernel, gpu, monkeypatch):
+    """As fake tensors are on: nothing is ever launched there."""
+    device = gpu(ARCHS, (7, 0))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    kernel.kernels.capabilities.check_device(device)
+
+
+def test_code_runs_where_the_loader_says_that_it_does(kernel):
+    """The loader asks for the current device alone, and only in `get_kernel`."""
+    archs = pytest.importorskip("kernels.archs")
+    forms = ["7.5", "8.0", "8.6", "9.0", "9.0a", "10.0f", "10.0+PTX", "9.0a+PTX", "10.0f+PTX", "gfx942", "sm_90"]
+    builds = [list(build) for count in (1, 2) for build in itertools.combinations(forms, count)]
+    gpus = [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 1), (10, 0), (10, 3), (11, 0), (12, 1)]
+    for build, capability in itertools.product(builds, gpus):
+        ours = kernel.kernels.capabilities.covers(build, capability)
+        assert ours == archs._supports_cuda_capability(build, capability), (build, capability)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
+@pytest.mark.parametrize(("capability", "kernels"), [(75, 0), (80, 3)])
+def test_tritons_kernels_are_not_tried_where_triton_supports_none(kernel, capability, kernels):
+    """Triton refuses no GPU older than 8.0, but says that it supports none: torch multiplies there."""
+    known = kernel.kernels.predictions.Gpu(capability, 40, 4 << 20)
+    device = torch.device("cuda", 0)
+    with mock.patch.object(kernel.kernels.machine, "gpu_of", lambda device: known):
+        assert len(kernel.tuning.contest.tasks_of(device, torch.float16, (64, 256), 1)) == kernels
+        with mock.patch.object(kernel.kernels.products, "gain_of", lambda *_: kernel.kernels.gains.Gain(2.0)):
+            asked = [choice(device, torch.float16, 64, 256).gain for choice in choices(kernel)]
+    assert asked == ([2.0, 2.0] if kernels else [None, None])
+
+
+def choices(kernel):
+    return kernel.kernels.products.symmetric_choice, kernel.kernels.products.small_choice

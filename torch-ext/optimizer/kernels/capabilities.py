@@ -1,0 +1,53 @@
+"""Which GPUs this build has code for. A GPU that it has none for is refused by name, before anything runs on it.
+
+`get_kernel` refuses such a build, too, but asks for the current device alone; `get_local_kernel` does not ask.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional, Sequence
+
+import torch
+
+from .build_metadata import read_metadata
+
+# Compute capabilities as in build.toml: 9.0, 9.0a, 10.0f, 10.0+PTX.
+_ARCH = re.compile(r"(\d+)\.(\d+)([af]?)(\+PTX)?")
+
+
+def check_device(device: torch.device) -> None:
+    """Raise ValueError for a GPU that this build has no code for. Without compiled code it takes every device."""
+    missing = _missing(device)
+    if missing is not None:
+        raise ValueError(missing)
+
+
+@torch.compiler.assume_constant_result
+def _missing(device: torch.device) -> Optional[str]:
+    """Return why a device cannot be used, None if it can. A fake GPU can."""
+    archs = read_metadata().get("backend", {}).get("archs", ())
+    if not archs or device.type != "cuda" or torch.version.hip or not torch.cuda.is_available():
+        return None
+    capability = torch.cuda.get_device_capability(device)
+    if covers(archs, capability):
+        return None
+    name, (major, minor) = torch.cuda.get_device_name(device), capability
+    return f"{device} ({name}) has compute capability {major}.{minor}, and this build has code for {', '.join(archs)}"
+
+
+def covers(archs: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether code for one of `archs` runs on a GPU of a compute capability, such as (9, 0).
+
+    Machine code runs on its own capability and on newer ones of the same major number, that for 9.0a on its own alone.
+    PTX runs on every newer one. Architectures of another form are of a newer builder; if all are, the GPU is taken.
+    """
+    known = [arch for arch in map(_ARCH.fullmatch, archs) if arch is not None]
+    return not known or any(_runs(arch, capability) for arch in known)
+
+
+def _runs(arch: re.Match, capability: tuple[int, int]) -> bool:
+    compiled, kind = (int(arch[1]), int(arch[2])), arch[3]
+    if kind == "a":
+        return capability == compiled
+    return capability >= compiled and (capability[0] == compiled[0] or (arch[4] is not None and not kind))
