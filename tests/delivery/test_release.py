@@ -78,6 +78,20 @@ def test_the_card_and_the_pins_of_an_untouched_build_are_taken(tmp_path):
     assert release.described.startswith("2 variants, 8 files, ")
 
 
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        ({"id": "_tiny_cpu_fffffff"}, r"has the id _tiny_cpu_fffffff, and _ops\.py another"),
+        ({"id": "_other_cpu_0000002", "name": "other"}, "is named other, and build.toml's kernel tiny"),
+    ],
+)
+def test_without_a_library_names_still_have_to_agree(tmp_path, said, told):
+    """No digest covers metadata.json: what it says is compared with the code and with build.toml."""
+    add_variant(write_tree(tmp_path) / "build/torch-cpu", factor=2, **said)
+    with pytest.raises(ValueError, match=f"torch-cpu: {told}"):
+        read_release(tmp_path)
+
+
 # What Python caches is deleted before, and what no digest names is not uploaded.
 HARMLESS = {"a library in __pycache__", "bytecode in __pycache__"}
 
