@@ -136,3 +136,15 @@ def test_an_undefined_symbol_is_refused_for_the_other_machine_too(toy, tmp_path)
         source.write('extern "C" int of_another_library();\nint use() { return of_another_library(); }\n')
     with pytest.raises(BuildError, match="undefined symbol: of_another_library"):
         variants.build_variants(toy, ["cpu"], tmp_path / "out", OTHER)
+
+
+@pytest.mark.skipif(bool(missing_for(OTHER)), reason=missing_for(OTHER))
+def test_a_newer_glibc_is_refused_for_the_other_machine_too(toy, tmp_path, monkeypatch):
+    link_line = compilers.link_line
+
+    def without_shim(*arguments):
+        return [word for word in link_line(*arguments) if Path(word).name != "glibc_shim.o"]
+
+    monkeypatch.setattr(compilers, "link_line", without_shim)
+    with pytest.raises(BuildError, match=r"manylinux_2_28: .*__libc_single_threaded"):
+        variants.build_variants(toy, ["cpu"], tmp_path / "out", OTHER)
