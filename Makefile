@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: setup build test test-slow test-stacks test-integrations test-builder attacks lint lint-kernels demo bench gpu-lab report numerics clean
+.PHONY: setup build build-aarch64 torch-aarch64 aarch64 processors test test-slow test-stacks test-integrations test-builder attacks lint lint-kernels demo bench gpu-lab report numerics clean
 
 setup: .venv/ready
 
@@ -15,6 +15,27 @@ setup: .venv/ready
 
 build: setup
 	$(PY) -m tools.build.variants
+
+# The variant for CPUs of aarch64, by Debian's cross compiler: apt-get install g++-aarch64-linux-gnu
+build-aarch64: setup torch-aarch64
+	$(PY) -m tools.build.variants --machine aarch64
+
+# PyPI's torch of the other machine, with whose headers and libraries its variant is built.
+torch-aarch64: out/torch/aarch64/ready
+
+out/torch/aarch64/ready: requirements/run.txt
+	rm -rf out/torch/aarch64
+	$(PY) -m pip install --quiet --no-deps --only-binary :all: --platform manylinux_2_28_aarch64 --target out/torch/aarch64 \
+		$$(grep ^torch= $<)
+	touch $@
+
+# A Python with torch of that machine, which QEMU runs here: apt-get install qemu-user mmdebstrap
+aarch64: setup
+	$(PY) -m tools.emulation.debian
+
+# docs/processors.md: what the variants compute on emulated processors.
+processors: build build-aarch64
+	$(PY) -m tools.emulation.compare build
 
 # LOCAL_KERNELS names the build to test where the Hub's builder has made one; here the tests make it.
 test: setup lint

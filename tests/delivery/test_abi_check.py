@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.build import abi_check, compilers, variants
+from tools.build import abi_check, compilers, machines, variants
 from tools.build.commands import BuildError
 from tools.build.variant_metadata import read_metadata
 
@@ -53,6 +53,18 @@ def test_symbol_outside_stable_interfaces_is_refused(toy, tmp_path, declaration,
         variants.build_variants(toy, ["cpu"], tmp_path / "out")
 
 
+def test_symbol_that_no_linked_library_has_is_refused(toy, tmp_path):
+    """The linker lets it pass, as the interpreter's symbols, and the import would be the first to tell."""
+    use(toy, 'extern "C" int of_another_library();', "of_another_library()")
+    with pytest.raises(BuildError, match=r"(?m)^undefined symbol: of_another_library$"):
+        variants.build_variants(toy, ["cpu"], tmp_path / "out")
+
+
+def test_symbol_of_a_linked_library_is_accepted(toy, tmp_path):
+    use(toy, 'extern "C" int aoti_torch_device_type_cpu();', "aoti_torch_device_type_cpu()")
+    assert variants.build_variants(toy, ["cpu"], tmp_path / "out")
+
+
 def test_shims_as_old_as_the_target_are_accepted(toy, tmp_path):
     use(toy, 'extern "C" int torch_dtype_float8_e8m0fnu();', "torch_dtype_float8_e8m0fnu()")
     assert variants.build_variants(toy, ["cpu"], tmp_path / "out")
@@ -68,9 +80,9 @@ def test_a_function_whose_version_rose_since_glibc_2_28_is_accepted(toy, tmp_pat
 
 def test_stripped_library_is_refused(toy, tmp_path):
     (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
-    recipe = variants.read_recipe(toy, variants.read_build(toy), "cpu")
+    job = variants.plan(toy, variants.read_build(toy), "cpu", tmp_path)
     with pytest.raises(BuildError, match="is stripped"):
-        abi_check.violations(built.path / f"{built.ops}.abi3.so", recipe)
+        abi_check.violations(built.path / f"{built.ops}.abi3.so", job)
 
 
 def test_library_holds_no_paths_of_the_build_machine(toy, tmp_path):
@@ -78,7 +90,7 @@ def test_library_holds_no_paths_of_the_build_machine(toy, tmp_path):
     library = (built.path / f"{built.ops}.abi3.so").read_bytes()
     assert b"toy_cpu/toy.cpp" in library
     assert str(tmp_path).encode() not in library
-    assert str(compilers.TORCH).encode() not in library
+    assert str(machines.TORCH).encode() not in library
 
 
 def test_variant_needs_glibc_2_28_or_older(variant):

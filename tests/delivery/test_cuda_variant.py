@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.build import compilers, variants
+from tools.build import compilers, machines, variants
 from tools.build.commands import BuildError
 from tools.lint import hopper
 from tools.pins.verify import faults
@@ -119,7 +119,7 @@ def test_cuda_variant_passes_operation_tests_on_cpu(repository, cuda_variant, tm
     libraries = [str(home / "lib64"), str(home / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
     environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries))}
     environment |= {"LOCAL_KERNELS": f"org/optimizer={cuda_variant}", "CUDA_VISIBLE_DEVICES": ""}
-    if not (compilers.TORCH / "lib/libtorch_cuda.so").exists():
+    if not (machines.TORCH / "lib/libtorch_cuda.so").exists():
         (tmp_path / "stub.cpp").write_text(STREAM_STUB)
         subprocess.run(["g++", "-shared", "-fPIC", "stub.cpp", "-o", "stub.so"], cwd=tmp_path, check=True)
         environment["LD_PRELOAD"] = str(tmp_path / "stub.so")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from pathlib import Path
 
@@ -48,14 +49,14 @@ def both(original, tmp_path) -> Path:
 
 
 def test_noarch_variants_are_made_unless_a_backend_is_named(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(variants, "unavailable_backends", lambda tables: {"cuda": "not here"})
+    monkeypatch.setattr(variants, "unavailable_backends", lambda tables, processor: {"cuda": "not here"})
     built = variants.build_variants(toy, None, tmp_path / "all")
     assert [each.path.name for each in built] == ["torch-stable-abi211-cpu-x86_64-linux", *NOARCH]
     assert [each.path.name for each in variants.build_variants(toy, ["cpu"], tmp_path / "cpu")] == [built[0].path.name]
 
 
 def test_a_machine_that_can_compile_nothing_makes_them(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(variants.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     monkeypatch.setattr(variants, "compile_library", lambda job: pytest.fail("nothing is to be compiled"))
     built = variants.build_variants(toy, None, tmp_path / "out")
     assert [each.path.name for each in built] == NOARCH

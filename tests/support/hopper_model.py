@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tools.build.commands import run
-from tools.build.compilers import TORCH
+from tools.build.machines import TORCH
 
 MODEL = Path("tests/hopper_model")
 SOURCES = ("operations.cpp", "model.cpp", "fibers.cpp")

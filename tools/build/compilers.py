@@ -8,21 +8,23 @@ import shutil
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from tools.build.commands import BuildError, run
 from tools.build.generated_sources import GLIBC_SHIM_CPP, REGISTRATION_H
+from tools.build.machines import Machine
 from tools.build.recipe import COMPILED, GENERATED_HEADER, Recipe
 from tools.build.source_tree import Revision
 
-HOST = "x86_64-linux"
 CUDA_MAJOR = 13
-TORCH = Path(find_spec("torch").submodule_search_locations[0])
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 # Where the toolkit's installer puts nvcc; it leaves the PATH to the user.
 NVCC_FOLDER = "/usr/local/cuda/bin"
+
+# Symbols that are the same in every library of a process would keep two revisions from working side by side. Of the
+# compilers that nvcc calls and CXX may name, only GCC makes such symbols, and has this flag.
+NOT_UNIQUE = "-fno-gnu-unique"
 
 # nvcc splits lists at commas, quoted or not, and passes its commands to a shell.
 NOT_FOR_NVCC = set(",'\"`$\\\n")
@@ -36,16 +38,25 @@ class Cuda:
     home: Path
     version: str
 
+    @property
+    def library_folders(self) -> list[Path]:
+        """Where libcudart is, in the toolkit as it is installed or as it is packed for PyPI."""
+        return [self.home / folder for folder in ("lib64", "lib")]
+
 
 @dataclass(frozen=True)
 class Job:
-    """One variant to build from the repository `root`; intermediate files go into the folder `work`."""
+    """One variant to build from the repository `root`; intermediate files go into the folder `work`.
+
+    `cuda` and `machine` are None for a variant that is built without them.
+    """
 
     root: Path
     recipe: Recipe
     revision: Revision
     work: Path
     cuda: Cuda | None
+    machine: Machine | None = None
 
     @property
     def ops(self) -> str:
@@ -56,7 +67,7 @@ class Job:
     def variant_name(self) -> str:
         """The folder's name, by which the Hub's loader chooses a variant."""
         backend = f"cu{self.cuda.version.replace('.', '')}" if self.cuda else self.recipe.backend
-        return f"torch-stable-abi{self.recipe.torch_abi.replace('.', '')}-{backend}-{HOST}"
+        return f"torch-stable-abi{self.recipe.torch_abi.replace('.', '')}-{backend}-{self.machine.name}"
 
 
 def find_nvcc() -> str | None:
@@ -80,13 +91,13 @@ def find_cuda() -> Cuda:
     return Cuda(nvcc, Path(home[1].strip()).resolve(), f"{release[1]}.{release[2]}")
 
 
-def check_headers(recipe: Recipe) -> None:
+def check_headers(recipe: Recipe, machine: Machine) -> None:
     """Raise `BuildError` unless Python's headers exist, CUTLASS's if needed, and torch's are new enough."""
     if not (PYTHON_HEADERS / "Python.h").is_file():
         raise BuildError(f"Python.h is not in {PYTHON_HEADERS}; install Python's development headers")
-    installed = tuple(map(int, version("torch").split(".")[:2]))
-    if installed < tuple(map(int, recipe.torch_abi.split("."))):
-        raise BuildError(f"torch {version('torch')} is older than the stable ABI {recipe.torch_abi} of build.toml")
+    installed = machine.torch_version
+    if tuple(map(int, installed.split(".")[:2])) < tuple(map(int, recipe.torch_abi.split("."))):
+        raise BuildError(f"torch {installed} is older than the stable ABI {recipe.torch_abi} of build.toml")
     if recipe.needs_cutlass and find_cutlass() is None:
         raise BuildError("there are no headers of CUTLASS; pip install --no-deps --requirement requirements/cuda.txt")
 
@@ -121,23 +132,23 @@ def compile_library(job: Job) -> Path:
     return library
 
 
-def strip(library: Path) -> None:
+def strip(library: Path, machine: Machine) -> None:
     """Drop the symbols that loading does not need; changes the file."""
-    run(["strip", "--strip-unneeded", library])
+    run([machine.program("strip"), "--strip-unneeded", library])
 
 
 def compile_line(job: Job, source: Path, target: Path) -> list[str | Path]:
     """Return the command that compiles `source`, to be run in the repository."""
     # With relative sources and mapped prefixes, the library contains no path of the building machine.
-    host = ["-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", f"-ffile-prefix-map={job.root}=."]
-    host += [f"-ffile-prefix-map={TORCH}=torch", f"-ffile-prefix-map={job.work}=."]
+    host = ["-fPIC", "-fvisibility=hidden", f"-ffile-prefix-map={job.root}=."]
+    host += [f"-ffile-prefix-map={job.machine.torch}=torch", f"-ffile-prefix-map={job.work}=."]
     if source.suffix == ".cu":
         compiler = [job.cuda.nvcc, "--expt-relaxed-constexpr", *gencodes(job.recipe.archs_of[source])]
-        compiler += [f'-Xcompiler="{flag}"' for flag in host]
+        compiler += [f'-Xcompiler="{flag}"' for flag in (*host, NOT_UNIQUE)]
         # A source's absolute path goes into the names that kernels without external linkage get.
         compiler += ["-Xcudafe", f"--orig_src_path_name={source}"]
     else:
-        compiler = ["g++", *host]
+        compiler = [*job.machine.compiler, *host, *([NOT_UNIQUE] if job.machine.takes(NOT_UNIQUE) else [])]
     folders = [f"-I{folder}" for folder in include_folders(job)]
     return [*compiler, "-O3", "-DNDEBUG", "-std=c++20", *_definitions(job), *folders, "-c", source, "-o", target]
 
@@ -155,7 +166,8 @@ def _definitions(job: Job) -> list[str]:
 
 def include_folders(job: Job) -> list[Path]:
     """Return the folders in which headers are searched, besides the source's own folder."""
-    folders = [job.work, TORCH / "include", TORCH / "include/torch/csrc/api/include", PYTHON_HEADERS]
+    torch = job.machine.torch / "include"
+    folders = [job.work, torch, torch / "torch/csrc/api/include", PYTHON_HEADERS]
     if job.cuda:
         folders.append(job.cuda.home / "include")
     return [*folders, find_cutlass()] if job.recipe.needs_cutlass else folders
@@ -176,9 +188,10 @@ def link_line(job: Job, objects: list[Path], library: Path) -> list[str | Path]:
     # libtorch.so has to stay although nothing refers to it: only through it are the symbols of
     # libtorch_cuda.so found. They come before libstdc++ because they export C++20 symbols that
     # manylinux_2_28's libstdc++ does not have.
-    torch = [f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
+    libraries = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
+    torch = [f"-L{job.machine.torch / 'lib'}", *libraries]
     cuda = []
     if job.cuda:
         # The shared cudart: the static one needs glibc 2.34.
-        cuda = [f"-L{job.cuda.home / folder}" for folder in ("lib64", "lib")] + [f"-l:libcudart.so.{CUDA_MAJOR}"]
-    return ["g++", "-shared", "-o", library, *objects, *torch, *cuda]
+        cuda = [*(f"-L{folder}" for folder in job.cuda.library_folders), f"-l:libcudart.so.{CUDA_MAJOR}"]
+    return [*job.machine.compiler, "-shared", "-o", library, *objects, *torch, *cuda]

@@ -1,11 +1,15 @@
 """Build every variant that this machine can build into build/, without Nix; the Hub's builder makes the others.
 
-    python -m tools.build.variants [--backend cpu] [--backend cuda] [--backend noarch] [--output DIR]
+    python -m tools.build.variants [--backend cpu|cuda|noarch] [--machine aarch64] [--output DIR]
 
 "noarch" stands for the variants without a library, torch-cpu, torch-cuda and torch-rocm, which every machine can build.
-Variants are compiled, checked and described in a work folder. When all are done they replace the old ones,
+Variants are compiled, checked, described and imported in a work folder. When all are done they replace the old ones,
 together with the card, so a failed build changes nothing. Two builds of one commit with the same compilers and torch
 have the same bytes, wherever the repository is (`rebuild.py` shows it).
+
+The variable CXX names the compiler; without it that is g++, and for another machine Debian's cross compiler. Clang can
+be named, too. Its variants are right, but take several times as long for momentum and descent: it makes no clones of
+functions for levels of x86-64. nvcc has a host compiler of its own, which its variable NVCC_CCBIN names.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import platform
 import shutil
 import sys
 import time
@@ -29,7 +32,9 @@ from tools.build.abi_check import MANYLINUX, PYTHON_ABI, newest_version, violati
 from tools.build.assembly import assemble
 from tools.build.card import fill_card
 from tools.build.commands import BuildError
-from tools.build.compilers import HOST, Cuda, Job, check_headers, check_paths, compile_library, find_cuda, strip
+from tools.build.compilers import Cuda, Job, check_headers, check_paths, compile_library, find_cuda, strip
+from tools.build.loading import load
+from tools.build.machines import PROCESSORS, Machine, find_machine
 from tools.build.noarch import NOARCH_BACKENDS, NoarchJob, plan_noarch
 from tools.build.recipe import read_build, read_recipe
 from tools.build.source_tree import read_revision
@@ -43,10 +48,14 @@ WORK = ".work"
 
 @dataclass(frozen=True)
 class Built:
-    """A finished variant; `glibc` and `glibcxx` are the newest symbol versions that it needs, "-" without a library."""
+    """A finished variant; `glibc` and `glibcxx` are the newest symbol versions that it needs, "-" without a library.
+
+    `loaded` says which torch imported it, or why none here can.
+    """
 
     path: Path
     ops: str
+    loaded: str
     seconds: float
     glibc: str
     glibcxx: str
@@ -57,11 +66,14 @@ class Built:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
 
-def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> list[Built]:
+def build_variants(
+    root: Path, backends: Sequence[str] | None, output: Path, processor: str | None = None
+) -> list[Built]:
     """Build variants of the repository `root` into `output`, with its card.
 
     `backends` are backends of build.toml, one compiled variant for each, and "noarch" for all that have no library.
-    None stands for everything that can be built here.
+    None stands for everything that can be built here. What is compiled is for Linux on `processor`, by default this
+    machine's.
 
     Raises `BuildError` before compiling if build.toml, the tree or the machine does not allow it, and with the
     compiler's message if compiling fails; what was in `output` then stays, and also if moving files there fails.
@@ -69,9 +81,10 @@ def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> 
     root, output = root.resolve(), output.resolve()
     tables = read_build(root)
     if backends is None:
-        unavailable = unavailable_backends(tables)
+        unavailable = unavailable_backends(tables, processor)
         backends = [*(name for name in tables["general"]["backends"] if name not in unavailable), NOARCH]
-    jobs = [job for backend in dict.fromkeys(backends) for job in plans(root, tables, backend, output / WORK)]
+    work = output / WORK
+    jobs = [job for backend in dict.fromkeys(backends) for job in plans(root, tables, backend, work, processor)]
     page = fill_card(root, tables, jobs[0].recipe.package)
     with work_folder(output) as work:
         built = [build_variant(job) for job in jobs]
@@ -80,62 +93,66 @@ def build_variants(root: Path, backends: Sequence[str] | None, output: Path) -> 
     return [replace(variant, path=output / variant.path.name) for variant in built]
 
 
-def unavailable_backends(tables: dict) -> dict[str, str]:
-    """Return the backends of build.toml that cannot be built here, each with the reason."""
+def unavailable_backends(tables: dict, processor: str | None) -> dict[str, str]:
+    """Return the backends of build.toml that cannot be built here for `processor`, each with the reason."""
     reasons = {}
     for backend in tables["general"]["backends"]:
         try:
-            toolkit(backend)
+            toolkit(backend, find_machine(processor))
         except BuildError as error:
             reasons[backend] = str(error)
     return reasons
 
 
-def toolkit(backend: str) -> Cuda | None:
-    """Return what `backend` needs besides a C++ compiler; `BuildError` if it cannot be built on this machine."""
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        machine = f"{platform.machine()}-{sys.platform}"
-        raise BuildError(f"this driver makes {HOST} only, this is {machine}: use kernel-builder")
+def toolkit(backend: str, machine: Machine) -> Cuda | None:
+    """Return what `backend` needs besides a C++ compiler; `BuildError` if it cannot be built here for `machine`."""
     if backend not in BACKENDS:
         raise BuildError(f"this driver builds {' and '.join(BACKENDS)}, not {backend}: use kernel-builder")
+    if backend == "cuda" and not machine.is_here:
+        raise BuildError(f"this driver builds cuda for the machine that it runs on, not for {machine.name}")
     return find_cuda() if backend == "cuda" else None
 
 
-def plans(root: Path, tables: dict, backend: str, work: Path) -> list[Job]:
+def plans(root: Path, tables: dict, backend: str, work: Path, processor: str | None = None) -> list[Job]:
     """Return the jobs for `backend`: one that compiles, or all of "noarch". Raises `BuildError` as `plan` does."""
     if backend == NOARCH:
         return [plan_noarch(root, tables, name, work) for name in NOARCH_BACKENDS]
-    return [plan(root, tables, backend, work)]
+    return [plan(root, tables, backend, work, find_machine(processor))]
 
 
-def plan(root: Path, tables: dict, backend: str, work: Path) -> Job:
-    """Return the job for `backend`. Raises `BuildError` if the files or the machine do not allow it."""
-    cuda = toolkit(backend)
+def plan(root: Path, tables: dict, backend: str, work: Path, machine: Machine | None = None) -> Job:
+    """Return the job for `backend` and `machine`, by default this one.
+
+    Raises `BuildError` if the files or the machine do not allow it.
+    """
+    machine = machine or find_machine()
+    cuda = toolkit(backend, machine)
     recipe = read_recipe(root, tables, backend)
-    check_headers(recipe)
-    job = Job(root, recipe, read_revision(root, recipe.inputs), work / backend, cuda)
+    check_headers(recipe, machine)
+    job = Job(root, recipe, read_revision(root, recipe.inputs), work / backend, cuda, machine)
     check_paths(job)
     return job
 
 
 def build_variant(job: Job) -> Built:
-    """Assemble and describe one variant in the work folder, after compiling and checking its library if it has one."""
+    """Assemble, describe and import one variant in the work folder, after building its library if it has one."""
     start = time.perf_counter()
     library = None if isinstance(job, NoarchJob) else build_library(job)
     variant = job.work / job.variant_name
     assemble(variant, job, library)
     write_metadata(variant, job.recipe, job.ops, job.revision)
     versions = [newest_version(library, family) if library else "-" for family in ("GLIBC", "GLIBCXX")]
-    return Built(variant, job.ops, time.perf_counter() - start, *versions)
+    loaded = load(variant, job)
+    return Built(variant, job.ops, loaded, time.perf_counter() - start, *versions)
 
 
 def build_library(job: Job) -> Path:
     """Return the stripped library of a variant; `BuildError` says what would keep it from being loaded elsewhere."""
     library = compile_library(job)
-    problems = violations(library, job.recipe)
+    problems = violations(library, job)
     if problems:
         raise BuildError("\n".join([f"{library.name} would not load everywhere it has to:", *problems]))
-    strip(library)
+    strip(library, job.machine)
     return library
 
 
@@ -176,14 +193,14 @@ def work_folder(output: Path) -> Iterator[Path]:
 
 
 def summary(built: Sequence[Built]) -> Table:
-    """Return the table at the end of a build, with two lines per row to fit into 80 columns."""
-    checks = f"Python {PYTHON_ABI} ABI, {MANYLINUX}, torch stable ABI, linked libraries, metadata"
-    table = Table("variant, op namespace", caption=f"Checked: {checks}")
+    """Return the table at the end of a build, with three lines per row to fit into 80 columns."""
+    checks = f"Python {PYTHON_ABI} ABI, {MANYLINUX}, torch stable ABI, linked libraries and symbols, metadata"
+    table = Table("variant, op namespace, loaded by", caption=f"Checked: {checks}")
     for heading in ("KiB", "seconds", "GLIBC", "GLIBCXX"):
         table.add_column(heading, justify="right")
     for variant in built:
         measured = f"{variant.size / 1024:.0f}", f"{variant.seconds:.1f}", variant.glibc, variant.glibcxx
-        table.add_row(f"{variant.path.name}\n{variant.ops}", *measured)
+        table.add_row(f"{variant.path.name}\n{variant.ops}\n{variant.loaded}", *measured)
     return table
 
 
@@ -191,14 +208,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the variants that this machine can build.")
     choices = (*BACKENDS, NOARCH)
     parser.add_argument("--backend", action="append", choices=choices, help="may be repeated; default: all possible")
+    parser.add_argument("--machine", choices=PROCESSORS, help="default: this machine's")
     parser.add_argument("--output", type=Path, default=ROOT / "build", help="default: %(default)s")
     arguments = parser.parse_args()
     console = Console()
     try:
         if arguments.backend is None:
-            for backend, reason in unavailable_backends(read_build(ROOT)).items():
+            for backend, reason in unavailable_backends(read_build(ROOT), arguments.machine).items():
                 console.print(f"{backend} is skipped: {reason}", markup=False)
-        built = build_variants(ROOT, arguments.backend, arguments.output)
+        built = build_variants(ROOT, arguments.backend, arguments.output, arguments.machine)
     except (BuildError, OSError) as error:
         print(f"tools.build.variants: {error}", file=sys.stderr)
         return 1

@@ -14,6 +14,7 @@ from benchmarks.built_kernel import find_variant, is_compiled, read_metadata
 from tools.build.assembly import assemble
 from tools.build.commands import BuildError, git
 from tools.build.compilers import Job, check_headers, compile_library, find_cuda
+from tools.build.machines import find_machine
 from tools.build.recipe import Recipe, read_recipe, read_tables
 from tools.build.source_tree import Revision
 
@@ -85,11 +86,12 @@ def importable(name: str) -> bool:
 def build_for_this_gpu(output: Path, backend: str) -> Path:
     """Return an unchecked variant, which must not be published. It needs neither git nor the Hub's package."""
     recipe = read_recipe(ROOT, read_tables(ROOT), backend)
-    check_headers(recipe)
+    machine = find_machine()
+    check_headers(recipe, machine)
     cuda = backend == "cuda"
     recipe = recipe.for_device("{}.{}".format(*torch.cuda.get_device_capability())) if cuda else recipe
     revision = Revision(commit_here(), digest_of(recipe), dirty=True)
-    job = Job(ROOT, recipe, revision, output.resolve() / ".work", find_cuda() if cuda else None)
+    job = Job(ROOT, recipe, revision, output.resolve() / ".work", find_cuda() if cuda else None, machine)
     library = compile_library(job)
     variant = output / job.variant_name
     assemble(variant, job, library)

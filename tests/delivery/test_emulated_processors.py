@@ -1,0 +1,64 @@
+"""What is built here loads on other processors, trains, and computes the same bits: QEMU emulates them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.build.commands import BuildError
+from tools.build.machines import find_machine
+from tools.build.variants import build_variants
+from tools.emulation.processors import ARM, X86, Processor, emulated, here
+
+pytestmark = pytest.mark.slow
+
+
+def present(name: str) -> Processor:
+    """Return an emulated processor, or skip the test and say what is missing."""
+    try:
+        return emulated(name)
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def build(repository, tmp_path_factory) -> Path:
+    """A folder with the variant for CPUs of this machine."""
+    (built,) = build_variants(repository, ["cpu"], tmp_path_factory.mktemp("processors"))
+    return built.path.parent
+
+
+@pytest.fixture(scope="module")
+def of_this_processor(build) -> dict:
+    return here().fingerprint(build)
+
+
+def assert_agrees(found: dict, expected: dict) -> None:
+    """Bits are equal. Losses differ by torch's products: by at most 3e-5 of an update a step, so 6e-4 in 20 steps.
+
+    3e-5 is a rounding of float32, 6e-8, times the largest gain of the coefficients, 493.
+    """
+    assert found["bits"] == expected["bits"]
+    assert found["losses"][-1] < 0.7 * found["losses"][0]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=6e-4)
+
+
+@pytest.mark.parametrize("name", X86)
+def test_every_level_of_x86_computes_the_same_bits(build, of_this_processor, name):
+    found = present(name).fingerprint(build)
+    assert (found["machine"], found["instructions"]) == ("x86_64", "portable")
+    assert_agrees(found, of_this_processor)
+
+
+def test_aarch64_computes_the_same_bits(build, of_this_processor, repository):
+    """The Hub's loader takes the variant of the cross compiler there, which lies beside the one for x86-64."""
+    processor = present(ARM)
+    try:
+        find_machine(ARM).torch_version  # noqa: B018
+    except BuildError as error:
+        pytest.skip(str(error))
+    (built,) = build_variants(repository, ["cpu"], build, ARM)
+    found = processor.fingerprint(build)
+    assert (found["machine"], found["variant"]) == (ARM, built.path.name)
+    assert_agrees(found, of_this_processor)

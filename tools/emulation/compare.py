@@ -1,0 +1,108 @@
+"""Run built variants on emulated processors, keep the results, and write docs/processors.md of them.
+
+    python -m tools.build.variants --backend cpu
+    python -m tools.build.variants --machine aarch64
+    python -m tools.emulation.compare build
+
+Status 1 if bits differ that have to be equal, or if a processor is missing; `tools.emulation.debian` makes aarch64's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tools.build.commands import BuildError, run
+from tools.emulation.processors import ARM, X86, emulated, here, version
+from tools.pages.markdown import table
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/processors.md"
+RESULTS = ROOT / "benchmarks/results/processors.json"
+TEXT = """\
+# Processors
+
+The libraries choose their instructions when they are loaded. This page shows that the processor does not change what
+they compute. `python -m tools.emulation.compare build` ran them on these processors and made the page. "Here" is the
+machine that ran it; the others were emulated by {emulator}, which knows neither AVX-512 nor AMX.
+
+{processors}
+
+`make build-aarch64` built the variant for aarch64 with Debian's cross compiler and PyPI's torch. Debian's Python and
+torch ran it, which `make aarch64` unpacks.
+
+{compilers}
+
+The losses are of {steps} steps of `Muon` in float32, before the first and after the last. They are close and not equal,
+because the products there are torch's.
+
+## Bits
+
+Each operation ran over all dtypes, with subnormal and infinite numbers, zeros and NaN among the inputs. An entry is the
+start of a hash of all results. `gemm_` ran with its portable instructions, which every processor has. Those that are
+made for one processor sum in another order, and its products may have other bits (column gemm).
+
+{bits}
+"""
+
+
+def page(results: dict) -> str:
+    """Return the page for the emulator and the fingerprints in `results`, by the name of the processor."""
+    found = results["processors"]
+    rows = [
+        [
+            name,
+            it["variant"],
+            f"{it['torch']}, {it['level']}",
+            it["python"],
+            it["instructions"],
+            f"{it['losses'][0]:.2f}, {it['losses'][-1]:.2f}",
+        ]
+        for name, it in found.items()
+    ]
+    names = list(found["here"]["bits"])
+    bits = [[operation, *(it["bits"][operation] for it in found.values())] for operation in names]
+    return TEXT.format(
+        emulator=results["emulator"],
+        compilers=table(["variant", "compiler"], list(results["compilers"].items())),
+        steps=len(found["here"]["losses"]) - 1,
+        processors=table(["processor", "variant", "torch", "Python", "gemm", "losses"], rows),
+        bits=table(["operation", *found], bits),
+    )
+
+
+def compiler(variant: Path) -> str:
+    """Return the compiler of a variant's library, as it has written it there."""
+    (library,) = variant.glob("*.so")
+    written = run(["readelf", "--string-dump=.comment", library])
+    return ", ".join(re.findall(r"\]\s+(.+)", written))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare what variants compute on emulated processors.")
+    parser.add_argument("build", type=Path, help="a folder with variants of one commit for x86-64 and aarch64")
+    build = parser.parse_args().build
+    try:
+        processors = [here(), *map(emulated, (*X86, ARM))]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            prints = list(pool.map(lambda processor: processor.fingerprint(build), processors))
+        found = {processor.name: it for processor, it in zip(processors, prints)}
+        compilers = {it["variant"]: compiler(build / it["variant"]) for it in prints}
+        results = {"emulator": version(), "compilers": compilers, "processors": found}
+    except BuildError as error:
+        print(f"tools.emulation.compare: {error}", file=sys.stderr)
+        return 1
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    PAGE.write_text(page(results))
+    differing = [name for name, it in found.items() if it["bits"] != found["here"]["bits"]]
+    print(f"written: {RESULTS}, {PAGE}; other bits than here: {', '.join(differing) or 'nowhere'}")
+    return int(bool(differing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
