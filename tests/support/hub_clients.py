@@ -65,10 +65,6 @@ def write_variant(variant: Path, unique_id: str, factor: int, **metadata: Any) -
     variant.mkdir(parents=True, exist_ok=True)
     (variant / "__init__.py").write_text(INIT.format(factor=factor))
     (variant / "_ops.py").write_text(OPS.format(ops=ops))
-    files = {
-        file.relative_to(variant).as_posix(): base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode()
-        for file in variant.rglob("*.py")
-    }
     content = {
         "name": "tiny",
         "id": ops,
@@ -76,8 +72,20 @@ def write_variant(variant: Path, unique_id: str, factor: int, **metadata: Any) -
         "license": "Apache-2.0",
         "python-depends": [],
         "backend": backend,
-        "digest": {"algorithm": "sha256", "files": files},
         **metadata,
     }
-    (variant / "metadata.json").write_text(json.dumps(content, indent=2))
+    (variant / "metadata.json").write_text(json.dumps(content))
+    digest_again(variant)
     return variant
+
+
+def digest_again(variant: Path) -> None:
+    """Write the digest of the files as they are now into metadata.json, as a builder would, and as a forger would."""
+    files = {
+        file.relative_to(variant).as_posix(): base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode()
+        for file in sorted(variant.rglob("*"))
+        if file.is_file() and file.name != "metadata.json" and file.suffix != ".pyc"
+    }
+    metadata = json.loads((variant / "metadata.json").read_text())
+    digest = {"algorithm": "sha256", "files": files}
+    (variant / "metadata.json").write_text(json.dumps({**metadata, "digest": digest}, indent=2))

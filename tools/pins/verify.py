@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 METADATA, SIGNATURE, CACHE = "metadata.json", "metadata.json.sigstore", "__pycache__"
@@ -65,7 +65,7 @@ def faults(variant: Path | str, pin: str | Mapping[str, str] | None = None) -> l
     Without a pin the lines say where files and names disagree with metadata.json; none is no proof of their origin.
     """
     folder = Path(variant).absolute()
-    found, bytecode = _examined(folder, {folder.name: pin} if isinstance(pin, str) else pin)
+    found, bytecode = _examined(folder, pin if isinstance(pin, (Mapping, type(None))) else {folder.name: pin})
     return found + [
         f"{_shown(file.relative_to(folder))} is bytecode, which runs instead of its source" for file in bytecode
     ]
@@ -90,10 +90,10 @@ def _examined(variant: Path, pins: Mapping[str, str] | None) -> tuple[list[str],
     found, bytecode = [f"{_shown(folder)} is a link" for folder in folders if folder.is_symlink()], []
     try:
         content = _content(variant / METADATA, blobs, LARGEST_METADATA)
-        metadata = _parsed(content)
+        metadata, files = _parsed(content)
         found.extend(_pin_faults(variant, hashlib.sha256(content).hexdigest(), pins) if pins is not None else ())
-        found.extend(_name_faults(variant.name, metadata))
-        found.extend(_file_faults(variant, metadata["digest"]["files"], blobs, bytecode))
+        found.extend(_name_faults(variant.name, metadata, files))
+        found.extend(_file_faults(variant, files, blobs, bytecode))
     except OSError as error:
         found.append(f"{_shown(error.filename)} cannot be read: {error.strerror}")
     except ValueError as error:
@@ -101,18 +101,16 @@ def _examined(variant: Path, pins: Mapping[str, str] | None) -> tuple[list[str],
     return found, bytecode
 
 
-def _parsed(content: bytes) -> dict:
-    """Return the object in metadata.json; ValueError if it is none, or has no digest that can be checked."""
+def _parsed(content: bytes) -> tuple[dict, dict[str, str]]:
+    """Return what metadata.json says, and its digest of each file; ValueError if that is not to be had."""
     try:
         metadata = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON in UTF-8: {_shown(error)}") from None
-    digest = metadata.get("digest") if isinstance(metadata, dict) else None
-    if not isinstance(digest, dict) or not isinstance(digest.get("files"), dict):
-        raise ValueError("has no digest, so nothing is known about the files")
-    if digest.get("algorithm") != "sha256":
-        raise ValueError(f"has a digest by {_shown(digest.get('algorithm'))}, and only sha256 is checked")
-    return metadata
+        digest = metadata["digest"]
+        if digest["algorithm"] != "sha256":
+            raise ValueError(f"the digest is by {digest['algorithm']}, not sha256")
+        return metadata, {**digest["files"]}
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"has no digest that can be checked: {_shown(repr(error))}") from None
 
 
 def _pin_faults(variant: Path, actual: str, pins: Mapping[str, str]) -> Iterator[str]:
@@ -125,7 +123,7 @@ def _pin_faults(variant: Path, actual: str, pins: Mapping[str, str]) -> Iterator
             yield f"{path.name} lies beside it without a pin, and the loader might prefer it"
 
 
-def _name_faults(folder: str, metadata: dict) -> Iterator[str]:
+def _name_faults(folder: str, metadata: dict, files: Iterable[str]) -> Iterator[str]:
     """Where folder, backend, namespace of the operators and library disagree; dependencies."""
     name, ops, backend = (metadata.get(key) for key in ("name", "id", "backend"))
     backend = backend.get("type") if isinstance(backend, dict) else None
@@ -134,7 +132,7 @@ def _name_faults(folder: str, metadata: dict) -> Iterator[str]:
     namespace = f"_{name}_{backend}_".replace("-", "_")
     if not re.fullmatch(re.escape(namespace) + "[0-9a-f]{7,40}(_dirty)?", str(ops)):
         yield f"the id is {_shown(ops)}, not {_shown(namespace)} and a revision"
-    libraries = [file for file in metadata["digest"]["files"] if PurePosixPath(file).suffix in LIBRARIES]
+    libraries = [file for file in files if PurePosixPath(file).suffix in LIBRARIES]
     if [library.split(".")[0] for library in libraries] != ([] if folder.count("-") == 1 else [ops]):
         yield f"the libraries are {_shown(', '.join(libraries) or 'none')}, and the id is {_shown(ops)}"
     for key in ("python-depends", "kernel-depends"):
@@ -180,7 +178,7 @@ def _content(path: Path, blobs: Path | None, largest: int) -> bytes:
         raise ValueError(f"is a link to {_shown(file)}, which is not in the cache's blobs")
     about = file.lstat()
     if not stat.S_ISREG(about.st_mode) or about.st_size > largest:
-        raise ValueError(f"is not a file of at most {largest} bytes")
+        raise ValueError(f"is not a regular file of at most {largest} bytes")
     content = file.read_bytes()
     sha1 = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     if file != path and file.name not in (sha1, hashlib.sha256(content).hexdigest()):
@@ -199,8 +197,12 @@ def main() -> int:
     parser.add_argument("--pins", type=Path, help="the publisher's file; without it files and digest are compared")
     arguments = parser.parse_args()
     folder = arguments.folder.absolute()
-    pins = json.loads(arguments.pins.read_text())["variants"] if arguments.pins else None
-    inside = [] if (folder / METADATA).exists() else sorted(path for path in folder.iterdir() if backend_of(path.name))
+    try:
+        pins = {**json.loads(arguments.pins.read_text())["variants"]} if arguments.pins else None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        parser.error(f"{arguments.pins} is no file of pins: {error!r}")
+    alone = (folder / METADATA).exists() or not folder.is_dir()
+    inside = [] if alone else sorted(path for path in folder.iterdir() if backend_of(path.name))
     found = {variant: faults(variant, pins) for variant in inside or [folder]}
     for variant, lines in found.items():
         print(f"{variant.name}: {'refused' if lines else f'intact, pin {pin_of(variant)}'}", *lines, sep="\n  ")
