@@ -13,43 +13,43 @@ import argparse
 import json
 import re
 import sys
-from pathlib import Path
 
+import httpx2
 from huggingface_hub import HfApi
 from kernel import LOCK, PINS, download
-from verify import faults, pin_of
+from verify import VerificationError, pin_of, verify
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", nargs="?", help="a commit on the Hub")
     revision = parser.parse_args().revision
-    (locked,) = json.loads(LOCK.read_text())
-    repo_id, version = locked["dependency"]["repo-id"], locked["dependency"]["version"]
-    if revision is None:
-        revision = HfApi().repo_info(repo_id, repo_type="kernel", revision=f"v{version}").sha
-    elif not re.fullmatch("[0-9a-f]{40}", revision):
+    if revision and not re.fullmatch("[0-9a-f]{40}", revision):
         parser.error(f"a revision is a commit, 40 hexadecimal digits, not {revision!r}")
-    variants = sorted((download(repo_id, revision) / "build").iterdir())
-    found = [f"{variant.name}: {fault}" for variant in variants for fault in faults(variant)]
-    versions = {json.loads((variant / "metadata.json").read_text())["version"] for variant in variants}
-    if found or versions != {version}:
-        found = found or [f"version {versions}, and kernels.lock asks for {version}"]
-        print(f"upgrade.py: nothing is pinned, since {repo_id} {revision} has faults:", *found, sep="\n  ")
+    try:
+        upgrade(revision)
+    except (VerificationError, OSError, httpx2.HTTPError) as error:
+        print(f"upgrade.py: nothing is pinned: {error}")
         return 1
-    write(repo_id, version, revision, variants)
     return 0
 
 
-def write(repo_id: str, version: int, revision: str, variants: list[Path]) -> None:
-    """Write both files, and print what they pin."""
+def upgrade(revision: str | None) -> None:
+    """Pin a revision, by default the newest, and print the pins; VerificationError if files and digests disagree."""
+    (locked,) = json.loads(LOCK.read_text())
+    repo_id, version = locked["dependency"]["repo-id"], locked["dependency"]["version"]
+    revision = revision or HfApi().repo_info(repo_id, repo_type="kernel", revision=f"v{version}").sha
+    variants = sorted(path for path in (download(repo_id, revision) / "build").iterdir() if path.is_dir())
     pins = {variant.name: pin_of(variant) for variant in variants}
+    for variant in variants:
+        verify(variant, pins)
+        if (found := json.loads((variant / "metadata.json").read_text())["version"]) != version:
+            raise VerificationError(f"{revision} is of version {found}, and {LOCK.name} asks for {version}")
     lock = [{"dependency": {"repo-id": repo_id, "version": version}, "lock": {"commit": revision}}]
     LOCK.write_text(json.dumps(lock, indent=2) + "\n")
     PINS.write_text(json.dumps({"repo-id": repo_id, "revision": revision, "variants": pins}, indent=2) + "\n")
     print(f"{LOCK.name} and {PINS.name} pin {repo_id} {revision}:")
-    for name, pin in pins.items():
-        print(f"  {name}  {pin}")
+    print(*(f"  {name}  {pin}" for name, pin in pins.items()), sep="\n")
     print("Compare these pins with the publisher's before you commit them.")
 
 

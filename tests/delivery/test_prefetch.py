@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.hub_clients import environment, run_client, run_tool
-from tests.support.pinned_kernels import publish, released
+from tests.support.pinned_kernels import LOAD, WAYS, publish, released
 from tools.hub.server import Hub
 from tools.pins.verify import faults
 
@@ -23,32 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 REPO_ID = "org/tiny"
 SNAPSHOTS = "hub/kernels--org--tiny/snapshots"
 NOBODY = 65534
-
-# What an import needs is imported first: another user may be unable to read where Python and its packages are.
-LOAD = """
-import json, os, sys, sysconfig
-from pathlib import Path
-import kernels, torch
-sysconfig.get_config_vars()
-torch.library.custom_op("first::op", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor")(torch.ones(1))
-user, revision, lock, plain, *ways = sys.argv[1:]
-if user != "0":
-    os.setgid(int(user))
-    os.setuid(int(user))
-trust = {"trust_remote_code": True}
-by = {
-    "version": lambda: kernels.get_kernel("org/tiny", version=0, **trust),
-    "revision": lambda: kernels.get_kernel("org/tiny", revision=revision, **trust),
-    "locked": lambda: kernels.get_locked_kernel("org/tiny", lockfile=lock, **trust),
-    "load": lambda: kernels.load_kernel("org/tiny", lockfile=lock),
-    "plain": lambda: kernels.get_local_kernel(Path(plain)),
-    "installed": lambda: kernels.get_local_kernel(
-        kernels.install_kernel("org/tiny", revision=revision, local_files_only=True, **trust)
-    ),
-}
-print(json.dumps([by[way]().scale(torch.ones(1)).item() for way in ways]))
-"""
-WAYS = "version", "revision", "locked", "load", "plain", "installed"
 
 
 @pytest.fixture(scope="module")

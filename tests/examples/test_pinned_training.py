@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import REPO_ID, local_kernels
-from tests.support.pinned_kernels import publish
+from tests.support.pinned_kernels import counting, publish
 from tools.build.variant_metadata import digest_of
 from tools.hub import server
 from tools.hub.client_environment import client_environment
@@ -62,21 +62,6 @@ def hub(kernel, tmp_path_factory) -> Iterator[SeenHub]:
                 publish(running.endpoint, REPO_ID, release(kernel, folder / note, note)) for note in ("first", "second")
             ]
             yield SeenHub(running.endpoint, revisions, requests)
-
-
-def counting(application, requests: list[tuple[str, str]]):
-    """Return `application` whose apps note the method and path of each request."""
-
-    def counted(*arguments):
-        app = application(*arguments)
-
-        async def noting(scope, receive, send):
-            requests.append((scope["method"], scope["path"]))
-            await app(scope, receive, send)
-
-        return noting
-
-    return counted
 
 
 class Project:
@@ -187,10 +172,16 @@ def test_an_upgrade_is_a_commit_and_so_is_the_way_back(project):
     upgraded = project.said("train.py", "--steps", 1)
     project.git("revert", "--no-edit", "HEAD")
     back = project.said("train.py", "--steps", 1, **OFFLINE)
+    assert second in project.said("upgrade.py", second)  # which has left bytecode when it was loaded
     builds += [said.splitlines()[0] for said in (upgraded, back)]
     assert builds[0] == builds[2] != builds[1]
     assert f"is of another build: {builds[0].removeprefix('Loaded ')}" in upgraded
     assert f"is of another build: {builds[1].removeprefix('Loaded ')}" in back
+
+
+def test_without_the_hub_nothing_is_pinned(project):
+    assert "nothing is pinned" in project.refusal("upgrade.py", "a" * 40, **OFFLINE)
+    assert (project.folder / "kernels.lock").read_text() == (EXAMPLE / "kernels.lock").read_text()
 
 
 def test_a_revision_with_faults_is_not_pinned(project, kernel, tmp_path):

@@ -14,6 +14,32 @@ from tools.pins.verify import pin_of
 
 KERNEL = {"repo_type": "kernel"}
 
+# What an import needs is imported first: another user may be unable to read where Python and its packages are.
+LOAD = """
+import json, os, sys, sysconfig
+from pathlib import Path
+import kernels, torch
+sysconfig.get_config_vars()
+torch.library.custom_op("first::op", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor")(torch.ones(1))
+user, revision, lock, plain, *ways = sys.argv[1:]
+if user != "0":
+    os.setgid(int(user))
+    os.setuid(int(user))
+trust = {"trust_remote_code": True}
+by = {
+    "version": lambda: kernels.get_kernel("org/tiny", version=0, **trust),
+    "revision": lambda: kernels.get_kernel("org/tiny", revision=revision, **trust),
+    "locked": lambda: kernels.get_locked_kernel("org/tiny", lockfile=lock, **trust),
+    "load": lambda: kernels.load_kernel("org/tiny", lockfile=lock),
+    "plain": lambda: kernels.get_local_kernel(Path(plain)),
+    "installed": lambda: kernels.get_local_kernel(
+        kernels.install_kernel("org/tiny", revision=revision, local_files_only=True, **trust)
+    ),
+}
+print(json.dumps([by[way]().scale(torch.ones(1)).item() for way in ways]))
+"""
+WAYS = "version", "revision", "locked", "load", "plain", "installed"
+
 
 def write_tiny(folder: Path, factors: Mapping[str, int], version: int = 0) -> Path:
     """Write variants of the kernel `tiny` into `folder`/build: by name, the number by which each multiplies."""
@@ -55,3 +81,18 @@ def released(endpoint: str, folder: Path, factors: Mapping[str, int]) -> SimpleN
     pins = write_pins(folder / "tiny.pins.json", "org/tiny", revision, build)
     lock = write_lock(folder / "kernels.lock", "org/tiny", revision)
     return SimpleNamespace(build=build, revision=revision, pins=pins, lock=lock)
+
+
+def counting(application, requests: list[tuple[str, str]]):
+    """Return `application` whose apps note the method and path of each request."""
+
+    def counted(*arguments):
+        app = application(*arguments)
+
+        async def noting(scope, receive, send):
+            requests.append((scope["method"], scope["path"]))
+            await app(scope, receive, send)
+
+        return noting
+
+    return counted
