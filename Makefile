@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: setup build test test-slow test-stacks test-integrations lint lint-kernels demo bench gpu-lab report numerics clean
+.PHONY: setup build test test-slow test-stacks test-integrations test-builder lint lint-kernels demo bench gpu-lab report numerics clean
 
 setup: .venv/ready
 
@@ -22,7 +22,7 @@ test: setup lint
 
 # What takes more than ten seconds: killed ranks, long runs, other variants and processors, the model of CUDA.
 test-slow: setup
-	env -u LOCAL_KERNELS $(PY) -m pytest -m "slow and not stacks and not integrations"
+	env -u LOCAL_KERNELS $(PY) -m pytest -m "slow and not stacks and not integrations and not builder"
 
 # The suite with the oldest and the newest torch, and the Triton kernels in the interpreter of every Triton.
 test-stacks: setup
@@ -36,6 +36,16 @@ test-integrations: setup out/integrations/ready
 	status=0; \
 	env -u LOCAL_KERNELS HF_HUB_OFFLINE=1 $(LIBRARIES) $(PY) -m pytest -m integrations --report-log out/integrations.log || status=$$?; \
 	$(LIBRARIES) $(PY) -m tools.pages.library_results out/integrations.log && $(PY) -m tools.pages.libraries && exit $$status
+
+# The hooks and templates of the Hub's builder, from a checkout: `make test-builder CHECKOUT=../kernels`.
+test-builder: TOOLS := PYTHONPATH=$(CURDIR)/out/builder PATH=$(CURDIR)/out/builder/bin:$(PATH)
+test-builder: setup out/builder/ready
+	env -u LOCAL_KERNELS $(TOOLS) $(PY) -m pytest -m builder --checkout $(CHECKOUT)
+
+out/builder/ready: requirements/builder.txt
+	rm -rf out/builder
+	$(PY) -m pip install --quiet --no-deps --target out/builder --requirement $<
+	touch $@
 
 # pip replaces no folders there: what an older list has put there goes.
 out/integrations/ready: requirements/integrations.txt

@@ -27,11 +27,37 @@ os.environ["XDG_CACHE_HOME"] = CACHES.name
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = pytest.StashKey[Counter[int]]()
 
-# These build or publish, which takes the Hub's own package.
+# Here and not in pytest.ini, which stays behind where the Hub's builder runs the tests.
+MARKERS = (
+    "kernels_ci: the subset that the Hub's builder runs, under 60 seconds",
+    "slow: needs more than ten seconds",
+    "many_blocks: needs more than a second on the model of CUDA, where it is slow",
+    "integrations: needs what requirements/integrations.txt names (make test-integrations)",
+    "stacks: installs other torches and Tritons from the registry",
+    "builder: needs a checkout of the Hub's builder (make test-builder)",
+    "gpu: needs a CUDA device",
+    "multi_gpu(ranks): needs a CUDA device for each of the ranks",
+)
+# The Hub's builder runs the tests in a copy without the folder tools/.
+IN_BUILDER = not (ROOT / "tools").is_dir()
+# These build or publish, which takes the Hub's own package and tools/.
 NEED_HUB = ("benchmarks", "delivery", "examples", "lab/test_gpu_lab.py", "lab/test_runner.py")
-# The Hub's builder runs tests without the folder tools/.
-NEED_TOOLS = (*NEED_HUB, "lab", "reports")
-collect_ignore = list(NEED_TOOLS if not (ROOT / "tools").is_dir() else () if kernels else NEED_HUB)
+collect_ignore = [] if kernels and not IN_BUILDER else list(NEED_HUB)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--checkout", type=Path, help="a checkout of huggingface/kernels, for the tests marked `builder`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files of which the Hub's builder runs no test: they may import what it does not copy."""
+    is_test = collection_path.match("test_*.py")
+    return True if IN_BUILDER and is_test and b"kernels_ci" not in collection_path.read_bytes() else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ import kernels
 import pytest
 import torch
 
+from tests.support.builders_copy import files_of_builder
 from tools.build import card, recipe
 
 NAMED_BY_STRING = {
@@ -31,7 +32,7 @@ def test_the_cuda_variant_has_the_kernels_of_the_cpu_too(repository):
     tables = recipe.read_build(repository)
     cpu, cuda = (recipe.read_recipe(repository, tables, backend) for backend in ("cpu", "cuda"))
     assert set(cpu.sources) < set(cuda.sources)
-    assert cuda.archs == ("8.0", "9.0", "10.0+PTX", "9.0a")
+    assert cuda.archs == ("7.5", "8.0", "9.0", "10.0+PTX", "9.0a")
 
 
 @pytest.mark.skipif(shutil.which("nix-instantiate") is None, reason="there is no nix-instantiate")
@@ -58,23 +59,34 @@ def test_the_loader_accepts_the_variant_and_finds_its_ops(variant, native_backen
     assert hasattr(torch.ops, library.name.split(".")[0])
 
 
-def unprefixed_names(tree: ast.AST) -> Iterator[str]:
+def unprefixed_names(tree: ast.AST, decorators_alone: bool = False) -> Iterator[str]:
     """Registrations whose operator name is not add_op_namespace_prefix(...): two builds would collide on it.
 
     The Hub's builder refuses such decorators on any object, also `op.register_kernel("cpu")`, whose operator has a name
-    already (huggingface/kernels at 8ac69fc, nix-builder/pkgs/torch-ops-check). It does not look at other calls.
+    already (huggingface/kernels at 8ac69fc, nix-builder/pkgs/torch-ops-check). It looks at those of a module's own
+    functions and classes, which are some of these, and not at other calls. `test_hub_builder.py` runs it.
     """
     decorators = {id(each) for node in ast.walk(tree) for each in getattr(node, "decorator_list", ())}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not node.args:
             continue
         owner, _, function = ast.unparse(node.func).rpartition(".")
-        named = id(node) in decorators or owner in ("", "torch.library", "library")
+        called = not decorators_alone and owner in ("", "torch.library", "library")
+        named = id(node) in decorators or called
         if function in NAMED_BY_STRING and named:
             name = node.args[0]
             prefixed = isinstance(name, ast.Call) and ast.unparse(name.func) == "add_op_namespace_prefix"
             if not prefixed:
                 yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_file_that_the_builder_copies_decorates_by_a_plain_name(repository):
+    """The builder's hook looks at the tests, too."""
+    files = [file for file in files_of_builder(repository) if file.endswith(".py")]
+    assert {Path(file).parts[0] for file in files} == {"torch-ext", "tests"}
+    for file in files:
+        tree = ast.parse((repository / file).read_text())
+        assert not list(unprefixed_names(tree, decorators_alone=True)), file
 
 
 def test_every_operator_name_goes_through_the_namespace(repository):

@@ -40,7 +40,6 @@ def assert_close(actual: Tensor, exact: Tensor, computing: Tensor, spacings: flo
     assert ((actual.double() - exact).abs() <= allowed).all()
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("numbers", ["cpu", "device"])
 def test_long_list_packs_each_matrix_by_the_formula(native, device, numbers):
     momentum, gradient = matrices(torch.float32, 0), matrices(torch.bfloat16, 1)
@@ -60,7 +59,6 @@ def test_long_list_packs_each_matrix_by_the_formula(native, device, numbers):
     assert (packed[outside] == 3).all()
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("numbers", ["cpu", "device"])
 def test_long_list_descends_each_parameter_by_own_numbers(native, device, numbers):
     """Stochastic rounding goes to a neighbour, less than a spacing away, and to the one it goes to without the list."""

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def matrices(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
+@pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (3, 5, 9), (2, 3, 4, 6), (0, 4, 6), (4, 0), (0, 4), (1, 1)], ids=str)
 def test_product_equals_torchs(kernel, shape, dtype):
@@ -23,6 +22,7 @@ def test_product_equals_torchs(kernel, shape, dtype):
     assert torch.equal(out, expected)
 
 
+@pytest.mark.kernels_ci
 def test_motif_name_writes_into_its_second_argument(kernel):
     X = matrices(4, 7)
     out = torch.empty(4, 4)
@@ -48,6 +48,7 @@ def test_wrong_operands_raise_and_leave_out_unchanged(kernel, X, out, words):
     assert before is None or torch.equal(out, before)
 
 
+@pytest.mark.kernels_ci
 def test_result_sharing_the_operands_memory_is_refused(kernel):
     X = matrices(6, 6)
     before = X.clone()
@@ -63,6 +64,7 @@ def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypat
     entries = [{"m": 512, "k": 512, "gain": 0.9}, {"m": 4096, "k": 4096, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(products, "supports_triton", lambda device: True)
     monkeypatch.setattr(products, "predicted", lambda *size: kernel.kernels.gains.Gain())
     device = torch.device("cuda", 0)
     assert products.select_products(device, torch.float16, 4096, 4096).name == "torch.bmm"

@@ -84,7 +84,6 @@ def moved(op, matrices: Tensor, buffer: Tensor, blocks, to_buffer: bool) -> Tens
     return twins[to_buffer]
 
 
-@pytest.mark.kernels_ci
 @DIRECTIONS
 @pytest.mark.parametrize("lie", MATRICES)
 @pytest.mark.parametrize("dtype", BITS, ids=str)
@@ -112,7 +111,6 @@ def test_blocks_start_wherever_they_do(move_blocks_, new_block, lie, to_buffer):
                 assert same_bits(moved(move_blocks_, matrices, buffer, table(blocks), to_buffer), expected)
 
 
-@pytest.mark.kernels_ci
 @DIRECTIONS
 @pytest.mark.parametrize("lie", MATRICES)
 @pytest.mark.parametrize("size", [(300, 100), (2, 20_000), (3000, 7)], ids=str)
@@ -138,7 +136,6 @@ def test_a_message_that_starts_inside_of_its_memory_moves(move_blocks_, new_bloc
     assert same_bits(moved(move_blocks_, matrices, buffer, table(blocks), to_buffer), expected)
 
 
-@pytest.mark.kernels_ci
 @DIRECTIONS
 @pytest.mark.parametrize("lie", ["contiguous", "transposed"])
 def test_a_list_longer_than_a_launch_moves(move_blocks_, new_block, lie, to_buffer):
@@ -150,7 +147,6 @@ def test_a_list_longer_than_a_launch_moves(move_blocks_, new_block, lie, to_buff
     assert same_bits(moved(move_blocks_, matrices, buffer, table(blocks), to_buffer), expected)
 
 
-@pytest.mark.kernels_ci
 @DIRECTIONS
 def test_threads_do_not_change_a_bit(move_blocks_, new_block, to_buffer):
     shape = (3, 300, 500)

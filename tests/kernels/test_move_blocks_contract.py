@@ -12,7 +12,7 @@ FIELDS = "count", "position", "top", "left", "rows", "cols", "offset", "step", "
 GOOD = {"count": 2, "position": 1, "top": 1, "left": 2, "rows": 3, "cols": 2, "offset": 4, "step": 10, "row_step": 3}
 HUGE = 2**63 - 1
 
-pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.kernels_ci, on_every_place(SHIPPED, MODELLED)]
+pytestmark = [pytest.mark.usefixtures("device"), on_every_place(SHIPPED, MODELLED)]
 DIRECTIONS = pytest.mark.parametrize("to_buffer", [False, True], ids=["to_matrices", "to_buffer"])
 
 

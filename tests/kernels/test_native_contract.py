@@ -136,13 +136,11 @@ def test_bad_arguments_of_descend_raise_and_nothing_is_written(native, message):
     assert_refuses(native.descend_, {**descend_arguments(), **BAD_DESCENTS[message]}, message)
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("case", SHARING_PACKS)
 def test_shared_memory_of_momentum_and_packed_raises(native, case):
     assert_refuses(native.momentum_pack_, {**pack_arguments(), **SHARING_PACKS[case]}, "must not share memory")
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("case", SHARING_DESCENTS)
 def test_parameters_share_no_memory_and_nothing_is_written(native, case):
     assert_refuses(native.descend_, {**descend_arguments(), **SHARING_DESCENTS[case]}, "must not share memory")
@@ -182,7 +180,6 @@ def test_operations_keep_torchs_rules_for_operators(native, case):
         torch.library.opcheck(op.default, (), arguments, test_utils=utilities)
 
 
-@pytest.mark.kernels_ci
 def test_a_compiled_step_is_the_eager_one(native):
     def step(momentum, gradient, parameter, lr):
         packed = torch.empty(COUNT, COLS, ROWS, dtype=torch.bfloat16)

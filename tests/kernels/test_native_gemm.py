@@ -83,7 +83,6 @@ def test_a_large_product_errs_by_its_roundings(native):
     assert within_error(C, A, B)
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, repeat=2)), ids="-".join)
 @pytest.mark.parametrize("shape", [(17, 7, 33), (64, 96, 352)], ids=str)
 def test_strides_change_no_bit(gemm, shape, layouts):
@@ -103,7 +102,6 @@ def test_symmetric_products_are_the_lower_halves_mirrored(gemm, shape):
     assert torch.equal(half, whole.tril() + whole.tril(-1).mT)
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("shape", [(8, 8, 8), (70, 40, 340), (40, 40, 4000), (400, 300, 200)], ids=str)
 def test_neither_batch_nor_threads_change_a_bit(gemm, shape):
     m, n, k = shape
@@ -131,7 +129,6 @@ def test_sizes_may_be_zero(gemm, shape):
     assert torch.equal(C, torch.full((b, m, n), 2.0 + k, dtype=torch.bfloat16))
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_nan_and_infinity_stay_in_their_row_and_matrix(gemm, value):
     """Also where a block is filled up with zeros: zero times infinity must reach no result."""
@@ -155,7 +152,6 @@ def test_nothing_beyond_the_operands_is_multiplied(gemm, beyond):
         assert gemm(*given).isfinite().all()
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_nothing_is_written_outside_of_the_result(native, instructions, symmetric):
     around = torch.full((4, 60, 61), 7.0).bfloat16()
@@ -172,7 +168,6 @@ def test_d_may_be_an_operand(gemm):
     assert torch.equal(gemm(A, A, A, numbers), gemm(A, A.clone(), A.clone(), numbers))
 
 
-@pytest.mark.kernels_ci
 def test_torchs_products_before_and_after_ours_keep_their_bits(gemm):
     """Both configure the AMX of a thread, and a library may rely on finding its configuration again."""
     torch.set_num_threads(2)
@@ -189,7 +184,6 @@ def test_torchs_products_before_and_after_ours_keep_their_bits(gemm):
             assert torch.equal(torch.mm(a, b), expected)
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("shape", [(1, 1), (33, 100), (100, 33), (352, 700)], ids=str)
 def test_b_and_d_may_be_replaced_by_the_result(native, instructions, shape):
     """Columns are packed before they are overwritten, whoever computes them."""
@@ -203,7 +197,6 @@ def test_b_and_d_may_be_replaced_by_the_result(native, instructions, shape):
         assert torch.equal(replaced, expected)
 
 
-@pytest.mark.kernels_ci
 def test_products_in_two_threads_of_a_program_keep_their_bits(gemm):
     """One of them has the library's threads, the other works alone."""
     A, B = random(4, 200, 300), random(4, 300, 250, seed=1)

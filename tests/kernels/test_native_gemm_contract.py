@@ -65,7 +65,6 @@ def test_bad_arguments_raise_and_nothing_is_written(native, message):
     assert torch.equal(given["C"], before)
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("name", SHARING)
 def test_the_result_shares_no_memory(native, name):
     with pytest.raises(RuntimeError, match="must not share memory: C is written"):
@@ -78,7 +77,6 @@ def test_the_operation_keeps_torchs_rules_for_operators(native):
     torch.library.opcheck(native.gemm_.default, (), arguments(), test_utils=utilities)
 
 
-@pytest.mark.kernels_ci
 def test_a_compiled_product_is_the_eager_one(native):
     def square(X):
         C = torch.empty_like(X)

@@ -134,7 +134,6 @@ def test_tall_matrices_pack_into_a_batch_of_wide_ones(pack_, descend_):
     assert torch.equal(momentum, twin)
 
 
-@pytest.mark.kernels_ci
 def test_offsets_place_matrices_of_any_shape(pack_, descend_):
     offsets = [20, 9000, 200, 9999, 25_000, 10_000]
     momentum, gradient = randoms(MIXED_SHAPES, torch.float32, 0), randoms(MIXED_SHAPES, torch.float32, 10)
@@ -153,7 +152,6 @@ def test_offsets_place_matrices_of_any_shape(pack_, descend_):
     assert all(torch.equal(m, a) for m, a in zip(momentum, alone))
 
 
-@pytest.mark.kernels_ci
 def test_gradients_are_untouched(pack_):
     gradient = randoms([SHAPE] * 2, torch.float32, 0)
     before = [g.clone() for g in gradient]

@@ -170,7 +170,6 @@ def test_parts_that_are_cut_between_blocks_have_the_bits_of_the_whole(pack_):
         assert torch.equal(its_scale, scale[rows, cols.start // 64 : blocks(cols.stop)])
 
 
-@pytest.mark.kernels_ci
 def test_neither_batch_nor_threads_change_a_bit(pack_):
     shapes = [(130, 70), (300, 400), (0, 9), (3, 9001), (4, 0), (64, 64)]
     offsets = list(itertools.accumulate((m * n for m, n in shapes), initial=0))
@@ -190,7 +189,6 @@ def test_neither_batch_nor_threads_change_a_bit(pack_):
         assert torch.equal(packed.flatten(), results[0][-1][offsets[i] : offsets[i + 1]])
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("gate", ["active", "found_inf"])
 def test_what_takes_no_part_keeps_codes_and_scales_and_packs_zeros(pack_, gate):
     shape = 70, 130
@@ -217,7 +215,6 @@ BAD = {
 }
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("message", BAD)
 def test_bad_arguments_raise_and_nothing_is_written(pack_, message):
     given = arguments(**BAD[message])

@@ -66,7 +66,6 @@ def test_the_compiled_formula_is_the_one_in_python(descend_, formula):
         assert (same | master.isnan()).all()
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("decay_mode", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -84,7 +83,6 @@ def test_halves_have_the_bits_of_a_float32_parameter(descend_, formula, layout, 
         assert torch.equal(halves_of(formula, expected)[0], parameter)
 
 
-@pytest.mark.kernels_ci
 def test_a_list_of_shapes_takes_every_option(descend_, formula):
     """Offsets, factors of rows, and matrices that are left alone."""
     masters = [random(shape, i) for i, shape in enumerate(SHAPES)]

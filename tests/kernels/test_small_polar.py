@@ -37,7 +37,6 @@ def module(kernel):
     return importlib.import_module(f"{kernel.__name__}.kernels.small_polar")
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n", SIZES)
 def test_error_is_that_of_the_iterations_roundings(module, device, dtype, m, n):
@@ -137,7 +136,6 @@ def test_the_operation_keeps_torchs_rules_for_operators(module):
     torch.library.opcheck(module.small_polar_, (), operands(), test_utils=utilities)
 
 
-@pytest.mark.kernels_ci
 def test_a_compiled_orthogonalization_is_the_eager_one(module):
     graphs = CompileCounterWithBackend("aot_eager")
 

@@ -32,7 +32,6 @@ def below(values: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(nearest.double().abs() > values.double().abs(), nearest.nextafter(0 * nearest), nearest)
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("work", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [1.0, 1.99, 3e-5, 2e-7, 60000.0], ids=str)

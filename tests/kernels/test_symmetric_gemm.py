@@ -53,7 +53,6 @@ def inputs(**options) -> tuple:
     return tuple(values[name] for name in ("A", "B", "D", "alpha", "beta"))
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_err_by_their_roundings(module, device, dtype, layout):
@@ -147,7 +146,6 @@ def test_the_operation_keeps_torchs_rules_for_operators(module, has_D):
     torch.library.opcheck(module.symmetric_gemm_, (), values, test_utils=utilities)
 
 
-@pytest.mark.kernels_ci
 def test_compiled_product_equals_eager_for_all_coefficients(module):
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda *args: combined(module, *args), fullgraph=True, backend=graphs)
@@ -213,7 +211,6 @@ def test_misfits_raise_and_write_nothing(module, message):
     assert_refuses(module, message, BAD[message])
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("name", ["A", "B", "D"])
 def test_a_result_that_shares_memory_with_an_operand_is_refused(module, name):
     assert_refuses(module, "C must not share its storage with A, B or D", lambda values: sharing(name, values))

@@ -20,7 +20,6 @@ def native(kernel):
     return kernel.kernels.native
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_process_has_threads_of_its_own(native):
     """The child calls nothing else that has threads: torch's own are not in it, and would be waited for."""

@@ -38,7 +38,6 @@ def test_gram_in_bfloat16_is_refused_by_name(kernel, name):
         kernel.orthogonalize(torch.ones(4, 9), name, dtype=torch.bfloat16, method="gram")
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
 def test_gram_in_bfloat16_diverges(kernel, name):
     """An error as large as half of the result, or all of it; float16 with its restart stays below a tenth."""
@@ -48,7 +47,6 @@ def test_gram_in_bfloat16_diverges(kernel, name):
         assert gram_error(kernel, schedule, (2,), torch.float16, spectrum) < 0.1, spectrum
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("scale", SCALES)
 def test_folded_scale_changes_no_bit_in_float64(kernel, scale):
     """Powers of two are exact, and float64 has no subnormal numbers here: what the scale does is only shift."""
@@ -87,7 +85,6 @@ def test_schedule_with_larger_values_has_a_smaller_scale(kernel):
     assert kernel.iteration.folded_scale(torch.float16, 10**6, ((4.0, 0.0, 0.0),)) == 2
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
 @pytest.mark.parametrize("steps", [1, 5, 9])
 def test_largest_value_is_that_of_a_fine_grid(kernel, name, steps):
@@ -130,7 +127,6 @@ def few_rows(kernel, schedule):
     return rows / torch.linalg.matrix_norm(rows)[:, None, None]
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
 @pytest.mark.parametrize("method", ["standard", "gram"])
 def test_no_part_of_a_sum_leaves_float16s_range(kernel, name, method):
@@ -150,7 +146,6 @@ def test_no_part_of_a_sum_leaves_float16s_range(kernel, name, method):
             assert max(largest) > 0.98 * limit
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("method", ["standard", "gram"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_rank_one_is_accurate_at_every_scale(kernel, scale, method):
@@ -170,7 +165,6 @@ def test_rank_one_is_accurate_at_every_scale(kernel, scale, method):
             assert (factor - expected).norm() <= 4 * carried.error(), name
 
 
-@pytest.mark.kernels_ci
 def test_scale_keeps_digits_of_a_large_gram_matrix(kernel):
     """Entries of X Xᵀ are about 1 / (m sqrt(n)) = 1e-5 here, and float16's smallest normal number is 6e-5."""
     m = n = 2048

@@ -8,8 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-pytestmark = pytest.mark.kernels_ci
-
 CPU = torch.device("cpu")
 METHODS = ("standard", "gram", "gram_float32")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -66,6 +64,7 @@ def test_auto_takes_gram_for_non_squares_if_products_save_half(kernel, halving, 
     assert choose(torch.float16, 64, 65).method == "gram"
 
 
+@pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float16], ids=str)
 def test_auto_takes_gram_only_in_float16(choose, dtype):
     for m, n in ((1, 100), (64, 64), (64, 6400)):
@@ -102,6 +101,7 @@ def test_gram_float32_chain_is_float32_or_wider(choose, dtype):
     assert (iteration.work_dtype, len(iteration.windows)) == (dtype, 1)
 
 
+@pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype, method", [*itertools.product(DTYPES, METHODS[::2]), (torch.float16, "gram")], ids=str)
 def test_windows_join_to_the_schedule_with_folded_scale(kernel, choose, schedule, dtype, method):
     iteration = choose(dtype, 64, 160, method)
@@ -109,6 +109,7 @@ def test_windows_join_to_the_schedule_with_folded_scale(kernel, choose, schedule
     assert steps == kernel.schedules.with_folded_scale(schedule, iteration.scale)
 
 
+@pytest.mark.kernels_ci
 @pytest.mark.parametrize(
     "options, words",
     [

@@ -73,7 +73,6 @@ def run_case(kernel, case, G, dtype):
     return torch.stack(results).reshape(G.shape)
 
 
-@pytest.mark.kernels_ci
 def test_float64_follows_the_golden_results(kernel, cases, arrays):
     for case in cases:
         G = torch.from_numpy(arrays[f"in/{case['input']}"]).double()
@@ -99,7 +98,6 @@ def test_other_dtypes_err_no_more_than_the_references(kernel, cases, arrays, dty
     assert compared >= 15
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("m, n", [(48, 48), (48, 160), (160, 48)])
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_singular_values_follow_the_scalar_polynomial(kernel, spectrum, m, n):
@@ -168,7 +166,6 @@ def of_many_spectra(batch, m, n):
     return torch.stack([with_spectrum(spectrum(min(m, n)), m, n, seed=i) for i, spectrum in enumerate(spectra)])
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize(
     "shape, steps, dtype, method",
     # The long shapes are where libraries split the sum over k by the batch; emulated float16 takes its time there.
@@ -184,7 +181,6 @@ def test_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, shape, steps, dt
         assert torch.equal(together[i], alone)
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype, method", METHODS, ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_non_finite_value_stays_in_its_matrix(kernel, dtype, method, value):
@@ -217,7 +213,6 @@ def test_strides_of_the_input_do_not_matter(kernel):
     assert torch.equal(kernel.orthogonalize(G.mT), expected.mT)
 
 
-@pytest.mark.kernels_ci
 @pytest.mark.parametrize(
     "G, options, words",
     [
@@ -238,7 +233,6 @@ def test_bad_input_is_named(kernel, G, options, words):
     assert words in str(raised.value)
 
 
-@pytest.mark.kernels_ci
 def test_compiles_to_one_graph_with_the_same_result(kernel):
     G = torch.randn(2, 16, 24, generator=torch.Generator().manual_seed(9))
     explained = torch._dynamo.explain(kernel.orthogonalize)(G)

@@ -8,8 +8,6 @@ import pytest
 
 from tests.support.spectra import composed
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.fixture(scope="module")
 def schedules(kernel):

@@ -8,8 +8,6 @@ import torch
 
 from tests.support.spectra import SPECTRA, composed, one_large, singular_vectors
 
-pytestmark = pytest.mark.kernels_ci
-
 SCHEDULES = ("polar_express", "polar_express_safer", "quintic", "original")
 FLOAT16, FLOAT32, FLOAT64 = 2.0**-11, 2.0**-24, 2.0**-53
 # What first-order bounds are about; squares of it are lost in float64.

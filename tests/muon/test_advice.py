@@ -9,8 +9,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def parameters(**shapes):
     return [(name.replace("__", "."), Parameter(torch.zeros(shape))) for name, shape in shapes.items()]

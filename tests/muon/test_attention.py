@@ -4,8 +4,6 @@ import importlib
 
 import pytest
 
-pytestmark = pytest.mark.kernels_ci
-
 LATENT = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
 
 

@@ -10,8 +10,6 @@ from torch.nn import Parameter
 from tests.support.small_attention import CLIP, HEAD, KINDS, THRESHOLD
 from tests.support.small_model import same_bits, state_of
 
-pytestmark = pytest.mark.kernels_ci
-
 any_kind = pytest.mark.parametrize("kind", KINDS)
 any_branch = pytest.mark.parametrize("branch", ["muon", "adamw"])
 

@@ -10,8 +10,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 SMALL = {"ns_dtype": "float32"}
 
 

@@ -8,8 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of
 
-pytestmark = pytest.mark.kernels_ci
-
 # What makes a difference to how a step treats scaled gradients.
 OPTIONS = {
     "adamw": {},

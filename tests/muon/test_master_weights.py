@@ -9,8 +9,6 @@ from torch.nn import Parameter
 from tests.muon.test_state import serialized
 from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 # A parameter of each branch, one of them with a shape whose elements fill no vector.
 SETTINGS = dict(lr=2.0**-9, ns_dtype="float32", momentum_dtype="float32")
 CASES = {

@@ -9,8 +9,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import matrix
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def channels_last(p):
     return p.contiguous(memory_format=torch.channels_last if p.ndim == 4 else torch.channels_last_3d)

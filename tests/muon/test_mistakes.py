@@ -7,8 +7,6 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def weight(*shape, dtype=torch.float32):
     return Parameter(torch.ones(shape or (8, 8), dtype=dtype), requires_grad=dtype.is_floating_point)

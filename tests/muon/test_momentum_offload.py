@@ -10,8 +10,6 @@ from torch.nn import Parameter
 from tests.support.inside import host_of, workspace_of
 from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 VARIANTS = {
     "plain": {},
     "bfloat16 momentum": dict(momentum_dtype="bfloat16"),

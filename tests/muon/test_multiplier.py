@@ -8,8 +8,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import matrix, named_parameters
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def test_multiplier_may_be_a_function_of_the_shape(kernel):
     shapes = []

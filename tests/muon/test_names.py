@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def branches(kernel, named_shapes):
     rows = kernel.route([(name, Parameter(torch.zeros(shape))) for name, shape in named_shapes]).rows

@@ -8,8 +8,6 @@ import torch
 
 from tests.support.simulated_streams import Deferred, Event, Queue
 
-pytestmark = pytest.mark.kernels_ci
-
 SHAPES = [[(3, 4), (7,), ()], [(16, 16)], [(0, 3), (5,)], [(2, 3, 4)], [(1,), (8, 8)]]
 DTYPES = torch.float32, torch.bfloat16, torch.float64
 

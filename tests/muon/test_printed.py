@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import Parameter
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.fixture(scope="module")
 def writing(kernel):

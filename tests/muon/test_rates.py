@@ -9,8 +9,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, same_bits, state_of, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.mark.parametrize(
     "group, constructor, expected",

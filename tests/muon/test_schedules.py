@@ -7,8 +7,6 @@ from torch.optim.swa_utils import SWALR
 
 from tests.support.small_model import named_parameters, same_bits, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 SCHEDULERS = {
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda step: 0.9**step),
     "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda step: 0.9),

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from tests.support.inside import plan_of
 from tests.support.small_model import named_parameters, same_bits, set_gradients, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 KEY = "second_moment"
 # Of each kind of parameter its settings, and the shapes of its second moments of rows and of the long side.
 KINDS = {

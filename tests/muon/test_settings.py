@@ -10,8 +10,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def test_given_group_dict_is_left_unchanged(kernel):
     group = {"params": list(named_parameters().items()), "lr": 1, "ns_coefficients": [[2.0, -1.5, 0.5]]}

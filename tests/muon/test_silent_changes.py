@@ -5,8 +5,6 @@ import torch
 
 from tests.support.small_model import matrix, named_parameters, set_gradients, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def cast(p):
     p.data = p.data.double()

@@ -5,8 +5,6 @@ import importlib
 import pytest
 import torch
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.fixture(scope="module")
 def matrices(kernel):

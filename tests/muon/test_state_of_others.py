@@ -20,8 +20,6 @@ from tests.support.small_model import (
     take_steps,
 )
 
-pytestmark = pytest.mark.kernels_ci
-
 
 class SlowWeights:
     """A wrapper that keeps an average of the weights in the optimizer's state, as Lookahead and schedule-free do."""

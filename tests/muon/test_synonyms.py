@@ -8,8 +8,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, same_bits, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def matrix_and_vector():
     return [("up.weight", Parameter(torch.ones(8, 8))), ("norm.weight", Parameter(torch.ones(8)))]

@@ -16,8 +16,6 @@ from tests.support.small_model import (
     take_steps,
 )
 
-pytestmark = pytest.mark.kernels_ci
-
 MATRICES = ("up.weight", "down.weight")
 
 

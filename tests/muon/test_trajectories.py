@@ -23,7 +23,6 @@ def steps(kernel, trajectory, dtype, work_dtype=None):
     return run(trajectory, dtype, make)
 
 
-@pytest.mark.kernels_ci
 def test_float64_follows_the_published_optimizers(kernel, trajectories, monkeypatch):
     seen = {"muon": 0, "adamw": 0, "nadamw": 0}
     for trajectory in trajectories:

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.mark.parametrize("shape, split", [((16, 40), (24, 8, 8)), ((40, 16), None), ((3, 16, 24), (12, 12))], ids=str)
 def test_transposed_weights_are_stepped_as_their_transposes(kernel, shape, split):

@@ -6,8 +6,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def alone(kernel, params):
     return kernel.Muon(params)

@@ -9,8 +9,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import same_bits, set_gradients, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def parameters():
     shapes = {"a.weight": (12, 8), "b.weight": (8, 12), "experts.w": (3, 8, 12), "c.weight": (16, 8)}

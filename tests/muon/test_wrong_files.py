@@ -6,8 +6,6 @@ from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def weight(*shape):
     return Parameter(torch.ones(shape or (8, 8)))

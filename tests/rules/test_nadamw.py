@@ -12,8 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.trajectories import Trajectory
 
-pytestmark = pytest.mark.kernels_ci
-
 SETTINGS = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1, maximize=False)
 
 

@@ -30,7 +30,7 @@ def cases(choose):
 
 def _cases(choose):
     for name, origin in ORIGINS.items():
-        marks = pytest.mark.integrations if name in INSTALLED_APART else pytest.mark.kernels_ci
+        marks = pytest.mark.integrations if name in INSTALLED_APART else ()
         for line in filter(choose, (Line(""), *origin.lines)):
             yield pytest.param(origin, line, id=f"{name}: {line.theirs or 'as it stands'}", marks=marks)
 
@@ -157,7 +157,6 @@ def test_a_checkpoint_taken_along_goes_on_as_it_would_have(kernel, there, origin
 
 
 @pytest.mark.parametrize("name", ["motif", "dion", "dion_normuon"])
-@pytest.mark.kernels_ci
 def test_a_checkpoint_of_a_formula_goes_on_as_it_would_have(kernel, name):
     """By the page's code, from state as the package would save it."""
     reference, saved, _, _, options = PUBLISHED[name if name != "dion_normuon" else "dion with second moments"]()
@@ -232,7 +231,6 @@ def with_lines(origin, *parts):
     return {key for text in texts for key in eval(f"dict({text})")}
 
 
-@pytest.mark.kernels_ci
 def test_every_argument_has_a_line(kernel):
     """Of the packages that are here."""
     assert with_lines(ORIGINS["torch"], "muon") >= arguments_of(torch.optim.Muon)

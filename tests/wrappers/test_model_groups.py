@@ -10,8 +10,6 @@ from torch import nn
 from tests.support.model_of_many_kinds import NETWORK, Conv1D, Network, chosen
 from tests.support.small_model import take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def test_modules_and_sizes_say_what_each_weight_is(kernel):
     """Names alone would not: `tok` is a table, `ffn` has stacks of experts, and `signal` is a convolution."""

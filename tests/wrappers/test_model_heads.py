@@ -6,8 +6,6 @@ from torch import nn
 
 from tests.support.model_of_many_kinds import chosen
 
-pytestmark = pytest.mark.kernels_ci
-
 LAST = "output_head:last_linear"
 
 

@@ -9,8 +9,6 @@ from torch.nn import Parameter
 
 from tests.support.model_of_many_kinds import NETWORK, Network, chosen
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def test_patterns_overrule_the_choice(kernel):
     patterns = {

@@ -8,8 +8,6 @@ import torch
 
 from tests.support.spectra import composed
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def coefficient_error(ours, theirs):
     """Return by how much p may differ because the kernel's solver keeps few digits of its last coefficients.

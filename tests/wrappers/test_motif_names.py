@@ -9,8 +9,6 @@ from torch import nn
 from tests.support.small_model import named_parameters, same_bits, set_gradients
 from tests.support.trajectories import errors, load_trajectories, norm_as_in_references, run
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.fixture
 def groups(kernel):

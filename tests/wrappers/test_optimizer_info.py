@@ -19,8 +19,6 @@ from torch.testing._internal.common_optimizers import (
 from tests.support.muon_inputs import TAKEN, optim_error_inputs, optim_inputs
 from tests.support.small_model import named_parameters, same_bits, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.fixture(scope="module")
 def info(kernel):

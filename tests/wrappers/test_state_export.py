@@ -10,8 +10,6 @@ from tests.support.published_muons import MATRICES
 from tests.support.small_model import named_parameters, same_bits, serialized, set_gradients, state_of, take_steps
 from tests.wrappers.test_state_of_adamw import SETTINGS, by_decay, clones, one_group
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.mark.parametrize("make", [one_group, by_decay])
 def test_adamw_takes_its_part_back_and_begins_matrices_anew(kernel, make):

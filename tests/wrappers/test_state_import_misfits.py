@@ -8,8 +8,6 @@ import torch
 from tests.support.published_muons import CASES, FOREIGN, dion_case, fresh, motif_case, timm_case, torch_case
 from tests.support.small_model import named_parameters, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 def snapshot(optimizer):
     return copy.deepcopy(optimizer.state_dict())

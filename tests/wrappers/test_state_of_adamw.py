@@ -15,8 +15,6 @@ from tests.support.small_model import (
     take_steps,
 )
 
-pytestmark = pytest.mark.kernels_ci
-
 # None of them is a default of torch's or of this package's.
 SETTINGS = dict(lr=0.003, weight_decay=0.2, betas=(0.85, 0.98), eps=1e-9)
 

@@ -11,9 +11,6 @@ from torch.nn import Parameter
 from tests.support.small_model import same_bits, take_steps
 from tests.support.trained_network import Fused, Network
 
-pytestmark = pytest.mark.kernels_ci
-
-
 # By hand from `Trainer.get_decay_parameter_names`.
 BLOCK = {"q_proj.weight": True, "q_proj.bias": False, "LayerNorm.weight": False, "q_norm.weight": False}
 BLOCK |= {"normalizer.weight": True, "ln_1.weight": False, "ln_1.bias": False}

@@ -10,8 +10,6 @@ import torch
 from tests.support.small_model import same_bits
 from tests.support.trained_network import Fused, Network
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.fixture(scope="module")
 def trainer(kernel):

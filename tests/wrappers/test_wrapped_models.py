@@ -6,8 +6,6 @@ from torch import nn
 
 from tests.support.model_of_many_kinds import Network, chosen
 
-pytestmark = pytest.mark.kernels_ci
-
 
 class Model(nn.Module):
     """Tells its head, whose name does not, and what does not decay."""

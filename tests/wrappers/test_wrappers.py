@@ -17,8 +17,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.small_model import STATE, named_parameters, same_bits, set_gradients, state_of, take_steps
 
-pytestmark = pytest.mark.kernels_ci
-
 
 @pytest.fixture
 def fully_sharded():
