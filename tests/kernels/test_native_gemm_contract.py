@@ -19,7 +19,7 @@ def test_instructions_are_asked_for_by_name(native):
     best, X = native.gemm_instructions(), torch.ones(1, 4, 4).bfloat16()
     assert best in SETS
     for name in ("mmx", "", *SETS[: SETS.index(best)]):
-        with pytest.raises(RuntimeError, match=rf"must be one of .*{best}.*portable; got {name}"):
+        with pytest.raises(RuntimeError, match=rf"must be one of .*{best}(.*portable)?; got {name}"):
             native.gemm_(torch.empty_like(X), X, X, None, *PLAIN, False, name)
 
 

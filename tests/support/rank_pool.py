@@ -54,7 +54,7 @@ class RankPool:
     def __init__(self, kernel: ModuleType, backend: str, size: int, collective_seconds: float = 60.0):
         variant = Path(kernel.__file__).parent
         self._variants = str(variant.parent)
-        self._variant_backend = "cpu" if "-cpu-" in variant.name else "cuda"
+        self._variant_backend = "cpu" if "cpu" in variant.name.split("-") else "cuda"
         self._backend = backend
         self._collective_seconds = collective_seconds
         self.size = size

@@ -7,6 +7,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 from torch import Tensor
 
+from ..kernels.native import IS_PORTABLE
 from ..learning_rate import UPDATE_RMS
 from ..parameters.advice import advice, remarks
 from ..parameters.groups import names_of, reason_of
@@ -23,6 +24,12 @@ from .table import Explanation, Route
 from .writing import bytes_text, effective_lr, plain_number
 
 _FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*"}
+
+# What a variant without a compiled library says of itself.
+_PORTABLE = (
+    "portable operations: torch's own, because no compiled library fits this platform; the passes before and after the "
+    "orthogonalization take several times as long"
+)
 
 # The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.
 _ROUTING = {
@@ -80,6 +87,8 @@ def explanation_of(
             rows.append(_in_group(row, p, group, frozen=not kept and not p.is_meta))
             held += sum(local_part(value).nbytes for value in kept.values() if isinstance(value, Tensor))
     lines = [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]
+    if IS_PORTABLE:
+        lines.append(_PORTABLE)
     if plan.terms:
         lines.insert(0, f"this rank holds {bytes_text(held)} of the state")
     return Explanation(rows, lines)

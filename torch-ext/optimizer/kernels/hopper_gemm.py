@@ -58,7 +58,9 @@ def fits(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> bool:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether a device is a GPU of the compute capability that the product is compiled for."""
+    """Whether a device is a GPU of the compute capability that the product is compiled for, and the product is here."""
+    if native.IS_PORTABLE:
+        return False
     return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) == CAPABILITY
 
 

@@ -107,9 +107,15 @@ from __future__ import annotations
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
+from .portable.operations import OPERATIONS
 
-# Neighbours that share a scale in momentum of 8 bits: kBlock of the compiled operations.
-BLOCK = 64
+# Whether this variant came without a compiled library: then the operations are defined here, in torch's functions.
+IS_PORTABLE = not hasattr(ops, "momentum_pack_")
+if IS_PORTABLE:
+    for name, (schema, function) in OPERATIONS.items():
+        torch.library.define(add_op_namespace_prefix(name), schema)
+        if function is not None:
+            torch.library.impl(add_op_namespace_prefix(name), "default", function)
 
 momentum_pack_ = ops.momentum_pack_
 descend_ = ops.descend_

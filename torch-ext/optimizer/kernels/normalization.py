@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .native import frobenius_norm_, normalize_
+from .portable.norms import multiplier
 
 
 def normalize(
@@ -28,9 +29,7 @@ def normalize(
         normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=as_given)
         normalize_(normalized, batch, norm.reshape(-1), eps, scale)
         return normalized.view(G.shape)
-    # A norm below the smallest normal number has no digits left that could be scaled up.
-    inverse = (scale / norm.clamp_min(max(eps, torch.finfo(exact).tiny))).clamp_max(torch.finfo(exact).max)
-    return (G * inverse.to(exact)).to(work_dtype)
+    return (G * multiplier(norm, eps, scale, exact)).to(work_dtype)
 
 
 def frobenius_norm(X: Tensor) -> Tensor:

@@ -12,22 +12,15 @@ Sources: modded-nanogpt, pull request 57; FlashOptim, arXiv:2602.23349, whose re
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-_NAN = 0x7FC0  # in bfloat16
+from ..kernels.portable.halves import halves_of, joined
 
-
-def joined(parameter: Tensor, remainder: Tensor) -> Tensor:
-    """Return the float32 master of a bfloat16 `parameter` and its int16 `remainder`, with their shape."""
-    bits = parameter.detach().view(torch.int16).to(torch.int32) << 16
-    return (bits + remainder).view(torch.float32)
+__all__ = ["joined", "split_"]
 
 
 def split_(parameter: Tensor, remainder: Tensor, master: Tensor) -> None:
     """Write a float32 `master` into a bfloat16 `parameter` and its int16 `remainder`, in place."""
-    bits, is_nan = master.view(torch.int32), master.isnan()
-    # The addition can overflow int32 only for the bits of a NaN.
-    upper = ((bits + (1 << 15)) >> 16).to(torch.int16).masked_fill_(is_nan, _NAN)
-    parameter.copy_(upper.view(torch.bfloat16))
-    remainder.copy_(bits.to(torch.int16).masked_fill_(is_nan, 0))
+    upper, lower = halves_of(master)
+    parameter.copy_(upper)
+    remainder.copy_(lower)

@@ -7,7 +7,8 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.native import BLOCK, momentum_pack_
+from ..kernels.native import momentum_pack_
+from ..kernels.portable.quantization import BLOCK
 from .scaling import UNSCALED, GradientScaling
 
 

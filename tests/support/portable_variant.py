@@ -1,0 +1,34 @@
+"""The package as a variant without a compiled library, made of the Python files of one that has been built."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+# What the Hub's builder writes for a variant without a library.
+OPS = '''import torch
+ops = torch.ops.{namespace}
+
+
+def add_op_namespace_prefix(op_name: str) -> str:
+    """Prefix an operator's name with the namespace of this build."""
+    return f"{namespace}::{{op_name}}"
+'''
+
+
+def write_portable_variant(built: Path, folder: Path, backend: str) -> Path:
+    """Write `torch-<backend>` into `folder`, with the Python files of the variant `built`, and return its path."""
+    variant = folder / f"torch-{backend}"
+    for file in sorted(file for suffix in ("py", "json") for file in built.rglob(f"*.{suffix}")):
+        target = variant / file.relative_to(built)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    namespace = f"_optimizer_{backend}_{hashlib.sha256(str(folder).encode()).hexdigest()[:7]}"
+    (variant / "_ops.py").write_text(OPS.format(namespace=namespace))
+    metadata = json.loads((built / "metadata.json").read_text())
+    metadata.pop("digest", None)
+    changed = {**metadata, "id": namespace, "backend": {"type": backend}}
+    (variant / "metadata.json").write_text(json.dumps(changed))
+    return variant

@@ -1,0 +1,208 @@
+"""`descend_` in torch's functions; its contract is in `kernels/native.py`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from .arithmetic import computing_dtype, number, random_bits, round_stochastically
+from .halves import halves_of, joined
+from .memory import Memory
+from .pieces import Gate, Piece, of_piece, on_device, parts_of, pieces, stacked, write_
+from .refusals import (
+    HALVES,
+    check_buffer,
+    check_gate,
+    check_matrices,
+    check_numbers,
+    check_shape,
+    check_values,
+    dtype_of,
+    listed,
+    name_of,
+    place,
+)
+
+SCHEMA = (
+    "(Tensor(a!)[] parameter, Tensor update, Tensor lr, Tensor weight_decay, Tensor multiplier, int decay_mode=0, *, "
+    "int[]? offsets=None, Tensor? row_scale=None, Tensor? seeds=None, int[]? origins=None, Tensor? active=None, "
+    "Tensor? found_inf=None, Tensor(b!)[]? remainder=None) -> ()"
+)
+
+INDEPENDENT, CAUTIOUS = 1, 2
+
+
+class _Descent(NamedTuple):
+    """What decay leaves of parameters, and the steps along updates, one for all matrices or one for each."""
+
+    keep: Tensor
+    step: Tensor
+    cautious: bool
+
+    def of(self, p: Tensor, u: Tensor, piece: Piece) -> Tensor:
+        """Return the new parameters (k, rows, cols)."""
+        keep = of_piece(self.keep, piece)
+        if self.cautious:  # not by the sign of the product, which underflows
+            agree = ((p > 0) & (u > 0)) | ((p < 0) & (u < 0))
+            keep = torch.where(agree, keep, number(1.0, p))
+        return p * keep - u * of_piece(self.step, piece)
+
+
+class _Draws(NamedTuple):
+    """Random bits for stochastic rounding: seeds (B), and where each matrix lies in its whole."""
+
+    seeds: Tensor
+    places: Sequence[tuple[int, int]]  # index of the first element, length of a row
+
+    def of(self, piece: Piece, like: Tensor) -> Tensor:
+        """Return random bits for the elements (k, rows, cols) of a piece."""
+        firsts, lengths = zip(*(self.places[rows.index] for rows in piece))
+        firsts = [first + rows.start * length for first, rows, length in zip(firsts, piece, lengths)]
+        first, length = (on_device(torch.tensor(x), like.device, torch.int64).view(-1, 1, 1) for x in (firsts, lengths))
+        row, col = (torch.arange(size, device=like.device) for size in like.shape[1:])
+        return random_bits(of_piece(self.seeds, piece), first + row.view(-1, 1) * length + col)
+
+
+def descend_(
+    parameter: Sequence[Tensor],
+    update: Tensor,
+    lr: Tensor,
+    weight_decay: Tensor,
+    multiplier: Tensor,
+    decay_mode: int = 0,
+    *,
+    offsets: Optional[Sequence[int]] = None,
+    row_scale: Optional[Tensor] = None,
+    seeds: Optional[Tensor] = None,
+    origins: Optional[Sequence[int]] = None,
+    active: Optional[Tensor] = None,
+    found_inf: Optional[Tensor] = None,
+    remainder: Optional[Sequence[Tensor]] = None,
+) -> None:
+    """Apply weight decay and the scaled update to each parameter, in place."""
+    numbers = {"lr": lr, "weight_decay": weight_decay, "multiplier": multiplier}
+    beside = {"seeds": seeds, "active": active, "row_scale": row_scale, "found_inf": found_inf}
+    check_matrices("parameter", parameter, update)
+    check_buffer("update", update, parameter, offsets)
+    _check_options(parameter, decay_mode, seeds, remainder)
+    _check_memory(parameter, remainder, {"update": update, **numbers, **beside})
+    for name, t in numbers.items():
+        check_numbers(name, t, len(parameter), update)
+    _check_row_scale(row_scale, parameter, update)
+    check_values("seeds", seeds, torch.int64, len(parameter), update)
+    check_gate(active, found_inf, len(parameter), update)
+    places, device = _places(parameter, origins), update.device
+    dtype = computing_dtype(dtype_of(parameter), update.dtype)
+    draws = None if seeds is None else _Draws(on_device(seeds.reshape(-1), device, torch.int64), places)
+    descent, gate = _descent(numbers, decay_mode, device, dtype), Gate.on(device, active, found_inf)
+    parts, scales = parts_of(update, parameter, offsets), _scales(row_scale, parameter)
+    for piece in pieces(parameter):
+        p = stacked(parameter, piece)
+        p = (p if remainder is None else joined(p, stacked(remainder, piece))).to(dtype)
+        result = descent.of(p, stacked(parts, piece).to(dtype), piece)
+        result = result if scales is None else result * stacked(scales, piece).to(dtype)
+        result = result if draws is None else round_stochastically(result, draws.of(piece, p), parameter[0].dtype)
+        _write_(parameter, remainder, piece, result, gate.is_open(piece))
+
+
+def _write_(
+    parameter: Sequence[Tensor],
+    remainder: Optional[Sequence[Tensor]],
+    piece: Piece,
+    result: Tensor,
+    is_open: Optional[Tensor],
+) -> None:
+    if remainder is not None:
+        result, lower = halves_of(result.float())
+        write_(remainder, piece, lower, is_open)
+    write_(parameter, piece, result, is_open)
+
+
+def _descent(numbers: dict[str, Tensor], mode: int, device: torch.device, dtype: torch.dtype) -> _Descent:
+    """Return keep and step, computed in float64 where the numbers are, and rounded to `dtype`."""
+    values = [t.reshape(-1) for t in numbers.values()]
+    if not all(t.is_cpu for t in values):
+        values = [on_device(t, device, t.dtype) for t in values]
+    lr, weight_decay, multiplier = (t.double() for t in values)
+    keep = 1 - (weight_decay if mode == INDEPENDENT else lr * weight_decay)
+    keep, step = (on_device(t.to(dtype), device, dtype) for t in (keep, lr * multiplier))
+    return _Descent(keep, step, mode == CAUTIOUS)
+
+
+def _scales(row_scale: Optional[Tensor], parameter: Sequence[Tensor]) -> Optional[list[Tensor]]:
+    """Return the factors of each matrix's rows (rows, 1)."""
+    if row_scale is None:
+        return None
+    return [scale.view(-1, 1) for scale in row_scale.reshape(-1).split([len(p) for p in parameter])]
+
+
+def _places(parameter: Sequence[Tensor], origins: Optional[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return the index of each matrix's first element in its whole, and how long the whole's rows are."""
+    if origins is None:
+        return [(0, p.size(1)) for p in parameter]
+    if len(origins) != 3 * len(parameter):
+        raise RuntimeError(f"origins must be 3 per matrix, {3 * len(parameter)}, got {len(origins)}")
+    places = []
+    for i, p in enumerate(parameter):
+        (rows, cols), (row, col, length) = p.shape, origins[3 * i : 3 * i + 3]
+        if row < 0 or col < 0 or col + cols > length:
+            raise RuntimeError(
+                f"origins of matrix {i} must be (first_row, first_col, row_length) of a whole around its "
+                f"{rows} x {cols} elements, got {listed((row, col, length))}"
+            )
+        places.append((row * length + col, length))
+    return places
+
+
+def _check_options(
+    parameter: Sequence[Tensor], decay_mode: int, seeds: Optional[Tensor], remainder: Optional[Sequence[Tensor]]
+) -> None:
+    if decay_mode not in (0, INDEPENDENT, CAUTIOUS):
+        raise RuntimeError(f"decay_mode must be 0 (decoupled), 1 (independent) or 2 (cautious), got {decay_mode}")
+    if seeds is not None and parameter and parameter[0].dtype not in HALVES:
+        raise RuntimeError(
+            "seeds ask for stochastic rounding, which is for float16 and bfloat16 parameters, "
+            f"got {name_of(parameter[0].dtype)}"
+        )
+    if remainder is None:
+        return
+    if seeds is not None:
+        raise RuntimeError("seeds round stochastically, and with a remainder nothing is left to round")
+    if len(remainder) != len(parameter):
+        raise RuntimeError(f"remainder must be one per matrix, {len(parameter)}, got {len(remainder)}")
+    for i, (p, r) in enumerate(zip(parameter, remainder)):
+        _check_remainder(p, r, i)
+
+
+def _check_remainder(p: Tensor, r: Tensor, i: int) -> None:
+    if p.dtype != torch.bfloat16:
+        raise RuntimeError(
+            f"a remainder is what bfloat16 parameters lack of float32, got parameters of {name_of(p.dtype)}"
+        )
+    if r.dtype != torch.int16:
+        raise RuntimeError(f"remainder must be Short, got {name_of(r.dtype)} at {i}")
+    check_shape(f"remainder[{i}]", r, p, "its parameter")
+    if r.device != p.device:
+        raise RuntimeError(f"remainder must be on {place(p)} like the parameters, got {place(r)}")
+
+
+def _check_memory(
+    parameter: Sequence[Tensor], remainder: Optional[Sequence[Tensor]], inputs: dict[str, Optional[Tensor]]
+) -> None:
+    memory = Memory()
+    for i, (p, r) in enumerate(itertools.zip_longest(parameter, remainder or ())):
+        memory.write("parameter", p, i)
+        if r is not None:
+            memory.write("remainder", r, i)
+    for name, t in inputs.items():
+        memory.read(name, t)
+    memory.check()
+
+
+def _check_row_scale(row_scale: Optional[Tensor], parameter: Sequence[Tensor], update: Tensor) -> None:
+    check_values("row_scale", row_scale, torch.float32, sum(len(p) for p in parameter), update)
+    if row_scale is not None and row_scale.device != update.device:
+        raise RuntimeError(f"row_scale must be on {place(update)}, got {place(row_scale)}")

@@ -1,0 +1,113 @@
+"""`gemm_` in torch's functions; its contract is in `kernels/native.py`.
+
+`gemm_instructions` names no instructions of the processor, so torch's products are preferred (`kernels/products.py`),
+and this one runs only for those who ask for it.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .arithmetic import narrowed
+from .memory import Memory
+from .refusals import listed, name_of, place
+
+SCHEMA = (
+    "(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, bool symmetric, str instructions) -> ()"
+)
+INSTRUCTIONS_SCHEMA = "() -> str"
+
+INSTRUCTIONS = "portable"
+
+
+def gemm_instructions() -> str:
+    """Return the only instructions that `gemm_` takes."""
+    return INSTRUCTIONS
+
+
+def gemm_(
+    C: Tensor,
+    A: Tensor,
+    B: Tensor,
+    D: Optional[Tensor],
+    alpha: float,
+    beta: float,
+    symmetric: bool,
+    instructions: str,
+) -> None:
+    """Write alpha A B + beta D to C, one matrix at a time.
+
+    Sums are in float64, where products are exact. Their order is torch's. What the order changes is so far below the
+    digits of bfloat16 that it shows only if a sum is as near as that to the middle of two numbers.
+    """
+    _check_operands(C, A, B, D, symmetric)
+    _check_memory(C, A, B, D, symmetric)
+    if instructions != INSTRUCTIONS:
+        raise RuntimeError(
+            f"instructions must be one of those that this variant has, {INSTRUCTIONS}; got {instructions}"
+        )
+    for i, c in enumerate(C):
+        product = alpha * (A[i].double() @ B[i].double())
+        product = product if D is None else product + beta * D[i].double()
+        result = narrowed(product, C.dtype)
+        c.copy_(torch.where(_is_upper(c), result.mT, result) if symmetric else result)
+
+
+def _is_upper(c: Tensor) -> Tensor:
+    row, col = (torch.arange(size, device=c.device) for size in c.shape)
+    return row.view(-1, 1) < col
+
+
+def _check_operands(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmetric: bool) -> None:
+    if A.ndim != 3 or B.ndim != 3:
+        shapes = f"{listed(A.shape)} and {listed(B.shape)}"
+        raise RuntimeError(f"A and B must be (batch, m, k) and (batch, k, n), got {shapes}")
+    count, m, k, n = *A.shape, B.size(2)
+    _check_batch("A", A, (count, m, k))
+    _check_batch("B", B, (count, k, n))
+    _check_batch("C", C, (count, m, n))
+    _check_rows("C", C)
+    if symmetric and m != n:
+        raise RuntimeError(f"a symmetric result must be square, got {listed(C.shape)}")
+    for name, t in ("A", A), ("B", B):
+        if not _has_runs(t, 1) and not _has_runs(t, 2):
+            strides = listed(t.stride())
+            raise RuntimeError(f"{name} must have a stride of 1 along rows or columns, got strides {strides}")
+    if D is not None:
+        _check_batch("D", D, (count, m, n))
+        _check_rows("D", D)
+
+
+def _check_batch(name: str, t: Tensor, shape: tuple[int, int, int]) -> None:
+    if not t.is_cpu:
+        raise RuntimeError(f"{name} must be on the CPU, got {place(t)}")
+    if t.dtype != torch.bfloat16:
+        raise RuntimeError(f"{name} must be bfloat16, got {name_of(t.dtype)}")
+    if t.shape != shape:
+        raise RuntimeError(f"{name} must be {listed(shape)}, got {listed(t.shape)}")
+
+
+def _check_rows(name: str, t: Tensor) -> None:
+    if not _has_runs(t, 2):
+        raise RuntimeError(f"{name} must have a stride of 1 along rows, got strides {listed(t.stride())}")
+
+
+def _has_runs(t: Tensor, dim: int) -> bool:
+    return t.stride(dim) == 1 or t.size(dim) <= 1
+
+
+def _check_memory(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmetric: bool) -> None:
+    in_place = not symmetric and _is_same(C, B)
+    memory = Memory()
+    memory.write("C", C)
+    memory.read("A", A)
+    memory.read("B", None if in_place else B)
+    memory.read("D", None if D is None or (in_place and _is_same(C, D)) else D)
+    memory.check()
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())

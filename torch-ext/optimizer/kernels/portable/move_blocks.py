@@ -1,0 +1,82 @@
+"""`move_blocks_` in torch's functions; its contract is in `kernels/native.py`."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from .memory import Memory
+from .refusals import check_like, listed, name_of, place
+
+SCHEMA = "(Tensor(a!) matrices, Tensor(b!) buffer, Tensor blocks, bool to_buffer) -> ()"
+
+_FIELDS = 9
+_MOST = 2**31 - 1
+
+
+def move_blocks_(matrices: Tensor, buffer: Tensor, blocks: Tensor, to_buffer: bool) -> None:
+    """Copy blocks from matrices (B, m, n) to a flat buffer, or back."""
+    _check_tensors(matrices, buffer, blocks)
+    _check_memory(matrices, buffer, blocks, to_buffer)
+    table = blocks.tolist()
+    for i, block in enumerate(table):
+        _check_block(i, block, matrices, buffer)
+    views = [_views(block, matrices, buffer) for block in table if not _is_empty(block)]
+    if views:
+        inside, outside = map(list, zip(*views))
+        torch._foreach_copy_(*((outside, inside) if to_buffer else (inside, outside)))
+
+
+def _views(block: Sequence[int], matrices: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a block's elements (count, rows, cols) in the matrices and in the buffer."""
+    count, position, top, left, rows, cols, offset, step, row_step = block
+    inside = matrices[position : position + count, top : top + rows, left : left + cols]
+    return inside, buffer.as_strided((count, rows, cols), (step, row_step, 1), buffer.storage_offset() + offset)
+
+
+def _is_empty(block: Sequence[int]) -> bool:
+    count, _, _, _, rows, cols, *_ = block
+    return 0 in (count, rows, cols)
+
+
+def _check_tensors(matrices: Tensor, buffer: Tensor, blocks: Tensor) -> None:
+    check_like("buffer", buffer, buffer)
+    check_like("matrices", matrices, buffer)
+    if matrices.dtype != buffer.dtype:
+        dtypes = f"{name_of(matrices.dtype)} and {name_of(buffer.dtype)}"
+        raise RuntimeError(f"matrices and buffer must have one dtype, got {dtypes}")
+    if matrices.ndim != 3 or max(matrices.shape) > _MOST:
+        raise RuntimeError(f"matrices must be (B, rows, cols), each less than 2^31, got {listed(matrices.shape)}")
+    if buffer.ndim != 1 or not buffer.is_contiguous():
+        raise RuntimeError(f"buffer must be contiguous and 1-D, got shape {_layout(buffer)}")
+    if not blocks.is_cpu or blocks.dtype != torch.int64:
+        raise RuntimeError(f"blocks must be Long on the CPU, got {name_of(blocks.dtype)} on {place(blocks)}")
+    if blocks.ndim != 2 or blocks.size(1) != _FIELDS or not blocks.is_contiguous():
+        raise RuntimeError(f"blocks must be (N, {_FIELDS}), contiguous, got shape {_layout(blocks)}")
+
+
+def _layout(t: Tensor) -> str:
+    return f"{listed(t.shape)} with strides {listed(t.stride())}"
+
+
+def _check_memory(matrices: Tensor, buffer: Tensor, blocks: Tensor, to_buffer: bool) -> None:
+    memory = Memory()
+    memory.read("blocks", blocks)
+    for name, t, written in ("buffer", buffer, to_buffer), ("matrices", matrices, not to_buffer):
+        memory.write(name, t) if written else memory.read(name, t)
+    memory.check()
+
+
+def _check_block(i: int, block: Sequence[int], matrices: Tensor, buffer: Tensor) -> None:
+    text = f"blocks[{i}] = {listed(block)}"
+    if min(block) < 0:
+        raise RuntimeError(f"{text} must not be negative")
+    count, position, top, left, rows, cols, offset, step, row_step = block
+    ends = position + count, top + rows, left + cols
+    if any(end > size for end, size in zip(ends, matrices.shape)):
+        raise RuntimeError(f"{text} is not within matrices of shape {listed(matrices.shape)}")
+    end = offset + (count - 1) * step + (rows - 1) * row_step + cols
+    if not _is_empty(block) and end > buffer.numel():
+        raise RuntimeError(f"{text} is not within a buffer of {buffer.numel()} elements")
