@@ -26,7 +26,7 @@ def descend_(kernel):
 
 @pytest.fixture(scope="session")
 def formula(kernel):
-    return kernel.rules.master_weights
+    return kernel.kernels.master_weights
 
 
 def random(shape, seed: int, dtype=torch.float32) -> Tensor:

@@ -28,7 +28,7 @@ _FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*
 # What a variant without a compiled library says of itself.
 _PORTABLE = (
     "portable operations: torch's own, because no compiled library fits this platform; the passes before and after the "
-    "orthogonalization take several times as long"
+    "orthogonalization are many operations each, where compiled ones are one"
 )
 
 # The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.

@@ -53,8 +53,8 @@ on its own inputs alone: not on the rest of the list, strides, threads or level 
   the seed and from an element's index in the whole matrix, so a shard is rounded as it would be in the whole matrix.
   For that, `origins` has (first_row, first_col, row_length) of each shard, 3 B numbers. Without `seeds` it is not used.
 - `remainder` is B int16 matrices. Together with bfloat16 parameters they are the two halves of float32 numbers, as in
-  `rules/master_weights.py`. Both are written, and together have the bits that float32 parameters would have: the result
-  is rounded to float32 once. Cannot be combined with `seeds`.
+  `kernels/master_weights.py`. Both are written, and together have the bits that float32 parameters would have: the
+  result is rounded to float32 once. Cannot be combined with `seeds`.
 - `momentum_scale`, B float32 matrices, says that momentum has 8 bits: B int8 matrices of codes. Blocks of 64 neighbours
   share a scale. If they are neighbours in a row, scales are (rows, ceil(cols / 64)); if in a column,
   (ceil(rows / 64), cols). Then m = scale code |code|, with scale = max |m| / 127^2, at least 2^-126, and the nearest
@@ -100,6 +100,11 @@ exception: without `symmetric`, C may be B itself, which the result replaces, an
 - `instructions` are "amx", "avx512_bf16" or "portable"; `gemm_instructions()` returns the best ones here. Instructions
   that this processor or system lacks, and arguments that do not fit, raise RuntimeError before anything is written. The
   AMX configuration of each thread is restored.
+
+A variant without a compiled library has the same operations in torch's functions (`portable/`), on every device that
+torch has. All of the above holds there, with these differences. Products that feed a sum are rounded before it. Squares
+in a norm are summed in another order. `gemm_` takes only "portable", and sums in float64 in torch's order. Calls of any
+number of tiles are taken. `hopper_gemm_` raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -110,7 +115,8 @@ from .._ops import add_op_namespace_prefix, ops
 from .portable.operations import OPERATIONS
 from .tracing import constant_while_traced
 
-# Whether this variant came without a compiled library: then the operations are defined here, in torch's functions.
+# Whether this variant came without a compiled library. Then the operations are defined here, in torch's functions, for
+# every kind of device ("default").
 IS_PORTABLE = not hasattr(ops, "momentum_pack_")
 if IS_PORTABLE:
     for name, (schema, function) in OPERATIONS.items():

@@ -19,7 +19,7 @@ BUFFER, SCALE, MOMENTS = "momentum_buffer", "momentum_scale", "second_moment"
 # older versions would misread: in 2, AdamW's rate is `lr * lr_factor`; in 1 it was `lr`.
 STATE_FORMAT = 2
 
-# The key of the lower half of the float32 value of a bfloat16 parameter (`rules/master_weights.py`). These are 16-bit
+# The key of the lower half of the float32 value of a bfloat16 parameter (`kernels/master_weights.py`). These are 16-bit
 # integers stored in a bfloat16 tensor, because checkpoints are gathered and neither NCCL nor gloo sends int16.
 REMAINDER = "remainder"
 

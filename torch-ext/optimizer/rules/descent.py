@@ -7,9 +7,9 @@ from typing import NamedTuple, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
+from ..kernels.master_weights import joined, split_
 from ..kernels.native import descend_
 from .decay import DECAY_MODES, Number, on_device, scaled_decay
-from .master_weights import joined, split_
 
 # The dtypes that may be rounded stochastically.
 HALVES = (torch.float16, torch.bfloat16)
@@ -66,7 +66,7 @@ def descend_packed_(
     """Update `parameters`, B matrices (m, n), in place by `directions` (B, m, n), rounding each element once.
 
     Remainders change, too. Together with the parameters they have the bits that float32 parameters would have
-    (`rules/master_weights.py`). Weight decay uses the group's learning rate without the matrix's multiplier.
+    (`kernels/master_weights.py`). Weight decay uses the group's learning rate without the matrix's multiplier.
     """
     mode, multiplier = DECAY_MODES.index(rule.decay_mode), as_tensor(rule.multiplier)
     descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **options._asdict())

@@ -7,12 +7,12 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.master_weights import joined, split_
 from ..parameters.groups import names_of
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, integers
 from ..plan.layout import layout_of, local_part
 from ..plan.plan import State
-from ..rules.master_weights import joined, split_
 
 
 def master_weights(groups: Sequence[Group], state: State) -> dict[str, Tensor]:

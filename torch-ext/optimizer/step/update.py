@@ -7,6 +7,7 @@ from typing import Callable, Container, Iterator, Mapping, Optional, Sequence
 
 from torch import Tensor
 
+from ..kernels.master_weights import joined, split_
 from ..parameters.rates import decay_of, rate_of
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, integers
@@ -17,7 +18,6 @@ from ..plan.shards import local_rows
 from ..rules.adamw import adamw_
 from ..rules.descent import scale_rows_
 from ..rules.fallback import FallbackRule, FallbackTensors
-from ..rules.master_weights import joined, split_
 from ..rules.nadamw import nadamw_
 from ..rules.scaling import GradientScaling
 from .batch import UpdateNorms, update_local_

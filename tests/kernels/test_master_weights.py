@@ -10,7 +10,7 @@ LARGEST = torch.finfo(torch.bfloat16).max
 
 @pytest.fixture(scope="module")
 def formula(kernel):
-    return kernel.rules.master_weights
+    return kernel.kernels.master_weights
 
 
 def split(formula, master):
