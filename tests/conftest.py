@@ -180,5 +180,7 @@ def device(request: pytest.FixtureRequest):
 
 
 @pytest.fixture
-def toy(tmp_path: Path) -> Path:
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a toy kernel. Its builds are not imported, which takes seconds: test_loading.py does that."""
+    monkeypatch.setattr("tools.build.variants.load", lambda variant, job: "nothing")
     return write_toy_kernel(tmp_path / "toy")

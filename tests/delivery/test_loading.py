@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.toy_kernel import write_toy_kernel
 from tools.build import compilers, machines, variants
 from tools.build.commands import BuildError
 
@@ -12,6 +13,12 @@ FAULTS = {
     "package": ("torch-ext/toy/__init__.py", "import no_such_module\n", "No module named 'no_such_module'"),
     "library": ("toy_cpu/toy.cpp", "#include <cstdlib>\nint now = (abort(), 0);\n", "status -6"),
 }
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """A repository with a toy kernel, whose builds are imported."""
+    return write_toy_kernel(tmp_path / "toy")
 
 
 @pytest.mark.parametrize(("file", "text", "complaint"), FAULTS.values(), ids=FAULTS)
