@@ -180,7 +180,13 @@ def device(request: pytest.FixtureRequest):
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a toy kernel. Its builds are not imported, which takes seconds: test_loading.py does that."""
-    monkeypatch.setattr("tools.build.variants.load", lambda variant, job: "nothing")
+def imported_toy(tmp_path: Path) -> Path:
+    """A repository with a toy kernel, whose builds are imported, as every build is: that takes seconds."""
     return write_toy_kernel(tmp_path / "toy")
+
+
+@pytest.fixture
+def toy(imported_toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a toy kernel, whose builds are not imported."""
+    monkeypatch.setattr("tools.build.variants.load", lambda variant, job: "nothing")
+    return imported_toy

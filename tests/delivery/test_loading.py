@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.toy_kernel import write_toy_kernel
 from tools.build import compilers, machines, variants
 from tools.build.commands import BuildError
 
@@ -15,37 +14,31 @@ FAULTS = {
 }
 
 
-@pytest.fixture
-def toy(tmp_path):
-    """A repository with a toy kernel, whose builds are imported."""
-    return write_toy_kernel(tmp_path / "toy")
-
-
 @pytest.mark.parametrize(("file", "text", "complaint"), FAULTS.values(), ids=FAULTS)
-def test_variant_that_fails_when_it_is_imported_is_refused(toy, tmp_path, file, text, complaint):
+def test_variant_that_fails_when_it_is_imported_is_refused(imported_toy, tmp_path, file, text, complaint):
     """Compilers and checks of symbols see nothing of it; what was built before stays."""
-    (before,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
-    with (toy / file).open("a") as source:
+    (before,) = variants.build_variants(imported_toy, ["cpu"], tmp_path / "out")
+    with (imported_toy / file).open("a") as source:
         source.write(text)
     with pytest.raises(BuildError, match=f"(?s)was built and cannot be imported: .*{complaint}"):
-        variants.build_variants(toy, ["cpu"], tmp_path / "out")
+        variants.build_variants(imported_toy, ["cpu"], tmp_path / "out")
     assert (before.path / f"{before.ops}.abi3.so").exists()
 
 
-def test_importing_leaves_no_file_in_the_variant(toy, tmp_path, monkeypatch):
+def test_importing_leaves_no_file_in_the_variant(imported_toy, tmp_path, monkeypatch):
     """Its digest would not know the bytecode."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
+    (built,) = variants.build_variants(imported_toy, ["cpu"], tmp_path / "out")
     assert built.loaded == f"torch {machines.find_machine().torch_version}"
     assert not list(built.path.rglob("__pycache__"))
 
 
 @needs_nvcc
-def test_cuda_variant_is_imported_by_a_torch_without_cuda(toy, tmp_path):
+def test_cuda_variant_is_imported_by_a_torch_without_cuda(imported_toy, tmp_path):
     """It gets stubs of what only a CUDA build of torch has, and needs them: this asks for the current stream."""
-    with (toy / "toy_cuda/toy.cu").open("a") as source:
+    with (imported_toy / "toy_cuda/toy.cu").open("a") as source:
         source.write('extern "C" int aoti_torch_get_current_cuda_stream(int, void**);\n')
         source.write("int use() { return aoti_torch_get_current_cuda_stream(0, nullptr); }\n")
-    (built,) = variants.build_variants(toy, ["cuda"], tmp_path / "a folder")
+    (built,) = variants.build_variants(imported_toy, ["cuda"], tmp_path / "a folder")
     has_cuda = (machines.TORCH / "lib/libtorch_cuda.so").exists()
     assert built.loaded.endswith(" with stubs of CUDA's") != has_cuda

@@ -105,12 +105,12 @@ def test_symbols_that_are_the_same_in_all_libraries_are_refused_where_the_compil
         assert (compilers.NOT_UNIQUE in line) == machine.takes(compilers.NOT_UNIQUE)
 
 
-def test_clang_builds_what_loads(toy, tmp_path, monkeypatch):
+def test_clang_builds_what_loads(imported_toy, tmp_path, monkeypatch):
     compiler = newest("clang++")
     if compiler is None:
         pytest.skip("there is no clang++ of release 16 or later")
     monkeypatch.setenv("CXX", compiler)
-    (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
+    (built,) = variants.build_variants(imported_toy, ["cpu"], tmp_path / "out")
     assert "clang" in run(["readelf", "--string-dump=.comment", next(built.path.glob("*.so"))])
     assert built.loaded.startswith("torch ")
 
