@@ -61,9 +61,7 @@ def settle_rest(
     wrong += [f"{name} is not on {head.branch}, or in this release" for name in sorted({*drop, *keep} - rest)]
     unsettled = sorted(rest - {*drop, *keep})
     if unsettled:
-        wrong += [
-            f"{head.branch} has variants that this release, of commit {release.commit}, has not: --drop or --keep"
-        ]
+        wrong += [f"{head.branch} has variants that this release, of commit {release.commit}, lacks: --drop or --keep"]
     for name in sorted(rest - set(drop)):
         commit, pin = origin(api, release.repo_id, head.commit, name)
         wrong += [f"  {name}, of commit {commit}"] if name in unsettled else []

@@ -82,12 +82,14 @@ INTRODUCTION = """\
 # Platforms
 
 `get_kernel` takes the variant of the package that fits the machine, its Python and its torch. It goes by what torch is
-built for, not by whether there is a GPU. A **compiled** variant has kernels in machine code. A **portable** variant
-(*noarch* to the Hub) does the same by torch's operations, which takes longer. It is taken where no compiled one fits.
+built for, not by whether there is a GPU; on macOS by whether MPS is available. A **compiled** variant has kernels in
+machine code. A **portable** variant (*noarch* to the Hub) does the same by torch's operations, which takes longer. It
+is taken where no compiled one fits. `print(optimizer.build_info().variant)` says which one was loaded.
 
 `python -m tools.pages.platforms` makes this page. It asks the loader, kernels {version}, for each platform with each
-torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it: all results in this
-repository are of the compiled variant for CPUs on x86-64.
+torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it. What this repository
+reports of speed and losses is of the compiled variant for CPUs on x86-64; [processors.md](processors.md) has emulated
+processors. Tests train with the portable variants on CPUs of x86-64.
 """
 
 NOTHING = """\
@@ -101,6 +103,10 @@ With torch {torch}, the first of these gives
 ```
 
 For parameters on the CPU, `get_kernel(..., backend="cpu")` loads a variant there: {ways_out}.
+
+A build of your own has only what that machine could compile, and the portable variants. The loader splits
+`LOCAL_KERNELS` at colons, so it cannot hold a path with a drive letter, as on Windows: there load the folder with
+`kernels.get_local_kernel(Path("build"))`.
 
 On free-threaded Python the loader leaves out compiled variants, and logs:
 
@@ -181,7 +187,7 @@ def summary() -> str:
     kinds = {
         "compiled": "compiled kernels",
         "portable": "the same by torch's operations, slower",
-        "nothing": "nothing; the error says why",
+        "nothing": 'an error, but `get_kernel(..., backend="cpu")` works for parameters on the CPU',
     }
     rows = [(what, "; ".join(places_with(name))) for name, what in kinds.items()]
     return table(("what is loaded", f"with torch {NEW[0]} or newer"), rows)
