@@ -27,7 +27,7 @@ _FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*
 
 # What a variant without a compiled library says of itself.
 _PORTABLE = (
-    "portable operations: torch's own, because no compiled library fits this platform; the passes before and after the "
+    "portable operations: torch's own, as no compiled library was loaded; the passes before and after the "
     "orthogonalization are many operations each, where compiled ones are one"
 )
 
