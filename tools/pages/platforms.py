@@ -86,8 +86,8 @@ built for, not by whether there is a GPU. A **compiled** variant has kernels in 
 (*noarch* to the Hub) does the same by torch's operations, which takes longer. It is taken where no compiled one fits.
 
 `python -m tools.pages.platforms` makes this page. It asks the loader, kernels {version}, for each platform with each
-torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it. Results in this repository
-are of the compiled variant for CPUs on x86-64; [processors.md](processors.md) has an emulated aarch64, too.
+torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it. Results in this
+repository are of the compiled variant for CPUs on x86-64; [processors.md](processors.md) has an emulated aarch64, too.
 """
 
 NOTHING = """\
