@@ -19,7 +19,7 @@ from tools.build import card, noarch_tree, variant_metadata, variants
 from tools.build.commands import BuildError
 from tools.build.noarch import NOARCH_BACKENDS, noarch_recipe
 from tools.build.recipe import read_build
-from tools.hub.publish import read_release
+from tools.hub.release import read_release
 from tools.lab.variant import usable
 from tools.pins.verify import faults
 

@@ -14,7 +14,8 @@ import json, sys
 from pathlib import Path
 from tests.delivery.test_noarch_training import MACHINES
 from tests.support.feigned_platforms import in_forks, trained
-from tools.hub.publish import publish, read_release
+from tools.hub.publish import publish
+from tools.hub.release import read_release
 
 release = read_release(Path(sys.argv[1]), Path(sys.argv[2]), repo_id="org/optimizer", allow_dirty=True)
 commit = publish(release).commit

@@ -201,7 +201,7 @@ def wrong_pins(release, **changes) -> None:
         ({"revision": "a" * 40}, (), "is for org/tiny " + "a" * 40),
         ({"repo-id": "org/other"}, (), "is for org/other"),
         ({"variants": {}}, (), "no pin for any variant"),
-        ({"variants": 3}, (), "is no pins file"),
+        ({"variants": 3}, (), "is no file of pins"),
         ({}, ("--variant", "torch-rocm"), "no pin for torch-rocm"),
         ({"variants": {"torch-rocm": "0" * 64}}, (), "has no torch-rocm, only torch-cpu"),
         ({"variants": {"torch-cpu": "zero"}}, (), "zero"),

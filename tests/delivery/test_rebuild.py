@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.toy_kernel import commit, write_toy_kernel
-from tools.build import compilers, rebuild, variants
+from tools.build import compilers, machines, rebuild, variants
 
 needs_nvcc = pytest.mark.skipif(compilers.find_nvcc() is None, reason="there is no nvcc")
 BACKENDS = ["cpu", pytest.param("cuda", marks=needs_nvcc)]
@@ -55,6 +55,18 @@ def test_a_variant_has_the_bytes_of_its_commit_in_another_folder(toy, backend, t
     assert rebuild.main([str(tmp_path / "out")], toy) == 0, capsys.readouterr()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{variant.path.name}: the same bytes as from commit ")
+
+
+def test_a_variant_is_built_again_for_its_own_machine(toy, copy, tmp_path, monkeypatch):
+    """By a cross compiler, with the torch of that machine that this repository has and its clone has not."""
+    other, asked = copy.rename(copy.with_name("torch-stable-abi211-cpu-aarch64-linux")), []
+    monkeypatch.setattr(rebuild, "run", lambda command, cwd: asked.append((command, cwd)))
+    (tmp_path / "work").mkdir()
+    with pytest.raises(variants.BuildError, match="is no compiled variant"):  # nothing was built
+        rebuild.rebuild(other, toy, tmp_path / "work")
+    ((command, clone),) = asked
+    assert command[command.index("--machine") + 1] == "aarch64"
+    assert (clone / "out/torch").readlink() == machines.FOREIGN_TORCHES
 
 
 def test_files_that_the_commit_does_not_build_are_named(toy, copy, capsys):

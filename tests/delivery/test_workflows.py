@@ -5,11 +5,15 @@ Both linters work without a network: zizmor knows the risks, check-jsonschema th
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -107,7 +111,32 @@ def test_pull_requests_are_tested_with_the_oldest_and_the_newest_torch(repositor
     assert {row["torch"]: row["triton"] for row in matrix} == STACKS
 
 
-def test_every_tool_of_a_workflow_exists(repository):
-    for file in workflows(repository).values():
-        for module in re.findall(r"python3? -m (tools[\w.]+)", file.read_text()):
-            assert (repository / module.replace(".", "/")).with_suffix(".py").is_file(), module
+class ParsedError(Exception):
+    """A program has taken its arguments."""
+
+
+def parsed(parse: Callable) -> Callable:
+    def stop(*arguments: object) -> None:
+        parse(*arguments)
+        raise ParsedError
+
+    return stop
+
+
+@pytest.mark.parametrize("name", ["release.yml", "test.yml"])
+def test_every_tool_of_a_workflow_takes_the_arguments_it_is_given(repository, monkeypatch, name):
+    """Nothing is done: the parser of arguments is the last that runs."""
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed(argparse.ArgumentParser.parse_args))
+    commands = re.findall(r"python -m (tools[\w.]+)(.*)", workflows(repository)[name].read_text())
+    assert commands
+    for module, arguments in commands:
+        monkeypatch.setattr("sys.argv", [module, *shlex.split(arguments)])
+        with pytest.raises(ParsedError):
+            importlib.import_module(module).main()
+
+
+def test_the_program_that_asks_about_a_tag_needs_the_standard_library_alone(repository):
+    """It runs before anything is installed."""
+    command = [sys.executable, "-S", "-m", "tools.release.tag", "99.0"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert not done.stderr and "CHANGELOG.md has no section [99.0]" in done.stdout

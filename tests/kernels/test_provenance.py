@@ -84,15 +84,15 @@ def test_a_saved_state_names_its_build(kernel):
     assert {group["build"] for group in saved["param_groups"]} == {str(kernel.build_info())}
 
 
-@pytest.mark.parametrize("build", ["of somebody else", None, {"pin": 1}, "left out"])
-def test_a_state_of_any_build_loads_and_the_next_file_names_this_one(kernel, build):
+@pytest.mark.parametrize("writer", ["of somebody else", None, {"pin": 1}, "left out"])
+def test_a_state_of_any_build_loads_and_the_next_file_names_this_one(kernel, writer):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), lr=0.02)
     take_steps(optimizer, params, [0])
     saved = copy.deepcopy(optimizer.state_dict())
     for group in saved["param_groups"]:
-        group["build"] = build
-        if build == "left out":
+        group["build"] = writer
+        if writer == "left out":
             del group["build"]
     others = {name: torch.nn.Parameter(p.detach().clone()) for name, p in params.items()}
     other = kernel.Muon(others.items())

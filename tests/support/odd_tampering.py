@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.compiled_variants import FOREIGN_LIBRARY, compiled
-from tests.support.tampering import Tampering, described, digested, forged, linked, planted, put, variant_in
+from tests.support.tampering import Tampering, described, forged, linked, planted, put, variant_in
 
 
 def foreign_library(name: str) -> Tampering:
@@ -124,8 +124,3 @@ def raw(edit: Callable[[bytes], bytes]) -> Tampering:
 def with_digest(**changes: object) -> Tampering:
     """Change keys of the digest."""
     return described(lambda said: {**said, "digest": {**said["digest"], **changes}})
-
-
-def undigested(name: str) -> Tampering:
-    """Take a file out of the digest."""
-    return digested(lambda files: {file: files[file] for file in files if file != name})

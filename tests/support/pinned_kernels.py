@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from huggingface_hub import HfApi
 
 from tests.support.hub_clients import write_variant
+from tools.hub.branch import KERNEL
+from tools.pins.pins_file import Pins, write_pins
 from tools.pins.verify import pin_of
-
-KERNEL = {"repo_type": "kernel"}
 
 # What an import needs is imported first: another user may be unable to read where Python and its packages are.
 LOAD = """
@@ -60,11 +60,9 @@ def publish(endpoint: str, repo_id: str, build: Path, branch: str = "v0") -> str
     return done.oid
 
 
-def write_pins(file: Path, repo_id: str, revision: str, build: Path) -> Path:
-    """Write the pins of all variants in `build`."""
-    pins = {variant.name: pin_of(variant) for variant in sorted(build.iterdir()) if variant.is_dir()}
-    file.write_text(json.dumps({"repo-id": repo_id, "revision": revision, "variants": pins}))
-    return file
+def pins_of(build: Path) -> dict[str, str]:
+    """Return the pin of each variant in `build`, by its name."""
+    return {variant.name: pin_of(variant) for variant in sorted(build.iterdir()) if variant.is_dir()}
 
 
 def write_lock(file: Path, repo_id: str, revision: str, version: int = 0) -> Path:
@@ -78,7 +76,8 @@ def released(endpoint: str, folder: Path, factors: Mapping[str, int]) -> SimpleN
     """Publish `org/tiny` with these variants; return its build, revision, pins file and lock file, all in `folder`."""
     build = write_tiny(folder, factors)
     revision = publish(endpoint, "org/tiny", build)
-    pins = write_pins(folder / "tiny.pins.json", "org/tiny", revision, build)
+    pins = folder / "tiny.pins.json"
+    write_pins(pins, Pins("org/tiny", revision, pins_of(build)))
     lock = write_lock(folder / "kernels.lock", "org/tiny", revision)
     return SimpleNamespace(build=build, revision=revision, pins=pins, lock=lock)
 

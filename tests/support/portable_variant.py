@@ -7,16 +7,6 @@ import json
 import shutil
 from pathlib import Path
 
-# What the Hub's builder writes for a variant without a library.
-OPS = '''import torch
-ops = torch.ops.{namespace}
-
-
-def add_op_namespace_prefix(op_name: str) -> str:
-    """Prefix an operator's name with the namespace of this build."""
-    return f"{namespace}::{{op_name}}"
-'''
-
 
 def write_portable_variant(built: Path, folder: Path, backend: str) -> Path:
     """Write `torch-<backend>` into `folder`, with the Python files of the variant `built`, and return its path."""
@@ -26,8 +16,9 @@ def write_portable_variant(built: Path, folder: Path, backend: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
     namespace = f"_optimizer_{backend}_{hashlib.sha256(str(folder).encode()).hexdigest()[:7]}"
-    (variant / "_ops.py").write_text(OPS.format(namespace=namespace))
     metadata = json.loads((built / "metadata.json").read_text())
+    ops = (variant / "_ops.py").read_text().replace(f"from . import {metadata['id']}\n", "")
+    (variant / "_ops.py").write_text(ops.replace(metadata["id"], namespace))
     metadata.pop("digest", None)
     changed = {**metadata, "id": namespace, "backend": {"type": backend}}
     (variant / "metadata.json").write_text(json.dumps(changed))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.build.commands import BuildError, git, run
+from tools.build.machines import FOREIGN_TORCHES
 from tools.build.variant_metadata import digest_of, read_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,8 +48,12 @@ def rebuild(variant: Path, root: Path, work: Path) -> Path:
         git(clone, "checkout", "--quiet", "--detach", str(kernel.commit))
     except BuildError:
         raise BuildError(f"{variant.name} is of commit {kernel.commit}, which {root} does not have: fetch it") from None
-    backend = str(metadata.backend.backend_type)
-    run([sys.executable, "-m", "tools.build.variants", "--backend", backend, "--output", output], cwd=clone)
+    torches = clone / FOREIGN_TORCHES.relative_to(ROOT)
+    torches.parent.mkdir()
+    torches.symlink_to(FOREIGN_TORCHES)
+    backend, processor = str(metadata.backend.backend_type), variant.name.split("-")[-2]
+    command = [sys.executable, "-m", "tools.build.variants", "--backend", backend, "--machine", processor]
+    run([*command, "--output", output], cwd=clone)
     (rebuilt,) = compiled_variants(output)
     return rebuilt
 

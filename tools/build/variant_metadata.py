@@ -48,6 +48,12 @@ def read_metadata(variant: Path) -> Metadata:
         raise BuildError(f"{variant.name}/metadata.json: {' '.join(str(error).split())}") from None
 
 
+def commit_of(metadata: Metadata) -> str | None:
+    """Return the commit that a variant says it was built from, None if it does not say."""
+    provenance = metadata.provenance
+    return provenance.kernel.commit if provenance and provenance.kernel else None
+
+
 def digest_of(variant: Path) -> Digest:
     """Return the digest of all files of a variant except its metadata."""
     return Digest.hash_variant(DigestAlgorithm.SHA256, variant)

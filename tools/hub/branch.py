@@ -11,6 +11,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
 from kernels._rust import Metadata
 
+from tools.build.variant_metadata import commit_of
 from tools.hub.release import Release
 from tools.pins.verify import METADATA
 
@@ -80,10 +81,9 @@ def origin(api: HfApi, repo_id: str, revision: str, variant: str) -> tuple[str |
         return None, None
     content = Path(path).read_bytes()
     try:
-        provenance = Metadata.from_bytes(content).provenance
+        commit = commit_of(Metadata.from_bytes(content))
     except ValueError:
-        provenance = None
-    commit = provenance.kernel.commit if provenance and provenance.kernel else None
+        commit = None
     return commit, hashlib.sha256(content).hexdigest()
 
 

@@ -14,11 +14,11 @@ variant keeps the pin that FILE has of it, and publishing stops if the branch ha
 
 What to know about loading (kernels 0.17.2, huggingface_hub 2.4.0):
 
-- version=1 follows the branch v1. A commit id never moves: pin it wherever a change must be a decision.
+- version=0 follows the branch v0. A commit id never moves: pin it wherever a change must be a decision.
 - If the owner is not a trusted publisher, each load needs trust_remote_code, and `kernels lock` refuses its kernels;
-  write kernels.lock yourself: [{"dependency": {"repo-id": ..., "version": 1}, "lock": {"commit": ...}}].
-- Offline, and with load_kernel, only a whole snapshot is found. Fetch it beforehand:
-  snapshot_download(repo_id, repo_type="kernel", revision="v1").
+  write kernels.lock yourself: [{"dependency": {"repo-id": ..., "version": 0}, "lock": {"commit": ...}}].
+- Offline, and with load_kernel, what get_kernel has downloaded is not found: fetch it with `python -m
+  tools.pins.prefetch` (docs/pinning.md).
 - With HF_HUB_DISABLE_TELEMETRY, DISABLE_TELEMETRY or DO_NOT_TRACK set, every load fails, as if the publisher could not
   be verified. Do not set them.
 """
@@ -38,8 +38,8 @@ from rich.console import Console
 
 from tools.build.commands import BuildError
 from tools.hub.branch import KERNEL, Head, read_head, settle_rest, stale
-from tools.hub.pins_file import read_pins, write_pins
 from tools.hub.release import Release, read_release
+from tools.pins.pins_file import Pins, read_pins, write_pins
 
 ROOT = Path(__file__).resolve().parents[2]
 NONE = MappingProxyType({})
@@ -185,7 +185,7 @@ def publish_build(arguments: argparse.Namespace) -> Published:
     """Publish what the command line asks for, and write the pins."""
     release = read_release(ROOT, arguments.build, repo_id=arguments.repo_id, allow_dirty=arguments.allow_dirty)
     file = arguments.pins
-    known = read_pins(file, release.repo_id) if file and file.exists() else {}
+    known = read_pins(file, release.repo_id).variants if file and file.exists() else {}
     with Console(stderr=True).status("") as status:
         published = publish(
             release,
@@ -196,7 +196,7 @@ def publish_build(arguments: argparse.Namespace) -> Published:
             progress=status.update,
         )
     if file:
-        write_pins(file, release.repo_id, published.commit, published.pins)
+        write_pins(file, Pins(release.repo_id, published.commit, published.pins))
     return published
 
 

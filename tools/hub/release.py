@@ -12,7 +12,7 @@ import tomllib
 
 from tools.build.card import fill_card
 from tools.build.commands import BuildError
-from tools.build.variant_metadata import read_metadata
+from tools.build.variant_metadata import commit_of, read_metadata
 from tools.pins.verify import METADATA, SIGNATURE, VerificationError, backend_of, pin_of, verify
 
 # The machine in the header of an ELF file: 2 bytes at 18.
@@ -83,7 +83,7 @@ def read_release(
     if problems:
         raise ValueError("\n".join([f"{build} cannot be published:", *problems]))
     benchmarks = tuple(sorted((root / "benchmarks").glob("benchmark*.py")))
-    version, commit = tables["general"]["version"], source_commit(variants[0])
+    version, commit = tables["general"]["version"], commit_of(read_metadata(variants[0]))
     return Release(repo_id, version, commit, build / "CARD.md", variants, pins, benchmarks)
 
 
@@ -144,7 +144,7 @@ def library_faults(variant: Path, ops: str) -> Iterator[str]:
 
 
 def commit_faults(variants: tuple[Path, ...]) -> Iterator[str]:
-    commits = {variant.name: source_commit(variant) for variant in variants}
+    commits = {variant.name: commit_of(read_metadata(variant)) for variant in variants}
     if len(set(commits.values())) > 1:
         yield "variants of different commits, which would be one release: build all of them again"
         yield from (f"{name}: from commit {commit}" for name, commit in commits.items())
@@ -158,9 +158,3 @@ def card_faults(root: Path, build: Path, general: dict, repo_id: str) -> Iterato
         yield "no CARD.md: run `python -m tools.build.variants` first"
     elif page.read_text().strip() != fill_card(root, tables, package).strip():
         yield "CARD.md is not what the tree's gives: build again"
-
-
-def source_commit(variant: Path) -> str | None:
-    """Return the commit that a variant says it was built from, None if it does not say."""
-    provenance = read_metadata(variant).provenance
-    return provenance.kernel.commit if provenance and provenance.kernel else None

@@ -24,8 +24,8 @@ from huggingface_hub.utils import disable_progress_bars
 from tools.build.commands import BuildError
 from tools.build.variant_metadata import read_metadata
 from tools.hub.branch import KERNEL, OF_THE_HUB, read_head
-from tools.hub.pins_file import read_pins, write_pins
 from tools.hub.release import configured_repo_id, find_variants
+from tools.pins.pins_file import Pins, read_pins, write_pins
 from tools.pins.verify import faults, pin_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,10 +87,10 @@ def main() -> int:
     repo_id, file = arguments.repo_id, arguments.pins
     disable_progress_bars()
     try:
-        known = read_pins(file, repo_id) if file else None
+        known = read_pins(file, repo_id).variants if file else None
         commit, pins = roll_back(HfApi(endpoint=arguments.endpoint), repo_id, arguments.to, known)
         if file:
-            write_pins(file, repo_id, commit, pins)
+            write_pins(file, Pins(repo_id, commit, pins))
     except (BuildError, ValueError, OSError, httpx2.HTTPError) as error:
         print(f"tools.hub.rollback: {error}", file=sys.stderr)
         return 1

@@ -27,8 +27,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import httpx2
@@ -37,6 +36,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tqdm.auto import tqdm
 
+from tools.pins.pins_file import Pins, read_pins
 from tools.pins.verify import VerificationError, faults, verify
 
 KERNEL = {"repo_type": "kernel"}
@@ -47,37 +47,23 @@ class PrefetchError(Exception):
     """A reason, in one line, why nothing was fetched."""
 
 
-@dataclass(frozen=True)
-class Pins:
-    """What a pins file says: pins of the variants of one revision, by their names."""
-
-    repo_id: str
-    revision: str
-    variants: Mapping[str, str]
-
-    @property
-    def snapshot(self) -> PurePosixPath:
-        """The revision's folder in a HF_HOME, where the clients look for it."""
-        return self.repository / "snapshots" / self.revision
-
-    @property
-    def repository(self) -> PurePosixPath:
-        return PurePosixPath("hub", f"kernels--{self.repo_id.replace('/', '--')}")
+def repository(pins: Pins) -> PurePosixPath:
+    """Return the folder of a repository in a HF_HOME, where the clients look for it."""
+    return PurePosixPath("hub", f"kernels--{pins.repo_id.replace('/', '--')}")
 
 
-def read_pins(file: Path, repo_id: str, revision: str) -> Pins:
-    """Return the pins of this revision in a pins file; PrefetchError if it has none, or those of something else."""
-    try:
-        content = json.loads(file.read_text())
-        pins = Pins(content["repo-id"], content["revision"], dict(content["variants"]))
-    except OSError as error:
-        raise PrefetchError(f"{file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise PrefetchError(f"{file} is no pins file: {type(error).__name__}: {error}") from None
+def snapshot_of(pins: Pins) -> PurePosixPath:
+    """Return the folder of the pinned revision in a HF_HOME."""
+    return repository(pins) / "snapshots" / pins.revision
+
+
+def read_pinned(file: Path, repo_id: str, revision: str) -> Pins:
+    """Return the pins of this revision in a file of pins; PrefetchError if it has those of another one."""
     if not re.fullmatch("[0-9a-f]{40}", revision):
         raise PrefetchError(f"--revision must be a commit, 40 hexadecimal digits, got {revision!r}")
-    if (pins.repo_id, pins.revision) != (repo_id, revision):
-        raise PrefetchError(f"{file} is for {pins.repo_id} {pins.revision}, not for {repo_id} {revision}")
+    pins = read_pins(file, repo_id)
+    if pins.revision != revision:
+        raise PrefetchError(f"{file} is for {repo_id} {pins.revision}, not for {repo_id} {revision}")
     return pins
 
 
@@ -103,7 +89,7 @@ def is_there(pins: Pins, names: Sequence[str], output: Path) -> bool:
         raise PrefetchError(f"{output} exists already")
     if output.exists() and not output.is_dir():
         raise PrefetchError(f"{output} is neither a folder nor named like an archive, {' or '.join(ARCHIVES)}")
-    snapshot = output / pins.snapshot
+    snapshot = output / snapshot_of(pins)
     if not snapshot.exists():
         return False
     found = [fault for name in names for fault in faults(snapshot / "build" / name, pins.variants)]
@@ -117,7 +103,7 @@ def fetch(pins: Pins, names: Sequence[str], home: Path, console: Console) -> Non
 
     Raises VerificationError if a variant is not what its pin says, and the client's errors.
     """
-    snapshot = home / pins.snapshot
+    snapshot = home / snapshot_of(pins)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=console) as progress:
         # Without the user's cache: what is damaged there would be taken, and could not be repaired by fetching again.
@@ -135,7 +121,7 @@ def fetch(pins: Pins, names: Sequence[str], home: Path, console: Console) -> Non
     versions = {json.loads((variant / "metadata.json").read_text())["version"] for variant in variants}
     if len(versions) > 1:
         raise VerificationError(f"the variants are of several versions: {', '.join(map(str, sorted(versions)))}")
-    reference = home / pins.repository / f"refs/v{versions.pop()}"
+    reference = home / repository(pins) / f"refs/v{versions.pop()}"
     reference.parent.mkdir()
     reference.write_text(pins.revision)
     for path in (home, *home.rglob("*")):
@@ -161,12 +147,12 @@ def bar_of(progress: Progress) -> type[tqdm]:
 
 def move_into(home: Path, pins: Pins, output: Path) -> None:
     """Move what `home` holds into the folder `output`, which may hold other revisions; the reference goes last."""
-    references = pins.repository / "refs"
-    for folder in (PurePosixPath(), PurePosixPath("hub"), pins.repository, pins.snapshot.parent, references):
+    references = repository(pins) / "refs"
+    for folder in (PurePosixPath(), PurePosixPath("hub"), repository(pins), snapshot_of(pins).parent, references):
         if not (output / folder).is_dir():
             (output / folder).mkdir()
             (output / folder).chmod(0o755)
-    (home / pins.snapshot).rename(output / pins.snapshot)
+    (home / snapshot_of(pins)).rename(output / snapshot_of(pins))
     for reference in (home / references).iterdir():
         reference.replace(output / references / reference.name)
 
@@ -211,7 +197,7 @@ def described(pins: Pins, names: Sequence[str], output: Path, new: bool) -> Iter
     if output.name.endswith(ARCHIVES):
         home = Path("models")
         yield f"  mkdir {home} && tar xzf {output.name} -C {home}"
-    yield f"  python -m tools.pins.verify {home / pins.snapshot / 'build'} --pins <your pins file>"
+    yield f"  python -m tools.pins.verify {home / snapshot_of(pins) / 'build'} --pins <your pins file>"
     yield f"  HF_HOME={home.resolve() if home is output else f'$PWD/{home}'} HF_HUB_OFFLINE=1 python <your program>"
 
 
@@ -225,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     console = Console(stderr=True)
     try:
-        pins = read_pins(given.pins, given.repo_id, given.revision)
+        pins = read_pinned(given.pins, given.repo_id, given.revision)
         names = chosen(pins, given.variant)
         new = prefetch(pins, names, given.output, console)
     except (PrefetchError, VerificationError, ValueError, OSError, httpx2.HTTPError) as error:

@@ -11,6 +11,7 @@ from typing import Optional, Sequence
 import torch
 
 from .build_metadata import read_metadata
+from .tracing import constant_while_traced
 
 # Compute capabilities as in build.toml: 9.0, 9.0a, 10.0f, 10.0+PTX.
 _ARCH = re.compile(r"(\d+)\.(\d+)([af]?)(\+PTX)?")
@@ -23,7 +24,7 @@ def check_device(device: torch.device) -> None:
         raise ValueError(missing)
 
 
-@torch.compiler.assume_constant_result
+@constant_while_traced
 def _missing(device: torch.device) -> Optional[str]:
     """Return why a device cannot be used, None if it can. A fake GPU can."""
     archs = read_metadata().get("backend", {}).get("archs", ())

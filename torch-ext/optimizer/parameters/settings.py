@@ -253,8 +253,7 @@ def keys_of(*roles: Role) -> tuple[str, ...]:
     return tuple(key for key, role in every.items() if role in roles)
 
 
-PLANNED = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)
 # Matrices of groups that agree in these may share a batch.
 STACKED = keys_of(Role.METHOD, Role.RECIPE)
-COMPARED_ONCE = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)
+PLANNED = COMPARED_ONCE = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)
 COMPARED_AT_EVERY_STEP = keys_of(Role.RECIPE, Role.LIVE)
