@@ -65,11 +65,13 @@ seen["unsettled"] = refused()
 seen["contradicted"] = refused(drop=["torch-cuda", "torch-rocm"], keep={"torch-cuda": cuda})
 seen["not as pinned"] = refused(keep={"torch-cuda": "0" * 64})
 seen["tag taken"] = refused(tag="1.0", keep={"torch-cuda": cuda})
+seen["tags of branches"] = [refused(tag=tag, keep={"torch-cuda": cuda}) for tag in ("v1", "main")]
 second = published("one variant", keep={"torch-cuda": cuda})
 seen["tag"] = [(ref.name, ref.target_commit) for ref in api.list_repo_refs("org/tiny", **kind).tags]
 published("dropped", drop=["torch-cuda"])
 seen["bad commits"] = [refused_back(to) for to in ("v1", first.commit[:12], seen["dropped"]["commit"])]
 seen["not that release's"] = refused_back(first.commit, second.pins)
+seen["less than pinned"] = refused_back(first.commit, {**first.pins, "torch-rocm": "0" * 64})
 seen["back"] = roll_back(api, "org/tiny", first.commit, first.pins)
 seen["files back"] = files("v1")
 seen["history"] = [files(done) for done in (first.commit, second.commit, seen["dropped"]["commit"])]
@@ -155,6 +157,8 @@ def test_a_rollback_to_what_is_no_commit_or_not_as_pinned_changes_nothing(seen):
     assert told[2] == f"{seen['dropped']['commit']} is the head of v1 already"
     text, unchanged = seen["not that release's"]
     assert unchanged and "torch-cpu: metadata.json has the sha256" in text
+    lines = [f"{seen['two variants']['commit']} cannot come back:", "torch-rocm has a pin and is not there"]
+    assert seen["less than pinned"] == ["\n".join(lines), True]
 
 
 def test_publishing_again_makes_no_commit(seen):
@@ -164,6 +168,8 @@ def test_publishing_again_makes_no_commit(seen):
 def test_a_tag_names_the_commit_and_does_not_move(seen):
     assert seen["tag"] == [["1.0", seen["two variants"]["commit"]]]
     assert seen["tag taken"] == ["org/tiny has a tag 1.0, and tags do not move: choose another", True]
+    told = "{} is a branch of org/tiny, which a tag of that name would hide: choose another"
+    assert seen["tags of branches"] == [[told.format(tag), True] for tag in ("v1", "main")]
 
 
 def test_the_card_goes_to_main(seen):

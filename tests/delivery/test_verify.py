@@ -118,6 +118,38 @@ def test_bytecode_goes_when_all_else_is_right_and_only_then(copy, pin):
     assert not list(cache.iterdir()) and faults(copy, pin) == []
 
 
+@pytest.mark.parametrize("optimized", ["", "1", "2"])
+def test_bytecode_that_python_keeps_elsewhere_goes_too(copy, pin, tmp_path, optimized):
+    """With PYTHONPYCACHEPREFIX Python looks for bytecode in no folder of the variant."""
+    mark, program = tmp_path / "mark", tmp_path / "program.py"
+    program.write_text(LOAD_WITH_FOREIGN_BYTECODE.format(copy=str(copy), mark=str(mark)))
+    elsewhere = {"PYTHONPYCACHEPREFIX": str(tmp_path / "elsewhere"), "PYTHONOPTIMIZE": optimized}
+    for check, foreign in ((None, True), (pin, False)):
+        mark.unlink(missing_ok=True)
+        command = [sys.executable, str(program), *filter(None, [check])]
+        environment = {**os.environ, **elsewhere, "PYTHONPATH": str(Path(module.__file__).parent)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert mark.exists() is foreign
+
+
+LOAD_WITH_FOREIGN_BYTECODE = """
+import importlib.util, py_compile, sys
+from pathlib import Path
+from verify import faults, verify
+source, foreign = Path({copy!r}, "shapes/__init__.py"), Path("{mark}.py")
+foreign.write_text("open({mark!r}, 'w')")
+file = importlib.util.cache_from_source(str(source))
+py_compile.compile(str(foreign), file, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+for pin in sys.argv[1:]:
+    (line,) = faults(source.parents[1], pin)
+    assert line.startswith(file + " is bytecode"), line
+    verify(source.parents[1], pin)
+sys.path.insert(0, str(source.parents[1]))
+import shapes
+"""
+
+
 def test_bytecode_that_cannot_go_is_refused(copy, pin):
     (copy / "__pycache__/inside").mkdir(parents=True)
     with pytest.raises(VerificationError, match="inside is bytecode that cannot be deleted"):
@@ -159,6 +191,7 @@ def test_a_signature_may_lie_beside_the_metadata(copy, pin):
         ("torch-stable-abi211-xpu20253-x86_64-windows", "xpu"),
         ("tvm-ffi01-metal-aarch64-darwin", "metal"),
         ("torch-cuda", "cuda"),
+        ("torch-npu", "cann"),
         ("torch-ext", None),
         ("torch-stable-abi211-cpu", None),
         (f"{NAME}\n", None),

@@ -84,14 +84,14 @@ def publish(
     """Upload a release: the variants, the tag, the card; `progress` is called before each with what comes.
 
     `drop` and `keep` name the variants of the branch that the release lacks; `keep` has their pins, None where unknown.
-    The endpoint is HF_ENDPOINT unless given, and the token is the client's. Raises ValueError if the tag exists or such
-    a variant has not been named, and the client's errors. After an error the branch has the whole commit or nothing of
-    it. A commit by somebody else in the meantime is an error, too.
+    The endpoint is HF_ENDPOINT unless given, and the token is the client's. Raises ValueError if the tag exists or
+    is a branch's name, or such a variant has not been named, and the client's errors. After an error the branch has the
+    whole commit or nothing of it. A commit by somebody else in the meantime is an error, too.
     """
     api = HfApi(endpoint=endpoint)
     progress(f"looking for {release.repo_id}")
     api.create_repo(release.repo_id, exist_ok=True, **KERNEL)
-    check_tag(api, release.repo_id, tag)
+    check_tag(api, release, tag)
     head = read_head(api, release.repo_id, release.branch)
     kept = settle_rest(api, release, head, drop, keep)
     progress(f"uploading {release.described}")
@@ -110,9 +110,12 @@ def publish(
     return Published(release.repo_id, release.version, release.branch, commit, release.pins, kept, trusted)
 
 
-def check_tag(api: HfApi, repo_id: str, tag: str | None) -> None:
-    if tag in {ref.name for ref in api.list_repo_refs(repo_id, **KERNEL).tags}:
-        raise ValueError(f"{repo_id} has a tag {tag}, and tags do not move: choose another")
+def check_tag(api: HfApi, release: Release, tag: str | None) -> None:
+    refs = api.list_repo_refs(release.repo_id, **KERNEL)
+    if tag in {ref.name for ref in refs.tags}:
+        raise ValueError(f"{release.repo_id} has a tag {tag}, and tags do not move: choose another")
+    if tag in {release.branch, *(ref.name for ref in refs.branches)}:
+        raise ValueError(f"{tag} is a branch of {release.repo_id}, which a tag of that name would hide: choose another")
 
 
 def commit_variants(api: HfApi, release: Release, head: Head, drop: Collection[str]) -> str:

@@ -37,7 +37,7 @@ def roll_back(api: HfApi, repo_id: str, to: str, pins: Mapping[str, str] | None)
     """Put the contents of the commit `to` at the head of its branch; return the new commit and the variants' pins.
 
     Raises ValueError, before anything changes, if `to` is no full commit or the head already, if its variants are of
-    several versions, or if one would not be verified, by `pins` where given; and the client's errors.
+    several versions, or if one would not be verified or is missing, by `pins` where given; the client's errors.
     """
     if not re.fullmatch("[0-9a-f]{40}", to):
         raise ValueError(f"{to!r} is no commit: 40 hexadecimal digits are needed")
@@ -48,6 +48,8 @@ def roll_back(api: HfApi, repo_id: str, to: str, pins: Mapping[str, str] | None)
         root = Path(api.snapshot_download(repo_id, revision=to, local_dir=folder, **KERNEL))
         variants = find_variants(root / "build")
         found = [f"{variant.name}: {line}" for variant in variants for line in faults(variant, pins)]
+        absent = sorted({*(pins or ())} - {variant.name for variant in variants})
+        found += [f"{name} has a pin and is not there" for name in absent]
         versions = sorted({read_metadata(variant).version for variant in variants}) if not found else []
         if len(versions) > 1:
             found.append(f"its variants are of the versions {versions}")

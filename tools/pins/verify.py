@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -29,7 +30,7 @@ LIBRARIES = {".so", ".pyd", ".dll", ".dylib"}
 LARGEST_METADATA, LARGEST = 2**20, 2**30
 # The folders from which kernels 0.17.2 chooses: for a backend on every machine, and compiled for one kind of machine.
 VARIANT = re.compile(
-    r"torch-(?P<noarch>cann|cpu|cuda|metal|neuron|rocm|tpu|universal|xpu)"
+    r"torch-(?P<noarch>cann|cpu|cuda|metal|neuron|npu|rocm|tpu|universal|xpu)"
     r"|(?:torch-stable-abi[0-9]+|torch[0-9]+(?:-cxx11|-cxx98)?|tvm-ffi[0-9]+)"
     r"-(?P<compiled>cpu|metal|neuron|tpu|(?:cann|cu|rocm|xpu)[0-9]+)-[A-Za-z0-9_]+-[a-z]+"
 )
@@ -44,6 +45,7 @@ def verify(variant: Path | str, pin: str | Mapping[str, str]) -> Path:
 
     `pin` is this variant's, or a mapping from variants' names to pins. Bytecode in `__pycache__` runs instead of the
     sources, and no digest covers it, but each program that loads a variant writes it. So it goes: a restart verifies.
+    With PYTHONPYCACHEPREFIX this process keeps it elsewhere, and it goes there.
 
     Raises VerificationError with every fault.
     """
@@ -67,7 +69,8 @@ def faults(variant: Path | str, pin: str | Mapping[str, str] | None = None) -> l
     folder = Path(variant).absolute()
     found, bytecode = _examined(folder, pin if isinstance(pin, (Mapping, type(None))) else {folder.name: pin})
     return found + [
-        f"{_shown(file.relative_to(folder))} is bytecode, which runs instead of its source" for file in bytecode
+        f"{_shown(str(file).removeprefix(f'{folder}{os.sep}'))} is bytecode, which runs instead of its source"
+        for file in bytecode
     ]
 
 
@@ -80,11 +83,11 @@ def backend_of(name: str) -> str | None:
     """Return the backend, such as "cuda", in the name of a variant; None if the loader takes no folder of that name."""
     matched = VARIANT.fullmatch(name)
     backend = matched and (matched["noarch"] or matched["compiled"].rstrip("0123456789"))
-    return "cuda" if backend == "cu" else backend
+    return {"cu": "cuda", "npu": "cann"}.get(backend, backend)
 
 
 def _examined(variant: Path, pins: Mapping[str, str] | None) -> tuple[list[str], list[Path]]:
-    """Return all faults but bytecode in `__pycache__`, and that. What cannot be read is a fault."""
+    """Return all faults but bytecode where Python looks for it, and that. What cannot be read is a fault."""
     blobs = variant.parents[3] / "blobs" if variant.parts[-4:-3] == ("snapshots",) else None
     folders = [variant, *variant.parents[:3], blobs] if blobs else [variant]
     found, bytecode = [f"{_shown(folder)} is a link" for folder in folders if folder.is_symlink()], []
@@ -94,6 +97,7 @@ def _examined(variant: Path, pins: Mapping[str, str] | None) -> tuple[list[str],
         found.extend(_pin_faults(variant, hashlib.sha256(content).hexdigest(), pins) if pins is not None else ())
         found.extend(_name_faults(variant.name, metadata, files))
         found.extend(_file_faults(variant, files, blobs, bytecode))
+        bytecode.extend(_bytecode_elsewhere(variant, files))
     except OSError as error:
         found.append(f"{_shown(error.filename)} cannot be read: {error.strerror}")
     except ValueError as error:
@@ -156,6 +160,14 @@ def _file_faults(variant: Path, digest: Mapping[str, str], blobs: Path | None, b
                 fault = _file_fault(path, name, digest.get(name), blobs)
                 yield from [f"{_shown(name)} {fault}"] if fault else []
     yield from (f"{_shown(name)} is missing" for name in sorted(missing))
+
+
+def _bytecode_elsewhere(variant: Path, files: Iterable[str]) -> Iterator[Path]:
+    """What this Python runs instead of the sources, in the folder that PYTHONPYCACHEPREFIX names."""
+    for name in files if sys.pycache_prefix else ():
+        file = Path(importlib.util.cache_from_source(str(variant / name)))
+        if os.path.lexists(file):
+            yield file
 
 
 def _file_fault(path: Path, name: str, digest: str | None, blobs: Path | None) -> str | None:
