@@ -123,7 +123,7 @@ def variant(repository: Path, native_backend: str, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="session")
-def build(request: pytest.FixtureRequest) -> tuple[Path, str | None]:
+def tested_build(request: pytest.FixtureRequest) -> tuple[Path, str | None]:
     """The folder of the variant that is tested, and the backend to ask for: where a builder has set LOCAL_KERNELS, the
     folder that it names. Tests that run the kernel in several ways ask for it again, and get the same.
     """
@@ -135,9 +135,9 @@ def build(request: pytest.FixtureRequest) -> tuple[Path, str | None]:
 
 
 @pytest.fixture(scope="session")
-def kernel(build: tuple[Path, str | None]):
+def kernel(tested_build: tuple[Path, str | None]):
     """The package as `get_kernel` returns it."""
-    return load_kernel(*build)
+    return load_kernel(*tested_build)
 
 
 @pytest.fixture

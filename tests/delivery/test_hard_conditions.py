@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.hard_conditions import CONDITIONS, loads_under
-from tests.support.lie_trials import stage
+from tests.support.attacks.hard_conditions import CONDITIONS, loads_under
+from tests.support.attacks.lie_trials import stage
 
 
 @pytest.fixture(scope="module")

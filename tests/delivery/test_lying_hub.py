@@ -11,8 +11,8 @@ from importlib.metadata import version
 
 import pytest
 
-from tests.support.hub_faults import GROUP as FAULTS
-from tests.support.lie_trials import WITH_PIN, WITHOUT_PIN, Load, Trial, stage
+from tests.support.attacks.hub_faults import GROUP as FAULTS
+from tests.support.attacks.lie_trials import WITH_PIN, WITHOUT_PIN, Load, Trial, stage
 
 slow = pytest.mark.slow
 CLIENTS = "kernels 0.17.2, huggingface_hub 2.4.0"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.attacks.tampered_builds import BUILDS
 from tests.support.hub_clients import write_variant
 from tests.support.release_trees import BUILD_TOML, COMPILED, add_variant, write_tree
-from tests.support.tampered_builds import BUILDS
 from tools.build.commands import BuildError
 from tools.hub.release import read_release
 from tools.pins.verify import pin_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.tampered_caches import CACHES, DELETED, TODAY
-from tests.support.tampered_trials import tampered_caches
+from tests.support.attacks.tampered_caches import CACHES, DELETED, TODAY
+from tests.support.attacks.tampered_trials import tampered_caches
 
 
 @pytest.fixture(scope="module")

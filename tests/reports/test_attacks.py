@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from tests.support.hub_faults import faults
+from tests.support.attacks.hub_faults import faults
 from tools.attacks import __main__ as program
 from tools.attacks import page
 from tools.attacks.groups import Attack

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.hard_conditions import CONDITIONS, loads_under
-from tests.support.lie_trials import WITH_PIN, WITHOUT_PIN, Load, Trial, stage
+from tests.support.attacks.hard_conditions import CONDITIONS, loads_under
+from tests.support.attacks.lie_trials import WITH_PIN, WITHOUT_PIN, Load, Trial, stage
+from tests.support.attacks.tampered_builds import BUILDS
+from tests.support.attacks.tampered_caches import DELETED
+from tests.support.attacks.tampered_trials import tampered_caches
 from tests.support.release_trees import COMPILED, write_tree
-from tests.support.tampered_builds import BUILDS
-from tests.support.tampered_caches import DELETED
-from tests.support.tampered_trials import tampered_caches
 from tools.build.commands import BuildError
 from tools.hub.release import read_release
 

@@ -4,7 +4,7 @@ huggingface_hub 2.4.0 reads its environment into the module `constants` when it 
 needs something. So a fork sets its environment, reads it anew, and is as fresh as a new process. What kernels 0.17.2
 reads, KERNELS_CACHE, is no variable of a `client_environment`.
 
-This file is also the program that forks: python -m tests.support.forked_clients SOCKET.
+This file is also the program that forks: python -m tests.support.attacks.forked_clients SOCKET.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from tools.hub.client_environment import client_environment
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 READY = "ready\n"
 PRELOADED = ("torch", "kernels", "huggingface_hub.hf_api", "huggingface_hub.file_download", "tools.pins.verify")
 
@@ -34,7 +34,7 @@ class Clients:
     def __enter__(self) -> Clients:
         self._folder = tempfile.TemporaryDirectory(prefix="clients-")
         self._path = Path(self._folder.name, "socket")
-        command = [sys.executable, "-m", "tests.support.forked_clients", str(self._path)]
+        command = [sys.executable, "-m", "tests.support.attacks.forked_clients", str(self._path)]
         nowhere = client_environment("http://127.0.0.1:9", Path(self._folder.name))
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, cwd=ROOT, env=nowhere, text=True, **pipes)

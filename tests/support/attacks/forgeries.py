@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.lying_hub import Answer, Asked, Spoil
+from tests.support.attacks.lying_hub import Answer, Asked, Spoil
 
 MARKER = "FOREIGN_CODE_RAN"
 FOREIGN = f'open(__import__("os").environ["{MARKER}"], "w").close()\n'.encode()

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.hub_faults import hang
-from tests.support.lie_trials import WITH_PIN, Load, Stage
-from tests.support.lying_hub import Lie, LyingHub
+from tests.support.attacks.hub_faults import hang
+from tests.support.attacks.lie_trials import WITH_PIN, Load, Stage
+from tests.support.attacks.lying_hub import Lie, LyingHub
 
 UNDER = f"{WITH_PIN}_under"
 # In seconds: many loads at once share two cores.

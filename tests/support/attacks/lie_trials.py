@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.forgeries import MARKER, contents
-from tests.support.forked_clients import Call, Clients
-from tests.support.guarded_loads import REPO_ID
+from tests.support.attacks.forgeries import MARKER, contents
+from tests.support.attacks.forked_clients import Call, Clients
+from tests.support.attacks.guarded_loads import REPO_ID
+from tests.support.attacks.hub_faults import faults
+from tests.support.attacks.hub_lies import lies
+from tests.support.attacks.lying_hub import Lie, LyingHub
 from tests.support.hub_clients import environment, write_variant
-from tests.support.hub_faults import faults
-from tests.support.hub_lies import lies
-from tests.support.lying_hub import Lie, LyingHub
 from tools.hub.server import Hub
 from tools.hub.store import Change, Store
 from tools.pins.verify import pin_of
@@ -133,7 +133,7 @@ class Stage:
         """Start a load, which has `more` as its first arguments and its cache in folder/home."""
         variables = environment(endpoint, folder / "home", **{MARKER: str(folder / "ran")})
         arguments = (*more, self.release.wanted(by), self.release.pin, True)
-        return self.clients.start(variables, f"tests.support.guarded_loads:{way}", *arguments)
+        return self.clients.start(variables, f"tests.support.attacks.guarded_loads:{way}", *arguments)
 
     def ended(self, call: Call, folder: Path, limit: float = LIMIT) -> Load:
         """Return how a load ended, after waiting for it."""

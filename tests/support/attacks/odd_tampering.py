@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.attacks.tampering import Tampering, described, forged, linked, planted, put, variant_in
 from tests.support.compiled_variants import FOREIGN_LIBRARY, compiled
-from tests.support.tampering import Tampering, described, forged, linked, planted, put, variant_in
 
 
 def foreign_library(name: str) -> Tampering:

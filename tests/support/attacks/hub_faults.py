@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from tests.support.lying_hub import FOREVER, Answer, Asked, Lie, Spoil
+from tests.support.attacks.lying_hub import FOREVER, Answer, Asked, Lie, Spoil
 
 GROUP = "faults of the Hub"
 STATUSES = (401, 403, 404, 429, 500, 503)

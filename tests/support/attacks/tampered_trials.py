@@ -11,7 +11,7 @@ from tests.support.hub_clients import environment, run_client, run_tool, write_v
 from tools.hub.server import Hub
 from tools.pins.verify import pin_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PUBLISH = """
 import json, sys
 from huggingface_hub import HfApi, snapshot_download
@@ -32,6 +32,6 @@ def tampered_caches(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
         commit = run_client(PUBLISH, [folder / "build"], variables)
     pins = json.dumps({variant.name: pin_of(variant) for variant in variants})
     offline = {**variables, "HF_HUB_OFFLINE": "1"}
-    done = run_tool(ROOT, "tests.support.tampered_loads", commit, pins, variables=offline)
+    done = run_tool(ROOT, "tests.support.attacks.tampered_loads", commit, pins, variables=offline)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
 """What becomes of each tampered cache: a program, because the Hub's client reads its environment when it is imported.
 
-    python -m tests.support.tampered_loads COMMIT PINS
+    python -m tests.support.attacks.tampered_loads COMMIT PINS
 
 It takes the cache that the client has, tampers with a copy in its place, and loads in a fork. It prints a JSON object
 with what happens to each of `CACHES` without a check and with one: how `outcome` says that it ended.
@@ -20,9 +20,9 @@ import kernels
 import torch
 from huggingface_hub import constants
 
+from tests.support.attacks.tampered_caches import CACHES
+from tests.support.attacks.tampering import Tampering
 from tests.support.compiled_variants import MARK, NAME
-from tests.support.tampered_caches import CACHES
-from tests.support.tampering import Tampering
 from tools.pins.verify import VerificationError, verify
 
 CACHE = Path(constants.HF_HUB_CACHE, "kernels--org--tiny")

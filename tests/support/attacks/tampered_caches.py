@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 
-from tests.support.compiled_variants import FOREIGN, NAME, OPS
-from tests.support.odd_tampering import (
+from tests.support.attacks.odd_tampering import (
     blob_by_another_name,
     folder,
     foreign_library,
@@ -27,7 +26,7 @@ from tests.support.odd_tampering import (
     with_a_socket,
     with_digest,
 )
-from tests.support.tampering import (
+from tests.support.attacks.tampering import (
     cached,
     described,
     digested,
@@ -44,6 +43,7 @@ from tests.support.tampering import (
     without_listing,
     written,
 )
+from tests.support.compiled_variants import FOREIGN, NAME, OPS
 
 LIBRARY_FILE = f"{OPS}.abi3.so"
 # Python would never run these, or only until the sources are compiled again: `verify` deletes them.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.support.forgeries import (
+from tests.support.attacks.forgeries import (
     FOREIGN,
     PREFERRED,
     blob_id,
@@ -20,7 +20,7 @@ from tests.support.forgeries import (
     same_size,
     sent,
 )
-from tests.support.lying_hub import Answer, Asked, Lie, Spoil
+from tests.support.attacks.lying_hub import Answer, Asked, Lie, Spoil
 
 Named = Iterator[tuple[str, Mapping[str, Spoil]]]
 NOWHERE = "0" * 40
