@@ -135,3 +135,4 @@ def test_a_variant_without_a_library_is_explained_by_one_line(kernel, portable_k
         notes = package.Muon(named_parameters().items()).explain().notes
         said = [note for note in notes if note.startswith("portable operations: ")]
         assert len(said) == package.kernels.native.IS_PORTABLE
+        assert all(f": {package.build_info().variant} has no" in note for note in said)

@@ -8,6 +8,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 from torch import Tensor
 
 from ..kernels.native import IS_PORTABLE
+from ..kernels.provenance import build_info
 from ..learning_rate import UPDATE_RMS
 from ..parameters.advice import advice, remarks
 from ..parameters.groups import names_of, reason_of
@@ -27,8 +28,8 @@ _FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*
 
 # What a variant without a compiled library says of itself.
 _PORTABLE = (
-    "portable operations: torch's own, as no compiled library was loaded; the passes before and after the "
-    "orthogonalization are many operations each, where compiled ones are one"
+    "portable operations: {variant} has no compiled library; the passes before and after the orthogonalization are "
+    "many of torch's operations each, where compiled ones are one"
 )
 
 # The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.
@@ -88,7 +89,7 @@ def explanation_of(
             held += sum(local_part(value).nbytes for value in kept.values() if isinstance(value, Tensor))
     lines = [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]
     if IS_PORTABLE:
-        lines.append(_PORTABLE)
+        lines.append(_PORTABLE.format(variant=build_info().variant or "this build"))
     if plan.terms:
         lines.insert(0, f"this rank holds {bytes_text(held)} of the state")
     return Explanation(rows, lines)
