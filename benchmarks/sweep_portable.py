@@ -1,14 +1,16 @@
 """Time the passes before and after the orthogonalization, compiled and in torch's functions (`kernels/portable/`).
 
-    python -m benchmarks.sweep_portable --portable DIR [--build DIR] [--threads N] [--output FILE] [--tiny]
+    python -m benchmarks.sweep_portable [--build DIR] [--threads N] [--output FILE] [--tiny]
 
-`--portable` is the folder of a variant without a library, such as build/torch-cpu. Both take turns on the same
-matrices, those of `sweep_bookkeeping`. The ratio is the portable time divided by the compiled one: what a platform pays
-that no compiled library fits. Results are written row by row.
+The portable variant has the build's Python files and a namespace of its own: variants of one commit share theirs, and
+in one process the second would run the first one's operations. Both take turns on the same matrices, those of
+`sweep_bookkeeping`. The ratio is the portable time divided by the compiled one: what a platform pays that no compiled
+library fits. Results are written row by row.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -36,6 +38,7 @@ from benchmarks.sweep_bookkeeping import (
 )
 from benchmarks.sweep_options import load, path_of, plain_parser
 from benchmarks.timing import Deadline, take_turns
+from tests.support.portable_variant import write_portable_variant
 
 
 def measure(natives: tuple[ModuleType, ModuleType], case: str, dtypes: str, device, rounds: int) -> Iterator[dict]:
@@ -69,13 +72,13 @@ def report(rows: list[dict]) -> Table:
 
 def main() -> None:
     parser = plain_parser("Time the compiled operations against the portable ones.")
-    parser.add_argument("--portable", type=Path, required=True, help="a variant without a library")
     arguments = parser.parse_args()
     kernel, device = load(arguments)
-    portable = load_variant(arguments.portable)
+    with tempfile.TemporaryDirectory() as folder:
+        portable = load_variant(write_portable_variant(Path(kernel.__file__).parent, Path(folder), device.type))
     cases, rounds = (TINY_CASES, 3) if arguments.tiny else (CASES, 15)
     pairs = list(product(cases, DTYPES))
-    content = facts(kernel, device, {"rounds": rounds, "portable_files": facts(portable, device, {})["files"]})
+    content = facts(kernel, device, {"rounds": rounds})
     keys = [key_of(operation, *pair) for pair in pairs for operation in OPERATIONS]
     results = ResultFile(path_of("portable", device, arguments), content, keys)
     deadline = Deadline(arguments.minutes)
