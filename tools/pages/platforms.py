@@ -7,6 +7,7 @@ The answers are those of the installed loader, `kernels.variants`, which is told
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -83,8 +84,9 @@ INTRODUCTION = """\
 
 `get_kernel` takes the variant of the package that fits the machine, its Python and its torch. It goes by what torch is
 built for, not by whether there is a GPU; on macOS by whether MPS is available. A **compiled** variant has kernels in
-machine code. A **portable** variant (*noarch* to the Hub) does the same by torch's operations, which takes longer. It
-is taken where no compiled one fits. `print(optimizer.build_info().variant)` says which one was loaded.
+machine code. A **portable** variant (*noarch* to the Hub) does the same by torch's operations. It is taken where no
+compiled one fits. Its products are torch's, and its passes before and after the orthogonalization took {cost}.
+`print(optimizer.build_info().variant)` says which one was loaded.
 
 `python -m tools.pages.platforms` makes this page. It asks the loader, kernels {version}, for each platform with each
 torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it. What this repository
@@ -157,8 +159,17 @@ def page() -> str:
     """Return docs/platforms.md."""
     headings = ("system", "torch for", f"torch {NEW[0]} or newer", f"torch {OLD[-1]}")
     rows = [(each.place, each.built_for, cell(taken(each, NEW)), cell(taken(each, OLD))) for each in EVERY]
-    introduction = INTRODUCTION.format(version=kernels.__version__, oldest=OLD[0], newest=NEW[-1])
+    introduction = INTRODUCTION.format(version=kernels.__version__, oldest=OLD[0], newest=NEW[-1], cost=cost())
     return "\n".join([introduction, table(headings, rows) + "\n", where_nothing_fits()])
+
+
+def cost() -> str:
+    """Return what portable operations took, as multiples of the compiled ones' time, in the newest file of results."""
+    file = max((ROOT / "benchmarks/results").glob("portable-cpu-*.json"))
+    content = json.loads(file.read_text())
+    ratios = [row["ratio"] for row in content["results"] if "ratio" in row]
+    place = f"../{file.relative_to(ROOT).as_posix()}"
+    return f"{min(ratios):.1f} to {max(ratios):.1f}\ntimes as long on an [{content['device']}]({place})"
 
 
 def cell(variant: str | None) -> str:

@@ -76,6 +76,15 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
         "Host time of a launch",
         (Column("product", lambda r: r["case"]), Column("µs (quartiles)", lambda r: quartile_words(r["microseconds"]))),
     ),
+    ("portable_seconds", "ratio"): (
+        "Operations without a compiled library",
+        (
+            *(Column(key, lambda r, key=key: r[key]) for key in ("operation", "matrices", "dtypes")),
+            Column("compiled, ms", lambda r: f"{1e3 * r['seconds']:.3f} ±{r['spread']:.0%}"),
+            Column("portable, ms", lambda r: f"{1e3 * r['portable_seconds']:.3f} ±{r['portable_spread']:.0%}"),
+            Column("portable / compiled", lambda r: f"{r['ratio']:.2f}"),
+        ),
+    ),
     ("load_seconds",): (
         "Time to load",
         (
