@@ -93,6 +93,8 @@ class Fork(socketserver.StreamRequestHandler):
         self.wfile.write(f"{os.getpid()}\n".encode())
         os.environ.clear()
         os.environ.update(request["environment"])
+        # Root may write bytecode into a read-only cache, and loads at once share it; bytecode has cases of its own.
+        sys.dont_write_bytecode = True
         importlib.reload(importlib.import_module("huggingface_hub.constants"))
         module, name = request["function"].split(":")
         done = getattr(importlib.import_module(module), name)(*request["arguments"])
