@@ -139,36 +139,10 @@ def gemm_instructions() -> str:
     return ops.gemm_instructions()
 
 
-@torch.library.register_fake(add_op_namespace_prefix("momentum_pack_"))
-def _momentum_pack_fake(*arguments, **options) -> None:
-    """Returns nothing, so tracing needs no shapes."""
+def _returns_nothing(*arguments, **options) -> None:
+    """What an operation does while it is traced: it returns nothing, so tracing needs no shapes."""
 
 
-@torch.library.register_fake(add_op_namespace_prefix("descend_"))
-def _descend_fake(*arguments, **options) -> None:
-    """Returns nothing, so tracing needs no shapes."""
-
-
-@torch.library.register_fake(add_op_namespace_prefix("move_blocks_"))
-def _move_blocks_fake(*arguments, **options) -> None:
-    """Returns nothing, so tracing needs no shapes."""
-
-
-@torch.library.register_fake(add_op_namespace_prefix("frobenius_norm_"))
-def _frobenius_norm_fake(*arguments, **options) -> None:
-    """Returns nothing, so tracing needs no shapes."""
-
-
-@torch.library.register_fake(add_op_namespace_prefix("normalize_"))
-def _normalize_fake(*arguments, **options) -> None:
-    """Returns nothing, so tracing needs no shapes."""
-
-
-@torch.library.register_fake(add_op_namespace_prefix("gemm_"))
-def _gemm_fake(*arguments, **options) -> None:
-    """Returns nothing, so tracing needs no shapes."""
-
-
-@torch.library.register_fake(add_op_namespace_prefix("hopper_gemm_"))
-def _hopper_gemm_fake(*arguments, **options) -> None:
-    """Returns nothing, so tracing needs no shapes."""
+for name, (schema, _) in OPERATIONS.items():
+    if schema.endswith("-> ()"):
+        torch.library.register_fake(add_op_namespace_prefix(name), _returns_nothing)

@@ -13,7 +13,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from torch import Tensor
 
-from ..kernels.portable.quantization import BLOCK
+from ..kernels.formats import BLOCK
 from .matrices import MatrixView, view_in_group
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..kernels.portable.quantization import BLOCK
+from ..kernels.formats import BLOCK
 from ..parameters.matrices import MatrixView
 from ..parameters.momentum_blocks import block_axes, scales_shape
 from .layout import Layout, Runs, length, runs_of, within

@@ -11,9 +11,6 @@ from ..kernels.master_weights import joined, split_
 from ..kernels.native import descend_
 from .decay import DECAY_MODES, Number, on_device, scaled_decay
 
-# The dtypes that may be rounded stochastically.
-HALVES = (torch.float16, torch.bfloat16)
-
 
 class DescentOptions(NamedTuple):
     """Optional inputs of a descent.

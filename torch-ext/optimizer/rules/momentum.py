@@ -7,8 +7,8 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.formats import BLOCK
 from ..kernels.native import momentum_pack_
-from ..kernels.portable.quantization import BLOCK
 from .scaling import UNSCALED, GradientScaling
 
 

@@ -8,6 +8,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
+from ..kernels.formats import HALVES
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
 from ..parameters.state import BUFFER, MOMENTS, REMAINDER, SCALE, integers
@@ -19,7 +20,7 @@ from ..plan.plan import Plan, State, local_indices
 from ..plan.process_groups import this_rank
 from ..plan.sums import SummedBatch
 from ..plan.teams import Team
-from ..rules.descent import HALVES, as_tensor
+from ..rules.descent import as_tensor
 from .local_matrix import LocalMatrix, LocalParameter, StepTensors
 from .moments import MovedMoments, moved_moments
 from .owned import LocalOwned, local_owned

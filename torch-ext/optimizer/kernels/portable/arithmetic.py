@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .refusals import HALVES
+from ..formats import HALVES
 
 # SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), as signed numbers: int64
 # products and sums wrap around like unsigned ones.

@@ -8,12 +8,12 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..formats import HALVES
 from ..master_weights import halves_of, joined
 from .arithmetic import computing_dtype, number, random_bits, round_stochastically
 from .memory import Memory
 from .pieces import Gate, Piece, of_piece, on_device, parts_of, pieces, stacked, write_
 from .refusals import (
-    HALVES,
     check_buffer,
     check_gate,
     check_matrices,

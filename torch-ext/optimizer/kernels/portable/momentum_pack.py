@@ -7,10 +7,11 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..formats import BLOCK
 from .arithmetic import computing_dtype, lerp
 from .memory import Memory
 from .pieces import Gate, Piece, on_device, parts_of, pieces, stacked, write_
-from .quantization import BLOCK, dequantized, quantized
+from .quantization import dequantized, quantized
 from .refusals import (
     check_buffer,
     check_device,

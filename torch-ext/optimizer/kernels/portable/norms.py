@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..formats import HALVES
 from .memory import Memory
-from .refusals import HALVES, listed, name_of, place
+from .refusals import listed, name_of, place
 
 NORM_SCHEMA = "(Tensor(a!) norms, Tensor X) -> ()"
 NORMALIZE_SCHEMA = "(Tensor(a!) out, Tensor X, Tensor norms, float eps, float scale) -> ()"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..formats import BLOCK
 from .arithmetic import number
-
-# Neighbours that share a scale in momentum of 8 bits: kBlock of the compiled operations.
-BLOCK = 64
 
 _LARGEST = 127
 _LEAST_SCALE = 2.0**-126

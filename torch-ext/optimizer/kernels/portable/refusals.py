@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-HALVES = (torch.float16, torch.bfloat16)
 
 # The names by which torch's C++ interface calls dtypes, and so the compiled operations' messages.
 _NAMES = {
