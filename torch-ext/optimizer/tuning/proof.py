@@ -23,6 +23,8 @@ ALPHA, BETA = 2.0315, -4.775
 SCALE = 64.0
 # Of larger results MOST_ROWS rows are compared with float64, including the last LAST_ROWS, where tiles are cut.
 MOST_ROWS, LAST_ROWS = 64, 32
+# Of all rows the sums of so many neighbours are. A wrong element is larger than what the roundings of so few add up to.
+NEIGHBOURS = 64
 
 # The most columns of the matrices whose Gram matrices test products of squares. More would not change what is tested.
 MOST_COLUMNS = 256
@@ -64,7 +66,8 @@ def prove_apply(apply: Apply, like: Tensor, size: tuple[int, int]) -> None:
     compute = lambda B, X, D, scalars: apply(B.clone(), X.clone(), scalars[1])  # noqa: E731 - it may overwrite both
     C = _alone_as_in_a_batch(compute, B, X, X, (1.0, BETA))
     rows = checked_rows(size[0])
-    _check_rows(C[:, rows], *roundings.product(B[:, rows], X, X[:, rows], 1.0, BETA))
+    _check_entries(C[:, rows], *roundings.product(B[:, rows], X, X[:, rows], 1.0, BETA))
+    check_sums(C, B, X, X, (1.0, BETA), is_symmetric=False)
     spoiled = X.clone()
     spoiled[0, -1, -1] = math.nan
     if not torch.equal(apply(B.clone(), spoiled, BETA)[1:], C[1:]):
@@ -132,7 +135,29 @@ def check_product(
         if not torch.equal(B[i].mT, A[i]):
             mirrored = roundings.product(B[i].mT[rows], A[i].mT, d, *map(float, scalars))
             exact, allowed = (torch.where(above, other, one) for other, one in zip(mirrored, (exact, allowed)))
-        _check_rows(C[i][rows], exact, allowed)
+        _check_entries(C[i][rows], exact, allowed)
+
+
+def check_sums(
+    C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple, *, is_symmetric: bool = True
+) -> None:
+    """Raise WrongResultError unless sums of neighbours in each row of C, with random signs, are those of the product.
+
+    That covers every element for a fraction of the product's cost. Symmetric results are assumed to be so bit for bit.
+    If their operands only commute, the upper triangle is the mirrored lower one, and sums that cross the diagonal are
+    left out. Source: Freivalds, Probabilistic machines can use less running time (1977).
+    """
+    signs, scalars = _signs_of_neighbours(C.size(2)).to(C.device), tuple(map(float, scalars))
+    row = torch.arange(C.size(1), device=C.device)[:, None]
+    start = torch.arange(0, C.size(2), NEIGHBOURS, device=C.device)
+    for i in range(len(C)):
+        d = None if D is None else D[i]
+        exact, allowed = roundings.sums_of_product(C[i], A[i], B[i], d, scalars, signs)
+        if is_symmetric and not torch.equal(B[i].mT, A[i]):
+            mirrored = roundings.sums_of_product(C[i], B[i].mT, A[i].mT, d, scalars, signs)
+            exact, allowed = (torch.where(row < start, other, one) for other, one in zip(mirrored, (exact, allowed)))
+            allowed[(row >= start) & (row < start + NEIGHBOURS)] = math.inf
+        _check_entries(C[i].double() @ signs, exact, allowed)
 
 
 def checked_rows(m: int) -> Tensor:
@@ -147,6 +172,7 @@ def checked_rows(m: int) -> Tensor:
 def _prove(compute: Compute, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> None:
     C = _alone_as_in_a_batch(compute, A, B, D, scalars)
     check_product(C, A, B, D, scalars, checked_rows(C.size(1)))
+    check_sums(C, A, B, D, scalars)
 
 
 def _alone_as_in_a_batch(compute: Compute, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
@@ -157,10 +183,16 @@ def _alone_as_in_a_batch(compute: Compute, A: Tensor, B: Tensor, D: Optional[Ten
     return C
 
 
-def _check_rows(C: Tensor, exact: Tensor, allowed: Tensor) -> None:
+def _check_entries(C: Tensor, exact: Tensor, allowed: Tensor) -> None:
     error = (C.double() - exact).abs()
-    if not (error <= allowed).all():
+    if not (error.isfinite() & (error <= allowed)).all():
         raise WrongResultError(f"an error is {(error / allowed).max().item():.1e} times what rounding can explain")
+
+
+def _signs_of_neighbours(n: int) -> Tensor:
+    """Return random signs (n, groups), float64: column g has those of the g-th NEIGHBOURS rows, else zeros."""
+    signs = torch.randint(2, (n,), generator=torch.Generator("cpu").manual_seed(1), device="cpu").double() * 2 - 1
+    return torch.block_diag(*(part[:, None] for part in signs.split(NEIGHBOURS)))
 
 
 def _normal(*shape: int, seed: int = 0) -> Tensor:

@@ -20,9 +20,33 @@ def product(A: Tensor, B: Tensor, D: Optional[Tensor], alpha: float, beta: float
     exact, sizes = alpha * A @ B, abs(alpha) * A.abs() @ B.abs()
     if D is not None:
         exact, sizes = exact + beta * D.double(), sizes + abs(beta) * D.double().abs()
-    roundings = (A.size(-1) + 3) * torch.finfo(torch.float32).eps / 2
-    summing = roundings / (1 - roundings) * sizes
+    summing = _summing(A.size(-1)) * sizes
     return exact, summing + rounding_error(exact.abs() + summing, dtype)
+
+
+def sums_of_product(
+    C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple[float, float], signs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (alpha A B + beta D) S in float64, and the most by which rounding may move C S from it.
+
+    S, `signs` (n, s), has entries -1, 0 and 1. No entry of A B is computed, so this takes the time of two products with
+    s columns. A number that was rounded to c is at most half the spacing around c away.
+    """
+    alpha, beta = scalars
+    exact, sizes = alpha * A.double() @ (B.double() @ signs), abs(alpha) * A.double().abs() @ _sizes(B, signs)
+    if D is not None:
+        exact, sizes = exact + beta * D.double() @ signs, sizes + abs(beta) * _sizes(D, signs)
+    return exact, _summing(A.size(-1)) * sizes + rounding_error(C.double(), C.dtype) @ signs.abs()
+
+
+def _sizes(matrix: Tensor, signs: Tensor) -> Tensor:
+    return matrix.double().abs() @ signs.abs()
+
+
+def _summing(k: int) -> float:
+    """Return the error of sums of k products, as a share of the sum of the magnitudes."""
+    roundings = (k + 3) * torch.finfo(torch.float32).eps / 2
+    return roundings / (1 - roundings)
 
 
 def rounding_error(exact: Tensor, dtype: torch.dtype) -> Tensor:
