@@ -15,6 +15,7 @@ from tests.support.sharded_models import (
     Case,
     Layout,
     Spec,
+    Trained,
     assert_same,
     bits_equal,
     model,
@@ -53,12 +54,21 @@ def assert_close_to_alone(kernel, pools, case: Case, job=train) -> None:
     results = pools(4).run(job, case)
     alone = train_alone(kernel, case, results[0].holders, pools.device)
     for result in results:
-        for i, (p, q, state, its) in enumerate(zip(result.parameters, alone.parameters, result.state, alone.state)):
+        for i, (state, its) in enumerate(zip(result.state, alone.state)):
             assert bits_equal(state["momentum_buffer"], its["momentum_buffer"])
+            p, q = (exact(kernel, trained, i) for trained in (result, alone))
             # An update has root mean square 0.2 lr. float32 rounds sums of its iteration to 2**-24, which the schedule
             # amplifies by up to the product of its first coefficients, about 2**8; here they are summed in two orders.
             moved = 0.2 * case.settings["lr"] * case.steps * q.numel() ** 0.5
             assert (p - q).norm() <= 2**-24 * 2**8 * 2 * moved + 2**-24 * case.steps * q.norm(), case.specs[i]
+
+
+def exact(kernel, trained: Trained, i: int) -> torch.Tensor:
+    """Return a float32 parameter, or the float32 value whose halves are a parameter and its remainder."""
+    p, state = trained.parameters[i], trained.state[i]
+    if "remainder" not in state:
+        return p
+    return kernel.kernels.master_weights.joined(p, kernel.parameters.state.integers(state["remainder"]))
 
 
 # Ranks that have other experts have no word in whether these have a gradient.
@@ -69,6 +79,14 @@ MISSING += [(name, missing) for name in LONG if name != "experts" for missing in
 @pytest.mark.parametrize("name, missing", MISSING)
 def test_summed_matrices_end_as_in_one_process_up_to_rounding(kernel, pools, name, missing):
     assert_close_to_alone(kernel, pools, case_on(*LONG[name], missing=missing))
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_master_weights_of_summed_matrices_end_there_too(kernel, pools, name):
+    """bfloat16 parameters with their lower halves, as close as float32 parameters."""
+    settings = {"master_weights": "split", "momentum_dtype": "float32"}
+    case = case_on(*LONG[name], settings=settings, dtype=torch.bfloat16, missing="everywhere")
+    assert_close_to_alone(kernel, pools, case)
 
 
 def train_at_any_cost(kernel, case: Case):
