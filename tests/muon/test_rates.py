@@ -50,6 +50,24 @@ def test_a_factor_is_refused_for_matrices(kernel):
     assert len(optimizer.param_groups) == 2
 
 
+def test_adamw_lr_of_a_made_group_is_refused(kernel):
+    """It has become `lr_factor`; a later one would do nothing."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), lr=0.02, adamw_lr=0.01)
+    take_steps(optimizer, params, [0])
+    assert [group["adamw_lr"] for group in optimizer.param_groups] == [None, None]
+    optimizer.param_groups[1]["adamw_lr"] = 0.005
+    before = {name: p.detach().clone() for name, p in params.items()}
+    with pytest.raises(ValueError, match=r"adamw_lr=0\.005 .* would do nothing.* write their lr or lr_factor"):
+        take_steps(optimizer, params, [1])
+    assert all(torch.equal(p, before[name]) for name, p in params.items())
+    optimizer.param_groups[1]["adamw_lr"] = None
+    saved = optimizer.state_dict()
+    saved["param_groups"][1]["adamw_lr"] = 0.01  # as older versions wrote it
+    optimizer.load_state_dict(saved)
+    take_steps(optimizer, params, [1])
+
+
 @pytest.mark.parametrize("lr", [0.5, None])
 def test_a_state_from_before_factors_has_absolute_rates(kernel, lr):
     """As format 1 has them, and torch's optimizers; where it says no `lr`, rate and factor stay as they are here."""

@@ -59,7 +59,7 @@ def split_group(
     for branch in branches:
         lr, factor = rates[branch]
         changes = {"use_muon": branch == "muon", "lr": lr, "lr_factor": factor, "params": list(halves[branch].items())}
-        changes["decay_lr"] = first_decay_lr(settings, lr)
+        changes.update(adamw_lr=None, decay_lr=first_decay_lr(settings, lr))
         groups.append({**settings, **changes, "param_names": [], **_SAVED_BY})
     return groups, reasons
 
@@ -96,9 +96,9 @@ def loaded_group(
 
     `offload` stays as it is here, because it depends on the machine. `master_weights` stays too; `check_loaded` refuses
     remainders in a file if none are wanted. `expert_keys` stays if the file has none. If a file has `lr` without
-    `lr_factor`, as in format 1, the factor is 1. `state` is the loaded state by parameter; the first parameter of this
-    group has the position `first` in the file. Raises ValueError or TypeError if group or state do not fit, or if a
-    parameter would be seen as other matrices than when it was saved.
+    `lr_factor`, as in format 1, the factor is 1. An `adamw_lr` is dropped, since the factor has it. `state` is the
+    loaded state by parameter; the first parameter of this group has the position `first` in the file. Raises ValueError
+    or TypeError if group or state do not fit, or if a parameter would be seen as other matrices than when it was saved.
     """
     _check_same_group(current, saved)
     if "betas" in saved:
@@ -106,7 +106,7 @@ def loaded_group(
             "the state is from another optimizer: its group has betas, which are called adamw_betas here. "
             "import_state(optimizer, state_dict, source=...) imports what fits"
         )
-    kept = {key: current[key] for key in _KEPT}
+    kept = {**{key: current[key] for key in _KEPT}, "adamw_lr": None}
     if not saved.get("expert_keys"):
         kept["expert_keys"] = current["expert_keys"]
     if "lr" in saved and "lr_factor" not in saved:

@@ -81,10 +81,16 @@ def checked_settings(groups: Sequence[Group]) -> list[Any]:
 def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
     """Make the settings of groups plain in place, since users may have changed them.
 
-    Raises as `plain_settings`, and ValueError for `corrected` decay without `decay_lr`; then no group has changed.
+    Raises as `plain_settings`, and ValueError for `corrected` decay without `decay_lr` and for `adamw_lr`, which no
+    step reads; then no group has changed.
     """
     plain = [plain_settings(group) for group in groups]
     for settings in plain:
+        if settings["adamw_lr"] is not None:
+            raise ValueError(
+                f"adamw_lr={settings['adamw_lr']} in a group of an optimizer that is already made would do nothing: "
+                "AdamW's groups move by lr * lr_factor, so write their lr or lr_factor"
+            )
         scaled_decay(settings["decay_mode"], 0.0, 0.0, settings["decay_lr"])  # raises without a `decay_lr`
     for group, settings in zip(groups, plain):
         group.update(settings)
@@ -228,7 +234,7 @@ SETTINGS: dict[str, Setting] = {
     "transposed": Setting(flag, Role.MATRICES),
     "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
     "fallback": Setting(_one_of(FALLBACKS), Role.LIVE),
-    # Becomes the `lr_factor` of the fallback's groups.
+    # Becomes the `lr_factor` of the fallback's groups, and None in all groups.
     "adamw_lr": Setting(lambda key, value: None if value is None else _live_number(key, value), Role.HOST),
     "lr_factor": Setting(_number, Role.LIVE),
     "adamw_betas": Setting(_betas, Role.LIVE),
@@ -240,7 +246,7 @@ SETTINGS: dict[str, Setting] = {
     "capturable": Setting(flag, Role.HOST),
 }
 # All except the numbers that schedulers set at every step.
-_CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in ("lr", "weight_decay", "adamw_lr")))
+_CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in ("lr", "weight_decay")))
 # Settings that only a group can have, with their defaults.
 OF_GROUPS = {"transposed": False, "split_rows": None, "decay_lr": None, "lr_factor": 1.0}
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and the number of steps with seeds drawn.
