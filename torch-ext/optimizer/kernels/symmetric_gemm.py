@@ -162,7 +162,7 @@ def reads_descriptors(device: torch.device) -> bool:
 def config_for(device_name: str, target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
     """Return the configuration with which `symmetric_gemm_` launches on these operands."""
     config = chosen_config(device_name, target, A.dtype, A.shape[1:], *_how_they_lie(A, B, D, C))
-    if config == HOPPER and not (target == HOPPERS and hopper_gemm.fits(A, B, D, C)):
+    if config == HOPPER and not (target == HOPPERS and hopper_gemm.is_built() and hopper_gemm.fits(A, B, D, C)):
         return tritons_config(target, A, B, D, C)
     return config
 
