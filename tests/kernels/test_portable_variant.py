@@ -44,7 +44,7 @@ def compiled_step_moves_its_parameters(kernel):
 kernels = [load_variant(Path(folder)) for folder in sys.argv[1:]]
 steps = [compiled_step_moves_its_parameters(kernel) for kernel in kernels]
 print(json.dumps([
-    {"kind": k.build_info().kind, "id": k.build_info().id, "portable": k.kernels.native.IS_PORTABLE,
+    {"kind": k.build_info().kind, "namespace": k.kernels.native.ops.name, "portable": k.kernels.native.IS_PORTABLE,
      "by torch": by_torch(k), "step": step}
     for k, step in zip(kernels, steps)
 ]))
@@ -70,7 +70,7 @@ def test_two_kinds_of_variants_of_one_commit_run_what_each_has(repository, kerne
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads(done.stdout.splitlines()[-1])
-    assert [variant["kind"] for variant in seen] == list(kinds) and seen[0]["id"] == seen[1]["id"]
+    assert [variant["kind"] for variant in seen] == list(kinds) and seen[0]["namespace"] == seen[1]["namespace"]
     for variant in seen:
         assert variant["portable"] == variant["by torch"] == (variant["kind"] == "portable")
         assert variant["step"]

@@ -10,7 +10,8 @@ from pathlib import Path
 def write_portable_variant(built: Path, folder: Path, backend: str) -> Path:
     """Write `torch-<backend>` into `folder`, with the Python files of the variant `built`, and return its path.
 
-    As variants of one commit, the two have one namespace.
+    Its operations have the namespace of those of `built`, as in two variants of one commit. Its id differs, because the
+    Hub's loader names modules by it.
     """
     variant = folder / f"torch-{backend}"
     for file in sorted(file for suffix in ("py", "json") for file in built.rglob(f"*.{suffix}")):
@@ -21,5 +22,6 @@ def write_portable_variant(built: Path, folder: Path, backend: str) -> Path:
     ops = variant / "_ops.py"
     ops.write_text(ops.read_text().replace(f"from . import {metadata['id']}\n", ""))
     metadata.pop("digest", None)
-    (variant / "metadata.json").write_text(json.dumps({**metadata, "backend": {"type": backend}}))
+    changed = {**metadata, "id": f"{metadata['id']}_portable", "backend": {"type": backend}}
+    (variant / "metadata.json").write_text(json.dumps(changed))
     return variant
