@@ -37,6 +37,7 @@ from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.timing import quartiles
 from tools.hub.client_environment import client_environment
 from tools.hub.server import Hub
+from tools.pins.pins_file import KERNEL
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHED_TARGET, IMPORT_TARGET = 0.5, 0.1
@@ -78,11 +79,11 @@ def loads(version: int, backend: str) -> dict[str, Load]:
 
 def publish(endpoint: str, variant: Path, version: int) -> None:
     """Put a variant on the branch of its version, as `tools.hub.publish` does, without its checks of a release."""
-    api, kind = HfApi(endpoint=endpoint), {"repo_type": "kernel"}
-    api.create_repo(REPO_ID, **kind)
-    api.create_branch(REPO_ID, branch=f"v{version}", **kind)
+    api = HfApi(endpoint=endpoint)
+    api.create_repo(REPO_ID, **KERNEL)
+    api.create_branch(REPO_ID, branch=f"v{version}", **KERNEL)
     api.upload_folder(
-        repo_id=REPO_ID, folder_path=variant, path_in_repo=f"build/{variant.name}", revision=f"v{version}", **kind
+        repo_id=REPO_ID, folder_path=variant, path_in_repo=f"build/{variant.name}", revision=f"v{version}", **KERNEL
     )
 
 

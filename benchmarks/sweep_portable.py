@@ -2,8 +2,7 @@
 
     python -m benchmarks.sweep_portable [--build DIR] [--threads N] [--output FILE] [--tiny]
 
-The portable variant has the build's Python files and a namespace of its own: variants of one commit share theirs, and
-in one process the second would run the first one's operations. Both take turns on the same matrices, those of
+The portable variant has the build's Python files. Both take turns in one process, on the matrices of
 `sweep_bookkeeping`. The ratio is the portable time divided by the compiled one: what a platform pays that no compiled
 library fits. Results are written row by row.
 """

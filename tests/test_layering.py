@@ -26,6 +26,9 @@ FLOORS = [
     {"interop"},
     {"__init__"},
 ]
+IMPORTS = (ast.Import, ast.ImportFrom)
+# What alone may import under a condition, by the statement of the condition: Triton and a library may be missing.
+GUARDS = {ast.Try: ("kernels", "products"), ast.If: ("kernels", "native")}
 # The lowest floor that may know a library, by a name on it.
 LOWEST = {"torch.distributed": "plan", "torch.optim": "muon", "triton": "kernels"}
 
@@ -59,9 +62,9 @@ def absolute_imports(tree):
 
 
 def at_the_top(tree):
-    """Import statements of the module itself; one guarded by try counts, where a package may be missing."""
+    """Import statements of the module itself, with those under a condition that `GUARDS` has."""
     for node in tree.body:
-        yield from node.body if isinstance(node, ast.Try) else [node]
+        yield from node.body if type(node) in GUARDS else [node]
 
 
 def violations(package):
@@ -80,10 +83,18 @@ def violations(package):
         ]
         if ("_ops",) in relative_imports(module, tree) and module != ("kernels", "native"):
             found.append(f"{module} imports the compiled ops, which kernels/native.py alone does")
-        imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        imports = [node for node in ast.walk(tree) if isinstance(node, IMPORTS)]
         found += [f"{module} hides an import" for node in imports if all(node is not top for top in at_the_top(tree))]
-        if any(isinstance(node, ast.Try) for node in tree.body) and module != ("kernels", "products"):
-            found.append(f"{module} guards an import, which kernels/products.py alone does")
+        guarded = [
+            node
+            for node in tree.body
+            if type(node) in GUARDS and any(isinstance(inner, IMPORTS) for inner in node.body)
+        ]
+        found += [
+            f"{module} guards an import, which {'/'.join(GUARDS[type(node)])}.py alone does"
+            for node in guarded
+            if module != GUARDS[type(node)]
+        ]
         roots = {name.split(".")[0] for name in absolute_imports(tree)}
         found += [f"{module} needs {root}" for root in roots - set(sys.stdlib_module_names) - {"torch", "triton"}]
     try:
@@ -105,6 +116,8 @@ PLANTED = {
     "an import from above": ("plan/owners.py", "from ..step import update", "from above"),
     "a circle inside a floor": ("plan/owners.py", "from . import messages", "go round"),
     "a hidden import": ("polar.py", "def late():\n    import math", "hides an import"),
+    "a guard": ("polar.py", "try:\n    import math\nexcept ImportError:\n    pass", "kernels/products.py alone"),
+    "a condition": ("kernels/products.py", "if torch:\n    import math", "kernels/native.py alone"),
     "process groups in the tuning": ("tuning/race.py", "import torch.distributed", "begins with plan"),
     "another library": ("muon.py", "import numpy", "needs numpy"),
     "triton below the kernels": ("schedules.py", "import triton", "begins with kernels"),

@@ -106,7 +106,9 @@ def kernel(request: pytest.FixtureRequest, kernel: ModuleType) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def portable_kernel(kernel: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The package as a variant without a library, beside the compiled one in this process."""
+    """The package as a variant without a library: the one under test, or one beside it in this process."""
+    if kernel.kernels.native.IS_PORTABLE:
+        return kernel
     folder = tmp_path_factory.mktemp("portable")
     backend = "cuda" if torch.version.cuda else "cpu"
     write_portable_variant(Path(kernel.__file__).parent, folder, backend)

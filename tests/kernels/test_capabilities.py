@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ARCHS = ["7.5", "8.0", "9.0", "10.0+PTX", "9.0a"]
 
@@ -31,16 +32,84 @@ def gpu(kernel, monkeypatch):
 REFUSAL = r"cuda:0 \(Tesla V100\) has compute capability 7\.0, and this build has code for 7\.5, 8\.0, 9\.0, 10\.0\+PTX"
 
 
-def test_a_gpu_without_code_is_refused_by_name(kernel, gpu):
+# Every public way to the compiled kernels, for a layer on the GPU.
+ENTRIES = {
+    "Muon": lambda kernel, layer: kernel.Muon(layer.named_parameters()),
+    "a group that is added": lambda kernel, layer: kernel.Muon([("bias", layer.bias)]).add_param_group(
+        {"params": [("weight", layer.weight)]}
+    ),
+    "MuonFactory": lambda kernel, layer: kernel.MuonFactory()(layer, args=None),
+    "compat.Muon": lambda kernel, layer: kernel.compat.Muon(
+        kernel.compat.get_default_muon_param_groups(torch.nn.Sequential(layer))
+    ),
+    "orthogonalize": lambda kernel, layer: kernel.orthogonalize(layer.weight.detach()),
+    "compat.zeropower_via_newtonschulz5": lambda kernel, layer: kernel.compat.zeropower_via_newtonschulz5(
+        layer.weight.detach(), 5
+    ),
+    "tune": lambda kernel, layer: kernel.tune([(64, 64)], device=layer.weight.device),
+}
+
+
+def layer_on(device):
+    layer = torch.nn.Linear(64, 64, device="meta")
+    layer.weight, layer.bias = (torch.nn.Parameter(torch.empty(p.shape, device=device)) for p in layer.parameters())
+    return layer
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_gpu_without_code_is_refused_by_name(kernel, gpu, entry):
+    device = gpu(ARCHS, (7, 0))
+    with FakeTensorMode(), pytest.raises(ValueError, match=REFUSAL):
+        ENTRIES[entry](kernel, layer_on(device))
+
+
+def test_a_gpu_without_code_is_taken_for_parameters_of_adamw_alone(kernel, gpu):
     device = gpu(ARCHS, (7, 0))
     with FakeTensorMode():
-        W = torch.nn.Parameter(torch.empty(64, 64, device=device))
-    with pytest.raises(ValueError, match=REFUSAL):
-        kernel.Muon([("w", W)])
-    with pytest.raises(ValueError, match=REFUSAL):
-        kernel.orthogonalize(W.detach())
-    with pytest.raises(ValueError, match=REFUSAL):
-        kernel.tune([(64, 64)], device=device)
+        (group,) = kernel.Muon([("bias", layer_on(device).bias)]).param_groups
+    assert not group["use_muon"]
+
+
+class Namespaces(TorchDispatchMode):
+    """Collects the namespaces of all operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.add(function.namespace)
+        return function(*args, **(kwargs or {}))
+
+
+OF_ADAMW = [
+    {"decay_mode": "decoupled"}, {"decay_mode": "independent"}, {"decay_mode": "cautious"}, {"decay_mode": "corrected"},
+    {"fallback": "nadamw"}, {"stochastic_rounding": True}, {"master_weights": "split"}, {"capturable": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(33,), (32, 33)], ids=["AdamW", "Muon"])
+@pytest.mark.parametrize("settings", OF_ADAMW, ids=str)
+def test_parameters_of_adamw_alone_run_torchs_operations(kernel, settings, shape):
+    """That is why a GPU without code is taken for them. A matrix runs others."""
+    p = torch.nn.Parameter(torch.ones(shape, dtype=torch.bfloat16))
+    optimizer = kernel.Muon([("p", p)], **settings)
+    p.grad = torch.ones_like(p)
+    with Namespaces() as namespaces:
+        optimizer.step()
+        optimizer.metrics()
+    assert "aten" in namespaces.seen
+    assert (kernel.kernels.native.ops.name in namespaces.seen) == (len(shape) == 2)
+
+
+@pytest.mark.parametrize(("archs", "is_there"), [(ARCHS, True), (["9.0"], False), (None, True)], ids=str)
+def test_the_product_for_one_capability_is_chosen_only_where_it_is_built(kernel, gpu, monkeypatch, archs, is_there):
+    """`matmul_transpose` asks for no other code of the build, so it takes every GPU."""
+    device, tuned = gpu(archs, (9, 0)), kernel.kernels.tuned
+    monkeypatch.setattr(tuned, "nearest", lambda *asked: tuned.HOPPER._asdict())
+    built = is_there and not kernel.kernels.native.IS_PORTABLE
+    assert kernel.kernels.hopper_gemm.runs_on(device) == built
+    assert tuned.launches_hopper_gemm(device, torch.float16, 2048, 2048) == built
 
 
 @pytest.mark.parametrize(("archs", "capability"), [(ARCHS, (7, 5)), (ARCHS, (12, 1)), (None, (7, 0))], ids=str)

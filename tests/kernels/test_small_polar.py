@@ -219,7 +219,7 @@ def test_launch_is_on_the_device_of_its_operands(module, monkeypatch, hip):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(module, "_small_polar_kernel", Kernel())
     values = operands()
-    module.small_polar_._init_fn(**values)
+    module._on_gpu(**values)
     ((wanted, grid, (G, C, scratch, coefficients, ends, *_), options),) = launches
     assert wanted == G.device and grid == (2,) and C is values["C"]
     assert coefficients == tuple(x for window in WINDOWS for step in window for x in step) and ends == 0b101

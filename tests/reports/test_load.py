@@ -23,6 +23,21 @@ kernel = kernels.get_local_kernel(Path(sys.argv[1]), backend=sys.argv[2])
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
+# Torch searches all modules for the source of what registers an operation by `custom_op` or `register_fake`.
+SEARCHES = f"""
+{sweep_load.PRELOADED}
+import inspect, json, sys
+from pathlib import Path
+
+searches, getframeinfo = [], inspect.getframeinfo
+inspect.getframeinfo = lambda frame, *context: searches.append(frame) or getframeinfo(frame, *context)
+kernels.get_local_kernel(Path(sys.argv[1]), backend=sys.argv[2])
+of_package = len(searches)
+torch.library.define("seen::f", "(Tensor x) -> ()")
+torch.library.register_fake("seen::f", print)
+print(json.dumps([of_package, len(searches)]))
+"""
+
 
 @pytest.fixture(scope="module")
 def loaded(variant, native_backend) -> list[str]:
@@ -37,6 +52,19 @@ def test_loading_does_not_import(loaded, module):
     """torch._dynamo alone takes longer than all the rest."""
     assert module not in loaded
     assert "torch.distributed.tensor" in loaded, "the list shows what is imported"
+
+
+def test_loading_searches_for_no_source(variant, native_backend):
+    """A search takes milliseconds, and longer the more modules a process has."""
+    command = [sys.executable, "-c", SEARCHES, str(variant), native_backend]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    of_package, with_one_more = json.loads(done.stdout.splitlines()[-1])
+    assert of_package == 0 and with_one_more == 1, "each search is seen"
+
+
+def test_a_compiled_variant_leaves_out_the_portable_operations(loaded):
+    names = [name.partition(".")[2] for name in loaded]
+    assert "kernels.native" in names and "kernels.portable.operations" not in names
 
 
 def test_the_mark_of_a_constant_is_that_of_torch(kernel):

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 from huggingface_hub import HfApi
 
 from tests.support.hub_clients import write_variant
-from tools.hub.branch import KERNEL
-from tools.pins.pins_file import Pins, write_pins
+from tools.pins.pins_file import KERNEL, Pins, write_pins
 from tools.pins.verify import pin_of
 
 # What an import needs is imported first: another user may be unable to read where Python and its packages are.

@@ -13,9 +13,9 @@ from kernels._rust import Metadata
 
 from tools.build.variant_metadata import commit_of
 from tools.hub.release import Release
+from tools.pins.pins_file import KERNEL
 from tools.pins.verify import METADATA
 
-KERNEL = {"repo_type": "kernel"}
 # It says which files are large, and belongs to the Hub.
 OF_THE_HUB = ".gitattributes"
 

@@ -37,9 +37,9 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from rich.console import Console
 
 from tools.build.commands import BuildError
-from tools.hub.branch import KERNEL, Head, read_head, settle_rest, stale
+from tools.hub.branch import Head, read_head, settle_rest, stale
 from tools.hub.release import Release, read_release
-from tools.pins.pins_file import Pins, read_pins, write_pins
+from tools.pins.pins_file import KERNEL, Pins, read_pins, write_pins
 
 ROOT = Path(__file__).resolve().parents[2]
 NONE = MappingProxyType({})

@@ -23,9 +23,9 @@ from huggingface_hub.utils import disable_progress_bars
 
 from tools.build.commands import BuildError
 from tools.build.variant_metadata import read_metadata
-from tools.hub.branch import KERNEL, OF_THE_HUB, read_head
+from tools.hub.branch import OF_THE_HUB, read_head
 from tools.hub.release import configured_repo_id, find_variants
-from tools.pins.pins_file import Pins, read_pins, write_pins
+from tools.pins.pins_file import KERNEL, Pins, read_pins, write_pins
 from tools.pins.verify import faults, pin_of
 
 ROOT = Path(__file__).resolve().parents[2]

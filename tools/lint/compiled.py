@@ -80,7 +80,8 @@ def kernel_module(package: Path, name: str) -> ModuleType:
         sys.modules[root].__path__ = [str(package)]
         # Replaces the module that would load the build's library.
         native = sys.modules[f"{root}.kernels.native"] = ModuleType(f"{root}.kernels.native")
-        native.add_op_namespace_prefix = lambda op: f"{root}::{op}"
+        native.define_operation = lambda name, schema, functions, tags=(): None
+        native.IS_PORTABLE = False
     return importlib.import_module(f"{root}.kernels.{name}")
 
 

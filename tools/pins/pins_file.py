@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+# What requests to the Hub say of a kernel's repository.
+KERNEL = {"repo_type": "kernel"}
+
 
 @dataclass(frozen=True)
 class Pins:

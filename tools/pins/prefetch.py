@@ -36,10 +36,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tqdm.auto import tqdm
 
-from tools.pins.pins_file import Pins, read_pins
+from tools.pins.pins_file import KERNEL, Pins, read_pins
 from tools.pins.verify import VerificationError, faults, verify
 
-KERNEL = {"repo_type": "kernel"}
 ARCHIVES = (".tar.gz", ".tgz")
 
 

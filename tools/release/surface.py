@@ -74,10 +74,12 @@ def default_of(argument: inspect.Parameter) -> str:
 
 def operations(kernel: ModuleType) -> dict[str, str]:
     """Return the schemas of a build's operations, without the names of aliases, which torch numbers as it likes."""
-    namespace = kernel._ops.add_op_namespace_prefix("")
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(namespace)]
+    namespace, native = kernel._ops.add_op_namespace_prefix(""), kernel.kernels.native
+    every = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(namespace)]
+    # A portable variant of the same commit may be loaded beside a compiled one.
+    names = [name for name in every if name.startswith(f"{namespace}portable_") == native.IS_PORTABLE]
     schemas = (str(torch._C._get_schema(*(name.split(".") if "." in name else (name, "")))) for name in names)
-    plain = (re.sub(r"\(\w+!\)", "(!)", schema.removeprefix(namespace)) for schema in schemas)
+    plain = (re.sub(r"\(\w+!\)", "(!)", schema.removeprefix(namespace + native.KIND)) for schema in schemas)
     return {schema.partition("(")[0]: schema for schema in plain}
 
 

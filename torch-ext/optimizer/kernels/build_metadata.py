@@ -1,4 +1,4 @@
-"""What the builder wrote about this build into `metadata.json`, beside the code."""
+"""What the builder has put beside the code: `metadata.json`, and in some variants a compiled library."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-_FILE = Path(__file__).parents[1] / "metadata.json"
+_VARIANT = Path(__file__).parents[1]
+_FILE = _VARIANT / "metadata.json"
+_LIBRARIES = {".so", ".pyd"}
 
 
 @functools.cache
 def read_metadata() -> dict[str, Any]:
     """Return the contents of `metadata.json`, which are not to be changed; {} where no builder has written one."""
     return json.loads(_FILE.read_text(encoding="utf-8")) if _FILE.is_file() else {}
+
+
+def has_library() -> bool:
+    """Whether a compiled library is in the variant's folder. A portable variant has none."""
+    return any(path.suffix in _LIBRARIES for path in _VARIANT.iterdir())

@@ -27,7 +27,7 @@ def check_device(device: torch.device) -> None:
 @constant_while_traced
 def _missing(device: torch.device) -> Optional[str]:
     """Return why a device cannot be used, None if it can. A fake GPU can."""
-    archs = read_metadata().get("backend", {}).get("archs", ())
+    archs = architectures()
     if not archs or device.type != "cuda" or torch.version.hip or not torch.cuda.is_available():
         return None
     capability = torch.cuda.get_device_capability(device)
@@ -35,6 +35,11 @@ def _missing(device: torch.device) -> Optional[str]:
         return None
     name, (major, minor) = torch.cuda.get_device_name(device), capability
     return f"{device} ({name}) has compute capability {major}.{minor}, and this build has code for {', '.join(archs)}"
+
+
+def architectures() -> Sequence[str]:
+    """Return what the builder compiled CUDA code for, as in build.toml; empty if it named nothing."""
+    return read_metadata().get("backend", {}).get("archs", ())
 
 
 def covers(archs: Sequence[str], capability: tuple[int, int]) -> bool:

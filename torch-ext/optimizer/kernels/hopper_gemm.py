@@ -25,8 +25,10 @@ import torch
 from torch import Tensor
 
 from . import native
+from .capabilities import architectures
 
 CAPABILITY = (9, 0)
+ARCHITECTURE = "9.0a"
 DTYPES = (torch.float16, torch.bfloat16)
 # Addresses and strides are multiples of BYTES, the rows of the result a multiple of ROWS.
 BYTES, ROWS = 16, 8
@@ -57,11 +59,15 @@ def fits(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> bool:
     return sized and ordered and all(_lies_well(x) for x in (A, B, C)) and (D is None or _lies_well(D))
 
 
+def is_built() -> bool:
+    """Whether this build has the product. Where the builder has named no architectures, GPUs decide."""
+    return not native.IS_PORTABLE and ARCHITECTURE in (architectures() or [ARCHITECTURE])
+
+
 def runs_on(device: torch.device) -> bool:
-    """Whether a device is a GPU of the compute capability that the product is compiled for, and the product is here."""
-    if native.IS_PORTABLE:
-        return False
-    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) == CAPABILITY
+    """Whether this build has the product, and a device is a GPU of the compute capability that it is compiled for."""
+    is_gpu = is_built() and device.type == "cuda" and not torch.version.hip
+    return is_gpu and torch.cuda.get_device_capability(device) == CAPABILITY
 
 
 def _lies_well(x: Tensor) -> bool:

@@ -102,47 +102,74 @@ exception: without `symmetric`, C may be B itself, which the result replaces, an
   AMX configuration of each thread is restored.
 
 A variant without a compiled library has the same operations in torch's functions (`portable/`), on every device that
-torch has. All of the above holds there, with these differences. Products that feed a sum are rounded before it. Squares
+torch has. Their names begin with "portable_", because compiled ones of the same commit have the same namespace. All of
+the above holds there, with these differences. Products that feed a sum are rounded before it. Squares
 in a norm are summed in another order. `gemm_` takes only "portable", and sums in float64 in torch's order. Calls of any
 number of tiles are taken. `hopper_gemm_` raises NotImplementedError.
 """
 
 from __future__ import annotations
 
+from typing import Callable, Mapping, Sequence
+
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
-from .portable.operations import OPERATIONS
+from .build_metadata import has_library
 from .tracing import constant_while_traced
 
-# Whether this variant came without a compiled library. Then the operations are defined here, in torch's functions, for
-# every kind of device ("default").
-IS_PORTABLE = not hasattr(ops, "momentum_pack_")
+# Whether this variant came without a compiled library. Then the operations are defined here, in torch's functions.
+IS_PORTABLE = not has_library()
+if IS_PORTABLE:
+    from .portable.operations import OPERATIONS
+
+# Begins the name of each operation, since a compiled and a portable variant of one commit have the same namespace and
+# may be loaded in one process.
+KIND = "portable_" if IS_PORTABLE else ""
+
+
+def define_operation(
+    name: str, schema: str, functions: Mapping[str, Callable], tags: Sequence[torch.Tag] = ()
+) -> torch._ops.OpOverloadPacket:
+    """Define an operation of this variant and return it.
+
+    `functions` are by kind of device: "default" is every kind, "meta" is for tracing. Autograd takes no note of what
+    they write, as of compiled operations. RuntimeError if another copy of this variant has defined the operation.
+    """
+    # `torch.library.custom_op` looks for its caller's source in all modules of the process: milliseconds for each call.
+    torch.library.define(add_op_namespace_prefix(KIND + name), schema, tags=tags)
+    for devices, function in functions.items():
+        torch.library.impl(add_op_namespace_prefix(KIND + name), devices, torch.no_grad()(function))
+    return getattr(ops, KIND + name)
+
+
+def returns_nothing(*arguments, **options) -> None:
+    """What an operation does while it is traced: it returns nothing, so tracing needs no shapes."""
+
+
+def _traceable(name: str) -> torch._ops.OpOverloadPacket:
+    """Return an operation of this variant that returns nothing, so that it can be traced, too."""
+    # Not by `torch.library.register_fake`, which looks for its caller's source as well.
+    torch.library.impl(add_op_namespace_prefix(KIND + name), "meta", returns_nothing)
+    return getattr(ops, KIND + name)
+
+
 if IS_PORTABLE:
     for name, (schema, function) in OPERATIONS.items():
-        torch.library.define(add_op_namespace_prefix(name), schema)
-        if function is not None:
-            torch.library.impl(add_op_namespace_prefix(name), "default", function)
+        define_operation(name, schema, {"default": function} if function else {})
 
-momentum_pack_ = ops.momentum_pack_
-descend_ = ops.descend_
-move_blocks_ = ops.move_blocks_
-frobenius_norm_ = ops.frobenius_norm_
-normalize_ = ops.normalize_
-gemm_ = ops.gemm_
-hopper_gemm_ = ops.hopper_gemm_
+
+momentum_pack_ = _traceable("momentum_pack_")
+descend_ = _traceable("descend_")
+move_blocks_ = _traceable("move_blocks_")
+frobenius_norm_ = _traceable("frobenius_norm_")
+normalize_ = _traceable("normalize_")
+gemm_ = _traceable("gemm_")
+hopper_gemm_ = _traceable("hopper_gemm_")
+_gemm_instructions = getattr(ops, KIND + "gemm_instructions")
 
 
 @constant_while_traced
 def gemm_instructions() -> str:
     """Return the best `instructions` of this processor and system: "amx", "avx512_bf16" or "portable"."""
-    return ops.gemm_instructions()
-
-
-def _returns_nothing(*arguments, **options) -> None:
-    """What an operation does while it is traced: it returns nothing, so tracing needs no shapes."""
-
-
-for name, (schema, _) in OPERATIONS.items():
-    if schema.endswith("-> ()"):
-        torch.library.register_fake(add_op_namespace_prefix(name), _returns_nothing)
+    return _gemm_instructions()

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from .build_metadata import read_metadata
+from .build_metadata import has_library, read_metadata
 
 _VARIANT = Path(__file__).parents[1]
-_LIBRARIES = {".so", ".pyd"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ def build_info() -> BuildInfo:
         return BuildInfo()
     provenance = metadata.get("provenance", {})
     source = provenance.get("kernel", {})
-    compiled = any(path.suffix in _LIBRARIES for path in _VARIANT.iterdir())
     return BuildInfo(
         variant=_VARIANT.name,
         id=metadata.get("id"),
@@ -55,5 +53,5 @@ def build_info() -> BuildInfo:
         dirty=source.get("dirty"),
         builder=provenance.get("kernel-builder", {}).get("version"),
         pin=hashlib.sha256((_VARIANT / "metadata.json").read_bytes()).hexdigest(),
-        kind="compiled" if compiled else "portable",
+        kind="compiled" if has_library() else "portable",
     )

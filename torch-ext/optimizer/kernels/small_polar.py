@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .native import add_op_namespace_prefix
+from .native import define_operation
 from .operands import DTYPES, has_a_place_for_each
 from .panels import TINY, applied, gram, multiply, normalize, pointers, polynomial
 from .tuned import SMALL_SIDES, SmallConfig, chosen_small_config, padded_side, target_of
@@ -151,15 +151,8 @@ def small_polar(
     return C
 
 
-@torch.library.custom_op(add_op_namespace_prefix("small_polar_"), mutates_args=("C",), device_types="cuda")
-def small_polar_(
-    G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype
-) -> None:
-    """Write the polar factors of G into C; `steps` has a, b, c and 1 or 0 (a window ends here or not) for each step."""
-    _on_gpu(G, C, steps, scale, eps, work_dtype)
-
-
 def _on_gpu(G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype) -> None:
+    """Write the polar factors of G into C; `steps` has a, b, c and 1 or 0 (a window ends here or not) for each step."""
     check_operands(G, C, steps, scale, eps, work_dtype)
     name, target = torch.cuda.get_device_name(G.device), target_of(G.device)
     config = chosen_small_config(name, target, work_dtype, G.shape[1:])
@@ -167,14 +160,7 @@ def _on_gpu(G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: flo
         launch_small_polar(G, C, steps, (scale, eps, work_dtype), config)
 
 
-@small_polar_.register_fake
-def _small_polar_fake(G, C, steps, scale, eps, work_dtype) -> None:
-    check_operands(G, C, steps, scale, eps, work_dtype)
-
-
-# By name, since the Hub's builder takes any other first argument of such a decorator for an operator without prefix.
-@torch.library.register_kernel(add_op_namespace_prefix("small_polar_"), "cpu")
-def _small_polar_cpu(G, C, steps, scale, eps, work_dtype) -> None:
+def _on_cpu(G, C, steps, scale, eps, work_dtype) -> None:
     """Compute what the kernel computes, with torch's products and one matrix at a time, rounding where it rounds."""
     check_operands(G, C, steps, scale, eps, work_dtype)
     for g, result in zip(G.float(), C):
@@ -247,3 +233,10 @@ def check_operands(
 def _longest(m: int) -> int:
     """Return the largest number of columns for which offsets into X fit into 31 bits."""
     return 2**31 // padded_side(m) - SMALL_SIDES[-1]
+
+
+small_polar_ = define_operation(
+    "small_polar_",
+    "(Tensor G, Tensor(a!) C, float[] steps, float scale, float eps, ScalarType work_dtype) -> ()",
+    {"cuda": _on_gpu, "cpu": _on_cpu, "meta": check_operands},
+)

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import hopper_gemm
-from .native import add_op_namespace_prefix
+from .native import define_operation
 from .operands import check_operands, fits_descriptor, is_aligned
 from .tiles import grouped_lower_triangle
 from .tuned import HOPPER, Config, Target, chosen_config, safe_config, target_of
@@ -162,7 +162,7 @@ def reads_descriptors(device: torch.device) -> bool:
 def config_for(device_name: str, target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
     """Return the configuration with which `symmetric_gemm_` launches on these operands."""
     config = chosen_config(device_name, target, A.dtype, A.shape[1:], *_how_they_lie(A, B, D, C))
-    if config == HOPPER and not (target == HOPPERS and hopper_gemm.fits(A, B, D, C)):
+    if config == HOPPER and not (target == HOPPERS and hopper_gemm.is_built() and hopper_gemm.fits(A, B, D, C)):
         return tritons_config(target, A, B, D, C)
     return config
 
@@ -203,8 +203,7 @@ def symmetric_gemm(
     return C
 
 
-@torch.library.custom_op(add_op_namespace_prefix("symmetric_gemm_"), mutates_args=("C",), device_types="cuda")
-def symmetric_gemm_(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
+def _on_gpu(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
     """Write alpha A B + beta D into C; `alpha` and `beta` are 0-d tensors, on the CPU or on the device."""
     check_operands(A, B, D, C, alpha, beta)
     are_numbers = alpha.is_cpu and beta.is_cpu
@@ -216,19 +215,19 @@ def symmetric_gemm_(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha:
         launch_symmetric_gemm(A, B, D, C, scalars, config)
 
 
-@symmetric_gemm_.register_fake
-def _symmetric_gemm_fake(A, B, D, C, alpha, beta) -> None:
-    check_operands(A, B, D, C, alpha, beta)
-
-
-# By name, since the Hub's builder takes any other first argument of such a decorator for an operator without prefix.
-@torch.library.register_kernel(add_op_namespace_prefix("symmetric_gemm_"), "cpu")
-def _symmetric_gemm_cpu(A, B, D, C, alpha, beta) -> None:
+def _on_cpu(A, B, D, C, alpha, beta) -> None:
     """Compute what the kernel computes, with torch's product: the lower triangle and its mirror image."""
     check_operands(A, B, D, C, alpha, beta)
     product = alpha * torch.bmm(A.float(), B.float())
     product = (product if D is None else product + beta * D.float()).to(C.dtype)
     C.copy_(product.tril() + product.tril(-1).mT)
+
+
+symmetric_gemm_ = define_operation(
+    "symmetric_gemm_",
+    "(Tensor A, Tensor B, Tensor? D, Tensor(a!) C, Tensor alpha, Tensor beta) -> ()",
+    {"cuda": _on_gpu, "cpu": _on_cpu, "meta": check_operands},
+)
 
 
 def _describe(panel: Tensor, block: list[int]) -> TensorDescriptor:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Optional
 
 import torch
 
+from .hopper_gemm import is_built
 from .machine import gpu_key
 from .measurement_file import Need
 from .measurements import candidate_name, failed, measured_here, nearest_of, shipped_entries
@@ -135,7 +136,7 @@ def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = 
 @constant_while_traced
 def launches_hopper_gemm(device: torch.device, dtype: torch.dtype, m: int, k: int) -> bool:
     """Whether the compiled Hopper kernel is the fastest known symmetric product for m x k on this GPU."""
-    if not torch.cuda.is_available():  # `device` is a fake GPU
+    if not torch.cuda.is_available() or not is_built():  # `device` is a fake GPU, or there is no such kernel
         return False
     entry = nearest(torch.cuda.get_device_name(device), dtype, m, k)
     return entry is not None and HOPPER._asdict().items() <= entry.items()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..kernels.native import add_op_namespace_prefix
+from ..kernels.native import define_operation, returns_nothing
 from ..kernels.tracing import constant_while_traced
 from ..parameters.rates import live_tensors
 
@@ -106,12 +106,7 @@ def _state_tensors(parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[
     return [value for p in parameters for value in state.get(p, {}).values() if isinstance(value, Tensor)]
 
 
-@torch.library.custom_op(
-    add_op_namespace_prefix("muon_step_"),
-    mutates_args=("parameters", "states"),
-    tags=(torch.Tag.cudagraph_unsafe,),
-)
-def muon_step_(
+def _take_step(
     handle: str,
     indices: Sequence[int],
     parameters: Sequence[Tensor],
@@ -128,12 +123,11 @@ def muon_step_(
     try:
         _set_gradients(every, [None] * len(every))
         _set_gradients(moved, gradients)
-        with torch.no_grad():
-            for place, value in copies:
-                place.copy_(value)
-            optimizer._eager_step(None)
-            for place, value in copies:
-                value.copy_(place)
+        for place, value in copies:
+            place.copy_(value)
+        optimizer._eager_step(None)
+        for place, value in copies:
+            value.copy_(place)
     finally:
         _set_gradients(every, before)
 
@@ -143,6 +137,9 @@ def _set_gradients(parameters: Sequence[Tensor], gradients: Sequence[Any]) -> No
         p.grad = gradient
 
 
-@muon_step_.register_fake
-def _muon_step_fake(handle, indices, parameters, states, gradients) -> None:
-    """Returns nothing, so tracing needs no shapes."""
+muon_step_ = define_operation(
+    "muon_step_",
+    "(str handle, SymInt[] indices, Tensor(a!)[] parameters, Tensor(b!)[] states, Tensor[] gradients) -> ()",
+    {"default": _take_step, "meta": returns_nothing},
+    tags=(torch.Tag.cudagraph_unsafe,),
+)

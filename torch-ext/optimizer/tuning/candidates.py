@@ -6,6 +6,7 @@ from typing import Iterable
 
 import torch
 
+from ..kernels.hopper_gemm import is_built
 from ..kernels.machine import key_of
 from ..kernels.measurements import shipped_entries
 from ..kernels.products import symmetric_gemm
@@ -40,7 +41,8 @@ def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Co
     safe = safe_config(target, dtype, m, symmetric_gemm.reads_descriptors(device), True)
     usual = [Config(tile, tile_k, _GROUP, *rest) for tile, tile_k, *rest in shapes]
     usual += [HOPPER] if target == symmetric_gemm.HOPPERS else []
-    return _distinct([safe, *_shipped(device, dtype, "symmetric_gemm", Config), *(usual if dtype.itemsize < 4 else [])])
+    every = [safe, *_shipped(device, dtype, "symmetric_gemm", Config), *(usual if dtype.itemsize < 4 else [])]
+    return _distinct(config for config in every if config != HOPPER or is_built())
 
 
 def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[SmallConfig]:
