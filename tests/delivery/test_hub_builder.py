@@ -6,6 +6,7 @@ make test-builder CHECKOUT=folder
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import sys
@@ -23,6 +24,7 @@ from tools.build.commands import run
 from tools.build.noarch import NOARCH_BACKENDS
 from tools.build.noarch_tree import write_commit
 from tools.build.recipe import read_build, read_recipe
+from tools.build.released import COMPILED
 from tools.build.source_tree import read_revision
 from tools.build.variant_metadata import read_metadata
 from tools.hub.release import read_release
@@ -111,6 +113,15 @@ def test_no_symbol_is_newer_than_the_stable_abi_by_the_builders_table(checkout, 
     assert needed & introduced.keys()
     newer = {name for name in needed & introduced.keys() if introduced[name] > tuple(map(int, abi.split(".")))}
     assert not newer
+
+
+def test_the_builder_can_make_every_compiled_variant_of_a_release(checkout):
+    """Its table has the names that variants without the stable ABI have, one for each torch."""
+    table = json.loads((checkout / "nix-builder/build-variants.json").read_text())
+    for name in COMPILED:
+        *_, backend, processor, system = name.split("-")
+        names = [each for names in table[f"{processor}-{system}"].values() for each in names]
+        assert any(f"-{backend}-" in each for each in names), name
 
 
 def test_what_it_makes_of_the_second_tree_is_released_with_the_first(repository, checkout, variant, tmp_path):

@@ -13,6 +13,7 @@ import tomllib
 from tools.build.card import fill_card
 from tools.build.commands import BuildError
 from tools.build.noarch_tree import commit_made_of
+from tools.build.released import RELEASED
 from tools.build.variant_metadata import commit_of, read_metadata
 from tools.pins.verify import METADATA, SIGNATURE, VerificationError, backend_of, pin_of, verify
 
@@ -63,9 +64,10 @@ def read_release(
     """Return the release of all variants in `build` (None: root/build), after checking each of them.
 
     Python's caches of bytecode in the variants are deleted, as `verify` does it. Raises ValueError with all that is
-    wrong: whatever `verify` refuses, names, a version or a card other than build.toml's, a library for another machine,
-    variants of different commits, a build of uncommitted changes (unless `allow_dirty`); BuildError if there is nothing
-    to check. The commit that `noarch_tree` makes of another one counts as that one, for variants without a library.
+    wrong: whatever `verify` refuses, a variant that is none of `RELEASED`, names, a version or a card other than
+    build.toml's, a library for another machine, variants of different commits, a build of uncommitted changes (unless
+    `allow_dirty`); BuildError if there is nothing to check. The commit that `noarch_tree` makes of another one counts
+    as that one, for variants without a library.
     """
     build = build or root / "build"
     tables = tomllib.loads((root / "build.toml").read_text())
@@ -114,6 +116,8 @@ def verification_faults(variant: Path, pins: Mapping[str, str]) -> list[str]:
 def tree_faults(variant: Path, tables: dict, allow_dirty: bool) -> Iterator[str]:
     """Where a variant is not what build.toml asks for, or metadata.json, which no digest covers, is not of its code."""
     general, metadata = tables["general"], read_metadata(variant)
+    if variant.name not in RELEASED:
+        yield f"is not among the variants of a release, {', '.join(RELEASED)}: docs/platforms.md promises others"
     if metadata.version != general["version"]:
         yield f"is of version {metadata.version}, and build.toml of {general['version']}: build again"
     if metadata.name.python_name != general["name"].replace("-", "_"):
