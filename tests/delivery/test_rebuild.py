@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.toy_kernel import commit, write_toy_kernel
+from tests.support.toy_kernel import commit, git, write_toy_kernel
 from tools.build import compilers, machines, rebuild, variants
+from tools.build.commands import run
+from tools.build.source_tree import clone_at
 
 needs_nvcc = pytest.mark.skipif(compilers.find_nvcc() is None, reason="there is no nvcc")
 BACKENDS = ["cpu", pytest.param("cuda", marks=needs_nvcc)]
@@ -55,6 +58,16 @@ def test_a_variant_has_the_bytes_of_its_commit_in_another_folder(toy, backend, t
     assert rebuild.main([str(tmp_path / "out")], toy) == 0, capsys.readouterr()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{variant.path.name}: the same bytes as from commit ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_package_has_the_same_bytes_in_two_clones(repository, backend, tmp_path, capsys):
+    """All of its sources, with everything for which compilers make names or keep paths."""
+    clone, output = tmp_path / "a folder of another length", tmp_path / "out"
+    clone_at(repository, git(repository, "rev-parse", "HEAD").strip(), clone)
+    run([sys.executable, "-m", "tools.build.variants", "--backend", backend, "--output", output], cwd=clone)
+    assert rebuild.main([str(output)], repository) == 0, capsys.readouterr()
 
 
 def test_a_variant_is_built_again_for_its_own_machine(toy, copy, tmp_path, monkeypatch):
