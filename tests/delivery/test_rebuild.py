@@ -64,7 +64,7 @@ def test_a_variant_has_the_bytes_of_its_commit_in_another_folder(toy, backend, t
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_package_has_the_same_bytes_in_two_clones(repository, backend, tmp_path, capsys):
     """All of its sources, with everything for which compilers make names or keep paths."""
-    clone, output = tmp_path / "a folder of another length", tmp_path / "out"
+    clone, output = tmp_path / "a-folder-of-another-length", tmp_path / "out"
     clone_at(repository, git(repository, "rev-parse", "HEAD").strip(), clone)
     run([sys.executable, "-m", "tools.build.variants", "--backend", backend, "--output", output], cwd=clone)
     assert rebuild.main([str(output)], repository) == 0, capsys.readouterr()
