@@ -135,6 +135,7 @@ def test_what_is_not_committed_is_not_in_it(toy, tmp_path, monkeypatch, capsys):
     (toy / "torch-ext/toy/__init__.py").write_text("changed = True\n")
     assert noarch_tree.main() == 1 and "uncommitted changes" in capsys.readouterr().err
     commit(toy)
+    (toy / "stray").touch()
     assert noarch_tree.main() == 0 and git(tmp_path / "out", "rev-parse", "noarch^").strip() in capsys.readouterr().out
     assert noarch_tree.main() == 1
     assert len(capsys.readouterr().err.splitlines()) == 2  # git's words are the second

@@ -37,7 +37,7 @@ def read_revision(root: Path, inputs: Sequence[Path]) -> Revision:
     except BuildError as error:
         raise BuildError(f"{root} has to be a git repository with a commit, which names the ops; {error}") from None
     changed = git(root, "status", "--porcelain", "--untracked-files=no")
-    untracked = git(root, "ls-files", "--others", "--", *inputs)
+    untracked = git(root, "ls-files", "--others", "--", *inputs) if inputs else ""  # without paths git lists all
     return Revision(commit, tree, dirty=bool(changed or untracked))
 
 
