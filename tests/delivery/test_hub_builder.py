@@ -6,7 +6,9 @@ make test-builder CHECKOUT=folder
 from __future__ import annotations
 
 import ast
+import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,10 +18,16 @@ import torch
 
 from tests.delivery.test_hub_files import NAMED_BY_STRING
 from tests.support.builders_copy import copy_as_builder
-from tests.support.hub_builder import build, create_pyproject, run_hook
+from tests.support.hub_builder import build, build_noarch, create_pyproject, run_hook
 from tools.build import abi_check
 from tools.build.commands import run
+from tools.build.noarch import NOARCH_BACKENDS
+from tools.build.noarch_tree import write_commit
 from tools.build.recipe import read_build, read_recipe
+from tools.build.released import COMPILED
+from tools.build.source_tree import read_revision
+from tools.build.variant_metadata import read_metadata
+from tools.hub.release import read_release
 
 pytestmark = [pytest.mark.slow, pytest.mark.builder]
 
@@ -105,6 +113,34 @@ def test_no_symbol_is_newer_than_the_stable_abi_by_the_builders_table(checkout, 
     assert needed & introduced.keys()
     newer = {name for name in needed & introduced.keys() if introduced[name] > tuple(map(int, abi.split(".")))}
     assert not newer
+
+
+def test_the_builder_can_make_every_compiled_variant_of_a_release(checkout):
+    """Its table has the names that variants without the stable ABI have, one for each torch."""
+    table = json.loads((checkout / "nix-builder/build-variants.json").read_text())
+    for name in COMPILED:
+        *_, backend, processor, system = name.split("-")
+        names = [each for names in table[f"{processor}-{system}"].values() for each in names]
+        assert any(f"-{backend}-" in each for each in names), name
+
+
+def test_what_it_makes_of_the_second_tree_is_released_with_the_first(repository, checkout, variant, tmp_path):
+    write_commit(repository, read_metadata(variant).provenance.kernel.commit, tmp_path / "second")
+    made = build_noarch(checkout, tmp_path / "second")
+    together = shutil.copytree(variant.parent, tmp_path / "build")
+    for each in made:
+        each.rename(together / each.name)
+    release = read_release(repository, together, allow_dirty=True)
+    assert [each.name for each in release.variants] == sorted([variant.name, *(each.name for each in made)])
+    assert {each.name for each in made} == {f"torch-{backend}" for backend in NOARCH_BACKENDS}
+
+
+def test_what_it_makes_of_the_second_tree_trains(repository, checkout, tmp_path):
+    """The variant for the backend of this torch, with the names of its operators that the builder's template gives."""
+    write_commit(repository, read_revision(repository, ()).commit, tmp_path / "second")
+    backend = "cuda" if torch.version.cuda else "cpu"
+    (made,) = (each for each in build_noarch(checkout, tmp_path / "second") if each.name == f"torch-{backend}")
+    assert len(steps(kernels.get_local_kernel(made))) > 0
 
 
 def test_what_cmake_made_takes_our_steps_to_the_bit(kernel, rendered):

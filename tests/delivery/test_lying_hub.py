@@ -85,6 +85,11 @@ def mended(known: str) -> str:
     return f"not as with {CLIENTS}; {installed} is here. Mended upstream? Then change {known} and docs/upstream.md"
 
 
+def test_every_trial_has_a_cache_of_its_own(theatre):
+    ((first,), (again,)) = (theatre.trials(WITH_PIN, ["one half a body of get"]) for _ in range(2))
+    assert (first.first.end, again.first.end) == ("honest", "honest") and first.first.said != again.first.said
+
+
 def test_with_the_pin_a_few_lies_of_every_group_do_no_harm(theatre):
     trials = theatre.trials(WITH_PIN, FEW)
     assert len(trials) == len(FEW)

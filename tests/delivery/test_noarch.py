@@ -1,4 +1,4 @@
-"""Variants without a library: what is in them, who reads them, and the tree from which the Hub's builder makes them."""
+"""Variants without a library: what is in them, and who reads them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tomllib
 import torch
-from kernels._rust import Build
 from kernels.validate import ArchValidator
 
 from benchmarks.built_kernel import find_variant
-from tests.support.toy_kernel import commit, git, write_toy_kernel
-from tools.build import card, noarch_tree, variant_metadata, variants
-from tools.build.commands import BuildError
+from tests.support.toy_kernel import git, write_toy_kernel
+from tools.build import variant_metadata, variants
 from tools.build.noarch import NOARCH_BACKENDS, noarch_recipe
 from tools.build.recipe import read_build
 from tools.hub.release import read_release
@@ -136,63 +133,3 @@ def test_the_lab_takes_no_variant_without_a_library(both, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert find_variant(both).name == "torch-cuda"
     assert usable(both, "cuda") is None
-
-
-@pytest.fixture
-def tree(toy, tmp_path) -> Path:
-    edited = (
-        (toy / "build.toml").read_text().replace("version = 3", 'version = 3\nsource = "https://example.org/\\"toy"')
-    )
-    (toy / "build.toml").write_text(edited)
-    for name in ("tests/test_toy.py", "tests/golden/toy.npz", "benchmarks/benchmark.py", "benchmarks/sweep.py"):
-        (toy / name).parent.mkdir(parents=True, exist_ok=True)
-        (toy / name).write_text(f"# {name}\n")
-    (toy / "flake.nix").write_text("{ }\n")
-    (toy / "CARD.md").write_text("{{ repo_id }} {{ version }} {{ functions }} {{ source }} {{ has_benchmark }}\n")
-    (toy / "torch-ext/toy/_ops.py").write_text("stale = True\n")
-    commit(toy)
-    noarch_tree.write_tree(toy, tmp_path / "tree")
-    return tmp_path / "tree"
-
-
-def test_the_second_tree_is_of_the_same_package_and_version(toy, tree):
-    """The Hub's parser reads it, and the card says the same: uploading either tree replaces the other's card."""
-    first, second = (tomllib.loads((root / "build.toml").read_text()) for root in (toy, tree))
-    assert second["general"] == {**first["general"], "backends": ["cpu", "cuda", "rocm"]}
-    assert second["torch-noarch"] == {"pyext": first["torch"]["pyext"]}
-    assert set(second) == {"general", "torch-noarch"}
-    assert list(map(str, Build.open(tree).general.backends)) == ["cpu", "cuda", "rocm"]
-    package = Path("torch-ext/toy")
-    assert card.fill_card(tree, second, package) == card.fill_card(toy, first, package)
-
-
-def test_the_second_tree_has_the_package_and_what_the_builder_reads_beside_it(toy, tree, tmp_path):
-    beside = {"tests/test_toy.py", "tests/golden/toy.npz", "benchmarks/benchmark.py", "CARD.md", "flake.nix"}
-    files = contents(tree)
-    package = {name.removeprefix("torch-ext/toy/"): data for name, data in files.items() if name.startswith("torch-")}
-    assert set(files) == {f"torch-ext/toy/{name}" for name in package} | beside | {"build.toml"}
-    assert all(files[name] == (toy / name).read_bytes() for name in beside)
-    built = contents(build_noarch(toy, tmp_path / "out")[0].path)
-    assert package == {name: built[name] for name in FILES - {"_ops.py", "metadata.json"}}
-
-
-def test_a_second_tree_is_not_mixed_with_other_files(toy, tree):
-    with pytest.raises(BuildError, match="has to be empty"):
-        noarch_tree.write_tree(toy, tree)
-
-
-def test_a_second_tree_that_the_parser_refuses_is_told(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(noarch_tree, "NOARCH_BACKENDS", ("cpu", "abacus"))
-    with pytest.raises(BuildError, match=r"build\.toml: .*abacus"):
-        noarch_tree.write_tree(toy, tmp_path / "tree")
-
-
-def test_the_command_writes_the_tree_of_this_repository(repository, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["noarch_tree", "--output", str(tmp_path / "tree")])
-    assert noarch_tree.main() == 0
-    assert tomllib.loads((tmp_path / "tree/build.toml").read_text())["general"] == {
-        **read_build(repository)["general"],
-        "backends": list(NOARCH_BACKENDS),
-    }
-    assert noarch_tree.main() == 1
-    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.hub_clients import environment, run_client, write_variant
 from tools.build.recipe import read_build
+from tools.build.released import COMPILED, PORTABLE, RELEASED
 from tools.build.variants import plans
 from tools.hub.server import Hub
 from tools.pages import platforms
@@ -42,7 +43,7 @@ def test_the_page_and_the_readme_are_what_the_loader_says(repository):
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("platforms")
-    for name in (*platforms.COMPILED, *platforms.PORTABLE):
+    for name in RELEASED:
         write_variant(folder / "build" / name, "0000002", factor=2)
     with Hub(folder / "hub", trusted=["org"]) as hub:
         return run_client(CLIENT, [folder / "build"], environment(hub.endpoint, folder / "home"))
@@ -68,8 +69,8 @@ def test_what_is_built_here_has_names_of_the_page(repository, tmp_path):
     """The compiled variant for CPUs, and all of those without a library."""
     tables = read_build(repository)
     named = {backend: [job.variant_name for job in plans(repository, tables, backend, tmp_path)] for backend in BUILT}
-    assert set(named["cpu"]) < set(platforms.COMPILED)
-    assert named["noarch"] == list(platforms.PORTABLE)
+    assert set(named["cpu"]) < set(COMPILED)
+    assert named["noarch"] == list(PORTABLE)
 
 
 def test_a_platform_that_is_several_is_refused():

@@ -52,6 +52,14 @@ def test_a_dirty_build_needs_permission(tmp_path, unique_id, metadata):
     assert read_release(tree, allow_dirty=True).variants == (variant,)
 
 
+@pytest.mark.parametrize("name", ["torch-tpu", COMPILED.replace("cpu", "cu126"), COMPILED.replace("abi211", "abi213")])
+def test_a_variant_that_the_page_of_platforms_does_not_have_is_refused(tmp_path, name):
+    """Some user's loader would prefer it to the one that the page promises."""
+    tree = write_tree(tmp_path, variants=(COMPILED, name))
+    with pytest.raises(ValueError, match=f"{name}: is not among the variants of a release, {COMPILED}, "):
+        read_release(tree)
+
+
 def test_a_tree_without_a_build_is_refused(tmp_path):
     with pytest.raises(BuildError, match=r"no variant: run `python -m tools\.build\.variants` first"):
         read_release(write_tree(tmp_path, variants=()))

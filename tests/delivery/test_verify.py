@@ -118,6 +118,35 @@ def test_bytecode_goes_when_all_else_is_right_and_only_then(copy, pin):
     assert not list(cache.iterdir()) and faults(copy, pin) == []
 
 
+def test_no_other_folder_is_emptied_that_takes_the_place_of_a_cache(copy, pin, tmp_path, monkeypatch):
+    """Who verifies may have more rights than who can write here, and that one may be fast."""
+    cache, other = copy / "__pycache__", tmp_path / "other"
+    for folder in (cache, other):
+        folder.mkdir()
+        (folder / "scaling.cpython-311.pyc").touch()
+    examined = module._examined
+
+    def examined_and_exchanged(*arguments):
+        seen = examined(*arguments)
+        cache.rename(tmp_path / "gone")
+        cache.symlink_to(other)
+        return seen
+
+    monkeypatch.setattr(module, "_examined", examined_and_exchanged)
+    with pytest.raises(VerificationError, match=r"scaling.cpython-311\.pyc is bytecode that cannot be deleted"):
+        verify(copy, pin)
+    assert list(other.iterdir())
+
+
+def test_bytecode_that_another_process_deletes_first_is_gone(copy, pin, monkeypatch):
+    cache, examined = copy / "__pycache__", module._examined
+    for remove in (lambda: [file.unlink() for file in cache.iterdir()], lambda: shutil.rmtree(cache)):
+        cache.mkdir(exist_ok=True)
+        (cache / "scaling.cpython-311.pyc").touch()
+        monkeypatch.setattr(module, "_examined", lambda *of, remove=remove: (examined(*of), remove())[0])
+        assert verify(copy, pin) == copy
+
+
 @pytest.mark.parametrize("optimized", ["", "1", "2"])
 def test_bytecode_that_python_keeps_elsewhere_goes_too(copy, pin, tmp_path, optimized):
     """With PYTHONPYCACHEPREFIX Python looks for bytecode in no folder of the variant."""

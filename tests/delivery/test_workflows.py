@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from tests.delivery.test_target_stack import STACKS
+from tools.build.released import COMPILED
 
 ACTION = re.compile(r"uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+){0,2}\n")
 FOLDERS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -109,6 +110,19 @@ def test_pull_requests_are_tested_with_the_oldest_and_the_newest_torch(repositor
     workflow = yaml.safe_load(workflows(repository)["test.yml"].read_text())
     matrix = workflow["jobs"]["test"]["strategy"]["matrix"]["include"]
     assert {row["torch"]: row["triton"] for row in matrix} == STACKS
+
+
+def test_a_release_has_the_variants_that_are_promised(repository):
+    """Each is built on its machine, and those without a library once; none besides."""
+    jobs = yaml.safe_load(workflows(repository)["release.yml"].read_text())["jobs"]
+    rows = jobs["build"]["strategy"]["matrix"]["include"]
+    built = {name: row["system"] for row in rows for name in row["variants"].split()}
+    assert sorted(built) == sorted(COMPILED)
+    assert [name for name, system in built.items() if not name.endswith(f"-{system}")] == []
+    scripts = [step.get("run", "") for step in jobs["build"]["steps"]]
+    assert sum(".#redistributable.$variant" in script for script in scripts) == 1
+    assert not any(".#bundle" in script for script in scripts)
+    assert sum("--backend noarch" in script for script in scripts) == 1
 
 
 class ParsedError(Exception):

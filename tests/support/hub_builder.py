@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,10 @@ from typing import Any
 
 import tomllib
 from jinja2 import Environment, FileSystemLoader
+
+from tests.support.hub_clients import digest_again
+from tests.support.toy_kernel import git
+from tools.build.commands import run
 
 UNIQUE_ID = "rendered"
 PYPROJECT = Path("kernel-builder/src/pyproject")
@@ -102,6 +107,33 @@ def build(source: Path) -> Path:
     assert done.returncode == 0, done.stdout + done.stderr
     (variant,) = (source / "build").glob("torch-*")
     return variant
+
+
+def build_noarch(checkout: Path, tree: Path) -> list[Path]:
+    """Build what `tools.build.noarch_tree` has made, a repository, by the builder's templates; return the variants.
+
+    The names and the commit are those that nix-builder/lib/gen-flake-outputs.nix gives; then the digest is added.
+    """
+    general = tomllib.loads((tree / "build.toml").read_text())["general"]
+    commit, templates = git(tree, "rev-parse", "HEAD").strip(), checkout / PYPROJECT / "templates/torch/noarch"
+    names = {"kernel_name": general["name"], "kernel_unique_id": commit[:7]}
+    ops = Environment(trim_blocks=True).from_string((templates / "_ops.py").read_text()).render(names)
+    (tree / "torch-ext" / general["name"] / "_ops.py").write_text(ops)
+    shutil.copyfile(templates / "setup.py", tree / "setup.py")
+    for backend in general["backends"]:
+        metadata = {
+            **{key: general[key] for key in ("name", "version", "license", "source")},
+            "id": f"_{general['name']}_{backend}_{commit[:7]}",
+            "python-depends": [],
+            "backend": {"type": backend},
+            "provenance": {"kernel-builder": {"version": "0"}, "kernel": {"commit": commit, "dirty": False}},
+        }
+        (tree / f"metadata-{backend}.json").write_text(json.dumps(metadata))
+        run([sys.executable, "setup.py", "build_kernel", "--backend", backend], cwd=tree)
+    made = sorted((tree / "build").glob("torch-*"))
+    for variant in made:
+        digest_again(variant)
+    return made
 
 
 def run_hook(hook: Path, folder: Path, substitutions: Mapping[str, str], variables: Mapping[str, str]) -> str:

@@ -12,13 +12,13 @@ class BuildError(Exception):
     """A build that cannot go on; the message is meant for the person at the terminal."""
 
 
-def git(root: Path, *arguments: str | Path) -> str:
+def git(root: Path, *arguments: str | Path, stdin: str | None = None) -> str:
     """Return what git prints in the repository `root`; raise `BuildError` as `run` does.
 
     Git's own variables are left out: a hook sets them to the repository that it runs for, whatever the folder is.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return run(["git", *arguments], cwd=root, environment=environment)
+    return run(["git", *arguments], cwd=root, stdin=stdin, environment=environment)
 
 
 def run(

@@ -1,12 +1,14 @@
-"""Write a second source tree, from which the Hub's builder makes the noarch variants.
+"""Make a second source tree, from which the Hub's builder makes the noarch variants.
 
     python -m tools.build.noarch_tree --output DIR
 
 One build.toml is either for compiled variants ([torch]) or for noarch ones ([torch-noarch]), so it takes two trees with
 the same name, version and repository to have both. The second holds the package without its compiled sources, and the
-files of the first that the builder reads beside it: tests, benchmarks, card and flake. Commit it to a repository or a
-branch of its own and build it there: its commit names the operators. `kernel-builder upload` from it adds its variants
-to the branch of the Hub that the first tree's upload made, and leaves the others there.
+files of the first that the builder reads beside it: tests, benchmarks, card and flake.
+
+DIR becomes a clone whose branch `noarch` has that tree as one commit more than this repository's. The builder writes
+the commit into the variants. It is the same whenever and wherever it is made, so whoever has the commit below it can
+tell that those variants are of the same sources: `tools.hub.publish` does, and takes them into one release.
 """
 
 from __future__ import annotations
@@ -15,22 +17,53 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from kernels._rust import Build
 
-from tools.build.commands import BuildError
+from tools.build.commands import BuildError, git
 from tools.build.noarch import NOARCH_BACKENDS, noarch_recipe
 from tools.build.recipe import Recipe, read_build
+from tools.build.source_tree import AS_IT_IS, clone_at, read_revision
 
 ROOT = Path(__file__).resolve().parents[2]
+BRANCH = "noarch"
+MESSAGE = "The tree of the noarch variants"
 # What the builder reads of a tree beside build.toml and the package; the lock pins the builder itself.
 BESIDE = ("CARD.md", "LICENSE", "flake.nix", "flake.lock", "tests/**/*", "benchmarks/benchmark*.py")
 
 
+def write_commit(root: Path, commit: str, output: Path) -> str:
+    """Make the new or empty folder `output` a clone of `root` with the tree of `commit` on top of it.
+
+    Return the new commit, which depends on `commit` alone: its parent is that one, and its author and time are that
+    one's. Raises `BuildError` if `output` holds anything, if `root` lacks the commit, and as `write_tree` does.
+    """
+    git(root, "clone", "--quiet", "--no-checkout", root, output)
+    with tempfile.TemporaryDirectory(prefix="noarch-") as work:
+        source, tree = Path(work, "source"), Path(work, "tree")
+        clone_at(root, commit, source)
+        write_tree(source, tree)
+        git(output, *AS_IT_IS, "--work-tree", tree, "add", "--all", "--force", ".")
+    (written,) = git(output, "write-tree").split()
+    about = git(output, "cat-file", "commit", commit).splitlines()
+    by = next(line.removeprefix("committer ") for line in about if line.startswith("committer "))
+    text = f"tree {written}\nparent {commit}\nauthor {by}\ncommitter {by}\n\n{MESSAGE}\n"
+    (made,) = git(output, "hash-object", "-t", "commit", "-w", "--stdin", stdin=text).split()
+    git(output, "checkout", "--quiet", "--force", "-B", BRANCH, made)
+    return made
+
+
+def commit_made_of(root: Path, commit: str) -> str:
+    """Return the commit that `write_commit` makes of `commit`, whose files `root` has; `BuildError` as there."""
+    with tempfile.TemporaryDirectory(prefix="noarch-") as work:
+        return write_commit(root, commit, Path(work, "clone"))
+
+
 def write_tree(root: Path, output: Path) -> None:
-    """Write the tree for the repository `root` into the new or empty folder `output`.
+    """Write the tree for the files in `root` into the new or empty folder `output`.
 
     Raises `BuildError` if `output` holds anything, if build.toml or the package does not allow it, or if the Hub's
     parser refuses what was written.
@@ -74,15 +107,18 @@ def section(title: str, values: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write the source tree of the noarch variants for the Hub's builder.")
+    parser = argparse.ArgumentParser(description="Make the source tree of the noarch variants for the Hub's builder.")
     parser.add_argument("--output", type=Path, required=True, help="a new or empty folder")
-    output = parser.parse_args().output
+    output = parser.parse_args().output.resolve()
     try:
-        write_tree(ROOT, output)
+        revision = read_revision(ROOT, ())
+        if revision.dirty:
+            raise BuildError("there are uncommitted changes, which the tree would lack: commit them first")
+        made = write_commit(ROOT, revision.commit, output)
     except (BuildError, OSError) as error:
         print(f"tools.build.noarch_tree: {error}", file=sys.stderr)
         return 1
-    print(f"written: {output}")
+    print(f"{output}: branch {BRANCH}, commit {made}, made of {revision.commit}")
     return 0
 
 

@@ -17,8 +17,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.build.commands import BuildError, git, run
+from tools.build.commands import BuildError, run
 from tools.build.machines import FOREIGN_TORCHES
+from tools.build.source_tree import clone_at
 from tools.build.variant_metadata import digest_of, read_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,11 +44,10 @@ def rebuild(variant: Path, root: Path, work: Path) -> Path:
         why = "names no commit" if kernel is None else "was built with uncommitted changes: no commit has its files"
         raise BuildError(f"{variant.name} {why}")
     clone, output = work / "clone", work / "build"
-    git(root, "clone", "--quiet", "--shared", "--no-checkout", root, clone)
     try:
-        git(clone, "checkout", "--quiet", "--detach", str(kernel.commit))
-    except BuildError:
-        raise BuildError(f"{variant.name} is of commit {kernel.commit}, which {root} does not have: fetch it") from None
+        clone_at(root, str(kernel.commit), clone)
+    except BuildError as error:
+        raise BuildError(f"{variant.name}: {error}") from None
     torches = clone / FOREIGN_TORCHES.relative_to(ROOT)
     torches.parent.mkdir()
     torches.symlink_to(FOREIGN_TORCHES)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from tools.build.commands import BuildError, git
 
+# Bytes go into commits and out of them as they are, whatever the user has told git about the ends of lines.
+AS_IT_IS = ("-c", "core.autocrlf=false", "-c", "core.attributesFile=")
+
 
 @dataclass(frozen=True)
 class Revision:
@@ -34,5 +37,17 @@ def read_revision(root: Path, inputs: Sequence[Path]) -> Revision:
     except BuildError as error:
         raise BuildError(f"{root} has to be a git repository with a commit, which names the ops; {error}") from None
     changed = git(root, "status", "--porcelain", "--untracked-files=no")
-    untracked = git(root, "ls-files", "--others", "--", *inputs)
+    untracked = git(root, "ls-files", "--others", "--", *inputs) if inputs else ""  # without paths git lists all
     return Revision(commit, tree, dirty=bool(changed or untracked))
+
+
+def clone_at(root: Path, commit: str, folder: Path) -> None:
+    """Make the new `folder` a clone of `root` with the files of `commit`, for as long as `root` is there.
+
+    Raises `BuildError` if `root` does not have the commit.
+    """
+    git(root, "clone", "--quiet", "--shared", "--no-checkout", root, folder)
+    try:
+        git(folder, *AS_IT_IS, "checkout", "--quiet", "--detach", commit)
+    except BuildError:
+        raise BuildError(f"commit {commit} is not in {root}: fetch it") from None

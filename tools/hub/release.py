@@ -12,6 +12,8 @@ import tomllib
 
 from tools.build.card import fill_card
 from tools.build.commands import BuildError
+from tools.build.noarch_tree import commit_made_of
+from tools.build.released import RELEASED
 from tools.build.variant_metadata import commit_of, read_metadata
 from tools.pins.verify import METADATA, SIGNATURE, VerificationError, backend_of, pin_of, verify
 
@@ -62,9 +64,10 @@ def read_release(
     """Return the release of all variants in `build` (None: root/build), after checking each of them.
 
     Python's caches of bytecode in the variants are deleted, as `verify` does it. Raises ValueError with all that is
-    wrong: whatever `verify` refuses, names, a version or a card other than build.toml's, a library for another machine,
-    variants of different commits, a build of uncommitted changes (unless `allow_dirty`); BuildError if there is nothing
-    to check.
+    wrong: whatever `verify` refuses, a variant that is none of `RELEASED`, names, a version or a card other than
+    build.toml's, a library for another machine, variants of different commits, a build of uncommitted changes (unless
+    `allow_dirty`); BuildError if there is nothing to check. The commit that `noarch_tree` makes of another one counts
+    as that one, for variants without a library.
     """
     build = build or root / "build"
     tables = tomllib.loads((root / "build.toml").read_text())
@@ -77,14 +80,14 @@ def read_release(
     if not problems:
         problems = [
             *(f"{variant.name}: {line}" for variant in variants for line in tree_faults(variant, tables, allow_dirty)),
-            *commit_faults(variants),
+            *commit_faults(root, variants),
             *card_faults(root, build, tables["general"], repo_id),
         ]
     if problems:
         raise ValueError("\n".join([f"{build} cannot be published:", *problems]))
     benchmarks = tuple(sorted((root / "benchmarks").glob("benchmark*.py")))
-    version, commit = tables["general"]["version"], commit_of(read_metadata(variants[0]))
-    return Release(repo_id, version, commit, build / "CARD.md", variants, pins, benchmarks)
+    commit = commit_of(read_metadata(leading(variants)))
+    return Release(repo_id, tables["general"]["version"], commit, build / "CARD.md", variants, pins, benchmarks)
 
 
 def configured_repo_id(root: Path) -> str | None:
@@ -113,6 +116,8 @@ def verification_faults(variant: Path, pins: Mapping[str, str]) -> list[str]:
 def tree_faults(variant: Path, tables: dict, allow_dirty: bool) -> Iterator[str]:
     """Where a variant is not what build.toml asks for, or metadata.json, which no digest covers, is not of its code."""
     general, metadata = tables["general"], read_metadata(variant)
+    if variant.name not in RELEASED:
+        yield f"is not among the variants of a release, {', '.join(RELEASED)}: docs/platforms.md promises others"
     if metadata.version != general["version"]:
         yield f"is of version {metadata.version}, and build.toml of {general['version']}: build again"
     if metadata.name.python_name != general["name"].replace("-", "_"):
@@ -143,11 +148,32 @@ def library_faults(variant: Path, ops: str) -> Iterator[str]:
             yield f"{library.name} is no module {ops}"
 
 
-def commit_faults(variants: tuple[Path, ...]) -> Iterator[str]:
-    commits = {variant.name: commit_of(read_metadata(variant)) for variant in variants}
-    if len(set(commits.values())) > 1:
-        yield "variants of different commits, which would be one release: build all of them again"
-        yield from (f"{name}: from commit {commit}" for name, commit in commits.items())
+def is_compiled(variant: Path) -> bool:
+    """Whether a variant has a library, by its name: such a name ends in a machine."""
+    return variant.name.count("-") > 1
+
+
+def leading(variants: tuple[Path, ...]) -> Path:
+    """Return the variant whose commit is the release's: a compiled one if there is any."""
+    return next(filter(is_compiled, variants), variants[0])
+
+
+def commit_faults(root: Path, variants: tuple[Path, ...]) -> Iterator[str]:
+    """Where variants are not of one commit; those without a library may be of what `noarch_tree` makes of it."""
+    commits = {variant: commit_of(read_metadata(variant)) for variant in variants}
+    first = leading(variants)
+    others = {variant: commit for variant, commit in commits.items() if commit != commits[first]}
+    if not others:
+        return
+    reason = "which would be one release: build all of them again"
+    if commits[first] and is_compiled(first) and not any(map(is_compiled, others)):
+        try:
+            if set(others.values()) == {commit_made_of(root, commits[first])}:
+                return
+        except BuildError as error:
+            reason = f"and it cannot be told whether they have the same sources: {error}"
+    yield f"variants of different commits, {reason}"
+    yield from (f"{variant.name}: from commit {commit}" for variant, commit in commits.items())
 
 
 def card_faults(root: Path, build: Path, general: dict, repo_id: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from kernels import variants as loader
 from kernels.backends import CPU, CUDA, XPU, Backend, Metal, ROCm
 from packaging.version import Version
 
-from tools.build.noarch import NOARCH_BACKENDS
+from tools.build.released import COMPILED, RELEASED
 from tools.pages.generated import write_or_check
 from tools.pages.markdown import fill, table
 
@@ -27,12 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/platforms.md"
 README = ROOT / "README.md"
 
-COMPILED = (
-    "torch-stable-abi211-cpu-x86_64-linux",
-    "torch-stable-abi211-cpu-aarch64-linux",
-    "torch-stable-abi211-cu130-x86_64-linux",
-)
-PORTABLE = tuple(f"torch-{backend}" for backend in NOARCH_BACKENDS)
 # Versions of torch that are resolved; within one of these the answer has to be the same.
 NEW, OLD = ("2.11", "2.12", "2.13", "2.14", "2.15"), ("2.10",)
 
@@ -120,7 +114,7 @@ On free-threaded Python the loader leaves out compiled variants, and logs:
 
 def resolve(platform: Platform, backend: Backend, torch: str) -> tuple[str | None, list[loader.Decision], list[str]]:
     """Return the name of the variant that is loaded, None if there is none, every decision, and what is logged."""
-    named = [loader.parse_variant(name) for name in (*COMPILED, *PORTABLE)]
+    named = [loader.parse_variant(name) for name in RELEASED]
     with (
         mock.patch.object(loader, "_is_unsupported_free_threaded_build", lambda: platform.free_threaded),
         mock.patch.object(loader, "logger") as logger,

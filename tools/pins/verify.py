@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import bisect
 import hashlib
 import importlib.util
 import json
@@ -51,11 +52,12 @@ def verify(variant: Path | str, pin: str | Mapping[str, str]) -> Path:
     """
     folder = Path(variant).absolute()
     found, bytecode = _examined(folder, pin if isinstance(pin, Mapping) else {folder.name: pin})
-    try:
-        for file in [] if found else bytecode:
-            file.unlink(missing_ok=True)
-    except OSError as error:
-        found = [f"{_shown(error.filename)} is bytecode that cannot be deleted: {error.strerror}"]
+    for file in [] if found else bytecode:
+        try:
+            _delete(file)
+        except OSError as error:
+            found = [f"{_shown(file)} is bytecode that cannot be deleted: {error.strerror}"]
+            break
     if found:
         raise VerificationError("\n  ".join([f"{folder} must not be loaded:", *found]))
     return folder
@@ -89,7 +91,7 @@ def backend_of(name: str) -> str | None:
 def _examined(variant: Path, pins: Mapping[str, str] | None) -> tuple[list[str], list[Path]]:
     """Return all faults but bytecode where Python looks for it, and that. What cannot be read is a fault."""
     blobs = variant.parents[3] / "blobs" if variant.parts[-4:-3] == ("snapshots",) else None
-    folders = [variant, *variant.parents[:3], blobs] if blobs else [variant]
+    folders = [variant, *variant.parents[:4], blobs] if blobs else [variant]
     found, bytecode = [f"{_shown(folder)} is a link" for folder in folders if folder.is_symlink()], []
     try:
         content = _content(variant / METADATA, blobs, LARGEST_METADATA)
@@ -146,20 +148,25 @@ def _name_faults(folder: str, metadata: dict, files: Iterable[str]) -> Iterator[
 
 def _file_faults(variant: Path, digest: Mapping[str, str], blobs: Path | None, bytecode: list[Path]) -> Iterator[str]:
     """Where the files are not those of the digest; what is in `__pycache__` goes into `bytecode`."""
-    folders = {parent.as_posix() for name in digest for parent in PurePosixPath(name).parents}
-    waiting, missing = [variant], set(digest)
+    names, waiting, missing = sorted(digest), [variant], set(digest)
     for folder in waiting:
         for path in sorted(folder.iterdir()):
             name, is_folder = path.relative_to(variant).as_posix(), stat.S_ISDIR(path.lstat().st_mode)
             missing.discard(name)
             if is_folder and path.name == CACHE:
                 bytecode.extend(sorted(path.iterdir()))
-            elif is_folder and name in folders:
+            elif is_folder and _begins_a_name(f"{name}/", names):
                 waiting.append(path)
             else:
                 fault = _file_fault(path, name, digest.get(name), blobs)
                 yield from [f"{_shown(name)} {fault}"] if fault else []
     yield from (f"{_shown(name)} is missing" for name in sorted(missing))
+
+
+def _begins_a_name(start: str, names: list[str]) -> bool:
+    """Whether one of the sorted `names` begins with `start`. A forger's names may be many, and of any length."""
+    place = bisect.bisect_left(names, start)
+    return place < len(names) and names[place].startswith(start)
 
 
 def _bytecode_elsewhere(variant: Path, files: Iterable[str]) -> Iterator[Path]:
@@ -185,9 +192,13 @@ def _file_fault(path: Path, name: str, digest: str | None, blobs: Path | None) -
 
 def _content(path: Path, blobs: Path | None, largest: int) -> bytes:
     """Return the bytes of a file, or of the blob that it is in the Hub client's cache; ValueError if it is neither."""
-    file = path.parent / os.readlink(path) if path.is_symlink() else path
-    if file != path and (blobs is None or os.path.realpath(file.parent) != os.path.realpath(blobs)):
-        raise ValueError(f"is a link to {_shown(file)}, which is not in the cache's blobs")
+    file = path
+    if path.is_symlink():
+        link = os.readlink(path)
+        file = path if blobs is None else blobs / os.path.basename(link)
+        # As the client writes it, letter by letter: any other way there may lead elsewhere later, as /proc/self/cwd.
+        if blobs is None or link != os.path.relpath(file, path.parent):
+            raise ValueError(f"is a link to {_shown(link)}, and not to a blob as the Hub's client writes it")
     about = file.lstat()
     if not stat.S_ISREG(about.st_mode) or about.st_size > largest:
         raise ValueError(f"is not a regular file of at most {largest} bytes")
@@ -196,6 +207,21 @@ def _content(path: Path, blobs: Path | None, largest: int) -> bytes:
     if file != path and file.name not in (sha1, hashlib.sha256(content).hexdigest()):
         raise ValueError(f"is a link to the blob {_shown(file.name)}, whose content has another hash")
     return content
+
+
+def _delete(file: Path) -> None:
+    """Delete a file of a folder, and never one of another folder, to which a link in its place may lead by now."""
+    try:
+        if os.unlink not in os.supports_dir_fd:
+            file.unlink()
+            return
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            os.unlink(file.name, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except FileNotFoundError:
+        pass  # another process that verifies was faster
 
 
 def _shown(value: object) -> str:

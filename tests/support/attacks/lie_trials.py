@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from tests.support.attacks.forgeries import MARKER, contents
@@ -107,13 +108,14 @@ class Stage:
         return [*faults(), *lies(self.release.variant, outside, self.release.older)]
 
     def trials(self, way: str, names: Iterable[str] | None = None) -> list[Trial]:
-        """Return the trials of the lies with these names (None: of all)."""
+        """Return the trials of the lies with these names (None: of all), each with an empty cache."""
         names = [lie.name for lie in self.lies(self.folder)] if names is None else names
+        place = Path(mkdtemp(dir=self.folder))
         with ThreadPoolExecutor(WORKERS) as pool:
-            return list(pool.map(lambda numbered: self.trial(way, *numbered), enumerate(names)))
+            numbered = [(place / str(number), name) for number, name in enumerate(names)]
+            return list(pool.map(lambda each: self.trial(way, *each), numbered))
 
-    def trial(self, way: str, number: int, name: str) -> Trial:
-        folder = self.folder / way / str(number)
+    def trial(self, way: str, folder: Path, name: str) -> Trial:
         (folder / "home").mkdir(parents=True)
         lie = next(lie for lie in self.lies(folder / "outside") if lie.name == name)
         first = self.load(way, folder, lie, lie.by)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.attacks.tampering import Tampering, described, forged, linked, planted, put, variant_in
-from tests.support.compiled_variants import FOREIGN_LIBRARY, compiled
+from tests.support.compiled_variants import FOREIGN_LIBRARY, NAME, compiled
 
 
 def foreign_library(name: str) -> Tampering:
@@ -79,6 +80,40 @@ def past_the_blobs(cache: Path) -> None:
     linked("scaling.py", "../../../../blobs/../forged.py")(cache)
 
 
+def linked_by(way: str) -> Tampering:
+    """Put a link to the right blob by another way there, for which `way` has the cache and the blob's name."""
+
+    def tamper(cache: Path) -> None:
+        blob = os.path.basename(os.readlink(variant_in(cache) / "scaling.py"))
+        here = os.path.relpath(cache, os.getcwd())
+        linked("scaling.py", way.format(cache=cache, here=here, blob=blob))(cache)
+
+    return tamper
+
+
+def another_hard_link(cache: Path) -> None:
+    """Put a forged file, which has another name out of the cache, in place of a blob."""
+    blob = (variant_in(cache) / "scaling.py").resolve()
+    put(cache.parent / "outside.py", forged(blob.read_text()))
+    blob.unlink()
+    blob.hardlink_to(cache.parent / "outside.py")
+
+
+def linked_repository(cache: Path) -> None:
+    """The whole repository moved away, with a link in its place."""
+    cache.symlink_to(cache.rename(cache.with_name("repository of others")))
+
+
+def other_snapshot(cache: Path) -> None:
+    """A forged copy of the snapshot, and a link to it in place of the commit's."""
+    (commit,) = (cache / "snapshots").iterdir()
+    forgery = cache / "snapshots" / ("0" * 40)
+    commit.rename(forgery)
+    commit.symlink_to(forgery.name)
+    module = forgery / "build" / NAME / "scaling.py"
+    put(module, forged(module.read_text()))
+
+
 def with_a_socket(cache: Path) -> None:
     here = os.getcwd()
     os.chdir(variant_in(cache))
@@ -107,6 +142,20 @@ def pipe(name: str) -> Tampering:
         path = variant_in(cache) / name
         path.unlink(missing_ok=True)
         os.mkfifo(path)
+
+    return tamper
+
+
+def device(name: str, number: int) -> Tampering:
+    """Put a device of the system's memory in place of a file: 3 is empty, 5 has zeros without end."""
+
+    def tamper(cache: Path) -> None:
+        path = variant_in(cache) / name
+        path.unlink(missing_ok=True)
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, number))
+        except PermissionError:  # no root: a link there is the same to whoever reads
+            path.symlink_to({3: "/dev/null", 5: "/dev/zero"}[number])
 
     return tamper
 

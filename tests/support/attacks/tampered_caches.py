@@ -8,14 +8,20 @@ something, or the process is "killed".
 from __future__ import annotations
 
 import json
+import sysconfig
 
 from tests.support.attacks.odd_tampering import (
+    another_hard_link,
     blob_by_another_name,
+    device,
     folder,
     foreign_library,
     forged_variant_inside,
     linked_blob,
     linked_blobs,
+    linked_by,
+    linked_repository,
+    other_snapshot,
     other_variant_inside,
     past_the_blobs,
     pipe,
@@ -46,12 +52,16 @@ from tests.support.attacks.tampering import (
 from tests.support.compiled_variants import FOREIGN, NAME, OPS
 
 LIBRARY_FILE = f"{OPS}.abi3.so"
+# Such as ".cpython-311-x86_64-linux-gnu.so", which Python looks for first.
+EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
 # Python would never run these, or only until the sources are compiled again: `verify` deletes them.
 DELETED = [
     ("bytecode, its hash unchecked", "foreign", cached("scaling.py")),
     ("bytecode, its source's time right", "foreign", cached("scaling.py", unchecked=False)),
     ("bytecode of a package inside", "foreign", cached("shapes/__init__.py")),
     ("optimized bytecode", "loads", cached("scaling.py", to="__pycache__/scaling.cpython-311.opt-2.pyc")),
+    ("bytecode of another Python", "loads", cached("scaling.py", to="__pycache__/scaling.cpython-399.pyc")),
+    ("a pipe in __pycache__", "loads", in_order(written("__pycache__/a", ""), pipe("__pycache__/b"))),
     ("a library in __pycache__", "loads", foreign_library("__pycache__/more.abi3.so")),
     ("a link in __pycache__", "loads", in_order(written("__pycache__/a", ""), linked("__pycache__/b", "/etc"))),
 ]
@@ -100,6 +110,20 @@ CODE = [
 IN_FRONT = [
     ("a package in front of a module", "foreign", written("scaling/__init__.py", f"{FOREIGN}scale = None\n")),
     ("a library in front of a module", "foreign", foreign_library("scaling.abi3.so")),
+    ("a library for this Python in front of a module", "foreign", foreign_library(f"scaling{EXTENSION}")),
+    ("a library for this Python in front of the library", "foreign", foreign_library(f"{OPS}{EXTENSION}")),
+    ("a package in front of the library", "foreign", written(f"{OPS}/__init__.py", FOREIGN)),
+    ("a package in front of _ops", "foreign", written("_ops/__init__.py", f"{FOREIGN}ops = None\n")),
+    ("a library in front of the package", "loads", foreign_library("__init__.abi3.so")),
+    ("a library in front of a package inside", "foreign", foreign_library("shapes/__init__.abi3.so")),
+    ("the same name in capitals", "loads", written("SCALING.PY", FOREIGN)),
+    ("the same name to who normalizes it", "loads", written("\uff53caling.py", FOREIGN)),
+    ("the same name and a space", "loads", written("scaling.py ", FOREIGN)),
+    (
+        "the package one folder deeper",
+        "foreign",
+        in_order(removed("__init__.py"), without_listing, written("tiny/__init__.py", FOREIGN)),
+    ),
     ("a module more", "loads", written("more.py", FOREIGN)),
     ("a module for every start of Python", "loads", written("sitecustomize.py", FOREIGN)),
     ("a module with a library's name", "loads", written("torch.py", FOREIGN)),
@@ -122,6 +146,14 @@ LINKS = [
     ("a folder that is a link", "foreign", linked_folder(lambda cache: variant_in(cache) / "shapes")),
     ("a variant that is a link", "foreign", linked_folder(variant_in)),
     ("a build that is a link", "foreign", linked_folder(lambda cache: variant_in(cache).parent)),
+    ("a snapshot that is a link to another one", "foreign", other_snapshot),
+    ("a repository that is a link", "loads", linked_repository),
+    ("a blob with another name out of the cache", "foreign", another_hard_link),
+    ("a module linked to its blob absolutely", "loads", linked_by("{cache}/blobs/{blob}")),
+    ("a module linked through the working directory", "loads", linked_by("/proc/self/cwd/{here}/blobs/{blob}")),
+    ("a module linked into the blobs and out and in", "loads", linked_by("../../../../blobs/../blobs/{blob}")),
+    ("a module linked to its blob as a folder", "error", linked_by("../../../../blobs/{blob}/")),
+    ("a module linked to itself", "error", linked("scaling.py", "scaling.py")),
     ("a snapshot that is a link", "foreign", linked_folder(lambda cache: variant_in(cache).parents[1])),
 ]
 LIBRARIES = [
@@ -170,6 +202,10 @@ METADATA = [
     ("other capitals in the digest", "loads", digested(lambda files: {name.upper(): files[name] for name in files})),
     ("a key twice", "error", raw(lambda text: text.replace(b"{", b'{"id": "torch", ', 1))),
     ("digests twice", "loads", raw(lambda text: text.replace(b'"scaling.py"', b'"scaling.py": "", "scaling.py"'))),
+    ("a digest of a path without end", "loads", digested(lambda files: {**files, "a/" * 10**5: ""})),
+    ("a number without end", "error", raw(lambda text: text.replace(b'"version": 1', b'"version": ' + b"9" * 10**5))),
+    ("no number", "error", raw(lambda text: text.replace(b'"version": 1', b'"version": NaN'))),
+    ("an object more", "error", raw(lambda text: text + b"{}")),
     ("no UTF-8", "error", raw(lambda text: text.replace(b"Apache", b"Apache\xff"))),
     ("UTF-16", "error", raw(lambda text: text.decode().encode("utf-16"))),
     ("a byte order mark", "error", raw(lambda text: b"\xef\xbb\xbf" + text)),
@@ -191,6 +227,9 @@ NO_FILES = [
     ("a pipe in place of data", "error", pipe("data.json")),
     ("a socket more", "loads", with_a_socket),
     ("a terabyte in place of data", "loads", sparse),
+    ("a device in place of data", "error", device("data.json", 3)),
+    ("a device in place of code", "error", device("scaling.py", 5)),
+    ("a pipe in place of a signature", "loads", pipe("metadata.json.sigstore")),
     ("a folder more", "loads", folder("more")),
     ("a folder in place of data", "error", folder("data.json")),
     ("a name with a line in it", "loads", written("more\nintact", "")),
