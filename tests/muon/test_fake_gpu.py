@@ -37,6 +37,17 @@ def test_what_waits_is_counted():
     assert sum(work.syncs.values()) == 1
 
 
+@pytest.mark.parametrize("method", ["standard", "gram"])
+def test_the_symmetric_kernel_adds_to_diagonals_itself(kernel, method):
+    """One launch for each step of each batch, which torch's products need besides their own."""
+    added = {}
+    for way in ("torch", "symmetric"):
+        with fake_gpu(kernel, way):
+            optimizer = fake_optimizer(kernel, TINY_MODEL, ns_method=method)
+            added[way] = counted_step(optimizer).kernels["add_"]
+    assert added == {"torch": 5 * len(optimizer._plan.batches), "symmetric": 0}
+
+
 def test_launches_follow_batches_and_not_matrices(kernel):
     """Four shapes make four batches, in twelve layers as in two."""
     counts = {}
