@@ -52,7 +52,7 @@ def works(module: ModuleType, calls: int) -> Iterator[tuple[str, Callable[[], No
 
     def searched(A: Tensor, B: Tensor, D: Tensor | None) -> None:
         C = A.new_empty(BATCH, M, M)
-        module.launch_symmetric_gemm(A, B, D, C, (1.5, -0.5), module.chosen_for(A, B, D, C))
+        module.launch_symmetric_gemm(A, B, D, C, (1.5, -0.5, 0.0), module.chosen_for(A, B, D, C))
 
     def repeated(product: Callable[..., object], *arguments: object) -> None:
         for _ in range(calls):

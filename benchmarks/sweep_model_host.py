@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {"gpt2-124m": 0.5, "moe-64": 3.0, "llama-1b": 4.0}
 ROUNDS, TINY_ROUNDS = 25, 3
 SHRINKING, SMALLEST_SIDE, VECTOR = 32, 4, 32
-BATCH_BYTES, PACKED_ITEMSIZE = 256 * 2**20, 4  # float32 directions for work in float16
+BATCH_BYTES, PACKED_ITEMSIZE = 512 * 2**20, 4  # float32 directions for work in float16
 
 
 def shrunk(p: Parameter) -> tuple[int, ...]:

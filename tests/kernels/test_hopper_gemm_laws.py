@@ -41,7 +41,8 @@ def symmetric(*shape: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("m, k", SIZES)
 def test_it_passes_the_proof(hopper_product, dtype, m, k):
     def compute(A, B, D, scalars):
-        return hopper_product(A, B, D, *scalars, out=A.new_full((len(A), m, m), torch.nan))
+        alpha, beta, diagonal = scalars
+        return hopper_product(A, B, D, alpha, beta, A.new_full((len(A), m, m), torch.nan), diagonal)
 
     products.prove_launch(compute, torch.empty(0, dtype=dtype, device="cuda"), (m, k))
 

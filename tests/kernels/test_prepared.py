@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tools.lint import cases, compiled
 
-ABC = 1.5, -0.5
+ABC = 1.5, -0.5, 0.25
 
 
 class Started:
@@ -125,8 +125,10 @@ def test_products_elsewhere_go_the_way_of_the_op(kernel):
     product = kernel.kernels.prepared.symmetric_product
     X = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
     R = X @ X.mT
-    expected = 1.5 * torch.bmm(X, X.mT) - 0.5 * R
-    torch.testing.assert_close(product(X, X.mT, R, *ABC), expected, atol=1e-5, rtol=0)  # 24 sums of numbers about 1
+    expected = 1.5 * torch.bmm(X, X.mT) - 0.5 * R + 0.25 * torch.eye(5)
+    alpha, beta, diagonal = ABC
+    # 25 sums of numbers about 1
+    torch.testing.assert_close(product(X, X.mT, R, alpha, beta, None, diagonal), expected, atol=1e-5, rtol=0)
     traced = torch.compile(lambda X: product(X, X.mT), backend="eager", fullgraph=True)
     assert torch.equal(traced(X), product(X, X.mT))
     with mock.patch.object(kernel.kernels.prepared, "launch", side_effect=AssertionError("nothing is launched")):

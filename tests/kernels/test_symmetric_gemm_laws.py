@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.support.symmetric_products import (
     ALPHA,
     BETA,
+    DIAGONAL,
     DTYPES,
     LAYOUTS,
     Launch,
@@ -33,12 +34,13 @@ pytestmark = pytest.mark.usefixtures("place")
 
 SIZES = [(1, 7), (7, 1), (33, 65), (65, 33)]
 LARGE = [(127, 65), (65, 200)]
-NUMBERS = ALPHA, BETA
+NUMBERS = ALPHA, BETA, DIAGONAL
 # Whether there is a D, and how the coefficients are made.
 EPILOGUES = {
-    "product": (False, lambda: (1.0, 0.0)),
+    "product": (False, lambda: (1.0, 0.0, 0.0)),
     "numbers": (True, lambda: NUMBERS),
-    "tensors": (True, lambda: (torch.tensor(ALPHA), torch.tensor(BETA))),
+    "tensors": (True, lambda: tuple(map(torch.tensor, NUMBERS))),
+    "diagonal": (False, lambda: (ALPHA, 0.0, DIAGONAL)),
 }
 
 
@@ -97,7 +99,8 @@ def test_every_safe_configuration_computes_the_product(place, module, tuned, dty
 def test_the_result_alone_is_rounded(compute):
     """300 ** 2 is more than float16 holds, half of it is not."""
     A = torch.full((1, 1, 1), 300.0, dtype=torch.float16)
-    assert compute(A, A, A, (0.5, -200.0)) == -15000
+    assert compute(A, A, A, (0.5, -200.0, 0.0)) == -15000
+    assert compute(A, A, None, (1.0, 0.0, -45000.0)) == 45000
 
 
 @pytest.mark.parametrize("m", [1, 7, 33, 65])
@@ -161,7 +164,7 @@ def test_numbers_and_tensors_give_the_same_bits(compute):
 
 def test_a_sum_of_no_terms_leaves_the_addend(compute):
     A, D = torch.empty(2, 40, 0), symmetric(2, 40)
-    assert torch.equal(compute(A, A.mT, D, NUMBERS), torch.tensor(BETA) * D)
+    assert torch.equal(compute(A, A.mT, D, NUMBERS), torch.tensor(BETA) * D + DIAGONAL * torch.eye(40))
     assert torch.equal(compute(A, A.mT), torch.zeros(2, 40, 40))
 
 

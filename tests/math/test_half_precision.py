@@ -108,7 +108,7 @@ def with_parts(products, largest):
 
     return products._replace(
         gram=lambda X: noted(products.gram(X), X, X.mT),
-        gram_affine=lambda A, b, c: noted(products.gram_affine(A, b, c), A, A),
+        gram_affine=lambda A, b, c, a: noted(products.gram_affine(A, b, c, a), A, A),
         commuting=lambda A, B: noted(products.commuting(A, B), A, B),
         conjugated=lambda A, B: noted(products.conjugated(A, B), B @ A, A, B),
         affine=lambda B, X, a, out=None: noted(products.affine(B, X, a, out), B, X),

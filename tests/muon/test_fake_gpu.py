@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.fake_gpu import WAYS, Work, counted_step, fake_gpu, fake_optimizer
-from benchmarks.shapes import TINY_MODEL, gpt2
+from benchmarks.fake_gpu import GPU, WAYS, Work, counted_step, fake_gpu, fake_optimizer
+from benchmarks.shapes import MODELS, TINY_MODEL, gpt2, matrix_counts
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -35,6 +35,44 @@ def test_what_waits_is_counted():
     with torch._subclasses.FakeTensorMode(), Work() as work:
         torch.ones(3, device="cuda").cpu()
     assert sum(work.syncs.values()) == 1
+
+
+@pytest.mark.parametrize("method", ["standard", "gram"])
+def test_the_symmetric_kernel_adds_to_diagonals_itself(kernel, method):
+    """One launch for each step of each batch, which torch's products need besides their own."""
+    added = {}
+    for way in ("torch", "symmetric"):
+        with fake_gpu(kernel, way):
+            optimizer = fake_optimizer(kernel, TINY_MODEL, ns_method=method)
+            added[way] = counted_step(optimizer).kernels["add_"]
+    assert added == {"torch": 5 * len(optimizer._plan.batches), "symmetric": 0}
+
+
+def test_large_matrices_come_in_batches_that_fill_their_waves(kernel):
+    """At least nine of ten tiles' places in the waves of each m x m product of a large model are used."""
+    predictions, multiprocessors = kernel.kernels.predictions, GPU[1]
+    with fake_gpu(kernel, "symmetric"):
+        optimizer = fake_optimizer(kernel, MODELS["llama-1b"])
+        products = counted_step(optimizer).products
+    squares = [
+        p for p in products if p.operation == "symmetric_gemm_" and p.size[2] == p.size[0] > predictions.SMALLEST
+    ]
+    side = {p: -(-p.size[0] // predictions.TILE) for p in squares}
+    tiles = [p.batch * side[p] * (side[p] + 1) // 2 for p in squares]
+    assert tiles and all(n / (-(-n // multiprocessors) * multiprocessors) >= 0.9 for n in tiles)
+
+
+@pytest.mark.parametrize("model, shared", [("gpt2-124m", 1), ("moe-64", 0), ("llama-1b", 0), ("llama-8b", 0)])
+def test_few_sizes_with_one_short_side_take_the_gram_iteration(kernel, model, shared):
+    """If they were many, it would pay to work on their Gram matrices in one batch."""
+    sizes = {tuple(sorted(shape)) for shape in matrix_counts(MODELS[model])}
+    with fake_gpu(kernel, "symmetric"):
+        schedule, device = kernel.schedules.resolve_schedule("polar_express", 5), torch.device("cuda", 0)
+        choose = kernel.iteration.choose_iteration
+        methods = {size: choose(device, torch.float16, size, schedule).method for size in sizes}
+    assert all(methods[size] == "standard" for size in sizes if size[0] == size[1])
+    short_sides = [size[0] for size in sizes if methods[size] == "gram"]
+    assert len(short_sides) - len(set(short_sides)) == shared
 
 
 def test_launches_follow_batches_and_not_matrices(kernel):

@@ -14,12 +14,12 @@ from tests.support.spectra import SPECTRA, with_spectrum
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LAYOUTS = ("contiguous", "transposed", "sliced", "misaligned", "expanded", "polynomials")
-ALPHA, BETA = products.ALPHA, products.BETA
+ALPHA, BETA, DIAGONAL = products.ALPHA, products.BETA, products.DIAGONAL
 WrongResultError, check_product = products.WrongResultError, products.check_product
 # Multiples of 16 that no tile divides, so that operands are aligned and tiles at the edges are cut, and no multiples.
 PROVEN_SIZES = ((272, 208), (127, 200))
 
-# launch(A, B, D, C, (alpha, beta)) writes alpha A B + beta D into C.
+# launch(A, B, D, C, (alpha, beta, diagonal)) writes alpha A B + beta D + diagonal I into C.
 Launch = Callable[..., None]
 
 
@@ -61,11 +61,17 @@ def operands(layout: str, batch: int, m: int, k: int, dtype) -> tuple[Tensor, Te
     return X, X.mT
 
 
-def product(launch: Launch, A: Tensor, B: Tensor, D: Tensor | None = None, scalars=(1.0, 0.0), C=None) -> Tensor:
+def product(launch: Launch, A: Tensor, B: Tensor, D: Tensor | None = None, scalars=products.PLAIN, C=None) -> Tensor:
     """Return what a launch writes into C, which held NaN."""
     C = A.new_empty(A.size(0), A.size(1), A.size(1)) if C is None else C
     launch(A, B, D, C.fill_(math.nan), scalars)
     return C
+
+
+def scaled_product(module, A: Tensor, B: Tensor, D: Tensor | None, scalars: tuple) -> Tensor:
+    """Return the product of kernels/symmetric_gemm.py with scalars (alpha, beta, diagonal)."""
+    alpha, beta, diagonal = scalars
+    return module.symmetric_gemm(A, B, D, alpha, beta, diagonal=diagonal)
 
 
 def prove_product(launch: Launch, dtype: torch.dtype, sizes=PROVEN_SIZES) -> None:

@@ -50,7 +50,7 @@ class Case(NamedTuple):
         return 1, 1
 
     def compile(self, package: Path) -> Any:
-        numbers = (torch.zeros(()), torch.zeros(())) if self.scalars_on_device else (1.5, -0.5)
+        numbers = (torch.zeros(()),) * 3 if self.scalars_on_device else (1.5, -0.5, 0.25)
         return compile_launch(
             self.gpu, package, self.kernel, lambda module: (*operands(self), numbers, module.Config(*self.config))
         )

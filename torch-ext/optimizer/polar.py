@@ -14,7 +14,7 @@ from .kernels.autocast import without_autocast
 from .kernels.gains import Circumstances
 from .kernels.machine import gpu_of
 from .kernels.normalization import frobenius_norm, normalize
-from .kernels.products import Products, add_to_diagonal_, fits_a_core, small_polar
+from .kernels.products import Products, fits_a_core, small_polar
 from .kernels.tracing import constant_while_traced
 from .schedules import Schedule, resolve_schedule
 
@@ -145,8 +145,9 @@ def newton_schulz(X: Tensor, schedule: Schedule, products: Products, out: Option
     """
     for step, (a, b, c) in enumerate(schedule, 1):
         A = products.gram(X)  # X Xᵀ
-        B = products.gram_affine(A, b, c)  # b A + c A²
-        X = products.affine(B, X, a, out if step == len(schedule) else None)  # a X + B X
+        diagonal = a if products.a_on_diagonal else 0.0
+        B = products.gram_affine(A, b, c, diagonal)  # b A + c A², and a I where that replaces a X
+        X = products.affine(B, X, a - diagonal, out if step == len(schedule) else None)  # a X + B X
     return X
 
 
@@ -173,7 +174,7 @@ def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
     """Return Q (..., m, m), the product of a window's steps, for the Gram matrix R = X Xᵀ at the window's start."""
     Q = None
     for step, (a, b, c) in enumerate(window, 1):
-        H = add_to_diagonal_(products.gram_affine(R, b, c), a)  # a I + b R + c R²
+        H = products.gram_affine(R, b, c, a)  # a I + b R + c R²
         Q = H if Q is None else products.commuting(Q, H)
         if step < len(window):
             R = products.conjugated(H, R)

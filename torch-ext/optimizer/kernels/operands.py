@@ -10,10 +10,12 @@ from torch import Tensor
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
+def check_operands(
+    A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor, diagonal: Tensor
+) -> None:
     """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit each other.
 
-    All must have one dtype, of `DTYPES`, and one device. alpha and beta must be 0-d and real. C must share no storage
+    All must have one dtype, of `DTYPES`, and one device. The scalars must be 0-d and real. C must share no storage
     with A, B or D, and must not have two entries at one address.
     """
     square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
@@ -25,7 +27,7 @@ def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: 
             raise ValueError(
                 f"{name} must be {shape} {A.dtype} on {A.device}, got {tuple(x.shape)} {x.dtype} on {x.device}"
             )
-    for name, x in (("alpha", alpha), ("beta", beta)):
+    for name, x in (("alpha", alpha), ("beta", beta), ("diagonal", diagonal)):
         if x.ndim or x.is_complex() or not (x.is_cpu or x.device == A.device):
             given = f"{tuple(x.shape)} {x.dtype} on {x.device}"
             raise ValueError(f"{name} must be a real 0-d tensor on the CPU or {A.device}, got {given}")

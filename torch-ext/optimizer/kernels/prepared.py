@@ -43,17 +43,17 @@ class Prepared(NamedTuple):
     panels: tuple[tuple[list[int], list[int]], ...]  # shape and strides of each operand passed as a descriptor
     rest: tuple[Any, ...]  # the arguments after the scalars
 
-    def __call__(self, A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float) -> None:
-        """Write alpha A B + beta D into C. Without an addend, pass C as D."""
+    def __call__(self, A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
+        """Write alpha A B + beta D + diagonal I into C. Without an addend, pass C as D."""
         if self.panels:
             A, B = Panel(A, *self.panels[0]), Panel(B, *self.panels[1])
         active = driver.active
         stream = active.get_current_stream(active.get_current_device())
-        self.start(*self.grid, stream, *self.kernel, A, B, D, C, alpha, beta, *self.rest)
+        self.start(*self.grid, stream, *self.kernel, A, B, D, C, alpha, beta, diagonal, *self.rest)
 
 
-# Launches the product on operands of one geometry: A, B, D (or C where there is none), C, alpha, beta.
-Start = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], None]
+# Launches the product on operands of one geometry: A, B, D (or C where there is none), C, alpha, beta, diagonal.
+Start = Callable[[Tensor, Tensor, Tensor, Tensor, float, float, float], None]
 
 _PREPARED: dict[Hashable, Start] = {}
 
@@ -65,19 +65,20 @@ def symmetric_product(
     alpha: float = 1.0,
     beta: float = 0.0,
     out: Optional[Tensor] = None,
+    diagonal: float = 0.0,
 ) -> Tensor:
     """Return what `symmetric_gemm` returns, for operands that are known to fit: they are not checked.
 
     Traced or fake tensors and CPU tensors go through the custom op `symmetric_gemm_`.
     """
     if torch.compiler.is_compiling() or not can_launch_on(A):
-        return symmetric_gemm(A, B, D, alpha, beta, out)
+        return symmetric_gemm(A, B, D, alpha, beta, out, diagonal)
     C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
     if A.get_device() == torch.cuda.current_device():
-        launch(A, B, D, C, alpha, beta)
+        launch(A, B, D, C, alpha, beta, diagonal)
     else:
         with torch.cuda.device(A.device):  # Triton launches on the current device, not on that of the arguments
-            launch(A, B, D, C, alpha, beta)
+            launch(A, B, D, C, alpha, beta, diagonal)
     return C
 
 
@@ -86,15 +87,15 @@ def can_launch_on(A: Tensor) -> bool:
     return type(A) is Tensor and A.is_cuda and not torch._C._len_torch_dispatch_stack()
 
 
-def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, beta: float) -> None:
-    """Write alpha A B + beta D into C on the current device; nothing is checked."""
+def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
+    """Write alpha A B + beta D + diagonal I into C on the current device; nothing is checked."""
     d = C if D is None else D
     geometry = _geometry(A, B, D, C)
     prepared = _PREPARED.get(geometry)
     if prepared is not None:
-        return prepared(A, B, d, C, alpha, beta)
+        return prepared(A, B, d, C, alpha, beta, diagonal)
     config = chosen_for(A, B, D, C)
-    compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta), config)
+    compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta, diagonal), config)
     if config == HOPPER:
         start = _start_hopper_product
     elif compiled is None:  # an empty product, or Triton's interpreter, which compiles nothing
@@ -107,8 +108,10 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
     return None
 
 
-def _start_hopper_product(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float) -> None:
-    hopper_product(A, B, None if D is C else D, alpha, beta, C)
+def _start_hopper_product(
+    A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float
+) -> None:
+    hopper_product(A, B, None if D is C else D, alpha, beta, C, diagonal)
 
 
 def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:

@@ -26,19 +26,20 @@ except ModuleNotFoundError as missing:
 class Products(NamedTuple):
     """Products of wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
 
-    The exception is `affine`: it writes to its last argument unless that is None, and then it may overwrite B or X and
-    return X. Polynomials of one matrix commute except for rounding, so `commuting` and `conjugated` may choose the
+    The exception is `affine`: it writes to its last argument unless that is None, and then it may overwrite X and
+    return it. Polynomials of one matrix commute except for rounding, so `commuting` and `conjugated` may choose the
     order. Full products err least if all factors are multiplied from one side. Symmetric products discard the upper
     triangle that they computed, and err least if factors are multiplied from both sides.
     """
 
     gram: Callable[[Tensor], Tensor]  # X -> X Xᵀ
-    gram_affine: Callable[[Tensor, float, float], Tensor]  # A, b, c -> b A + c A²
+    gram_affine: Callable[[Tensor, float, float, float], Tensor]  # A, b, c, a -> a I + b A + c A²
     commuting: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B, of two polynomials of one matrix
     conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, also of two polynomials of one matrix
     affine: Callable[[Tensor, Tensor, float, Optional[Tensor]], Tensor]  # B, X, a, out -> a X + B X
     name: str
     batched: bool = True  # takes X (B, m, n); False: one (m, n) at a time
+    a_on_diagonal: bool = False  # the standard iteration multiplies (a I + B) X, because a X + B X would copy X first
     # torch's time divided by this table's: for X Xᵀ, and for the products of two m x m matrices.
     gram_gain: float = 1.0
     square_gain: float = 1.0
@@ -47,6 +48,13 @@ class Products(NamedTuple):
 
 # The instructions with which `gemm_` multiplies bfloat16 on this processor. If "portable", torch's products are faster.
 _INSTRUCTIONS = gemm_instructions()
+
+
+def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
+    """Add `a` to each diagonal of A (..., m, m) in place, and return A."""
+    if a:
+        A.diagonal(dim1=-2, dim2=-1).add_(a)
+    return A
 
 
 def _symmetric_native(
@@ -76,15 +84,12 @@ def _one_by_one_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = N
 
 
 def _batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
-    # (a I + B) X, because torch's a X + B X copies X first.
-    if a:
-        add_to_diagonal_(B, a)
-    return torch.bmm(B, X, out=out)
+    return torch.baddbmm(X, B, X, beta=a, out=out) if a else torch.bmm(B, X, out=out)
 
 
 SINGLE = Products(
     gram=lambda X: torch.mm(X, X.mT),
-    gram_affine=lambda A, b, c: torch.addmm(A, A, A, beta=b, alpha=c),
+    gram_affine=lambda A, b, c, a: add_to_diagonal_(torch.addmm(A, A, A, beta=b, alpha=c), a),
     commuting=torch.mm,
     conjugated=lambda A, B: torch.mm(torch.mm(B, A), A),
     affine=_single_affine,
@@ -93,7 +98,7 @@ SINGLE = Products(
 )
 NATIVE = Products(
     gram=lambda X: _symmetric_native(X, X.mT),
-    gram_affine=lambda A, b, c: _symmetric_native(A, A, A, alpha=c, beta=b),
+    gram_affine=lambda A, b, c, a: add_to_diagonal_(_symmetric_native(A, A, A, alpha=c, beta=b), a),
     commuting=lambda A, B: _symmetric_native(A, B),
     conjugated=lambda A, B: _symmetric_native(A, _symmetric_native(B, A)),
     affine=_native_affine,
@@ -103,25 +108,20 @@ NATIVE = Products(
 NATIVE_SYMMETRIC = NATIVE._replace(affine=_one_by_one_affine, name=f"{NATIVE.name} + torch.mm")
 BATCHED = Products(
     gram=lambda X: torch.bmm(X, X.mT),
-    gram_affine=lambda A, b, c: torch.baddbmm(A, A, A, beta=b, alpha=c),
+    gram_affine=lambda A, b, c, a: add_to_diagonal_(torch.baddbmm(A, A, A, beta=b, alpha=c), a),
     commuting=torch.bmm,
     conjugated=lambda A, B: torch.bmm(torch.bmm(B, A), A),
     affine=_batched_affine,
     name="torch.bmm",
+    a_on_diagonal=True,
 )
 SYMMETRIC = BATCHED._replace(
     gram=lambda X: symmetric_product(X, X.mT),
-    gram_affine=lambda A, b, c: symmetric_product(A, A, A, alpha=c, beta=b),
+    gram_affine=lambda A, b, c, a: symmetric_product(A, A, A, alpha=c, beta=b, diagonal=a),
     commuting=lambda A, B: symmetric_product(A, B),
     conjugated=lambda A, B: symmetric_product(A, symmetric_product(B, A)),
     name="symmetric_gemm",
 )
-
-
-def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
-    """Add `a` to each diagonal of A (..., m, m) in place, and return A."""
-    A.diagonal(dim1=-2, dim2=-1).add_(a)
-    return A
 
 
 # The candidates for bfloat16 on a CPU. With each of them a matrix gets the same bits alone and in any batch.
@@ -151,8 +151,8 @@ def select_products(
     name = " + ".join(dict.fromkeys(table.name for table in (long, short, BATCHED)))
     gains = tuple(max(known.gain or 0, 1.0) for known in (gram, square))
     source = " and ".join(dict.fromkeys(known.source or "by default" for known in (gram, square)))
-    symmetric = long.gram, short.gram_affine, short.commuting, short.conjugated
-    return Products(*symmetric, BATCHED.affine, name, True, *gains, source)
+    table = short._replace(gram=long.gram, name=name)
+    return table._replace(gram_gain=gains[0], square_gain=gains[1], source=source)
 
 
 def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Products:

@@ -1,4 +1,4 @@
-"""Symmetric product C = alpha A B + beta D for results known to be symmetric: mirrored tiles are computed once.
+"""Symmetric product C = alpha A B + beta D + diagonal I, where mirrored tiles of the result are computed once.
 
     A  (b, m, k)  float16, bfloat16 or float32, any strides
     B  (b, k, m)  like A: A.mT, or any operand with which the result is symmetric, such as two polynomials of one matrix
@@ -42,7 +42,7 @@ def _load_panel(panel, matrix, row, start, K_INNER: tl.constexpr, TILE: tl.const
 @triton.jit(do_not_specialize=["side"])  # used only to count: kernels specialized for 1 or 16 would gain nothing
 def _symmetric_gemm_kernel(
     A, B, D, C,  # pointers; A and B are descriptors with DESCRIPTORS
-    alpha, beta,  # numbers, or pointers to float32 with SCALARS_ON_DEVICE
+    alpha, beta, diagonal,  # numbers, or pointers to float32 with SCALARS_ON_DEVICE
     m, k, side,  # rows, length of the sums, tiles a side
     A_batch, A_row, A_k,
     B_batch, B_row, B_k,
@@ -81,11 +81,14 @@ def _symmetric_gemm_kernel(
     if SCALARS_ON_DEVICE:
         alpha = tl.load(alpha)
         beta = tl.load(beta)
+        diagonal = tl.load(diagonal)
     mask = (rows < m)[:, None] & (cols < m)[None, :]
     result = alpha * sums
     if HAS_D:
         d_places = D + wide_matrix * D_batch + wide_rows[:, None] * D_row + wide_cols[None, :] * D_col
         result += beta * tl.load(d_places, mask=mask, other=0.0).to(tl.float32)
+    if i == j:  # not in the branch below: compiled together, they take so many registers that fewer blocks fit on sm_90
+        result = tl.where(rows[:, None] == cols[None, :], result + diagonal, result)
     result = result.to(C.dtype.element_ty)
     C += wide_matrix * C_batch
     if i == j:  # operands that only commute give two roundings of one value: store the lower triangle's
@@ -132,14 +135,15 @@ def arrange(
 
 
 def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, scalars: tuple, config: Config) -> Any:
-    """Write alpha A B + beta D into C by one launch with an explicit configuration; return what Triton compiled for it.
+    """Write the product into C by one launch with an explicit configuration; return what Triton compiled for it.
 
-    `scalars` is (alpha, beta): both numbers, or both 0-d float32 tensors on the device of C. The other arguments are
-    those of `symmetric_gemm_`, unchecked. HOPPER is not compiled by Triton: then scalars must be numbers, and the
-    result is None. It is also None if there was nothing to launch.
+    `scalars` is (alpha, beta, diagonal): all numbers, or all 0-d float32 tensors on the device of C. The other
+    arguments are those of `symmetric_gemm_`, unchecked. HOPPER is not compiled by Triton: then scalars must be numbers,
+    and the result is None. It is also None if there was nothing to launch.
     """
     if config == HOPPER:
-        hopper_gemm.hopper_product(A, B, D, *scalars, out=C)
+        alpha, beta, diagonal = scalars
+        hopper_gemm.hopper_product(A, B, D, alpha, beta, C, diagonal)
         return None
     launch = arrange(A, B, D, C, isinstance(scalars[0], Tensor), config)
     if launch is None:
@@ -190,24 +194,29 @@ def symmetric_gemm(
     alpha: float | Tensor = 1.0,
     beta: float | Tensor = 0.0,
     out: Optional[Tensor] = None,
+    diagonal: float | Tensor = 0.0,
 ) -> Tensor:
-    """Return alpha A B + beta D (b, m, m) of A (b, m, k), B (b, k, m), symmetric D; written to `out` if that is given.
+    """Return alpha A B + beta D + diagonal I (b, m, m) of A (b, m, k), B (b, k, m), symmetric D; written to `out`.
 
-    The result is bit for bit symmetric and has no gradient. A NaN in D reaches it even if `beta` is 0. `alpha` and
-    `beta` are numbers or 0-d tensors; no kernel is compiled for their values. Errors: `check_operands`.
+    `out` None is a new tensor. The result is bit for bit symmetric and has no gradient. A NaN in D reaches it even if
+    `beta` is 0. `alpha`, `beta` and `diagonal` are numbers or 0-d tensors; no kernel is compiled for their values.
+    Errors: `check_operands`.
     """
     if A.ndim != 3:
         raise ValueError(f"A must be (b, m, k), got {tuple(A.shape)}")
     C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
-    symmetric_gemm_(A, B, D, C, _scalar(alpha), _scalar(beta))
+    symmetric_gemm_(A, B, D, C, _scalar(alpha), _scalar(beta), _scalar(diagonal))
     return C
 
 
-def _on_gpu(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor) -> None:
-    """Write alpha A B + beta D into C; `alpha` and `beta` are 0-d tensors, on the CPU or on the device."""
-    check_operands(A, B, D, C, alpha, beta)
-    are_numbers = alpha.is_cpu and beta.is_cpu
-    scalars = (float(alpha), float(beta)) if are_numbers else _on_device(A.device, alpha, beta)
+def _on_gpu(
+    A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor, diagonal: Tensor
+) -> None:
+    """Write alpha A B + beta D + diagonal I into C; the scalars are 0-d tensors, on the CPU or on the device."""
+    scalars = alpha, beta, diagonal
+    check_operands(A, B, D, C, *scalars)
+    are_numbers = all(scalar.is_cpu for scalar in scalars)
+    scalars = tuple(map(float, scalars)) if are_numbers else _on_device(A.device, *scalars)
     config = chosen_for(A, B, D, C)
     if config == HOPPER and not are_numbers:  # only Triton's kernels read scalars on the device
         config = tritons_config(target_of(A.device), A, B, D, C)
@@ -215,17 +224,19 @@ def _on_gpu(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor,
         launch_symmetric_gemm(A, B, D, C, scalars, config)
 
 
-def _on_cpu(A, B, D, C, alpha, beta) -> None:
+def _on_cpu(A, B, D, C, alpha, beta, diagonal) -> None:
     """Compute what the kernel computes, with torch's product: the lower triangle and its mirror image."""
-    check_operands(A, B, D, C, alpha, beta)
+    check_operands(A, B, D, C, alpha, beta, diagonal)
     product = alpha * torch.bmm(A.float(), B.float())
-    product = (product if D is None else product + beta * D.float()).to(C.dtype)
+    product = product if D is None else product + beta * D.float()
+    product.diagonal(dim1=1, dim2=2).add_(diagonal)
+    product = product.to(C.dtype)
     C.copy_(product.tril() + product.tril(-1).mT)
 
 
 symmetric_gemm_ = define_operation(
     "symmetric_gemm_",
-    "(Tensor A, Tensor B, Tensor? D, Tensor(a!) C, Tensor alpha, Tensor beta) -> ()",
+    "(Tensor A, Tensor B, Tensor? D, Tensor(a!) C, Tensor alpha, Tensor beta, Tensor diagonal) -> ()",
     {"cuda": _on_gpu, "cpu": _on_cpu, "meta": check_operands},
 )
 

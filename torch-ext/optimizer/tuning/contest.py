@@ -95,7 +95,8 @@ def _prove_table(table: Products, like: Tensor, size: tuple[int, int]) -> None:
 
     def compute(A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
         if D is not None:
-            return table.gram_affine(A, scalars[1], scalars[0])
+            alpha, beta, diagonal = scalars
+            return table.gram_affine(A, beta, alpha, diagonal)
         return table.gram(A) if B.data_ptr() == A.data_ptr() else table.commuting(A, B)
 
     prove_products(compute, like, size)

@@ -16,7 +16,7 @@ from ..polar import matrices_together, polar_factors
 from ..schedules import resolve_schedule
 from .candidates import product_configs, small_configs
 from .contest import EPS, Candidate, Contest, Task, drawn
-from .proof import ALPHA, BETA, SCALE, prove_launch
+from .proof import DIAGONAL, PLAIN, SCALED, prove_launch
 from .race import Timed
 from .small_proof import prove_small
 
@@ -81,7 +81,7 @@ def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> 
 
 
 def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tuple[int, int]) -> _Ways:
-    """Time X Xᵀ of long matrices, or, for square ones, what an iteration multiplies: b A + c A² and A B."""
+    """Time X Xᵀ of long matrices, or, for square ones, what an iteration multiplies: a I + b A + c A² and A B."""
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
     count = max(
         1, min(task.count, matrices_together(device, (m, max(m, k)), _iteration(device, dtype, (m, max(m, k)))))
@@ -90,20 +90,20 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
     long = k != m
     results = [X.new_empty(count, m, m) for _ in range(1 if long else 2)]
     launch = symmetric_gemm.launch_symmetric_gemm
-    scalars = ALPHA / SCALE**4, BETA / SCALE**2
+    alpha, beta = SCALED
 
     def run(config: Config) -> None:
         with _current(device):
             if long:
-                return launch(X, X.mT, None, results[0], (1.0, 0.0), config)
-            launch(X, X, X, results[0], scalars, config)
-            launch(X, results[0], None, results[1], (1.0, 0.0), config)
+                return launch(X, X.mT, None, results[0], PLAIN, config)
+            launch(X, X, X, results[0], (alpha, beta, DIAGONAL), config)
+            launch(X, results[0], None, results[1], PLAIN, config)
 
     def torchs() -> None:
         if long:
             BATCHED.gram(X)
         else:
-            BATCHED.commuting(X, BATCHED.gram_affine(X, scalars[1], scalars[0]))
+            BATCHED.commuting(X, BATCHED.gram_affine(X, beta, alpha, DIAGONAL))
 
     configs = product_configs(device, dtype, m) if configs is None else configs
     prove = partial(_prove_product, X.new_empty(0), (ragged, (m, k)))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from . import roundings
 
-# Coefficients of a step of a published Newton-Schulz iteration. They cancel, so rounding errors show.
-ALPHA, BETA = 2.0315, -4.775
+# Coefficients of a step of a published Newton-Schulz iteration: of A², of A and of I. They cancel, so errors show.
+ALPHA, BETA, DIAGONAL = 2.0315, -4.775, 3.4445
 # A folded scale: float16 Gram matrices have entries up to its square, and the squares of those exceed float16's range.
 SCALE = 64.0
 # Of larger results MOST_ROWS rows are compared with float64, including the last LAST_ROWS, where tiles are cut.
@@ -26,10 +26,14 @@ MOST_ROWS, LAST_ROWS = 64, 32
 # Of all rows the sums of so many neighbours are. A wrong element is larger than what the roundings of so few add up to.
 NEIGHBOURS = 64
 
+# The scalars of a plain product, and alpha and beta for matrices that `symmetric` makes.
+PLAIN, SCALED = (1.0, 0.0, 0.0), (ALPHA / SCALE**4, BETA / SCALE**2)
+
 # The most columns of the matrices whose Gram matrices test products of squares. More would not change what is tested.
 MOST_COLUMNS = 256
 
-# compute(A, B, D, (alpha, beta)) returns alpha A B + beta D, which is symmetric. apply(B, X, a) returns a X + B X.
+# compute(A, B, D, (alpha, beta, diagonal)) returns alpha A B + beta D + diagonal I, which is symmetric. apply(B, X, a)
+# returns a X + B X.
 Compute = Callable[[Tensor, Tensor, Optional[Tensor], tuple], Tensor]
 Apply = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -41,36 +45,41 @@ class WrongResultError(AssertionError):
 def prove_products(compute: Compute, like: Tensor, size: tuple[int, int]) -> None:
     """Raise WrongResultError unless `compute` is right for X Xᵀ, b A + c A² and A B of m x k matrices.
 
-    The operands are made on the device and in the dtype of `like`, which may be empty.
+    The operands are made on the device and in the dtype of `like`, which may be empty. Nothing is added to the
+    diagonal: not every product does that before it rounds.
     """
     X = adversarial(like, *size)
-    _prove(compute, X, X.mT, None, (1.0, 0.0))
+    _prove(compute, X, X.mT, None, PLAIN)
     check_nan(compute, X)
     S = symmetric(like, size[0])
-    _prove(compute, S, S, S, (ALPHA / SCALE**4, BETA / SCALE**2))
+    _prove(compute, S, S, S, (*SCALED, 0.0))
     unit = S / SCALE**2  # exact, except for subnormal numbers
     other = (torch.eye(size[0], device=like.device) - unit.float()).to(like.dtype)
-    _prove(compute, unit, other, None, (1.0, 0.0))
+    _prove(compute, unit, other, None, PLAIN)
 
 
 def prove_launch(compute: Compute, like: Tensor, size: tuple[int, int]) -> None:
-    """Do what `prove_products` does, and check that a NaN in D, which may be any matrix, reaches only its place."""
+    """Do what `prove_products` does, also for a I + b A + c A² with one rounding, and check where NaNs of D go.
+
+    A NaN in D, which may be any matrix, must reach only its place.
+    """
     prove_products(compute, like, size)
-    X = adversarial(like, *size)
-    check_nan_in_addend(partial(compute, X, X.mT), symmetric(like, size[0]))
+    X, S = adversarial(like, *size), symmetric(like, size[0])
+    _prove(compute, S, S, S, (*SCALED, DIAGONAL))
+    check_nan_in_addend(partial(compute, X, X.mT), S)
 
 
 def prove_apply(apply: Apply, like: Tensor, size: tuple[int, int]) -> None:
     """Raise WrongResultError unless `apply` is right for m x m matrices times m x k matrices."""
     X, B = adversarial(like, *size) / SCALE, symmetric(like, size[0]) / SCALE**2
-    compute = lambda B, X, D, scalars: apply(B.clone(), X.clone(), scalars[1])  # noqa: E731 - it may overwrite both
-    C = _alone_as_in_a_batch(compute, B, X, X, (1.0, BETA))
+    compute = lambda B, X, D, scalars: apply(B, X.clone(), scalars[1])  # noqa: E731 - it may overwrite X
+    C = _alone_as_in_a_batch(compute, B, X, X, (1.0, BETA, 0.0))
     rows = checked_rows(size[0])
-    _check_entries(C[:, rows], *roundings.product(B[:, rows], X, X[:, rows], 1.0, BETA))
-    check_sums(C, B, X, X, (1.0, BETA), is_symmetric=False)
+    _check_entries(C[:, rows], *roundings.product(B[:, rows], X, 1.0, (BETA, X[:, rows])))
+    check_sums(C, B, X, X, (1.0, BETA, 0.0), is_symmetric=False)
     spoiled = X.clone()
     spoiled[0, -1, -1] = math.nan
-    if not torch.equal(apply(B.clone(), spoiled, BETA)[1:], C[1:]):
+    if not torch.equal(apply(B, spoiled, BETA)[1:], C[1:]):
         raise WrongResultError("a NaN changed another matrix")
 
 
@@ -90,10 +99,10 @@ def symmetric(like: Tensor, m: int) -> Tensor:
 
 def check_nan(compute: Compute, X: Tensor) -> None:
     """Raise WrongResultError unless a NaN in X makes its row and column of X Xᵀ NaN and changes no other bit."""
-    clean, row = compute(X, X.mT, None, (1.0, 0.0)), X.size(1) // 2
+    clean, row = compute(X, X.mT, None, PLAIN), X.size(1) // 2
     spoiled = X.clone()
     spoiled[0, row, X.size(2) // 2] = math.nan
-    C = compute(spoiled, spoiled.mT, None, (1.0, 0.0))
+    C = compute(spoiled, spoiled.mT, None, PLAIN)
     hit = torch.zeros_like(C, dtype=torch.bool)
     hit[0, row, :] = hit[0, :, row] = True
     if not torch.equal(C.isnan(), hit):
@@ -104,10 +113,10 @@ def check_nan(compute: Compute, X: Tensor) -> None:
 
 def check_nan_in_addend(compute: Callable[[Tensor, tuple], Tensor], D: Tensor) -> None:
     """Raise WrongResultError unless NaNs at two mirrored places of D reach only these places of a sum with D."""
-    clean, place = compute(D, (1.0, 1.0)), D.size(1) // 2
+    clean, place = compute(D, (1.0, 1.0, 0.0)), D.size(1) // 2
     spoiled = D.clone()
     spoiled[1, place, 0] = spoiled[1, 0, place] = math.nan
-    C, hit = compute(spoiled, (1.0, 1.0)), spoiled.isnan()
+    C, hit = compute(spoiled, (1.0, 1.0, 0.0)), spoiled.isnan()
     if not torch.equal(C.isnan(), hit) or not torch.equal(C[~hit], clean[~hit]):
         raise WrongResultError("a NaN of D did not stay in its place")
 
@@ -117,10 +126,10 @@ def check_product(
     A: Tensor,
     B: Tensor,
     D: Optional[Tensor] = None,
-    scalars: tuple = (1.0, 0.0),
+    scalars: tuple = PLAIN,
     rows: Optional[Tensor] = None,
 ) -> None:
-    """Raise WrongResultError unless C is alpha A B + beta D up to rounding, and symmetric bit for bit.
+    """Raise WrongResultError unless C is alpha A B + beta D + diagonal I up to rounding, and symmetric bit for bit.
 
     If operands only commute, the upper triangle is compared with the mirrored lower one. `rows` are the rows that are
     compared; None means all.
@@ -130,10 +139,11 @@ def check_product(
     rows = torch.arange(C.size(1), device=C.device) if rows is None else rows.to(C.device)
     above = rows[:, None] < torch.arange(C.size(1), device=C.device)
     for i in range(len(C)):  # one at a time, because float64 takes four times the memory
-        d = None if D is None else D[i][rows]
-        exact, allowed = roundings.product(A[i][rows], B[i], d, *map(float, scalars))
+        alpha, addends = _terms(None if D is None else D[i], scalars, C[i])
+        addends = [(factor, addend[rows]) for factor, addend in addends]
+        exact, allowed = roundings.product(A[i][rows], B[i], alpha, *addends)
         if not torch.equal(B[i].mT, A[i]):
-            mirrored = roundings.product(B[i].mT[rows], A[i].mT, d, *map(float, scalars))
+            mirrored = roundings.product(B[i].mT[rows], A[i].mT, alpha, *addends)
             exact, allowed = (torch.where(above, other, one) for other, one in zip(mirrored, (exact, allowed)))
         _check_entries(C[i][rows], exact, allowed)
 
@@ -147,14 +157,14 @@ def check_sums(
     If their operands only commute, the upper triangle is the mirrored lower one, and sums that cross the diagonal are
     left out. Source: Freivalds, Probabilistic machines can use less running time (1977).
     """
-    signs, scalars = _signs_of_neighbours(C.size(2)).to(C.device), tuple(map(float, scalars))
+    signs = _signs_of_neighbours(C.size(2)).to(C.device)
     row = torch.arange(C.size(1), device=C.device)[:, None]
     start = torch.arange(0, C.size(2), NEIGHBOURS, device=C.device)
     for i in range(len(C)):
-        d = None if D is None else D[i]
-        exact, allowed = roundings.sums_of_product(C[i], A[i], B[i], d, scalars, signs)
+        alpha, addends = _terms(None if D is None else D[i], scalars, C[i])
+        exact, allowed = roundings.sums_of_product(C[i], A[i], B[i], alpha, addends, signs)
         if is_symmetric and not torch.equal(B[i].mT, A[i]):
-            mirrored = roundings.sums_of_product(C[i], B[i].mT, A[i].mT, d, scalars, signs)
+            mirrored = roundings.sums_of_product(C[i], B[i].mT, A[i].mT, alpha, addends, signs)
             exact, allowed = (torch.where(row < start, other, one) for other, one in zip(mirrored, (exact, allowed)))
             allowed[(row >= start) & (row < start + NEIGHBOURS)] = math.inf
         _check_entries(C[i].double() @ signs, exact, allowed)
@@ -167,6 +177,15 @@ def checked_rows(m: int) -> Tensor:
     spread = torch.linspace(0, m - LAST_ROWS - 1, MOST_ROWS - LAST_ROWS - 1, device="cpu").long()
     middle, last = torch.tensor([m // 2], device="cpu"), torch.arange(m - LAST_ROWS, m, device="cpu")
     return torch.cat([spread, middle, last]).unique()
+
+
+def _terms(D: Optional[Tensor], scalars: tuple, like: Tensor) -> tuple[float, list[roundings.Addend]]:
+    """Return alpha, and the addends of a product: D if there is one, and a unit matrix if the diagonal is not 0."""
+    alpha, beta, diagonal = map(float, scalars)
+    addends = [] if D is None else [(beta, D)]
+    if diagonal:
+        addends.append((diagonal, torch.eye(*like.shape, device=like.device)))
+    return alpha, addends
 
 
 def _prove(compute: Compute, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> None:
