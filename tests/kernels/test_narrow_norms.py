@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tests.support.narrow_device import KINDS, narrow_device
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 UNIT = torch.finfo(torch.float32).eps / 2
 SHAPES = (1, 1, 1), (3, 5, 7), (2, 70, 40), (1, 300, 701)
 DTYPES = torch.float32, torch.bfloat16, torch.float16

@@ -6,7 +6,7 @@ a tensor of float64 on it, and operands on two devices. The package's operations
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 KINDS = "mps", "xpu"
 WIDE = torch.float64, torch.complex128
 # Takes operands on two devices.
 COPY = "_to_copy"
 # In these torch asks for the device's library before operations come to a mode.
-ASKING = Tensor.__getitem__, Tensor.__setitem__, Tensor.__invert__, Tensor.copy_
+ASKING = Tensor.__getitem__, Tensor.__setitem__, Tensor.__invert__, Tensor.__float__, Tensor.copy_
 # By the addresses of storages on the CPU.
 HANDLES: dict[int, int] = {}
 
@@ -51,6 +50,9 @@ class OnDevice(Tensor):
         if self.device.type == "mps":
             address = HANDLES.setdefault(address, 2**32 + 64 * len(HANDLES))
         return SimpleNamespace(data_ptr=lambda: address)
+
+    def __repr__(self) -> str:
+        return f"{self.device}: {self.host!r}"
 
     def tolist(self) -> list:
         return self.cpu().tolist()
@@ -95,7 +97,8 @@ class NarrowDevice(TorchDispatchMode):
         if operation.namespace == self._namespace:
             with self, _Functions():
                 return self._operations[name].function(*args, **kwargs)
-        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        operands: list[Tensor] = []
+        _mapped(lambda x: operands.append(x) if isinstance(x, Tensor) else None, [args, kwargs])
         here = [x for x in operands if isinstance(x, OnDevice)]
         if here and name != COPY and any(x.ndim and not isinstance(x, OnDevice) for x in operands):
             raise RuntimeError(f"{operation} has operands on {self.device} and on the CPU")
@@ -104,11 +107,11 @@ class NarrowDevice(TorchDispatchMode):
         self.operations += bool(here) or to_device
         self.waits += bool(here) and (name == "_local_scalar_dense" or not to_device)
         originals = {id(x.host): x for x in here}
-        args, kwargs = tree_map(_on_host, (args, kwargs))
+        args, kwargs = _mapped(_on_host, args), _mapped(_on_host, kwargs)
         if wanted is not None:
             kwargs["device"] = torch.device("cpu")
         result = operation(*args, **kwargs)
-        return tree_map(lambda x: self._placed(x, originals) if to_device else x, result)
+        return _mapped(lambda x: self._placed(x, originals) if to_device else x, result)
 
     def _placed(self, x: Any, originals: dict[int, Tensor]) -> Any:
         """Return a result on the device: the operand itself that an operation has written to."""
@@ -123,10 +126,12 @@ class _Functions(TorchFunctionMode):
     """Carries out functions in which torch asks for the device's library before operations come to `NarrowDevice`."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.tensor and torch.device((kwargs or {}).get("device") or "cpu").type in KINDS:
+            return function(*args, **{**kwargs, "device": "cpu"}).to(kwargs["device"])
         first = args[0] if args else None
         if function not in ASKING or not any(isinstance(x, OnDevice) for x in args):
             return function(*args, **(kwargs or {}))
-        result = function(*tree_map(_on_host, args), **(kwargs or {}))
+        result = function(*_mapped(_on_host, args), **(kwargs or {}))
         if not isinstance(result, Tensor) or not isinstance(first, OnDevice):
             return result
         return first if result is first.host else OnDevice(result, first.device)
@@ -134,3 +139,12 @@ class _Functions(TorchFunctionMode):
 
 def _on_host(x: Any) -> Any:
     return x.host if isinstance(x, OnDevice) else x
+
+
+def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
+    """Return arguments or results with `function` of each value in them; torch's own takes most of a step's time."""
+    if isinstance(x, (list, tuple)):
+        return type(x)([_mapped(function, each) for each in x])
+    if isinstance(x, dict):
+        return {key: _mapped(function, each) for key, each in x.items()}
+    return function(x)
