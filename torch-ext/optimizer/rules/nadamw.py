@@ -62,8 +62,8 @@ def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[
     exact = exact_dtype(device)
     count = torch.stack(steps).to(device, exact)
     lr = rule.lr.to(device, exact) if isinstance(rule.lr, Tensor) else rule.lr
-    step_sizes = (-lr / _correction(beta1, count)).to(dtype).unbind()
-    corrections = _correction(beta2, count).sqrt().to(dtype).unbind()
+    step_sizes = (-lr / bias_correction(beta1, count)).to(dtype).unbind()
+    corrections = bias_correction(beta2, count).sqrt().to(dtype).unbind()
     torch._foreach_lerp_(averages, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
@@ -80,7 +80,7 @@ def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[
     torch._foreach_addcdiv_(parameters, ahead, denominators)
 
 
-def _correction(beta: float, count: Tensor) -> Tensor:
+def bias_correction(beta: float, count: Tensor) -> Tensor:
     """Return 1 - beta**count of counts from 1 on. float32 would keep four digits of 1 - 0.999, so it is expm1 there."""
     if count.dtype == torch.float64:
         return 1 - beta**count
