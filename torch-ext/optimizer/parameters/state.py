@@ -8,7 +8,6 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .checks import check_dtypes
 from .matrices import moments_in_group
 from .momentum_blocks import blocks_in_group, scales_shape
 from .offload import host_zeros_like
@@ -167,7 +166,6 @@ def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[
     for key in _OURS & set(state):
         if not isinstance(state[key], (Tensor, Real) if wanted[key].shape is None else Tensor):
             raise ValueError(f"state {key} of {name} {tuple(p.shape)} must be a tensor, got {state[key]!r}")
-    check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
     check_shapes(state, name, p, wanted, _anew(position))
 
 
