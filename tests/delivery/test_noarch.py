@@ -23,7 +23,7 @@ from tools.hub.release import read_release
 from tools.lab.variant import usable
 from tools.pins.verify import faults
 
-NOARCH = ["torch-cpu", "torch-cuda", "torch-rocm"]
+NOARCH = ["torch-cpu", "torch-cuda", "torch-rocm", "torch-metal", "torch-xpu"]
 FILES = {"__init__.py", "_ops.py", "data/sizes.json", "metadata.json"}
 
 
@@ -158,10 +158,10 @@ def tree(toy, tmp_path) -> Path:
 def test_the_second_tree_is_of_the_same_package_and_version(toy, tree):
     """The Hub's parser reads it, and the card says the same: uploading either tree replaces the other's card."""
     first, second = (tomllib.loads((root / "build.toml").read_text()) for root in (toy, tree))
-    assert second["general"] == {**first["general"], "backends": ["cpu", "cuda", "rocm"]}
+    assert second["general"] == {**first["general"], "backends": list(NOARCH_BACKENDS)}
     assert second["torch-noarch"] == {"pyext": first["torch"]["pyext"]}
     assert set(second) == {"general", "torch-noarch"}
-    assert list(map(str, Build.open(tree).general.backends)) == ["cpu", "cuda", "rocm"]
+    assert list(map(str, Build.open(tree).general.backends)) == list(NOARCH_BACKENDS)
     package = Path("torch-ext/toy")
     assert card.fill_card(tree, second, package) == card.fill_card(toy, first, package)
 
