@@ -8,10 +8,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from unittest import mock
 
 import pytest
 import torch
 
+from tests.support.portable_variant import write_portable_variant
 from tests.support.rank_pool import DEVICES, REPO_ID, Pools, load_kernel
 from tests.support.toy_kernel import write_toy_kernel
 
@@ -138,6 +141,18 @@ def tested_build(request: pytest.FixtureRequest) -> tuple[Path, str | None]:
 def kernel(tested_build: tuple[Path, str | None]):
     """The package as `get_kernel` returns it."""
     return load_kernel(*tested_build)
+
+
+@pytest.fixture(scope="session")
+def portable_kernel(kernel: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The package as a variant without a library: the one under test, or one beside it in this process."""
+    if kernel.kernels.native.IS_PORTABLE:
+        return kernel
+    folder = tmp_path_factory.mktemp("portable")
+    backend = "cuda" if torch.version.cuda else "cpu"
+    write_portable_variant(Path(kernel.__file__).parent, folder, backend)
+    with mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"{REPO_ID}={folder}"}):
+        return load_kernel(folder, backend)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tools.build.commands import BuildError
 
 needs_nvcc = pytest.mark.skipif(compilers.find_nvcc() is None, reason="there is no nvcc")
 CPU = "torch-stable-abi211-cpu-x86_64-linux"
-NOARCH = ["torch-cpu", "torch-cuda", "torch-rocm"]
+NOARCH = ["torch-cpu", "torch-cuda", "torch-rocm", "torch-metal", "torch-xpu"]
 
 
 def build_cpu(toy: Path, output: Path):

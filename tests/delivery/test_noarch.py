@@ -20,7 +20,7 @@ from tools.hub.release import read_release
 from tools.lab.variant import usable
 from tools.pins.verify import faults
 
-NOARCH = ["torch-cpu", "torch-cuda", "torch-rocm"]
+NOARCH = ["torch-cpu", "torch-cuda", "torch-rocm", "torch-metal", "torch-xpu"]
 FILES = {"__init__.py", "_ops.py", "data/sizes.json", "metadata.json"}
 
 

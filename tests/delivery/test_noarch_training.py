@@ -7,7 +7,7 @@ import pytest
 from tests.support.hub_clients import environment, run_client
 from tools.build.variants import build_variants
 from tools.hub.server import Hub
-from tools.pages.platforms import ARM, EVERY, NEW, OLD, PLATFORMS
+from tools.pages.platforms import ARM, EVERY, MAC, NEW, OLD, PLATFORMS
 
 CLIENT = """
 import json, sys
@@ -33,6 +33,8 @@ def found(place: str, built_for: str):
 MACHINES = {
     "CUDA 12": (found("Linux on x86", "CUDA 12"), NEW[-1], "torch-cuda"),
     "ROCm": (found("Linux on x86", "ROCm"), NEW[-1], "torch-rocm"),
+    "MPS": (found(MAC, "MPS"), NEW[-1], "torch-metal"),
+    "XPU": (found("Linux on x86", "XPU"), NEW[-1], "torch-xpu"),
     "ARM": (found(ARM, "CPUs"), NEW[-1], "torch-cpu"),
     "free-threaded": (found("any, free", "CPUs"), NEW[-1], "torch-cpu"),
     "torch 2.10": (PLATFORMS[0], OLD[-1], "torch-cpu"),

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from tests.support.operation_places import MODELLED_ON_DEVICE, SHIPPED, is_possible, place_of
-from tests.support.portable_variant import write_portable_variant
 from tests.support.rank_pool import REPO_ID, load_kernel
 from tests.support.report_log import read_log
 from tests.support.symmetric_products import PROVEN_SIZES
@@ -102,18 +101,6 @@ def kernel(request: pytest.FixtureRequest, kernel: ModuleType) -> ModuleType:
     """The package, its operations run by what `on_every_place` names."""
     is_shipped = getattr(request, "param", SHIPPED) == SHIPPED
     return kernel if is_shipped else request.getfixturevalue("modelled_kernel")
-
-
-@pytest.fixture(scope="session")
-def portable_kernel(kernel: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The package as a variant without a library: the one under test, or one beside it in this process."""
-    if kernel.kernels.native.IS_PORTABLE:
-        return kernel
-    folder = tmp_path_factory.mktemp("portable")
-    backend = "cuda" if torch.version.cuda else "cpu"
-    write_portable_variant(Path(kernel.__file__).parent, folder, backend)
-    with mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"{REPO_ID}={folder}"}):
-        return load_kernel(folder, backend)
 
 
 @pytest.fixture(scope="session")

@@ -217,3 +217,17 @@ def test_nothing_is_read_on_the_host(rules):
         gradients, *averages = ([torch.empty_like(p) for p in parameters] for _ in range(3))
         states = [State(*tensors, torch.empty(())) for tensors in zip(*averages)]
         take_step(rules, parameters, gradients, states, rule(rules, lr=torch.empty(()), maximize=True))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.95, 0.999, 0.999999])
+def test_corrections_keep_their_digits_in_float32(rules, beta):
+    """Rounded are the logarithm, its product with the count, of which expm1 errs by no larger a share, and the result.
+
+    expm1 may err by two more.
+    """
+    counts = torch.tensor([1.0, 2.0, 7.0, 1000.0, 1e6])
+    exact = -torch.expm1(counts.double() * (math.log(beta) if beta else -math.inf))
+    assert torch.allclose(rules.bias_correction(beta, counts.double()), exact, rtol=1e-9)
+    corrections = rules.bias_correction(beta, counts)
+    assert corrections.dtype == torch.float32
+    assert ((corrections.double() - exact).abs() <= 5 * torch.finfo(torch.float32).eps / 2 * exact).all()

@@ -16,7 +16,7 @@ from typing import Any
 
 import kernels
 import torch
-from kernels.backends import CUDA, XPU, Backend, Metal, ROCm
+from kernels.backends import CUDA, TPU, XPU, Backend, Metal, ROCm
 from torch.torch_version import TorchVersion
 
 from tools.pages.platforms import Platform
@@ -47,6 +47,8 @@ def feign(machine: Platform, backend: Backend, version: str) -> None:
     torch.version.hip = f"{number}.26015-0123abc" if isinstance(backend, ROCm) else None
     torch.version.xpu = f"{number.major}0{number.minor}01" if isinstance(backend, XPU) else None
     torch.backends.mps.is_available = lambda: isinstance(backend, Metal)
+    if isinstance(backend, TPU):
+        torch.backends.tpu = object()
 
 
 def loaded_variant(machine: Platform, backend: Backend, version: str, repo_id: str, revision: str) -> str:

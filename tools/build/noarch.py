@@ -10,7 +10,7 @@ from tools.build.recipe import Recipe, read_recipe
 from tools.build.source_tree import read_revision
 
 # What the loader calls the backends of torch that the package runs on without a library.
-NOARCH_BACKENDS = ("cpu", "cuda", "rocm")
+NOARCH_BACKENDS = ("cpu", "cuda", "rocm", "metal", "xpu")
 
 
 class NoarchJob(Job):

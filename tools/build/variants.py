@@ -2,7 +2,7 @@
 
     python -m tools.build.variants [--backend cpu|cuda|noarch] [--machine aarch64] [--output DIR]
 
-"noarch" stands for the variants without a library, torch-cpu, torch-cuda and torch-rocm, which every machine can build.
+"noarch" stands for the variants without a library, such as torch-cpu and torch-metal, which every machine can build.
 Variants are compiled, checked, described and imported in a work folder. When all are done they replace the old ones,
 together with the card, so a failed build changes nothing. Two builds of one commit with the same compilers and torch
 have the same bytes, wherever the repository is (`rebuild.py` shows it).

@@ -16,7 +16,7 @@ from unittest import mock
 
 import kernels
 from kernels import variants as loader
-from kernels.backends import CPU, CUDA, XPU, Backend, Metal, ROCm
+from kernels.backends import CPU, CUDA, TPU, XPU, Backend, Metal, ROCm
 from packaging.version import Version
 
 from tools.build.released import COMPILED, RELEASED
@@ -66,12 +66,14 @@ PLATFORMS = (
     Platform(MAC, "MPS", MPS, "aarch64", "darwin"),
     Platform("Windows", "CPUs", CPUS, "x86_64", "windows"),
     Platform("Windows", "CUDA 12.6 to 13.2", CUDA_12 + CUDA_13, "x86_64", "windows"),
+    Platform("Windows", "XPU", INTEL, "x86_64", "windows"),
 )
 FREE_THREADED = (
     Platform("any, free-threaded Python before 3.15", "CPUs", CPUS, free_threaded=True),
     Platform("any, free-threaded Python before 3.15", "CUDA 12.6 to 13.2", CUDA_12 + CUDA_13, free_threaded=True),
 )
-EVERY = (*PLATFORMS, *FREE_THREADED)
+OTHERS = (Platform(INTEL_OR_AMD, "TPUs", (TPU(),)),)
+EVERY = (*PLATFORMS, *FREE_THREADED, *OTHERS)
 
 INTRODUCTION = """\
 # Platforms
@@ -88,17 +90,41 @@ reports of speed and losses is of the compiled variant for CPUs on x86-64; [proc
 processors. Tests train with the portable variants on CPUs of x86-64.
 """
 
+WITHOUT_FLOAT64 = """\
+## GPUs of Apple and of Intel
+
+Apple's GPUs (MPS) have no float64, and some of Intel's (XPU) lack it, such as the Arc A770. What is float64 on other
+devices is float32 there: norms of matrices, and numbers such as `lr * weight_decay`. A matrix is scaled by a power of
+two before it is squared, so its norm neither overflows nor vanishes. `kernels/native.py` says how far results may be
+off. Intel's GPUs that have float64 use it.
+
+No GPU of Apple or Intel has run this package. Tests take steps of every recipe on a model of such a device, which
+refuses tensors of float64 and operands on two devices, and compare the results with those of float64. The model has
+torch's operations on the CPU: whether torch has each of them on the device, and how fast they are, it cannot say.
+
+- The Newton-Schulz iteration runs in float32, and `explain()` says so. `ns_dtype` takes float16 and bfloat16, too.
+  Nobody has measured what they gain there.
+- `sum_gram` and `ranks_per_matrix` need float64 on the device. Without it, each matrix has one owner.
+- `ns_dtype` and momentum of float64 raise ValueError.
+- With `offload` the host waits for each copy of momentum.
+- On Intel's GPUs without float64, torch's own `GradScaler` makes a tensor of float64, which fails there. bfloat16 needs
+  none.
+
+These variants serve parameters on the CPU as well, by the operations of `torch-cpu`. With torch for XPU on Linux,
+`get_kernel(..., backend="cpu")` loads the compiled variant instead, which takes parameters on the CPU alone.
+"""
+
 NOTHING = """\
 ## Where nothing fits
 
-No variant is for {platforms}. There `get_kernel` raises an error with a line for each variant, in any order.
-With torch {torch}, the first of these gives
+No variant is for torch for other devices, such as {devices}. There `get_kernel` raises an error with a line for each
+variant, in any order. On {platform}, with torch {torch}, it is
 
 ```
 {message}
 ```
 
-For parameters on the CPU, `get_kernel(..., backend="cpu")` loads a variant there: {ways_out}.
+For parameters on the CPU, `get_kernel(..., backend="cpu")` loads `{way_out}` there.
 
 A build of your own has only what that machine could compile, and the portable variants. The loader splits
 `LOCAL_KERNELS` at colons, so it cannot hold a path with a drive letter, as on Windows: there load the folder with
@@ -154,7 +180,7 @@ def page() -> str:
     headings = ("system", "torch for", f"torch {NEW[0]} or newer", f"torch {OLD[-1]}")
     rows = [(each.place, each.built_for, cell(taken(each, NEW)), cell(taken(each, OLD))) for each in EVERY]
     introduction = INTRODUCTION.format(version=kernels.__version__, oldest=OLD[0], newest=NEW[-1], cost=cost())
-    return "\n".join([introduction, table(headings, rows) + "\n", where_nothing_fits()])
+    return "\n".join([introduction, table(headings, rows) + "\n", WITHOUT_FLOAT64, where_nothing_fits()])
 
 
 def cost() -> str:
@@ -176,13 +202,13 @@ def kind(variant: str | None) -> str:
 
 def where_nothing_fits() -> str:
     """Return the part of the page about platforms that load nothing, with what is said on the first of them."""
-    without = [each for each in PLATFORMS if taken(each, NEW) is None]
-    on_cpu = {each.place: taken(each._replace(backends=CPUS), NEW) for each in without}
+    without = [each for each in EVERY if taken(each, NEW) is None]
     return NOTHING.format(
-        platforms=", or for ".join(each.name for each in without),
+        devices=", ".join(each.built_for for each in without),
+        platform=without[0].place,
         message=f"FileNotFoundError: {message(without[0], NEW[-1], '<commit>')}",
         torch=NEW[-1],
-        ways_out=", ".join(f"`{variant}` on {place}" for place, variant in on_cpu.items()),
+        way_out=taken(without[0]._replace(backends=CPUS), NEW),
         warning=resolve(FREE_THREADED[0], CPU(), NEW[-1])[2][0],
     )
 
@@ -192,7 +218,6 @@ def summary() -> str:
     kinds = {
         "compiled": "compiled kernels",
         "portable": "the same by torch's operations, slower",
-        "nothing": 'an error, but `get_kernel(..., backend="cpu")` works for parameters on the CPU',
     }
     rows = [(what, "; ".join(places_with(name))) for name, what in kinds.items()]
     return table(("what is loaded", f"with torch {NEW[0]} or newer"), rows)

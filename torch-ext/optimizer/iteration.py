@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .kernels.capabilities import check_device
+from .kernels.formats import exact_dtype
 from .kernels.gains import ALONE, Circumstances
 from .kernels.products import Products, select_products, small_choice
 from .kernels.tracing import constant_while_traced
@@ -102,10 +103,11 @@ def summed_iteration(
 ) -> Optional[Iteration]:
     """Return how ranks that each have some columns work from a Gram matrix that they sum: `gram` or `gram_float32`.
 
-    None if that is not safe with this schedule, and for float64, because it would lose digits.
+    None if that is not safe with this schedule, for float64, because it would lose digits, and on a device without
+    float64, because ranks sum squared norms in it.
     """
     chain_dtype = torch.float32 if method == "gram_float32" else work_dtype
-    if work_dtype == torch.float64 or _restarts(schedule, chain_dtype) is None:
+    if work_dtype == torch.float64 or exact_dtype(device) != torch.float64 or _restarts(schedule, chain_dtype) is None:
         return None
     return choose_iteration(device, work_dtype, size, schedule, method, circumstances)
 
@@ -138,7 +140,7 @@ def check_work_dtype(dtype: Optional[torch.dtype], device: Optional[torch.device
     """Return `dtype`. Raises ValueError if it is not one of DTYPES, or if `device` cannot multiply it."""
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))} or None, got {dtype}")
-    if device is not None and device.type == "mps" and dtype == torch.float64:
+    if device is not None and dtype is not None and exact_dtype(device, dtype) != dtype:
         raise ValueError(f"{device} cannot multiply matrices in {dtype}")
     return dtype
 

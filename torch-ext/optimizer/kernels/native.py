@@ -23,7 +23,7 @@
 
     frobenius_norm_(norms, X)
 
-        norms = |X|_F                     of each matrix, in float64
+        norms = |X|_F                     of each matrix
 
     normalize_(out, X, norms, eps, scale)
 
@@ -80,7 +80,8 @@ has the fields of `plan.blocks.Block` in their order: count, position, top, left
 - On a GPU a launch takes 640 blocks by value, so no table is copied to the device or kept there.
 
 `frobenius_norm_` and `normalize_` take batches (B, m, n) of any strides, float32, float16 or bfloat16, and `norms` (B),
-float64, contiguous. Arguments that do not fit raise RuntimeError before anything is written.
+contiguous, in `formats.exact_dtype` of the device: float64, or float32 where it has none, as on Apple's GPUs. Arguments
+that do not fit raise RuntimeError before anything is written.
 
 - Squares are summed in float64, where the square of a float32 number is exact and cannot overflow. The order of the sum
   follows from m and n alone. scale / max(norms, eps, 2^-126) is rounded to float32 once, at most to its largest number.
@@ -106,6 +107,11 @@ torch has. Their names begin with "portable_", because compiled ones of the same
 the above holds there, with these differences. Products that feed a sum are rounded before it. Squares
 in a norm are summed in another order. `gemm_` takes only "portable", and sums in float64 in torch's order. Calls of any
 number of tiles are taken. `hopper_gemm_` raises NotImplementedError.
+
+On a device without float64 (`formats.exact_dtype`) no tensor has that dtype. Numbers are computed in float32, unless
+all of them are on the CPU. A norm is that of a matrix scaled by a power of two, so that no square overflows, and those
+that vanish do not count. It errs by at most (18 + t) / 2 roundings to float32, t = ceil(log2(ceil(m n / 16))), and is
+infinite if float32 cannot hold it. scale / max(norms, eps, 2^-126) is rounded twice.
 """
 
 from __future__ import annotations

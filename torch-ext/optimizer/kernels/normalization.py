@@ -1,4 +1,8 @@
-"""Frobenius norms of matrices, and matrices divided by them. Norms are float64: squares neither overflow nor vanish."""
+"""Frobenius norms of matrices, and matrices divided by them.
+
+Norms are float64, in which squares neither overflow nor vanish. Where a device has no float64 they are float32, and
+matrices are scaled before they are squared.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .native import frobenius_norm_, normalize_
+from .formats import exact_dtype
+from .native import IS_PORTABLE, frobenius_norm_, normalize_
 from .portable.norms import multiplier
 
 
@@ -17,12 +22,12 @@ def normalize(
 ) -> Tensor:
     """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`.
 
-    If G is only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), float64. A matrix and the same
-    matrix times a power of two give the same bits, as long as the norm and its inverse are normal numbers.
+    If G is only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), in `exact_dtype`. A matrix and
+    the same matrix times a power of two give the same bits, as long as the norm and its inverse are normal numbers.
     """
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     norm = frobenius_norm(G) if norm is None else norm
-    if exact == torch.float32 and _is_compiled_for(G):
+    if exact == torch.float32 and _is_pass_for(G):
         batch = _as_batch(G)
         # Products on a CPU need contiguous rows. Those on a GPU take tall matrices as they are.
         as_given = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
@@ -33,22 +38,27 @@ def normalize(
 
 
 def frobenius_norm(X: Tensor) -> Tensor:
-    """Return the Frobenius norms (..., 1, 1) of X (..., m, n), in float64."""
-    if _is_compiled_for(X):
-        norms = X.new_empty(*X.shape[:-2], 1, 1, dtype=torch.float64)
+    """Return the Frobenius norms (..., 1, 1) of X (..., m, n), in `exact_dtype` of its device.
+
+    In float32 they are infinite above its range.
+    """
+    exact = exact_dtype(X.device)
+    if _is_pass_for(X):
+        norms = X.new_empty(*X.shape[:-2], 1, 1, dtype=exact)
         frobenius_norm_(norms.view(-1), _as_batch(X))
         return norms
-    if X.dtype != torch.float64:  # squares of narrower dtypes neither overflow nor vanish in float64
+    if exact == torch.float64 != X.dtype:  # squares of narrower dtypes neither overflow nor vanish in float64
         rows = torch.linalg.vector_norm(X, dim=-1, keepdim=True, dtype=torch.float64)
         return torch.linalg.vector_norm(rows, dim=-2, keepdim=True)
+    X = X.to(exact)
     peak = X.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(X.dtype).tiny)
     return peak * torch.linalg.vector_norm(X / peak, dim=(-2, -1), keepdim=True)
 
 
-def _is_compiled_for(X: Tensor) -> bool:
-    """Whether the compiled passes take X. They support neither float64, nor gradients, nor `torch.vmap`."""
+def _is_pass_for(X: Tensor) -> bool:
+    """Whether the native passes take X. They support neither float64, nor gradients, nor `torch.vmap`."""
     wants_gradient = torch.is_grad_enabled() and X.requires_grad
-    if X.device.type not in ("cpu", "cuda") or X.dtype == torch.float64 or wants_gradient:
+    if not (IS_PORTABLE or X.device.type in ("cpu", "cuda")) or X.dtype == torch.float64 or wants_gradient:
         return False
     return torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(X)
 

@@ -7,9 +7,11 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 
 from torch import Tensor
 
+from .checks import check_dtypes
 from .groups import listed, loaded_group, names_of
 from .routing import bare_name
 from .settings import Group
+from .state import BUFFER
 
 # The source of files that this package saved.
 THIS_PACKAGE = "this package"
@@ -41,7 +43,7 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     """Return `state_dict` if this package saved it for the parameters of `groups` in the same order.
 
     Otherwise raises ValueError, which names the parameters that only one side has or that are in other places, and says
-    what to write.
+    what to write. So does momentum, which keeps its dtype, in one that the parameter's device does not have.
     """
     source, saved = source_of(state_dict), state_dict["param_groups"]
     # torch.optim.Muon's files have the same keys as this package's, and load as they are if the groups match.
@@ -58,6 +60,10 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
             f"is {_said(here[moved[0]])} here. Construct the optimizer with its parameters in the order of the file, "
             "which its groups list as param_names"
         )
+    params = [pair for group in groups for pair in zip(names_of(group), group["params"])]
+    for position, (name, p) in zip((i for group in saved for i in group["params"]), params):
+        momentum = state_dict["state"].get(position, {}).get(BUFFER)
+        check_dtypes(name, p, {BUFFER: momentum.dtype} if isinstance(momentum, Tensor) else {})
     return state_dict
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Mapping, Optional
 
 import torch
 from torch import Tensor
 
 from ..iteration import DTYPES
+from ..kernels.formats import exact_dtype
 
 # Attributes that wrappers set on the flat vector that they make of many parameters, or on the parameters.
 _FLATTENED = {
@@ -64,6 +65,13 @@ def check_matrix(name: str, p: Tensor) -> None:
             "its group for AdamW (wrappers that flatten parameters, such as FSDP1 and DeepSpeed's ZeRO, leave no "
             "matrices: use FSDP2 or stage 0)"
         )
+
+
+def check_dtypes(name: str, p: Tensor, wanted: Mapping[str, Optional[torch.dtype]]) -> None:
+    """Raise ValueError if one of the dtypes `wanted`, by what has them, is float64, and the device of `p` has none."""
+    for what, dtype in wanted.items():
+        if dtype is not None and exact_dtype(p.device, dtype) != dtype:
+            raise ValueError(f"{what} of {name} is {dtype}, which {p.device} does not have: make it float32")
 
 
 def check_norm(name: str, p: Tensor, is_shared: bool) -> None:

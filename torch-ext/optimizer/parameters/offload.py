@@ -88,7 +88,7 @@ class HostChunks:
             raise RuntimeError(f"chunk {chunk} is written back, but {self._in_use} was fetched")
         with nullcontext() if self._streams is None else self._streams.departing(chunk % SLOTS):
             for host, slot in zip(self._host[chunk], self._device[chunk]):
-                host.copy_(slot, non_blocking=host.is_contiguous())
+                host.copy_(slot, non_blocking=self._overlaps(host))
         # From here on only the host's tensors count: they may be changed before the chunk is fetched again.
         self._held[chunk % SLOTS] = self._in_use = None
 
@@ -109,6 +109,10 @@ class HostChunks:
                 stream.synchronize()
         self._held, self._in_use = [None] * SLOTS, None
 
+    def _overlaps(self, host: Tensor) -> bool:
+        """Whether copies of a tensor run beside the host: without streams nothing would say when they are done."""
+        return self._streams is not None and host.is_contiguous()
+
     def _start(self, chunk: int) -> None:
         """Queue the copy of `chunk` into its slot, unless it is already there."""
         number = chunk % SLOTS
@@ -116,7 +120,7 @@ class HostChunks:
             return
         with nullcontext() if self._streams is None else self._streams.arriving(number):
             for host, slot in zip(self._host[chunk], self._device[chunk]):
-                slot.copy_(host, non_blocking=host.is_contiguous())
+                slot.copy_(host, non_blocking=self._overlaps(host))
         self._held[number] = chunk
 
 

@@ -14,6 +14,7 @@ from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.formats import exact_dtype
 from ..parameters.warned import warn_user
 from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_
@@ -105,9 +106,9 @@ class QKClip:
     def take_scales(self) -> dict[Tensor, Tensor]:
         """Return the float32 factor of each row of the weights and biases that QK-clip may scale, views of one tensor.
 
-        The factors follow from the logits observed since the last call and are computed in float64. The logits are then
-        forgotten, since changed weights have other logits. A head with a NaN or an infinity keeps its rows, because no
-        factor follows from such a logit, and a factor of 0 would kill the head. `counts` counts it.
+        The factors follow from the logits observed since the last call, and are computed in the device's `exact_dtype`.
+        The logits are then forgotten, since changed weights have other logits. A head with a NaN or an infinity keeps
+        its rows, because no factor follows from such a logit, and a factor of 0 would kill the head. `counts` has it.
         """
         self._count_unobserved()
         if self._report is not None and self.counts is not None:
@@ -119,7 +120,7 @@ class QKClip:
             all_reduce_max_(largest, self._ranks, "attention logits")
         clipped = (largest > threshold) & largest.isfinite()
         self.counts = torch.stack([clipped.sum(), (largest.isnan() | largest.isposinf()).sum()])
-        gamma = (threshold / largest.double()).masked_fill(~clipped, 1.0)
+        gamma = (threshold / largest.to(self._exponents.dtype)).masked_fill(~clipped, 1.0)
         of_runs = gamma[self._heads_of_run].amin(1).pow(self._exponents).float()
         scales = of_runs[self._run_of_row].split(list(self._rows.values()))
         largest.fill_(-torch.inf)
@@ -150,5 +151,6 @@ class QKClip:
         rows = torch.tensor([run.rows for run in runs], device="cpu")
         self._largest = torch.full((no_head + 1,), -torch.inf, dtype=torch.float32, device=device)
         self._heads_of_run = torch.tensor(heads, dtype=torch.int64, device=device)  # (runs, most heads of a run)
-        self._exponents = torch.tensor([run.exponent for run in runs], dtype=torch.float64, device=device)  # (runs)
+        exponents = [run.exponent for run in runs]
+        self._exponents = torch.tensor(exponents, dtype=exact_dtype(device), device=device)  # (runs)
         self._run_of_row = torch.repeat_interleave(rows).to(device)  # one entry for each row of all weights

@@ -8,6 +8,7 @@ from typing import Iterator, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.formats import exact_dtype
 from .decay import decay_, decay_cautiously_, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
@@ -84,7 +85,7 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
         squares,
         [],
         steps,
-        lr=rule.lr.to(parameters[0].device) if isinstance(rule.lr, Tensor) else rule.lr,
+        lr=_rate_on(parameters[0].device, rule.lr) if isinstance(rule.lr, Tensor) else rule.lr,
         beta1=rule.betas[0],
         beta2=rule.betas[1],
         weight_decay=rule.weight_decay,
@@ -94,6 +95,10 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
         **scaling._asdict(),
     )
     torch.autograd.graph.increment_version([*parameters, *averages, *squares])
+
+
+def _rate_on(device: torch.device, lr: Tensor) -> Tensor:
+    return lr.to(device, exact_dtype(device, lr.dtype))
 
 
 def _promoted(entry: _Entry) -> _Entry:

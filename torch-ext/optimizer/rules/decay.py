@@ -19,6 +19,7 @@ from typing import Optional, Sequence, Union
 import torch
 from torch import Tensor
 
+from ..kernels.formats import exact_dtype
 from .fallback import FallbackRule
 
 Number = Union[float, Tensor]
@@ -34,7 +35,7 @@ def scaled_decay(mode: str, lr: Number, weight_decay: Number, decay_lr: Optional
     """
     if mode == "independent":
         # Checkpoint tools create state by a step with lr 0, which must leave parameters as they are.
-        return weight_decay * ((lr != 0).double() if isinstance(lr, Tensor) else lr != 0)
+        return weight_decay * ((lr != 0).to(exact_dtype(lr.device)) if isinstance(lr, Tensor) else lr != 0)
     if mode != "corrected":
         return weight_decay
     if decay_lr is None:
@@ -42,22 +43,22 @@ def scaled_decay(mode: str, lr: Number, weight_decay: Number, decay_lr: Optional
             "decay_mode='corrected' scales by lr / decay_lr: a group that gets this mode after construction needs a "
             "decay_lr, the largest lr of its schedule"
         )
-    share = lr.double() / decay_lr if isinstance(lr, Tensor) else lr / decay_lr
+    share = lr.to(exact_dtype(lr.device)) / decay_lr if isinstance(lr, Tensor) else lr / decay_lr
     if isinstance(share, Tensor) and isinstance(weight_decay, Tensor):
         share = share.to(weight_decay.device)
     return share * weight_decay
 
 
 def on_device(value: Number, device: torch.device) -> Tensor:
-    """Return a number as a float64 0-d tensor on a device, without making the host wait."""
+    """Return a number as a 0-d tensor on a device, in its `exact_dtype`, without making the host wait."""
     # Filled on the device: a copy from the CPU would wait for it, and cannot be captured in a graph.
     if not isinstance(value, Tensor):
-        return torch.full((), value, dtype=torch.float64, device=device)
-    return value.reshape(()).to(device, torch.float64)
+        return torch.full((), value, dtype=exact_dtype(device), device=device)
+    return value.reshape(()).to(device, exact_dtype(device))
 
 
 def taken_by_decay(rule: FallbackRule, like: Tensor) -> Tensor:
-    """Return the share of a parameter that decay removes: float64, 0-d, on the device of `like`."""
+    """Return the share of a parameter that decay removes, as `on_device` for the device of `like`."""
     share = on_device(rule.weight_decay, like.device)
     return share if rule.decay_mode == "independent" else on_device(rule.lr, like.device) * share
 

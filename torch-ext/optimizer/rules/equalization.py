@@ -60,7 +60,7 @@ def evened(G: Tensor, factors: Tensor) -> Tensor:
     """
     for side in _long_side(G):
         lines = factors if side == "rows" else factors.mT
-        norms = frobenius_norm(lines.unsqueeze(-2)).squeeze(-1)  # (B, long, 1), float64
+        norms = frobenius_norm(lines.unsqueeze(-2)).squeeze(-1)  # (B, long, 1)
         even = (lines.size(-1) / lines.size(-2)) ** 0.5
         exact = torch.promote_types(G.dtype, torch.float32)
         # A line that is zero in the factor is zero in G, too.

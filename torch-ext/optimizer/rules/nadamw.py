@@ -15,11 +15,13 @@ constant beta1 and decoupled weight decay, as in timm. `torch.optim.NAdam` has a
 
 from __future__ import annotations
 
+import math
 from typing import Sequence
 
 import torch
 from torch import Tensor
 
+from ..kernels.formats import exact_dtype
 from .decay import decay_, decay_cautiously_, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
@@ -57,11 +59,11 @@ def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[
     parameters, averages, squares = used
     beta1, beta2 = rule.betas
     device, dtype = parameters[0].device, parameters[0].dtype
-    # In float64, because 1 - beta**t cancels: float32 would keep four digits of 1 - 0.999.
-    count = torch.stack(steps).to(device, torch.float64)
-    lr = rule.lr.to(device, torch.float64) if isinstance(rule.lr, Tensor) else rule.lr
-    step_sizes = (-lr / (1 - beta1**count)).to(dtype).unbind()
-    corrections = (1 - beta2**count).sqrt().to(dtype).unbind()
+    exact = exact_dtype(device)
+    count = torch.stack(steps).to(device, exact)
+    lr = rule.lr.to(device, exact) if isinstance(rule.lr, Tensor) else rule.lr
+    step_sizes = (-lr / bias_correction(beta1, count)).to(dtype).unbind()
+    corrections = bias_correction(beta2, count).sqrt().to(dtype).unbind()
     torch._foreach_lerp_(averages, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
@@ -76,3 +78,10 @@ def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[
     torch._foreach_div_(denominators, corrections)
     torch._foreach_add_(denominators, rule.eps)
     torch._foreach_addcdiv_(parameters, ahead, denominators)
+
+
+def bias_correction(beta: float, count: Tensor) -> Tensor:
+    """Return 1 - beta**count of counts from 1 on. float32 would keep four digits of 1 - 0.999, so it is expm1 there."""
+    if count.dtype == torch.float64:
+        return 1 - beta**count
+    return -torch.expm1(count * (math.log(beta) if beta else -math.inf))

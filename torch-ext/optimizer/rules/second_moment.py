@@ -31,8 +31,8 @@ def balance_(updates: Tensor, moments: Tensor, beta: float) -> None:
     """
     exact = torch.promote_types(updates.dtype, torch.float32)
     lines = updates if moments.shape == (*updates.shape[:-1], 1) else updates.mT
-    norms = frobenius_norm(lines.unsqueeze(-2)).view(moments.shape)  # float64, always summed in the same order
-    moments.copy_(beta * moments.double() + (1 - beta) * norms.square() / lines.size(-1))
-    scales = 1 / (moments.double().sqrt() + EPS)
+    norms = frobenius_norm(lines.unsqueeze(-2)).view(moments.shape)  # always summed in the same order
+    moments.copy_(beta * moments.to(norms.dtype) + (1 - beta) * norms.square() / lines.size(-1))
+    scales = 1 / (moments.to(norms.dtype).sqrt() + EPS)
     before, after = (frobenius_norm(each.to(exact)) for each in (norms, norms * scales))
     updates.mul_((scales * before / after.clamp_min(torch.finfo(exact).tiny)).to(exact))

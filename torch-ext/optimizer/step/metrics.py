@@ -7,6 +7,7 @@ from typing import Iterable, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.formats import exact_dtype
 from ..parameters.settings import Group
 from ..plan.layout import local_part
 from .batch import UpdateNorms
@@ -18,11 +19,13 @@ def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
     0-d tensors on the device of the batches; weight decay is not part of an update.
     """
     if not updates:
-        names = "matrices", "matrices_not_finite", "muon_update_norm", "muon_update_rms"
-        return {name: torch.zeros((), dtype=torch.float64 if "update" in name else torch.int64) for name in names}
+        names = {"matrices": torch.int64, "matrices_not_finite": torch.int64}
+        names |= dict.fromkeys(("muon_update_norm", "muon_update_rms"), torch.float64)
+        return {name: torch.zeros((), dtype=dtype, device="cpu") for name, dtype in names.items()}
     device = updates[0].norms.device
-    norms = [u.norms * (u.multiplier * u.lr).to(u.norms.device) for u in updates]
-    total = torch.stack([norm.double().square().sum().to(device) for norm in norms]).sum().sqrt()
+    norms = [u.norms * _step_size(u) for u in updates]
+    squares = [norm.to(exact_dtype(norm.device)).square().sum() for norm in norms]
+    total = torch.stack([each.to(device, exact_dtype(device)) for each in squares]).sum().sqrt()
     finite = torch.cat([update.norms.isfinite().to(device) for update in updates])
     return {
         "matrices": torch.tensor(finite.numel()),
@@ -30,6 +33,15 @@ def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
         "muon_update_norm": total,
         "muon_update_rms": total / sum(update.elements for update in updates) ** 0.5,
     }
+
+
+def _step_size(update: UpdateNorms) -> Tensor:
+    """Return multiplier times lr on the device of the norms."""
+    multiplier, device = update.multiplier, update.norms.device
+    if isinstance(multiplier, Tensor):  # on the CPU; a product of two 0-d tensors has the wider dtype
+        multiplier = multiplier.to(exact_dtype(update.lr.device, multiplier.dtype))
+    size = multiplier * update.lr
+    return size.to(device, exact_dtype(device, size.dtype))
 
 
 def gradient_norms(groups: Iterable[Group], grad_scale: Optional[Tensor]) -> dict[str, Tensor]:
@@ -48,6 +60,6 @@ def gradient_norms(groups: Iterable[Group], grad_scale: Optional[Tensor]) -> dic
 
 def _norm(tensors: list[Tensor]) -> Tensor:
     if not tensors:
-        return torch.zeros((), dtype=torch.float64)
-    norms = [n.double() for n in torch._foreach_norm(tensors)]
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    norms = [n.to(exact_dtype(n.device)) for n in torch._foreach_norm(tensors)]
     return torch.stack([n.to(norms[0].device) for n in norms]).norm()

@@ -8,7 +8,7 @@ from typing import Any, Collection, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..parameters.checks import check_norm, check_parameter
+from ..parameters.checks import check_dtypes, check_norm, check_parameter
 from ..parameters.groups import names_of
 from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
@@ -116,6 +116,9 @@ def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) 
 
 def _check_parameter(name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
     check_parameter(name, p, group["use_muon"], group["master_weights"])
+    if group["use_muon"]:
+        asked = {key: group[key] for key in ("ns_dtype", "momentum_dtype")}
+        check_dtypes(name, p, {key: value and getattr(torch, value) for key, value in asked.items()})
     if group["use_muon"] and group["offload"] and layout_of(name, p, replica_ranks) is not None:
         raise ValueError(f"offload is not supported for matrices that ranks share, as {name} is one")
 
@@ -135,6 +138,7 @@ def _check_state(
         check_blocks(name, view_in_group(name, p, group), layout)
     if BUFFER in state and state[BUFFER].dtype == torch.int8 and SCALE not in state:
         raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
+    check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
     check_shapes(state, name, p, wanted)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..formats import HALVES
+from ..formats import HALVES, exact_dtype
 from ..master_weights import halves_of, joined
 from .arithmetic import computing_dtype, number, random_bits, round_stochastically
 from .memory import Memory
@@ -122,11 +122,9 @@ def _write_(
 
 
 def _descent(numbers: dict[str, Tensor], mode: int, device: torch.device, dtype: torch.dtype) -> _Descent:
-    """Return keep and step, computed in float64 where the numbers are, and rounded to `dtype`."""
-    values = [t.reshape(-1) for t in numbers.values()]
-    if not all(t.is_cpu for t in values):
-        values = [on_device(t, device, t.dtype) for t in values]
-    lr, weight_decay, multiplier = (t.double() for t in values)
+    """Return keep and step, computed in `exact_dtype` where the numbers are, and rounded to `dtype`."""
+    at = torch.device("cpu") if all(t.is_cpu for t in numbers.values()) else device
+    lr, weight_decay, multiplier = (on_device(t.reshape(-1), at, exact_dtype(at)) for t in numbers.values())
     keep = 1 - (weight_decay if mode == INDEPENDENT else lr * weight_decay)
     keep, step = (on_device(t.to(dtype), device, dtype) for t in (keep, lr * multiplier))
     return _Descent(keep, step, mode == CAUTIOUS)

@@ -34,7 +34,7 @@ class Memory:
     """The memory of all arguments of a call: what is written must not share any with another argument."""
 
     def __init__(self) -> None:
-        self._spans: list[Span] = []
+        self._spans: dict[int, list[Span]] = {}  # by what their addresses are in
 
     def read(self, name: str, t: Optional[Tensor], index: Optional[int] = None) -> None:
         """Take note of an argument that is read, or of the one at `index` of a list."""
@@ -57,24 +57,39 @@ class Memory:
         One starts where the other does, or inside it and it has no gaps. Others may just interleave, as columns of one
         matrix do.
         """
-        previous = reaching = writing = _NOTHING  # the last two: gapless, and end last
-        for span in sorted(self._spans, key=lambda s: (s.begin, not s.written)):
-            if previous.written and span.begin == previous.begin:
-                _refuse(previous, span)
-            if span.begin < writing.end:
-                _refuse(writing, span)
-            if span.written and span.begin < reaching.end:
-                _refuse(reaching, span)
-            if span.gapless and span.end > reaching.end:
-                reaching = span
-            if span.gapless and span.written and span.end > writing.end:
-                writing = span
-            previous = span
+        for spans in self._spans.values():
+            _check(spans)
 
     def _add(self, name: str, t: Tensor, reach: Extent, written: bool) -> None:
         if reach.elements:
             begin = t.data_ptr()
-            self._spans.append(Span(begin, begin + reach.elements * t.element_size(), reach.gapless, written, name))
+            span = Span(begin, begin + reach.elements * t.element_size(), reach.gapless, written, name)
+            self._spans.setdefault(_addressed(t), []).append(span)
+
+
+def _addressed(t: Tensor) -> int:
+    """Return a number for what addresses of `t` are in, since only those in one thing can be compared.
+
+    On Apple's GPUs an address is that of a storage's handle plus an offset, so handles of two storages may be nearer
+    than their elements. Elsewhere it is one in memory.
+    """
+    return t.untyped_storage().data_ptr() if t.device.type == "mps" else 0
+
+
+def _check(spans: Sequence[Span]) -> None:
+    previous = reaching = writing = _NOTHING  # the last two: gapless, and end last
+    for span in sorted(spans, key=lambda s: (s.begin, not s.written)):
+        if previous.written and span.begin == previous.begin:
+            _refuse(previous, span)
+        if span.begin < writing.end:
+            _refuse(writing, span)
+        if span.written and span.begin < reaching.end:
+            _refuse(reaching, span)
+        if span.gapless and span.end > reaching.end:
+            reaching = span
+        if span.gapless and span.written and span.end > writing.end:
+            writing = span
+        previous = span
 
 
 def _named(name: str, index: Optional[int]) -> str:

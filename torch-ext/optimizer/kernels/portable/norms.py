@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 
-from ..formats import HALVES
+from ..formats import HALVES, exact_dtype
 from .memory import Memory
 from .refusals import listed, name_of, place
 
@@ -14,6 +16,9 @@ NORMALIZE_SCHEMA = "(Tensor(a!) out, Tensor X, Tensor norms, float eps, float sc
 
 # Into so many parts a matrix is cut whose squares are added to one another first: it takes as many times less memory.
 _PARTS = 16
+
+# The exponent's bits of a float32 number, and those of the smallest and the largest power of two with a normal inverse.
+_EXPONENT, _LEAST, _MOST = 255 << 23, 1 << 23, 253 << 23
 
 
 def frobenius_norm_(norms: Tensor, X: Tensor) -> None:
@@ -24,7 +29,11 @@ def frobenius_norm_(norms: Tensor, X: Tensor) -> None:
     memory.write("norms", norms)
     memory.read("X", X)
     memory.check()
-    norms.copy_(_sum_of_squares(X).sqrt_())
+    if norms.dtype == torch.float64:
+        norms.copy_(_sum_of_squares(X).sqrt_())
+    else:
+        scale, inverse = _powers_of_two(X)
+        norms.copy_(_sum_of_squares(X, inverse).sqrt_() * scale)
 
 
 def normalize_(out: Tensor, X: Tensor, norms: Tensor, eps: float, scale: float) -> None:
@@ -52,16 +61,32 @@ def multiplier(norm: Tensor, eps: float, scale: float, dtype: torch.dtype) -> Te
     return (scale / norm.clamp_min(max(eps, limits.tiny))).clamp_max(limits.max).to(dtype)
 
 
-def _sum_of_squares(X: Tensor) -> Tensor:
-    """Return the sum (B) of squares of each matrix of X (B, m, n), in float64.
+def _powers_of_two(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a power of two (B) near the largest magnitude of each matrix of X (B, m, n), and its inverse, float32.
+
+    Products with them are exact as long as they are normal numbers. Largest magnitudes times the inverse are from 1 to
+    4, so that squares do not overflow, and those that vanish would not have changed the sum. Infinities and NaN stay.
+    """
+    if X.numel() == 0:
+        return (torch.ones(len(X), dtype=torch.float32, device=X.device),) * 2
+    largest = torch.maximum(X.amax((1, 2)), -X.amin((1, 2))).float()
+    bits = (largest.view(torch.int32) & _EXPONENT).clamp_(_LEAST, _MOST)
+    return bits.view(torch.float32), (_LEAST + _MOST - bits).view(torch.float32)
+
+
+def _sum_of_squares(X: Tensor, factors: Optional[Tensor] = None) -> Tensor:
+    """Return the sum (B) of squares of each matrix of X (B, m, n), in float64; of factors (B) times X, in float32.
 
     The order of the sum follows from m and n alone, so it is written out: torch may cut a sum by its number of threads.
+    With t = ceil(log2(ceil(m n / 16))), a square goes through at most 16 + t roundings.
     """
     flat = X.reshape(len(X), X.size(1) * X.size(2))
     length = max(1, -(-flat.size(1) // _PARTS))
-    sums = torch.zeros(len(X), length, dtype=torch.float64, device=X.device)
+    dtype = torch.float64 if factors is None else torch.float32
+    sums = torch.zeros(len(X), length, dtype=dtype, device=X.device)
     for part in flat.split(length, 1):
-        sums[:, : part.size(1)] += part.double().square_()
+        part = part.to(dtype)
+        sums[:, : part.size(1)] += (part if factors is None else part * factors.unsqueeze(1)).square_()
     while sums.size(1) > 1:
         half = -(-sums.size(1) // 2)
         sums[:, : sums.size(1) - half] += sums[:, half:]
@@ -81,8 +106,9 @@ def _check_batch(name: str, t: Tensor, X: Tensor) -> None:
 
 
 def _check_norms(norms: Tensor, X: Tensor) -> None:
-    if norms.device != X.device or norms.dtype != torch.float64:
-        given = f"{name_of(norms.dtype)} on {place(norms)}"
-        raise RuntimeError(f"norms must be float64 on {place(X)}, got {given}")
+    exact = exact_dtype(X.device)
+    if norms.device != X.device or norms.dtype != exact:
+        needed = f"{str(exact).replace('torch.', '')} on {place(X)}"
+        raise RuntimeError(f"norms must be {needed}, got {name_of(norms.dtype)} on {place(norms)}")
     if norms.shape != X.shape[:1] or not norms.is_contiguous():
         raise RuntimeError(f"norms must be ({len(X)}), contiguous, got {listed(norms.shape)}")
