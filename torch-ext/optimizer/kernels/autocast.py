@@ -14,7 +14,8 @@ def without_autocast(device_type: str) -> AbstractContextManager:
 
     Autocast would compute float32 and float16 products in bfloat16, and with that the Gram iteration diverges.
     """
-    return torch.autocast(device_type, enabled=False) if _has_autocast(device_type) else nullcontext()
+    is_on = _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if is_on else nullcontext()
 
 
 @constant_while_traced

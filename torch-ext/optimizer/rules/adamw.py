@@ -91,9 +91,10 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
         eps=rule.eps,
         amsgrad=False,
         maximize=rule.maximize,
-        **scaling._asdict(),
+        grad_scale=scaling.grad_scale,
+        found_inf=scaling.found_inf,
     )
-    torch.autograd.graph.increment_version([*parameters, *averages, *squares])
+    torch.autograd.graph.increment_version(parameters)  # the state is in no graph of autograd's
 
 
 def _promoted(entry: _Entry) -> _Entry:
