@@ -104,7 +104,7 @@ def _promoted(entry: _Entry) -> _Entry:
 
 def _are_whole(parameters: Sequence[Tensor], *others: Sequence[Tensor]) -> bool:
     """Whether torch's kernel can work on the tensors directly: they are contiguous and, on a CPU, whole vectors."""
-    vectors = not parameters[0].is_cpu or not any(p.numel() % _VECTOR for p in parameters)
+    vectors = not parameters[0].is_cpu or not any(count % _VECTOR for count in map(Tensor.numel, parameters))
     return vectors and all(map(Tensor.is_contiguous, chain(parameters, *others)))
 
 
