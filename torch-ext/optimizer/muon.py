@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .explain import Explanation, brief, explanation_of
-from .kernels.autocast import without_autocast
+from .kernels.autocast import autocasts, without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
 from .parameters.checkpoints import checked, loaded_groups
@@ -469,7 +469,7 @@ class Muon(Optimizer):
         scalings = self._agreement.begin_step(self._plan.terms, self.param_groups, scaling)
         self._broke_off = True  # until the update is complete
         with ExitStack() as stack:
-            for device_type in self._premises.device_types:
+            for device_type in filter(autocasts, self._premises.device_types):
                 stack.enter_context(without_autocast(device_type))
             self._update_(gradients, scalings)
         self._broke_off = False

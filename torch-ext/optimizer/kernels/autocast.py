@@ -14,8 +14,12 @@ def without_autocast(device_type: str) -> AbstractContextManager:
 
     Autocast would compute float32 and float16 products in bfloat16, and with that the Gram iteration diverges.
     """
-    is_on = _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
-    return torch.autocast(device_type, enabled=False) if is_on else nullcontext()
+    return torch.autocast(device_type, enabled=False) if _has_autocast(device_type) else nullcontext()
+
+
+def autocasts(device_type: str) -> bool:
+    """Whether autocast is on for this device; for callers that no tracer follows, which can save the context if not."""
+    return _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
 
 
 @constant_while_traced
