@@ -49,6 +49,50 @@ def test_memory_replaced_between_steps_is_free_at_once(kernel, name):
     take_steps(optimizer, params, [1])
 
 
+def to_the_end(state, p):
+    """As a library does that takes an entry away for a while: all that follow it move up."""
+    state[p] = state.pop(p)
+
+
+def replaced(state, p):
+    state[p] = {key: value.clone() for key, value in state[p].items()}
+
+
+@pytest.mark.parametrize("change", [to_the_end, replaced])
+@pytest.mark.parametrize("name", ["a.weight", "experts.w", "c.weight"])
+def test_entries_of_the_state_are_followed(kernel, name, change):
+    """A step finds them by their places, which two of these entries have by now."""
+    changed, expected = parameters(), parameters()
+    first, second = (optimizer_of(kernel, params, use_muon=False) for params in (changed, expected))
+    for optimizer, params in ((first, changed), (second, expected)):
+        take_steps(optimizer, params, [0])
+    old = weakref.ref(next(iter(first.state[changed[name]].values())).untyped_storage())
+    change(first.state, changed[name])
+    assert (old() is None) is (change is replaced)
+    for optimizer, params in ((first, changed), (second, expected)):
+        take_steps(optimizer, params, [1, 2])
+    assert same_bits(changed, expected)
+    assert all(
+        torch.equal(value, second.state[expected[other]][key])
+        for other, p in changed.items()
+        for key, value in first.state[p].items()
+    )
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_gradients_are_free_after_a_step(kernel, release):
+    """Those that it releases are gone at its end, the others as soon as somebody clears them."""
+    params = parameters()
+    optimizer = kernel.Muon(params.items(), expert_keys=["experts"], release_grads=release)
+    for seed in range(2):
+        set_gradients(params, seed)
+        gradients = [weakref.ref(p.grad.untyped_storage()) for p in params.values()]
+        optimizer.step()
+        if not release:
+            optimizer.zero_grad()
+        assert [gradient() for gradient in gradients] == [None] * len(params)
+
+
 def test_step_that_failed_keeps_no_gradient(kernel, monkeypatch):
     params = parameters()
     optimizer = optimizer_of(kernel, params)

@@ -178,7 +178,7 @@ def gradient_of_another_part(kernel):
     placed = [Replicate(), Shard(0)]
     p.grad = DTensor.from_local(local, mesh, placed, run_check=False, shape=torch.Size((16,)), stride=(1,))
     try:
-        kernel.plan.gradients.check_gradients([p], [p.shape], [{"params": [p], "param_names": ["w"]}])
+        kernel.plan.gradients.check_gradients([p], [p.grad], [p.shape], [{"params": [p], "param_names": ["w"]}])
     except ValueError as error:
         return str(error)
     return None

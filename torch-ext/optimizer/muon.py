@@ -7,17 +7,16 @@ read in one place. The modules that it imports do the work.
 from __future__ import annotations
 
 import inspect
-import operator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Callable, Collection, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from .explain import Explanation, brief, explanation_of
-from .kernels.autocast import without_autocast
+from .kernels.autocast import autocasts, without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
 from .parameters.checkpoints import checked, loaded_groups
@@ -29,14 +28,15 @@ from .parameters.synonyms import check_implementations
 from .parameters.warned import warn_user
 from .plan.exchanges import ExchangeOptions
 from .plan.gradients import check_gradients
-from .plan.layout import facts_of
-from .plan.plan import Plan, choices, make_plan, planned_settings
+from .plan.plan import Plan, make_plan
+from .plan.premises import Premises
 from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
 from .step.batch import UpdateNorms, update_local_
 from .step.capture import check_capture
 from .step.copies import check_copies
+from .step.fallback import update_fallback_
 from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
@@ -45,7 +45,7 @@ from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
 from .step.state import bring_states_, checked_parameters, copy_loaded_, entries, lacks_state
 from .step.traced import handle_of, is_traceable, traced_step
-from .step.update import scale_other_rows_, update_fallback_, update_shared_
+from .step.update import scale_other_rows_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
 from .tuning.progress import Line, Progress
@@ -157,12 +157,10 @@ class Muon(Optimizer):
     )
     _plan = Plan()
     _workspace: Optional[Workspace] = None
-    _planned_for: Optional[tuple[list[Tensor], list[Any]]] = None
+    _premises: Optional[Premises] = None  # of the plan
     _checked: Sequence[Any] = ()  # settings
-    _shapes: Sequence[torch.Size] = ()  # of the parameters
-    _entries = 0  # of their state
-    _device_types: Collection[str] = ()  # of the parameters
     _workspace_for: Sequence[Any] = ()
+    _entries = 0  # of the parameters' state
     _broke_off = False  # the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
@@ -386,7 +384,7 @@ class Muon(Optimizer):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         count = sum(len(group["params"]) for group in self.param_groups)
         groups, reasons = split_group(param_group, self.defaults, self._is_muon, count)
-        before, first = len(self.param_groups), self._planned_for is None  # `first`: __init__ checks all groups at once
+        before, first = len(self.param_groups), self._premises is None  # `first`: __init__ checks all groups at once
         try:
             for group in groups:
                 super().add_param_group(group)
@@ -460,9 +458,9 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._refresh()
-        check_gradients(self._planned_for[0], self._shapes, self.param_groups)
-        if not self._said_idle and all(p.grad is None for p in self._planned_for[0]):
+        gradients = self._refresh()
+        check_gradients(self._premises.params, gradients, self._premises.shapes, self.param_groups)
+        if not self._said_idle and all(gradient is None for gradient in gradients):
             self._said_idle = True
             warn_user(NO_GRADIENT)
         # GradScaler sets both; `found_inf` is an int if no parameter on this rank had a gradient.
@@ -471,9 +469,9 @@ class Muon(Optimizer):
         scalings = self._agreement.begin_step(self._plan.terms, self.param_groups, scaling)
         self._broke_off = True  # until the update is complete
         with ExitStack() as stack:
-            for device_type in self._device_types:
+            for device_type in filter(autocasts, self._premises.device_types):
                 stack.enter_context(without_autocast(device_type))
-            self._update_(scalings)
+            self._update_(gradients, scalings)
         self._broke_off = False
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
@@ -481,51 +479,49 @@ class Muon(Optimizer):
         self._agreement.end_step()
         return loss
 
-    def _update_(self, scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
-        """Update all matrices (momentum, orthogonalization, descent), then the other parameters."""
+    def _update_(self, gradients: list[Optional[Tensor]], scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
+        """Update all matrices (momentum, orthogonalization, descent), then the other parameters.
+
+        Empties the list of `gradients`.
+        """
         row_scales = {} if self._clip is None else self._clip.take_scales()
         recipes, workspace = Recipes(self.param_groups, scalings, self._graphs), self._workspace
         try:
-            workspace.begin_step(self.state, row_scales)
+            workspace.begin_step(gradients, self.state, row_scales)
             if workspace.exchanges or workspace.sums:
                 self._norms = update_shared_(workspace, recipes, self._exchange.chunks_in_flight)
             else:
                 self._norms = update_local_(workspace.batches, recipes)
-            for batch in self._plan.fallback:
-                update_fallback_(batch, self.param_groups[batch.group], self.state, scalings)
+            for work in workspace.fallback:
+                update_fallback_(work, self.param_groups[work.batch.group], scalings)
         finally:
             workspace.end_step()
         if row_scales:
             scaled = {source.tensor for source in workspace.parameters}
             scale_other_rows_(row_scales, self.state, scaled, self._replica_ranks, scalings)
 
-    def _refresh(self) -> None:
+    def _refresh(self) -> list[Optional[Tensor]]:
         """Bring state, plan and workspace in line with parameters and settings; each only if something changed.
 
-        Wrappers and `module.to()` replace or change parameters silently, so every step checks. Raises ValueError or
-        TypeError for settings that cannot work, before anything is changed.
+        Wrappers and `module.to()` replace or change parameters silently, so every step checks. Returns the gradients of
+        all parameters. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
         """
         if checked_settings(self.param_groups) != self._checked:
             make_plain_(self.param_groups)
             self._checked = checked_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]
-        # One flat list: thousands of tuples would keep the garbage collector busy. A frozen one with a gradient counts.
-        trained = [p.requires_grad or p.grad is not None for p in params]
-        facts = facts_of(params) + trained
-        facts += [len(group["params"]) for group in self.param_groups] + planned_settings(self.param_groups)
-        facts.append(choices())
-        before, facts_before = self._planned_for or ([], None)
-        if facts != facts_before or not all(map(operator.is_, params, before)) or self._lacks_state():
+        gradients = [p.grad for p in params]
+        seen = params, gradients, self.param_groups
+        if self._premises is None or not self._premises.hold(*seen) or self._lacks_state():
+            premises = Premises(*seen)
             self._make_plan()
-            self._planned_for = params, facts
-            self._shapes = [p.shape for p in params]
-            self._device_types = {p.device.type for p in params}
-            self._entries = entries(self.state)
+            self._premises, self._entries = premises, entries(self.state)
         now = dependencies(self.param_groups, self.state)
-        if self._workspace is None or now != self._workspace_for:
+        if self._workspace is None or now != self._workspace_for or not self._workspace.finds_entries_in(self.state):
             self._synchronize()
             self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
             self._workspace_for = now
+        return gradients
 
     def _lacks_state(self) -> bool:
         """Whether state was removed since the last step, for example by `optimizer.state.clear()`."""
@@ -549,7 +545,7 @@ class Muon(Optimizer):
 
     def _forget_plan(self) -> None:
         self._synchronize()
-        self._planned_for, self._plan, self._workspace = None, Plan(), None
+        self._premises, self._plan, self._workspace = None, Plan(), None
 
     def _synchronize(self) -> None:
         if self._workspace is not None:

@@ -17,6 +17,11 @@ def without_autocast(device_type: str) -> AbstractContextManager:
     return torch.autocast(device_type, enabled=False) if _has_autocast(device_type) else nullcontext()
 
 
+def autocasts(device_type: str) -> bool:
+    """Whether autocast is on for this device; for callers that no tracer follows, which can save the context if not."""
+    return _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
+
+
 @constant_while_traced
 def _has_autocast(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)

@@ -24,14 +24,15 @@ from .tuned import HOPPER
 MAX_PREPARED = 4096
 
 
-class Panel(NamedTuple):
+class Panel:
     """What Triton's launcher reads of a `TensorDescriptor`, without the checks that its constructor makes."""
 
-    base: Tensor
-    shape: list[int]
-    strides: list[int]
-    padding: str = "zero"
-    round_f32_to_tf32: bool = False
+    __slots__ = ("base", "shape", "strides")
+    padding = "zero"
+    round_f32_to_tf32 = False
+
+    def __init__(self, base: Tensor, shape: list[int], strides: list[int]):
+        self.base, self.shape, self.strides = base, shape, strides
 
 
 class Prepared(NamedTuple):
@@ -73,7 +74,8 @@ def symmetric_product(
     """
     if torch.compiler.is_compiling() or not can_launch_on(A):
         return symmetric_gemm(A, B, D, alpha, beta, out, diagonal)
-    C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
+    batch, m, _ = A.shape
+    C = A.new_empty(batch, m, m) if out is None else out
     if A.get_device() == torch.cuda.current_device():
         launch(A, B, D, C, alpha, beta, diagonal)
     else:
@@ -128,10 +130,15 @@ def _geometry(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Hashable:
     Of an address only its alignment to 16 bytes matters. `changed()` is in the key because a new measurement may choose
     another configuration.
     """
+    strides, addresses = A.stride(), A.data_ptr() | C.data_ptr()
+    other, addend = strides, strides
+    if B is not A:
+        other, addresses = B.stride(), addresses | B.data_ptr()
     if D is None:
-        addend, offsets = None, (A.data_ptr() | B.data_ptr() | C.data_ptr()) & 15
-    else:
-        addend, offsets = D.stride(), (A.data_ptr() | B.data_ptr() | C.data_ptr() | D.data_ptr()) & 15
+        addend = None
+    elif D is not A:
+        addend, addresses = D.stride(), addresses | D.data_ptr()
+    offsets: Hashable = addresses & 15
     if offsets:  # rare: some operand is unaligned, and then the key must say which
         offsets = tuple(x is not None and x.data_ptr() % 16 for x in (A, B, D, C))
-    return A.shape, A.stride(), B.stride(), C.stride(), addend, A.dtype, A.get_device(), offsets, changed()
+    return A.shape, strides, other, C.stride(), addend, A.dtype, A.get_device(), offsets, changed()

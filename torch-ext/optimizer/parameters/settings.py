@@ -2,7 +2,7 @@
 
 To add a setting, add an argument of this name to `Muon` and an entry here. The entry decides how it is checked, whether
 a change remakes the plan, which matrices may share a batch, and whether ranks compare it. A step reads settings in
-`step/recipe.py`, or for the fallback in `step/update.py`.
+`step/recipe.py`, or for the fallback in `step/fallback.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+import itertools
+from operator import attrgetter
+from typing import Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -11,17 +13,27 @@ from ..parameters.groups import names_of
 from ..parameters.settings import Group
 from .layout import has_shards, lie_alike, local_part
 
+_LAYOUT, _SHAPE = attrgetter("layout"), attrgetter("shape")
 
-def check_gradients(params: Sequence[Tensor], shapes: Sequence[torch.Size], groups: Sequence[Group]) -> None:
+
+def check_gradients(
+    params: Sequence[Tensor],
+    gradients: Sequence[Optional[Tensor]],
+    shapes: Sequence[torch.Size],
+    groups: Sequence[Group],
+) -> None:
     """Raise ValueError unless gradients are dense, of their parameter's shape and lie on ranks as that does.
 
     `groups` have the names of `params`.
     """
-    gradients = [p.grad for p in params]
-    sharded = has_shards([*map(type, params), *map(type, gradients)])
+    there = [gradient is not None for gradient in gradients]
+    if not all(there):
+        params, gradients, shapes = (list(itertools.compress(each, there)) for each in (params, gradients, shapes))
+    sharded = has_shards(map(type, itertools.chain(params, gradients)))
+    # Almost always: with `map` no Python code runs for each.
+    if not sharded and set(map(_LAYOUT, gradients)) <= {torch.strided} and list(map(_SHAPE, gradients)) == shapes:
+        return
     for p, shape, gradient in zip(params, shapes, gradients):
-        if gradient is None:
-            continue
         if gradient.layout != torch.strided:
             raise ValueError(
                 f"gradients must be dense, that of {_name_in(groups, p)} is {gradient.layout}: write nn.Embedding(..., "

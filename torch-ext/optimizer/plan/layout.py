@@ -20,8 +20,8 @@ from .process_groups import offer_group, this_rank
 # Consecutive indices of one dimension, as (start, stop), in ascending order.
 Runs = tuple[tuple[int, int], ...]
 
-# Every step reads these from thousands of tensors: with `map` it runs no Python code for each.
-_DEVICE, _DTYPE, _SHAPE, _STRIDES = attrgetter("device"), attrgetter("dtype"), attrgetter("shape"), Tensor.stride
+# What `LaidOut` has of each tensor. Every step reads it from thousands: with `map` no Python code runs for each.
+_READ = attrgetter("device"), attrgetter("dtype"), attrgetter("shape"), Tensor.stride
 
 # The mesh of each device mesh. Weak, because a device mesh keeps its process groups alive.
 _MESHES: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary()
@@ -136,15 +136,34 @@ def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor
     return DTensor.from_local(local, p.device_mesh, p.placements, **lies)
 
 
-def facts_of(params: Sequence[Tensor]) -> list[Any]:
-    """Return everything about the layout of `params` that a plan depends on, as a flat list that can be compared.
+class LaidOut(NamedTuple):
+    """How tensors are laid out: everything about it that a plan depends on."""
 
-    For a DTensor, device, dtype, shape and strides are read from its local tensor, which answers faster.
-    """
-    kinds, parts, specs = list(map(type, params)), params, []
-    if has_shards(kinds):
-        parts, specs = list(map(local_part, params)), [p._spec for p in params if isinstance(p, DTensor)]
-    return [*kinds, *specs, *map(_DEVICE, parts), *map(_DTYPE, parts), *map(_SHAPE, parts), *map(_STRIDES, parts)]
+    kinds: list[type]
+    specs: list[Any]  # of those that are DTensors
+    read: list[list[Any]]  # a list of each of `_READ`
+
+    def describes(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether `tensors`, as many, are laid out like that."""
+        if list(map(type, tensors)) != self.kinds:
+            return False
+        parts, specs = _parts_and_specs(tensors, self.kinds)
+        # A list at a time: tuples by the thousand would set off the garbage collector.
+        return specs == self.specs and all(list(map(read, parts)) == known for read, known in zip(_READ, self.read))
+
+
+def laid_out(tensors: Sequence[Tensor]) -> LaidOut:
+    """Return how `tensors` are laid out."""
+    kinds = list(map(type, tensors))
+    parts, specs = _parts_and_specs(tensors, kinds)
+    return LaidOut(kinds, specs, [list(map(read, parts)) for read in _READ])
+
+
+def _parts_and_specs(tensors: Sequence[Tensor], kinds: Iterable[type]) -> tuple[Sequence[Tensor], list[Any]]:
+    """Return the local tensors, which answer faster than DTensors, and the specs of DTensors."""
+    if not has_shards(kinds):
+        return tensors, []
+    return list(map(local_part, tensors)), [each._spec for each in tensors if isinstance(each, DTensor)]
 
 
 def lie_alike(a: Tensor, b: Tensor) -> bool:

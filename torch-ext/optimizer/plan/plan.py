@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
@@ -33,6 +34,8 @@ from .teams import Team
 
 State = Mapping[Tensor, Mapping[str, Tensor]]
 Groups = Sequence[Group]
+
+_STACKED_OF, _PLANNED_OF = itemgetter(*STACKED), itemgetter(*PLANNED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +143,7 @@ def _failed(kinds: Iterable[tuple]) -> set[str]:
 
 def stack_groups(groups: Groups) -> list[int]:
     """Return, for each group, the number of the first group whose matrices may share batches with its matrices."""
-    values = [tuple(group[key] for key in STACKED) for group in groups]
+    values = list(map(_STACKED_OF, groups))
     return [values.index(value) for value in values]
 
 
@@ -150,7 +153,7 @@ def planned_settings(groups: Groups) -> list[tuple[Any, ...]]:
     Of live settings only equality between groups matters: if momentum rises equally in all groups, the plan stays.
     """
     return [
-        (number, *(group[key] for key in PLANNED), *(value.device for value in live_tensors(group)))
+        (number, *_PLANNED_OF(group), *(value.device for value in live_tensors(group)))
         for number, group in zip(stack_groups(groups), groups)
     ]
 

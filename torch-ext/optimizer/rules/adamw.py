@@ -92,9 +92,10 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
         eps=rule.eps,
         amsgrad=False,
         maximize=rule.maximize,
-        **scaling._asdict(),
+        grad_scale=scaling.grad_scale,
+        found_inf=scaling.found_inf,
     )
-    torch.autograd.graph.increment_version([*parameters, *averages, *squares])
+    torch.autograd.graph.increment_version(parameters)  # the state is in no graph of autograd's
 
 
 def _rate_on(device: torch.device, lr: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def _promoted(entry: _Entry) -> _Entry:
 
 def _are_whole(parameters: Sequence[Tensor], *others: Sequence[Tensor]) -> bool:
     """Whether torch's kernel can work on the tensors directly: they are contiguous and, on a CPU, whole vectors."""
-    vectors = not parameters[0].is_cpu or not any(p.numel() % _VECTOR for p in parameters)
+    vectors = not parameters[0].is_cpu or not any(count % _VECTOR for count in map(Tensor.numel, parameters))
     return vectors and all(map(Tensor.is_contiguous, chain(parameters, *others)))
 
 

@@ -11,6 +11,8 @@ from ..kernels.master_weights import joined, split_
 from ..kernels.native import descend_
 from .decay import DECAY_MODES, Number, on_device, scaled_decay
 
+_CPU = torch.device("cpu")
+
 
 class DescentOptions(NamedTuple):
     """Optional inputs of a descent.
@@ -48,6 +50,10 @@ class DescentRule(NamedTuple):
     decay_mode: str = "decoupled"
     multiplier: Number = 1.0
 
+    def times(self, multiplier: Number) -> DescentRule:
+        """Return the rule with this multiplier."""
+        return DescentRule(self.lr, self.weight_decay, self.decay_mode, multiplier)
+
 
 def descent_rule(
     lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str, decay_lr: Sequence[Optional[float]]
@@ -66,7 +72,9 @@ def descend_packed_(
     (`kernels/master_weights.py`). Weight decay uses the group's learning rate without the matrix's multiplier.
     """
     mode, multiplier = DECAY_MODES.index(rule.decay_mode), as_tensor(rule.multiplier)
-    descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **options._asdict())
+    # Each argument that is left out saves the dispatcher some work.
+    given = {name: value for name, value in zip(options._fields, options) if value is not None}
+    descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **given)
     # Makes autograd refuse a backward pass through the old values, as after torch's own updates.
     torch.autograd.graph.increment_version([*parameters, *(options.remainder or ())])
 
@@ -99,4 +107,8 @@ def _together(values: Sequence[Number]) -> Tensor:
 
 def as_tensor(value: Union[Number, Sequence[float]]) -> Tensor:
     """Return numbers as a float64 tensor on the CPU, which kernels read without a copy; a tensor as it is."""
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (int, float)):
+        return torch.scalar_tensor(value, dtype=torch.float64, device=_CPU)  # in a third of `torch.tensor`'s time
+    return torch.tensor(value, dtype=torch.float64, device=_CPU)

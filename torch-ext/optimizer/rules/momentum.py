@@ -53,8 +53,9 @@ def pack_momentum_(
     deep learning (2013), as an average.
     """
     values, scales = buffers
-    momentum_pack_(values, gradients, packed, *rule, **scaling._asdict(), offsets=offsets, momentum_scale=scales)
-    torch.autograd.graph.increment_version([*buffers.tensors, packed])
+    optional = ("offsets", offsets), ("momentum_scale", scales), *zip(scaling._fields, scaling)
+    given = {name: value for name, value in optional if value is not None}
+    momentum_pack_(values, gradients, packed, *rule, **given)
 
 
 def quantized(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from ..parameters.settings import Group
 from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
 from ..rules.hyperball import REPLACING, move_on_sphere_
 from ..rules.momentum import pack_momentum_
-from .local_matrix import LocalMatrix, take_momentum, tensors_of
+from .local_matrix import LocalMatrix, take_momentum
 from .moments import balance_parts_
 from .polar_update import as_parameter
 from .recipe import Recipes
@@ -32,15 +32,15 @@ def update_local_(batches: Iterable[LocalBatch], recipes: Recipes) -> list[Updat
     """Update the matrices of this process that have a gradient, and their momentum, in place; return their norms."""
     norms = []
     for work in batches:
-        present = [part for part in work.parts if part.source.has_gradient]
-        if len(present) < len(work.parts):
+        present = work.with_gradients()
+        if present is not work:
             _scale_rows_of_absent_(work, recipes)
-        if not present:
+        if not present.parts:
             continue
         with nullcontext() if work.host is None else work.host.borrowed(work.host_chunk) as momenta:
             if momenta is not None:  # borrowed copies on the device, for this batch only
                 take_momentum(work.parts, momenta)
-            norms.append(update_batch_(work if len(present) == len(work.parts) else work.of(present), recipes))
+            norms.append(update_batch_(present, recipes))
     return norms
 
 
@@ -48,27 +48,28 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     """Update the parameters and momentum buffers of one batch in place, from its gradients."""
     batch, parts = work.batch, work.parts
     recipe = recipes.of_groups(work.group_numbers, batch.matrices[0].parameter.sharers)
-    parameters, momenta, gradients = tensors_of(parts)
+    parameters, momenta, gradients = work.tensors()
     packed = recipes.graphs.packed(batch, len(parts), recipe.eps)
     pack_momentum_(momenta, gradients, as_parameter(batch, packed.directions), recipe.momentum, recipe.scaling)
     del gradients  # these may be the last references to their memory
     updates, norms = packed.update()
     if batch.moments_shape is not None:
         balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
-    elements, rule = updates.numel(), recipe.descent._replace(multiplier=work.multiplier)
+    elements, rule = updates.numel(), recipe.descent.times(work.multiplier)
     if batch.matrices[0].parameter.keeps_norm:
         moved = torch.stack(parameters)
         norms = move_on_sphere_(moved, updates, rule.lr)
         updates, rule = moved, REPLACING
-    options = DescentOptions(row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf)
-    options = options._replace(remainder=remainders(parts))
+    scales, rounding, found_inf = row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf
+    options = DescentOptions(scales, rounding, found_inf, remainder=remainders(parts))
     descend_packed_(parameters, updates, rule, options)
     return UpdateNorms(norms, elements, work.multiplier, recipe.descent.lr)
 
 
 def row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
     """Return QK-clip's factor for each row of all parts, 1 for rows without scaling; None if no part is scaled."""
-    if not any(part.place in part.tensors.row_scales for part in parts):
+    scaled = parts[0].tensors.row_scales
+    if not scaled or not any(part.place in scaled for part in parts):
         return None
     scales = [part.row_scale for part in parts]
     ones = next(scale for scale in scales if scale is not None).new_ones(1)

@@ -22,7 +22,7 @@ from ..rules.momentum import MomentumBuffers
 
 
 class StepTensors:
-    """The tensors of a step for each matrix of which this process has a part; all lists are in the order of `place`."""
+    """The tensors of a step for each matrix of which this process has a part, by `place`; and all gradients."""
 
     def __init__(self) -> None:
         self.let_go()
@@ -31,19 +31,37 @@ class StepTensors:
         """Drop all tensors."""
         self.views: list[Tensor] = []  # of the parameters
         self.momenta: list[Tensor] = []
+        self.gradients: list[Optional[Tensor]] = []  # of whole parameters, by their `number`; None if it was released
+        self.entries: list[dict[str, Tensor]] = []  # of the state, in its order
+        self.absent: frozenset[int] = frozenset()  # numbers of the parameters without a gradient
         self.scales: dict[int, Tensor] = {}  # by place, of momentum in 8 bits
         self.moments: dict[int, Tensor] = {}  # by place, of those that have second moments
         self.remainders: dict[int, Tensor] = {}  # by place, of those that have one
         self.row_scales: dict[int, Tensor] = {}  # by place, of those that QK-clip scales
 
+    def momentum_at(self, places: Sequence[int]) -> MomentumBuffers:
+        """Return the momentum of the matrices at `places`, which have it in one form."""
+        scales = [self.scales[i] for i in places] if places[0] in self.scales else None
+        return MomentumBuffers([self.momenta[i] for i in places], scales)
+
 
 class LocalParameter:
     """This process's part of one parameter of Muon: its matrices from place `first` on, and in a step its gradient."""
 
-    def __init__(self, parameter: Parameter, p: Tensor, release_grad: bool):
+    def __init__(
+        self,
+        parameter: Parameter,
+        p: Tensor,
+        number: int,
+        entry: int,
+        tensors: StepTensors,
+        release_grad: bool,
+    ):
         self.tensor = p
+        self.number = number  # among all parameters of the optimizer
+        self.entry = entry  # place of its entry in the optimizer's state
         self.first = 0  # set by the workspace
-        self.has_gradient = False  # in this step
+        self._tensors = tensors
         self._shards = parameter.shards
         self._release = release_grad
         self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
@@ -81,11 +99,20 @@ class LocalParameter:
         """Return the second moments of each matrix, of one row or column, from the local tensor that has them."""
         return self._moments_view.matrices(local)
 
-    def begin_step(self) -> None:
-        """Note whether there is a gradient."""
-        self.has_gradient = self.tensor.grad is not None
-        if self._release and self._is_empty:  # nothing will read it; other ranks release theirs after reading
-            self.tensor.grad = None
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there was a gradient when this step began."""
+        return self.number not in self._tensors.absent
+
+    @property
+    def is_taken_as_it_is(self) -> bool:
+        """Whether its gradient is the one matrix of a step, and stays."""
+        return self.is_whole and self._shards is None and not self._release
+
+    @property
+    def is_released_unread(self) -> bool:
+        """Whether its gradient is to be released, and is empty: nothing will read it, other ranks read theirs."""
+        return self._release and self._is_empty
 
     def end_step(self) -> None:
         """Drop the gradient's matrices."""
@@ -98,20 +125,28 @@ class LocalParameter:
         The gradient is cut when its first matrix is taken. If gradients are to be released, the last one drops it.
         """
         if self.is_whole:
-            gradient = self.tensor.grad
+            gradient = self._gradient()
             if self._release:
-                self.tensor.grad = None
-            return gradient if self._shards is None else local_part(gradient)
+                self.release_gradient()
+            return gradient
         if not self._gradients:
-            gradient = self.tensor.grad if self._shards is None else local_part(self.tensor.grad)
-            self._gradients = self.cut(gradient, read_only=True)
+            self._gradients = self.cut(self._gradient(), read_only=True)
             self._left = sum(matrix.numel() > 0 for matrix in self._gradients) if self._release else 0
         position = place - self.first
         part, self._gradients[position] = self._gradients[position], None
         self._left -= 1
         if self._release and not self._left:
-            self.tensor.grad, self._gradients = None, []
+            self.release_gradient()
+            self._gradients = []
         return part
+
+    def release_gradient(self) -> None:
+        """Set `.grad` to None, which frees its memory."""
+        self.tensor.grad = self._tensors.gradients[self.number] = None
+
+    def _gradient(self) -> Tensor:
+        gradient = self._tensors.gradients[self.number]
+        return gradient if self._shards is None else local_part(gradient)
 
 
 class LocalMatrix(NamedTuple):
@@ -127,16 +162,6 @@ class LocalMatrix(NamedTuple):
     def view(self) -> Tensor:
         """The parameter's part, in this step."""
         return self.tensors.views[self.place]
-
-    @property
-    def momentum(self) -> Tensor:
-        """The momentum buffer's part, in this step."""
-        return self.tensors.momenta[self.place]
-
-    @property
-    def momentum_scale(self) -> Optional[Tensor]:
-        """The scales of momentum in 8 bits, in this step."""
-        return self.tensors.scales.get(self.place)
 
     @property
     def moments(self) -> Tensor:
@@ -170,8 +195,7 @@ def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
 
 def momentum_of(parts: Sequence[LocalMatrix]) -> MomentumBuffers:
     """Return the momentum of parts, which have it in one form."""
-    scales = [part.momentum_scale for part in parts] if parts[0].source.has_scales else None
-    return MomentumBuffers([part.momentum for part in parts], scales)
+    return parts[0].tensors.momentum_at([part.place for part in parts])
 
 
 def take_momentum(parts: Sequence[LocalMatrix], tensors: Sequence[Tensor]) -> None:
@@ -180,10 +204,3 @@ def take_momentum(parts: Sequence[LocalMatrix], tensors: Sequence[Tensor]) -> No
         part.tensors.momenta[part.place] = momentum
     for part, scale in zip(parts, tensors[len(parts) :]):
         part.tensors.scales[part.place] = scale
-
-
-def tensors_of(parts: Sequence[LocalMatrix]) -> tuple[list[Tensor], MomentumBuffers, list[Tensor]]:
-    """Return the parameters, momentum buffers and gradients of parts that have a gradient; gradients once in a step."""
-    tensors, places = parts[0].tensors, [part.place for part in parts]
-    gradients = [part.source.take_gradient(part.place) for part in parts]
-    return [tensors.views[i] for i in places], momentum_of(parts), gradients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -21,6 +22,8 @@ from ..plan.process_groups import this_rank
 from ..plan.sums import SummedBatch
 from ..plan.teams import Team
 from ..rules.descent import as_tensor
+from ..rules.momentum import MomentumBuffers
+from .fallback import local_fallback
 from .local_matrix import LocalMatrix, LocalParameter, StepTensors
 from .moments import MovedMoments, moved_moments
 from .owned import LocalOwned, local_owned
@@ -28,18 +31,45 @@ from .recipe import group_numbers
 
 
 class LocalBatch(NamedTuple):
-    """A batch and this process's parts of it; momentum may be in host memory, as one of several chunks."""
+    """A batch and this process's parts of it; momentum may be in host memory, as one of several chunks.
+
+    The tuples of numbers say where a step finds what belongs to the parts.
+    """
 
     batch: Union[Batch, SummedBatch]
     parts: Sequence[LocalMatrix]  # those that are not empty
-    group_numbers: tuple[int, ...]  # of the parts; a step finds their rules by them
     multiplier: Tensor
+    group_numbers: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
+    gradients: tuple[int, ...] = ()  # only if all gradients are taken as they are
     host: Optional[HostChunks] = None
     host_chunk: int = 0
 
     def of(self, parts: Sequence[LocalMatrix]) -> LocalBatch:
         """Return the batch with only these parts."""
-        return self._replace(parts=parts, group_numbers=group_numbers([part.matrix for part in parts]))
+        as_they_are = all(part.source.is_taken_as_it_is for part in parts)
+        return self._replace(
+            parts=parts,
+            group_numbers=group_numbers([part.matrix for part in parts]),
+            places=tuple(part.place for part in parts),
+            gradients=tuple(part.source.number for part in parts) if as_they_are else (),
+        )
+
+    def with_gradients(self) -> LocalBatch:
+        """Return the batch with only those parts that have a gradient in this step: itself if all have one."""
+        if not self.parts or not self.parts[0].tensors.absent:
+            return self
+        present = [part for part in self.parts if part.source.has_gradient]
+        return self if len(present) == len(self.parts) else self.of(present)
+
+    def tensors(self) -> tuple[list[Tensor], MomentumBuffers, list[Tensor]]:
+        """Return parameters, momentum and gradients of its parts, which all have one; gradients once in a step."""
+        tensors = self.parts[0].tensors
+        if self.gradients:
+            gradients = [tensors.gradients[i] for i in self.gradients]
+        else:
+            gradients = [part.source.take_gradient(part.place) for part in self.parts]
+        return [tensors.views[i] for i in self.places], tensors.momentum_at(self.places), gradients
 
 
 class LocalChunk(NamedTuple):
@@ -64,15 +94,22 @@ class Workspace:
     def __init__(self, plan: Plan, groups: Sequence[Group], state: State, release_grads: bool):
         self._tensors = StepTensors()
         self._parts: dict[tuple[int, int], LocalMatrix] = {}
+        self._keys = list(state)
+        places = {p: place for place, p in enumerate(state)}
+        # The number of the first parameter of each group.
+        first_numbers = list(itertools.accumulate((len(group["params"]) for group in groups), initial=0))
         sources = {}
         for matrices in plan.matrices:
             parameter = matrices[0].parameter
             p = groups[parameter.group]["params"][parameter.position]
             if parameter.is_here and p in state:  # otherwise it is frozen and has no gradient
-                sources[LocalParameter(parameter, p, release_grads)] = matrices
+                number = first_numbers[parameter.group] + parameter.position
+                source = LocalParameter(parameter, p, number, places[p], self._tensors, release_grads)
+                sources[source] = matrices
         # Parameters that are a single matrix come first: a step makes no list of matrices for them.
         self.parameters = sorted(sources, key=lambda source: not source.is_whole)
         self._whole = sum(source.is_whole for source in sources)
+        self._released_unread = [source for source in self.parameters if source.is_released_unread]
         self._with_moments = [source for source in self.parameters if source.has_moments]
         self._split = [source for source in self.parameters if REMAINDER in state[source.tensor]]
         self._with_scales = [source for source in self.parameters if source.has_scales]
@@ -84,22 +121,36 @@ class Workspace:
         self.batches = _with_host(list(map(self._local_batch, plan.batches)), offloaded, state)
         self.exchanges = [(each.ranks, [self._local_chunk(chunk) for chunk in each.chunks]) for each in plan.exchanges]
         self.sums = [(batches[0].ranks, list(map(self._local_batch, batches))) for batches in plan.sums]
+        self.fallback = [
+            local_fallback(batch, groups[batch.group], first_numbers[batch.group], places, self._tensors)
+            for batch in plan.fallback
+        ]
 
-    def begin_step(self, state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
-        """Look up the tensors of all parameters; `row_scales` has QK-clip's factors for the rows of some of them."""
-        tensors = [source.tensor for source in self.parameters]
-        self._tensors.views = self._matrices(tensors)
-        self._tensors.momenta = self._matrices([state[p][BUFFER] for p in tensors])
+    def finds_entries_in(self, state: State) -> bool:
+        """Return whether the entries of a state are where this workspace looks for them."""
+        return len(state) == len(self._keys) and all(map(operator.is_, state, self._keys))
+
+    def begin_step(self, gradients: list[Optional[Tensor]], state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
+        """Look up the tensors of all parameters, of which these are the gradients.
+
+        Those that are released become None in `gradients`, which `end_step` empties. `row_scales` has QK-clip's factors
+        for the rows of some of them.
+        """
+        self._tensors.gradients = gradients
+        self._tensors.absent = frozenset([i for i, gradient in enumerate(gradients) if gradient is None])
+        self._tensors.views = self._matrices([source.tensor for source in self.parameters])
+        self._tensors.entries = entries = list(state.values())
+        self._tensors.momenta = self._matrices([entries[source.entry][BUFFER] for source in self.parameters])
         for source in self._with_scales:
-            scales = local_part(state[source.tensor][SCALE])
+            scales = local_part(entries[source.entry][SCALE])
             self._tensors.scales.update(enumerate(source.cut_scales(scales), source.first))
         for source in self._split:
-            remainders = source.cut(integers(local_part(state[source.tensor][REMAINDER])))
+            remainders = source.cut(integers(local_part(entries[source.entry][REMAINDER])))
             self._tensors.remainders.update(enumerate(remainders, source.first))
-        for source in self.parameters:
-            source.begin_step()
+        for source in self._released_unread:
+            source.release_gradient()
         for source in self._with_moments:
-            moments = source.cut_moments(local_part(state[source.tensor][MOMENTS]))
+            moments = source.cut_moments(local_part(entries[source.entry][MOMENTS]))
             self._tensors.moments.update(enumerate(moments, source.first))
         for source in self.parameters if row_scales else ():
             if source.tensor in row_scales:
@@ -108,6 +159,7 @@ class Workspace:
 
     def end_step(self) -> None:
         """Drop the tensors, also after a step that has failed."""
+        self._tensors.gradients.clear()
         self._tensors.let_go()
         for source in self.parameters[self._whole :]:
             source.end_step()
@@ -159,7 +211,7 @@ class Workspace:
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:
         parts, multiplier = self._of(batch.matrices), as_tensor(batch.matrices[0].multiplier)
-        return LocalBatch(batch, (), (), multiplier).of(parts)
+        return LocalBatch(batch, (), multiplier).of(parts)
 
     def _of(self, matrices: Iterable[Matrix]) -> list[LocalMatrix]:
         return [self._parts[matrix.key] for matrix in matrices if matrix.key in self._parts]

@@ -1,0 +1,42 @@
+"""What a plan was made for. Every step compares it with what is there, because nothing else tells of a change."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Optional, Sequence
+
+from torch import Tensor
+
+from ..parameters.settings import Group
+from .layout import laid_out
+from .plan import choices, planned_settings
+
+
+class Premises:
+    """The parameters of groups, how they are laid out, and the settings on which a plan depends."""
+
+    def __init__(self, params: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], groups: Sequence[Group]):
+        self.params = params  # of all groups
+        self.shapes = [p.shape for p in params]  # whole ones, also of parameters that ranks share
+        self.device_types = {p.device.type for p in params}
+        self._laid_out = laid_out(params)
+        self._trained = _trained(params, gradients)
+        self._settings = _settings_of(groups)
+
+    def hold(self, params: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], groups: Sequence[Group]) -> bool:
+        """Return whether all of that is still the same."""
+        return (
+            _settings_of(groups) == self._settings  # so there are as many parameters
+            and all(map(operator.is_, params, self.params))
+            and _trained(params, gradients) == self._trained
+            and self._laid_out.describes(params)
+        )
+
+
+def _trained(params: Sequence[Tensor], gradients: Sequence[Optional[Tensor]]) -> list[bool]:
+    # A frozen parameter with a gradient counts.
+    return [gradient is not None or p.requires_grad for p, gradient in zip(params, gradients)]
+
+
+def _settings_of(groups: Sequence[Group]) -> list[Any]:
+    return [*(len(group["params"]) for group in groups), *planned_settings(groups), choices()]

@@ -1,0 +1,117 @@
+"""The parameters that are not matrices: their part of the workspace, and their part of a step."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
+
+from torch import Tensor
+
+from ..kernels.master_weights import joined, split_
+from ..parameters.rates import decay_of, rate_of
+from ..parameters.settings import Group
+from ..parameters.state import REMAINDER, integers
+from ..plan.layout import local_part
+from ..plan.plan import FallbackBatch
+from ..plan.process_groups import Ranks
+from ..rules.adamw import adamw_
+from ..rules.fallback import FallbackRule, FallbackTensors
+from ..rules.nadamw import nadamw_
+from ..rules.scaling import GradientScaling
+from .local_matrix import StepTensors
+
+FallbackUpdate = Callable[[FallbackTensors, FallbackRule, GradientScaling], None]
+
+FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
+# In the order of `FallbackTensors`.
+FALLBACK_STATE = ("exp_avg", "exp_avg_sq", "step")
+
+# Elements of masters that are in memory at once, each with its gradient in 8 bytes; only one parameter may have more.
+MASTERS_AT_ONCE = 1 << 25
+
+
+class LocalFallback(NamedTuple):
+    """A batch that the fallback updates: those of its parameters that have a state, which all but frozen ones have."""
+
+    batch: FallbackBatch
+    parameters: Sequence[Tensor]
+    numbers: Sequence[int]  # of the parameters, among all of the optimizer
+    entries: Sequence[int]  # places of their entries in the optimizer's state
+    tensors: StepTensors
+
+    def with_gradients(self) -> LocalFallback:
+        """Return the batch with only those parameters that have a gradient in this step: itself if all have one."""
+        absent = self.tensors.absent
+        if absent.isdisjoint(self.numbers):
+            return self
+        present = [number not in absent for number in self.numbers]
+        each = (tuple(compress(of_all, present)) for of_all in (self.parameters, self.numbers, self.entries))
+        return LocalFallback(self.batch, *each, self.tensors)
+
+
+def local_fallback(
+    batch: FallbackBatch, group: Group, first_number: int, places: Mapping[Tensor, int], tensors: StepTensors
+) -> LocalFallback:
+    """Return the part of the workspace of a batch of `group`, whose first parameter has `first_number`.
+
+    `places` says where in the optimizer's state the entry of a parameter is.
+    """
+    positions = [position for position in batch.positions if group["params"][position] in places]
+    parameters = [group["params"][position] for position in positions]
+    numbers = [first_number + position for position in positions]
+    return LocalFallback(batch, parameters, numbers, [places[p] for p in parameters], tensors)
+
+
+def update_fallback_(work: LocalFallback, group: Group, scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
+    """Update those parameters of a fallback batch that have a gradient, and their state."""
+    work = work.with_gradients()
+    sharers = work.batch.sharers
+    if not work.parameters or sharers not in scalings:  # on a mesh that this rank is not in
+        return
+    rule, gradients = _fallback_rule(group), work.tensors.gradients
+    entries = [work.tensors.entries[place] for place in work.entries]
+    keys = (*FALLBACK_STATE, REMAINDER) if REMAINDER in entries[0] else FALLBACK_STATE
+    tensors = [list(work.parameters), [gradients[number] for number in work.numbers]]
+    tensors += ([entry[key] for entry in entries] for key in keys)
+    if sharers is not None:
+        tensors = [list(map(local_part, each)) for each in tensors]
+    update = FALLBACK_UPDATES[group["fallback"]]
+    if keys is FALLBACK_STATE:
+        update(FallbackTensors(*tensors), rule, scalings[sharers])
+        return
+    *tensors, remainders = tensors
+    remainders = list(map(integers, remainders))
+    for some in _pieces(tensors[0]):
+        part = FallbackTensors(*(each[some] for each in tensors))
+        _update_masters_(update, part, remainders[some], rule, scalings[sharers])
+
+
+def _fallback_rule(group: Group) -> FallbackRule:
+    betas, eps = group["adamw_betas"], group["adamw_eps"]
+    return FallbackRule(rate_of(group), betas, eps, decay_of(group), group["maximize"], group["decay_mode"])
+
+
+def _pieces(parameters: Sequence[Tensor]) -> Iterator[slice]:
+    """Yield the parameters in runs of at most `MASTERS_AT_ONCE` elements, larger ones alone."""
+    first, elements = 0, 0
+    for i, p in enumerate(parameters):
+        if i > first and elements + p.numel() > MASTERS_AT_ONCE:
+            yield slice(first, i)
+            first, elements = i, 0
+        elements += p.numel()
+    yield slice(first, len(parameters))
+
+
+def _update_masters_(
+    update: FallbackUpdate,
+    tensors: FallbackTensors,
+    remainders: Sequence[Tensor],
+    rule: FallbackRule,
+    scaling: GradientScaling,
+) -> None:
+    """Take the step in float32 with bfloat16 parameters whose averages are float32: as float32 parameters would."""
+    masters = list(map(joined, tensors.parameters, remainders))
+    gradients = [gradient.float() for gradient in tensors.gradients]
+    update(tensors._replace(parameters=masters, gradients=gradients), rule, scaling)
+    for parameter, remainder, master in zip(tensors.parameters, remainders, masters):
+        split_(parameter, remainder, master)
