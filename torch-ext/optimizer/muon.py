@@ -19,11 +19,12 @@ from .explain import Explanation, brief, explanation_of
 from .kernels.autocast import autocasts, without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
+from .parameters.changed_settings import checked_settings, make_plain_
 from .parameters.checkpoints import checked, loaded_groups
 from .parameters.groups import names_of, saved_group, split_group
 from .parameters.mistakes import check_closure, check_state_dict, params_as_list, with_known_arguments
 from .parameters.routing import IsMuon
-from .parameters.settings import OF_GROUPS, SETTINGS, checked_settings, flag, make_plain_, plain_settings
+from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.synonyms import check_implementations
 from .parameters.warned import warn_user
 from .plan.exchanges import ExchangeOptions

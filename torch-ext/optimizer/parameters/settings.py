@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from enum import Enum
 from numbers import Integral, Real
-from operator import itemgetter
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from ..iteration import DTYPES, METHODS, check_work_dtype
 from ..learning_rate import UPDATE_RMS, check_adjustment, step_multiplier
-from ..rules.decay import DECAY_MODES, scaled_decay
+from ..rules.decay import DECAY_MODES
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..rules.second_moment import SECOND_MOMENTS
 from ..schedules import resolve_schedule
@@ -71,29 +70,6 @@ def plain_settings(settings: Group) -> dict[str, Any]:
         raise ValueError(f"lr_factor={plain['lr_factor']} is for groups that AdamW updates: in Muon's groups write lr")
     resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
     return plain
-
-
-def checked_settings(groups: Sequence[Group]) -> list[Any]:
-    """Return the settings of groups that are checked again when they have changed, as one flat list."""
-    return [value for group in groups for value in _CHECKED_WHEN_CHANGED(group)]
-
-
-def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
-    """Make the settings of groups plain in place, since users may have changed them.
-
-    Raises as `plain_settings`, and ValueError for `corrected` decay without `decay_lr` and for `adamw_lr`, which no
-    step reads; then no group has changed.
-    """
-    plain = [plain_settings(group) for group in groups]
-    for settings in plain:
-        if settings["adamw_lr"] is not None:
-            raise ValueError(
-                f"adamw_lr={settings['adamw_lr']} in a group of an optimizer that is already made would do nothing: "
-                "AdamW's groups move by lr * lr_factor, so write their lr or lr_factor"
-            )
-        scaled_decay(settings["decay_mode"], 0.0, 0.0, settings["decay_lr"])  # raises without a `decay_lr`
-    for group, settings in zip(groups, plain):
-        group.update(settings)
 
 
 def multiplier_in_group(group: Group, rows: int, cols: int) -> float:
@@ -245,8 +221,6 @@ SETTINGS: dict[str, Setting] = {
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }
-# All except the numbers that schedulers set at every step.
-_CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in ("lr", "weight_decay")))
 # Settings that only a group can have, with their defaults.
 OF_GROUPS = {"transposed": False, "split_rows": None, "decay_lr": None, "lr_factor": 1.0}
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and the number of steps with seeds drawn.
