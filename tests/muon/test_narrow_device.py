@@ -237,28 +237,3 @@ def test_a_state_comes_back(run, portable_kernel, kind):
         for p in first.parameters.values():
             for key, value in first.optimizer.state[p].items():
                 assert torch.equal(other.state[p][key].cpu(), value.cpu())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("settings", [{"ns_dtype": torch.float64}, {"momentum_dtype": "float64"}], ids=str)
-def test_float64_is_refused_by_name(portable_kernel, kind, settings):
-    """Before there is an optimizer, or before a group changes."""
-    with narrow_device(portable_kernel, kind) as found:
-        parameters = drawn(found.device, torch.float32, 0)
-        ((key, _),) = settings.items()
-        with pytest.raises(ValueError, match=f"{key} of wide.weight is torch.float64, which {kind}:0 does not have"):
-            portable_kernel.Muon(parameters.items(), **settings)
-        with pytest.raises(ValueError, match=f"{kind}:0 cannot multiply matrices in torch.float64"):
-            portable_kernel.orthogonalize(parameters["wide.weight"], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_momentum_of_float64_is_not_loaded(portable_kernel, kind):
-    parameters = drawn(torch.device("cpu"), torch.float32, 0)
-    saved = portable_kernel.Muon([(name, p.requires_grad_()) for name, p in parameters.items()]).state_dict()
-    saved["state"][0]["momentum_buffer"] = saved["state"][0]["momentum_buffer"].double()
-    with narrow_device(portable_kernel, kind) as found:
-        optimizer = portable_kernel.Muon(drawn(found.device, torch.float32, 0).items())
-        said = f"momentum_buffer of wide.weight is torch.float64, which {kind}:0 does not have"
-        with pytest.raises(ValueError, match=said):
-            optimizer.load_state_dict(saved)
