@@ -26,8 +26,9 @@ def test_variant_that_fails_when_it_is_imported_is_refused(imported_toy, tmp_pat
 
 
 def test_importing_leaves_no_file_in_the_variant(imported_toy, tmp_path, monkeypatch):
-    """Its digest would not know the bytecode."""
+    """Its digest would not know the bytecode. What the user's LOCAL_KERNELS says is of other variants."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("LOCAL_KERNELS", "no entry")
     (built,) = variants.build_variants(imported_toy, ["cpu"], tmp_path / "out")
     assert built.loaded == f"torch {machines.find_machine().torch_version}"
     assert not list(built.path.rglob("__pycache__"))

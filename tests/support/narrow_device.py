@@ -78,16 +78,13 @@ def narrow_device(kernel: ModuleType, kind: str, has_float64: bool = False) -> I
 
 
 class NarrowDevice(TorchDispatchMode):
-    """The device of `narrow_device`.
-
-    `operations` counts those that had an operand or a result on the device, `waits` those that read a value from it.
-    """
+    """The device of `narrow_device`; `waits` counts the operations that read a value from it."""
 
     def __init__(self, kernel: ModuleType, kind: str, has_float64: bool):
         super().__init__()
         self._has_float64 = has_float64
         self.device = torch.device(kind, 0)
-        self.operations = self.waits = 0
+        self.waits = 0
         self._operations = kernel.kernels.portable.operations.OPERATIONS
         self._namespace = kernel.kernels.native.ops.name
 
@@ -104,7 +101,6 @@ class NarrowDevice(TorchDispatchMode):
             raise RuntimeError(f"{operation} has operands on {self.device} and on the CPU")
         wanted = kwargs.get("device")
         to_device = bool(here) if wanted is None else torch.device(wanted).type == self.device.type
-        self.operations += bool(here) or to_device
         self.waits += bool(here) and (name == "_local_scalar_dense" or not to_device)
         originals = {id(x.host): x for x in here}
         args, kwargs = _mapped(_on_host, args), _mapped(_on_host, kwargs)
@@ -118,7 +114,7 @@ class NarrowDevice(TorchDispatchMode):
         if not isinstance(x, Tensor):
             return x
         if x.dtype in WIDE and not self._has_float64:
-            raise TypeError(f"{self.device} has no {x.dtype}, and this would be a tensor of {tuple(x.shape)}")
+            raise RuntimeError(f"{self.device} has no {x.dtype}, and this would be a tensor of {tuple(x.shape)}")
         return originals[id(x)] if id(x) in originals else OnDevice(x, self.device)
 
 

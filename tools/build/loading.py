@@ -10,7 +10,8 @@ from tools.build.commands import BuildError, run
 from tools.build.compilers import CUDA_MAJOR, Job
 
 IMPORT = """\
-import ctypes, pathlib, sys
+import ctypes, os, pathlib, sys
+os.environ.pop("LOCAL_KERNELS", None)  # which names other folders, or nothing that can be read
 import kernels, torch
 for library in sys.argv[2:]:
     ctypes.CDLL(library, ctypes.RTLD_GLOBAL)

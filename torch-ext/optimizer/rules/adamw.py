@@ -37,7 +37,9 @@ def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScalin
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101, algorithm 2.
     """
     torch._foreach_add_(tensors.steps, 1)
-    if _are_whole(*tensors[:4]) and _decays_in_kernel(rule):
+    if _ignores(scaling, tensors.parameters[0].device):
+        _step_in_copies_(tensors, rule, scaling)
+    elif _are_whole(*tensors[:4]) and _decays_in_kernel(rule):
         _fused_step_(tensors, rule, scaling)
     else:
         _step_in_pieces_(tensors, rule, scaling)
@@ -47,6 +49,25 @@ def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScalin
 def _decays_in_kernel(rule: FallbackRule) -> bool:
     """Whether torch's kernel applies the decay. Else it is a separate pass, for which half precision is widened."""
     return rule.decay_mode in ("decoupled", "corrected") and not isinstance(rule.weight_decay, Tensor)
+
+
+def _ignores(scaling: GradientScaling, device: torch.device) -> bool:
+    """Whether torch's kernel would take no note of `scaling`: on Apple's GPUs it has these arguments, and no use."""
+    return device.type == "mps" and (scaling.grad_scale is not None or scaling.found_inf is not None)
+
+
+def _step_in_copies_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
+    """Take the step with unscaled gradients in copies, whose values are taken over unless gradients overflowed."""
+    gradients, targets = tensors.gradients, [tensors.parameters, tensors.averages, tensors.squares]
+    if scaling.grad_scale is not None:
+        gradients = torch._foreach_div(gradients, scaling.grad_scale.reshape(()))
+    parameters, averages, squares = copies = [list(map(Tensor.clone, each)) for each in targets]
+    _step_in_pieces_(FallbackTensors(parameters, gradients, averages, squares, tensors.steps), rule, UNSCALED)
+    for kept, results in zip(targets, copies):
+        if scaling.found_inf is not None:
+            finite = scaling.found_inf.reshape(()) == 0
+            results = [torch.where(finite, result, each) for result, each in zip(results, kept)]
+        torch._foreach_copy_(kept, results)
 
 
 def _step_in_pieces_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
