@@ -84,11 +84,11 @@ def _symmetric_gemm_kernel(
         diagonal = tl.load(diagonal)
     mask = (rows < m)[:, None] & (cols < m)[None, :]
     result = alpha * sums
+    if i == j:  # not in the branch below: compiled together, they take so many registers that fewer blocks fit on sm_90
+        result = tl.where(rows[:, None] == cols[None, :], result + diagonal, result)
     if HAS_D:
         d_places = D + wide_matrix * D_batch + wide_rows[:, None] * D_row + wide_cols[None, :] * D_col
         result += beta * tl.load(d_places, mask=mask, other=0.0).to(tl.float32)
-    if i == j:  # not in the branch below: compiled together, they take so many registers that fewer blocks fit on sm_90
-        result = tl.where(rows[:, None] == cols[None, :], result + diagonal, result)
     result = result.to(C.dtype.element_ty)
     C += wide_matrix * C_batch
     if i == j:  # operands that only commute give two roundings of one value: store the lower triangle's

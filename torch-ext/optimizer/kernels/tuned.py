@@ -91,7 +91,8 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
         return Config(64 if small else 128, 32, 8, 8, 3)
     # Two blocks of tiles of 128 fit into a multiprocessor of 9.0 with 3 stages: one multiplies while the other stores.
     stages = 4 if descriptors and (small or target.capability >= 100) else 3
-    return Config(64 if small else 128, 64, 8, 4 if small else 8, stages)
+    warps = 4 if small and target.capability < 100 else 8  # on 10.0 tiles of 64 with a diagonal spill with 4
+    return Config(64 if small else 128, 64, 8, warps, stages)
 
 
 def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, shape: tuple[int, int]) -> SmallConfig:
