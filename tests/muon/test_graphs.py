@@ -101,11 +101,12 @@ def test_replayed_steps_have_the_bits_of_eager_ones(kernel, simulated, settings,
     compare(kernel, simulated, settings, torch.float32 if "experimental_hyperball" in settings else dtype)
 
 
-def test_each_kind_of_batch_is_captured_and_replayed_once(kernel, simulated):
+def test_each_kind_of_batch_is_captured_once_and_each_batch_replayed(kernel, simulated):
+    """There are two shapes. Processors without bfloat16 take one matrix a batch, so batches of a kind share a graph."""
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     said = []
     optimizer.warmup(lambda done, total, what: said.append(what))
-    assert sum(what.startswith("capture") for what in said) == simulated.captures == len(optimizer._plan.batches)
+    assert sum(what.startswith("capture") for what in said) == simulated.captures == 2
     before = simulated.replays
     steps(optimizer, 1)
     assert simulated.replays - before == len(optimizer._plan.batches)
