@@ -47,7 +47,7 @@ def frobenius_norm(X: Tensor) -> Tensor:
         norms = X.new_empty(*X.shape[:-2], 1, 1, dtype=exact)
         frobenius_norm_(norms.view(-1), _as_batch(X))
         return norms
-    if exact == torch.float64 != X.dtype:  # squares of narrower dtypes neither overflow nor vanish in float64
+    if exact == torch.float64 and X.dtype != exact:  # squares of narrower dtypes neither overflow nor vanish in float64
         rows = torch.linalg.vector_norm(X, dim=-1, keepdim=True, dtype=torch.float64)
         return torch.linalg.vector_norm(rows, dim=-2, keepdim=True)
     X = X.to(exact)
