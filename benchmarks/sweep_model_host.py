@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {"gpt2-124m": 0.5, "moe-64": 3.0, "llama-1b": 4.0}
 ROUNDS, TINY_ROUNDS = 25, 3
 SHRINKING, SMALLEST_SIDE, VECTOR = 32, 4, 32
-BATCH_BYTES, PACKED_ITEMSIZE = 512 * 2**20, 4  # float32 directions for work in float16
+PACKED_ITEMSIZE = 4  # float32 directions for work in float16
 
 
 def shrunk(p: Parameter) -> tuple[int, ...]:
@@ -52,10 +52,10 @@ def shrunk(p: Parameter) -> tuple[int, ...]:
     return tuple(VECTOR * max(1, side // SHRINKING // VECTOR) for side in sides)
 
 
-def batch_lengths(parameters: Sequence[Parameter]) -> dict[tuple[int, ...], int]:
-    """Return how many matrices a batch has on a GPU, from their shortened sides."""
+def batch_lengths(parameters: Sequence[Parameter], batch_bytes: int) -> dict[tuple[int, ...], int]:
+    """Return how many matrices a batch of at most `batch_bytes` has, from their shortened sides."""
     elements = {shrunk(p): p.elements for p in parameters if p.matrix}
-    return {sides: max(1, BATCH_BYTES // (count * PACKED_ITEMSIZE)) for sides, count in elements.items()}
+    return {sides: max(1, batch_bytes // (count * PACKED_ITEMSIZE)) for sides, count in elements.items()}
 
 
 def build(kernel: ModuleType, parameters: Sequence[Parameter]):
@@ -73,9 +73,10 @@ def build(kernel: ModuleType, parameters: Sequence[Parameter]):
 
 def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitStack) -> None:
     """Make the package plan and pack as on a GPU, and launch nothing itself."""
-    products, lengths = kernel.kernels.products, batch_lengths(parameters)
+    products, batches = kernel.kernels.products, kernel.plan.batches
+    lengths = batch_lengths(parameters, batches.BATCH_BYTES)
     table = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6)
-    length = mock.patch.object(kernel.plan.batches, "_length", lambda matrix, _: lengths[matrix.rows, matrix.cols])
+    length = mock.patch.object(batches, "_length", lambda matrix, _: lengths[matrix.rows, matrix.cols])
     stack.enter_context(length)
     stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table}))
     stack.callback(lambda ops: None, empty_adamw())

@@ -177,6 +177,18 @@ def lie_alike(a: Tensor, b: Tensor) -> bool:
     return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)
 
 
+def lies_beside(value: Tensor, p: Tensor) -> bool:
+    """Return whether every rank has the part of `value` that `memory_beside` would give it; True for plain tensors.
+
+    `value` has as many dimensions as `p`. Unequal placements may mean the same parts, as on a mesh of one rank.
+    """
+    if not isinstance(value, DTensor) or not isinstance(p, DTensor):
+        return True
+    there, wanted = layout_of("", value), layout_of("", p)._replace(shape=tuple(value.shape))
+    ranks = {*there.mesh.ranks, *wanted.mesh.ranks}
+    return there == wanted or all(runs_of(there, rank) == runs_of(wanted, rank) for rank in ranks)
+
+
 def has_shards(kinds: Iterable[type]) -> bool:
     """Return whether any of these types is DTensor or a subclass."""
     return any(issubclass(kind, DTensor) for kind in set(kinds))

@@ -15,7 +15,7 @@ from ..parameters.momentum_blocks import block_axes
 from ..parameters.rates import check_live_tensors
 from ..parameters.settings import Group
 from ..parameters.state import BUFFER, SCALE, StateTensor, check_shapes, ensure_state, placed, state_tensors
-from ..plan.layout import layout_of, local_part, memory_beside
+from ..plan.layout import layout_of, lies_beside, local_part, memory_beside
 from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
 from ..rules.momentum import dequantized, quantized
@@ -126,7 +126,7 @@ def _check_parameter(name: str, p: Tensor, group: Group, replica_ranks: Optional
 def _check_state(
     state: Mapping[str, Tensor], name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]
 ) -> None:
-    """Raise ValueError for shards that cut blocks of momentum in 8 bits, codes without scales, and other shapes.
+    """Raise ValueError for shards that cut blocks of momentum in 8 bits, codes without scales, other shapes and places.
 
     And for norms that cannot be kept, where they are to be.
     """
@@ -140,6 +140,12 @@ def _check_state(
         raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
     check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
     check_shapes(state, name, p, wanted)
+    for key, kind in wanted.items():
+        if kind.shape is not None and key in state and not lies_beside(state[key], p):
+            raise ValueError(
+                f"state {key} of {name} lies on ranks with placements {state[key].placements}, and the parameter with "
+                f"{p.placements}: after a parameter was resharded, redistribute its state, too"
+            )
 
 
 def _convert_momentum_(
