@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from tests.support.compiled_variants import NAME, write_compiled_variant
 from tests.support.hub_clients import write_variant
 from tests.support.toy_kernel import write_toy_kernel
 from tools.build import variants
-from tools.pins import verify as module
 from tools.pins.verify import VerificationError, backend_of, faults, pin_of, verify
 
 
