@@ -85,15 +85,16 @@ class NarrowDevice(TorchDispatchMode):
         self._has_float64 = has_float64
         self.device = torch.device(kind, 0)
         self.waits = 0
-        self._operations = kernel.kernels.portable.operations.OPERATIONS
-        self._namespace = kernel.kernels.native.ops.name
+        native, operations = kernel.kernels.native, kernel.kernels.portable.operations.OPERATIONS
+        self._functions = {native.KIND + name: operation.function for name, operation in operations.items()}
+        self._namespace = native.ops.name
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = operation.overloadpacket.__name__
         if operation.namespace == self._namespace:
             with self, _Functions():
-                return self._operations[name].function(*args, **kwargs)
+                return self._functions[name](*args, **kwargs)
         operands: list[Tensor] = []
         _mapped(lambda x: operands.append(x) if isinstance(x, Tensor) else None, [args, kwargs])
         here = [x for x in operands if isinstance(x, OnDevice)]

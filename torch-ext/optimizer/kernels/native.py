@@ -104,9 +104,9 @@ exception: without `symmetric`, C may be B itself, which the result replaces, an
 
 A variant without a compiled library has the same operations in torch's functions (`portable/`), on every device that
 torch has. Their names begin with "portable_", because compiled ones of the same commit have the same namespace. All of
-the above holds there, with these differences. Products that feed a sum are rounded before it. Squares
-in a norm are summed in another order. `gemm_` takes only "portable", and sums in float64 in torch's order. Calls of any
-number of tiles are taken. `hopper_gemm_` raises NotImplementedError.
+the above holds there, with these differences. Products that feed a sum are rounded before it. Squares in a norm are
+summed in another order. `gemm_` takes only "portable", and sums in float64 in torch's order. Calls of any number of
+tiles are taken. `hopper_gemm_` raises NotImplementedError.
 
 On a device without float64 (`formats.exact_dtype`) no tensor has that dtype. Numbers are computed in float32, unless
 all of them are on the CPU. A norm is that of a matrix scaled by a power of two, so that no square overflows, and those

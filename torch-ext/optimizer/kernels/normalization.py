@@ -27,7 +27,7 @@ def normalize(
     """
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     norm = frobenius_norm(G) if norm is None else norm
-    if exact == torch.float32 and _is_pass_for(G):
+    if exact == torch.float32 and _native_passes_take(G):
         batch = _as_batch(G)
         # Products on a CPU need contiguous rows. Those on a GPU take tall matrices as they are.
         as_given = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
@@ -43,7 +43,7 @@ def frobenius_norm(X: Tensor) -> Tensor:
     In float32 they are infinite above its range.
     """
     exact = exact_dtype(X.device)
-    if _is_pass_for(X):
+    if _native_passes_take(X):
         norms = X.new_empty(*X.shape[:-2], 1, 1, dtype=exact)
         frobenius_norm_(norms.view(-1), _as_batch(X))
         return norms
@@ -55,7 +55,7 @@ def frobenius_norm(X: Tensor) -> Tensor:
     return peak * torch.linalg.vector_norm(X / peak, dim=(-2, -1), keepdim=True)
 
 
-def _is_pass_for(X: Tensor) -> bool:
+def _native_passes_take(X: Tensor) -> bool:
     """Whether the native passes take X. They support neither float64, nor gradients, nor `torch.vmap`."""
     wants_gradient = torch.is_grad_enabled() and X.requires_grad
     if not (IS_PORTABLE or X.device.type in ("cpu", "cuda")) or X.dtype == torch.float64 or wants_gradient:
