@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib.util
 import pickle
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,3 +160,30 @@ def test_a_compiled_function_keeps_no_optimizer_alive(kernel):
     dead = run()
     gc.collect()
     assert [reference() for reference in dead] == [None, None]
+
+
+@pytest.fixture
+def second_copy(kernel, monkeypatch):
+    """The same variant, imported again under another name, as a program may do that reloads it."""
+    folder = Path(kernel.__file__).parent
+    spec = importlib.util.spec_from_file_location(
+        "second_copy", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "second_copy", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_copies_of_a_variant_in_one_process_step_their_optimizers(kernel, second_copy):
+    """They share the op, and no handle."""
+    pairs = []
+    for package in (kernel, second_copy):
+        p = torch.nn.Parameter(torch.ones(4, 6))
+        pairs.append((p, package.Muon([("w", p)])))
+    for number, (p, optimizer) in enumerate(pairs):
+        before = [q.detach().clone() for q, _ in pairs]
+        p.grad = torch.eye(4, 6)
+        torch.compile(lambda optimizer=optimizer: optimizer.step(), backend="eager", fullgraph=True)()
+        assert [torch.equal(q, was) for (q, _), was in zip(pairs, before)] == [number != 0, number != 1]
+    assert torch.equal(pairs[0][0], pairs[1][0])

@@ -140,8 +140,11 @@ def define_operation(
     """Define an operation of this variant and return it.
 
     `functions` are by kind of device: "default" is every kind, "meta" is for tracing. Autograd takes no note of what
-    they write, as of compiled operations. RuntimeError if another copy of this variant has defined the operation.
+    they write, as of compiled operations. If another copy of this variant in the process has defined the operation,
+    copies share it: their code is the same.
     """
+    if hasattr(ops, KIND + name):
+        return getattr(ops, KIND + name)
     # `torch.library.custom_op` looks for its caller's source in all modules of the process: milliseconds for each call.
     torch.library.define(add_op_namespace_prefix(KIND + name), schema, tags=tags)
     for devices, function in functions.items():

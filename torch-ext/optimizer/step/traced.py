@@ -20,9 +20,6 @@ from ..kernels.native import define_operation, returns_nothing
 from ..kernels.tracing import constant_while_traced
 from ..parameters.rates import live_tensors
 
-_OPTIMIZERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-_NUMBERS = itertools.count()
-
 _PLAIN = Tensor, Parameter
 # Set on the optimizer inside a graph, these reach it only after the graph.
 _READ_BY_STEPS = ("param_groups", "state", "grad_scale", "found_inf")
@@ -31,8 +28,8 @@ _READ_BY_STEPS = ("param_groups", "state", "grad_scale", "found_inf")
 def handle_of(optimizer: Any) -> str:
     """Return a name of `optimizer` that no other object of this process has, also after its end."""
     # A text, because a graph could be traced for any number.
-    handle = vars(optimizer).get("_handle") or str(next(_NUMBERS))
-    _OPTIMIZERS[handle] = optimizer
+    handle = vars(optimizer).get("_handle") or str(next(muon_step_.numbers))
+    muon_step_.optimizers[handle] = optimizer
     return handle
 
 
@@ -60,7 +57,7 @@ def is_traceable(attributes: Mapping[str, Any], closure: Any) -> bool:
 @constant_while_traced
 def _has_live_tensors(handle: str) -> bool:
     """Hidden from the tracer, which would make a graph for each value of `lr`."""
-    return any(live_tensors(group) for group in _OPTIMIZERS[handle].param_groups)
+    return any(live_tensors(group) for group in muon_step_.optimizers[handle].param_groups)
 
 
 def traced_step(attributes: Mapping[str, Any]) -> None:
@@ -85,7 +82,7 @@ def _break_graph_if_changed(context: Any) -> None:
     The tracer makes such changes after the graph, so the op would come before them. It runs this function instead of
     calling it.
     """
-    optimizer = _OPTIMIZERS[context.get_local("handle").as_python_constant()]
+    optimizer = muon_step_.optimizers[context.get_local("handle").as_python_constant()]
     groups, state = optimizer.param_groups, optimizer.state
     containers = [groups, *groups, *(group["params"] for group in groups), state, *state.values()]
     try:
@@ -114,7 +111,7 @@ def _take_step(
     gradients: Sequence[Tensor],
 ) -> None:
     """Take a step of the parameters at `indices` of the optimizer, from and into the values of the arguments."""
-    optimizer = _OPTIMIZERS[handle]
+    optimizer = muon_step_.optimizers[handle]
     every = [p for group in optimizer.param_groups for p in group["params"]]
     before = [p.grad for p in every]
     moved = [every[i] for i in indices]
@@ -143,3 +140,7 @@ muon_step_ = define_operation(
     {"default": _take_step, "meta": returns_nothing},
     tags=(torch.Tag.cudagraph_unsafe,),
 )
+# The optimizers by handle, and the next handle, are attributes of the op, because copies of this variant share it.
+if "optimizers" not in vars(muon_step_):
+    muon_step_.optimizers = weakref.WeakValueDictionary()
+    muon_step_.numbers = itertools.count()
