@@ -46,10 +46,10 @@ def test_it_is_launched_where_it_was_measured_to_be_fastest(package):
     with compiled.absent_gpu("sm_90", compiled.PACKAGE):
         assert package["symmetric_gemm"].chosen_for(A, A, A, C) == package["tuned"].HOPPER
         for alpha in (2.0, 3.0):  # the second one is prepared
-            package["prepared"].launch(A, A, A, C, alpha, 0.5)
-            package["prepared"].launch(A, A, None, C, alpha, 0.5)
+            package["prepared"].launch(A, A, A, C, alpha, 0.5, 0.25)
+            package["prepared"].launch(A, A, None, C, alpha, 0.5, 0.25)
     given = [(D is not None, alpha, beta, diagonal) for _, _, _, D, alpha, beta, diagonal in package["calls"]]
-    assert given == [(D, alpha, 0.5, 0.0) for alpha in (2.0, 3.0) for D in (True, False)]
+    assert given == [(D, alpha, 0.5, 0.25) for alpha in (2.0, 3.0) for D in (True, False)]
     assert all(call[0] is C and call[1] is A for call in package["calls"]) and len(package["prepared"]._PREPARED) == 2
 
 
