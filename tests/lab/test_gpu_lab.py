@@ -85,7 +85,7 @@ class StandIn:
 
     def __call__(self, A, B, D, C, scalars, config):
         numbers = (torch.tensor(float(x)) for x in scalars)
-        self.kernel.kernels.symmetric_gemm._symmetric_gemm_cpu(A, B, D, C, *numbers)
+        self.kernel.kernels.symmetric_gemm._on_cpu(A, B, D, C, *numbers)
         C[:, 0, -1] += config.tile_k == self.wrong
 
 
