@@ -138,19 +138,26 @@ def tested_build(request: pytest.FixtureRequest) -> tuple[Path, str | None]:
 
 
 @pytest.fixture(scope="session")
-def kernel(tested_build: tuple[Path, str | None]):
+def shipped_kernel(tested_build: tuple[Path, str | None]) -> ModuleType:
     """The package as `get_kernel` returns it."""
     return load_kernel(*tested_build)
 
 
 @pytest.fixture(scope="session")
-def portable_kernel(kernel: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+def kernel(shipped_kernel: ModuleType) -> ModuleType:
+    """The package that a test calls; a folder may put another build in its place."""
+    return shipped_kernel
+
+
+# Of the shipped one, which stays the same for a whole session: a second copy of one id could not be loaded.
+@pytest.fixture(scope="session")
+def portable_kernel(shipped_kernel: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The package as a variant without a library: the one under test, or one beside it in this process."""
-    if kernel.kernels.native.IS_PORTABLE:
-        return kernel
+    if shipped_kernel.kernels.native.IS_PORTABLE:
+        return shipped_kernel
     folder = tmp_path_factory.mktemp("portable")
     backend = "cuda" if torch.version.cuda else "cpu"
-    write_portable_variant(Path(kernel.__file__).parent, folder, backend)
+    write_portable_variant(Path(shipped_kernel.__file__).parent, folder, backend)
     with mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"{REPO_ID}={folder}"}):
         return load_kernel(folder, backend)
 

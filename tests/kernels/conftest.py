@@ -97,10 +97,10 @@ def modelled_kernel(repository: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def kernel(request: pytest.FixtureRequest, kernel: ModuleType) -> ModuleType:
+def kernel(request: pytest.FixtureRequest, shipped_kernel: ModuleType) -> ModuleType:
     """The package, its operations run by what `on_every_place` names."""
     is_shipped = getattr(request, "param", SHIPPED) == SHIPPED
-    return kernel if is_shipped else request.getfixturevalue("modelled_kernel")
+    return shipped_kernel if is_shipped else request.getfixturevalue("modelled_kernel")
 
 
 @pytest.fixture(scope="session")
