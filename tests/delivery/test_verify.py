@@ -9,22 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compiled_variants import NAME, write_compiled_variant
+from tests.support.compiled_variants import NAME
 from tests.support.hub_clients import write_variant
 from tests.support.toy_kernel import write_toy_kernel
 from tools.build import variants
 from tools.pins.verify import VerificationError, backend_of, faults, pin_of, verify
-
-
-@pytest.fixture
-def copy(tmp_path):
-    """A plain folder with a variant, whose pin is `pin_of` it before a test changes it."""
-    return write_compiled_variant(tmp_path / "build")
-
-
-@pytest.fixture
-def pin(copy):
-    return pin_of(copy)
 
 
 def test_a_pin_is_the_sha256_of_the_metadata(copy):

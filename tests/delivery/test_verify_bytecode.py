@@ -10,20 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compiled_variants import write_compiled_variant
 from tools.pins import verify as module
-from tools.pins.verify import VerificationError, faults, pin_of, verify
-
-
-@pytest.fixture
-def copy(tmp_path):
-    """A plain folder with a variant, whose pin is `pin_of` it before a test changes it."""
-    return write_compiled_variant(tmp_path / "build")
-
-
-@pytest.fixture
-def pin(copy):
-    return pin_of(copy)
+from tools.pins.verify import VerificationError, faults, verify
 
 
 def test_bytecode_goes_when_all_else_is_right_and_only_then(copy, pin):

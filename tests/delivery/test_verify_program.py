@@ -11,21 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compiled_variants import NAME, write_compiled_variant
+from tests.support.compiled_variants import NAME
 from tests.support.hub_clients import digest_again, write_variant
 from tools.pins import verify as module
 from tools.pins.verify import pin_of
-
-
-@pytest.fixture
-def copy(tmp_path):
-    """A plain folder with a variant."""
-    return write_compiled_variant(tmp_path / "build")
-
-
-@pytest.fixture
-def pin(copy):
-    return pin_of(copy)
 
 
 def run(*arguments: object, program: Path = Path(module.__file__)) -> tuple[int, list[str]]:
