@@ -1,7 +1,6 @@
 """CUDA graphs of updates, on a device that simulates them: what is captured is done again at each replay.
 
-A replay of a real graph reads and writes the same memory every time, whatever other tensors have become since. So does
-this one; and what a graph shares with others is spoiled before each step.
+Like a real graph, it reads and writes the same memory at each replay. What graphs share is spoiled before each step.
 """
 
 from __future__ import annotations

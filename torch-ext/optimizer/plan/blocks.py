@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
-from .layout import length
 from .messages import PartPlace
+from .runs import length
 from .shards import Part
 
 

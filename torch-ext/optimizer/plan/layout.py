@@ -16,9 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .process_groups import offer_group, this_rank
-
-# Consecutive indices of one dimension, as (start, stop), in ascending order.
-Runs = tuple[tuple[int, int], ...]
+from .runs import Runs, chunk, joined, length
 
 # What `LaidOut` has of each tensor. Every step reads it from thousands: with `map` no Python code runs for each.
 _READ = attrgetter("device"), attrgetter("dtype"), attrgetter("shape"), Tensor.stride
@@ -208,43 +206,9 @@ def runs_of(layout: Layout, rank: int) -> tuple[Runs, ...]:
     for split, parts, index in zip(layout.splits, layout.mesh.shape, layout.mesh.coordinates(rank)):
         if split is not None:
             dim, factor = split
-            pieces = [_chunk(runs_by_dim[dim], factor, piece) for piece in range(factor)]
-            runs_by_dim[dim] = tuple(run for piece in pieces for run in _chunk(piece, parts, index))
-    return tuple(_joined(runs) for runs in runs_by_dim)
-
-
-def length(runs: Runs) -> int:
-    """Return the total number of indices in `runs`."""
-    return sum(stop - start for start, stop in runs)
-
-
-def within(runs: Runs, start: int, stop: int) -> Runs:
-    """Return the part of `runs` inside [start, stop), counted from `start`."""
-    cut = ((max(a, start) - start, min(b, stop) - start) for a, b in runs)
-    return tuple((a, b) for a, b in cut if a < b)
-
-
-def _chunk(runs: Runs, parts: int, index: int) -> Runs:
-    """Return the part that `torch.chunk` gives to `index`. The last parts may be short or empty."""
-    total = length(runs)
-    size = -(-total // parts)
-    first, last = min(index * size, total), min((index + 1) * size, total)
-    chunk, passed = [], 0
-    for start, stop in runs:
-        a, b = max(first - passed, 0), min(last - passed, stop - start)
-        if a < b:
-            chunk.append((start + a, start + b))
-        passed += stop - start
-    return tuple(chunk)
-
-
-def _joined(runs: Runs) -> Runs:
-    joined: list[tuple[int, int]] = []
-    for start, stop in runs:
-        if joined and joined[-1][1] == start:
-            start = joined.pop()[0]
-        joined.append((start, stop))
-    return tuple(joined)
+            pieces = [chunk(runs_by_dim[dim], factor, piece) for piece in range(factor)]
+            runs_by_dim[dim] = tuple(run for piece in pieces for run in chunk(piece, parts, index))
+    return tuple(joined(runs) for runs in runs_by_dim)
 
 
 def _numbers_of(mesh: DeviceMesh) -> Mesh:

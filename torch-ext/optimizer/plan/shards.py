@@ -15,7 +15,8 @@ from torch import Tensor
 from ..kernels.formats import BLOCK
 from ..parameters.matrices import MatrixView
 from ..parameters.momentum_blocks import block_axes, scales_shape
-from .layout import Layout, Runs, length, runs_of, within
+from .layout import Layout, runs_of
+from .runs import Runs, length, within
 
 
 class Part(NamedTuple):

@@ -11,9 +11,9 @@ from ..rules.equalization import Equalization
 from .batches import grouped, slices
 from .costs import FLOPS_OF_AN_ELEMENT, flops
 from .exchanges import MOST_CHUNK_BYTES
-from .layout import length
 from .matrix import Matrix, names_of_parameters
 from .process_groups import Ranks, shortened
+from .runs import length
 
 
 @dataclass(frozen=True, eq=False)
