@@ -166,7 +166,10 @@ def test_a_measured_size_is_chosen_and_explained(kernel, measurements, file, key
     for name in ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC"):
         measurements.keep(key, table(file, entry(24, 40, name)))
         chosen = select(CPU, bfloat16, 24, 40)
-        assert (chosen.name, chosen.source) == (kernel.kernels.products.CPU_TABLES[name].name, "measured here")
+        assert (chosen.name, chosen.source) == (
+            kernel.kernels.products.cpu_tables(bfloat16, 24)[name].name,
+            "measured here",
+        )
         assert select(CPU, bfloat16, 24, 48).source == "by default"
     optimizer = kernel.Muon([("w", torch.nn.Parameter(torch.ones(24, 40)))], ns_dtype=bfloat16)
     assert optimizer.explain().rows[0].kernel.endswith("bfloat16, measured here")

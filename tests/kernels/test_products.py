@@ -8,7 +8,13 @@ import torch
 from tests.support.proofs import roundings
 from tests.support.symmetric_products import ALPHA, BETA, DIAGONAL, normal, symmetric
 
-TABLES = {"SINGLE": torch.float32, "NATIVE": torch.bfloat16, "BATCHED": torch.float32, "SYMMETRIC": torch.float32}
+TABLES = {
+    "SINGLE": torch.float32,
+    "TRIANGLE": torch.float32,
+    "NATIVE": torch.bfloat16,
+    "BATCHED": torch.float32,
+    "SYMMETRIC": torch.float32,
+}
 
 
 @pytest.fixture(params=TABLES)

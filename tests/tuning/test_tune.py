@@ -62,7 +62,7 @@ def run(tuner, tune, todo) -> list[str]:
 def test_the_fastest_is_taken_and_kept(kernel, measurements, tune, contests, table_clock, fastest):
     tuner = tune.Tuner(60.0, table_clock({**EVEN, fastest: 0.5}))
     told = run(tuner, tune, tasks(kernel, (24, 40)))
-    assert chosen(kernel, 24, 40).name == kernel.kernels.products.CPU_TABLES[fastest].name
+    assert chosen(kernel, 24, 40).name == kernel.kernels.products.cpu_tables(BF16, 24)[fastest].name
     assert (
         told[-1]
         == f"measured 1 products: {int(fastest != 'SINGLE')} ours, {int(fastest == 'SINGLE')} torch's, none failed"

@@ -6,7 +6,7 @@ from .interop.model_groups import groups_for
 from .interop.state_export import export_state
 from .interop.state_import import import_state
 from .interop.trainer import MuonFactory
-from .kernels.products import matmul_transpose
+from .kernels.gram_matrix import matmul_transpose
 from .kernels.provenance import build_info
 from .muon import Muon
 from .plan.exchanges import ExchangeOptions

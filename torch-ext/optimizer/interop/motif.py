@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..kernels.products import matmul_transpose
+from ..kernels.gram_matrix import matmul_transpose
 from ..muon import Muon as MuonOfPackage
 from ..parameters.routing import bare_name
 from ..plan.exchanges import ExchangeOptions

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from .autocast import without_autocast
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
 from .machine import supports_triton
 from .native import gemm_, gemm_instructions
+from .triangle import BLOCK, triangular_product
 from .tuned import launches_hopper_gemm
 
 try:
@@ -45,6 +44,9 @@ class Products(NamedTuple):
     square_gain: float = 1.0
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
+
+# Below this many rows torch's whole product is about as fast as one of its lower triangle.
+_SMALLEST_TRIANGLE = 4 * BLOCK
 
 # The instructions with which `gemm_` multiplies bfloat16 on this processor. If "portable", torch's products are faster.
 _INSTRUCTIONS = gemm_instructions()
@@ -96,6 +98,13 @@ SINGLE = Products(
     name="torch.mm",
     batched=False,
 )
+TRIANGLE = SINGLE._replace(
+    gram=lambda X: triangular_product(X, X.mT),
+    gram_affine=lambda A, b, c, a: add_to_diagonal_(triangular_product(A, A, A, alpha=c, beta=b), a),
+    commuting=lambda A, B: triangular_product(A, B),
+    conjugated=lambda A, B: triangular_product(A, triangular_product(B, A)),
+    name="torch.mm (triangle)",
+)
 NATIVE = Products(
     gram=lambda X: _symmetric_native(X, X.mT),
     gram_affine=lambda A, b, c, a: add_to_diagonal_(_symmetric_native(A, A, A, alpha=c, beta=b), a),
@@ -124,21 +133,30 @@ SYMMETRIC = BATCHED._replace(
 )
 
 
-# The candidates for bfloat16 on a CPU. With each of them a matrix gets the same bits alone and in any batch.
-CPU_TABLES = {"SINGLE": SINGLE, "NATIVE": NATIVE, "NATIVE_SYMMETRIC": NATIVE_SYMMETRIC}
+# The candidates on a CPU. With each of them a matrix gets the same bits alone and in any batch.
+_FOR_BFLOAT16 = {"SINGLE": SINGLE, "NATIVE": NATIVE, "NATIVE_SYMMETRIC": NATIVE_SYMMETRIC}
+_FOR_FLOAT32 = {"SINGLE": SINGLE, "TRIANGLE": TRIANGLE}
+
+
+def cpu_tables(dtype: torch.dtype, m: int) -> dict[str, Products]:
+    """Return by name the tables that compete on a CPU for matrices of m rows: `SINGLE`, and others if there are any."""
+    if dtype == torch.bfloat16:
+        return _FOR_BFLOAT16
+    has_blocks = m >= 2 * BLOCK and dtype in (torch.float32, torch.float64)
+    return _FOR_FLOAT32 if has_blocks else {"SINGLE": SINGLE}
 
 
 def select_products(
     device: torch.device, dtype: torch.dtype, m: int, n: int, circumstances: Circumstances = ALONE
 ) -> Products:
-    """Return the table for wide m x n matrices: `SINGLE` takes one matrix (m, n) at a time, the others (B, m, n).
+    """Return the table for wide m x n matrices.
 
-    On a CPU, bfloat16 uses the table that was measured to be fastest. Without a measurement it uses the compiled
-    product if the processor has instructions for it. torch's products on CPUs split the sum over k differently for
-    different batch sizes, so a matrix would get other bits in a batch than alone; `SINGLE` avoids that by multiplying
-    one at a time. On a GPU each symmetric product uses the symmetric kernel if that was measured, or is predicted, to
-    be faster; `name` and `source` say which kernels were chosen, and how. If gradients must flow
-    (`circumstances.differentiable`), only torch's products are used.
+    On a CPU the table is the one that was measured to be fastest (`cpu_tables`). Without a measurement, bfloat16 uses
+    the compiled product if the processor has instructions for it, and float32 uses `TRIANGLE` for large matrices.
+    torch's batched products split the sum over k differently for different batch sizes, so a matrix would get other
+    bits in a batch than alone; multiplying one at a time avoids that. On a GPU each symmetric product uses the
+    symmetric kernel if that was measured, or is predicted, to be faster; `name` and `source` say which kernels were
+    chosen, and how. If gradients must flow (`circumstances.differentiable`), only torch's products are used.
     """
     if device.type == "cpu":
         return SINGLE if circumstances.differentiable else _cpu_products(device, dtype, m, n, circumstances.among)
@@ -163,16 +181,23 @@ def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Prod
 def _cpu_products(
     device: torch.device, dtype: torch.dtype, m: int, n: int, among: Optional[tuple[int, ...]]
 ) -> Products:
-    if dtype != torch.bfloat16:
+    tables = cpu_tables(dtype, m)
+    if len(tables) == 1:
         return SINGLE
-    sizes = measured_sizes(device, dtype, "cpu_products", among)
-    for measured_m, measured_n, name, source in sizes:  # a loop, as in `nearest_of`
-        if (measured_m, measured_n) == (m, n) and name in CPU_TABLES:
-            return CPU_TABLES[name]._replace(source=source)
-    name = "NATIVE_SYMMETRIC" if _INSTRUCTIONS == "amx" and _is_long_or_large(m, n) else "NATIVE"
-    if _INSTRUCTIONS == "portable" or name in failed_here(device, dtype, "cpu_products"):
-        name = "SINGLE"
-    return CPU_TABLES[name]._replace(source="by default")
+    for measured_m, measured_n, name, source in measured_sizes(device, dtype, "cpu_products", among):
+        if (measured_m, measured_n) == (m, n) and name in tables:  # a loop, as in `nearest_of`
+            return tables[name]._replace(source=source)
+    name = _cpu_default(dtype, m, n)
+    name = "SINGLE" if name in failed_here(device, dtype, "cpu_products") else name
+    return tables[name]._replace(source="by default")
+
+
+def _cpu_default(dtype: torch.dtype, m: int, n: int) -> str:
+    if dtype != torch.bfloat16:
+        return "TRIANGLE" if m >= _SMALLEST_TRIANGLE else "SINGLE"
+    if _INSTRUCTIONS == "portable":
+        return "SINGLE"
+    return "NATIVE_SYMMETRIC" if _INSTRUCTIONS == "amx" and _is_long_or_large(m, n) else "NATIVE"
 
 
 def fits_a_core(m: int, n: int) -> bool:
@@ -217,36 +242,3 @@ def small_choice(
     if symmetric_product is None or not supports_triton(device) or not small_polar.fits(m, n, dtype):
         return Gain()
     return gain_of(device, dtype, "small_polar", (m, n), among)
-
-
-def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
-    """Return X Xᵀ (..., m, m) of X (..., m, k) in X's dtype, written to `out` if that is given.
-
-    The result is bit for bit symmetric if the symmetric kernel runs. Elsewhere, and if a gradient is needed, it comes
-    from torch's product and is only as symmetric as that. Raises ValueError for fewer than two dimensions, for a dtype
-    that is not floating point, and for an `out` that does not fit or shares X's storage.
-    """
-    if X.ndim < 2 or not X.is_floating_point():
-        raise ValueError(f"matmul_transpose needs real floating-point X (..., m, k), got {tuple(X.shape)} {X.dtype}")
-    if out is not None:
-        _check_result(out, X)
-    wants_gradient = torch.is_grad_enabled() and X.requires_grad
-    if wants_gradient or (symmetric_gain(X.device, X.dtype, *X.shape[-2:]) or 0) < 1:
-        with without_autocast(X.device.type):
-            return torch.matmul(X, X.mT, out=out)
-    batch = X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])
-    if out is not None and out.is_contiguous():
-        symmetric_product(batch, batch.mT, out=out.view(len(batch), X.size(-2), X.size(-2)))
-        return out
-    product = symmetric_product(batch, batch.mT).reshape(*X.shape[:-1], X.size(-2))
-    return product if out is None else out.copy_(product)
-
-
-def _check_result(out: Tensor, X: Tensor) -> None:
-    shape = (*X.shape[:-1], X.size(-2))
-    if (tuple(out.shape), out.dtype, out.device) != (shape, X.dtype, X.device):
-        raise ValueError(
-            f"out must be {shape} {X.dtype} on {X.device}, got {tuple(out.shape)} {out.dtype} on {out.device}"
-        )
-    if torch._C._is_alias_of(out, X):
-        raise ValueError("out must not share its storage with X, which is still read while out is written")

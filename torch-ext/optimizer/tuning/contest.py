@@ -12,10 +12,10 @@ from ..iteration import Iteration, choose_iteration
 from ..kernels.machine import supports_triton
 from ..kernels.measurement_file import Need
 from ..kernels.operands import DTYPES as OPERANDS
-from ..kernels.products import CPU_TABLES, Products, select_products, small_polar, symmetric_gemm
+from ..kernels.products import NATIVE, SINGLE, Products, cpu_tables, select_products, small_polar, symmetric_gemm
 from ..polar import matrices_together, polar_factors
 from ..schedules import resolve_schedule
-from .proof import prove_apply, prove_products
+from .proof import Compute, prove_apply, prove_products
 from .race import Timed
 
 EPS = 1e-7
@@ -49,8 +49,8 @@ class Contest(NamedTuple):
 def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], count: int) -> list[Task]:
     """Return what can be measured for `count` wide m x n matrices of a work dtype: nothing if there is no choice."""
     name = str(dtype).replace("torch.", "")
-    if device.type == "cpu" and dtype == torch.bfloat16:
-        return [Task(Need("cpu_products", name, *size), device, count)]
+    if device.type == "cpu":
+        return [Task(Need("cpu_products", name, *size), device, count)] if len(cpu_tables(dtype, size[0])) > 1 else []
     if device.type != "cuda" or symmetric_gemm is None or not supports_triton(device) or dtype not in OPERANDS:
         return []
     m, n = size
@@ -64,8 +64,8 @@ def cpu_contest(task: Task) -> Contest:
     device, dtype = task.device, getattr(torch, task.need.dtype)
     size = task.need.m, task.need.k
     iteration = _standard_iteration(device, dtype, size)
-    default = select_products(device, dtype, *size)
-    before = next(name for name, table in CPU_TABLES.items() if table.name == default.name)
+    default, tables = select_products(device, dtype, *size), cpu_tables(dtype, task.need.m)
+    before = next(name for name, table in tables.items() if table.name == default.name)
     G = drawn(device, max(1, min(task.count, matrices_together(device, size, iteration))), *size).to(dtype)
 
     def candidate(table: Products) -> Candidate:
@@ -76,7 +76,7 @@ def cpu_contest(task: Task) -> Contest:
         seconds = {name: time.seconds for name, time in times.items()}
         return {"m": size[0], "k": size[1], "products": winner, "count": len(G), "seconds": seconds}
 
-    return Contest({name: candidate(table) for name, table in CPU_TABLES.items()}, before, "SINGLE", entry)
+    return Contest({name: candidate(table) for name, table in tables.items()}, before, "SINGLE", entry)
 
 
 def drawn(device: torch.device, *shape: int) -> Tensor:
@@ -89,16 +89,22 @@ def _standard_iteration(device: torch.device, dtype: torch.dtype, size: tuple[in
 
 
 def _prove_table(table: Products, like: Tensor, size: tuple[int, int]) -> None:
-    """Raise WrongResultError if a table's compiled products are wrong. torch's products are not tested."""
-    if table.gram is not CPU_TABLES["NATIVE"].gram:
+    """Raise WrongResultError if a table's symmetric or compiled products are wrong. torch's products are not tested."""
+    if table.gram is SINGLE.gram:
         return
-
-    def compute(A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
-        if D is not None:
-            alpha, beta, diagonal = scalars
-            return table.gram_affine(A, beta, alpha, diagonal)
-        return table.gram(A) if B.data_ptr() == A.data_ptr() else table.commuting(A, B)
-
-    prove_products(compute, like, size)
-    if table.affine is CPU_TABLES["NATIVE"].affine:
+    compute = partial(_symmetric_product, table)
+    prove_products(compute if table.batched else partial(_one_by_one, compute), like, size)
+    if table.affine is NATIVE.affine:
         prove_apply(table.affine, like, size)
+
+
+def _symmetric_product(table: Products, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
+    if D is not None:
+        alpha, beta, diagonal = scalars
+        return table.gram_affine(A, beta, alpha, diagonal)
+    return table.gram(A) if B.data_ptr() == A.data_ptr() else table.commuting(A, B)
+
+
+def _one_by_one(compute: Compute, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
+    addends = [None] * len(A) if D is None else D
+    return torch.stack([compute(*operands, scalars) for operands in zip(A, B, addends)])

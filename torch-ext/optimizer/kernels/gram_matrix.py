@@ -1,0 +1,45 @@
+"""The product of a matrix and its transpose, for callers from outside: checked, and by the fastest kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .autocast import without_autocast
+from .products import symmetric_gain, symmetric_product
+
+
+def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
+    """Return X Xᵀ (..., m, m) of X (..., m, k) in X's dtype, written to `out` if that is given.
+
+    The result is bit for bit symmetric if the symmetric kernel runs. Elsewhere, and if a gradient is needed, it comes
+    from torch's product and is only as symmetric as that. Raises ValueError for fewer than two dimensions, for a dtype
+    that is not floating point, and for an `out` that does not fit or shares X's storage.
+    """
+    if X.ndim < 2 or not X.is_floating_point():
+        raise ValueError(f"matmul_transpose needs real floating-point X (..., m, k), got {tuple(X.shape)} {X.dtype}")
+    if out is not None:
+        _check_result(out, X)
+    wants_gradient = torch.is_grad_enabled() and X.requires_grad
+    if wants_gradient or (symmetric_gain(X.device, X.dtype, *X.shape[-2:]) or 0) < 1:
+        with without_autocast(X.device.type):
+            return torch.matmul(X, X.mT, out=out)
+    batch = X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])
+    if out is not None and out.is_contiguous():
+        symmetric_product(batch, batch.mT, out=out.view(len(batch), X.size(-2), X.size(-2)))
+        return out
+    product = symmetric_product(batch, batch.mT).reshape(*X.shape[:-1], X.size(-2))
+    return product if out is None else out.copy_(product)
+
+
+def _check_result(out: Tensor, X: Tensor) -> None:
+    shape = (*X.shape[:-1], X.size(-2))
+    if (tuple(out.shape), out.dtype, out.device) != (shape, X.dtype, X.device):
+        raise ValueError(
+            f"out must be {shape} {X.dtype} on {X.device}, got {tuple(out.shape)} {out.dtype} on {out.device}"
+        )
+    if torch._C._is_alias_of(out, X):
+        raise ValueError("out must not share its storage with X, which is still read while out is written")
