@@ -19,6 +19,7 @@ from kernels import variants as loader
 from kernels.backends import CPU, CUDA, TPU, XPU, Backend, Metal, ROCm
 from packaging.version import Version
 
+from tools.build.recipe import read_tables
 from tools.build.released import COMPILED, RELEASED
 from tools.pages.generated import write_or_check
 from tools.pages.markdown import fill, table
@@ -88,6 +89,18 @@ compiled one fits. Its products are torch's, and its passes before and after the
 torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it. What this repository
 reports of speed and losses is of the compiled variant for CPUs on x86-64; [processors.md](processors.md) has emulated
 processors. Tests train with the portable variants on CPUs of x86-64.
+"""
+
+NVIDIA = """\
+## GPUs of NVIDIA
+
+The compiled variant for CUDA has code for the compute capabilities {archs}, so for the T4 (7.5) and newer GPUs. Code
+runs on newer capabilities with the same first number, and the last one's, which has PTX, on every newer GPU. No GPU has
+run it yet.
+
+On an older current device `get_kernel` refuses to load. Another older device raises ValueError, with its name and
+capability, when an optimizer, `orthogonalize` or `tune` first meets it: an import must not touch a device, so it does
+not ask. What runs torch's operations alone, such as AdamW without matrices, does not raise.
 """
 
 WITHOUT_FLOAT64 = """\
@@ -180,7 +193,13 @@ def page() -> str:
     headings = ("system", "torch for", f"torch {NEW[0]} or newer", f"torch {OLD[-1]}")
     rows = [(each.place, each.built_for, cell(taken(each, NEW)), cell(taken(each, OLD))) for each in EVERY]
     introduction = INTRODUCTION.format(version=kernels.__version__, oldest=OLD[0], newest=NEW[-1], cost=cost())
-    return "\n".join([introduction, table(headings, rows) + "\n", WITHOUT_FLOAT64, where_nothing_fits()])
+    sections = NVIDIA.format(archs=", ".join(archs())), WITHOUT_FLOAT64, where_nothing_fits()
+    return "\n".join([introduction, table(headings, rows) + "\n", *sections])
+
+
+def archs() -> list[str]:
+    """Return the compute capabilities that build.toml names for the kernels of CUDA."""
+    return read_tables(ROOT)["kernel"]["optimizer_cuda"]["cuda-capabilities"]
 
 
 def cost() -> str:

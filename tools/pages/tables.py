@@ -89,7 +89,7 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
         "Time to load",
         (
             Column("what is loaded", lambda r: r["case"]),
-            Column("s (quartiles)", lambda r: quartile_words(r["load_seconds"])),
+            Column("CPU s (quartiles)", lambda r: quartile_words(r["load_seconds"])),
         ),
     ),
     ("milliseconds", "batches"): (

@@ -29,7 +29,7 @@ _FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*
 # What a variant without a compiled library says of itself.
 _PORTABLE = (
     "portable operations: {variant} has no compiled library; the passes before and after the orthogonalization are "
-    "many of torch's operations each, where compiled ones are one"
+    "many of torch's operations each, where compiled ones are one (docs/platforms.md says how much longer they took)"
 )
 
 # The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.
