@@ -149,7 +149,7 @@ def kernel(shipped_kernel: ModuleType) -> ModuleType:
     return shipped_kernel
 
 
-# Of the shipped one, which stays the same for a whole session: a second copy of one id could not be loaded.
+# Of the shipped one, which stays the same for a session: a second with the same id would get the first one's modules.
 @pytest.fixture(scope="session")
 def portable_kernel(shipped_kernel: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The package as a variant without a library: the one under test, or one beside it in this process."""

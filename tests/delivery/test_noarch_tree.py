@@ -102,6 +102,9 @@ def test_a_second_tree_that_the_parser_refuses_is_told(toy, tmp_path, monkeypatc
     monkeypatch.setattr(noarch_tree, "NOARCH_BACKENDS", ("cpu", "abacus"))
     with pytest.raises(BuildError, match=r"build\.toml: .*abacus"):
         noarch_tree.write_tree(toy, tmp_path / "tree")
+    with pytest.raises(BuildError, match="abacus"):
+        second(toy, tmp_path / "clone")
+    assert not (tmp_path / "clone").exists()
 
 
 def test_this_repository_has_a_second_tree(repository, tmp_path):
@@ -124,9 +127,9 @@ def test_its_commit_is_one_more_than_the_first_ones_and_always_the_same(toy, tmp
     assert git(once, "rev-parse", "noarch", "noarch^").split() == [made, head(toy)]
     assert git(once, "status", "--porcelain", "--branch").splitlines() == ["## noarch"]
     noarch_tree.write_tree(toy, tmp_path / "tree")
-    assert {file: data for file, data in contents(once).items() if not file.startswith(".git/")} == contents(
-        tmp_path / "tree"
-    )
+    for clone in once, tmp_path / "again":
+        files = {file: data for file, data in contents(clone).items() if not file.startswith(".git/")}
+        assert files == contents(tmp_path / "tree")
 
 
 def test_what_is_not_committed_is_not_in_it(toy, tmp_path, monkeypatch, capsys):

@@ -108,7 +108,7 @@ def test_the_product_for_one_capability_is_chosen_only_where_it_is_built(kernel,
     device, tuned = gpu(archs, (9, 0)), kernel.kernels.tuned
     monkeypatch.setattr(tuned, "nearest", lambda *asked: tuned.HOPPER._asdict())
     built = is_there and not kernel.kernels.native.IS_PORTABLE
-    assert kernel.kernels.hopper_gemm.runs_on(device) == built
+    assert kernel.kernels.hopper_gemm.is_built() == built
     assert tuned.launches_hopper_gemm(device, torch.float16, 2048, 2048) == built
 
 

@@ -22,8 +22,8 @@ MAGNITUDES = 1.0, 2.0**100, 2.0**-100, 2.0**-126, 2.0**118
 
 @pytest.fixture(params=KINDS)
 def device(request, portable_kernel):
-    with narrow_device(portable_kernel, request.param) as found:
-        yield found.device
+    with narrow_device(portable_kernel, request.param) as narrow:
+        yield narrow.device
 
 
 @pytest.fixture
@@ -174,9 +174,9 @@ def test_operations_refuse_norms_of_another_dtype(portable_kernel, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_compared_by_storages_where_addresses_are_handles(portable_kernel, kind):
     """Handles are nearer to one another than the elements behind them, which are not shared."""
-    with narrow_device(portable_kernel, kind) as found:
+    with narrow_device(portable_kernel, kind) as narrow:
         memory = portable_kernel.kernels.portable.memory
-        first, second = (torch.zeros(1000).to(found.device) for _ in range(2))
+        first, second = (torch.zeros(1000).to(narrow.device) for _ in range(2))
         assert abs(first.data_ptr() - second.data_ptr()) < 4000 or kind == "xpu"
         both = memory.Memory()
         both.write("first", first)

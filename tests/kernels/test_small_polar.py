@@ -161,6 +161,8 @@ def test_a_gpus_orthogonalization_is_traced_without_the_gpu(module, dtype):
         graph = make_fx(factors, tracing_mode="fake")(G).graph
         with pytest.raises(ValueError, match="G must be"):
             factors(torch.empty(6, 9, device="cuda"))
+        with pytest.raises(ValueError, match=r"C must be .* on cuda:0, got .* on cpu"):
+            module.small_polar(G, WINDOWS, SCALE, EPS, dtype, torch.empty(3, 6, 9))
     assert len([node for node in graph.nodes if "small_polar" in node.name]) == 1
 
 

@@ -139,6 +139,8 @@ def test_a_gpus_product_is_traced_without_the_gpu(module, dtype):
         graph = make_fx(lambda *args: combined(module, *args), tracing_mode="fake")(*arguments).graph
         with pytest.raises(ValueError, match="B must be"):
             module.symmetric_gemm(A, A)
+        with pytest.raises(ValueError, match=r"B must be .* on cuda:0, got .* on cpu"):
+            module.symmetric_gemm(A, torch.empty(3, 5, 7, dtype=dtype))
     assert [node.target.name().split("::")[1] for node in graph.nodes if "symmetric" in node.name] == [
         "symmetric_gemm_", "symmetric_gemm_"
     ]  # fmt: skip

@@ -10,8 +10,8 @@ from tests.support.proofs import roundings
 from tests.support.symmetric_products import ALPHA, BETA, normal, symmetric
 
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
-BLOCKS = 128
-SIZES = [1, 5, BLOCKS - 1, BLOCKS, BLOCKS + 1, 2 * BLOCKS, 300]
+BLOCK = 192
+SIZES = [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 500]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_nan_stays_in_its_row_and_column(triangle):
 
 def test_about_half_of_the_work_is_left(triangle):
     """Of b blocks of rows, b (b + 1) / 2 of b² blocks are multiplied."""
-    X = normal(1, 5 * BLOCKS, 40)[0]
+    X = normal(1, 5 * BLOCK, 40)[0]
     with FlopCounterMode(display=False) as counted:
         triangle.triangular_product(X, X.mT)
     assert counted.get_total_flops() == 15 / 25 * 2 * len(X) ** 2 * 40
@@ -80,9 +80,12 @@ def test_large_matrices_take_it_by_default(products):
         return table.name, table.source
 
     for dtype in (torch.float32, torch.float64):
-        assert chosen(dtype, 511) == (products.SINGLE.name, "by default")
-        assert chosen(dtype, 512) == (products.TRIANGLE.name, "by default")
-        assert chosen(dtype, 255) == (products.SINGLE.name, "")  # there is one block of rows, and so no choice
+        assert chosen(dtype, 1023) == (products.SINGLE.name, "by default")
+        assert chosen(dtype, 1024) == (products.TRIANGLE.name, "by default")
+        assert chosen(dtype, 2 * BLOCK - 1) == (
+            products.SINGLE.name,
+            "",
+        )  # one block of rows: no choice
     assert chosen(torch.float16, 4096) == (products.SINGLE.name, "")
 
 
@@ -106,7 +109,7 @@ def test_an_iteration_errs_no_more_than_with_whole_products(kernel, products):
 
 
 def test_it_runs_in_a_compiled_graph(kernel, products):
-    G = normal(2, 512, 512)
+    G = normal(1, 1024, 1024)
     compiled = torch.compile(lambda X: kernel.orthogonalize(X, dtype=FLOAT32), fullgraph=True, backend="eager")
     assert torch.equal(compiled(G), kernel.orthogonalize(G, dtype=FLOAT32))
 

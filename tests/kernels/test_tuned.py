@@ -149,7 +149,7 @@ def test_unaligned_operand_takes_no_measured_config(module, launches, entries, n
     values = {operand: torch.zeros(1, 64, 64, dtype=torch.bfloat16) for operand in "ABDC"}
     if name:
         values[name] = torch.zeros(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(1, 64, 64)
-    scalars = {name: torch.tensor(0.0) for name in ("alpha", "beta", "diagonal")}
+    scalars = dict.fromkeys(("alpha", "beta", "diagonal"), torch.tensor(0.0))
     module._on_gpu(**values, **scalars)
     was_measured = launches[0][-1] == tuple(entries[0][field] for field in module.Config._fields)
     assert was_measured == (name is None)

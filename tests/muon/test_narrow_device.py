@@ -71,16 +71,16 @@ def drawn(device: torch.device, dtype: torch.dtype, seed: int) -> dict[str, Tens
 class Run:
     """Some steps on the modelled device; what they leave is on the CPU, in float64."""
 
-    def __init__(self, kernel: ModuleType, found: NarrowDevice, dtype: torch.dtype, settings: Mapping[str, Any]):
-        self.parameters = drawn(found.device, dtype, 0)
-        numbers = {name: value(found.device) if callable(value) else value for name, value in settings.items()}
+    def __init__(self, kernel: ModuleType, narrow: NarrowDevice, dtype: torch.dtype, settings: Mapping[str, Any]):
+        self.parameters = drawn(narrow.device, dtype, 0)
+        numbers = {name: value(narrow.device) if callable(value) else value for name, value in settings.items()}
         self.optimizer = kernel.Muon(self.parameters.items(), **{"lr": LR, **numbers})
         for step in range(1, STEPS + 1):
-            before = found.waits
-            for name, gradient in drawn(found.device, dtype, step).items():
+            before = narrow.waits
+            for name, gradient in drawn(narrow.device, dtype, step).items():
                 self.parameters[name].grad = gradient
             self.optimizer.step()
-            self.waits = found.waits - before
+            self.waits = narrow.waits - before
         masters = self.optimizer.master_weights()
         self.end = {name: masters.get(name, p).cpu().double() for name, p in self.parameters.items()}
         state = {name: self.optimizer.state[p] for name, p in self.parameters.items()}
@@ -95,8 +95,8 @@ def run(portable_kernel):
 
     @functools.cache
     def run(kind: str | None, settings: tuple[tuple[str, Any], ...], dtype: torch.dtype) -> Run:
-        with narrow_device(portable_kernel, kind or "xpu", has_float64=kind is None) as found:
-            return Run(portable_kernel, found, dtype, dict(settings))
+        with narrow_device(portable_kernel, kind or "xpu", has_float64=kind is None) as narrow:
+            return Run(portable_kernel, narrow, dtype, dict(settings))
 
     return lambda kind, settings, dtype=torch.float32: run(kind, tuple(settings.items()), dtype)
 
@@ -156,10 +156,11 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("mode", ["decoupled", "independent", "cautious", "corrected"])
-@pytest.mark.parametrize("where", NUMBERS)
+@pytest.mark.parametrize("lr", NUMBERS)
+@pytest.mark.parametrize("decay", NUMBERS)
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
-def test_numbers_in_tensors_are_read_wherever_they_are(run, mode, where, fallback):
-    numbers = {"lr": functools.partial(NUMBERS[where], LR), "weight_decay": functools.partial(NUMBERS[where], 0.1)}
+def test_numbers_in_tensors_are_read_wherever_they_are(run, mode, lr, decay, fallback):
+    numbers = {"lr": functools.partial(NUMBERS[lr], LR), "weight_decay": functools.partial(NUMBERS[decay], 0.1)}
     settings = {**numbers, "decay_mode": mode, "fallback": fallback}
     narrow, wide = run("mps", settings), run(None, settings)
     for name, value in wide.end.items():
@@ -175,13 +176,13 @@ def test_scaled_gradients(portable_kernel, monkeypatch, kind, overflows, fallbac
     ignoring = {"grad_scale": None, "found_inf": None} if kind == "mps" else {}
     kernel = torch._fused_adamw_
     monkeypatch.setattr(torch, "_fused_adamw_", lambda *lists, **numbers: kernel(*lists, **{**numbers, **ignoring}))
-    with narrow_device(portable_kernel, kind) as found:
-        parameters = drawn(found.device, torch.float32, 0)
+    with narrow_device(portable_kernel, kind) as narrow:
+        parameters = drawn(narrow.device, torch.float32, 0)
         optimizer = portable_kernel.Muon(parameters.items(), fallback=fallback)
-        for name, gradient in drawn(found.device, torch.float32, 1).items():
+        for name, gradient in drawn(narrow.device, torch.float32, 1).items():
             parameters[name].grad = gradient * 8.0
-        optimizer.grad_scale = torch.full((), 8.0, device=found.device)
-        optimizer.found_inf = torch.full((1,), float(overflows), device=found.device)
+        optimizer.grad_scale = torch.full((), 8.0, device=narrow.device)
+        optimizer.found_inf = torch.full((1,), float(overflows), device=narrow.device)
         optimizer.step()
         before = drawn(torch.device("cpu"), torch.float32, 0)
         same = [torch.equal(p.cpu(), before[name]) for name, p in parameters.items()]
@@ -198,13 +199,13 @@ def test_scaled_gradients(portable_kernel, monkeypatch, kind, overflows, fallbac
 def test_clipped_heads(portable_kernel, kind, has_gradient):
     """Two heads, the first of which has logits four times too large, on query and key weights."""
     names, threshold = ("attn.q_proj.weight", "attn.k_proj.weight"), 1.0
-    with narrow_device(portable_kernel, kind) as found:
-        parameters = {name: torch.ones(16, 8).to(found.device) for name in names}
+    with narrow_device(portable_kernel, kind) as narrow:
+        parameters = {name: torch.ones(16, 8).to(narrow.device) for name in names}
         clip = {"threshold": threshold, "head_dim": 8}
         optimizer = portable_kernel.Muon(parameters.items(), lr=0.0, weight_decay=0.0, qk_clip=clip)
-        optimizer.observe_qk_logits("attn", torch.tensor([4.0, 0.5]).to(found.device))
+        optimizer.observe_qk_logits("attn", torch.tensor([4.0, 0.5]).to(narrow.device))
         for p in parameters.values():
-            p.grad = torch.ones(16, 8).to(found.device) if has_gradient else None
+            p.grad = torch.ones(16, 8).to(narrow.device) if has_gradient else None
         optimizer.step()
         for p in parameters.values():
             assert p.cpu()[:, 0].tolist() == pytest.approx([0.5] * 8 + [1.0] * 8, rel=4 * UNIT)
@@ -215,9 +216,9 @@ def test_clipped_heads(portable_kernel, kind, has_gradient):
 @pytest.mark.parametrize("method", ["standard", "gram_float32"])
 def test_functions(portable_kernel, kind, method):
     G = torch.randn(3, 20, 30, generator=torch.Generator().manual_seed(0))
-    with narrow_device(portable_kernel, kind) as found:
-        factor = portable_kernel.orthogonalize(G.to(found.device), method=method).cpu()
-        square = portable_kernel.matmul_transpose(G.to(found.device)).cpu()
+    with narrow_device(portable_kernel, kind) as narrow:
+        factor = portable_kernel.orthogonalize(G.to(narrow.device), method=method).cpu()
+        square = portable_kernel.matmul_transpose(G.to(narrow.device)).cpu()
     expected = portable_kernel.orthogonalize(G, method=method, dtype=torch.float32)
     torch.testing.assert_close(factor, expected, rtol=0, atol=AMPLIFICATION * ROUNDINGS * UNIT)
     torch.testing.assert_close(square, G @ G.mT)
@@ -225,8 +226,8 @@ def test_functions(portable_kernel, kind, method):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_warm_up_changes_nothing(portable_kernel, kind):
-    with narrow_device(portable_kernel, kind) as found:
-        parameters = drawn(found.device, torch.float32, 0)
+    with narrow_device(portable_kernel, kind) as narrow:
+        parameters = drawn(narrow.device, torch.float32, 0)
         optimizer = portable_kernel.Muon(parameters.items())
         optimizer.warmup(progress=lambda *_: None)
         expected = drawn(torch.device("cpu"), torch.float32, 0)
@@ -235,8 +236,8 @@ def test_a_warm_up_changes_nothing(portable_kernel, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_comes_back(run, portable_kernel, kind):
-    with narrow_device(portable_kernel, kind) as found:
-        first = Run(portable_kernel, found, torch.float32, {"second_moment": "rows", "momentum_dtype": "int8"})
+    with narrow_device(portable_kernel, kind) as narrow:
+        first = Run(portable_kernel, narrow, torch.float32, {"second_moment": "rows", "momentum_dtype": "int8"})
         other = portable_kernel.Muon(first.parameters.items())
         other.load_state_dict(first.optimizer.state_dict())
         other.step()

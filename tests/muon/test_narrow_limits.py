@@ -13,9 +13,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_model_refuses_what_the_device_lacks(portable_kernel, kind):
-    with narrow_device(portable_kernel, kind) as found:
-        x, number = torch.ones(3).to(found.device), torch.tensor(2.0, dtype=torch.float64)
-        for make in (lambda: x.double(), lambda: torch.zeros(1, dtype=torch.float64, device=found.device)):
+    with narrow_device(portable_kernel, kind) as narrow:
+        x, number = torch.ones(3).to(narrow.device), torch.tensor(2.0, dtype=torch.float64)
+        for make in (lambda: x.double(), lambda: torch.zeros(1, dtype=torch.float64, device=narrow.device)):
             with pytest.raises(RuntimeError, match=f"{kind}:0 has no torch.float64"):
                 make()
         with pytest.raises(RuntimeError, match="has no"):
@@ -27,8 +27,8 @@ def test_the_model_refuses_what_the_device_lacks(portable_kernel, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_iteration_is_in_float32_and_said_to_be(portable_kernel, kind):
-    with narrow_device(portable_kernel, kind) as found:
-        optimizer = portable_kernel.Muon(drawn(found.device, torch.bfloat16, 0).items())
+    with narrow_device(portable_kernel, kind) as narrow:
+        optimizer = portable_kernel.Muon(drawn(narrow.device, torch.bfloat16, 0).items())
         kernels = [row.kernel for row in optimizer.explain() if row.branch == "muon"]
     assert len(kernels) == 4 and all("torch.bmm float32" in each for each in kernels)
 
@@ -42,16 +42,41 @@ def test_ranks_sum_no_squared_norms_in_float32(kernel, method):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("settings", [{"ns_dtype": torch.float64}, {"momentum_dtype": "float64"}], ids=str)
-def test_float64_is_refused_by_name(portable_kernel, kind, settings):
-    """Before there is an optimizer, or before a group changes."""
-    with narrow_device(portable_kernel, kind) as found:
-        parameters = drawn(found.device, torch.float32, 0)
-        ((key, _),) = settings.items()
-        with pytest.raises(ValueError, match=f"{key} of wide.weight is torch.float64, which {kind}:0 does not have"):
-            portable_kernel.Muon(parameters.items(), **settings)
+@pytest.mark.parametrize("key", ["ns_dtype", "momentum_dtype"])
+def test_float64_is_refused_by_name(portable_kernel, kind, key):
+    """Before there is an optimizer, and before a step that a group was changed for."""
+    said = f"{key} of wide.weight is torch.float64, which {kind}:0 does not have"
+    with narrow_device(portable_kernel, kind) as narrow:
+        parameters = drawn(narrow.device, torch.float32, 0)
+        with pytest.raises(ValueError, match=said):
+            portable_kernel.Muon(parameters.items(), **{key: "float64"})
+        optimizer = portable_kernel.Muon(parameters.items())
+        for name, gradient in drawn(narrow.device, torch.float32, 1).items():
+            parameters[name].grad = gradient
+        optimizer.param_groups[0][key] = "float64"
+        with pytest.raises(ValueError, match=said):
+            optimizer.step()
+        before = drawn(torch.device("cpu"), torch.float32, 0)
+        assert all(torch.equal(p.cpu(), before[name]) for name, p in parameters.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float64_is_no_work_dtype_there(portable_kernel, kind):
+    with narrow_device(portable_kernel, kind) as narrow:
+        G = torch.ones(4, 8).to(narrow.device)
         with pytest.raises(ValueError, match=f"{kind}:0 cannot multiply matrices in torch.float64"):
-            portable_kernel.orthogonalize(parameters["wide.weight"], dtype=torch.float64)
+            portable_kernel.orthogonalize(G, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", ["device", "cpu"])
+def test_gradients_of_two_devices_have_one_norm(portable_kernel, monkeypatch, kind, first):
+    """torch takes norms one by one where the devices differ; the model refuses such a list."""
+    monkeypatch.setattr(torch, "_foreach_norm", lambda tensors: [tensor.norm() for tensor in tensors])
+    with narrow_device(portable_kernel, kind) as narrow:
+        gradients = [torch.full((3,), 2.0).to(narrow.device), torch.full((4,), 1.0, dtype=torch.float64)]
+        norm = portable_kernel.step.metrics._norm(gradients if first == "device" else gradients[::-1])
+        assert norm.item() == 4.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,8 +84,8 @@ def test_momentum_of_float64_is_not_loaded(portable_kernel, kind):
     parameters = drawn(torch.device("cpu"), torch.float32, 0)
     saved = portable_kernel.Muon([(name, p.requires_grad_()) for name, p in parameters.items()]).state_dict()
     saved["state"][0]["momentum_buffer"] = saved["state"][0]["momentum_buffer"].double()
-    with narrow_device(portable_kernel, kind) as found:
-        optimizer = portable_kernel.Muon(drawn(found.device, torch.float32, 0).items())
+    with narrow_device(portable_kernel, kind) as narrow:
+        optimizer = portable_kernel.Muon(drawn(narrow.device, torch.float32, 0).items())
         said = f"momentum_buffer of wide.weight is torch.float64, which {kind}:0 does not have"
         with pytest.raises(ValueError, match=said):
             optimizer.load_state_dict(saved)

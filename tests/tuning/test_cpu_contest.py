@@ -36,11 +36,11 @@ def said_of(tune, clock, tasks) -> list[str]:
 @pytest.mark.parametrize("fastest", NAMES)
 def test_the_faster_one_is_taken(kernel, measurements, fastest):
     tune, products = kernel.tuning.tune, kernel.kernels.products
-    tables = products.cpu_tables(FLOAT32, 256)
+    tables = products.cpu_tables(FLOAT32, 400)
     seconds = {tables[name].name: 0.5 if name == fastest else 1.0 for name in NAMES}
-    todo = kernel.tuning.contest.tasks_of(CPU, FLOAT32, (256, 300), 1)
+    todo = kernel.tuning.contest.tasks_of(CPU, FLOAT32, (400, 420), 1)
     said_of(tune, ProductsClock(seconds), todo)
-    chosen = products.select_products(CPU, FLOAT32, 256, 300)
+    chosen = products.select_products(CPU, FLOAT32, 400, 420)
     assert (chosen.name, chosen.source) == (tables[fastest].name, "measured here")
 
 
@@ -52,10 +52,9 @@ def test_a_wrong_triangle_is_not_taken(kernel, measurements, monkeypatch):
     monkeypatch.setattr(products, "triangular_product", lambda A, B, *_, **__: (A @ B).tril())
     clock = ProductsClock({table.name: 1.0 for table in products.cpu_tables(FLOAT32, 512).values()})
     assert "TRIANGLE failed its proof: not symmetric" in said_of(tune, clock, [task])[0]
-    assert products.select_products(CPU, FLOAT32, 512, 600).name == products.SINGLE.name
     assert products.select_products(CPU, FLOAT32, 1024, 1024).name == products.SINGLE.name
 
 
-@pytest.mark.parametrize(("dtype", "m"), [(FLOAT32, 255), (torch.float16, 1024)], ids=str)
+@pytest.mark.parametrize(("dtype", "m"), [(FLOAT32, 383), (torch.float16, 1024)], ids=str)
 def test_nothing_is_measured_where_there_is_no_choice(kernel, dtype, m):
     assert kernel.tuning.contest.tasks_of(CPU, dtype, (m, 2 * m), 1) == []

@@ -7,8 +7,9 @@ the same name, version and repository to have both. The second holds the package
 files of the first that the builder reads beside it: tests, benchmarks, card and flake.
 
 DIR becomes a clone whose branch `noarch` has that tree as one commit more than this repository's. The builder writes
-the commit into the variants. It is the same whenever and wherever it is made, so whoever has the commit below it can
-tell that those variants are of the same sources: `tools.hub.publish` does, and takes them into one release.
+the commit into the variants. It is the same wherever this version of the program makes it. So whoever has the commit
+below it can tell that those variants are of the same sources: `tools.hub.publish` does, and takes them into one
+release.
 """
 
 from __future__ import annotations
@@ -38,21 +39,22 @@ BESIDE = ("CARD.md", "LICENSE", "flake.nix", "flake.lock", "tests/**/*", "benchm
 def write_commit(root: Path, commit: str, output: Path) -> str:
     """Make the new or empty folder `output` a clone of `root` with the tree of `commit` on top of it.
 
-    Return the new commit, which depends on `commit` alone: its parent is that one, and its author and time are that
-    one's. Raises `BuildError` if `output` holds anything, if `root` lacks the commit, and as `write_tree` does.
+    Return the new commit, which depends on `commit` and on this program alone: its parent is that one, and its author
+    and time are that one's. Raises `BuildError` if `output` holds anything, if `root` lacks the commit, and as
+    `write_tree` does.
     """
-    git(root, "clone", "--quiet", "--no-checkout", root, output)
     with tempfile.TemporaryDirectory(prefix="noarch-") as work:
         source, tree = Path(work, "source"), Path(work, "tree")
         clone_at(root, commit, source)
         write_tree(source, tree)
+        git(root, "clone", "--quiet", "--no-checkout", root, output)
         git(output, *AS_IT_IS, "--work-tree", tree, "add", "--all", "--force", ".")
     (written,) = git(output, "write-tree").split()
     about = git(output, "cat-file", "commit", commit).splitlines()
     by = next(line.removeprefix("committer ") for line in about if line.startswith("committer "))
     text = f"tree {written}\nparent {commit}\nauthor {by}\ncommitter {by}\n\n{MESSAGE}\n"
     (made,) = git(output, "hash-object", "-t", "commit", "-w", "--stdin", stdin=text).split()
-    git(output, "checkout", "--quiet", "--force", "-B", BRANCH, made)
+    git(output, *AS_IT_IS, "checkout", "--quiet", "--force", "-B", BRANCH, made)
     return made
 
 

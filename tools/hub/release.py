@@ -131,7 +131,7 @@ def tree_faults(variant: Path, tables: dict, allow_dirty: bool) -> Iterator[str]
     if unique_id not in (variant / "_ops.py").read_text():
         yield f"has the id {metadata.id}, and _ops.py another"
     yield from library_faults(variant, metadata.id)
-    # Dirty builds of one commit have ops of the same name, so a process can load only one of them.
+    # Dirty builds of one commit have ops of the same name: in one process the second runs the first one's.
     dirty = metadata.id.endswith("_dirty") or (metadata.provenance and metadata.provenance.dirty)
     if dirty and not allow_dirty:
         yield "is built from uncommitted changes: commit and build again, or say --allow-dirty"

@@ -7,17 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-_VARIANT = Path(__file__).parents[1]
-_FILE = _VARIANT / "metadata.json"
+VARIANT = Path(__file__).parents[1]
+FILE = VARIANT / "metadata.json"
 _LIBRARIES = {".so", ".pyd"}
 
 
 @functools.cache
 def read_metadata() -> dict[str, Any]:
     """Return the contents of `metadata.json`, which are not to be changed; {} where no builder has written one."""
-    return json.loads(_FILE.read_text(encoding="utf-8")) if _FILE.is_file() else {}
+    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
 
 
 def has_library() -> bool:
     """Whether a compiled library is in the variant's folder. A portable variant has none."""
-    return any(path.suffix in _LIBRARIES for path in _VARIANT.iterdir())
+    return any(path.suffix in _LIBRARIES for path in VARIANT.iterdir())

@@ -27,7 +27,6 @@ from torch import Tensor
 from . import native
 from .capabilities import architectures
 
-CAPABILITY = (9, 0)
 ARCHITECTURE = "9.0a"
 DTYPES = (torch.float16, torch.bfloat16)
 # Addresses and strides are multiples of BYTES, the rows of the result a multiple of ROWS.
@@ -62,12 +61,6 @@ def fits(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> bool:
 def is_built() -> bool:
     """Whether this build has the product. Where the builder has named no architectures, GPUs decide."""
     return not native.IS_PORTABLE and ARCHITECTURE in (architectures() or [ARCHITECTURE])
-
-
-def runs_on(device: torch.device) -> bool:
-    """Whether this build has the product, and a device is a GPU of the compute capability that it is compiled for."""
-    is_gpu = is_built() and device.type == "cuda" and not torch.version.hip
-    return is_gpu and torch.cuda.get_device_capability(device) == CAPABILITY
 
 
 def _lies_well(x: Tensor) -> bool:

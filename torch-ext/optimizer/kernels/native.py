@@ -140,13 +140,13 @@ def define_operation(
     """Define an operation of this variant and return it.
 
     `functions` are by kind of device: "default" is every kind, "meta" is for tracing. Autograd takes no note of what
-    they write, as of compiled operations. If another copy of this variant in the process has defined the operation,
-    copies share it: their code is the same.
+    they write, as of compiled operations. If another copy in the process has defined the operation, copies share it.
+    Builds of one commit without changes have the same code; of two with changes, the first one's runs.
     """
     if hasattr(ops, KIND + name):
         return getattr(ops, KIND + name)
     # `torch.library.custom_op` looks for its caller's source in all modules of the process: milliseconds for each call.
-    torch.library.define(add_op_namespace_prefix(KIND + name), schema, tags=tags)
+    torch.library.define(add_op_namespace_prefix(KIND + name), schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     for devices, function in functions.items():
         torch.library.impl(add_op_namespace_prefix(KIND + name), devices, torch.no_grad()(function))
     return getattr(ops, KIND + name)

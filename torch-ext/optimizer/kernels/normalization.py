@@ -40,7 +40,7 @@ def normalize(
 def frobenius_norm(X: Tensor) -> Tensor:
     """Return the Frobenius norms (..., 1, 1) of X (..., m, n), in `exact_dtype` of its device.
 
-    In float32 they are infinite above its range.
+    A norm that float32 cannot hold is infinite there.
     """
     exact = exact_dtype(X.device)
     if _native_passes_take(X):

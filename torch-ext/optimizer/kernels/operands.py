@@ -18,23 +18,29 @@ def check_operands(
     All must have one dtype, of `DTYPES`, and one device. The scalars must be 0-d and real. C must share no storage
     with A, B or D, and must not have two entries at one address.
     """
+    device = device_of(A)
     square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
     wanted = {"B": (B, (*A.shape[:1], *A.shape[:0:-1])), "D": (D, square), "C": (C, square)}
     if A.ndim != 3 or A.dtype not in DTYPES:
         raise ValueError(f"A must be (b, m, k) in {', '.join(map(str, DTYPES))}, got {tuple(A.shape)} {A.dtype}")
     for name, (x, shape) in wanted.items():
-        if x is not None and (tuple(x.shape) != shape or x.dtype != A.dtype or x.device != A.device):
+        if x is not None and (tuple(x.shape) != shape or x.dtype != A.dtype or device_of(x) != device):
             raise ValueError(
-                f"{name} must be {shape} {A.dtype} on {A.device}, got {tuple(x.shape)} {x.dtype} on {x.device}"
+                f"{name} must be {shape} {A.dtype} on {device}, got {tuple(x.shape)} {x.dtype} on {device_of(x)}"
             )
     for name, x in (("alpha", alpha), ("beta", beta), ("diagonal", diagonal)):
-        if x.ndim or x.is_complex() or not (x.is_cpu or x.device == A.device):
-            given = f"{tuple(x.shape)} {x.dtype} on {x.device}"
-            raise ValueError(f"{name} must be a real 0-d tensor on the CPU or {A.device}, got {given}")
+        if x.ndim or x.is_complex() or device_of(x) not in (torch.device("cpu"), device):
+            shown = f"{tuple(x.shape)} {x.dtype} on {device_of(x)}"
+            raise ValueError(f"{name} must be a real 0-d tensor on the CPU or {device}, got {shown}")
     if not has_a_place_for_each(C):
         raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
     if any(x is not None and torch._C._is_alias_of(x, C) for x in (A, B, D)):
         raise ValueError("C must not share its storage with A, B or D, which are read while it is written")
+
+
+def device_of(x: Tensor) -> torch.device:
+    """Return the device of a tensor. A traced one says meta while an operation is asked for its result."""
+    return getattr(x, "fake_device", x.device)
 
 
 def has_a_place_for_each(C: Tensor) -> bool:

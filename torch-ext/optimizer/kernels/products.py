@@ -25,8 +25,8 @@ except ModuleNotFoundError as missing:
 class Products(NamedTuple):
     """Products of wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
 
-    The exception is `affine`: it writes to its last argument unless that is None, and then it may overwrite X and
-    return it. Polynomials of one matrix commute except for rounding, so `commuting` and `conjugated` may choose the
+    The exception is `affine`: it writes to its last argument. If that is None, it may overwrite X and return it.
+    Polynomials of one matrix commute except for rounding, so `commuting` and `conjugated` may choose the
     order. Full products err least if all factors are multiplied from one side. Symmetric products discard the upper
     triangle that they computed, and err least if factors are multiplied from both sides.
     """
@@ -45,8 +45,8 @@ class Products(NamedTuple):
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
-# Below this many rows torch's whole product is about as fast as one of its lower triangle.
-_SMALLEST_TRIANGLE = 4 * BLOCK
+# From this many rows on the lower triangle alone is faster, with one thread or several. With fewer that differs.
+_SMALLEST_TRIANGLE = 1024
 
 # The instructions with which `gemm_` multiplies bfloat16 on this processor. If "portable", torch's products are faster.
 _INSTRUCTIONS = gemm_instructions()

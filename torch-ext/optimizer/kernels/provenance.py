@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Optional
 
-from .build_metadata import has_library, read_metadata
-
-_VARIANT = Path(__file__).parents[1]
+from .build_metadata import FILE, VARIANT, has_library, read_metadata
 
 
 @dataclass(frozen=True)
@@ -46,12 +43,12 @@ def build_info() -> BuildInfo:
     provenance = metadata.get("provenance", {})
     source = provenance.get("kernel", {})
     return BuildInfo(
-        variant=_VARIANT.name,
+        variant=VARIANT.name,
         id=metadata.get("id"),
         version=metadata.get("version"),
         commit=source.get("commit"),
         dirty=source.get("dirty"),
         builder=provenance.get("kernel-builder", {}).get("version"),
-        pin=hashlib.sha256((_VARIANT / "metadata.json").read_bytes()).hexdigest(),
+        pin=hashlib.sha256(FILE.read_bytes()).hexdigest(),
         kind="compiled" if has_library() else "portable",
     )

@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .native import define_operation
-from .operands import DTYPES, has_a_place_for_each
+from .operands import DTYPES, device_of, has_a_place_for_each
 from .panels import TINY, applied, gram, multiply, normalize, pointers, polynomial
 from .tuned import SMALL_SIDES, SmallConfig, chosen_small_config, padded_side, target_of
 
@@ -216,9 +216,9 @@ def check_operands(
         raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))}, got {work_dtype}")
     if G.size(2) > _longest(G.size(1)):
         raise ValueError(f"G must have at most {_longest(G.size(1))} columns, got {tuple(G.shape)}")
-    if C.shape != G.shape or C.device != G.device or C.dtype not in (work_dtype, torch.float32):
-        wanted = f"{tuple(G.shape)} {work_dtype} or torch.float32 on {G.device}"
-        raise ValueError(f"C must be {wanted}, got {tuple(C.shape)} {C.dtype} on {C.device}")
+    if C.shape != G.shape or device_of(C) != device_of(G) or C.dtype not in (work_dtype, torch.float32):
+        wanted = f"{tuple(G.shape)} {work_dtype} or torch.float32 on {device_of(G)}"
+        raise ValueError(f"C must be {wanted}, got {tuple(C.shape)} {C.dtype} on {device_of(C)}")
     if not 4 <= len(steps) <= 4 * MAX_STEPS or len(steps) % 4 or not steps[-1] or {*steps[3::4]} - {0.0, 1.0}:
         wanted = f"1 to {MAX_STEPS} steps (a, b, c, 1 where a window ends, else 0), of which the last ends one"
         raise ValueError(f"steps must be {wanted}, got {list(steps)}")

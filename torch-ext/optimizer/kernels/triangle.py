@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 # Rows of a block. With more the blocks on the diagonal waste more; with fewer torch's products become slow.
-BLOCK = 128
+BLOCK = 192
 
 
 def triangular_product(

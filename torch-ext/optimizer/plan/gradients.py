@@ -26,9 +26,9 @@ def check_gradients(
 
     `groups` have the names of `params`.
     """
-    there = [gradient is not None for gradient in gradients]
-    if not all(there):
-        params, gradients, shapes = (list(itertools.compress(each, there)) for each in (params, gradients, shapes))
+    is_there = [gradient is not None for gradient in gradients]
+    if not all(is_there):
+        params, gradients, shapes = (list(itertools.compress(each, is_there)) for each in (params, gradients, shapes))
     sharded = has_shards(map(type, itertools.chain(params, gradients)))
     # Almost always: with `map` no Python code runs for each.
     if not sharded and set(map(_LAYOUT, gradients)) <= {torch.strided} and list(map(_SHAPE, gradients)) == shapes:

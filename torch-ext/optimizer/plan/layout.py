@@ -142,7 +142,7 @@ class LaidOut(NamedTuple):
     read: list[list[Any]]  # a list of each of `_READ`
 
     def describes(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether `tensors`, as many, are laid out like that."""
+        """Return whether these tensors, which are as many, are laid out in this way."""
         if list(map(type, tensors)) != self.kinds:
             return False
         parts, specs = _parts_and_specs(tensors, self.kinds)
@@ -175,14 +175,15 @@ def lie_alike(a: Tensor, b: Tensor) -> bool:
     return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)
 
 
-def lies_beside(value: Tensor, p: Tensor) -> bool:
+def lies_beside(name: str, value: Tensor, p: Tensor) -> bool:
     """Return whether every rank has the part of `value` that `memory_beside` would give it; True for plain tensors.
 
-    `value` has as many dimensions as `p`. Unequal placements may mean the same parts, as on a mesh of one rank.
+    Errors of `layout_of` call `value`, which has as many dimensions as `p`, by `name`. Unequal placements may mean the
+    same parts, as on a mesh of one rank.
     """
     if not isinstance(value, DTensor) or not isinstance(p, DTensor):
         return True
-    there, wanted = layout_of("", value), layout_of("", p)._replace(shape=tuple(value.shape))
+    there, wanted = layout_of(name, value), layout_of("", p)._replace(shape=tuple(value.shape))
     ranks = {*there.mesh.ranks, *wanted.mesh.ranks}
     return there == wanted or all(runs_of(there, rank) == runs_of(wanted, rank) for rank in ranks)
 

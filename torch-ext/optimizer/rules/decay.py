@@ -35,7 +35,7 @@ def scaled_decay(mode: str, lr: Number, weight_decay: Number, decay_lr: Optional
     """
     if mode == "independent":
         # Checkpoint tools create state by a step with lr 0, which must leave parameters as they are.
-        return weight_decay * ((lr != 0).to(exact_dtype(lr.device)) if isinstance(lr, Tensor) else lr != 0)
+        return _product((lr != 0).to(exact_dtype(lr.device)) if isinstance(lr, Tensor) else lr != 0, weight_decay)
     if mode != "corrected":
         return weight_decay
     if decay_lr is None:
@@ -44,8 +44,14 @@ def scaled_decay(mode: str, lr: Number, weight_decay: Number, decay_lr: Optional
             "decay_lr, the largest lr of its schedule"
         )
     share = lr.to(exact_dtype(lr.device)) / decay_lr if isinstance(lr, Tensor) else lr / decay_lr
+    return _product(share, weight_decay)
+
+
+def _product(share: Number, weight_decay: Number) -> Number:
+    """Return the product: of two tensors, of which one may be on the CPU, in a dtype that both devices have."""
     if isinstance(share, Tensor) and isinstance(weight_decay, Tensor):
-        share = share.to(weight_decay.device)
+        exact = exact_dtype(share.device, exact_dtype(weight_decay.device))
+        share, weight_decay = (each.reshape(()).to(exact) for each in (share, weight_decay))
     return share * weight_decay
 
 

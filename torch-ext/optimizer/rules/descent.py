@@ -73,8 +73,8 @@ def descend_packed_(
     """
     mode, multiplier = DECAY_MODES.index(rule.decay_mode), as_tensor(rule.multiplier)
     # Each argument that is left out saves the dispatcher some work.
-    given = {name: value for name, value in zip(options._fields, options) if value is not None}
-    descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **given)
+    passed_on = {name: value for name, value in zip(options._fields, options) if value is not None}
+    descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **passed_on)
     # Makes autograd refuse a backward pass through the old values, as after torch's own updates.
     torch.autograd.graph.increment_version([*parameters, *(options.remainder or ())])
 

@@ -54,8 +54,8 @@ def pack_momentum_(
     """
     values, scales = buffers
     optional = ("offsets", offsets), ("momentum_scale", scales), *zip(scaling._fields, scaling)
-    given = {name: value for name, value in optional if value is not None}
-    momentum_pack_(values, gradients, packed, *rule, **given)
+    passed_on = {name: value for name, value in optional if value is not None}
+    momentum_pack_(values, gradients, packed, *rule, **passed_on)
 
 
 def quantized(values: Tensor) -> tuple[Tensor, Tensor]:

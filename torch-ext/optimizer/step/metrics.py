@@ -16,7 +16,7 @@ from .batch import UpdateNorms
 def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
     """Return norm and root mean square of a step's updates of matrices, how many there were, and how many not finite.
 
-    0-d tensors on the device of the batches; weight decay is not part of an update.
+    0-d tensors on the device of the batches, `matrices` on the CPU; weight decay is not part of an update.
     """
     if not updates:
         names = {"matrices": torch.int64, "matrices_not_finite": torch.int64}
@@ -28,7 +28,7 @@ def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
     total = torch.stack([each.to(device, exact_dtype(device)) for each in squares]).sum().sqrt()
     finite = torch.cat([update.norms.isfinite().to(device) for update in updates])
     return {
-        "matrices": torch.tensor(finite.numel()),
+        "matrices": torch.tensor(finite.numel(), device="cpu"),
         "matrices_not_finite": (~finite).sum(),
         "muon_update_norm": total,
         "muon_update_rms": total / sum(update.elements for update in updates) ** 0.5,
@@ -61,5 +61,7 @@ def gradient_norms(groups: Iterable[Group], grad_scale: Optional[Tensor]) -> dic
 def _norm(tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device="cpu")
-    norms = [n.to(exact_dtype(n.device)) for n in torch._foreach_norm(tensors)]
-    return torch.stack([n.to(norms[0].device) for n in norms]).norm()
+    norms, exact = torch._foreach_norm(tensors), torch.float64
+    for norm in norms:  # a dtype that each of their devices has
+        exact = exact_dtype(norm.device, exact)
+    return torch.stack([norm.to(exact).to(norms[0].device) for norm in norms]).norm()

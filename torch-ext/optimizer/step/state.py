@@ -141,10 +141,11 @@ def _check_state(
     check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
     check_shapes(state, name, p, wanted)
     for key, kind in wanted.items():
-        if kind.shape is not None and key in state and not lies_beside(state[key], p):
+        if kind.shape is not None and key in state and not lies_beside(f"state {key} of {name}", state[key], p):
             raise ValueError(
-                f"state {key} of {name} lies on ranks with placements {state[key].placements}, and the parameter with "
-                f"{p.placements}: after a parameter was resharded, redistribute its state, too"
+                f"state {key} of {name} has placements {state[key].placements} on {state[key].device_mesh}, and the "
+                f"parameter {p.placements} on {p.device_mesh}: after a parameter was resharded, redistribute its "
+                "state, too"
             )
 
 

@@ -22,7 +22,7 @@ OPERATIONS = {
     "normalize_": Operation(norms.NORMALIZE_SCHEMA, norms.normalize_),
     "gemm_": Operation(gemm.SCHEMA, gemm.gemm_),
     "gemm_instructions": Operation(gemm.INSTRUCTIONS_SCHEMA, gemm.gemm_instructions),
-    # Compiled for GPUs of compute capability 9.0 or not at all: `hopper_gemm.runs_on` asks for it.
+    # Compiled for GPUs of compute capability 9.0 or not at all: `hopper_gemm.is_built` says which.
     "hopper_gemm_": Operation(
         "(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal) -> ()", None
     ),
