@@ -6,9 +6,8 @@
 
 A pin is the sha256 of a variant's metadata.json, whose digest covers every other file. It has to come from the
 publisher: whoever can change a download can change its metadata.json, too. Copy this file to use it; it needs the
-standard library alone. By hand: `python -m tools.pins.verify FOLDER --pins optimizer.pins.json`.
-
-What is written into the folder after the check, it cannot see. docs/verification.md says what is refused, and why.
+standard library alone. By hand: `python -m tools.pins.verify FOLDER --pins optimizer.pins.json`. What is written into
+the folder after the check, it cannot see. docs/verification.md says what is refused, and why.
 """
 
 from __future__ import annotations
