@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import tomllib
 import torch
 
 from tests.conftest import REPO_ID, local_kernels
@@ -246,3 +248,10 @@ def test_what_fails_on_one_process_ends_all(pinned):
 @pytest.mark.skipif(os.name != "posix", reason="links")
 def test_the_examples_verification_is_the_tools(repository):
     assert (EXAMPLE / "verify.py").resolve() == repository / "tools/pins/verify.py"
+
+
+def test_the_example_names_every_package_that_it_imports():
+    files = {file.stem: file.read_text() for file in EXAMPLE.glob("*.py")}
+    imported = set(re.findall(r"^(?:import|from) (\w+)", "\n".join(files.values()), re.MULTILINE))
+    needed = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert imported - sys.stdlib_module_names - {*files} == {re.match(r"\w+", each)[0] for each in needed}

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
 pytest.importorskip("rich")
 
+from tests.support.attacks.hard_conditions import CONDITIONS
 from tests.support.attacks.hub_faults import faults
+from tests.support.attacks.hub_lies import lies
+from tests.support.attacks.tampered_builds import BUILDS
+from tests.support.attacks.tampered_caches import CACHES
+from tests.support.hub_clients import write_variant
 from tools.attacks import __main__ as program
 from tools.attacks import page
 from tools.attacks.groups import Attack
+from tools.build.source_tree import read_revision
 
 SURVIVED = Attack("group", "one", True, False, "refused")
 MISSED = Attack("group", "two", False, None, "loaded [it]")
@@ -25,7 +32,22 @@ def test_the_results_are_of_all_groups_and_no_attack_was_missed():
     groups = json.loads(page.RESULTS.read_text())["groups"]
     assert {*groups} == {*page.ABOUT, "all"}
     assert all(counted["survived"] == counted["tried"] for counted in groups.values())
-    assert groups["faults of the Hub"]["tried"] == len(faults())
+
+
+def test_the_results_have_as_many_attacks_as_there_are(tmp_path):
+    """Who adds one runs them all again."""
+    variant = write_variant(tmp_path / "build/torch-cpu", "0ddba11", 2)
+    there = Counter(lie.group for lie in (*faults(), *lies(variant, tmp_path / "outside", "0" * 40)))
+    there |= {"tampered caches": len(CACHES), "tampered builds": len(BUILDS), "hard conditions": len(CONDITIONS)}
+    groups = json.loads(page.RESULTS.read_text())["groups"]
+    assert {group: counted["tried"] for group, counted in groups.items()} == {**there, "all": there.total()}
+
+
+def test_the_page_names_the_commit_of_results_that_have_one():
+    found = json.loads(page.RESULTS.read_text())
+    named = page.page({**found, "commit": "0123456789ab" + 28 * "c", "dirty": True})
+    assert ",\nof commit `0123456789ab`, with uncommitted changes.\n" in named
+    assert f",\nof commit `{'c' * 12}`.\n" in page.page({**found, "commit": "c" * 40, "dirty": False})
 
 
 @pytest.fixture
@@ -56,3 +78,6 @@ def test_without_a_miss_the_page_is_written(attacked):
     status, printed, written = attacked(SURVIVED)
     assert (status, written) == (0, True)
     assert "not survived" not in printed
+    revision = read_revision(program.ROOT, ())
+    found = json.loads(page.RESULTS.read_text())
+    assert (found["commit"], found["dirty"]) == (revision.commit, revision.dirty)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from tests.support.hub_clients import write_variant
+from tools.build.commands import BuildError
 from tools.emulation import compare
 from tools.emulation.processors import ARM, X86
 
@@ -12,6 +16,26 @@ RESULTS = json.loads(compare.RESULTS.read_text())
 
 def test_the_page_is_made_of_the_results():
     assert compare.page(RESULTS) == compare.PAGE.read_text()
+
+
+def test_the_page_names_the_commit_of_results_that_have_one():
+    named = compare.page({**RESULTS, "commit": "0123456789ab" + 28 * "c", "dirty": True})
+    assert "nor AMX. The variants are of\ncommit `0123456789ab`, with uncommitted changes.\n\n| processor" in named
+    clean = compare.page({**RESULTS, "commit": "c" * 40, "dirty": False})
+    assert f"\ncommit `{'c' * 12}`.\n\n| processor" in clean
+
+
+def test_the_results_of_a_build_have_its_commit(tmp_path):
+    """Of one build: variants of several commits would be compared as if they were one."""
+    built = [write_variant(tmp_path / name, name, 2, provenance=of("c" * 40)) for name in ("first", "second")]
+    assert compare.sources(built) == {"commit": "c" * 40, "dirty": True}
+    built.append(write_variant(tmp_path / "third", "third", 2, provenance=of("d" * 40)))
+    with pytest.raises(BuildError, match="different sources"):
+        compare.sources(built)
+
+
+def of(commit: str) -> dict:
+    return {"kernel": {"commit": commit, "dirty": True}}
 
 
 def test_bits_are_equal_everywhere():

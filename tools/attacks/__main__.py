@@ -19,14 +19,18 @@ from rich.table import Table
 
 from tools.attacks.groups import GROUPS, Attack
 from tools.attacks.page import PAGE, results, row, write
+from tools.build.source_tree import read_revision
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="do not write docs/attacks.md")
     check, console = parser.parse_args().check, Console()
+    revision = read_revision(ROOT, ())
     attacks = list(run(console))
-    found = results(attacks)
+    found = results(attacks, revision)
     console.print(table(found))
     misses = [attack for attack in attacks if not attack.survived]
     for miss in misses:

@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tools.attacks.groups import Attack
+from tools.build.source_tree import Revision
+from tools.pages.markdown import commit_words
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/attacks.md"
 RESULTS = Path(__file__).with_name("results.json")
@@ -31,7 +33,7 @@ TEXT = """\
 `make attacks` prints this table and writes this page. Each case is tried twice with the real clients: by who verifies
 with a pin before loading, and by who calls `get_kernel` for a commit. Survived means that no foreign code ran, and that
 what was loaded is what was published, byte for byte, or nothing: a load that fails, or waits until it is stopped, is
-survived. These are the results with {clients}.
+survived. These are the results with {tried_with}.
 {table}
 A case of a Hub is a client with an empty cache that meets the fault or the lie, and then the same cache with an honest
 Hub; both loads count. Where that cache stays spoiled, the pin refuses it until it is deleted, and then the load
@@ -55,14 +57,16 @@ the proxy or the repository on the Hub, and whatever the client believes to have
 """
 
 
-def results(attacks: Iterable[Attack]) -> dict:
-    """Return the versions of the clients, and how many attacks of each group were tried and survived."""
+def results(attacks: Iterable[Attack], revision: Revision) -> dict:
+    """Return the clients' versions, the commit attacked, and how many attacks of each group were tried and survived."""
     groups: dict[str, list[Attack]] = {}
     for attack in attacks:
         groups.setdefault(attack.group, []).append(attack)
     groups["all"] = [attack for cases in groups.values() for attack in cases]
     return {
         "clients": {name: version(name) for name in CLIENTS},
+        "commit": revision.commit,
+        "dirty": revision.dirty,
         "groups": {group: counts(cases) for group, cases in groups.items()},
     }
 
@@ -83,8 +87,10 @@ def page(found: dict) -> str:
     lines = ["| group | tried | survived with the pin | survived without | what it is |", "|---|--:|--:|--:|---|"]
     for group, counted in found["groups"].items():
         lines.append(f"| {' | '.join(row(group, counted))} | {ABOUT.get(group, '')} |")
-    clients = ", ".join(" ".join(client) for client in found["clients"].items())
-    return TEXT.format(clients=clients, table="\n" + "\n".join(lines) + "\n")
+    tried_with = ", ".join(" ".join(client) for client in found["clients"].items())
+    if "commit" in found:
+        tried_with += f",\nof {commit_words(found['commit'], found['dirty'])}"
+    return TEXT.format(tried_with=tried_with, table="\n" + "\n".join(lines) + "\n")
 
 
 def write(found: dict) -> None:

@@ -14,12 +14,14 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.built_kernel import read_metadata
 from tools.build.commands import BuildError, run
 from tools.emulation.processors import ARM, X86, emulated, here, version
-from tools.pages.markdown import table
+from tools.pages.markdown import commit_words, table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/processors.md"
@@ -29,7 +31,7 @@ TEXT = """\
 
 The libraries choose their instructions when they are loaded. This page shows that the processor does not change what
 they compute. "Here" is the machine that ran `python -m tools.emulation.compare build`, which made the page. The other
-processors were emulated by {emulator}, which knows neither AVX-512 nor AMX.
+processors were emulated by {emulator}, which knows neither AVX-512 nor AMX.{made_of}
 
 {processors}
 
@@ -67,8 +69,12 @@ def page(results: dict) -> str:
     ]
     names = list(found["here"]["bits"])
     bits = [[operation, *(it["bits"][operation] for it in found.values())] for operation in names]
+    made_of = ""
+    if "commit" in results:
+        made_of = f" The variants are of\n{commit_words(results['commit'], results['dirty'])}."
     return TEXT.format(
         emulator=results["emulator"],
+        made_of=made_of,
         compilers=table(["variant", "compiler"], list(results["compilers"].items())),
         steps=len(found["here"]["losses"]) - 1,
         processors=table(["processor", "variant", "torch", "Python", "gemm", "losses"], rows),
@@ -79,6 +85,14 @@ def page(results: dict) -> str:
 def differences(one: dict, other: dict) -> set[str]:
     """Return the operations whose bits differ between two fingerprints."""
     return {name for name, bits in one["bits"].items() if bits != other["bits"][name]}
+
+
+def sources(variants: Iterable[Path]) -> dict:
+    """Return the `commit` that variants are of, and whether files were `dirty`; `BuildError` if they are of several."""
+    found = [read_metadata(variant)["provenance"]["kernel"] for variant in variants]
+    if any(each != found[0] for each in found):
+        raise BuildError(f"the variants are of different sources: {', '.join(map(str, found))}")
+    return {"commit": found[0]["commit"], "dirty": found[0]["dirty"]}
 
 
 def compiler(variant: Path) -> str:
@@ -98,7 +112,8 @@ def main() -> int:
             prints = list(pool.map(lambda processor: processor.fingerprint(build), processors))
         found = {processor.name: it for processor, it in zip(processors, prints)}
         compilers = {it["variant"]: compiler(build / it["variant"]) for it in prints}
-        results = {"emulator": version(), "compilers": compilers, "processors": found}
+        made_of = sources(build / name for name in compilers)
+        results = {"emulator": version(), **made_of, "compilers": compilers, "processors": found}
     except BuildError as error:
         print(f"tools.emulation.compare: {error}", file=sys.stderr)
         return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tools.pages.markdown import fill, table
+from tools.pages.markdown import commit_words, fill, table
 
 
 def filled(page: str, results: dict, file: str) -> str:
@@ -18,10 +18,9 @@ def filled(page: str, results: dict, file: str) -> str:
 
 def source(results: dict, file: str) -> str:
     m, n = results["size"]
-    changed = ", with uncommitted changes" if results["dirty"] else ""
     return (
         f"[The file]({file}): {results['device']}, torch {results['torch']}, "
-        f"commit `{results['commit'][:12]}`{changed};\n"
+        f"{commit_words(results['commit'], results['dirty'])};\n"
         f"matrices of {m} x {n}, errors in the root mean square of {len(results['seeds'])} seeds."
     )
 

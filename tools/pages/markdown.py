@@ -1,4 +1,4 @@
-"""Tables for pages in docs/, and replacing the text between the markers <!-- name --> and <!-- end -->."""
+"""Tables and words for pages in docs/, and replacing the text between the markers <!-- name --> and <!-- end -->."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool 
     """Return a table; with `numbers` all columns except the first are aligned to the right."""
     ruler = ["---", *["---:" if numbers else "---"] * (len(headings) - 1)]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in (headings, ruler, *rows))
+
+
+def commit_words(commit: str, dirty: bool | None) -> str:
+    """Return from which sources results are: the start of a commit, and whether files differed from it."""
+    return f"commit `{commit[:12]}`{', with uncommitted changes' if dirty else ''}"

@@ -6,9 +6,8 @@
 
 A pin is the sha256 of a variant's metadata.json, whose digest covers every other file. It has to come from the
 publisher: whoever can change a download can change its metadata.json, too. Copy this file to use it; it needs the
-standard library alone. By hand: `python -m tools.pins.verify FOLDER --pins optimizer.pins.json`.
-
-What is written into the folder after the check, it cannot see. docs/verification.md says what is refused, and why.
+standard library alone. By hand: `python -m tools.pins.verify FOLDER --pins optimizer.pins.json`. What is written into
+the folder after the check, it cannot see. docs/verification.md says what is refused, and why.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ def verify(variant: Path | str, pin: str | Mapping[str, str]) -> Path:
     sources, and no digest covers it, but each program that loads a variant writes it. So it goes: a restart verifies.
     With PYTHONPYCACHEPREFIX this process keeps it elsewhere, and it goes there.
 
-    Raises VerificationError with every fault.
+    Raises VerificationError with every fault. One is that this process has loaded another folder's code of this id.
     """
     folder = Path(variant).absolute()
-    found, bytecode = _examined(folder, pin if isinstance(pin, Mapping) else {folder.name: pin})
+    found, bytecode = _examined(folder, pin if isinstance(pin, Mapping) else {folder.name: pin}, dict(sys.modules))
     for file in [] if found else bytecode:
         try:
             _delete(file)
@@ -88,7 +87,7 @@ def backend_of(name: str) -> str | None:
     return {"cu": "cuda", "npu": "cann"}.get(backend, backend)
 
 
-def _examined(variant: Path, pins: Mapping[str, str] | None) -> tuple[list[str], list[Path]]:
+def _examined(variant: Path, pins: Mapping | None, modules: Mapping = {}) -> tuple[list[str], list[Path]]:
     """Return all faults but bytecode where Python looks for it, and that. What cannot be read is a fault."""
     blobs = variant.parents[3] / "blobs" if variant.parts[-4:-3] == ("snapshots",) else None
     folders = [variant, *variant.parents[:4], blobs] if blobs else [variant]
@@ -98,6 +97,7 @@ def _examined(variant: Path, pins: Mapping[str, str] | None) -> tuple[list[str],
         metadata, files = _parsed(content)
         found.extend(_pin_faults(variant, hashlib.sha256(content).hexdigest(), pins) if pins is not None else ())
         found.extend(_name_faults(variant.name, metadata, files))
+        found.extend(_module_faults(variant, metadata.get("id"), modules))
         found.extend(_file_faults(variant, files, blobs, bytecode))
         bytecode.extend(_bytecode_elsewhere(variant, files))
     except OSError as error:
@@ -144,6 +144,14 @@ def _name_faults(folder: str, metadata: dict, files: Iterable[str]) -> Iterator[
     for key in ("python-depends", "kernel-depends"):
         if metadata.get(key):
             yield f"{key} asks for code that no pin covers: {_shown(metadata[key])}"
+
+
+def _module_faults(variant: Path, ops: object, modules: Mapping) -> Iterator[str]:
+    """The id names modules for the loader, and so modules of another folder would run in place of the variant's."""
+    files = [getattr(module, "__file__", None) for name, module in modules.items() if f"{name}.".startswith(f"{ops}.")]
+    folders = {os.path.realpath(os.path.dirname(file)) for file in files if file}
+    elsewhere = [folder for folder in folders if not Path(folder).is_relative_to(os.path.realpath(variant))]
+    yield from [f"code of this id is loaded from {_shown(min(elsewhere))}: start a new process"] if elsewhere else []
 
 
 def _file_faults(variant: Path, digest: Mapping[str, str], blobs: Path | None, bytecode: list[Path]) -> Iterator[str]:
