@@ -218,7 +218,7 @@ def _content(path: Path, blobs: Path | None, largest: int) -> bytes:
 
 
 def _delete(file: Path) -> None:
-    """Delete a file of a folder, and never one of another folder, to which a link in its place may lead by now."""
+    """Delete a file. A link that has taken its folder's place is not followed; one that is further up would be."""
     try:
         if os.unlink not in os.supports_dir_fd:
             file.unlink()
