@@ -45,7 +45,7 @@ class Products(NamedTuple):
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
-# From this many rows on the lower triangle alone is faster, with one thread or several. With fewer that differs.
+# From this many rows on the lower triangle alone was faster on an AMD EPYC, with one thread and with two.
 _SMALLEST_TRIANGLE = 1024
 
 # The instructions with which `gemm_` multiplies bfloat16 on this processor. If "portable", torch's products are faster.
