@@ -45,7 +45,8 @@ test: setup lint
 test-slow: setup
 	env -u LOCAL_KERNELS $(PY) -m pytest -m "slow and not stacks and not integrations and not builder"
 
-# The suite with the oldest and the newest torch, and the Triton kernels in the interpreter of every Triton.
+# The suite with the oldest and the newest torch, what README promises to older ones, and the Triton kernels in the
+# interpreter of every Triton.
 test-stacks: setup
 	env -u LOCAL_KERNELS $(PY) -m pytest -m stacks
 

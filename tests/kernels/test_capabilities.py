@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensorMode, fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ARCHS = ["7.5", "8.0", "9.0", "10.0+PTX", "9.0a"]
@@ -24,6 +24,8 @@ def gpu(kernel, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Tesla V100")
+        # Torch 2.11 begins with a real tensor on a GPU that is said to be available.
+        monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda device: None)
         return torch.device("cuda", 0)
 
     return gpu

@@ -18,6 +18,8 @@ from torch.optim.lr_scheduler import StepLR
 from tests.support.compiled_steps import WITHOUT, clip, everything, made, plain_step, trained
 from tests.support.small_model import named_parameters, same_bits, set_gradients
 
+# Torch 2.11 makes its first graph for the first rate, and the second one for every other.
+GRAPHS_FOR_ALL_RATES = 2 if torch.__version__ < (2, 12) else 1
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
 
@@ -31,7 +33,7 @@ def nothing_compiled():
 
 @pytest.mark.parametrize("settings", [{}, {"stochastic_rounding": True}, {"momentum_dtype": "int8"}], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_steps_have_the_bits_of_eager_ones_with_one_graph_for_all_rates(kernel, backend, settings):
+def test_steps_have_the_bits_of_eager_ones_without_a_graph_for_each_rate(kernel, backend, settings):
     def function(params, optimizer):
         clip(params)
         optimizer.step()
@@ -40,7 +42,7 @@ def test_steps_have_the_bits_of_eager_ones_with_one_graph_for_all_rates(kernel, 
     params, optimizer = made(kernel, **settings)
     compiled = torch.compile(function, fullgraph=True, backend=backend)
     assert same_bits(trained(params, optimizer, compiled), expected)
-    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == GRAPHS_FOR_ALL_RATES
     assert optimizer.metrics()["matrices"] == 2 and not any(group["capturable"] for group in optimizer.param_groups)
 
 

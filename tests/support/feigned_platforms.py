@@ -5,7 +5,6 @@ Each client is a fork of one process that has imported torch and the loader, so 
 
 from __future__ import annotations
 
-import json
 import platform
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ import torch
 from kernels.backends import CUDA, TPU, XPU, Backend, Metal, ROCm
 from torch.torch_version import TorchVersion
 
+from tests.support.small_training import trained_on_cpu
 from tools.pages.platforms import Platform
 
 SYSTEMS = {"linux": "Linux", "darwin": "Darwin", "windows": "Windows"}
@@ -61,20 +61,6 @@ def loaded_variant(machine: Platform, backend: Backend, version: str, repo_id: s
 
 
 def trained(machine: Platform, backend: Backend, version: str, repo_id: str, revision: str) -> dict[str, Any]:
-    """Return the variant that such a machine loads, its operators' namespace, and 20 losses of a model on its CPU."""
+    """Return what such a machine's CPU makes of the variant that it loads."""
     feign(machine, backend, version)
-    kernel = kernels.get_kernel(repo_id, revision=revision)
-    namespace = json.loads((Path(kernel.__file__).parent / "metadata.json").read_text())["id"]
-    torch.manual_seed(0)
-    model, x, target = torch.nn.Linear(32, 16), torch.randn(64, 32), torch.randn(64, 16)
-    opt = kernel.Muon(model.named_parameters(), lr=0.05, weight_decay=0.0)
-    losses = []
-    for _ in range(20):
-        loss = torch.nn.functional.mse_loss(model(x), target)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        losses.append(loss.item())
-    rows = [(row.name, row.branch) for row in opt.explain()]
-    operators = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{namespace}::")]
-    return {"variant": Path(kernel.__file__).parent.name, "losses": losses, "rows": rows, "operators": len(operators)}
+    return trained_on_cpu(kernels.get_kernel(repo_id, revision=revision))

@@ -28,6 +28,8 @@ TAKEN = {
     "all optimizer params should be with/without names",
     "all optimizer param groups should be with/without names.",
 }
+# Torch 2.15 has this one and warns; here it is an error.
+UNORDERED = "warn on a bare unordered set of params"
 
 
 def optim_inputs(device="cpu", dtype=None):
@@ -41,6 +43,8 @@ def optim_error_inputs(device="cpu", dtype=torch.float32):
     found = [e for e in get_error_inputs_for_all_optims(device, dtype) if e.optimizer_error_input.desc not in TAKEN]
     for error in found:
         error.error_regex = OTHER_WORDS.get(error.error_regex, error.error_regex)
+        if error.optimizer_error_input.desc == UNORDERED:
+            error.error_type, error.error_regex = TypeError, "not a set"
     arbitrary = OptimizerInput([torch.rand(2, 3)], dict(adjust_lr_fn="arbitrary"), "unknown multiplier")
     complex_ = OptimizerInput([torch.rand(2, 3, dtype=torch.complex64)], {}, "does not support complex parameters")
     sparse = Parameter(torch.rand(4, 4))

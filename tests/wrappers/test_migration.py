@@ -6,10 +6,12 @@ Both sides work in float64, there by telling the other package so, unless the te
 import copy
 import inspect
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import Parameter
+from torch.optim import _muon
 
 from benchmarks.peers import load_peer
 from tests.support import published_steps
@@ -52,6 +54,8 @@ def there(monkeypatch):
                 monkeypatch.setattr(module, "zeropower_via_newtonschulz", iteration)
         if origin.name in ("torch", "keller_jordan") and exact:
             monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+        if origin.name == "torch" and exact:  # newer torches name the dtype
+            monkeypatch.setattr(_muon, "torch", SimpleNamespace(**{**vars(torch), "bfloat16": torch.float64}))
         exec(call_there(origin, line), namespace)
         return [namespace[name] for name in ("opt", "muon", "adamw") if name in namespace]
 

@@ -16,7 +16,7 @@ from torch.testing._internal.common_optimizers import (
     get_error_inputs_for_all_optims,
 )
 
-from tests.support.muon_inputs import TAKEN, optim_error_inputs, optim_inputs
+from tests.support.muon_inputs import TAKEN, UNORDERED, optim_error_inputs, optim_inputs
 from tests.support.small_model import named_parameters, same_bits, take_steps
 
 
@@ -74,7 +74,7 @@ def test_error_inputs_raise(info, number):
 
 def test_every_torch_error_input_is_tried_or_accepted():
     described = {error.optimizer_error_input.desc for error in get_error_inputs_for_all_optims("cpu", torch.float32)}
-    assert TAKEN < described and len(described) == 6
+    assert TAKEN < described and len(described - {UNORDERED}) == 6
 
 
 @pytest.mark.parametrize("impl", ["foreach", "fused", "differentiable"])

@@ -88,7 +88,7 @@ def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradient
         return
     taken, rest = taken_by_decay(rule, parameters[0]), rule._replace(weight_decay=0.0)
     if rule.decay_mode == "cautious":
-        before = torch._foreach_clone(parameters)
+        before = list(map(Tensor.clone, parameters))
         _call_kernel_(tensors, rest, scaling)
         decay_cautiously_(parameters, before, averages, taken, scaling.found_inf)  # average and update have one sign
     else:
