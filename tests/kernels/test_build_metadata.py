@@ -22,6 +22,6 @@ def test_it_is_what_the_file_beside_the_code_says(kernel, build_metadata):
 
 
 def test_a_tree_that_no_builder_has_seen_says_nothing(build_metadata, monkeypatch, tmp_path):
-    monkeypatch.setattr(build_metadata, "_FILE", tmp_path / "metadata.json")
+    monkeypatch.setattr(build_metadata, "FILE", tmp_path / "metadata.json")
     build_metadata.read_metadata.cache_clear()
     assert build_metadata.read_metadata() == {}

@@ -159,10 +159,9 @@ def returns_nothing(*arguments, **options) -> None:
 def _traceable(name: str) -> torch._ops.OpOverloadPacket:
     """Return an operation of this variant that returns nothing, so that it can be traced, too."""
     # Not by `torch.library.register_fake`, which looks for its caller's source as well.
-    qualified = add_op_namespace_prefix(KIND + name)
     # Torch 2.11 takes none twice, and another copy of this variant may have brought it.
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "Meta"):
-        torch.library.impl(qualified, "meta", returns_nothing)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(add_op_namespace_prefix(KIND + name), "Meta"):
+        torch.library.impl(add_op_namespace_prefix(KIND + name), "meta", returns_nothing)
     return getattr(ops, KIND + name)
 
 
