@@ -27,6 +27,7 @@ from tools.build.recipe import read_build, read_recipe
 from tools.build.released import COMPILED
 from tools.build.source_tree import read_revision
 from tools.build.variant_metadata import read_metadata
+from tools.build.variants import plan
 from tools.hub.release import read_release
 
 pytestmark = [pytest.mark.slow, pytest.mark.builder]
@@ -95,10 +96,9 @@ def test_the_hook_that_loads_accepts_what_cmake_made(checkout, rendered, tmp_pat
     assert said.startswith("status 0\n"), said
 
 
-def test_what_cmake_made_is_within_the_abi_and_has_our_name(repository, variant, rendered, native_backend):
+def test_what_cmake_made_is_within_the_abi_and_has_our_name(repository, variant, rendered, native_backend, tmp_path):
     (library,) = rendered.glob("*.so")
-    recipe = read_recipe(repository, read_build(repository), native_backend)
-    found = abi_check.violations(library, recipe)
+    found = abi_check.violations(library, plan(repository, read_build(repository), native_backend, tmp_path))
     # A variant with glibc of this machine, which the builder's own compiler does not have.
     assert not [line for line in found if not line.startswith(abi_check.MANYLINUX)]
     assert rendered.name == variant.name
