@@ -59,8 +59,8 @@ test-integrations: setup out/integrations/ready
 	env -u LOCAL_KERNELS HF_HUB_OFFLINE=1 $(LIBRARIES) $(PY) -m pytest -m integrations --report-log out/integrations.log || status=$$?; \
 	$(LIBRARIES) $(PY) -m tools.pages.library_results out/integrations.log && $(PY) -m tools.pages.libraries && exit $$status
 
-# The hooks and templates of the Hub's builder, from a checkout: `make test-builder CHECKOUT=../kernels`. The sign =, because
-# pytest looks for its files in a folder that stands alone.
+# The hooks and templates of the Hub's builder, from a checkout: `make test-builder CHECKOUT=../kernels`. Without the sign =
+# pytest would take the checkout's folder for the one with the tests.
 test-builder: TOOLS := PYTHONPATH=$(CURDIR)/out/builder PATH=$(CURDIR)/out/builder/bin:$(PATH)
 test-builder: setup out/builder/ready
 	env -u LOCAL_KERNELS $(TOOLS) $(PY) -m pytest -m builder --checkout=$(CHECKOUT)

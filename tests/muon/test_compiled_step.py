@@ -46,6 +46,14 @@ def test_steps_have_the_bits_of_eager_ones_without_a_graph_for_each_rate(kernel,
     assert optimizer.metrics()["matrices"] == 2 and not any(group["capturable"] for group in optimizer.param_groups)
 
 
+def test_a_step_is_an_op_for_tracers_that_take_compliant_ones_alone(kernel):
+    params, optimizer = made(kernel)
+    set_gradients(params, 0)
+    with torch._dynamo.config.patch(only_allow_pt2_compliant_ops=True):
+        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_optimizers_step_in_one_graph(kernel, backend):
     def all_of_them(compile_):

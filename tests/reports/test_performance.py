@@ -62,6 +62,16 @@ def test_peers_are_shown_by_time_ratio_or_reason():
     assert table.rows[1] == ("1x9x9", "unmeasured", "", "", "", "", "")
 
 
+def test_a_peer_that_was_not_asked_for_has_no_column():
+    measured = {"milliseconds": 1.0, "ideal_milliseconds": 0.5}
+    outcomes = {"never": ("unmeasured", "unmeasured"), "once": ("unmeasured", {"ratio": [1.8, 2.0, 2.2]})}
+    cases = [{name: each[i] for name, each in outcomes.items()} for i in range(2)]
+    rows = [{"case": "1x8x8", **measured, "contestants": {"ours": {"error": 1e-3}, **case}} for case in cases]
+    (table,) = sweep_tables({"results": rows})
+    assert table.headings[5:] == ("once / ours",)
+    assert [row[5:] for row in table.rows] == [("unmeasured",), ("2.00 (1.80-2.20)",)]
+
+
 def test_step_row_shows_host_time_memory_and_launches():
     ours = {"error": 1e-3, "peak_bytes": 2_500_000, "kernels": 40}
     row = {"case": "gpt2-124m", "milliseconds": 4.0, "ideal_milliseconds": 3.0, "contestants": {"ours": ours}}

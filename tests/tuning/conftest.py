@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
 
 class TableClock:
-    """A clock on which work takes what a table says, by the name that it returns; each measurement moves it on."""
+    """A clock on which work takes what a table says by its name; each measurement moves it on.
 
-    def __init__(self, table: Mapping[str, list[float] | float], per_burst: float = 0.0):
+    The name is what `name_of` returns for the work: by default what the work itself does.
+    """
+
+    def __init__(
+        self,
+        table: Mapping[str, list[float] | float],
+        per_burst: float = 0.0,
+        name_of: Callable[[Callable[[], Any]], str] = lambda work: work(),
+    ):
         self.table = {name: seconds if isinstance(seconds, list) else [seconds] for name, seconds in table.items()}
-        self.per_burst = per_burst
+        self.per_burst, self.name_of = per_burst, name_of
         self.time = 0.0
         self.bursts: list[str] = []
 
@@ -27,7 +36,7 @@ class TableClock:
         return work
 
     def seconds_of(self, work, times: int) -> float:
-        name = work()
+        name = self.name_of(work)
         self.bursts.append(name)
         turn = self.bursts.count(name) - 1
         self.time += self.per_burst

@@ -9,24 +9,10 @@ CPU, FLOAT32 = torch.device("cpu"), torch.float32
 NAMES = ("SINGLE", "TRIANGLE")
 
 
-class ProductsClock:
-    """A clock on which an iteration takes what a table says, by the name of its products."""
-
-    def __init__(self, seconds: dict[str, float]):
-        self.seconds = seconds
-
-    def __call__(self, device):
-        return self
-
-    def now(self) -> float:
-        return 0.0
-
-    def ready(self, work):
-        return work
-
-    def seconds_of(self, work, times: int) -> float:
-        _, iteration, _ = work.args
-        return times * self.seconds[iteration.products.name]
+def products_of(work) -> str:
+    """Return the name of the products of an iteration that is timed."""
+    _, iteration, _ = work.args
+    return iteration.products.name
 
 
 def said_of(tune, clock, tasks) -> list[str]:
@@ -34,23 +20,24 @@ def said_of(tune, clock, tasks) -> list[str]:
 
 
 @pytest.mark.parametrize("fastest", NAMES)
-def test_the_faster_one_is_taken(kernel, measurements, fastest):
+def test_the_faster_one_is_taken(kernel, measurements, table_clock, fastest):
     tune, products = kernel.tuning.tune, kernel.kernels.products
     tables = products.cpu_tables(FLOAT32, 400)
     seconds = {tables[name].name: 0.5 if name == fastest else 1.0 for name in NAMES}
     todo = kernel.tuning.contest.tasks_of(CPU, FLOAT32, (400, 420), 1)
-    said_of(tune, ProductsClock(seconds), todo)
+    said_of(tune, table_clock(seconds, name_of=products_of), todo)
     chosen = products.select_products(CPU, FLOAT32, 400, 420)
     assert (chosen.name, chosen.source) == (tables[fastest].name, "measured here")
 
 
-def test_a_wrong_triangle_is_not_taken(kernel, measurements, monkeypatch):
+def test_a_wrong_triangle_is_not_taken(kernel, measurements, table_clock, monkeypatch):
     """Every table but torch's whole products is proven before it is timed."""
     tune, products = kernel.tuning.tune, kernel.kernels.products
     (task,) = kernel.tuning.contest.tasks_of(CPU, FLOAT32, (512, 600), 1)
     kernel.tuning.contest.cpu_contest(task).candidates["TRIANGLE"].prove()
     monkeypatch.setattr(products, "triangular_product", lambda A, B, *_, **__: (A @ B).tril())
-    clock = ProductsClock({table.name: 1.0 for table in products.cpu_tables(FLOAT32, 512).values()})
+    seconds = {table.name: 1.0 for table in products.cpu_tables(FLOAT32, 512).values()}
+    clock = table_clock(seconds, name_of=products_of)
     assert "TRIANGLE failed its proof: not symmetric" in said_of(tune, clock, [task])[0]
     assert products.select_products(CPU, FLOAT32, 1024, 1024).name == products.SINGLE.name
 

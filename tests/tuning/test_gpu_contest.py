@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from tests.tuning.conftest import TableClock
+
 pytest.importorskip("triton")
 
 CPU, HALF = torch.device("cpu"), torch.float16
@@ -39,25 +41,15 @@ class Launch:
         self.wrong.get(self.last, lambda *_: None)(A, B, C)
 
 
-class LaunchClock:
-    """Time by which configuration was launched last; torch's products launch none."""
+def clock_of(launch: Launch, seconds: dict[str, float]) -> TableClock:
+    """A clock that tells work by the configuration that was launched last; torch's products launch none."""
 
-    def __init__(self, launch: Launch, seconds: dict[str, float]):
-        self.launch, self.seconds = launch, seconds
-
-    def __call__(self, device):
-        return self
-
-    def now(self) -> float:
-        return 0.0
-
-    def ready(self, work):
-        return work
-
-    def seconds_of(self, work, times: int) -> float:
-        self.launch.last = "torch"
+    def name_of(work) -> str:
+        launch.last = "torch"
         work()
-        return times * self.seconds.get(self.launch.last, 1.0)
+        return launch.last if launch.last in seconds else "others"
+
+    return TableClock({"others": 1.0, **seconds}, name_of=name_of)
 
 
 def measure(kernel, seconds, size=SIZE, count=2):
@@ -65,7 +57,7 @@ def measure(kernel, seconds, size=SIZE, count=2):
         kernel.kernels.measurement_file.Need("symmetric_gemm", "float16", *size), CPU, count
     )
     launch = kernel.kernels.symmetric_gemm.launch_symmetric_gemm
-    return kernel.tuning.tune.Tuner(60.0, LaunchClock(launch, seconds)).measure(task, 0)
+    return kernel.tuning.tune.Tuner(60.0, clock_of(launch, seconds)).measure(task, 0)
 
 
 def names(kernel) -> list[str]:

@@ -94,13 +94,13 @@ processors. Tests train with the portable variants on CPUs of x86-64.
 NVIDIA = """\
 ## GPUs of NVIDIA
 
-The compiled variant for CUDA has code for the compute capabilities {archs}, so for the T4 (7.5) and newer GPUs. Code
-runs on newer capabilities with the same first number, and the last one's, which has PTX, on every newer GPU. No GPU has
-run it yet.
+The compiled variant for CUDA has code for the compute capabilities {archs}. So it runs on a T4 (7.5) and on every newer
+GPU: code also runs on newer capabilities with the same first number, that for 8.0 on 8.6 for example, and the driver
+translates PTX for all that are newer still. No GPU has run it yet.
 
-On an older current device `get_kernel` refuses to load. Another older device raises ValueError, with its name and
-capability, when an optimizer, `orthogonalize` or `tune` first meets it: an import must not touch a device, so it does
-not ask. What runs torch's operations alone, such as AdamW without matrices, does not raise.
+If the current device is older, `get_kernel` refuses to load. If another one is, the first optimizer, `orthogonalize` or
+`tune` that meets it raises ValueError with its name and capability; an import must not touch a device, so it does not
+ask. What runs torch's operations alone, such as AdamW without matrices, does not raise.
 """
 
 WITHOUT_FLOAT64 = """\

@@ -181,9 +181,14 @@ def training_tables(results: dict[str, dict]) -> Iterator[Table]:
 
 
 def contest_table(rows: list[dict], name: str) -> Table:
-    """Return the table of a sweep against peers: ours first, then each one's time over ours, with its quartiles."""
+    """Return the table of a sweep against peers: ours first, then each one's time over ours, with its quartiles.
+
+    A peer that the sweep was not asked for has no column.
+    """
     measured = next(row for row in rows if "contestants" in row)
     ours, *peers = measured["contestants"]
+    raced = [row["contestants"] for row in rows if "contestants" in row]
+    peers = [peer for peer in peers if any(outcomes[peer] != "unmeasured" for outcomes in raced)]
     columns = [
         Column("ms", lambda r: f"{r['milliseconds']:.3f}"),
         Column("ideal ms", lambda r: f"{r['ideal_milliseconds']:.3f}"),

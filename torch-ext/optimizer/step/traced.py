@@ -3,8 +3,8 @@
 The op finds its optimizer by a handle. Its arguments are what the step reads and writes and the graph may, too:
 parameters that have a gradient, their gradients and states. A backend may pass copies of them, or have changed what
 `p.grad` does not show yet; so arguments count, and results are written back into them. Everything else, as `lr`, is
-read from the optimizer when the op runs, so that a new value needs no new graph.
-Torch 2.11 makes one more, when the rate first changes.
+read from the optimizer when the op runs, so that a new value needs no new graph. (Torch 2.11 makes a second one all the
+same, when the rate first changes.)
 """
 
 from __future__ import annotations
