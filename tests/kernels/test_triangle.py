@@ -74,18 +74,15 @@ def test_about_half_of_the_work_is_left(triangle):
     assert counted.get_total_flops() == 15 / 25 * 2 * len(X) ** 2 * 40
 
 
-def test_large_matrices_take_it_by_default(products):
+def test_large_matrices_in_float32_take_it_by_default(products):
     def chosen(dtype, m):
         table = products.select_products(CPU, dtype, m, 2 * m)
         return table.name, table.source
 
-    for dtype in (torch.float32, torch.float64):
-        assert chosen(dtype, 1023) == (products.SINGLE.name, "by default")
-        assert chosen(dtype, 1024) == (products.TRIANGLE.name, "by default")
-        assert chosen(dtype, 2 * BLOCK - 1) == (
-            products.SINGLE.name,
-            "",
-        )  # one block of rows: no choice
+    assert chosen(FLOAT32, 1023) == (products.SINGLE.name, "by default")
+    assert chosen(FLOAT32, 1024) == (products.TRIANGLE.name, "by default")
+    assert chosen(FLOAT32, 2 * BLOCK - 1) == (products.SINGLE.name, "")  # one block of rows: no choice
+    assert chosen(torch.float64, 1024) == (products.SINGLE.name, "by default")
     assert chosen(torch.float16, 4096) == (products.SINGLE.name, "")
 
 

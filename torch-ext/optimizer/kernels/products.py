@@ -45,7 +45,8 @@ class Products(NamedTuple):
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
-# From this many rows on the lower triangle alone was faster on an AMD EPYC, with one thread and with two.
+# From this many rows on the lower triangle alone was faster in float32 on an AMD EPYC, with one thread and with two.
+# Nobody has measured float64, where `warmup` decides.
 _SMALLEST_TRIANGLE = 1024
 
 # The instructions with which `gemm_` multiplies bfloat16 on this processor. If "portable", torch's products are faster.
@@ -194,7 +195,7 @@ def _cpu_products(
 
 def _cpu_default(dtype: torch.dtype, m: int, n: int) -> str:
     if dtype != torch.bfloat16:
-        return "TRIANGLE" if m >= _SMALLEST_TRIANGLE else "SINGLE"
+        return "TRIANGLE" if dtype == torch.float32 and m >= _SMALLEST_TRIANGLE else "SINGLE"
     if _INSTRUCTIONS == "portable":
         return "SINGLE"
     return "NATIVE_SYMMETRIC" if _INSTRUCTIONS == "amx" and _is_long_or_large(m, n) else "NATIVE"
