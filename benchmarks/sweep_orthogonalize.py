@@ -1,7 +1,7 @@
 """Time the orthogonalization of named models' matrices, and of squares, against every other implementation found.
 
     python -m benchmarks.sweep_orthogonalize [--build DIR] [--device cpu] [--shapes gpt2-124m,squares,64x1280x512]
-        [--contestants NAME,...] [--peers DIR] [--minutes N] [--output FILE] [--tiny]
+        [--contestants NAME,...] [--peers DIR] [--minutes N] [--output FILE] [--beside-busy] [--tiny]
 
 All contestants take turns on the same float32 matrices. A ratio is their time divided by ours in the same round, given
 as quartiles over the rounds. Ideal is the FLOP of the cheaper method with symmetric products (`work.least_flop`) at the
@@ -9,11 +9,14 @@ rate that a large dense product of the work dtype reaches in the same rounds. Er
 against each contestant's own polynomial in float64: relative in the Frobenius norm, and the largest of an entry.
 Compiled means the standard iteration over torch's products under `torch.compile`.
 
+`--beside-busy` adds a case for each shape in which other processes, one for each core, compute all the time.
+
 Results are written after every shape, and a second run with the same `--output` continues the first one.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -23,6 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks import peers
+from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import errors, exact_factor
 from benchmarks.orthogonalize_cases import CPU_SIZE, Case, default_cases, find_cases
 from benchmarks.orthogonalizers import COMPILED, NAMES, OURS, STEPS, Contestant, Task, find_contestant
@@ -76,6 +80,12 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
         "rounds": len(times[OURS]),
         "contestants": {name: outcomes.get(name, marks.get(name, UNMEASURED)) for name in NAMES},
     }
+
+
+def measure_beside_busy(case: Case, bench: Bench, deadline: Deadline) -> dict:
+    """Return the row of one case while other processes keep every core busy."""
+    with busy_cores():
+        return measure(case, bench, deadline)
 
 
 def _bound(case: Case, task: Task, rate: float, seconds: float) -> dict:
@@ -144,6 +154,7 @@ def _shown_error(outcome: dict) -> str:
 def main() -> None:
     parser = make_parser("Time the orthogonalization against every peer that is installed.", NAMES)
     parser.add_argument("--shapes", help=f"of {', '.join(MODELS)}, squares, and shapes like 64x1280x512")
+    parser.add_argument("--beside-busy", action="store_true", help="also beside a busy process on every core")
     parser.add_argument("--compile-mode", default="default", help="of torch.compile")
     arguments = parser.parse_args()
     kernel, device = prepare(arguments)
@@ -154,7 +165,9 @@ def main() -> None:
     bench = Bench(kernel, device, contestants, arguments.compile_mode, rounds, side)
     names = arguments.shapes.split(",") if arguments.shapes else ["tiny"] if arguments.tiny else []
     cases = find_cases(names, device) if names else default_cases(device)
-    works = {case.key: lambda deadline, case=case: measure(case, bench, deadline) for case in cases}
+    works = {case.key: partial(measure, case, bench) for case in cases}
+    if arguments.beside_busy:
+        works |= {f"{case.key} beside busy cores": partial(measure_beside_busy, case, bench) for case in cases}
     rows = run_cases("orthogonalize", bench, arguments, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
     Console(width=None if Console().is_terminal else 200).print(report(rows))
 

@@ -1,4 +1,4 @@
-// gemm_, products of bfloat16 matrices on the CPU: picks an instruction set and starts the work.
+// gemm_, products of float32 or bfloat16 matrices on the CPU: picks an instruction set and starts the work.
 //
 // The rest is in headers. In reading order:
 //
@@ -7,21 +7,26 @@
 //     gemm_product.h   one thread's part of a product: pack, sum over k, write results
 //     gemm_tasks.h     a batch of products, cut into tasks
 //     threads.h        who does which task
-//     gemm_portable.h, gemm_avx512.h, gemm_amx.h   the instruction sets
+//     gemm_float32.h   the instruction sets for float32
+//     gemm_portable.h, gemm_avx512.h, gemm_amx.h   those for bfloat16
 #include "gemm.h"
 
 #include "gemm_amx.h"
 #include "gemm_avx512.h"
+#include "gemm_float32.h"
 #include "gemm_portable.h"
 #include "gemm_tasks.h"
 
 #include <string>
+#include <type_traits>
+#include <vector>
 
 namespace optimizer {
 namespace {
 
 // The best first.
-const Instructions* const kSets[] = {
+template <class Element>
+constexpr const Instructions<Element>* kSets[] = {
 #if defined(__x86_64__)
     &amx::kInstructions,
     &avx512::kInstructions,
@@ -29,37 +34,58 @@ const Instructions* const kSets[] = {
     &portable::kInstructions,
 };
 
-std::string names_here() {
-  std::string names;
-  for (const Instructions* set : kSets) {
+template <>
+constexpr const Instructions<float>* kSets<float>[] = {
+#if defined(__x86_64__)
+    &float32::kAvx512,
+    &float32::kAvx2,
+#endif
+    &float32::kPortable,
+};
+
+template <class Element>
+std::vector<std::string> names_here() {
+  std::vector<std::string> names;
+  for (const Instructions<Element>* set : kSets<Element>) {
     if (set->available()) {
-      names += (names.empty() ? "" : ", ") + std::string(set->name);
+      names.push_back(set->name);
     }
   }
   return names;
 }
 
-const Instructions& select(const std::string& name) {
-  for (const Instructions* set : kSets) {
+template <class Element>
+const Instructions<Element>& select(const std::string& name) {
+  for (const Instructions<Element>* set : kSets<Element>) {
     if (name == set->name && set->available()) {
       return *set;
     }
   }
-  STD_TORCH_CHECK(false, "instructions must be one of those that this processor and system have, ", names_here(),
-                  "; got ", name);
+  std::string names;
+  for (const std::string& here : names_here<Element>()) {
+    names += (names.empty() ? "" : ", ") + here;
+  }
+  STD_TORCH_CHECK(false, "instructions must be one of those that this processor and system have, ", names, "; got ",
+                  name);
 }
 
 }  // namespace
 
-std::string gemm_instructions() {
-  return names_here().substr(0, names_here().find(','));
+std::string gemm_instructions(String dtype) {
+  const std::string name = take(dtype);
+  STD_TORCH_CHECK(name == "float32" || name == "bfloat16", "dtype must be float32 or bfloat16, got ", name);
+  return name == "float32" ? names_here<float>().front() : names_here<BFloat16>().front();
 }
 
-void gemm_cpu(const Gemm& call) {
-  const Instructions& by = select(call.instructions);
-  if (call.count > 0 && call.m > 0 && call.n > 0) {
-    multiply(call, by);
-  }
+void gemm_cpu(const AnyGemm& any) {
+  std::visit(
+      [](const auto& call) {
+        const auto& by = select<std::remove_pointer_t<decltype(call.c)>>(call.instructions);
+        if (call.count > 0 && call.m > 0 && call.n > 0) {
+          multiply(call, by);
+        }
+      },
+      any);
 }
 
 }  // namespace optimizer

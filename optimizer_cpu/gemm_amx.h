@@ -80,15 +80,15 @@ OPTIMIZER_AMX inline void accumulate(float* sums, const BFloat16* a, const BFloa
   asm volatile("" ::: "memory");
 }
 
-constexpr Instructions kInstructions{.name = "amx",
-                                     .sizes = {10, 8, 16, 4096},
-                                             .available = available,
-                                     .enter = enter,
-                                     .leave = leave,
-                                     .arrange_a = {avx512::transpose, avx512::copy_rows},
-                                     .arrange_b = {avx512::interleave, avx512::arrange_columns},
-                                     .accumulate = accumulate,
-                                     .finish = avx512::finish};
+constexpr Instructions<BFloat16> kInstructions{.name = "amx",
+                                              .sizes = {10, 8, 16, 4096, 256},
+                                              .available = available,
+                                              .enter = enter,
+                                              .leave = leave,
+                                              .arrange_a = {avx512::transpose, avx512::copy_rows},
+                                              .arrange_b = {avx512::interleave, avx512::arrange_columns},
+                                              .accumulate = accumulate,
+                                              .finish = avx512::finish};
 
 }  // namespace optimizer::amx
 

@@ -132,17 +132,17 @@ OPTIMIZER_AVX512 inline void round(BFloat16* to, const float* sums) {
   }
 }
 
-OPTIMIZER_AVX512 inline void finish(float* sums, const Epilogue& epilogue, const Box& box) {
+OPTIMIZER_AVX512 inline void finish(float* sums, const Epilogue<BFloat16>& epilogue, const Box& box) {
   finish_block(sums, epilogue, box, round, transpose);
 }
 
-constexpr Instructions kInstructions{.name = "avx512_bf16",
-                                     .sizes = {10, 8, 8, 192},
-                                             .available = available,
-                                     .arrange_a = {transpose, copy_rows},
-                                     .arrange_b = {interleave, arrange_columns},
-                                     .accumulate = accumulate,
-                                     .finish = finish};
+constexpr Instructions<BFloat16> kInstructions{.name = "avx512_bf16",
+                                              .sizes = {10, 8, 8, 192, 256},
+                                              .available = available,
+                                              .arrange_a = {transpose, copy_rows},
+                                              .arrange_b = {interleave, arrange_columns},
+                                              .accumulate = accumulate,
+                                              .finish = finish};
 
 }  // namespace optimizer::avx512
 

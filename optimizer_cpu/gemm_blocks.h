@@ -1,11 +1,12 @@
 // What a product is made of: blocks of C, the packed order of the operands, and what an instruction set provides.
 //
 // A block of C is 32 x 32. For a panel, 32 rows of A or 32 columns of B, the sum over k goes in steps of 32: each step
-// is one block of the operand, packed into 2 KiB in the order in which it is multiplied, zeros where the operand ends.
+// is one block of the operand, packed in the order in which it is multiplied, zeros where the operand ends.
 //
-//     A   32 rows of 32 k each
-//     B   two tiles of 16 columns: 16 pairs of k, each with 16 columns of (k, k + 1)
-//     C   four tiles of 16 x 16 float32, row by row
+//     A            32 rows of 32 k each
+//     B, float32   for each k 32 columns
+//     B, bfloat16  two tiles of 16 columns: 16 pairs of k, each with 16 columns of (k, k + 1)
+//     C            four tiles of 16 x 16 float32, row by row
 #pragma once
 
 #include "gemm.h"
@@ -19,11 +20,12 @@ constexpr int64_t kTile = 16;
 constexpr int64_t kBlockArea = kBlock * kBlock;
 
 // What is done with the sums of a block.
+template <class Element>
 struct Epilogue {
   float alpha, beta;
   bool symmetric;
-  BFloat16* c;
-  const BFloat16* d;  // null where there is none
+  Element* c;
+  const Element* d;  // null where there is none
   int64_t c_stride, d_stride;
 };
 
@@ -33,15 +35,18 @@ struct alignas(64) TileState {
 };
 
 // Packs a block of an operand; `stride` elements from run to run.
-using Arrange = void (*)(BFloat16* to, const BFloat16* from, int64_t stride);
+template <class Element>
+using Arrange = void (*)(Element* to, const Element* from, int64_t stride);
 
 // How much of a product a core works on at once, in blocks: as much as its caches hold.
 struct Sizes {
   int64_t steps;       // of k in one go: a panel of A that long stays in the first-level cache while panels of B pass by
   int64_t rows, cols;  // whose sums stay in the second-level cache from one go to the next
   int64_t whole;       // blocks of B that are packed at once for all of k; where there are more, each go packs its own
+  int64_t grain;       // blocks that take as long as it takes to wake another thread
 };
 
+template <class Element>
 struct Instructions {
   const char* name;
   Sizes sizes;
@@ -49,10 +54,10 @@ struct Instructions {
   // Called on each thread before its first product and after its last.
   void (*enter)(TileState& before) = [](TileState&) {};
   void (*leave)(const TileState& before) = [](const TileState&) {};
-  Arrange arrange_a[2], arrange_b[2];  // [whether runs are along k]
+  Arrange<Element> arrange_a[2], arrange_b[2];  // [whether runs are along k]
   // sums += A B over so many steps; from zero where `first`.
-  void (*accumulate)(float* sums, const BFloat16* a, const BFloat16* b, int64_t steps, bool first);
-  void (*finish)(float* sums, const Epilogue& epilogue, const Box& box);  // which changes the sums
+  void (*accumulate)(float* sums, const Element* a, const Element* b, int64_t steps, bool first);
+  void (*finish)(float* sums, const Epilogue<Element>& epilogue, const Box& box);  // which changes the sums
 };
 
 // Where the number in this row and column of a block is among its sums.
@@ -60,27 +65,29 @@ OPTIMIZER_INLINE int64_t place_of_sum(int64_t row, int64_t col) {
   return (row / kTile * 2 + col / kTile) * kTile * kTile + row % kTile * kTile + col % kTile;
 }
 
-OPTIMIZER_INLINE void copy_block(BFloat16* to, int64_t to_stride, const BFloat16* from, int64_t from_stride,
+template <class Element>
+OPTIMIZER_INLINE void copy_block(Element* to, int64_t to_stride, const Element* from, int64_t from_stride,
                                  const Box& box) {
   for (int64_t row = 0; row < box.rows; ++row, to += to_stride, from += from_stride) {
     if (box.cols == kBlock) {
-      std::memcpy(to, from, kBlock * sizeof(BFloat16));
+      std::memcpy(to, from, kBlock * sizeof(Element));
     } else {
-      std::memcpy(to, from, box.cols * sizeof(BFloat16));
+      std::memcpy(to, from, box.cols * sizeof(Element));
     }
   }
 }
 
 // sums = alpha sums + beta D, or alpha sums where there is no D.
-OPTIMIZER_INLINE void scale(float* sums, const Epilogue& by, const Box& box) {
+template <class Element>
+OPTIMIZER_INLINE void scale(float* sums, const Epilogue<Element>& by, const Box& box) {
   if (by.alpha != 1) {
     for (int64_t i = 0; i < kBlockArea; ++i) {
       sums[i] *= by.alpha;
     }
   }
   if (by.d) {
-    alignas(64) BFloat16 padded[kBlockArea];
-    const BFloat16* d = by.d + box.row * by.d_stride + box.col;
+    alignas(64) Element padded[kBlockArea];
+    const Element* d = by.d + box.row * by.d_stride + box.col;
     int64_t stride = by.d_stride;
     if (box.rows < kBlock || box.cols < kBlock) {
       std::memset(static_cast<void*>(padded), 0, sizeof(padded));
@@ -100,21 +107,22 @@ OPTIMIZER_INLINE void scale(float* sums, const Epilogue& by, const Box& box) {
 
 // Writes a block from its sums, and its mirror if the result is symmetric; on the diagonal the lower half is mirrored
 // in place. round(to, sums) rounds them to rows of 32, transpose(to, from, stride) is of 32 x 32.
-template <class Round, class Transpose>
-OPTIMIZER_INLINE void finish_block(float* sums, const Epilogue& by, const Box& box, Round round, Transpose transpose) {
-  alignas(64) BFloat16 block[kBlockArea], mirror[kBlockArea];
+template <class Element, class Round, class Transpose>
+OPTIMIZER_INLINE void finish_block(float* sums, const Epilogue<Element>& by, const Box& box, Round round,
+                                   Transpose transpose) {
+  alignas(64) Element block[kBlockArea], mirror[kBlockArea];
   scale(sums, by, box);
   round(block, sums);
-  BFloat16* const c = by.c + box.row * by.c_stride + box.col;
+  Element* const c = by.c + box.row * by.c_stride + box.col;
   if (!by.symmetric) {
     return copy_block(c, by.c_stride, block, kBlock, box);
   }
   transpose(mirror, block, kBlock);
   if (box.row == box.col) {
     for (uint16_t row = 0; row < kBlock; ++row) {
-      BFloat16 *upper = mirror + row * kBlock, *lower = block + row * kBlock;
+      Element *upper = mirror + row * kBlock, *lower = block + row * kBlock;
       for (uint16_t col = 0; col < kBlock; ++col) {
-        lower[col].x = col > row ? upper[col].x : lower[col].x;
+        lower[col] = col > row ? upper[col] : lower[col];
       }
     }
   } else {

@@ -70,16 +70,16 @@ OPTIMIZER_INLINE void round(BFloat16* to, const float* sums) {
   }
 }
 
-OPTIMIZER_CLONES void finish(float* sums, const Epilogue& epilogue, const Box& box) {
+OPTIMIZER_CLONES void finish(float* sums, const Epilogue<BFloat16>& epilogue, const Box& box) {
   finish_block(sums, epilogue, box, round, arrange_a<false>);
 }
 
-constexpr Instructions kInstructions{.name = "portable",
-                                     .sizes = {10, 8, 8, 192},
-                                             .available = available,
-                                     .arrange_a = {arrange_a<false>, arrange_a<true>},
-                                     .arrange_b = {arrange_b<false>, arrange_b<true>},
-                                     .accumulate = accumulate,
-                                     .finish = finish};
+constexpr Instructions<BFloat16> kInstructions{.name = "portable",
+                                              .sizes = {10, 8, 8, 192, 256},
+                                              .available = available,
+                                              .arrange_a = {arrange_a<false>, arrange_a<true>},
+                                              .arrange_b = {arrange_b<false>, arrange_b<true>},
+                                              .accumulate = accumulate,
+                                              .finish = finish};
 
 }  // namespace optimizer::portable

@@ -19,19 +19,21 @@ struct Part {
 };
 
 // What a thread works with.
+template <class Element>
 struct Buffers {
-  BFloat16 *a, *b;
+  Element *a, *b;
   float* sums;
 };
 
+template <class Element>
 struct Operand {
-  Runs runs;
-  const Arrange* arrange;
+  Runs<Element> runs;
+  const Arrange<Element>* arrange;
   int64_t outer, k;  // sizes: of the dimension that is cut into panels, and of the one that is summed over
 
   // Panels one after another, each with these steps, in the order of memory; zeros where the operand ends.
-  void pack(BFloat16* to, int64_t matrix, Range panels, Range steps) const {
-    const BFloat16* from = runs.data + matrix * runs.batch_stride;
+  void pack(Element* to, int64_t matrix, Range panels, Range steps) const {
+    const Element* from = runs.data + matrix * runs.batch_stride;
     const int64_t outer_stride = runs.along_k ? runs.stride : 1, k_stride = runs.along_k ? 1 : runs.stride;
     const int64_t slow_end = runs.along_k ? panels.size() : steps.size();
     const int64_t fast_end = runs.along_k ? steps.size() : panels.size();
@@ -46,23 +48,24 @@ struct Operand {
   }
 
  private:
-  void pack_block(BFloat16* to, const BFloat16* from, int64_t size, int64_t depth) const {
+  void pack_block(Element* to, const Element* from, int64_t size, int64_t depth) const {
     if (size == kBlock && depth == kBlock) {
       return arrange[runs.along_k](to, from, runs.stride);
     }
-    alignas(64) BFloat16 padded[kBlockArea];
+    alignas(64) Element padded[kBlockArea];
     std::memset(static_cast<void*>(padded), 0, sizeof(padded));
     const int64_t lines = runs.along_k ? size : depth, length = runs.along_k ? depth : size;
     for (int64_t line = 0; line < lines; ++line) {
-      std::memcpy(padded + line * kBlock, from + line * runs.stride, length * sizeof(BFloat16));
+      std::memcpy(padded + line * kBlock, from + line * runs.stride, length * sizeof(Element));
     }
     arrange[runs.along_k](to, padded, kBlock);
   }
 };
 
+template <class Element>
 class Product {
  public:
-  Product(const Gemm& call, const Instructions& by)
+  Product(const Gemm<Element>& call, const Instructions<Element>& by)
       : call_(call), by_(by), a_{call.a, by.arrange_a, call.m, call.k}, b_{call.b, by.arrange_b, call.n, call.k} {
     steps_ = ceil_div(call.k, kBlock);
     run_ = ceil_div(steps_, std::max<int64_t>(1, ceil_div(steps_, by.sizes.steps)));
@@ -72,7 +75,7 @@ class Product {
     width_ = b_run_ == steps_ ? width_ : by.sizes.cols;
   }
 
-  const Gemm& call() const { return call_; }
+  const Gemm<Element>& call() const { return call_; }
   int64_t rows() const { return ceil_div(call_.m, kBlock); }
   int64_t cols() const { return ceil_div(call_.n, kBlock); }
   int64_t steps() const { return steps_; }
@@ -90,12 +93,12 @@ class Product {
     return (run_ < steps_ ? std::min(by_.sizes.rows, rows()) * cols : 2) * kBlockArea;
   }
 
-  void compute(const Part& part, const Buffers& buffers) const {
+  void compute(const Part& part, const Buffers<Element>& buffers) const {
     const Range cols{part.cols.begin, reach(part.rows.end - 1, part.cols.end)};
     if (b_run_ == steps_) {
       b_.pack(buffers.b, part.matrix, cols, {0, steps_});
     }
-    const Epilogue epilogue = epilogue_of(part.matrix);
+    const Epilogue<Element> epilogue = epilogue_of(part.matrix);
     for (int64_t row = part.rows.begin; row < part.rows.end; row += by_.sizes.rows) {
       const Range rows{row, std::min(row + by_.sizes.rows, part.rows.end)};
       Range steps{0, run_};
@@ -112,7 +115,8 @@ class Product {
  private:
   // Adds these steps to the sums; the last ones lead to results. A block is finished after the next one's products have
   // been started, as different parts of a core do the two.
-  void add_steps(const Part& part, const Buffers& buffers, Range steps, const Epilogue& epilogue) const {
+  void add_steps(const Part& part, const Buffers<Element>& buffers, Range steps,
+                 const Epilogue<Element>& epilogue) const {
     const bool last = steps.end == steps_;
     float* sums = buffers.sums;
     float* waiting = nullptr;
@@ -124,7 +128,7 @@ class Product {
       }
       a_.pack(buffers.a, part.matrix, {row, row + 1}, steps);
       for (int64_t col = part.cols.begin; col < end; ++col) {
-        const BFloat16* b = buffers.b + packed_place(col - part.cols.begin, steps);
+        const Element* b = buffers.b + packed_place(col - part.cols.begin, steps);
         if (last) {
           prefetch(epilogue, box(row, col));
         }
@@ -149,7 +153,7 @@ class Product {
   }
 
   // Fetches the cache lines that `finish` will write, which it would otherwise wait for one after another.
-  static void prefetch(const Epilogue& by, const Box& box) {
+  static void prefetch(const Epilogue<Element>& by, const Box& box) {
     for (int64_t row = 0; row < box.rows; ++row) {
       __builtin_prefetch(by.c + (box.row + row) * by.c_stride + box.col, 1);
     }
@@ -158,9 +162,9 @@ class Product {
     }
   }
 
-  Epilogue epilogue_of(int64_t matrix) const {
-    const BFloat16* d = call_.d.data ? call_.d.data + matrix * call_.d.batch_stride : nullptr;
-    BFloat16* c = call_.c + matrix * call_.c_batch_stride;
+  Epilogue<Element> epilogue_of(int64_t matrix) const {
+    const Element* d = call_.d.data ? call_.d.data + matrix * call_.d.batch_stride : nullptr;
+    Element* c = call_.c + matrix * call_.c_batch_stride;
     return {call_.alpha, call_.beta, call_.symmetric, c, d, call_.c_stride, call_.d.stride};
   }
 
@@ -169,9 +173,9 @@ class Product {
     return {row * kBlock, col * kBlock, rows, cols};
   }
 
-  const Gemm& call_;
-  const Instructions& by_;
-  Operand a_, b_;
+  const Gemm<Element>& call_;
+  const Instructions<Element>& by_;
+  Operand<Element> a_, b_;
   int64_t steps_, run_, b_run_;  // along k: in all, in one go, and for which B is packed at once
   int64_t width_;
 };

@@ -13,8 +13,6 @@ namespace optimizer {
 
 // Costs are counted in multiplied blocks: what a block costs besides its steps.
 constexpr int64_t kBlockCost = 3;
-// Cost under which waking another thread does not pay.
-constexpr int64_t kGrain = 256;
 // A thread that is held up delays the others by one task at most: so many of them for each thread.
 constexpr int64_t kTasksPerThread = 6;
 
@@ -25,13 +23,14 @@ struct Free {
 using Memory = std::unique_ptr<char, Free>;
 
 // The rectangles of blocks that results are cut into. Those of one matrix follow each other, the costly ones first.
+template <class Element>
 class Tasks {
  public:
-  Tasks(const Product& product, int64_t matrices, int64_t most_threads)
+  Tasks(const Product<Element>& product, int64_t matrices, int64_t grain, int64_t most_threads)
       : product_(product), matrices_(matrices), height_(product.height()), width_(product.width()) {
     cut();
-    threads_ = std::clamp<int64_t>(cost_ / kGrain, 1, most_threads);
-    const int64_t wanted = threads_ > 1 ? std::min(kTasksPerThread * threads_, cost_ / kGrain) : 1;
+    threads_ = std::clamp<int64_t>(cost_ / grain, 1, most_threads);
+    const int64_t wanted = threads_ > 1 ? std::min(kTasksPerThread * threads_, cost_ / grain) : 1;
     while (size() < wanted && shrink()) {
       cut();
     }
@@ -83,24 +82,25 @@ class Tasks {
     return true;
   }
 
-  const Product& product_;
+  const Product<Element>& product_;
   int64_t matrices_, height_, width_, threads_ = 1, cost_ = 0;
   std::vector<Part> parts_;
 };
 
-inline void multiply(const Gemm& call, const Instructions& by) {
-  const Product product(call, by);
-  const Tasks tasks(product, call.count, most_threads());
+template <class Element>
+void multiply(const Gemm<Element>& call, const Instructions<Element>& by) {
+  const Product<Element> product(call, by);
+  const Tasks<Element> tasks(product, call.count, by.sizes.grain, most_threads());
   const int64_t a_size = product.a_size(), b_size = product.b_size(tasks.width());
   const int64_t sums_size = product.sums_size(tasks.width());
-  const int64_t bytes = (a_size + b_size) * sizeof(BFloat16) + sums_size * sizeof(float);
+  const int64_t bytes = (a_size + b_size) * sizeof(Element) + sums_size * sizeof(float);
   const Memory memory(static_cast<char*>(std::aligned_alloc(64, tasks.threads() * bytes)));
   if (!memory) {
     throw std::bad_alloc();
   }
   take_turns(tasks.size(), 1, tasks.threads(), [&](int64_t thread, const auto& next) {
     float* const sums = reinterpret_cast<float*>(memory.get() + thread * bytes);
-    BFloat16* const a = reinterpret_cast<BFloat16*>(sums + sums_size);
+    Element* const a = reinterpret_cast<Element*>(sums + sums_size);
     TileState before;
     by.enter(before);
     for (Range some = next(); some.size() > 0; some = next()) {

@@ -40,7 +40,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, bool symmetric, str instructions) "
       "-> ()");
-  ops.def("gemm_instructions() -> str");
+  ops.def("gemm_instructions(str dtype) -> str");
   ops.def(
       "hopper_gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal) -> ()");
 }

@@ -30,7 +30,8 @@ def run_sweep(repository: Path, variant: Path, name: str, file: Path, *options: 
 
 @pytest.fixture(scope="module")
 def orthogonalize(repository, variant, tmp_path_factory):
-    return run_sweep(repository, variant, "orthogonalize", tmp_path_factory.mktemp("results") / "orthogonalize.json")
+    file = tmp_path_factory.mktemp("results") / "orthogonalize.json"
+    return run_sweep(repository, variant, "orthogonalize", file, "--beside-busy")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,8 @@ def test_busy_cores_are_as_many_as_there_are_and_end():
 
 
 def test_orthogonalize_sweep_has_its_columns(orthogonalize):
+    cases = [row["case"] for row in orthogonalize["results"]]
+    assert cases[len(cases) // 2 :] == [f"{case} beside busy cores" for case in cases[: len(cases) // 2]]
     for row in orthogonalize["results"]:
         present = {"optimizer", "torch products", "torch.optim.Muon"}
         check_contestants(row, present, {"torch.compile", "pytorch-optimizer", "gram-newton-schulz"})

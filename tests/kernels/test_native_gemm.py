@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-SETS = "amx", "avx512_bf16", "portable"
+from tests.support.gemm_kinds import BFLOAT16, FLOAT32, KINDS, SETS, Kind
+
 PLAIN = 1.0, 0.0  # alpha, beta
 # Parts of a block, whole ones, more than one go along k, more than one part of a result.
 SHAPES = (1, 1, 1), (7, 17, 1), (17, 7, 33), (33, 65, 100), (64, 32, 320), (100, 33, 768), (300, 600, 700)
@@ -23,71 +24,88 @@ LAYOUTS = {
 }
 
 
-def random(*shape, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
 @pytest.fixture(scope="session")
 def native(kernel):
     return kernel.kernels.native
 
 
-@pytest.fixture(params=SETS)
-def instructions(request, native) -> str:
+@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind.dtype}-{kind.instructions}".replace("torch.", ""))
+def kind(request, native) -> Kind:
     """Each instruction set that is here: the best one says which are."""
-    if SETS.index(request.param) < SETS.index(native.gemm_instructions()):
-        pytest.skip(f"this processor has no {request.param}")
+    dtype, name = request.param
+    if SETS[dtype].index(name) < SETS[dtype].index(native.gemm_instructions(dtype)):
+        pytest.skip(f"this processor has no {name}")
     return request.param
 
 
 @pytest.fixture
-def gemm(native, instructions):
+def gemm(native, kind):
     """The operation with a result of its own, filled with NaN before."""
 
     def product(A, B, D=None, numbers=PLAIN, symmetric=False):
-        C = torch.full((len(A), A.size(1), B.size(2)), torch.nan, dtype=torch.bfloat16)
-        native.gemm_(C, A, B, D, *numbers, symmetric, instructions)
+        C = torch.full((len(A), A.size(1), B.size(2)), torch.nan, dtype=kind.dtype)
+        native.gemm_(C, A, B, D, *numbers, symmetric, kind.instructions)
         return C
 
     return product
 
 
 def within_error(C: Tensor, A: Tensor, B: Tensor, D=None, numbers=PLAIN) -> bool:
-    """Whether C is the product up to k + 2 roundings to float32, none above the sum of sizes, and one to bfloat16.
+    """Whether C is the product up to 2 k + 2 roundings to float32, none above the sum of sizes, and one to C's dtype.
 
-    Products of two bfloat16 are exact in float32. The processor's sums cut what is below 2^-126.
+    Products and sums may be rounded one by one, and a run of k is summed for itself. Products of two bfloat16 are exact
+    in float32, but tdpbf16ps and vdpbf16ps also add the two products of a pair, and cut what is below 2^-126.
     """
     (alpha, beta), A, B = numbers, A.double(), B.double()
     D = torch.zeros(C.shape, dtype=torch.float64) if D is None else D.double()
     exact = alpha * (A @ B) + beta * D
     sizes = abs(alpha) * (A.abs() @ B.abs()) + abs(beta) * D.abs()
-    # Two units in the last place of float32 per sum: tdpbf16ps and vdpbf16ps also add the two products of a pair.
     summing = (2 * A.size(2) + 2) * 2.0**-24 * sizes
-    return bool(((C.double() - exact).abs() <= summing + 2.0**-8 * (exact.abs() + summing) + 2.0**-126).all())
+    rounding = torch.finfo(C.dtype).eps / 2
+    return bool(((C.double() - exact).abs() <= summing + rounding * (exact.abs() + summing) + 2.0**-126).all())
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_err_by_their_roundings(gemm, shape):
+def test_products_err_by_their_roundings(gemm, shape, kind):
     m, n, k = shape
-    A, B, D = random(2, m, k), random(2, k, n, seed=1), random(2, m, n, seed=2)
+    A, B, D = kind.random(2, m, k), kind.random(2, k, n, seed=1), kind.random(2, m, n, seed=2)
     assert within_error(gemm(A, B), A, B)
     numbers = -0.7, 1.3
     assert within_error(gemm(A, B, D, numbers), A, B, D, numbers)
 
 
-def test_a_large_product_errs_by_its_roundings(native):
-    A, B = random(1, 768, 768), random(1, 768, 768, seed=1)
+def test_a_large_product_errs_by_its_roundings(native, kind):
+    A, B = kind.random(1, 768, 768), kind.random(1, 768, 768, seed=1)
     C = torch.empty_like(A)
-    native.gemm_(C, A, B, None, *PLAIN, False, native.gemm_instructions())
+    native.gemm_(C, A, B, None, *PLAIN, False, kind.instructions)
     assert within_error(C, A, B)
+
+
+def test_the_processors_products_in_float32_are_not_rounded_before_they_are_added(gemm, kind):
+    """x² = r + 2^-24, where r is the nearest number of float32: rounded before, x² - r would be 0."""
+    if kind.dtype != FLOAT32 or kind.instructions == "portable":
+        pytest.skip("only float32 instructions of the processor promise it")
+    x, r = 1 + 2.0**-12, 1 + 2.0**-11
+    assert gemm(torch.tensor([[[1.0, x]]]), torch.tensor([[[-r], [x]]])).item() == 2.0**-24
+
+
+def test_vectors_of_both_widths_give_the_same_bits(native):
+    if native.gemm_instructions(FLOAT32) != "avx512":
+        pytest.skip("this processor has no avx512")
+    A, B = Kind(FLOAT32, "avx2").random(2, 70, 600), Kind(FLOAT32, "avx2").random(2, 600, 50, seed=1)
+    results = [torch.full((2, 70, 50), torch.nan) for _ in range(2)]
+    for C, name in zip(results, ("avx512", "avx2")):
+        native.gemm_(C, A, B, None, *PLAIN, False, name)
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, repeat=2)), ids="-".join)
 @pytest.mark.parametrize("shape", [(17, 7, 33), (64, 96, 352)], ids=str)
-def test_strides_change_no_bit(gemm, shape, layouts):
+def test_strides_change_no_bit(gemm, shape, layouts, kind):
     m, n, k = shape
-    A, B, D = random(1, m, k).expand(3, m, k), random(1, k, n, seed=1).expand(3, k, n), random(3, m, n, seed=2)
+    A, B = kind.random(1, m, k).expand(3, m, k), kind.random(1, k, n, seed=1).expand(3, k, n)
+    D = kind.random(3, m, n, seed=2)
     expected = gemm(A.contiguous(), B.contiguous(), D, (1.0, 0.5))
     wide = torch.cat([D, D], 2)[:, :, :n]
     assert torch.equal(gemm(LAYOUTS[layouts[0]](A), LAYOUTS[layouts[1]](B), wide, (1.0, 0.5)), expected)
@@ -95,17 +113,17 @@ def test_strides_change_no_bit(gemm, shape, layouts):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("shape", [(1, 1), (33, 100), (64, 352), (300, 40)], ids=str)
-def test_symmetric_products_are_the_lower_halves_mirrored(gemm, shape):
-    X, D = random(2, *shape), random(2, shape[0], shape[0], seed=1)
+def test_symmetric_products_are_the_lower_halves_mirrored(gemm, shape, kind):
+    X, D = kind.random(2, *shape), kind.random(2, shape[0], shape[0], seed=1)
     D = D + D.mT
     whole, half = (gemm(X, X.mT, D, (0.5, -2.0), symmetric) for symmetric in (False, True))
     assert torch.equal(half, whole.tril() + whole.tril(-1).mT)
 
 
-@pytest.mark.parametrize("shape", [(8, 8, 8), (70, 40, 340), (40, 40, 4000), (400, 300, 200)], ids=str)
-def test_neither_batch_nor_threads_change_a_bit(gemm, shape):
+@pytest.mark.parametrize("shape", [(8, 8, 8), (70, 40, 340), (40, 40, 4200), (400, 300, 200)], ids=str)
+def test_neither_batch_nor_threads_change_a_bit(gemm, shape, kind):
     m, n, k = shape
-    A, B, S = random(9, m, k), random(9, k, n, seed=1), random(9, m, m, seed=2)
+    A, B, S = kind.random(9, m, k), kind.random(9, k, n, seed=1), kind.random(9, m, m, seed=2)
     results = []
     for count in 1, 2, 3, 16:
         torch.set_num_threads(count)
@@ -115,24 +133,25 @@ def test_neither_batch_nor_threads_change_a_bit(gemm, shape):
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
 
 
-def test_sums_depend_on_k_alone(gemm):
+def test_sums_depend_on_k_alone(gemm, kind):
     """The corner of a large product is the product of the corners' rows and columns."""
-    A, B = random(1, 600, 700), random(1, 700, 650, seed=1)
+    A, B = kind.random(1, 600, 700), kind.random(1, 700, 650, seed=1)
     assert torch.equal(gemm(A, B)[:, 40:73, 550:], gemm(A[:, 40:73], B[:, :, 550:]))
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("shape", [(0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0)], ids=str)
-def test_sizes_may_be_zero(gemm, shape):
+def test_sizes_may_be_zero(gemm, shape, kind):
     b, m, n, k = shape
-    C = gemm(torch.ones(b, m, k).bfloat16(), torch.ones(b, k, n).bfloat16(), torch.ones(b, m, n).bfloat16(), (1.0, 2.0))
-    assert torch.equal(C, torch.full((b, m, n), 2.0 + k, dtype=torch.bfloat16))
+    A, B, D = (torch.ones(b, *sizes, dtype=kind.dtype) for sizes in ((m, k), (k, n), (m, n)))
+    C = gemm(A, B, D, (1.0, 2.0))
+    assert torch.equal(C, torch.full((b, m, n), 2.0 + k, dtype=kind.dtype))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_nan_and_infinity_stay_in_their_row_and_matrix(gemm, value):
+def test_nan_and_infinity_stay_in_their_row_and_matrix(gemm, value, kind):
     """Also where a block is filled up with zeros: zero times infinity must reach no result."""
-    A, B = random(3, 40, 50), random(3, 50, 45, seed=1)
+    A, B = kind.random(3, 40, 50), kind.random(3, 50, 45, seed=1)
     expected = gemm(A, B)
     A[1, 33, 49] = value
     C = gemm(A, B)
@@ -142,9 +161,9 @@ def test_nan_and_infinity_stay_in_their_row_and_matrix(gemm, value):
 
 
 @pytest.mark.parametrize("beyond", [torch.nan, torch.inf])
-def test_nothing_beyond_the_operands_is_multiplied(gemm, beyond):
-    A, B = torch.full((1, 64, 64), beyond).bfloat16(), torch.full((1, 64, 64), beyond).bfloat16()
-    A[:, :33, :35], B[:, :35, :40] = random(1, 33, 35), random(1, 35, 40, seed=1)
+def test_nothing_beyond_the_operands_is_multiplied(gemm, beyond, kind):
+    A, B = (torch.full((1, 64, 64), beyond, dtype=kind.dtype) for _ in range(2))
+    A[:, :33, :35], B[:, :35, :40] = kind.random(1, 33, 35), kind.random(1, 35, 40, seed=1)
     transposed = A.mT.contiguous().mT, B.mT.contiguous().mT
     for left, right in (A, B), transposed:
         given = left[:, :33, :35], right[:, :35, :40]
@@ -153,29 +172,29 @@ def test_nothing_beyond_the_operands_is_multiplied(gemm, beyond):
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_nothing_is_written_outside_of_the_result(native, instructions, symmetric):
-    around = torch.full((4, 60, 61), 7.0).bfloat16()
-    C, A = around[1:3, 5:50, 9:54], random(2, 45, 70)
-    native.gemm_(C, A, A.mT, None, *PLAIN, symmetric, instructions)
+def test_nothing_is_written_outside_of_the_result(native, kind, symmetric):
+    around = torch.full((4, 60, 61), 7.0, dtype=kind.dtype)
+    C, A = around[1:3, 5:50, 9:54], kind.random(2, 45, 70)
+    native.gemm_(C, A, A.mT, None, *PLAIN, symmetric, kind.instructions)
     assert within_error(C.contiguous(), A, A.mT)
     C.fill_(7)
     assert (around == 7).all()
 
 
-def test_d_may_be_an_operand(gemm):
-    A, X, numbers = random(2, 50, 50), random(2, 50, 70, seed=1), (2.0, 3.0)
+def test_d_may_be_an_operand(gemm, kind):
+    A, X, numbers = kind.random(2, 50, 50), kind.random(2, 50, 70, seed=1), (2.0, 3.0)
     assert torch.equal(gemm(A, X, X, numbers), gemm(A, X, X.clone(), numbers))
     assert torch.equal(gemm(A, A, A, numbers), gemm(A, A.clone(), A.clone(), numbers))
 
 
-def test_torchs_products_before_and_after_ours_keep_their_bits(gemm):
+def test_torchs_products_before_and_after_ours_keep_their_bits(gemm, kind):
     """Both configure the AMX of a thread, and a library may rely on finding its configuration again."""
     torch.set_num_threads(2)
     shapes = (64, 64, 64), (100, 70, 40), (256, 256, 256), (16, 500, 33)
-    pairs = [(random(m, k), random(k, n, seed=1)) for m, n, k in shapes]
+    pairs = [(kind.random(m, k), kind.random(k, n, seed=1)) for m, n, k in shapes]
     alone = [torch.mm(a, b) for a, b in pairs]
     ours = [gemm(a[None], b[None]) for a, b in pairs]
-    large = random(2, 300, 300)
+    large = kind.random(2, 300, 300)
     for _ in range(3):
         for (a, b), expected, own in zip(pairs, alone, ours):
             gemm(large, large)
@@ -185,21 +204,21 @@ def test_torchs_products_before_and_after_ours_keep_their_bits(gemm):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (33, 100), (100, 33), (352, 700)], ids=str)
-def test_b_and_d_may_be_replaced_by_the_result(native, instructions, shape):
+def test_b_and_d_may_be_replaced_by_the_result(native, kind, shape):
     """Columns are packed before they are overwritten, whoever computes them."""
-    A, X = random(3, shape[0], shape[0]), random(3, *shape, seed=1)
+    A, X = kind.random(3, shape[0], shape[0]), kind.random(3, *shape, seed=1)
     expected = torch.empty_like(X)
-    native.gemm_(expected, A, X, X, 2.0, -0.5, False, instructions)
+    native.gemm_(expected, A, X, X, 2.0, -0.5, False, kind.instructions)
     for count in 1, 2, 5:
         torch.set_num_threads(count)
         replaced = X.clone()
-        native.gemm_(replaced, A, replaced, replaced, 2.0, -0.5, False, instructions)
+        native.gemm_(replaced, A, replaced, replaced, 2.0, -0.5, False, kind.instructions)
         assert torch.equal(replaced, expected)
 
 
-def test_products_in_two_threads_of_a_program_keep_their_bits(gemm):
+def test_products_in_two_threads_of_a_program_keep_their_bits(gemm, kind):
     """One of them has the library's threads, the other works alone."""
-    A, B = random(4, 200, 300), random(4, 300, 250, seed=1)
+    A, B = kind.random(4, 200, 300), kind.random(4, 300, 250, seed=1)
     expected = gemm(A, B)
     with ThreadPoolExecutor(2) as two:
         results = list(two.map(lambda _: gemm(A, B), range(40)))
@@ -209,7 +228,7 @@ def test_products_in_two_threads_of_a_program_keep_their_bits(gemm):
 @pytest.fixture
 def tile_configuration(native):
     """Functions that load and store this thread's configuration of AMX, 64 bytes: ldtilecfg and sttilecfg [rdi]."""
-    if native.gemm_instructions() != "amx":
+    if native.gemm_instructions(BFLOAT16) != "amx":
         pytest.skip("this processor has no amx")
     code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     code.write(bytes.fromhex("c4e2784907c3" + "c4e2794907c3"))
@@ -224,7 +243,7 @@ def test_the_tiles_of_a_thread_stay_as_they_were_configured(native, tile_configu
     load, store = tile_configuration
     given, found = bytearray(64), ctypes.create_string_buffer(64)
     given[0], given[16], given[48] = palette, 48 * palette, 5 * palette  # one tile of 5 rows of 48 bytes, or none
-    X = random(3, 100, 100)
+    X = Kind(BFLOAT16, "amx").random(3, 100, 100)
     load(bytes(given))
     native.gemm_(torch.empty_like(X), X, X, None, *PLAIN, False, "amx")
     store(ctypes.cast(found, ctypes.c_char_p))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-SETS = "amx", "avx512_bf16", "portable"
+from tests.support.gemm_kinds import BFLOAT16, FLOAT32, SETS
+
 PLAIN = 1.0, 0.0  # alpha, beta
 
 
@@ -15,12 +16,18 @@ def native(kernel):
 
 
 @pytest.mark.kernels_ci
-def test_instructions_are_asked_for_by_name(native):
-    best, X = native.gemm_instructions(), torch.ones(1, 4, 4).bfloat16()
-    assert best in SETS
-    for name in ("mmx", "", *SETS[: SETS.index(best)]):
+@pytest.mark.parametrize(("dtype", "other"), [(BFLOAT16, FLOAT32), (FLOAT32, BFLOAT16)], ids=str)
+def test_instructions_are_asked_for_by_name(native, dtype, other):
+    best, X, names = native.gemm_instructions(dtype), torch.ones(1, 4, 4, dtype=dtype), SETS[dtype]
+    assert best in names
+    for name in ("mmx", "", *names[: names.index(best)], SETS[other][0]):
         with pytest.raises(RuntimeError, match=rf"must be one of .*{best}(.*portable)?; got {name}"):
             native.gemm_(torch.empty_like(X), X, X, None, *PLAIN, False, name)
+
+
+def test_other_dtypes_have_no_instructions(native):
+    with pytest.raises(RuntimeError, match="must be float32 or bfloat16, got float64"):
+        native.gemm_instructions(torch.float64)
 
 
 def arguments(**changes) -> dict:
@@ -37,10 +44,10 @@ BAD = {
     r"B must be \(2, 5, 4\), got \(1": {"B": ONES[:20].view(1, 5, 4)},
     r"C must be \(2, 3, 4\)": {"C": ONES[:30].view(2, 3, 5)},
     r"D must be \(2, 3, 4\)": {"D": ONES[:12].view(3, 4)},
-    "A must be bfloat16": {"A": torch.ones(2, 3, 5)},
-    "B must be bfloat16": {"B": torch.ones(2, 5, 4).half()},
-    "C must be bfloat16": {"C": torch.ones(2, 3, 4)},
-    "D must be bfloat16": {"D": torch.ones(2, 3, 4)},
+    "A must be float32 or bfloat16": {"A": torch.ones(2, 3, 5).half()},
+    "B must be .* as A is": {"B": torch.ones(2, 5, 4).half()},
+    "C must be .* as A is": {"C": torch.ones(2, 3, 4)},
+    "D must be .* as A is": {"D": torch.ones(2, 3, 4)},
     "A must have a stride of 1": {"A": ONES.as_strided((2, 3, 5), (100, 30, 2))},
     "C must have a stride of 1": {"C": ONES[:24].view(2, 4, 3).mT},
     "D must have a stride of 1": {"D": ONES[:24].view(2, 4, 3).mT},
@@ -53,6 +60,12 @@ SHARING = {
     "B": {"C": SHARED[:24].view(2, 3, 4), "B": SHARED[:40].view(2, 5, 4)},
     "D": {"C": SHARED[:24].view(2, 3, 4), "D": SHARED[:24].view(2, 3, 4)},
 }
+
+
+@pytest.mark.kernels_ci
+def test_operands_of_two_dtypes_are_refused(native):
+    with pytest.raises(RuntimeError, match=r"B must be .* as A is, got "):
+        native.gemm_(**arguments(A=torch.ones(2, 3, 5)))
 
 
 @pytest.mark.kernels_ci
@@ -77,11 +90,12 @@ def test_the_operation_keeps_torchs_rules_for_operators(native):
     torch.library.opcheck(native.gemm_.default, (), arguments(), test_utils=utilities)
 
 
-def test_a_compiled_product_is_the_eager_one(native):
+@pytest.mark.parametrize("dtype", SETS, ids=str)
+def test_a_compiled_product_is_the_eager_one(native, dtype):
     def square(X):
         C = torch.empty_like(X)
-        native.gemm_(C, X, X.mT, None, *PLAIN, True, native.gemm_instructions())
+        native.gemm_(C, X, X.mT, None, *PLAIN, True, native.gemm_instructions(dtype))
         return C * 2
 
-    X = torch.randn(2, 40, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    X = torch.randn(2, 40, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert torch.equal(torch.compile(square, fullgraph=True, backend="aot_eager")(X), square(X))

@@ -62,7 +62,9 @@ def test_what_the_compiled_operations_refuse_is_refused_in_the_same_words(both, 
 
 def test_instructions_of_the_processor_are_refused_by_name(portable_kernel):
     native, X = portable_kernel.kernels.native, torch.ones(1, 4, 4).bfloat16()
-    assert native.gemm_instructions() == "portable"
+    assert {native.gemm_instructions(dtype) for dtype in (torch.float32, torch.bfloat16)} == {"portable"}
+    with pytest.raises(RuntimeError, match="dtype must be float32 or bfloat16, got float64"):
+        native.gemm_instructions(torch.float64)
     for name in "amx", "avx512_bf16", "mmx", "":
         with pytest.raises(RuntimeError, match=rf"that this variant has, portable; got {name}"):
             native.gemm_(torch.empty_like(X), X, X, None, 1.0, 0.0, False, name)

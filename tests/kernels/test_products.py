@@ -8,21 +8,18 @@ import torch
 from tests.support.proofs import roundings
 from tests.support.symmetric_products import ALPHA, BETA, DIAGONAL, normal, symmetric
 
-TABLES = {
-    "SINGLE": torch.float32,
-    "TRIANGLE": torch.float32,
-    "NATIVE": torch.bfloat16,
-    "BATCHED": torch.float32,
-    "SYMMETRIC": torch.float32,
-}
+CPU, FLOAT32 = torch.device("cpu"), torch.float32
+TABLES = [(name, FLOAT32) for name in ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC", "BATCHED", "SYMMETRIC")]
+TABLES += [(name, torch.bfloat16) for name in ("NATIVE", "NATIVE_SYMMETRIC")]
 
 
-@pytest.fixture(params=TABLES)
+@pytest.fixture(params=TABLES, ids=lambda case: f"{case[0]}-{case[1]}")
 def case(request, kernel):
     """A table and a dtype that it multiplies on a CPU."""
-    if request.param == "SYMMETRIC":
+    name, dtype = request.param
+    if name == "SYMMETRIC":
         pytest.importorskip("triton")
-    return getattr(kernel.kernels.products, request.param), TABLES[request.param]
+    return getattr(kernel.kernels.products, name), dtype
 
 
 def assert_within(result, exact, allowed):
@@ -56,3 +53,52 @@ def test_a_diagonal_is_added_in_place(kernel):
     A, before = symmetric(2, 5), symmetric(2, 5)
     assert kernel.kernels.products.add_to_diagonal_(A, 0.5) is A
     assert torch.equal(A, before + 0.5 * torch.eye(5))
+
+
+def test_a_matrix_in_another_dtype_than_its_gram_matrix_is_multiplied_by_torch(kernel):
+    """`gram_float32` has such; the compiled product takes no float16."""
+    B, X = symmetric(2, 48, torch.float16), normal(2, 48, 80, dtype=torch.float16)
+    result = kernel.kernels.products.NATIVE.affine(B, X, 0.0, None)
+    assert_within(result, *roundings.product(B, X, 1.0, (0.0, X)))
+
+
+@pytest.fixture
+def products(kernel, measurements):
+    """The tables, where nothing was measured."""
+    return kernel.kernels.products
+
+
+def test_a_cpu_takes_the_compiled_product_if_it_has_fast_instructions(kernel, products):
+    """Instructions that nobody has timed are left to `warmup`."""
+    instructions = kernel.kernels.native.gemm_instructions
+    for dtype in (FLOAT32, torch.bfloat16):
+        fast = instructions(dtype) in ("avx2", "avx512_bf16", "amx")
+        name = f"gemm_ ({instructions(dtype)})" if fast else "torch.mm"
+        table = products.select_products(CPU, dtype, 96, 128)
+        assert (table.name, table.source) == (name, "by default")
+    for dtype in (torch.float16, torch.float64):
+        assert products.select_products(CPU, dtype, 96, 128) is products.SINGLE
+
+
+def test_autograd_and_vmap_go_through_torchs_products(kernel, products):
+    is_transformed, X = kernel.kernels.tracing.is_transformed, torch.ones(2, 3, 4)
+    seen = []
+    torch.vmap(lambda x: seen.append(is_transformed(x)) or x)(X)
+    assert seen == [True] and not is_transformed(X) and is_transformed(X.clone().requires_grad_())
+    with torch.no_grad():
+        assert not is_transformed(X.clone().requires_grad_())
+    circumstances = kernel.kernels.gains.Circumstances(transformed=True)
+    assert products.select_products(CPU, FLOAT32, 96, 128, circumstances) is products.SINGLE
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 60), (2, 512, 640)], ids=str)
+def test_an_iteration_errs_no_more_than_with_torchs_products(kernel, products, shape):
+    """Both are as far from float64 as rounding takes them: at most twice as far as torch's whole products."""
+    G = normal(*shape)
+    exact = kernel.orthogonalize(G.double())
+    schedule, errors = kernel.schedules.resolve_schedule("polar_express", 5), {}
+    iteration = kernel.iteration.choose_iteration(CPU, FLOAT32, shape[1:], schedule, "standard")
+    for name, table in products.cpu_tables(FLOAT32).items():
+        factors = kernel.polar.polar_factors(G, iteration._replace(products=table), 1e-7)
+        errors[name] = (factors.double() - exact).norm()
+    assert max(errors.values()) <= 2 * errors["SINGLE"]

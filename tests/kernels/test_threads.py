@@ -27,11 +27,11 @@ def test_a_forked_process_has_threads_of_its_own(native):
         pytest.skip("products are torch's, whose threads a fork leaves behind")
     torch.set_num_threads(2)
     A, B, C, expected = random(4, 200, 300), random(4, 300, 250, seed=1), random(4, 200, 250), random(4, 200, 250)
-    native.gemm_(expected, A, B, None, 1.0, 0.0, False, native.gemm_instructions())
+    native.gemm_(expected, A, B, None, 1.0, 0.0, False, native.gemm_instructions(A.dtype))
     wanted = bytes(expected.untyped_storage())
     child = os.fork()
     if child == 0:
-        native.gemm_(C, A, B, None, 1.0, 0.0, False, native.gemm_instructions())
+        native.gemm_(C, A, B, None, 1.0, 0.0, False, native.gemm_instructions(A.dtype))
         os._exit(0 if bytes(C.untyped_storage()) == wanted else 1)
     end = time.monotonic() + 30
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:

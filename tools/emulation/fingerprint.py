@@ -61,7 +61,7 @@ def fingerprint(build: Path) -> dict:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "level": torch.backends.cpu.get_cpu_capability(),
-        "instructions": native.gemm_instructions(),
+        "instructions": ", ".join(map(native.gemm_instructions, (torch.bfloat16, torch.float32))),
         "bits": {name: digest(tensors) for name, tensors in results(native)},
         "losses": train(kernel),
     }

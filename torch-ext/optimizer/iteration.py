@@ -72,7 +72,7 @@ def choose_iteration(
     chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
     products = select_products(device, chain_dtype, *size, circumstances)
     in_one_launch = small_choice(device, work_dtype, *size, circumstances.among)
-    small = chain_dtype == work_dtype and not circumstances.differentiable and (in_one_launch.gain or 0) >= 1
+    small = chain_dtype == work_dtype and not circumstances.transformed and (in_one_launch.gain or 0) >= 1
     if small:
         products = products._replace(source=in_one_launch.source)
     scale = folded_scale(work_dtype, size[0], schedule)

@@ -15,7 +15,7 @@ from .kernels.gains import Circumstances
 from .kernels.machine import gpu_of
 from .kernels.normalization import frobenius_norm, normalize
 from .kernels.products import Products, fits_a_core, small_polar
-from .kernels.tracing import constant_while_traced
+from .kernels.tracing import constant_while_traced, is_transformed
 from .schedules import Schedule, resolve_schedule
 
 # Bytes of the cache that each core of a CPU usually has to itself.
@@ -58,8 +58,7 @@ def orthogonalize(
     schedule = resolve_schedule(ns_coefficients, ns_steps)
     work_dtype = check_work_dtype(dtype, G.device) or default_work_dtype(G)
     size = (min(G.shape[-2:]), max(G.shape[-2:]))
-    wants_gradient = torch.is_grad_enabled() and G.requires_grad
-    iteration = choose_iteration(G.device, work_dtype, size, schedule, method, Circumstances(wants_gradient))
+    iteration = choose_iteration(G.device, work_dtype, size, schedule, method, Circumstances(is_transformed(G)))
     if G.numel() == 0:
         return torch.zeros_like(G)
     with without_autocast(G.device.type):
@@ -115,7 +114,7 @@ def matrices_together(device: torch.device, size: tuple[int, int], iteration: It
     itemsize = iteration.chain_dtype.itemsize
     if device.type != "cpu":
         return predictions.matrices_together(gpu_of(device) or _SMALL_GPU, m, itemsize)
-    return max(1, _CORE_CACHE // (4 * m * m * itemsize)) * _threads() if fits_a_core(m, n) else 1
+    return max(1, _CORE_CACHE // (4 * m * m * itemsize)) * _threads() if fits_a_core(m, n, itemsize) else 1
 
 
 @constant_while_traced

@@ -19,7 +19,7 @@ from .tracing import constant_while_traced
 class Circumstances(NamedTuple):
     """What a choice depends on besides the matrices."""
 
-    differentiable: bool = False
+    transformed: bool = False  # by autograd or torch.func; see `tracing.is_transformed`
     among: Optional[tuple[int, ...]] = None  # ranks that must make the same choice; see `measurements.measured_here`
 
 

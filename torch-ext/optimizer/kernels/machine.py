@@ -52,12 +52,13 @@ def gpu_key(device_name: str) -> Key:
 
 @functools.cache
 def processor() -> str:
-    """Return the processor's name, its family and model (makers reuse names), and `gemm_`'s instructions."""
+    """Return the processor's name, family and model (makers reuse names), and `gemm_`'s instructions by dtype."""
     facts = _CPU_FACTS.read_text() if _CPU_FACTS.exists() else ""
     found = {key: re.search(rf"^{key}\s*: (.+)$", facts, re.MULTILINE) for key in ("model name", "cpu family", "model")}
     name, family, model = (match and match.group(1).strip() for match in found.values())
     named = f"{name or platform.processor() or platform.machine()}"
-    return f"{named}{f' (family {family}, model {model})' if family and model else ''}, {native.gemm_instructions()}"
+    instructions = ", ".join(map(native.gemm_instructions, (torch.bfloat16, torch.float32)))
+    return f"{named}{f' (family {family}, model {model})' if family and model else ''}, {instructions}"
 
 
 @functools.cache

@@ -89,18 +89,19 @@ that do not fit raise RuntimeError before anything is written.
 - A matrix and the same matrix times a power of two give the same bits, as long as the norm and its inverse are normal
   numbers.
 
-`gemm_` takes batches A (b, m, k), B (b, k, n), D and C (b, m, n), all bfloat16 on the CPU. C and D have contiguous
-rows, A and B contiguous rows or columns. A, B and D may share memory. C must not share memory with them, with one
-exception: without `symmetric`, C may be B itself, which the result replaces, and then D may be that tensor, too.
+`gemm_` takes batches A (b, m, k), B (b, k, n), D and C (b, m, n), all float32 or all bfloat16, on the CPU. C and D have
+contiguous rows, A and B contiguous rows or columns. A, B and D may share memory. C must not share memory with them,
+with one exception: without `symmetric`, C may be B itself, which the result replaces, and then D may be that tensor,
+too.
 
 - Sums are in float32, in an order that follows from k alone, with one rounding at the end: a matrix gets the same bits
-  alone and in any batch, with any number of threads. Different `instructions` may round differently. Those of the
-  processor (not "portable") treat numbers below 2^-126 in A and B, and sums below it, as zero.
+  alone and in any batch, with any number of threads. Different `instructions` may round differently, but "avx512" and
+  "avx2" do not. With "amx" and "avx512_bf16" numbers below 2^-126 in A and B, and sums below it, are zero.
 - `symmetric` says that the results are symmetric (m = n; D too). Only blocks on and below the diagonal are computed,
   and are also stored mirrored, so C is symmetric to the bit.
-- `instructions` are "amx", "avx512_bf16" or "portable"; `gemm_instructions()` returns the best ones here. Instructions
-  that this processor or system lacks, and arguments that do not fit, raise RuntimeError before anything is written. The
-  AMX configuration of each thread is restored.
+- `instructions` are "amx", "avx512_bf16" or "portable" for bfloat16, and "avx512", "avx2" or "portable" for float32;
+  `gemm_instructions` returns the best ones here. Instructions that this processor or system lacks, and arguments that
+  do not fit, raise RuntimeError before anything is written. The AMX configuration of each thread is restored.
 
 A variant without a compiled library has the same operations in torch's functions (`portable/`), on every device that
 torch has. Their names begin with "portable_", because compiled ones of the same commit have the same namespace. All of
@@ -181,6 +182,6 @@ _gemm_instructions = getattr(ops, KIND + "gemm_instructions")
 
 
 @constant_while_traced
-def gemm_instructions() -> str:
-    """Return the best `instructions` of this processor and system: "amx", "avx512_bf16" or "portable"."""
-    return _gemm_instructions()
+def gemm_instructions(dtype: torch.dtype) -> str:
+    """Return the best `instructions` of this processor and system for matrices of a dtype, float32 or bfloat16."""
+    return _gemm_instructions(str(dtype).replace("torch.", ""))

@@ -15,6 +15,7 @@ from torch import Tensor
 from .formats import exact_dtype
 from .native import IS_PORTABLE, frobenius_norm_, normalize_
 from .portable.norms import multiplier
+from .tracing import is_transformed
 
 
 def normalize(
@@ -56,11 +57,10 @@ def frobenius_norm(X: Tensor) -> Tensor:
 
 
 def _native_passes_take(X: Tensor) -> bool:
-    """Whether the native passes take X. They support neither float64, nor gradients, nor `torch.vmap`."""
-    wants_gradient = torch.is_grad_enabled() and X.requires_grad
-    if not (IS_PORTABLE or X.device.type in ("cpu", "cuda")) or X.dtype == torch.float64 or wants_gradient:
+    """Whether the native passes take X. They support neither float64, nor gradients, nor torch.func."""
+    if not (IS_PORTABLE or X.device.type in ("cpu", "cuda")) or X.dtype == torch.float64:
         return False
-    return torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(X)
+    return not is_transformed(X)
 
 
 def _as_batch(X: Tensor) -> Tensor:

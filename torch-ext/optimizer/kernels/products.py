@@ -10,7 +10,6 @@ from torch import Tensor
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
 from .machine import supports_triton
 from .native import gemm_, gemm_instructions
-from .triangle import BLOCK, triangular_product
 from .tuned import launches_hopper_gemm
 
 try:
@@ -45,12 +44,10 @@ class Products(NamedTuple):
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
-# From this many rows on the lower triangle alone was faster in float32 on an AMD EPYC, with one thread and with two.
-# Nobody has measured float64, where `warmup` decides.
-_SMALLEST_TRIANGLE = 1024
-
-# The instructions with which `gemm_` multiplies bfloat16 on this processor. If "portable", torch's products are faster.
-_INSTRUCTIONS = gemm_instructions()
+# The instructions with which `gemm_` multiplies on this processor.
+_INSTRUCTIONS = {dtype: gemm_instructions(dtype) for dtype in (torch.float32, torch.bfloat16)}
+# Those that have been measured to be faster than torch's products.
+_FASTER = ("avx2", "avx512_bf16", "amx")
 
 
 def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
@@ -64,14 +61,16 @@ def _symmetric_native(
     A: Tensor, B: Tensor, D: Optional[Tensor] = None, alpha: float = 1.0, beta: float = 0.0
 ) -> Tensor:
     C = A.new_empty(A.size(0), A.size(1), B.size(2))
-    gemm_(C, A, B, D, alpha, beta, True, _INSTRUCTIONS)
+    gemm_(C, A, B, D, alpha, beta, True, _INSTRUCTIONS[A.dtype])
     return C
 
 
 def _native_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
+    if _INSTRUCTIONS.get(X.dtype, "portable") == "portable":  # where `gram_float32` has X in another dtype than B
+        return _one_by_one_affine(B, X, a, out)
     # In place unless the caller wants the result elsewhere: then half as much has to fit into the cache.
     out = X if out is None else out
-    gemm_(out, B, X, X if a else None, 1.0, a, False, _INSTRUCTIONS)
+    gemm_(out, B, X, X if a else None, 1.0, a, False, _INSTRUCTIONS[X.dtype])
     return out
 
 
@@ -99,20 +98,13 @@ SINGLE = Products(
     name="torch.mm",
     batched=False,
 )
-TRIANGLE = SINGLE._replace(
-    gram=lambda X: triangular_product(X, X.mT),
-    gram_affine=lambda A, b, c, a: add_to_diagonal_(triangular_product(A, A, A, alpha=c, beta=b), a),
-    commuting=lambda A, B: triangular_product(A, B),
-    conjugated=lambda A, B: triangular_product(A, triangular_product(B, A)),
-    name="torch.mm (triangle)",
-)
 NATIVE = Products(
     gram=lambda X: _symmetric_native(X, X.mT),
     gram_affine=lambda A, b, c, a: add_to_diagonal_(_symmetric_native(A, A, A, alpha=c, beta=b), a),
     commuting=lambda A, B: _symmetric_native(A, B),
     conjugated=lambda A, B: _symmetric_native(A, _symmetric_native(B, A)),
     affine=_native_affine,
-    name=f"gemm_ ({_INSTRUCTIONS})",
+    name="gemm_",
 )
 # In long and in large matrices most work is the product that is not symmetric, and torch's is faster there with AMX.
 NATIVE_SYMMETRIC = NATIVE._replace(affine=_one_by_one_affine, name=f"{NATIVE.name} + torch.mm")
@@ -134,17 +126,21 @@ SYMMETRIC = BATCHED._replace(
 )
 
 
-# The candidates on a CPU. With each of them a matrix gets the same bits alone and in any batch.
-_FOR_BFLOAT16 = {"SINGLE": SINGLE, "NATIVE": NATIVE, "NATIVE_SYMMETRIC": NATIVE_SYMMETRIC}
-_FOR_FLOAT32 = {"SINGLE": SINGLE, "TRIANGLE": TRIANGLE}
+def _native_tables(instructions: str) -> dict[str, Products]:
+    name = f"gemm_ ({instructions})"
+    symmetric = NATIVE_SYMMETRIC._replace(name=f"{name} + torch.mm")
+    return {"SINGLE": SINGLE, "NATIVE": NATIVE._replace(name=name), "NATIVE_SYMMETRIC": symmetric}
 
 
-def cpu_tables(dtype: torch.dtype, m: int) -> dict[str, Products]:
-    """Return by name the tables that compete on a CPU for matrices of m rows: `SINGLE`, and others if there are any."""
-    if dtype == torch.bfloat16:
-        return _FOR_BFLOAT16
-    has_blocks = m >= 2 * BLOCK and dtype in (torch.float32, torch.float64)
-    return _FOR_FLOAT32 if has_blocks else {"SINGLE": SINGLE}
+_CPU_TABLES = {dtype: _native_tables(instructions) for dtype, instructions in _INSTRUCTIONS.items()}
+
+
+def cpu_tables(dtype: torch.dtype) -> dict[str, Products]:
+    """Return by name the tables that compete on a CPU for matrices of this dtype: `SINGLE`, and those of `gemm_`.
+
+    With each of them a matrix gets the same bits alone and in any batch.
+    """
+    return _CPU_TABLES.get(dtype, {"SINGLE": SINGLE})
 
 
 def select_products(
@@ -152,16 +148,16 @@ def select_products(
 ) -> Products:
     """Return the table for wide m x n matrices.
 
-    On a CPU the table is the one that was measured to be fastest (`cpu_tables`). Without a measurement, bfloat16 uses
-    the compiled product if the processor has instructions for it, and float32 uses `TRIANGLE` for large matrices.
-    torch's batched products split the sum over k differently for different batch sizes, so a matrix would get other
-    bits in a batch than alone; multiplying one at a time avoids that. On a GPU each symmetric product uses the
-    symmetric kernel if that was measured, or is predicted, to be faster; `name` and `source` say which kernels were
-    chosen, and how. If gradients must flow (`circumstances.differentiable`), only torch's products are used.
+    On a CPU the table is the one that was measured to be fastest (`cpu_tables`). Without a measurement, float32 and
+    bfloat16 use the compiled product if the processor has instructions with which it was faster elsewhere. torch's
+    batched products split the sum over k differently for different batch sizes, so a matrix would get other bits in a
+    batch than alone; multiplying one at a time avoids that. On a GPU each symmetric product uses the symmetric kernel
+    if that was measured, or is predicted, to be faster; `name` and `source` say which kernels were chosen, and how. If
+    autograd or torch.func goes through the matrices (`circumstances.transformed`), only torch's products are used.
     """
     if device.type == "cpu":
-        return SINGLE if circumstances.differentiable else _cpu_products(device, dtype, m, n, circumstances.among)
-    if circumstances.differentiable:
+        return SINGLE if circumstances.transformed else _cpu_products(device, dtype, m, n, circumstances.among)
+    if circumstances.transformed:
         return BATCHED
     gram = symmetric_choice(device, dtype, m, n, circumstances.among)
     square = symmetric_choice(device, dtype, m, m, circumstances.among)
@@ -182,7 +178,7 @@ def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Prod
 def _cpu_products(
     device: torch.device, dtype: torch.dtype, m: int, n: int, among: Optional[tuple[int, ...]]
 ) -> Products:
-    tables = cpu_tables(dtype, m)
+    tables = cpu_tables(dtype)
     if len(tables) == 1:
         return SINGLE
     for measured_m, measured_n, name, source in measured_sizes(device, dtype, "cpu_products", among):
@@ -194,24 +190,23 @@ def _cpu_products(
 
 
 def _cpu_default(dtype: torch.dtype, m: int, n: int) -> str:
-    if dtype != torch.bfloat16:
-        return "TRIANGLE" if dtype == torch.float32 and m >= _SMALLEST_TRIANGLE else "SINGLE"
-    if _INSTRUCTIONS == "portable":
+    instructions = _INSTRUCTIONS.get(dtype)
+    if instructions not in _FASTER:
         return "SINGLE"
-    return "NATIVE_SYMMETRIC" if _INSTRUCTIONS == "amx" and _is_long_or_large(m, n) else "NATIVE"
+    return "NATIVE_SYMMETRIC" if instructions == "amx" and _is_long_or_large(m, n) else "NATIVE"
 
 
-def fits_a_core(m: int, n: int) -> bool:
-    """Whether one core of a CPU should work alone on m x n matrices: an iteration's bfloat16 tensors take up to 8 MiB.
+def fits_a_core(m: int, n: int, itemsize: int) -> bool:
+    """Whether one core of a CPU should work alone on m x n matrices: an iteration's tensors take up to 8 MiB.
 
     The bound comes from timing both ways on two cores with AMX: larger matrices are faster if all cores share them.
     """
-    return 2 * (2 * m * n + 2 * m * m) <= 2**23
+    return itemsize * (2 * m * n + 2 * m * m) <= 2**23
 
 
 def _is_long_or_large(m: int, n: int) -> bool:
     """Whether torch's product that is not symmetric is faster; by `sweep_orthogonalize.py` on two cores with AMX."""
-    return not fits_a_core(m, n) and (m >= 1536 or n >= 3 * m)
+    return not fits_a_core(m, n, torch.bfloat16.itemsize) and (m >= 1536 or n >= 3 * m)
 
 
 def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:

@@ -1,8 +1,11 @@
-"""What a tracer is told about functions."""
+"""What a tracer is told about functions, and which tensors are traced or transformed."""
 
 from __future__ import annotations
 
 from typing import Callable, TypeVar
+
+import torch
+from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -15,3 +18,13 @@ def constant_while_traced(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True
     return function
+
+
+def is_transformed(X: Tensor) -> bool:
+    """Whether autograd, or a transformation of `torch.func` such as `vmap`, goes through what is computed from X.
+
+    The operations of this package support neither. While `torch.compile` traces, only autograd is asked for.
+    """
+    if torch.is_grad_enabled() and X.requires_grad:
+        return True
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(X)

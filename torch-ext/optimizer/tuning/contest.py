@@ -50,7 +50,7 @@ def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], co
     """Return what can be measured for `count` wide m x n matrices of a work dtype: nothing if there is no choice."""
     name = str(dtype).replace("torch.", "")
     if device.type == "cpu":
-        return [Task(Need("cpu_products", name, *size), device, count)] if len(cpu_tables(dtype, size[0])) > 1 else []
+        return [Task(Need("cpu_products", name, *size), device, count)] if len(cpu_tables(dtype)) > 1 else []
     if device.type != "cuda" or symmetric_gemm is None or not supports_triton(device) or dtype not in OPERANDS:
         return []
     m, n = size
@@ -64,7 +64,7 @@ def cpu_contest(task: Task) -> Contest:
     device, dtype = task.device, getattr(torch, task.need.dtype)
     size = task.need.m, task.need.k
     iteration = _standard_iteration(device, dtype, size)
-    default, tables = select_products(device, dtype, *size), cpu_tables(dtype, task.need.m)
+    default, tables = select_products(device, dtype, *size), cpu_tables(dtype)
     before = next(name for name, table in tables.items() if table.name == default.name)
     G = drawn(device, max(1, min(task.count, matrices_together(device, size, iteration))), *size).to(dtype)
 

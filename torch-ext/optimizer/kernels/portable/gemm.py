@@ -18,13 +18,15 @@ from .refusals import listed, name_of, place
 SCHEMA = (
     "(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, bool symmetric, str instructions) -> ()"
 )
-INSTRUCTIONS_SCHEMA = "() -> str"
+INSTRUCTIONS_SCHEMA = "(str dtype) -> str"
 
 INSTRUCTIONS = "portable"
 
 
-def gemm_instructions() -> str:
-    """Return the only instructions that `gemm_` takes."""
+def gemm_instructions(dtype: str) -> str:
+    """Return the only instructions that `gemm_` takes, for matrices of a dtype, "float32" or "bfloat16"."""
+    if dtype not in ("float32", "bfloat16"):
+        raise RuntimeError(f"dtype must be float32 or bfloat16, got {dtype}")
     return INSTRUCTIONS
 
 
@@ -41,7 +43,7 @@ def gemm_(
     """Write alpha A B + beta D to C, one matrix at a time.
 
     Sums are in float64, where products are exact. Their order is torch's. What the order changes is so far below the
-    digits of bfloat16 that it shows only if a sum is as near as that to the middle of two numbers.
+    digits of float32 that it shows only if a sum is as near as that to the middle of two numbers.
     """
     _check_operands(C, A, B, D, symmetric)
     _check_memory(C, A, B, D, symmetric)
@@ -66,9 +68,11 @@ def _check_operands(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmet
         shapes = f"{listed(A.shape)} and {listed(B.shape)}"
         raise RuntimeError(f"A and B must be (batch, m, k) and (batch, k, n), got {shapes}")
     count, m, k, n = *A.shape, B.size(2)
-    _check_batch("A", A, (count, m, k))
-    _check_batch("B", B, (count, k, n))
-    _check_batch("C", C, (count, m, n))
+    if A.dtype not in (torch.float32, torch.bfloat16):
+        raise RuntimeError(f"A must be float32 or bfloat16, got {name_of(A.dtype)}")
+    _check_batch("A", A, A.dtype, (count, m, k))
+    _check_batch("B", B, A.dtype, (count, k, n))
+    _check_batch("C", C, A.dtype, (count, m, n))
     _check_rows("C", C)
     if symmetric and m != n:
         raise RuntimeError(f"a symmetric result must be square, got {listed(C.shape)}")
@@ -77,15 +81,15 @@ def _check_operands(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmet
             strides = listed(t.stride())
             raise RuntimeError(f"{name} must have a stride of 1 along rows or columns, got strides {strides}")
     if D is not None:
-        _check_batch("D", D, (count, m, n))
+        _check_batch("D", D, A.dtype, (count, m, n))
         _check_rows("D", D)
 
 
-def _check_batch(name: str, t: Tensor, shape: tuple[int, int, int]) -> None:
+def _check_batch(name: str, t: Tensor, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     if not t.is_cpu:
         raise RuntimeError(f"{name} must be on the CPU, got {place(t)}")
-    if t.dtype != torch.bfloat16:
-        raise RuntimeError(f"{name} must be bfloat16, got {name_of(t.dtype)}")
+    if t.dtype != dtype:
+        raise RuntimeError(f"{name} must be {name_of(dtype)} as A is, got {name_of(t.dtype)}")
     if t.shape != shape:
         raise RuntimeError(f"{name} must be {listed(shape)}, got {listed(t.shape)}")
 

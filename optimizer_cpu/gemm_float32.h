@@ -1,0 +1,142 @@
+// The parts of a product of float32 matrices, for vectors of three widths.
+//
+// Sums are chains of fused multiply-adds in the order of k, where the processor has them: compilers contract
+// `sum += a * b` to one. So the two sets of instructions for x86-64 give the same bits.
+#pragma once
+
+#include "gemm_blocks.h"
+#include "tiles.h"
+
+namespace optimizer::float32 {
+
+// A packed block has 32 rows of A, or for each k the 32 columns of B.
+inline void copy_rows(float* to, const float* from, int64_t stride) {
+  for (int64_t row = 0; row < kBlock; ++row) {
+    std::memcpy(to + row * kBlock, from + row * stride, kBlock * sizeof(float));
+  }
+}
+
+typedef float Four __attribute__((vector_size(16), may_alias));
+typedef float FourAnywhere __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Squares of 4 x 4 in registers.
+inline void transpose(float* to, const float* from, int64_t stride) {
+  for (int64_t square = 0; square < kBlockArea; square += 16) {
+    const int64_t top = square / (4 * kBlock) * 4, left = square / 4 % kBlock;
+    const auto row = [&](int64_t i) {
+      return *reinterpret_cast<const FourAnywhere*>(from + (top + i) * stride + left);
+    };
+    const auto column = [&](int64_t i) -> Four& { return *reinterpret_cast<Four*>(to + (left + i) * kBlock + top); };
+    const Four rows[] = {row(0), row(1), row(2), row(3)};
+    const Four low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
+    const Four high01 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
+    const Four low23 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
+    const Four high23 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+    column(0) = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+    column(1) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+    column(2) = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+    column(3) = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+  }
+}
+
+// Adds the products of `kHeight` rows of A, from `top` on, with the columns of two vectors, from `left` on. These steps
+// have sums of their own, which are added at the end: so the error does not grow with all of k.
+template <class Vector, int kHeight>
+OPTIMIZER_INLINE void add_rows(float* sums, const float* a, const float* b, int64_t steps, bool first, int64_t top,
+                               int64_t left) {
+  constexpr int64_t kLanes = sizeof(Vector) / sizeof(float);
+  Vector rows[kHeight][2] = {};
+  for (int64_t step = 0; step < steps; ++step, a += kBlockArea, b += kBlockArea) {
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < kBlock; ++k) {
+      const Vector* const columns = reinterpret_cast<const Vector*>(b + k * kBlock + left);
+#pragma GCC unroll 8
+      for (int row = 0; row < kHeight; ++row) {
+        const float factor = a[(top + row) * kBlock + k];
+        rows[row][0] += factor * columns[0];
+        rows[row][1] += factor * columns[1];
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < kHeight; ++row) {
+    for (int side = 0; side < 2; ++side) {
+      Vector& sum = *reinterpret_cast<Vector*>(sums + place_of_sum(top + row, left + side * kLanes));
+      sum = first ? rows[row][side] : sum + rows[row][side];
+    }
+  }
+}
+
+// A block's rows in groups of these heights: as many as have their sums in registers.
+template <class Vector, int... kHeights>
+OPTIMIZER_INLINE void add_block(float* sums, const float* a, const float* b, int64_t steps, bool first) {
+  static_assert((kHeights + ...) == kBlock);
+  constexpr int64_t kWidth = 2 * sizeof(Vector) / sizeof(float);
+  for (int64_t left = 0; left < kBlock; left += kWidth) {
+    int64_t top = 0;
+    ((add_rows<Vector, kHeights>(sums, a, b, steps, first, top, left), top += kHeights), ...);
+  }
+}
+
+OPTIMIZER_INLINE void round(float* to, const float* sums) {
+  for (int64_t row = 0; row < kBlock; ++row) {
+    std::memcpy(to + row * kBlock, sums + place_of_sum(row, 0), kTile * sizeof(float));
+    std::memcpy(to + row * kBlock + kTile, sums + place_of_sum(row, kTile), kTile * sizeof(float));
+  }
+}
+
+OPTIMIZER_CLONES void finish(float* sums, const Epilogue<float>& epilogue, const Box& box) {
+  finish_block(sums, epilogue, box, round, transpose);
+}
+
+inline void accumulate(float* sums, const float* a, const float* b, int64_t steps, bool first) {
+  add_block<Four, 4, 4, 4, 4, 4, 4, 4, 4>(sums, a, b, steps, first);
+}
+
+inline bool has_portable() {
+  return true;
+}
+
+constexpr Instructions<float> with(const char* name, bool (*available)(), decltype(&accumulate) accumulate) {
+  return {.name = name,
+          .sizes = {8, 8, 8, 512, 64},
+          .available = available,
+          .arrange_a = {transpose, copy_rows},
+          .arrange_b = {copy_rows, transpose},
+          .accumulate = accumulate,
+          .finish = finish};
+}
+
+constexpr Instructions<float> kPortable = with("portable", has_portable, accumulate);
+
+#if defined(__x86_64__)
+
+#define OPTIMIZER_AVX2 __attribute__((target("avx2,fma")))
+#define OPTIMIZER_AVX512F __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma")))
+
+typedef float Eight __attribute__((vector_size(32), may_alias));
+typedef float Sixteen __attribute__((vector_size(64), may_alias));
+
+inline bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+OPTIMIZER_AVX2 inline void accumulate_avx2(float* sums, const float* a, const float* b, int64_t steps, bool first) {
+  add_block<Eight, 6, 6, 6, 6, 4, 4>(sums, a, b, steps, first);
+}
+
+inline bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+OPTIMIZER_AVX512F inline void accumulate_avx512(float* sums, const float* a, const float* b, int64_t steps, bool first) {
+  add_block<Sixteen, 8, 8, 8, 8>(sums, a, b, steps, first);
+}
+
+constexpr Instructions<float> kAvx2 = with("avx2", has_avx2, accumulate_avx2);
+constexpr Instructions<float> kAvx512 = with("avx512", has_avx512, accumulate_avx512);
+
+#endif
+
+}  // namespace optimizer::float32
