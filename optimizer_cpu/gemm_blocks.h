@@ -40,7 +40,7 @@ using Arrange = void (*)(Element* to, const Element* from, int64_t stride);
 
 // How much of a product a core works on at once, in blocks: as much as its caches hold.
 struct Sizes {
-  int64_t steps;       // of k in one go: a panel of A that long stays in the first-level cache while panels of B pass by
+  int64_t steps;       // of k in one go: a panel of A that long stays in the nearest cache while panels of B pass
   int64_t rows, cols;  // whose sums stay in the second-level cache from one go to the next
   int64_t whole;       // blocks of B that are packed at once for all of k; where there are more, each go packs its own
   int64_t grain;       // blocks that take as long as it takes to wake another thread
@@ -119,11 +119,9 @@ OPTIMIZER_INLINE void finish_block(float* sums, const Epilogue<Element>& by, con
   }
   transpose(mirror, block, kBlock);
   if (box.row == box.col) {
-    for (uint16_t row = 0; row < kBlock; ++row) {
-      Element *upper = mirror + row * kBlock, *lower = block + row * kBlock;
-      for (uint16_t col = 0; col < kBlock; ++col) {
-        lower[col] = col > row ? upper[col] : lower[col];
-      }
+    for (int64_t row = 0; row < kBlock; ++row) {
+      const int64_t right = row * kBlock + row + 1;
+      std::memcpy(static_cast<void*>(block + right), mirror + right, (kBlock - row - 1) * sizeof(Element));
     }
   } else {
     const Box mirrored{box.col, box.row, box.cols, box.rows};

@@ -1,7 +1,7 @@
 // The parts of a product of float32 matrices, for vectors of three widths.
 //
-// Sums are chains of fused multiply-adds in the order of k, where the processor has them: compilers contract
-// `sum += a * b` to one. So the two sets of instructions for x86-64 give the same bits.
+// Sums are chains in the order of k. Compilers contract `sum += a * b` where a processor has an instruction for it. So
+// AVX2 and AVX-512 give the same bits, and "portable" gives others on x86-64, where it may not use them, than on ARM.
 #pragma once
 
 #include "gemm_blocks.h"
@@ -40,7 +40,7 @@ inline void transpose(float* to, const float* from, int64_t stride) {
 }
 
 // Adds the products of `kHeight` rows of A, from `top` on, with the columns of two vectors, from `left` on. These steps
-// have sums of their own, which are added at the end: so the error does not grow with all of k.
+// have sums of their own, which are added at the end: so roundings of one go do not grow with the sums of others.
 template <class Vector, int kHeight>
 OPTIMIZER_INLINE void add_rows(float* sums, const float* a, const float* b, int64_t steps, bool first, int64_t top,
                                int64_t left) {

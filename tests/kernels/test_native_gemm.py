@@ -90,6 +90,16 @@ def test_the_processors_products_in_float32_are_not_rounded_before_they_are_adde
     assert gemm(torch.tensor([[[1.0, x]]]), torch.tensor([[[-r], [x]]])).item() == 2.0**-24
 
 
+def test_the_processors_sums_in_float32_lose_no_more_than_the_first_go(gemm, kind):
+    """2^24 + 1 is 2^24 in float32, so the ones that are added to it one by one are lost: at most those of 256 k."""
+    if kind.dtype != FLOAT32:
+        pytest.skip("sums of bfloat16 go on from one go to the next")
+    k = 4200
+    B = torch.ones(1, k, 1)
+    B[0, 0] = 2.0**24
+    assert abs(gemm(torch.ones(1, 1, k), B).double().item() - (2**24 + k - 1)) <= 256
+
+
 def test_vectors_of_both_widths_give_the_same_bits(native):
     if native.gemm_instructions(FLOAT32) != "avx512":
         pytest.skip("this processor has no avx512")

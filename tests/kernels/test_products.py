@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from tests.support.proofs import roundings
 from tests.support.symmetric_products import ALPHA, BETA, DIAGONAL, normal, symmetric
@@ -55,11 +56,16 @@ def test_a_diagonal_is_added_in_place(kernel):
     assert torch.equal(A, before + 0.5 * torch.eye(5))
 
 
-def test_a_matrix_in_another_dtype_than_its_gram_matrix_is_multiplied_by_torch(kernel):
-    """`gram_float32` has such; the compiled product takes no float16."""
-    B, X = symmetric(2, 48, torch.float16), normal(2, 48, 80, dtype=torch.float16)
-    result = kernel.kernels.products.NATIVE.affine(B, X, 0.0, None)
-    assert_within(result, *roundings.product(B, X, 1.0, (0.0, X)))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_matrix_in_another_dtype_than_its_gram_matrix_is_multiplied_by_torch(kernel, products, dtype):
+    """The method `gram_float32` has such; the compiled product takes no float16, and may be slow in bfloat16."""
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    iteration = kernel.iteration.choose_iteration(CPU, dtype, (48, 80), schedule, "gram_float32")
+    B, X = symmetric(2, 48, dtype), normal(2, 48, 80, dtype=dtype)
+    if not iteration.products.batched:
+        B, X = B[0], X[0]
+    assert iteration.products.name.endswith("torch.mm")
+    assert_within(iteration.products.affine(B, X, 0.0, None), *roundings.product(B, X, 1.0, (0.0, X)))
 
 
 @pytest.fixture
@@ -87,6 +93,8 @@ def test_autograd_and_vmap_go_through_torchs_products(kernel, products):
     assert seen == [True] and not is_transformed(X) and is_transformed(X.clone().requires_grad_())
     with torch.no_grad():
         assert not is_transformed(X.clone().requires_grad_())
+    with forward_ad.dual_level():
+        assert is_transformed(forward_ad.make_dual(X, X)) and not is_transformed(X)
     circumstances = kernel.kernels.gains.Circumstances(transformed=True)
     assert products.select_products(CPU, FLOAT32, 96, 128, circumstances) is products.SINGLE
 

@@ -155,11 +155,11 @@ def test_warmup_changes_nothing_and_reports_progress(kernel, capsys):
 
 
 def test_warmup_prints_a_line_for_each_kernel_by_default(kernel, capsys):
-    optimizer = kernel.Muon(named_parameters().items(), ns_dtype="float32")
+    optimizer = kernel.Muon(named_parameters().items(), ns_dtype="float64")
     optimizer.warmup()
     assert capsys.readouterr().out.splitlines() == [
-        "warm-up 1/2: 1 x 24 x 12 standard torch.mm float32",
-        "warm-up 2/2: 1 x 12 x 24 standard torch.mm float32",
+        "warm-up 1/2: 1 x 24 x 12 standard torch.mm float64",
+        "warm-up 2/2: 1 x 12 x 24 standard torch.mm float64",
     ]
 
 
@@ -169,8 +169,8 @@ def test_warmup_works_without_matrices(kernel):
 
 def test_explain_says_what_runs(kernel):
     params = named_parameters()
-    rows = {row.name: row for row in kernel.Muon(params.items(), ns_dtype="float32").explain().rows}
-    assert rows["up.weight"].kernel == "standard torch.mm float32" and rows["up.weight"].matrices == 1
+    rows = {row.name: row for row in kernel.Muon(params.items(), ns_dtype="float64").explain().rows}
+    assert rows["up.weight"].kernel == "standard torch.mm float64" and rows["up.weight"].matrices == 1
     assert rows["up.weight"].multiplier == pytest.approx(0.2 * 24**0.5)
     assert (rows["up.bias"].branch, rows["up.bias"].kernel, rows["up.bias"].multiplier) == (
         "adamw", "torch._fused_adamw_", None,

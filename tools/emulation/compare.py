@@ -41,13 +41,14 @@ torch ran it, which `make aarch64` unpacks.
 {compilers}
 
 The losses are of {steps} steps of `Muon` in float32, before the first and after the last. They are close and not equal,
-because the products there are torch's.
+because the products there are torch's, or `gemm_`'s with the processor's instructions.
 
 ## Bits
 
-Each operation ran over all dtypes, with subnormal and infinite numbers, zeros and NaN among the inputs. An entry is the
-start of a hash of all results. `gemm_` ran with its portable instructions, which every processor has. Those that are
-made for one processor sum in another order, and its products may have other bits (column gemm).
+Each operation ran over all its dtypes, `gemm_` over bfloat16, with subnormal and infinite numbers, zeros and NaN among
+the inputs. An entry is the start of a hash of all results. `gemm_` ran with its portable instructions, which every
+processor has. Those that are made for one processor sum in another order, and its products may have other bits (column
+gemm).
 
 {bits}
 """

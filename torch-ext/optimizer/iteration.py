@@ -10,7 +10,7 @@ from torch import Tensor
 from .kernels.capabilities import check_device
 from .kernels.formats import exact_dtype
 from .kernels.gains import ALONE, Circumstances
-from .kernels.products import Products, select_products, small_choice
+from .kernels.products import Products, select_products, small_choice, with_torchs_affine
 from .kernels.tracing import constant_while_traced
 from .schedules import Schedule, largest_value, with_folded_scale
 from .stability import MAX_WINDOWS, restart_positions, split
@@ -71,6 +71,7 @@ def choose_iteration(
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
     products = select_products(device, chain_dtype, *size, circumstances)
+    products = products if chain_dtype == work_dtype else with_torchs_affine(products)
     in_one_launch = small_choice(device, work_dtype, *size, circumstances.among)
     small = chain_dtype == work_dtype and not circumstances.transformed and (in_one_launch.gain or 0) >= 1
     if small:

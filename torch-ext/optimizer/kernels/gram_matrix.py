@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .autocast import without_autocast
 from .products import symmetric_gain, symmetric_product
+from .tracing import is_transformed
 
 
 def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
@@ -23,8 +24,7 @@ def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
         raise ValueError(f"matmul_transpose needs real floating-point X (..., m, k), got {tuple(X.shape)} {X.dtype}")
     if out is not None:
         _check_result(out, X)
-    wants_gradient = torch.is_grad_enabled() and X.requires_grad
-    if wants_gradient or (symmetric_gain(X.device, X.dtype, *X.shape[-2:]) or 0) < 1:
+    if is_transformed(X) or (symmetric_gain(X.device, X.dtype, *X.shape[-2:]) or 0) < 1:
         with without_autocast(X.device.type):
             return torch.matmul(X, X.mT, out=out)
     batch = X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])

@@ -66,8 +66,6 @@ def _symmetric_native(
 
 
 def _native_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
-    if _INSTRUCTIONS.get(X.dtype, "portable") == "portable":  # where `gram_float32` has X in another dtype than B
-        return _one_by_one_affine(B, X, a, out)
     # In place unless the caller wants the result elsewhere: then half as much has to fit into the cache.
     out = X if out is None else out
     gemm_(out, B, X, X if a else None, 1.0, a, False, _INSTRUCTIONS[X.dtype])
@@ -106,8 +104,17 @@ NATIVE = Products(
     affine=_native_affine,
     name="gemm_",
 )
+
+
+def with_torchs_affine(products: Products) -> Products:
+    """Return a table whose product that is not symmetric is torch's, which takes every dtype."""
+    if products.affine is not NATIVE.affine:
+        return products
+    return products._replace(affine=_one_by_one_affine, name=f"{products.name} + torch.mm")
+
+
 # In long and in large matrices most work is the product that is not symmetric, and torch's is faster there with AMX.
-NATIVE_SYMMETRIC = NATIVE._replace(affine=_one_by_one_affine, name=f"{NATIVE.name} + torch.mm")
+NATIVE_SYMMETRIC = with_torchs_affine(NATIVE)
 BATCHED = Products(
     gram=lambda X: torch.bmm(X, X.mT),
     gram_affine=lambda A, b, c, a: add_to_diagonal_(torch.baddbmm(A, A, A, beta=b, alpha=c), a),
@@ -127,9 +134,8 @@ SYMMETRIC = BATCHED._replace(
 
 
 def _native_tables(instructions: str) -> dict[str, Products]:
-    name = f"gemm_ ({instructions})"
-    symmetric = NATIVE_SYMMETRIC._replace(name=f"{name} + torch.mm")
-    return {"SINGLE": SINGLE, "NATIVE": NATIVE._replace(name=name), "NATIVE_SYMMETRIC": symmetric}
+    native = NATIVE._replace(name=f"gemm_ ({instructions})")
+    return {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native)}
 
 
 _CPU_TABLES = {dtype: _native_tables(instructions) for dtype, instructions in _INSTRUCTIONS.items()}
@@ -199,7 +205,8 @@ def _cpu_default(dtype: torch.dtype, m: int, n: int) -> str:
 def fits_a_core(m: int, n: int, itemsize: int) -> bool:
     """Whether one core of a CPU should work alone on m x n matrices: an iteration's tensors take up to 8 MiB.
 
-    The bound comes from timing both ways on two cores with AMX: larger matrices are faster if all cores share them.
+    The bound comes from timing both ways in bfloat16 on two cores with AMX: larger matrices are faster if all cores
+    share them.
     """
     return itemsize * (2 * m * n + 2 * m * m) <= 2**23
 

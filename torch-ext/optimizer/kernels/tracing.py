@@ -6,6 +6,7 @@ from typing import Callable, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -21,10 +22,12 @@ def constant_while_traced(function: Function) -> Function:
 
 
 def is_transformed(X: Tensor) -> bool:
-    """Whether autograd, or a transformation of `torch.func` such as `vmap`, goes through what is computed from X.
+    """Whether autograd, in either mode, or `torch.func`, such as `vmap`, goes through what is computed from X.
 
-    The operations of this package support neither. While `torch.compile` traces, only autograd is asked for.
+    The operations of this package support neither. While `torch.compile` traces, only reverse mode is asked for.
     """
     if torch.is_grad_enabled() and X.requires_grad:
         return True
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(X)
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.is_functorch_wrapped_tensor(X) or forward_ad.unpack_dual(X).tangent is not None
