@@ -70,10 +70,9 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
     """Return the polar factors of a batch G (B, m, n), B at least 1, in the work dtype and without checks.
 
     They are written to `out`, of G's shape and the work dtype, if that is given: on a CPU with runs of memory along the
-    longer side. For each of `matrices_together`
-    matrices this takes memory for two copies in the work dtype and two m x m matrices, in the Gram iteration five; or,
-    during the normalisation, for one copy in the work dtype and one in float32. On a CPU the compiled products need
-    only one copy.
+    longer side. For each of `matrices_together` matrices this takes memory for two copies in the work dtype and two
+    m x m matrices, in the Gram iteration five; or, during the normalisation, for one copy in the work dtype and one in
+    float32. On a CPU the compiled products need only one copy.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
