@@ -94,7 +94,7 @@ def backward_through(schedule: Schedule1F1B, windows: Tensor, mesh: DeviceMesh) 
     share = windows.chunk(mesh["dp"].size())[mesh["dp"].get_local_rank()]
     losses: list[Tensor] = []
     if mesh["pp"].get_local_rank() == 0:
-        schedule.step(share[:, :-1])
+        schedule.step(share[:, :-1].contiguous())  # torch 2.11 takes no other strides than those of the first call
     else:
         schedule.step(target=share[:, 1:], losses=losses)
     return torch.stack(losses).mean().detach() if losses else torch.zeros(())
