@@ -76,8 +76,7 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
-    if G.device.type == "cpu":  # CPU products would sum a transposed operand in another order
-        wide = wide.contiguous()
+    wide = _by_rows(wide)
     single = not iteration.products.batched and not iteration.in_one_launch
     length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
     if out is None and len(wide) <= length and not single:
@@ -191,26 +190,32 @@ def factor_of_parts(
     for each window of the Gram iteration, an m x m matrix, in float32 at least. The result is the columns (B, m, n_r)
     and the summed counts in float32.
     """
+    wide = _by_rows(wide)
     sums = torch.stack([frobenius_norm(wide).flatten().square(), counts])
     yield sums
     squares, counts = sums
     X = normalize(wide, iteration.work_dtype, eps, iteration.scale, squares.sqrt().view(-1, 1, 1))
     del wide
     for window in iteration.windows:
-        R = _each(iteration, X.to(iteration.chain_dtype), iteration.products.gram)
+        R = _each(iteration, iteration.products.gram, X.to(iteration.chain_dtype))
         R = R.to(torch.promote_types(R.dtype, torch.float32))
         yield R
         steps = partial(window_product, window=window, products=iteration.products)
-        Q = _each(iteration, R.to(iteration.chain_dtype), steps)
-        X = torch.bmm(Q.to(X.dtype), X)
+        Q = _each(iteration, steps, R.to(iteration.chain_dtype))
+        X = _each(iteration, lambda Q, X: iteration.products.affine(Q, X, 0.0, None), Q.to(X.dtype), X)  # Q X
     return X, counts.float()
 
 
-def _each(iteration: Iteration, matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `function` of matrices (B, m, n), called for one at a time if the products take only one."""
+def _by_rows(wide: Tensor) -> Tensor:
+    """Return wide matrices, on a CPU with runs of memory along rows: products would sum others in another order."""
+    return wide.contiguous() if wide.device.type == "cpu" else wide
+
+
+def _each(iteration: Iteration, function: Callable[..., Tensor], *batches: Tensor) -> Tensor:
+    """Return `function` of batches (B, m, n), called for one matrix of each at a time if the products take only one."""
     if iteration.products.batched:
-        return function(matrices)
-    return torch.stack([function(matrix) for matrix in matrices])
+        return function(*batches)
+    return torch.stack([function(*matrices) for matrices in zip(*batches)])
 
 
 def _shown(tensor: Tensor) -> str:

@@ -59,14 +59,16 @@ def as_summed(matrix: Matrix) -> Optional[Matrix]:
 def plan_sums(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[int]) -> tuple[tuple[SummedBatch, ...], ...]:
     """Return the batches that `rank` works on by summing Gram matrices, grouped by the ranks that sum.
 
-    On each rank a batch packs at most `chunk_bytes` (None: MOST_CHUNK_BYTES), or it is one matrix.
+    On each rank a batch packs at most `chunk_bytes` (None: MOST_CHUNK_BYTES), or it is one matrix. On CPUs it is always
+    one: gloo adds in an order that depends on a number's place in the message, so a batch would change a matrix's bits.
     """
     here = [matrix for matrix in matrices if rank in matrix.holders]
     batches: list[SummedBatch] = []
     for members in grouped(here, _batch_key):
         first = members[0]
         bytes_of_one = first.part_size * first.parameter.packed_dtype.itemsize
-        count = max(1, (chunk_bytes or MOST_CHUNK_BYTES) // bytes_of_one) if first.iteration.products.batched else 1
+        on_cpu = first.parameter.device.type == "cpu"
+        count = 1 if on_cpu else max(1, (chunk_bytes or MOST_CHUNK_BYTES) // bytes_of_one)
         batches += [_batch(some, rank) for some in slices(members, count)]
     return tuple(map(tuple, sorted(grouped(batches, lambda batch: batch.ranks), key=lambda some: some[0].ranks)))
 
