@@ -48,7 +48,9 @@ def assert_agrees(found: dict, expected: dict) -> None:
 @pytest.mark.parametrize("name", X86)
 def test_every_level_of_x86_computes_the_same_bits(build, of_this_processor, name):
     found = present(name).fingerprint(build)
-    assert (found["machine"], found["instructions"]) == ("x86_64", "portable")
+    in_float32 = "avx2" if name == "Haswell" else "portable"
+    assert (found["machine"], found["instructions"]) == ("x86_64", f"portable, {in_float32}")
+    assert any(name.startswith(f"gemm_ in float32, {in_float32}") for name in found["bits"])
     assert_agrees(found, of_this_processor)
 
 

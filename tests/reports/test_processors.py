@@ -50,4 +50,15 @@ def test_every_processor_that_is_emulated_ran_the_variant_for_it():
         **dict.fromkeys(("here", *X86), "x86_64"),
         ARM: ARM,
     }
-    assert all(found[name]["instructions"] == "portable" for name in (*X86, ARM))
+    assert {name: found[name]["instructions"] for name in (*X86, ARM)} == {
+        **dict.fromkeys((*X86, ARM), "portable, portable"),
+        "Haswell": "portable, avx2",
+    }
+
+
+def test_rows_of_products_have_entries_where_the_processor_has_the_instructions():
+    """Bits are compared among processors that ran them: a row that nobody else has would prove nothing."""
+    ran = {name: {name for name in it["bits"] if "float32" in name} for name, it in RESULTS["processors"].items()}
+    assert ran["Nehalem"] == ran["SandyBridge"] == {"gemm_ in float32, portable, x86_64"}
+    assert ran["Haswell"] == {*ran["Nehalem"], "gemm_ in float32, avx2"} <= ran["here"]
+    assert ran[ARM] == {"gemm_ in float32, portable, aarch64"}

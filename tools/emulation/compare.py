@@ -45,10 +45,10 @@ because the products there are torch's, or `gemm_`'s with the processor's instru
 
 ## Bits
 
-Each operation ran over all its dtypes, `gemm_` over bfloat16, with subnormal and infinite numbers, zeros and NaN among
-the inputs. An entry is the start of a hash of all results. `gemm_` ran with its portable instructions, which every
-processor has. Those that are made for one processor sum in another order, and its products may have other bits (column
-gemm).
+Each operation ran over all its dtypes, with subnormal and infinite numbers, zeros and NaN among the inputs; those of
+`gemm_` and of the norms are ordinary numbers. An entry is the start of a hash of all results. A row of `gemm_` has
+entries where the processor has its instructions: each kind sums in an order of its own, so the rows differ. Column gemm
+above names the kinds that each processor prefers, for bfloat16 and for float32.
 
 {bits}
 """
@@ -68,8 +68,8 @@ def page(results: dict) -> str:
         ]
         for name, it in found.items()
     ]
-    names = list(found["here"]["bits"])
-    bits = [[operation, *(it["bits"][operation] for it in found.values())] for operation in names]
+    names = dict.fromkeys(name for it in found.values() for name in it["bits"])
+    bits = [[operation, *(it["bits"].get(operation, "") for it in found.values())] for operation in names]
     made_of = ""
     if "commit" in results:
         made_of = f" The variants are of\n{commit_words(results['commit'], results['dirty'])}."
@@ -84,8 +84,8 @@ def page(results: dict) -> str:
 
 
 def differences(one: dict, other: dict) -> set[str]:
-    """Return the operations whose bits differ between two fingerprints."""
-    return {name for name, bits in one["bits"].items() if bits != other["bits"][name]}
+    """Return the operations whose bits differ between two fingerprints, of those that both processors ran."""
+    return {name for name, bits in one["bits"].items() if bits != other["bits"].get(name, bits)}
 
 
 def sources(variants: Iterable[Path]) -> dict:

@@ -1,4 +1,4 @@
-"""Calls of the compiled operations whose results have the same bits on every processor.
+"""Calls of the compiled operations whose results have the same bits on every processor that can run them.
 
 Inputs are made of random integers alone: torch draws other random numbers where its logarithm is another.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import platform
 from collections.abc import Iterator
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 SHAPE = 5, 900
+# Instructions of `gemm_` in float32; a processor that has one of them has those before it, too.
+FLOAT32 = "portable", "avx2", "avx512"
 
 
 @functools.cache
@@ -101,14 +104,23 @@ def normalized(operations, dtype: torch.dtype) -> list[Tensor]:
     return [bits(norms), bits(out)]
 
 
-def multiplied(operations, symmetric: bool) -> list[Tensor]:
+def multiplied(operations, dtype: torch.dtype, instructions: str, symmetric: bool) -> list[Tensor]:
     """A X + B X of matrices whose sizes are no multiples of a block's, or of a matrix and its transpose."""
-    A = numbers(torch.bfloat16, 5, shape=(2, 100, 300))
-    B = A.mT if symmetric else numbers(torch.bfloat16, 6, shape=(2, 300, 70))
-    D = None if symmetric else numbers(torch.bfloat16, 7, shape=(2, 100, 70))
-    C = torch.zeros(2, 100, B.size(2), dtype=torch.bfloat16)
-    operations.gemm_(C, A, B, D, 1.5, 0.5, symmetric, "portable")
+    A = numbers(dtype, 5, shape=(2, 100, 300))
+    B = A.mT if symmetric else numbers(dtype, 6, shape=(2, 300, 70))
+    D = None if symmetric else numbers(dtype, 7, shape=(2, 100, 70))
+    C = torch.zeros(2, 100, B.size(2), dtype=dtype)
+    operations.gemm_(C, A, B, D, 1.5, 0.5, symmetric, instructions)
     return [bits(C)]
+
+
+def multiplied_in_float32(operations) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield the products by each of this processor's instructions; the portable ones round otherwise on ARM."""
+    best = operations.gemm_instructions(torch.float32)
+    for instructions in FLOAT32[: FLOAT32.index(best) + 1]:
+        where = f", {platform.machine()}" if instructions == "portable" else ""
+        products = (multiplied(operations, torch.float32, instructions, symmetric) for symmetric in (True, False))
+        yield f"gemm_ in float32, {instructions}{where}", _all(products)
 
 
 def results(operations) -> Iterator[tuple[str, list[Tensor]]]:
@@ -124,7 +136,9 @@ def results(operations) -> Iterator[tuple[str, list[Tensor]]]:
     yield "move_blocks_", _all(moved(operations, dtype) for dtype in FLOATS)
     singles = [dtype for dtype in FLOATS if dtype != torch.float64]
     yield "frobenius_norm_, normalize_", _all(normalized(operations, dtype) for dtype in singles)
-    yield "gemm_, portable", _all(multiplied(operations, symmetric) for symmetric in switch)
+    products = (multiplied(operations, torch.bfloat16, "portable", symmetric) for symmetric in switch)
+    yield "gemm_ in bfloat16, portable", _all(products)
+    yield from multiplied_in_float32(operations)
 
 
 def _all(lists) -> list[Tensor]:
