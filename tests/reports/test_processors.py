@@ -62,3 +62,9 @@ def test_rows_of_products_have_entries_where_the_processor_has_the_instructions(
     assert ran["Nehalem"] == ran["SandyBridge"] == {"gemm_ in float32, portable, x86_64"}
     assert ran["Haswell"] == {*ran["Nehalem"], "gemm_ in float32, avx2"} <= ran["here"]
     assert ran[ARM] == {"gemm_ in float32, portable, aarch64"}
+
+
+def test_aarch64_has_the_bits_of_avx2_in_float32():
+    here, arm = RESULTS["processors"]["here"]["bits"], RESULTS["processors"][ARM]["bits"]
+    fused, rounded_twice = here["gemm_ in float32, avx2"], here["gemm_ in float32, portable, x86_64"]
+    assert arm["gemm_ in float32, portable, aarch64"] == fused != rounded_twice

@@ -47,8 +47,9 @@ because the products there are torch's, or `gemm_`'s with the processor's instru
 
 Each operation ran over all its dtypes, with subnormal and infinite numbers, zeros and NaN among the inputs; those of
 `gemm_` and of the norms are ordinary numbers. An entry is the start of a hash of all results. A row of `gemm_` has
-entries where the processor has its instructions: each kind sums in an order of its own, so the rows differ. Column gemm
-above names the kinds that each processor prefers, for bfloat16 and for float32.
+entries where the processor has its instructions. Column gemm above names those that each processor prefers, for
+bfloat16 and for float32. In float32 aarch64 has AVX2's bits: both round a product and the sum it goes into once. The
+portable instructions of x86-64 round twice.
 
 {bits}
 """
