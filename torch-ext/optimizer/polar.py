@@ -13,7 +13,7 @@ from .kernels import predictions
 from .kernels.autocast import without_autocast
 from .kernels.gains import Circumstances
 from .kernels.machine import gpu_of
-from .kernels.normalization import frobenius_norm, normalize
+from .kernels.normalization import frobenius_norm, native_passes_take, normalize
 from .kernels.products import Products, fits_a_core, small_polar
 from .kernels.tracing import constant_while_traced, is_transformed
 from .schedules import Schedule, resolve_schedule
@@ -76,20 +76,22 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
-    wide = _by_rows(wide)
+    wide = _by_rows(wide, iteration)
     single = not iteration.products.batched and not iteration.in_one_launch
     length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
     if out is None and len(wide) <= length and not single:
         factors = _polar_factor(wide, iteration, eps)
         return factors.mT if tall else factors
     if out is None:
-        factors = torch.empty_like(wide, dtype=iteration.work_dtype)
+        by_rows = torch.contiguous_format if wide.device.type == "cpu" else torch.preserve_format
+        factors = torch.empty_like(wide, dtype=iteration.work_dtype, memory_format=by_rows)
     else:
         factors = out.mT if tall else out
+    through_copies = is_transformed(wide)  # autograd and vmap support a copy, but not a product with an `out` argument
     for start, end in even_pieces(len(wide), length):  # even: a rest of two matrices would take as long as a full piece
         # Products that take one matrix at a time take it as (m, n), without a batch dimension.
         X, place = (x.select(0, start) if single else x.narrow(0, start, end - start) for x in (wide, factors))
-        if out is None:  # autograd and vmap support a copy, but not a product with an `out` argument
+        if through_copies:
             place.copy_(_polar_factor(X, iteration, eps))
         else:
             _polar_factor(X, iteration, eps, place)
@@ -190,7 +192,7 @@ def factor_of_parts(
     for each window of the Gram iteration, an m x m matrix, in float32 at least. The result is the columns (B, m, n_r)
     and the summed counts in float32.
     """
-    wide = _by_rows(wide)
+    wide = _by_rows(wide, iteration)
     sums = torch.stack([frobenius_norm(wide).flatten().square(), counts])
     yield sums
     squares, counts = sums
@@ -206,9 +208,13 @@ def factor_of_parts(
     return X, counts.float()
 
 
-def _by_rows(wide: Tensor) -> Tensor:
-    """Return wide matrices, on a CPU with runs of memory along rows: products would sum others in another order."""
-    return wide.contiguous() if wide.device.type == "cpu" else wide
+def _by_rows(wide: Tensor, iteration: Iteration) -> Tensor:
+    """Return wide matrices, on a CPU with runs of memory along rows: products would sum others in another order.
+
+    The native passes, which come first, read any strides and write such runs.
+    """
+    as_they_are = wide.device.type != "cpu" or native_passes_take(wide, iteration.work_dtype)
+    return wide if as_they_are else wide.contiguous()
 
 
 def _each(iteration: Iteration, function: Callable[..., Tensor], *batches: Tensor) -> Tensor:

@@ -26,15 +26,15 @@ def normalize(
     If G is only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), in `exact_dtype`. A matrix and
     the same matrix times a power of two give the same bits, as long as the norm and its inverse are normal numbers.
     """
-    exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     norm = frobenius_norm(G) if norm is None else norm
-    if exact == torch.float32 and _native_passes_take(G):
+    if native_passes_take(G, work_dtype):
         batch = _as_batch(G)
         # Products on a CPU need contiguous rows. Those on a GPU take tall matrices as they are.
         as_given = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
         normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=as_given)
         normalize_(normalized, batch, norm.reshape(-1), eps, scale)
         return normalized.view(G.shape)
+    exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     return (G * multiplier(norm, eps, scale, exact)).to(work_dtype)
 
 
@@ -44,7 +44,7 @@ def frobenius_norm(X: Tensor) -> Tensor:
     A norm that float32 cannot hold is infinite there.
     """
     exact = exact_dtype(X.device)
-    if _native_passes_take(X):
+    if native_passes_take(X):
         norms = X.new_empty(*X.shape[:-2], 1, 1, dtype=exact)
         frobenius_norm_(norms.view(-1), _as_batch(X))
         return norms
@@ -56,9 +56,12 @@ def frobenius_norm(X: Tensor) -> Tensor:
     return peak * torch.linalg.vector_norm(X / peak, dim=(-2, -1), keepdim=True)
 
 
-def _native_passes_take(X: Tensor) -> bool:
-    """Whether the native passes take X. They support neither float64, nor gradients, nor torch.func."""
-    if not (IS_PORTABLE or X.device.type in ("cpu", "cuda")) or X.dtype == torch.float64:
+def native_passes_take(X: Tensor, *others: torch.dtype) -> bool:
+    """Whether the native passes take X, for results of the other dtypes, too.
+
+    They support neither float64, nor gradients, nor torch.func.
+    """
+    if not (IS_PORTABLE or X.device.type in ("cpu", "cuda")) or torch.float64 in (X.dtype, *others):
         return False
     return not is_transformed(X)
 

@@ -33,9 +33,6 @@ def polar_update(batch: Batch, packed: Tensor, eps: float, factors: Optional[Ten
 
     Polar factors are written to `factors` (B, m, n), of the work dtype, where that is given.
     """
-    # A GPU works on a large batch in pieces, whose factors are then written in place. A CPU's batch is one piece.
-    if factors is None and batch.device.type != "cpu":
-        factors = torch.empty_like(packed, dtype=batch.iteration.work_dtype)
     directions = equalized(batch, packed, eps)
     factors = polar_factors(directions, batch.iteration, eps, factors)
     for _ in range(1, batch.equalization.rounds(*batch.packed_shape)):
