@@ -34,10 +34,13 @@ class Pinned:
 
 def read_pinned() -> Pinned:
     """Return what the two files of this project say; PinError if they disagree or pin nothing yet."""
-    (locked,) = json.loads(LOCK.read_text())
-    pins = json.loads(PINS.read_text())
-    pinned = Pinned(pins["repo-id"], pins["revision"], pins["variants"])
-    if (locked["dependency"]["repo-id"], locked["lock"]["commit"]) != (pinned.repo_id, pinned.revision):
+    try:
+        (locked,), pins = json.loads(LOCK.read_text()), json.loads(PINS.read_text())
+        pinned = Pinned(pins["repo-id"], pins["revision"], dict(pins["variants"]))
+        named = locked["dependency"]["repo-id"], locked["lock"]["commit"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise PinError(f"{LOCK.name} or {PINS.name} is damaged: {error!r}") from None
+    if named != (pinned.repo_id, pinned.revision):
         raise PinError(
             f"{LOCK.name} and {PINS.name} name different revisions: take both from one commit of this project"
         )
@@ -89,12 +92,12 @@ def on_every_process(work: Callable[[], Any]) -> list[Any]:
     try:
         mine = work()
     except Exception as error:  # of whatever kind: the other processes would wait for this one
-        failure = str(error)
+        failure = str(error) or type(error).__name__  # a MemoryError says nothing
     everyone = [(mine, failure)]
     if dist.is_initialized():
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (mine, failure))
-    failures = dict.fromkeys(failure for _, failure in everyone if failure)  # many processes fail alike
+    failures = dict.fromkeys(failure for _, failure in everyone if failure is not None)  # many processes fail alike
     if failures:
         raise PinError("\n".join(failures))
     return [result for result, _ in everyone]

@@ -43,7 +43,7 @@ def train(optimizer: ModuleType, steps: int, file: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 16)).to(device)
     exchange = optimizer.ExchangeOptions(process_group=dist.group.WORLD) if dist.is_initialized() else None
-    opt = optimizer.Muon(model.named_parameters(), lr=0.02, exchange=exchange)
+    opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02, exchange=exchange)
     first = resume(optimizer, model, opt, file) if file.exists() else 0
     replica = DistributedDataParallel(model) if dist.is_initialized() else model
     for step in range(first, first + steps):

@@ -16,7 +16,7 @@ import sys
 
 import httpx2
 from huggingface_hub import HfApi
-from kernel import LOCK, PINS, download
+from kernel import LOCK, PINS, PinError, download
 from verify import VerificationError, pin_of, verify
 
 
@@ -28,18 +28,28 @@ def main() -> int:
         parser.error(f"a revision is a commit, 40 hexadecimal digits, not {revision!r}")
     try:
         upgrade(revision)
-    except (VerificationError, OSError, httpx2.HTTPError) as error:
+    except (VerificationError, PinError, OSError, httpx2.HTTPError) as error:
         print(f"upgrade.py: nothing is pinned: {error}")
         return 1
     return 0
 
 
+def read_dependency() -> tuple[str, int]:
+    """Return the repository and the version that kernels.lock asks for; PinError if it is no lock file."""
+    try:
+        (locked,) = json.loads(LOCK.read_text())
+        return locked["dependency"]["repo-id"], locked["dependency"]["version"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise PinError(f"{LOCK.name} is damaged: {error!r}") from None
+
+
 def upgrade(revision: str | None) -> None:
     """Pin a revision, by default the newest, and print the pins; VerificationError if files and digests disagree."""
-    (locked,) = json.loads(LOCK.read_text())
-    repo_id, version = locked["dependency"]["repo-id"], locked["dependency"]["version"]
+    repo_id, version = read_dependency()
     revision = revision or HfApi().repo_info(repo_id, repo_type="kernel", revision=f"v{version}").sha
     variants = sorted(path for path in (download(repo_id, revision) / "build").iterdir() if path.is_dir())
+    if not variants:
+        raise VerificationError(f"{revision} of {repo_id} has no variants in build/")
     pins = {variant.name: pin_of(variant) for variant in variants}
     for variant in variants:
         verify(variant, pins)

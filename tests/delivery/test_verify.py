@@ -103,9 +103,22 @@ def test_another_variant_beside_it_needs_a_pin_too(copy, pin):
     assert verify(copy, {NAME: pin, "torch-cpu": pin_of(other)}) == copy
 
 
+def test_a_variant_above_the_build_needs_a_pin_of_that_place(copy, pin):
+    """Of a folder with both the loader takes the variant above `build`, whatever is pinned inside."""
+    build = copy.parent / "snapshot/build"
+    build.mkdir(parents=True)
+    inside = copy.rename(build / NAME)
+    assert faults(inside, pin) == []
+    (build.parent / NAME).mkdir()
+    assert faults(inside, pin) == [f"../{NAME} lies beside it without a pin, and the loader might prefer it"]
+
+
 def test_a_signature_may_lie_beside_the_metadata(copy, pin):
     (copy / "metadata.json.sigstore").write_text("{}")
     assert faults(copy, pin) == []
+    with (copy / "metadata.json.sigstore").open("wb") as large:
+        large.truncate(2**20 + 1)
+    assert faults(copy, pin) == ["metadata.json.sigstore is not a regular file of at most 1048576 bytes"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -59,3 +60,25 @@ def test_the_file_needs_the_standard_library_alone_and_works_where_it_is_copied(
     assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     elsewhere = shutil.copy(module.__file__, tmp_path / "verify_kernels.py")
     assert run(copy, program=elsewhere) == (0, [f"{NAME}: intact, pin {pin}"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of memory")
+def test_large_files_are_not_read_into_memory(copy):
+    """A process with little memory gives the answer of one with much."""
+    with (copy / "scaling.py").open("wb") as large:
+        large.truncate(2**29)
+    program = ["sh", "-c", 'ulimit -v 262144; exec "$0" "$@"', sys.executable, "-I", module.__file__, copy]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == [
+        f"{NAME}: refused",
+        "  scaling.py is not what the digest says: its sha256 differs",
+    ]
+
+
+def test_what_cannot_be_read_is_told_in_lines(copy, tmp_path):
+    status, told = run(tmp_path / ("a" * 300))
+    assert status == 1 and "cannot be read: File name too long" in told[1]
+    nested = tmp_path / "nested.json"
+    nested.write_text("[" * 100_000)
+    status, told = run(copy, "--pins", nested)
+    assert status == 2 and "is no file of pins: RecursionError" in told[-1]

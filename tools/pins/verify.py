@@ -5,9 +5,10 @@
     optimizer = kernels.get_local_kernel(variant)
 
 A pin is the sha256 of a variant's metadata.json, whose digest covers every other file. It has to come from the
-publisher: whoever can change a download can change its metadata.json, too. Copy this file to use it; it needs the
-standard library alone. By hand: `python -m tools.pins.verify FOLDER --pins optimizer.pins.json`. What is written into
-the folder after the check, it cannot see. docs/verification.md says what is refused, and why.
+publisher: whoever can change a download can change its metadata.json, too. Copy this file to use it: it is one file,
+longer than the others here, and needs the standard library alone. By hand: `python -m tools.pins.verify FOLDER --pins
+optimizer.pins.json`. What is written into the folder after the check, it cannot see. docs/verification.md says what is
+refused, and why.
 """
 
 from __future__ import annotations
@@ -91,9 +92,10 @@ def _examined(variant: Path, pins: Mapping | None, modules: Mapping = {}) -> tup
     """Return all faults but bytecode where Python looks for it, and that. What cannot be read is a fault."""
     blobs = variant.parents[3] / "blobs" if variant.parts[-4:-3] == ("snapshots",) else None
     folders = [variant, *variant.parents[:4], blobs] if blobs else [variant]
-    found, bytecode = [f"{_shown(folder)} is a link" for folder in folders if folder.is_symlink()], []
+    found, bytecode = [f"{_shown(folder)} is a link" for folder in folders if os.path.islink(folder)], []
     try:
-        content = _content(variant / METADATA, blobs, LARGEST_METADATA)
+        _hashed(variant / METADATA, blobs, LARGEST_METADATA)  # a file of that size, or a blob
+        content = (variant / METADATA).read_bytes()
         metadata, files = _parsed(content)
         found.extend(_pin_faults(variant, hashlib.sha256(content).hexdigest(), pins) if pins is not None else ())
         found.extend(_name_faults(variant.name, metadata, files))
@@ -124,9 +126,12 @@ def _pin_faults(variant: Path, actual: str, pins: Mapping[str, str]) -> Iterator
         yield f"{_shown(variant.name)} has no pin; there are pins of {_shown(', '.join(pins) or 'nothing')}"
     elif actual != pins[variant.name]:
         yield f"{METADATA} has the sha256 {actual}, and the pin is {_shown(pins[variant.name])}"
-    for path in sorted(variant.parent.iterdir()):
-        if path.name not in {variant.name, *pins} and backend_of(path.name) and path.is_dir():
-            yield f"{path.name} lies beside it without a pin, and the loader might prefer it"
+    # The loader looks into the folder above `build` first.
+    folders = [variant.parent, *([variant.parents[1]] if variant.parent.name == "build" else [])]
+    for path in sorted(path for folder in folders for path in folder.iterdir() if backend_of(path.name)):
+        if path.is_dir() and (path.parent != variant.parent or path.name not in {variant.name, *pins}):
+            name = os.path.relpath(path, variant.parent)
+            yield f"{name} lies beside it without a pin, and the loader might prefer it"
 
 
 def _name_faults(folder: str, metadata: dict, files: Iterable[str]) -> Iterator[str]:
@@ -191,15 +196,15 @@ def _file_fault(path: Path, name: str, digest: str | None, blobs: Path | None) -
     if digest is None and name not in (METADATA, SIGNATURE):
         return "is not in the digest"
     try:
-        content = _content(path, blobs, LARGEST)
+        actual = _hashed(path, blobs, LARGEST_METADATA if digest is None else LARGEST)
     except ValueError as error:
         return str(error)
-    same = digest in (None, base64.b64encode(hashlib.sha256(content).digest()).decode())
+    same = digest in (None, base64.b64encode(actual).decode())
     return None if same else "is not what the digest says: its sha256 differs"
 
 
-def _content(path: Path, blobs: Path | None, largest: int) -> bytes:
-    """Return the bytes of a file, or of the blob that it is in the Hub client's cache; ValueError if it is neither."""
+def _hashed(path: Path, blobs: Path | None, largest: int) -> bytes:
+    """Return the sha256 of a file, or of the blob that it is in the Hub client's cache; ValueError if it is neither."""
     file = path
     if path.is_symlink():
         link = os.readlink(path)
@@ -210,11 +215,14 @@ def _content(path: Path, blobs: Path | None, largest: int) -> bytes:
     about = file.lstat()
     if not stat.S_ISREG(about.st_mode) or about.st_size > largest:
         raise ValueError(f"is not a regular file of at most {largest} bytes")
-    content = file.read_bytes()
-    sha1 = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-    if file != path and file.name not in (sha1, hashlib.sha256(content).hexdigest()):
+    sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % about.st_size, usedforsecurity=False)
+    with file.open("rb") as opened:
+        while piece := opened.read(LARGEST_METADATA):
+            sha256.update(piece)
+            sha1.update(piece)
+    if file != path and file.name not in (sha1.hexdigest(), sha256.hexdigest()):
         raise ValueError(f"is a link to the blob {_shown(file.name)}, whose content has another hash")
-    return content
+    return sha256.digest()
 
 
 def _delete(file: Path) -> None:
@@ -245,10 +253,10 @@ def main() -> int:
     folder = arguments.folder.absolute()
     try:
         pins = {**json.loads(arguments.pins.read_text())["variants"]} if arguments.pins else None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         parser.error(f"{arguments.pins} is no file of pins: {error!r}")
-    alone = (folder / METADATA).exists() or not folder.is_dir()
-    inside = [] if alone else sorted(path for path in folder.iterdir() if backend_of(path.name))
+    alone = os.path.lexists(folder / METADATA) or not os.path.isdir(folder)
+    inside = [] if alone else sorted(path for path in folder.glob("*") if backend_of(path.name))
     found = {variant: faults(variant, pins) for variant in inside or [folder]}
     for variant, lines in found.items():
         print(f"{variant.name}: {'refused' if lines else f'intact, pin {pin_of(variant)}'}", *lines, sep="\n  ")

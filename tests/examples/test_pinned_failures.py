@@ -1,0 +1,58 @@
+"""What examples/pinned_training does when something fails: it says what, and loads and pins nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/pinned_training"
+MODULES = "kernel", "upgrade", "verify"
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch) -> dict[str, ModuleType]:
+    """The example's modules by their names; its two files are copies in `tmp_path`."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    modules = {name: importlib.import_module(name) for name in MODULES}
+    for constant in "LOCK", "PINS":
+        file = getattr(modules["kernel"], constant)
+        (tmp_path / file.name).write_text(file.read_text())
+        for module in modules["kernel"], modules["upgrade"]:
+            monkeypatch.setattr(module, constant, tmp_path / file.name)
+    yield modules
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_an_error_without_words_is_a_failure(example):
+    """As Python's MemoryError is one: whoever took silence for success would load what was not verified."""
+
+    def fail() -> None:
+        raise MemoryError
+
+    with pytest.raises(example["kernel"].PinError, match=r"^MemoryError$"):
+        example["kernel"].on_every_process(fail)
+
+
+@pytest.mark.parametrize("content", ["[]", "[{}]", "{", '[{"dependency": 1}]', "[" * 100_000])
+def test_a_damaged_lock_is_named(example, content):
+    example["kernel"].LOCK.write_text(content)
+    for read in example["kernel"].read_pinned, example["upgrade"].read_dependency:
+        with pytest.raises(example["kernel"].PinError, match=r"kernels\.lock .*is damaged"):
+            read()
+
+
+def test_a_revision_without_variants_is_not_pinned(example, tmp_path, monkeypatch):
+    (tmp_path / "build").mkdir()
+    monkeypatch.setattr(example["upgrade"], "download", lambda *_: tmp_path)
+    before = example["kernel"].PINS.read_text()
+    with pytest.raises(example["verify"].VerificationError, match="no variants"):
+        example["upgrade"].upgrade("a" * 40)
+    assert example["kernel"].PINS.read_text() == before and json.loads(before)["variants"] == {}
