@@ -222,6 +222,8 @@ def test_strides_of_the_input_do_not_matter(kernel):
         (torch.zeros(3, 3), dict(eps=-1.0), "-1.0"),
         (torch.zeros(3, 3), dict(eps=float("nan")), "nan"),
         (torch.zeros(3, 3), dict(dtype=torch.int8), "int8"),
+        (torch.zeros(3, 3), dict(dtype="float32"), "got 'float32'"),
+        (torch.eye(3).to_sparse(), {}, "torch.sparse_coo"),
         (torch.zeros(3, 3), dict(ns_steps=0), "got 0"),
         (torch.zeros(3, 3), dict(ns_coefficients="quartic"), "quartic"),
     ],
@@ -231,6 +233,11 @@ def test_bad_input_is_named(kernel, G, options, words):
     with pytest.raises(ValueError) as raised:
         kernel.orthogonalize(G, **options)
     assert words in str(raised.value)
+
+
+def test_what_is_no_tensor_is_named(kernel):
+    with pytest.raises(TypeError, match=r"needs a tensor, got list: write torch\.as_tensor"):
+        kernel.orthogonalize([[1.0]])
 
 
 def test_compiles_to_one_graph_with_the_same_result(kernel):

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, take_steps
@@ -178,6 +179,13 @@ def test_matrices_without_names_are_said_once_with_what_to_write(kernel):
     assert warned(optimizer.explain)[0] == []
     (line,), _ = warned(lambda: optimizer.add_param_group({"params": [Parameter(torch.zeros(8, 8))]}))
     assert line.startswith("param_5 (8, 8): matrices without names")
+
+
+def test_names_in_a_sequence_of_modules_say_nothing_and_the_modules_do(kernel):
+    model = nn.Sequential(nn.Embedding(100, 16), nn.Linear(16, 32), nn.Linear(32, 100))
+    (line,), _ = warned(lambda: kernel.Muon(model.named_parameters()))
+    assert line.startswith("3 parameters (5,312 elements), such as 2.weight (100, 32): matrices without names, or with")
+    assert warned(lambda: kernel.Muon(kernel.groups_for(model)))[0] == []
 
 
 @pytest.mark.parametrize(

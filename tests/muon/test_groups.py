@@ -196,6 +196,7 @@ def test_parameter_appended_to_a_group_is_explained(kernel):
 @pytest.mark.parametrize(
     "key, value, words",
     [
+        ("learning_rate", 0.1, "did you mean 'lr'"),
         ("weight_decy", 0.1, "has no 'weight_decy': did you mean 'weight_decay'"),
         ("use_moun", True, "has no 'use_moun': did you mean 'use_muon'"),
         ("is_muon", True, "has no 'is_muon': did you mean 'use_muon'"),

@@ -124,6 +124,34 @@ def test_wrong_group_settings_are_named(kernel, group, error, words):
         kernel.Muon([{"params": [Parameter(torch.ones(4, 4)), Parameter(torch.ones(4, 4))], **group}])
 
 
+@pytest.mark.parametrize("value", ["0.01", None, True, float("nan"), float("-inf"), torch.zeros(2)], ids=str)
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+@pytest.mark.parametrize("number", [0, 1], ids=["Muon's", "AdamW's"])
+def test_a_wrong_live_number_is_refused_before_anything_changes(kernel, number, key, value):
+    """And the next step goes on with a right one."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    set_gradients(params, 1)
+    before = copy.deepcopy(params)
+    group = optimizer.param_groups[number]
+    group[key], right = value, group[key]
+    with pytest.raises((TypeError, ValueError), match=f"^{key} must be "):
+        optimizer.step()
+    assert same_bits(params, before)
+    group[key] = right
+    optimizer.step()
+    assert not same_bits(params, before)
+
+
+def test_a_schedule_may_end_just_below_zero(kernel):
+    """Some reach 0 by subtraction; a training must not end with that step."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    optimizer.param_groups[0]["lr"] = -1e-19
+    take_steps(optimizer, params, [0])
+
+
 def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):
     """So is a capture that was not asked for; nothing moves then."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

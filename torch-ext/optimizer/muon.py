@@ -19,7 +19,7 @@ from .explain import Explanation, brief, explanation_of
 from .kernels.autocast import autocasts, without_autocast
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
-from .parameters.changed_settings import checked_settings, make_plain_
+from .parameters.changed_settings import check_live_numbers, checked_settings, make_plain_
 from .parameters.checkpoints import checked, loaded_groups
 from .parameters.groups import names_of, saved_group, split_group
 from .parameters.mistakes import check_closure, check_state_dict, params_as_list, with_known_arguments
@@ -218,7 +218,7 @@ class Muon(Optimizer):
         defaults = plain_settings({**settings, **OF_GROUPS, "rounding_step": 0})
         self._release_grads = flag("release_grads", release_grads)
         if not isinstance(exchange, (ExchangeOptions, type(None))):
-            raise TypeError(f"exchange must be ExchangeOptions, got {type(exchange).__name__}")
+            raise TypeError(f"exchange must be ExchangeOptions(...) of this package or None, got {exchange!r}")
         exchange = exchange or ExchangeOptions()
         self._replica_ranks = ranks_of(exchange.process_group)
         self._exchange = replace(exchange, process_group=None)  # process groups cannot be pickled
@@ -507,6 +507,7 @@ class Muon(Optimizer):
         Wrappers and `module.to()` replace or change parameters silently, so every step checks. Returns the gradients of
         all parameters. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
         """
+        check_live_numbers(self.param_groups)
         if checked_settings(self.param_groups) != self._checked:
             make_plain_(self.param_groups)
             self._checked = checked_settings(self.param_groups)

@@ -47,12 +47,15 @@ def orthogonalize(
     The result does not depend on `torch.autocast`. The norm never overflows, a zero matrix gives zeros even with `eps`
     0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.
 
-    Raises ValueError for fewer than two dimensions, for a dtype that is not floating point or that the device cannot
-    multiply, for negative eps, for an invalid schedule, and for a method that is unknown or not safe in the dtype.
+    Raises TypeError for what is no tensor. Raises ValueError for fewer than two dimensions, for a sparse tensor, for a
+    dtype that is not floating point or that the device cannot multiply, for negative eps, for an invalid schedule, and
+    for a method that is unknown or not safe in the dtype.
     Source: Jordan, Muon (2024); Amsel et al., The Polar Express, arXiv:2505.16932.
     """
-    if G.ndim < 2 or not G.is_floating_point():
-        raise ValueError(f"orthogonalize needs real floating-point matrices (..., m, n), got {_shown(G)}")
+    if not isinstance(G, Tensor):
+        raise TypeError(f"orthogonalize needs a tensor, got {type(G).__name__}: write torch.as_tensor(...)")
+    if G.ndim < 2 or not G.is_floating_point() or G.layout != torch.strided:
+        raise ValueError(f"orthogonalize needs dense real floating-point matrices (..., m, n), got {_shown(G)}")
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}")
     schedule = resolve_schedule(ns_coefficients, ns_steps)
@@ -225,4 +228,5 @@ def _each(iteration: Iteration, function: Callable[..., Tensor], *batches: Tenso
 
 
 def _shown(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype}"
+    layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
+    return f"{tuple(tensor.shape)} {tensor.dtype}{layout}"

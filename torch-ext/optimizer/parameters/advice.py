@@ -26,8 +26,8 @@ LEAST_SHARE = 0.5
 # Reasons that a user has given or is asked for, and reasons of matrices that are not hidden ones.
 _DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
 _OUTER = ("embedding", "output_head")
-# The names that routing gives to parameters without names.
-_UNNAMED = re.compile(r"param_\d+")
+# The names that routing gives to parameters without names, and those in nn.Sequential.
+_UNNAMED, _NUMBERED = re.compile(r"param_\d+"), re.compile(r"(\d+\.)+\w+")
 # The default of `expert_keys`.
 _USUAL_KEYS = ("experts",)
 
@@ -69,6 +69,8 @@ def advice(routes: Iterable[Routed]) -> list[str]:
     hidden = [route for route in left if _kind(route) not in _OUTER]
     lines = [_undecided(undecided)] if undecided else []
     unnamed = [route for route in routes if route.reason == "matrix" and _UNNAMED.fullmatch(route.name)]
+    if not any(_kind(route) in _OUTER for route in routes):  # nor has `groups_for` found a head
+        unnamed += [route for route in routes if route.reason == "matrix" and _NUMBERED.fullmatch(route.name)]
     if unnamed:
         lines.append(_nameless(unnamed))
     share = muon / (muon + sum(map(_elements, hidden))) if muon else 0.0
@@ -111,9 +113,10 @@ def _little(what: str, left: Sequence[Routed]) -> str:
 
 def _nameless(routes: Sequence[Routed]) -> str:
     return (
-        f"{described(routes)}: matrices without names, so Muon updates them all. It cannot know which of them are "
-        "embeddings or output heads, which AdamW should update. Write Muon(model.named_parameters()), or "
-        "Muon(groups_for(model)); use_muon=True or False in a group silences this warning too"
+        f"{described(routes)}: matrices without names, or with numbers for names as in nn.Sequential, so Muon updates "
+        "them all. It cannot know which of them are embeddings or output heads, which AdamW should update. Write "
+        "Muon(groups_for(model)), which asks the modules, or Muon(model.named_parameters()) where modules have names; "
+        "use_muon=True or False in a group silences this warning too"
     )
 
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from operator import itemgetter
 from typing import Any, Sequence
 
 from ..rules.decay import scaled_decay
 from .settings import SETTINGS, Group, plain_settings
 
-# All except the numbers that schedulers set at every step.
-_CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in ("lr", "weight_decay")))
+# The numbers that schedulers set at every step.
+_LIVE = "lr", "weight_decay"
+_CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in _LIVE))
 
 
 def checked_settings(groups: Sequence[Group]) -> list[Any]:
     """Return the settings of groups that are checked again when they have changed, as one flat list."""
     return [value for group in groups for value in _CHECKED_WHEN_CHANGED(group)]
+
+
+def check_live_numbers(groups: Sequence[Group]) -> None:
+    """Raise TypeError or ValueError for an `lr` or `weight_decay` that is no finite number and no tensor of one.
+
+    A negative number is taken, though not by the constructor: schedulers end a rounding error below zero.
+    """
+    for group in groups:
+        for key in _LIVE:
+            value = group[key]
+            if type(value) is not float or not math.isfinite(value):
+                SETTINGS[key].check(key, abs(value) if type(value) in (int, float) else value)
 
 
 def make_plain_(groups: Sequence[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any, Mapping
 
+from .mistakes import ELSEWHERE
 from .settings import SETTINGS
 
 # Keys of this package besides settings.
@@ -40,6 +41,6 @@ def check_keys(group: Mapping[str, Any]) -> None:
             raise ValueError(f"{key}={value!r} in a parameter group is not supported: leave it out")
         if key in _KNOWN or key in _REFUSED or str(key).startswith("_"):
             continue
-        nearest = get_close_matches(str(key), [*SETTINGS, *_OURS], n=1)
+        nearest = [ELSEWHERE[key]] if key in ELSEWHERE else get_close_matches(str(key), [*SETTINGS, *_OURS], n=1)
         meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted(SETTINGS))}."
         raise ValueError(f"a parameter group has no {key!r}: {meant} A key of your own begins with an underscore")

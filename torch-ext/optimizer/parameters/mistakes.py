@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .warned import warn_user
 
 # Arguments of other optimizers, and their names here.
-_ELSEWHERE = {
+ELSEWHERE = {
     "betas": "adamw_betas for the parameters that AdamW updates, and momentum for Muon's",
     "beta": "momentum",
     "mu": "momentum",
@@ -87,7 +87,7 @@ def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **arguments: Any) -> None:
         for name in arguments.keys() - set(known):
-            meant = _ELSEWHERE.get(name) or " or ".join(get_close_matches(name, known))
+            meant = ELSEWHERE.get(name) or " or ".join(get_close_matches(name, known))
             raise TypeError(f"{type(self).__name__} has no argument {name}" + (f": write {meant}" if meant else ""))
         if len(args) == 3 and "momentum" not in arguments and _looks_like_momentum(args[2]):
             warn_user(
