@@ -39,6 +39,9 @@ def world():
                 ("all", first, ()),
                 ("both", first, ()),
                 ("both", second, ()),
+                ("back", first, ()),
+                ("back", second, ()),
+                ("back", first, ()),
                 ("one", first, ("--variant", "torch-cpu")),
                 ("user", first, ()),
                 ("all.tar.gz", first, ()),
@@ -97,6 +100,10 @@ def test_two_revisions_share_a_folder(world):
     """The version is that of the last one, and pins reach both."""
     both = world.folder / "both"
     assert loaded(world, both, "revision", "load", "plain", "version", release=world.first) == [2, 2, 2, 5]
+
+
+def test_the_version_is_that_which_was_fetched_last_though_it_was_there(world):
+    assert loaded(world, world.folder / "back", "version") == [2]
 
 
 def test_it_can_be_verified_where_it_is(world):

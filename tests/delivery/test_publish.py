@@ -143,11 +143,12 @@ def test_a_release_replaces_its_variants_and_those_that_are_dropped(seen):
     assert seen["dropped"]["files"] == [*ALWAYS, *variant_files("torch-cpu")]
 
 
-def test_a_rollback_commits_what_was_there(seen):
+def test_a_rollback_commits_the_variants_that_were_there(seen):
     commit, pins = seen["back"]
     published = [seen[tree] for tree in ("two variants", "one variant", "dropped")]
     assert commit not in [release["commit"] for release in published]
-    assert (seen["files back"], pins) == (published[0]["files"], published[0]["variants"])
+    covered = [path for path in published[0]["files"] if not path.startswith("benchmarks/")]
+    assert (seen["files back"], pins) == (covered, published[0]["variants"])
     assert seen["history"] == [release["files"] for release in published]
 
 
@@ -237,7 +238,7 @@ def test_commands_say_what_they_did_write_pins_and_hide_the_token(tree, tmp_path
     assert written == {"repo-id": "org/tiny", "revision": commit_id, "variants": pins}
     assert len({commit_id, newer, written_back["revision"]}) == 3 and written_back["variants"] == pins
     assert back == [
-        f"org/tiny is back at {commit_id}",
+        f"org/tiny has the variants of {commit_id} again",
         f"commit {written_back['revision']}",
         f"  torch-cpu, pin {pins['torch-cpu']}",
     ]

@@ -10,7 +10,7 @@ becomes README.md of main. huggingface.co creates kernel repositories only for o
 
 The pin of each variant is printed, and written with --pins FILE: users verify with it (docs/verification.md). A kept
 variant keeps the pin that FILE has of it, and publishing stops if the branch has something else by that name.
-`python -m tools.hub.rollback` brings an older commit back.
+`python -m tools.hub.rollback` brings an older commit's variants back.
 
 What to know about loading (kernels 0.17.2, huggingface_hub 2.4.0):
 
@@ -39,7 +39,7 @@ from rich.console import Console
 from tools.build.commands import BuildError
 from tools.hub.branch import Head, read_head, settle_rest, stale
 from tools.hub.release import Release, read_release
-from tools.pins.pins_file import KERNEL, Pins, read_pins, write_pins
+from tools.pins.pins_file import CLIENT_ERRORS, KERNEL, Pins, check_place, read_pins, write_pins
 
 ROOT = Path(__file__).resolve().parents[2]
 NONE = MappingProxyType({})
@@ -177,20 +177,25 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         published = publish_build(arguments)
-    except (BuildError, ValueError, OSError, httpx2.HTTPError) as error:
+        # Before the file, so that an error of the disk loses neither the commit nor the pins.
+        print(report(published))
+        if arguments.pins:
+            write_pins(arguments.pins, Pins(published.repo_id, published.commit, published.pins))
+    except (BuildError, *CLIENT_ERRORS) as error:
         print(f"tools.hub.publish: {error}", file=sys.stderr)
         return 1
-    print(report(published))
     return 0
 
 
 def publish_build(arguments: argparse.Namespace) -> Published:
-    """Publish what the command line asks for, and write the pins."""
-    release = read_release(ROOT, arguments.build, repo_id=arguments.repo_id, allow_dirty=arguments.allow_dirty)
+    """Publish what the command line asks for, if the pins can be written then."""
     file = arguments.pins
+    if file:
+        check_place(file)
+    release = read_release(ROOT, arguments.build, repo_id=arguments.repo_id, allow_dirty=arguments.allow_dirty)
     known = read_pins(file, release.repo_id).variants if file and file.exists() else {}
     with Console(stderr=True).status("") as status:
-        published = publish(
+        return publish(
             release,
             endpoint=arguments.endpoint,
             tag=arguments.tag,
@@ -198,9 +203,6 @@ def publish_build(arguments: argparse.Namespace) -> Published:
             keep={name: known.get(name) for name in arguments.keep},
             progress=status.update,
         )
-    if file:
-        write_pins(file, Pins(release.repo_id, published.commit, published.pins))
-    return published
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Bring an older commit of a branch back: what it held becomes a new commit at the branch's head.
+"""Bring the variants of an older commit of a branch back: they become a new commit at the branch's head.
 
     python -m tools.hub.rollback --to <40 hex digits> --pins optimizer.pins.json
 
@@ -6,6 +6,10 @@ The history stays, so what was rolled back can be published again, and whoever p
 that of the version in the variants' metadata.json. Pins do not change with the commit. Give the file of pins that was
 written when that commit was published: what the Hub has is compared with it before anything changes, and the file then
 names the new commit. Without it only files and digests are compared, and the pins that are printed are the Hub's word.
+
+Only what was compared comes back, and README.md, which nothing runs. A commit with other files is refused, for they
+might run. Benchmarks are the exception, because every release has some: no pin covers them, so they stay away until
+the next release.
 """
 
 from __future__ import annotations
@@ -14,10 +18,9 @@ import argparse
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import disable_progress_bars
 
@@ -25,19 +28,21 @@ from tools.build.commands import BuildError
 from tools.build.variant_metadata import read_metadata
 from tools.hub.branch import OF_THE_HUB, read_head
 from tools.hub.release import configured_repo_id, find_variants
-from tools.pins.pins_file import KERNEL, Pins, read_pins, write_pins
+from tools.pins.pins_file import CLIENT_ERRORS, KERNEL, Pins, check_place, read_pins, write_pins
 from tools.pins.verify import faults, pin_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # The folder of the Hub's client in each folder that it fills.
 OF_THE_CLIENT = ".cache/"
+PAGE = "README.md"
 
 
 def roll_back(api: HfApi, repo_id: str, to: str, pins: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
-    """Put the contents of the commit `to` at the head of its branch; return the new commit and the variants' pins.
+    """Put the variants of the commit `to` at the head of its branch; return the new commit and the variants' pins.
 
     Raises ValueError, before anything changes, if `to` is no full commit or the head already, if its variants are of
-    several versions, or if one would not be verified or is missing, by `pins` where given; the client's errors.
+    several versions, if one would not be verified or is missing, by `pins` where given, or if it has files of which
+    nothing is compared; the client's errors.
     """
     if not re.fullmatch("[0-9a-f]{40}", to):
         raise ValueError(f"{to!r} is no commit: 40 hexadecimal digits are needed")
@@ -50,23 +55,44 @@ def roll_back(api: HfApi, repo_id: str, to: str, pins: Mapping[str, str] | None)
         found = [f"{variant.name}: {line}" for variant in variants for line in faults(variant, pins)]
         absent = sorted({*(pins or ())} - {variant.name for variant in variants})
         found += [f"{name} has a pin and is not there" for name in absent]
+        names, files = {variant.name for variant in variants}, files_in(root)
+        strangers = sorted(path for path in files if not is_compared(path, names) and not is_left_out(path))
+        found += [f"{ascii(path)[1:-1]} is of no variant, and so nothing is compared with it" for path in strangers]
         versions = sorted({read_metadata(variant).version for variant in variants}) if not found else []
         if len(versions) > 1:
             found.append(f"its variants are of the versions {versions}")
         if found:
             raise ValueError("\n".join([f"{to} cannot come back:", *found]))
-        commit = put_back(api, repo_id, f"v{versions[0]}", to, root)
+        back = {path: file for path, file in files.items() if is_compared(path, names)}
+        commit = put_back(api, repo_id, f"v{versions[0]}", to, back)
         return commit, {variant.name: pin_of(variant) for variant in variants}
 
 
-def put_back(api: HfApi, repo_id: str, branch: str, to: str, root: Path) -> str:
-    """Commit the files of `to`, which are in the folder `root`, in place of all that the branch has."""
+def files_in(root: Path) -> dict[str, Path]:
+    """Return the files of a downloaded commit by their paths, without what is the Hub's or the client's.
+
+    They are what is on this disk, and not what the Hub lists: a path of that may point anywhere.
+    """
+    there = {file.relative_to(root).as_posix(): file for file in sorted(root.rglob("*")) if file.is_file()}
+    return {path: file for path, file in there.items() if path != OF_THE_HUB and not path.startswith(OF_THE_CLIENT)}
+
+
+def is_compared(path: str, variants: Collection[str]) -> bool:
+    """Whether a file is of one of the verified variants, or the page, which nothing runs."""
+    folder, _, rest = path.partition("/")
+    return path == PAGE or (folder == "build" and "/" in rest and rest.split("/")[0] in variants)
+
+
+def is_left_out(path: str) -> bool:
+    """Whether a file is a benchmark, as every release has it."""
+    return path.startswith("benchmarks/benchmark") and path.endswith(".py") and path.count("/") == 1
+
+
+def put_back(api: HfApi, repo_id: str, branch: str, to: str, back: Mapping[str, Path]) -> str:
+    """Commit these files of `to`, by their paths, in place of all that the branch has."""
     head = read_head(api, repo_id, branch)
     if head.new:
         raise ValueError(f"{repo_id} has no branch {branch}")
-    # What is on this disk, and not what the Hub lists: a path of that may point anywhere.
-    there = {file.relative_to(root).as_posix(): file for file in sorted(root.rglob("*")) if file.is_file()}
-    back = {path: file for path, file in there.items() if not path.startswith((OF_THE_CLIENT, OF_THE_HUB))}
     operations = [CommitOperationDelete(path) for path in sorted(set(head.paths) - {*back, OF_THE_HUB})]
     operations += [CommitOperationAdd(path, file) for path, file in back.items()]
     return api.create_commit(
@@ -89,15 +115,18 @@ def main() -> int:
     repo_id, file = arguments.repo_id, arguments.pins
     disable_progress_bars()
     try:
+        if file:
+            check_place(file)
         known = read_pins(file, repo_id).variants if file else None
         commit, pins = roll_back(HfApi(endpoint=arguments.endpoint), repo_id, arguments.to, known)
+        # Before the file, so that an error of the disk loses neither the commit nor the pins.
+        print(f"{repo_id} has the variants of {arguments.to} again", f"commit {commit}", sep="\n")
+        print(*(f"  {name}, pin {pin}" for name, pin in pins.items()), sep="\n")
         if file:
             write_pins(file, Pins(repo_id, commit, pins))
-    except (BuildError, ValueError, OSError, httpx2.HTTPError) as error:
+    except (BuildError, *CLIENT_ERRORS) as error:
         print(f"tools.hub.rollback: {error}", file=sys.stderr)
         return 1
-    print(f"{repo_id} is back at {arguments.to}", f"commit {commit}", sep="\n")
-    print(*(f"  {name}, pin {pin}" for name, pin in pins.items()), sep="\n")
     return 0
 
 

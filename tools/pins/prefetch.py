@@ -14,46 +14,28 @@ checks it again where it has arrived; this prints the command. get_local_kernel 
 Variants without a pin are left out, and so is all that is no variant. The files are plain ones, not links, and nobody
 may write beside them: Python leaves no bytecode there. The listing of the whole revision is left out: offline,
 huggingface_hub 2.4.0 refuses a snapshot with less than its listing has, and takes one without a listing. A folder may
-hold several revisions. Of one version, that which was fetched last is loaded by version.
+hold several revisions. Of one version, that which was fetched last is loaded by version, even if it was there before.
+A revision that has anything beside its folder `build`, as in the client's cache, is refused: it might be loaded.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import re
 import shutil
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-import httpx2
 from huggingface_hub import HfApi, snapshot_download
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tqdm.auto import tqdm
 
-from tools.pins.pins_file import KERNEL, Pins, read_pins
-from tools.pins.verify import VerificationError, faults, verify
-
-ARCHIVES = (".tar.gz", ".tgz")
-
-
-class PrefetchError(Exception):
-    """A reason, in one line, why nothing was fetched."""
-
-
-def repository(pins: Pins) -> PurePosixPath:
-    """Return the folder of a repository in a HF_HOME, where the clients look for it."""
-    return PurePosixPath("hub", f"kernels--{pins.repo_id.replace('/', '--')}")
-
-
-def snapshot_of(pins: Pins) -> PurePosixPath:
-    """Return the folder of the pinned revision in a HF_HOME."""
-    return repository(pins) / "snapshots" / pins.revision
+from tools.pins.hf_home import ARCHIVES, PrefetchError, is_there, move_into, snapshot_of, write_archive, write_reference
+from tools.pins.pins_file import CLIENT_ERRORS, KERNEL, Pins, read_pins
+from tools.pins.verify import VerificationError, verify
 
 
 def read_pinned(file: Path, repo_id: str, revision: str) -> Pins:
@@ -80,23 +62,6 @@ def chosen(pins: Pins, names: Sequence[str]) -> tuple[str, ...]:
     return wanted
 
 
-def is_there(pins: Pins, names: Sequence[str], output: Path) -> bool:
-    """Whether an output holds these variants already, intact; PrefetchError if it can neither stay nor be filled."""
-    if not output.parent.is_dir():
-        raise PrefetchError(f"there is no folder {output.parent}")
-    if output.name.endswith(ARCHIVES) and output.exists():
-        raise PrefetchError(f"{output} exists already")
-    if output.exists() and not output.is_dir():
-        raise PrefetchError(f"{output} is neither a folder nor named like an archive, {' or '.join(ARCHIVES)}")
-    snapshot = output / snapshot_of(pins)
-    if not snapshot.exists():
-        return False
-    found = [fault for name in names for fault in faults(snapshot / "build" / name, pins.variants)]
-    if found:
-        raise PrefetchError(f"{snapshot} exists and differs: {found[0]}; delete it, or choose another output")
-    return True
-
-
 def fetch(pins: Pins, names: Sequence[str], home: Path, console: Console) -> None:
     """Make `home` a HF_HOME that holds these variants and nothing else.
 
@@ -116,13 +81,9 @@ def fetch(pins: Pins, names: Sequence[str], home: Path, console: Console) -> Non
             tqdm_class=bar_of(progress),
         )
     shutil.rmtree(snapshot / ".cache")
-    variants = [verify(snapshot / "build" / name, pins.variants) for name in names]
-    versions = {json.loads((variant / "metadata.json").read_text())["version"] for variant in variants}
-    if len(versions) > 1:
-        raise VerificationError(f"the variants are of several versions: {', '.join(map(str, sorted(versions)))}")
-    reference = home / repository(pins) / f"refs/v{versions.pop()}"
-    reference.parent.mkdir()
-    reference.write_text(pins.revision)
+    for name in names:
+        verify(snapshot / "build" / name, pins.variants)
+    write_reference(home, pins, names)
     for path in (home, *home.rglob("*")):
         inside = path.is_relative_to(snapshot / "build")
         path.chmod((0o444 if inside else 0o644) if path.is_file() else (0o555 if inside else 0o755))
@@ -144,48 +105,27 @@ def bar_of(progress: Progress) -> type[tqdm]:
     return Bar
 
 
-def move_into(home: Path, pins: Pins, output: Path) -> None:
-    """Move what `home` holds into the folder `output`, which may hold other revisions; the reference goes last."""
-    references = repository(pins) / "refs"
-    for folder in (PurePosixPath(), PurePosixPath("hub"), repository(pins), snapshot_of(pins).parent, references):
-        if not (output / folder).is_dir():
-            (output / folder).mkdir()
-            (output / folder).chmod(0o755)
-    (home / snapshot_of(pins)).rename(output / snapshot_of(pins))
-    for reference in (home / references).iterdir():
-        reference.replace(output / references / reference.name)
-
-
-def write_archive(home: Path, file: Path) -> None:
-    """Write what `home` holds into a .tar.gz; of one revision and the same variants it has the same bytes each time."""
-    with file.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
-            for path in sorted(home.rglob("*")):
-                archive.add(path, path.relative_to(home).as_posix(), recursive=False, filter=of_nobody)
-    file.chmod(0o644)
-
-
-def of_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out who fetched a file and when."""
-    return entry.replace(uid=0, gid=0, uname="", gname="", mtime=0, deep=False)
-
-
 def prefetch(pins: Pins, names: Sequence[str], output: Path, console: Console) -> bool:
     """Fill a folder or write an archive with these variants; return False if it holds them already.
 
-    After an error the output is as it was. Raises what `is_there` and `fetch` raise.
+    After an error in `fetch` the output is as it was. Raises what `is_there` and `fetch` raise.
     """
-    if is_there(pins, names, output):
-        return False
+    new = not is_there(pins, names, output) and fetch_into(pins, names, output, console)
+    if not output.name.endswith(ARCHIVES):
+        write_reference(output, pins, names)
+    return new
+
+
+def fetch_into(pins: Pins, names: Sequence[str], output: Path, console: Console) -> bool:
+    """Fetch into an output that lacks these variants; return False if another process was faster."""
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as staging:
         home, archive = Path(staging, "home"), Path(staging, "archive")
         fetch(pins, names, home, console)
         if output.name.endswith(ARCHIVES):
             write_archive(home, archive)
             archive.rename(output)
-        else:
-            move_into(home, pins, output)
-    return True
+            return True
+        return move_into(home, pins, names, output)
 
 
 def described(pins: Pins, names: Sequence[str], output: Path, new: bool) -> Iterator[str]:
@@ -213,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pins = read_pinned(given.pins, given.repo_id, given.revision)
         names = chosen(pins, given.variant)
         new = prefetch(pins, names, given.output, console)
-    except (PrefetchError, VerificationError, ValueError, OSError, httpx2.HTTPError) as error:
+    except (PrefetchError, VerificationError, *CLIENT_ERRORS) as error:
         said = str(error) if isinstance(error, VerificationError) else " ".join(str(error).split())
         print(f"tools.pins.prefetch: {said}", file=sys.stderr)
         return 1
