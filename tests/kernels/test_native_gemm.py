@@ -231,8 +231,7 @@ def test_products_in_two_threads_of_a_program_keep_their_bits(gemm, kind):
     A, B = kind.random(4, 200, 300), kind.random(4, 300, 250, seed=1)
     expected = gemm(A, B)
     with ThreadPoolExecutor(2) as two:
-        results = list(two.map(lambda _: gemm(A, B), range(40)))
-    assert all(torch.equal(result, expected) for result in results)
+        assert all(torch.equal(result, expected) for result in two.map(lambda _: gemm(A, B), range(40)))
 
 
 @pytest.fixture
