@@ -58,9 +58,9 @@ class Comparison:
         return self.finals_of(optimizer)[0].run.lr
 
     def curve(self, optimizer: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return steps (n,), mean seconds (n,) and validation losses (seeds, n) of the final runs."""
+        """Return steps (n,), median seconds (n,) and validation losses (seeds, n) of the final runs."""
         records = self.finals_of(optimizer)
-        seconds = np.mean([record.seconds for record in records], axis=0)
+        seconds = np.median([record.seconds for record in records], axis=0)  # one run may have been held up
         return np.array(records[0].steps), seconds, np.array([record.validation for record in records])
 
     def mean_loss(self, optimizer: str) -> float:
