@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, same_bits, state_of, take_steps
@@ -114,14 +115,15 @@ def test_a_tensor_without_a_value_is_refused(kernel, key):
 
 @pytest.mark.parametrize("key", ["lr", "weight_decay"])
 def test_a_tensor_on_another_device_is_refused_before_anything_changes(kernel, key):
-    """Meta stands for a GPU here: a step of parameters on the CPU would begin, and fail when it is read."""
+    """A fake tensor stands for one on a GPU: a step of parameters on the CPU would begin, and fail when it is read."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [0])
     before = copy.deepcopy((params, state_of(optimizer, params)))
     last = optimizer.param_groups[-1]
-    number, last[key] = last[key], torch.tensor(0.1, device="meta")
-    with pytest.raises(ValueError, match=f"{key} is a tensor on meta, and parameters of its group are on cpu: put it"):
+    with FakeTensorMode():
+        number, last[key] = last[key], torch.empty((), device="cuda")
+    with pytest.raises(ValueError, match=f"{key} is a tensor on cuda:0, and parameters of its group are on cpu"):
         take_steps(optimizer, params, [1])
     assert same_bits(params, before[0]) and same_bits(state_of(optimizer, params), before[1])
     last[key] = number
