@@ -66,8 +66,10 @@ def test_every_small_polar_config_is_linted(kernel, variant):
     linted = {(case.gpu, case.dtype, case.config) for case in cases.all_cases(variant) if case.kernel == "small_polar"}
     for gpu, dtype, m in itertools.product(cases.GPUS, ("float16", "bfloat16", "float32"), range(1, 129)):
         target = tuned.Target("cuda", CAPABILITIES[gpu]) if gpu in CAPABILITIES else tuned.Target("hip", 0)
-        config = tuple(tuned.safe_small_config(target, getattr(torch, dtype), m))
-        assert (gpu, dtype.replace("bfloat16", "float16"), config) in linted, (gpu, dtype, m, config)
+        of_dtype = getattr(torch, dtype)
+        usual = tuned.usual_small_configs(target, of_dtype, tuned.padded_side(m))
+        for config in tuned.safe_small_config(target, of_dtype, m), *usual:
+            assert (gpu, dtype.replace("bfloat16", "float16"), tuple(config)) in linted, (gpu, dtype, m, config)
 
 
 def test_measured_configs_are_linted_in_every_layout(package):
@@ -75,13 +77,14 @@ def test_measured_configs_are_linted_in_every_layout(package):
     entry = {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 4, "warps": 8, "stages": 3, "gain": 1.3}
     (package / "kernels/configs").mkdir(exist_ok=True)
     file = package / "kernels/configs/NVIDIA_H200.json"
-    small = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 2, "gain": 1.3}
+    small = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 2}
+    small |= {"on_chip": 0, "gain": 1.3}
     tables = {"symmetric_gemm": {"bfloat16": [entry]}, "small_polar": {"float16": [small, small]}}
     file.write_text(json.dumps({"target": "sm_90", **tables}))
     found = [case for case in cases.all_cases(package) if case.config == (128, 64, 4, 8, 3)]
     assert {case.layout for case in found} >= {"wide", "tall", "square", "repeated"}
-    found = [case for case in cases.all_cases(package) if case.config == (64, 32, 64, 8, 2)]
-    assert [(case.kernel, case.aligned) for case in found] == [("small_polar", True), ("small_polar", False)]
+    found = [case for case in cases.all_cases(package) if case.config == (64, 32, 64, 8, 2, 0)]
+    assert [(case.kernel, case.aligned) for case in found[-2:]] == [("small_polar", True), ("small_polar", False)]
     edit(file, "sm_90", "Hopper")
     with pytest.raises(ValueError, match=r"NVIDIA_H200\.json must say its target, one of sm_80.*got Hopper"):
         cases.all_cases(package)
@@ -101,11 +104,12 @@ def test_symmetric_gemm_configs_that_do_not_fit_are_refused(variant):
 
 def test_small_polar_configs_that_do_not_fit_are_refused(variant):
     planted = {
-        ("float16", (128, 128, 64, 4, 2)): "spills [1-9]",
-        ("float16", (128, 64, 64, 8, 10)): "needs .* bytes of shared memory, a block has 166912",
-        ("float16", (128, 48, 64, 8, 2)): "does not compile",
+        ("float16", (128, 128, 64, 4, 2, 0)): "spills [1-9]",
+        ("float16", (64, 64, 64, 4, 2, 1)): "spills [1-9]",
+        ("float16", (128, 64, 64, 8, 10, 0)): "needs .* bytes of shared memory, a block has 166912",
+        ("float16", (128, 48, 64, 8, 2, 0)): "does not compile",
     }
-    small = [cases.SmallPolarCase("sm_80", True, dtype, 128, config) for dtype, config in planted]
+    small = [cases.SmallPolarCase("sm_80", True, dtype, config[0], config) for dtype, config in planted]
     for row, complaint in zip(lint.examine_all(variant, small, jobs=2), planted.values()):
         assert re.search(complaint, "; ".join(row.problems)), row.case
 
@@ -113,7 +117,7 @@ def test_small_polar_configs_that_do_not_fit_are_refused(variant):
 def test_step_with_extra_products_is_refused(package):
     sums = "sums = panel(A, B, first, SIDE, SIDE, WIDTH, DEPTH)"
     edit(package / "kernels/panels.py", sums, "\n    ".join([sums, *7 * [sums.replace("sums =", "sums +=", 1)]]))
-    case = cases.SmallPolarCase("sm_80", True, "float16", 64, (64, 64, 64, 4, 2))
+    case = cases.SmallPolarCase("sm_80", True, "float16", 64, (64, 64, 64, 4, 2, 0))
     assert "multiplies" in refusal(package, case)
 
 
@@ -137,6 +141,7 @@ def test_launch_without_a_fault_passes():
     ("changed", "complaint"),
     [
         ({"shared": 232449}, "needs 232449 bytes of shared memory, a block has 232448"),
+        ({"registers": 264}, "cannot start: 8 warps of 264 registers"),
         ({"spilled": 8}, "spills 8 bytes"),
         ({"opcodes": OPCODES | {"LDL.64": 2}}, "spills 0 bytes of registers by 2 instructions"),
         ({"opcodes": {"BPT.TRAP": 1, "HGMMA.64x128x16.F32.BF16": 4, "UTMALDG.3D": 8}}, "stores nothing"),

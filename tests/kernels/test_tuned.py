@@ -100,14 +100,23 @@ def test_safe_configs_can_be_launched(tuned):
         assert min(config.group, config.stages, config.warps) >= 1
 
 
-def test_safe_small_configs_pad_to_whole_panels(tuned):
+def test_small_configs_pad_to_whole_panels(tuned):
     """Triton needs powers of two, and a dot product 16 or more on each side; panels and sums must end with a square."""
     targets = [tuned.Target("cuda", capability) for capability in (80, 90, 100, 120)] + [tuned.Target("hip", 0)]
     for target, dtype, m in itertools.product(targets, (torch.float16, torch.bfloat16, torch.float32), range(1, 129)):
-        config = tuned.safe_small_config(target, dtype, m)
-        assert config.side in tuned.SMALL_SIDES and m <= config.side < max(2 * m, 17)
-        assert all(number & (number - 1) == 0 for number in config[:4]) and min(config[:3]) >= 16
-        assert config.side % config.width == 0 == config.side % config.depth and config.stages >= 1
+        side = tuned.padded_side(m)
+        assert m <= side < max(2 * m, 17)
+        for config in tuned.safe_small_config(target, dtype, m), *tuned.usual_small_configs(target, dtype, side):
+            assert config.side == side and config.on_chip in (0, 1) and config.stages >= 1
+            assert all(number & (number - 1) == 0 for number in config[:4]) and min(config[:3]) >= 16
+            assert side % config.width == 0 == side % config.depth
+
+
+def test_small_configs_compete_once_each(tuned):
+    for target, side in itertools.product((tuned.Target("cuda", 90), tuned.Target("hip", 0)), tuned.SMALL_SIDES):
+        usual = tuned.usual_small_configs(target, torch.bfloat16, side)
+        assert len({*usual}) == len(usual) > 1
+        assert {config.on_chip for config in usual} == ({0, 1} if target.backend == "cuda" else {0})
 
 
 def test_shipped_config_files_hold_what_is_read(tuned, measurements):
@@ -166,10 +175,11 @@ def test_descriptors_need_panels_the_hardware_can_address(module):
 
 def test_small_configs_are_chosen_by_padded_rows(tuned, measurements, monkeypatch):
     target = tuned.Target("cuda", 90)
-    entry = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 3, "gain": 1.5}
+    entry = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 3}
+    entry |= {"on_chip": 0, "gain": 1.5}
     table = {"small_polar": {"float16": [entry]}}
     monkeypatch.setattr(measurements, "shipped", lambda name: (name, table if name == "a GPU" else {}))
     for name, m, measured in (("a GPU", 64, True), ("a GPU", 33, True), ("a GPU", 128, False), ("another", 64, False)):
         chosen = tuned.chosen_small_config(name, target, torch.float16, (m, 256))
         safe = tuned.safe_small_config(target, torch.float16, m)
-        assert chosen == (tuned.SmallConfig(64, 32, 64, 8, 3) if measured else safe), (name, m)
+        assert chosen == (tuned.SmallConfig(64, 32, 64, 8, 3, 0) if measured else safe), (name, m)

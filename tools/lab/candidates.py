@@ -101,7 +101,8 @@ def small_launches(lab: Lab, dtype: torch.dtype, side: int) -> list[Launch]:
     configs = [tuned.safe_small_config(target(lab), dtype, side)]
     if not lab.tiny and dtype == torch.float16:
         choices = product(*PANELS[side])
-        configs += [tuned.SmallConfig(side, *panel, warps, SMALL_STAGES) for panel, warps in choices]
+        configs += [tuned.SmallConfig(side, *panel, warps, SMALL_STAGES, 0) for panel, warps in choices]
+        configs += tuned.usual_small_configs(target(lab), dtype, side)
     return [Launch(SMALL, dtype, config) for config in dict.fromkeys(configs)]
 
 

@@ -90,8 +90,16 @@ class SmallPolarCase(NamedTuple):
 
     @property
     def products(self) -> tuple[int, int]:
-        """X Xᵀ, R R, H Q, H R, Q X and the last Q X; pipelining may move one copy of each to the outer loop."""
-        return 6, 12
+        """X Xᵀ, R R, H Q, H R, Q X and the last Q X; pipelining may move one copy of each to the outer loop.
+
+        On the chip X Xᵀ takes all columns at once, Q X the whole depth, and the others, of which H (H R) is two, both.
+        """
+        side, width, depth = self.parts
+        if not self.config[5]:
+            return 6, 12
+        panels = side // width + 2 * (side // depth)
+        squares = 4 * (side // width) * (side // depth)
+        return squares + panels, squares + 2 * panels
 
     def compile(self, package: Path) -> Any:
         m, n = (self.m, 4 * self.m) if self.aligned else (self.m - 3, 4 * self.m - 1)
@@ -173,7 +181,10 @@ def fast_cases(package: Path) -> list[AnyCase]:
     regimes += [("square", "bfloat16", *ODD, False), ("square", "bfloat16", *EIGHTS, False)]
     gpus = "sm_80", "sm_90", "sm_100"
     small = (
-        case for gpu in gpus for case in _small_polar(package, gpu, ["float16"]) if case.m == 64 + 64 * case.aligned
+        case
+        for gpu in gpus
+        for case in _small_polar(package, gpu, ["float16"])
+        if case.m == 64 + 64 * case.aligned and (case.config[5] or case.config[4] == case.m // 16)
     )
     return [*(case for gpu in gpus for case in _chosen(package, gpu, regimes)), *small]
 
@@ -207,10 +218,14 @@ def _chosen(package: Path, gpu: str, regimes) -> Iterator[Case]:
 
 
 def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
+    """Yield the safe configuration of each side, and those that compete with it."""
     tuned = kernel_module(package, "tuned")
-    for dtype, side, aligned in itertools.product(dtypes, tuned.SMALL_SIDES, (True, False)):
-        config = tuned.safe_small_config(_target(tuned, gpu), getattr(torch, dtype), side)
-        yield SmallPolarCase(gpu, aligned, dtype, side, tuple(config))
+    target = _target(tuned, gpu)
+    for name, side in itertools.product(dtypes, tuned.SMALL_SIDES):
+        dtype = getattr(torch, name)
+        configs = [tuned.safe_small_config(target, dtype, side), *tuned.usual_small_configs(target, dtype, side)]
+        for config, aligned in itertools.product(dict.fromkeys(configs), (True, False)):
+            yield SmallPolarCase(gpu, aligned, name, side, tuple(config))
 
 
 def _measured(package: Path) -> Iterator[AnyCase]:

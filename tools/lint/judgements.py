@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 
 from tools.lint.binary import Facts
 from tools.lint.cases import AnyCase
-from tools.lint.waves import blocks_per_sm
+from tools.lint.waves import blocks_by_registers, blocks_per_sm
 
 
 class Limits(NamedTuple):
@@ -66,6 +66,8 @@ def problems(case: AnyCase, facts: Facts, descriptors: bool) -> Iterator[str]:
         yield f"needs {facts.shared} bytes of shared memory, a block has {limits.shared}"
     if facts.spilled or facts.count(SPILLS):
         yield f"spills {facts.spilled} bytes of registers by {facts.count(SPILLS)} instructions"
+    if not case.gpu.startswith("gfx") and not blocks_by_registers(facts.registers, case.config[3]):
+        yield f"cannot start: {case.config[3]} warps of {facts.registers} registers fit into no multiprocessor"
     if not facts.count(STORES):
         yield "stores nothing: the compiler gave up and left a stub"
     # The instructions of whole warp groups multiply 64 rows or more, and the smallest matrices have fewer.

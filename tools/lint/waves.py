@@ -53,8 +53,13 @@ def smallest_saving_batch(m: int, tile: int, slots: int, at_most: int = 256) -> 
 
 def blocks_per_sm(shared: int, registers: int, warps: int, shared_of_sm: int) -> int:
     """Return how many blocks a multiprocessor holds, from bytes per block, registers per thread and warps per block."""
-    by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
-    return min(shared_of_sm // (shared + RESERVED_SHARED), by_registers, THREADS // (32 * warps), BLOCKS)
+    by_shared = shared_of_sm // (shared + RESERVED_SHARED)
+    return min(by_shared, blocks_by_registers(registers, warps), THREADS // (32 * warps), BLOCKS)
+
+
+def blocks_by_registers(registers: int, warps: int) -> int:
+    """Return how many blocks find room in a multiprocessor's registers, which threads get in multiples of 8."""
+    return REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
 
 
 def wave_table(tile: int, blocks: int, sms: Sequence[int] = SMS) -> Table:

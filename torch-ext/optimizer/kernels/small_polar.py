@@ -3,21 +3,16 @@
     G  (b, m, n)  float16, bfloat16 or float32, m <= 128, any strides; pass a tall matrix as its transposed view
     C  (b, m, n)  of the work dtype or float32, any strides, sharing no storage with G
 
-A window is a run of steps that share one Gram matrix. From X = scale G / max(|G|_F, eps), every step (a, b, c) computes
-H = a I + b R + c R R, where R starts as X Xᵀ at the beginning of its window, and then
-
-    Q = H at the window's first step, H Q at the others;  R = H (H R), or X = Q X where the window ends
-
-C is the last Q X. In a window of one step X = a X + (b R + c R R) X. So windows of one step are Newton-Schulz, longer
-windows are Gram Newton-Schulz. `scale` must be folded into the coefficients (`with_folded_scale`).
+A window is a run of steps that share one Gram matrix. From X = scale G / max(|G|_F, eps), `square_chains.py` computes
+every window (and has the formulas); C is the last Q X. Windows of one step are Newton-Schulz, longer ones are Gram
+Newton-Schulz. `scale` must be folded into the coefficients (`with_folded_scale`).
 
 X and the square matrices are rounded to the work dtype once per product. Sums run in float32, from k = 0 up, and
 float32 operands are multiplied exactly as they are. C has one rounding. The bits of a matrix do not depend on the batch
 or on the grid. They may depend on whether its address is a multiple of 16 bytes.
 
-Each program has its own part of a scratch buffer, where X and the squares are padded with zeros: no product needs a
-mask, and all loads are wide. H multiplies from the left and in place, which works because a panel of columns of the
-result depends only on the same columns of the operand.
+Each program has its own part of a scratch buffer, where X is padded with zeros, and the squares, too, if they live
+there: no product needs a mask, and all loads are wide.
 
 Sources: Jordan, Muon (2024); Dao-AILab, https://github.com/Dao-AILab/gram-newton-schulz.
 """
@@ -33,70 +28,47 @@ from torch import Tensor
 
 from .native import define_operation
 from .operands import DTYPES, device_of, has_a_place_for_each
-from .panels import TINY, applied, gram, multiply, normalize, pointers, polynomial
+from .panels import TINY, applied, normalize, pointers
+from .square_chains import applied_on_chip, chain_in_scratch, chain_on_chip
 from .tuned import SMALL_SIDES, SmallConfig, chosen_small_config, padded_side, target_of
 
 MAX_STEPS = 31  # an int32 has a bit for each step, which says whether a window ends there
-
-
-@triton.jit
-def _abc(coefficients, step):
-    """Return the three coefficients of a step whose number is known only when the kernel runs."""
-    a, b, c = coefficients[0], coefficients[1], coefficients[2]
-    for other in tl.static_range(1, len(coefficients) // 3):
-        a = tl.where(step == other, coefficients[3 * other], a)
-        b = tl.where(step == other, coefficients[3 * other + 1], b)
-        c = tl.where(step == other, coefficients[3 * other + 2], c)
-    return a, b, c
+REGISTERS = 65536  # of an NVIDIA multiprocessor
 
 
 @triton.jit(do_not_specialize=["ends"])  # a set of bits: no property of the number helps to compile
 def _small_polar_kernel(
-    G, C, scratch,  # scratch (b, SIDE (3 SIDE + width)) of the work dtype
+    G, C, scratch,  # scratch (b, SIDE (3 SIDE + width)) of the work dtype; (b, SIDE width) if ON_CHIP
     coefficients, ends,  # numbers a, b, c of each step; bit i of `ends`: a window ends with step i
     scale, eps,
     m, n, width,  # n, rounded up to a multiple of WIDTH and DEPTH
     G_batch, G_row, G_col,
     C_batch, C_row, C_col,  # strides in elements
-    SIDE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+    SIDE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, ON_CHIP: tl.constexpr,
 ):  # fmt: skip
     """One program orthogonalizes one matrix."""
     matrix = tl.program_id(0).to(tl.int64)
     G_row, G_col = tl.cast(G_row, tl.int64), tl.cast(G_col, tl.int64)
     C_row, C_col = tl.cast(C_row, tl.int64), tl.cast(C_col, tl.int64)
-    SQUARE: tl.constexpr = SIDE * SIDE
-    STEPS: tl.constexpr = len(coefficients) // 3
-    scratch += matrix * (3 * SQUARE + SIDE * width)
-    R = scratch, SIDE, 1
-    Q = scratch + SQUARE, SIDE, 1
-    X = scratch + 3 * SQUARE, width, 1
+    SQUARES: tl.constexpr = 0 if ON_CHIP else 3 * SIDE * SIDE
+    scratch += matrix * (SQUARES + SIDE * width)
+    X = scratch + SQUARES, width, 1
     normalize((G + matrix * G_batch, G_row, G_col), X, m, n, width, scale, eps, SIDE, WIDTH)
-
-    opens, beta = 1, 0.0
-    for step in range(STEPS):
-        a, b, c = _abc(coefficients, step)
-        closes = (ends >> step) & 1
-        alone = opens * closes  # a window of one step: its a X is added in float32, without a rounding of its own
-        H = scratch + SQUARE * (2 - opens), SIDE, 1  # the first H of a window is its Q
-        if opens == 1:
-            gram(X, R, width, SIDE, WIDTH, DEPTH)
-        polynomial(R, H, (tl.where(alone == 1, 0.0, a), b, c), m, SIDE, WIDTH, DEPTH)
-        if opens == 0:
-            multiply(H, Q, None, SIDE, SIDE, WIDTH, DEPTH)
-        beta = tl.where(alone == 1, a, 0.0)
-        if closes == 0:
-            for _ in range(2):
-                multiply(H, R, None, SIDE, SIDE, WIDTH, DEPTH)
-        elif step + 1 < STEPS:
-            multiply(Q, X, beta, width, SIDE, WIDTH, DEPTH)
-        opens = closes
+    if ON_CHIP:
+        Q, beta = chain_on_chip(X, coefficients, ends, m, width, SIDE, WIDTH, DEPTH)
+    else:
+        Q, beta = chain_in_scratch(X, scratch, coefficients, ends, m, width, SIDE, WIDTH, DEPTH)
 
     rows = tl.arange(0, SIDE)
     C += matrix * C_batch
     for first in range(0, width, WIDTH):
         columns = first + tl.arange(0, WIDTH)
-        result = applied(Q, X, beta, first, SIDE, WIDTH, DEPTH).to(C.dtype.element_ty)
-        tl.store(pointers((C, C_row, C_col), rows, columns), result, mask=(rows < m)[:, None] & (columns < n)[None, :])
+        if ON_CHIP:
+            sums = applied_on_chip(Q, X, beta, first, SIDE, WIDTH)
+        else:
+            sums = applied(Q, X, beta, first, SIDE, WIDTH, DEPTH)
+        places = pointers((C, C_row, C_col), rows, columns)
+        tl.store(places, sums.to(C.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
 
 
 def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tuple, config: SmallConfig) -> None:
@@ -111,14 +83,16 @@ def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tu
     scale, eps, work_dtype = scaling
     side, panel = config.side, max(config.width, config.depth)
     width = triton.cdiv(n, panel) * panel
-    scratch = torch.empty(batch * side * (3 * side + width), dtype=work_dtype, device=G.device)
+    squares = 0 if config.on_chip else 3 * side
+    scratch = torch.empty(batch * side * (squares + width), dtype=work_dtype, device=G.device)
     coefficients = tuple(x for i, x in enumerate(steps) if i % 4 < 3)
     ends = sum(1 << i for i, end in enumerate(steps[3::4]) if end)
-    # Without a limit NVIDIA's assembler spills a few registers to fit more blocks on a multiprocessor.
-    registers = {} if torch.version.hip else {"maxnreg": 255}
+    # Without a limit NVIDIA's assembler spills a few registers to fit more blocks on a multiprocessor. All threads of
+    # a block share its registers.
+    registers = {} if torch.version.hip else {"maxnreg": min(255, REGISTERS // (32 * config.warps))}
     _small_polar_kernel[(batch,)](
         G, C, scratch, coefficients, ends, scale, eps, m, n, width, *G.stride(), *C.stride(),
-        SIDE=side, WIDTH=config.width, DEPTH=config.depth,
+        SIDE=side, WIDTH=config.width, DEPTH=config.depth, ON_CHIP=bool(config.on_chip),
         num_warps=config.warps, num_stages=config.stages, **registers,
     )  # fmt: skip
 

@@ -24,13 +24,17 @@ class Config(NamedTuple):
 
 
 class SmallConfig(NamedTuple):
-    """How `small_polar` is launched: rows padded to `side`, panels of `width` columns, summed in steps of `depth`."""
+    """How `small_polar` is launched: rows padded to `side`, panels of `width` columns, summed in steps of `depth`.
+
+    `on_chip` is 1 if the square matrices stay on the multiprocessor, 0 if they live in scratch memory.
+    """
 
     side: int
     width: int
     depth: int
     warps: int
     stages: int
+    on_chip: int
 
 
 class Target(NamedTuple):
@@ -50,6 +54,24 @@ SMALL_SIDE = 768
 
 # Small matrices are padded to one of these numbers of rows.
 SMALL_SIDES = (16, 32, 64, 128)
+
+# ((width, depth), warps) that compete for small matrices, by the padded number of rows. They compile for every target
+# without spilling.
+_IN_SCRATCH = {
+    16: (((16, 16), 1), ((16, 16), 2)),
+    32: (((32, 32), 2), ((32, 32), 4), ((16, 32), 2)),
+    64: (((64, 64), 4), ((64, 64), 8), ((32, 64), 4)),
+    128: (((64, 64), 8), ((64, 32), 8), ((32, 64), 8)),
+}
+_STAGES_IN_SCRATCH = 2
+# The same with squares on the chip, with the number of stages: by rows, then by generation (9 is 9.0). On others they
+# spill, or do not compile.
+_ON_CHIP = {
+    16: dict.fromkeys((8, 9, 10, 12), (((16, 16), 1, 2),)),
+    32: dict.fromkeys((8, 9, 10, 12), (((32, 32), 4, 2),)),
+    64: dict.fromkeys((9, 10), (((64, 64), 4, 2), ((64, 64), 4, 4))),
+    128: {9: (((32, 32), 8, 2), ((32, 32), 8, 4))},
+}
 
 
 def target_of(device: torch.device) -> Target:
@@ -113,10 +135,19 @@ def safe_small_config(target: Target, dtype: torch.dtype, m: int) -> SmallConfig
     """
     side = padded_side(m)
     if dtype != torch.float32:
-        return SmallConfig(side, min(side, 64), min(side, 64), max(1, side // 16), 2)
+        return SmallConfig(side, min(side, 64), min(side, 64), max(1, side // 16), 2, 0)
     if target.backend == "hip":  # there scalars have their own registers, and those are few
-        return SmallConfig(side, 16 if side == 128 else min(side, 32), 16, 4, 2)
-    return SmallConfig(side, min(side, 32), 16, 8 if side > 32 else 4, 2)
+        return SmallConfig(side, 16 if side == 128 else min(side, 32), 16, 4, 2, 0)
+    return SmallConfig(side, min(side, 32), 16, 8 if side > 32 else 4, 2, 0)
+
+
+def usual_small_configs(target: Target, dtype: torch.dtype, side: int) -> list[SmallConfig]:
+    """Return the configurations that compete for matrices padded to `side` rows. float32 has none."""
+    if dtype == torch.float32:
+        return []
+    in_scratch = (SmallConfig(side, *panel, warps, _STAGES_IN_SCRATCH, 0) for panel, warps in _IN_SCRATCH[side])
+    on_chip = _ON_CHIP[side].get(target.capability // 10, ())
+    return [*in_scratch, *(SmallConfig(side, *panel, warps, stages, 1) for panel, warps, stages in on_chip)]
 
 
 def padded_side(m: int) -> int:

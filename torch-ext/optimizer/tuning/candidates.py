@@ -10,22 +10,22 @@ from ..kernels.hopper_gemm import is_built
 from ..kernels.machine import key_of
 from ..kernels.measurements import shipped_entries
 from ..kernels.products import symmetric_gemm
-from ..kernels.tuned import HOPPER, Config, SmallConfig, padded_side, safe_config, safe_small_config, target_of
+from ..kernels.tuned import (
+    HOPPER,
+    Config,
+    SmallConfig,
+    padded_side,
+    safe_config,
+    safe_small_config,
+    target_of,
+    usual_small_configs,
+)
 
-# (tile, tile_k, warps, stages) that compile for a target without spilling. The lab tries more of them.
+# (tile, tile_k, warps, stages) that fit into a target, some with a spilled register or two. The lab tries more of them.
 _HOPPER = ((128, 64, 8, 3), (128, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 4), (64, 128, 4, 3))
 _OTHERS = ((128, 32, 8, 3), (128, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 3))
 _HIP = ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2))
 _GROUP = 8
-
-# (width, depth) and warps for small matrices, by the padded number of rows.
-_PANELS = {
-    16: (((16, 16), 1), ((16, 16), 2)),
-    32: (((32, 32), 2), ((32, 32), 4), ((16, 32), 2)),
-    64: (((64, 64), 4), ((64, 64), 8), ((32, 64), 4)),
-    128: (((64, 64), 8), ((64, 64), 16), ((64, 32), 8), ((128, 32), 8)),
-}
-_SMALL_STAGES = 2
 
 
 def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Config]:
@@ -46,11 +46,10 @@ def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Co
 
 
 def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[SmallConfig]:
-    """Return the configurations to try for small matrices of m rows. float32 has no usual ones."""
-    side = padded_side(m)
-    usual = [SmallConfig(side, *panel, warps, _SMALL_STAGES) for panel, warps in _PANELS[side]]
+    """Return the configurations to try for small matrices of m rows: safe, shipped and usual ones."""
+    side, target = padded_side(m), target_of(device)
     known = [config for config in _shipped(device, dtype, "small_polar", SmallConfig) if config.side == side]
-    return _distinct([safe_small_config(target_of(device), dtype, m), *known, *(usual if dtype.itemsize < 4 else [])])
+    return _distinct([safe_small_config(target, dtype, m), *known, *usual_small_configs(target, dtype, side)])
 
 
 def _shipped(device: torch.device, dtype: torch.dtype, kernel: str, kind: type) -> list:
