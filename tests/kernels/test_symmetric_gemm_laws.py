@@ -43,6 +43,12 @@ EPILOGUES = {
     "diagonal": (False, lambda: (ALPHA, 0.0, DIAGONAL)),
 }
 
+TILES = pytest.mark.parametrize("small", [1, 2], indirect=True, ids=["one tile", "two tiles"])
+# Two tiles differ from one in the places that they read and write, whatever the dtype.
+TILES_AND_DTYPES = pytest.mark.parametrize(
+    "small, dtype", [*((1, dtype) for dtype in DTYPES), (2, torch.float16)], indirect=["small"], ids=str
+)
+
 
 @pytest.fixture
 def module(kernel):
@@ -55,8 +61,10 @@ def tuned(kernel):
 
 
 @pytest.fixture
-def small(tuned):
-    return tuned.Config(tile=32, tile_k=32, group=2, warps=4, stages=2)
+def small(request, module, tuned, monkeypatch):
+    """A configuration of tiles of 32: a program computes so many beside each other, 1 unless the test says 2."""
+    monkeypatch.setattr(module, "LARGEST_TILE", 32)
+    return tuned.Config(tile=32 * getattr(request, "param", 1), tile_k=32, group=2, warps=4, stages=2)
 
 
 def launching(module, config) -> Launch:
@@ -70,7 +78,7 @@ def compute(module, small) -> Callable[..., Tensor]:
     return partial(product, launching(module, small))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@TILES_AND_DTYPES
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_err_by_their_roundings(compute, dtype, layout):
     cases = [*itertools.product(SIZES, EPILOGUES, [1]), *itertools.product(LARGE, ["tensors"], [1])]
@@ -82,7 +90,7 @@ def test_products_err_by_their_roundings(compute, dtype, layout):
         check_product(compute(A, B, D, scalars), A, B, D, scalars)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@TILES_AND_DTYPES
 def test_proof_finds_nothing_wrong(place, module, small, dtype):
     prove_product(launching(module, small), dtype, place.sizes)
 
@@ -103,6 +111,7 @@ def test_the_result_alone_is_rounded(compute):
     assert compute(A, A, None, (1.0, 0.0, -45000.0)) == 45000
 
 
+@TILES
 @pytest.mark.parametrize("m", [1, 7, 33, 65])
 def test_every_entry_is_written_and_nothing_around_it(compute, m):
     A, B = operands("contiguous", 2, m, 20, torch.float32)
@@ -114,6 +123,7 @@ def test_every_entry_is_written_and_nothing_around_it(compute, m):
         assert (buffer == 7.0).all()
 
 
+@TILES
 @pytest.mark.parametrize("m, k", [(1, 7), (33, 7), (40, 33)])
 def test_nothing_is_read_behind_an_operand(place, compute, m, k):
     X, D = normal(2, m, k), symmetric(2, m)
@@ -122,7 +132,7 @@ def test_nothing_is_read_behind_an_operand(place, compute, m, k):
         assert torch.equal(compute(left, right, addend, NUMBERS), compute(X, X.mT, D, NUMBERS))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@TILES_AND_DTYPES
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_result_is_symmetric_bit_for_bit(compute, dtype, layout):
     A, B = operands(layout, 2, 70, 45, dtype)
@@ -130,6 +140,7 @@ def test_the_result_is_symmetric_bit_for_bit(compute, dtype, layout):
     assert torch.equal(C, C.mT)
 
 
+@TILES
 def test_a_matrix_gets_the_same_bits_alone_and_in_a_batch(compute):
     A, B = operands("polynomials", 3, 70, 70, torch.float32)
     D = symmetric(3, 70, seed=9)
@@ -150,6 +161,7 @@ def test_strides_do_not_change_a_bit(compute, layout):
     assert torch.equal(compute(A, B, every_other(D), NUMBERS, C), compute(X, Y, D, NUMBERS))
 
 
+@TILES
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_the_order_of_the_tiles_does_not_change_a_bit(module, small, compute, group):
     A, B = operands("contiguous", 2, 130, 33, torch.float32)
@@ -174,7 +186,7 @@ def test_no_matrices_and_no_rows_are_no_work(compute, shape):
     assert compute(A, A.mT).shape == (shape[0], shape[1], shape[1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@TILES_AND_DTYPES
 def test_descriptors_and_pointers_give_the_same_bits(place, module, compute, dtype, monkeypatch):
     """Operands are whole numbers: their sums are exact, in whatever order they are added."""
     if place.device == "cuda" and not module.reads_descriptors(torch.device("cuda")):
@@ -200,6 +212,7 @@ FAR = {
 }
 
 
+@TILES
 @pytest.mark.parametrize("tile_k", [32, 64], ids=["in steps", "in one step"])
 @pytest.mark.parametrize("far", FAR)
 def test_offsets_need_more_than_31_bits(place, module, small, far, tile_k):

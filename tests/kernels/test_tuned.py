@@ -100,6 +100,17 @@ def test_safe_configs_can_be_launched(tuned):
         assert min(config.group, config.stages, config.warps) >= 1
 
 
+def test_usual_configs_are_powers_of_two_and_compete_once_each(tuned):
+    targets = [tuned.Target("cuda", capability) for capability in (75, 80, 90, 100, 103, 110, 120)]
+    for target in [*targets, tuned.Target("hip", 0)]:
+        usual = tuned.usual_configs(target, torch.float16)
+        assert len({*usual}) == len(usual) > 1 and (tuned.HOPPER in usual) == (target.capability == 90)
+        assert tuned.usual_configs(target, torch.float32) == []
+        for config in {*usual} - {tuned.HOPPER}:
+            assert all(number & (number - 1) == 0 for number in config[:4]) and min(config[:2]) >= 16
+            assert config.tile <= 256 and config.stages >= 2
+
+
 def test_small_configs_pad_to_whole_panels(tuned):
     """Triton needs powers of two, and a dot product 16 or more on each side; panels and sums must end with a square."""
     targets = [tuned.Target("cuda", capability) for capability in (80, 90, 100, 120)] + [tuned.Target("hip", 0)]

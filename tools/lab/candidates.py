@@ -88,7 +88,7 @@ def product_launches(lab: Lab, dtype: torch.dtype) -> list[Launch]:
         configs = [tuned.safe_config(target(lab), dtype, m, True, True) for m in (1, 10**6)]
         configs += [tuned.Config(tile, tile_k, GROUP, *rest) for tile, tile_k, *rest in SHAPES]
         configs += [tuned.Config(s[0], s[1], group, *s[2:]) for s in REGROUPED for group in GROUPS]
-        configs += [tuned.HOPPER] if target(lab).capability == 90 else []
+        configs += tuned.usual_configs(target(lab), dtype)
     return [Launch(PRODUCT, dtype, config) for config in dict.fromkeys(configs)]
 
 

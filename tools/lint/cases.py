@@ -10,15 +10,18 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import torch
-from torch import Tensor
 
 from tools.lint.compiled import GPUS, absent_gpu, compile_launch, kernel_module, takes_descriptors
+from tools.lint.layouts import LAYOUTS, SQUARE, new_of
 
 # (m, k): side above and below the package's limit for small tiles; a multiple of nothing; of 16 bytes, not 16 elements.
 LARGE, SMALL, ODD, EIGHTS = (2048, 4096), (512, 1024), (2047, 4095), (1000, 2000)
+
+# Of larger squares programs compute so many rows, as in the package's kernel.
+LARGEST_TILE = 128
 
 
 class Case(NamedTuple):
@@ -42,7 +45,7 @@ class Case(NamedTuple):
     @property
     def parts(self) -> tuple[int, int, int]:
         """Rows and columns of the result of a matrix product in its loop, and the length of its sums."""
-        return self.config[0], self.config[0], self.config[1]
+        return min(self.config[0], LARGEST_TILE), self.config[0], self.config[1]
 
     @property
     def products(self) -> tuple[int, int]:
@@ -103,7 +106,7 @@ class SmallPolarCase(NamedTuple):
 
     def compile(self, package: Path) -> Any:
         m, n = (self.m, 4 * self.m) if self.aligned else (self.m - 3, 4 * self.m - 1)
-        new = _empty(self.dtype if self.aligned else "float32")
+        new = new_of(self.dtype if self.aligned else "float32")
         G, C = (new(2, m, n) if self.aligned else new(2, n, m).mT for _ in "GC")
         steps, scaling = 5 * (1.5, -0.5, 0.25, 1.0), (8.0, 1e-7, getattr(torch, self.dtype))
         return compile_launch(
@@ -120,57 +123,15 @@ class SmallPolarCase(NamedTuple):
 AnyCase = Union[Case, SmallPolarCase]
 
 
-def wide(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    X = new(2, m, k)
-    return X, X.mT, None, new(2, m, m)
-
-
-def tall(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    X = new(2, k, m).mT
-    return X, X.mT, None, new(2, m, m)
-
-
-def square(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    return new(2, m, m), new(2, m, m), new(2, m, m), new(2, m, m)
-
-
-def repeated(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    """One matrix for the whole batch. No tensor descriptor can describe that, so every GPU uses pointers."""
-    X = new(m, k).expand(2, m, k)
-    return X, X.mT, None, new(2, m, m)
-
-
-def repeated_square(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    R = new(m, m).expand(2, m, m)
-    return R, R, R, new(2, m, m)
-
-
-def shifted_addend(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    return new(2, m, m), new(2, m, m), new(2, m, m + 1)[..., 1:], new(2, m, m)
-
-
-def transposed_result(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    return new(2, m, m), new(2, m, m), new(2, m, m).mT, new(2, m, m).mT
-
-
-def spread(new: Callable[..., Tensor], m: int, k: int) -> tuple:
-    """No inner stride is 1, as in a slice."""
-    X = new(2, m, 16 * k)[..., ::16]
-    return X, X.mT, None, new(2, m, 16 * m)[..., ::16]
-
-
-SQUARE = {f.__name__: f for f in (square, repeated_square, shifted_addend, transposed_result)}
-LAYOUTS = {f.__name__: f for f in (wide, tall, repeated, spread)} | SQUARE
-
-
 def operands(case: Case) -> tuple:
     """Return A, B, D, C of a case, without contents. Nothing is written to them, so they take no memory."""
-    return LAYOUTS[case.layout](_empty(case.dtype), case.m, case.k)
+    return LAYOUTS[case.layout](new_of(case.dtype), case.m, case.k)
 
 
 def all_cases(package: Path) -> list[AnyCase]:
     """Return every launch to compile for every GPU, those with the package's measured configurations at the end."""
     cases = [case for gpu in GPUS for case in _chosen(package, gpu, _regimes(takes_descriptors(gpu, package)))]
+    cases += [case for gpu in GPUS for case in _usual(package, gpu)]
     small = (case for gpu in GPUS for case in _small_polar(package, gpu, ("float16", "float32")))
     return list(dict.fromkeys([*cases, *small, *_measured(package)]))
 
@@ -217,6 +178,14 @@ def _chosen(package: Path, gpu: str, regimes) -> Iterator[Case]:
             yield case._replace(config=tuple(module.config_for("", _target(module, gpu), *operands(case))))
 
 
+def _usual(package: Path, gpu: str) -> Iterator[Case]:
+    """Yield the configurations that compete with the chosen one, with the operands of the two products of a step."""
+    tuned = kernel_module(package, "tuned")
+    for config in tuned.usual_configs(_target(tuned, gpu), torch.bfloat16):
+        if config != tuned.HOPPER:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
+            yield from (Case(gpu, layout, "bfloat16", *LARGE, False, tuple(config)) for layout in ("wide", "square"))
+
+
 def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
     """Yield the safe configuration of each side, and those that compete with it."""
     tuned = kernel_module(package, "tuned")
@@ -254,7 +223,3 @@ def _configs(table: dict[str, list[dict]], kind: type) -> dict[tuple[str, tuple]
 def _target(module: ModuleType, gpu: str):
     known = GPUS[gpu]
     return module.Target("hip", 0) if known.backend == "hip" else module.Target("cuda", known.arch)
-
-
-def _empty(dtype: str) -> Callable[..., Tensor]:
-    return lambda *shape: torch.empty(*shape, dtype=getattr(torch, dtype))

@@ -5,8 +5,8 @@
     D  (b, m, m)  like A, symmetric (not checked, since the check would read it a second time), or None
     C  (b, m, m)  like A, of any strides, overlapping none of them; bit for bit symmetric
 
-With t = ceil(m / TILE) tiles a side, t (t + 1) / 2 of t² tiles are computed: half the FLOPs of a full product for large
-t, and all of them for t = 1. Sums run in float32 in one order, from k = 0 up. The order does not depend on the batch or
+With t = ceil(m / WIDTH) squares a side, t (t + 1) / 2 of t² are computed: half the FLOPs of a full product for large t,
+and all of them for t = 1. Sums run in float32 in one order, from k = 0 up. The order does not depend on the batch or
 the grid, so a matrix gets the same bits alone and in a batch. The result is rounded once.
 
 Operands are read through tensor descriptors (TMA) if the device has them and the layout allows it, else by pointers.
@@ -27,49 +27,46 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from . import hopper_gemm
 from .native import define_operation
 from .operands import check_operands, fits_descriptor, is_aligned
-from .tiles import grouped_lower_triangle
+from .tiles import grouped_lower_triangle, load_panel, store_tile
 from .tuned import HOPPER, Config, Target, chosen_config, safe_config, target_of
-
-
-@triton.jit
-def _load_panel(panel, matrix, row, start, K_INNER: tl.constexpr, TILE: tl.constexpr, TILE_K: tl.constexpr):
-    """Load (TILE, TILE_K) of a panel (b, m, k). If m is contiguous, the descriptor is of the transpose."""
-    if K_INNER:
-        return panel.load([matrix, row, start]).reshape(TILE, TILE_K)
-    return panel.load([matrix, start, row]).reshape(TILE_K, TILE).T
 
 
 @triton.jit(do_not_specialize=["side"])  # used only to count: kernels specialized for 1 or 16 would gain nothing
 def _symmetric_gemm_kernel(
     A, B, D, C,  # pointers; A and B are descriptors with DESCRIPTORS
     alpha, beta, diagonal,  # numbers, or pointers to float32 with SCALARS_ON_DEVICE
-    m, k, side,  # rows, length of the sums, tiles a side
+    m, k, side,  # rows, length of the sums, squares of WIDTH a side
     A_batch, A_row, A_k,
     B_batch, B_row, B_k,
     D_batch, D_row, D_col,
     C_batch, C_row, C_col,  # strides in elements
     HAS_D: tl.constexpr, SCALARS_ON_DEVICE: tl.constexpr,
     DESCRIPTORS: tl.constexpr, A_K_INNER: tl.constexpr, B_K_INNER: tl.constexpr,
-    TILE: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One program computes tile (i, j), i >= j, of one matrix A Bᵀ, and stores it and its mirror image."""
-    triangle = side * (side + 1) // 2
-    matrix = tl.program_id(0) // triangle
-    i, j = grouped_lower_triangle(tl.program_id(0) % triangle, side, GROUP)
+    """One program computes TILE rows of a square of WIDTH of one matrix A Bᵀ: a tile, or two beside each other.
+
+    Of two tiles in a square on the diagonal the right one may lie above it. It is not stored.
+    """
+    TILES: tl.constexpr = WIDTH // TILE
+    programs = side * (side + 1) // 2 * TILES
+    matrix, number = tl.program_id(0) // programs, tl.program_id(0) % programs
+    i, j = grouped_lower_triangle(number // TILES, side, GROUP)
+    i, j = i * TILES + number % TILES, j * TILES
     rows = i * TILE + tl.arange(0, TILE)
-    cols = j * TILE + tl.arange(0, TILE)
+    cols = j * TILE + tl.arange(0, WIDTH)
     inner = tl.arange(0, TILE_K)
-    wide_rows, wide_cols, wide_matrix = rows.to(tl.int64), cols.to(tl.int64), matrix.to(tl.int64)
+    wide_matrix = matrix.to(tl.int64)
     wide_inner, wide_step = inner.to(tl.int64), tl.cast(TILE_K, tl.int64)
     if not DESCRIPTORS:
-        a_places = A + wide_matrix * A_batch + wide_rows[:, None] * A_row + wide_inner[None, :] * A_k
-        b_places = B + wide_matrix * B_batch + wide_inner[:, None] * B_k + wide_cols[None, :] * B_row
+        a_places = A + wide_matrix * A_batch + rows.to(tl.int64)[:, None] * A_row + wide_inner[None, :] * A_k
+        b_places = B + wide_matrix * B_batch + wide_inner[:, None] * B_k + cols.to(tl.int64)[None, :] * B_row
 
-    sums = tl.zeros((TILE, TILE), dtype=tl.float32)
+    sums = tl.zeros((TILE, WIDTH), dtype=tl.float32)
     for start in range(0, k, TILE_K):
         if DESCRIPTORS:
-            a = _load_panel(A, matrix, i * TILE, start, A_K_INNER, TILE, TILE_K)
-            b = _load_panel(B, matrix, j * TILE, start, B_K_INNER, TILE, TILE_K).T
+            a = load_panel(A, matrix, i * TILE, start, A_K_INNER, TILE, TILE_K)
+            b = load_panel(B, matrix, j * TILE, start, B_K_INNER, WIDTH, TILE_K).T
         else:
             left = inner < k - start
             a = tl.load(a_places, mask=(rows < m)[:, None] & left[None, :], other=0.0)
@@ -82,21 +79,19 @@ def _symmetric_gemm_kernel(
         alpha = tl.load(alpha)
         beta = tl.load(beta)
         diagonal = tl.load(diagonal)
-    mask = (rows < m)[:, None] & (cols < m)[None, :]
-    result = alpha * sums
-    if i == j:  # not in the branch below: compiled together, they take so many registers that fewer blocks fit on sm_90
-        result = tl.where(rows[:, None] == cols[None, :], result + diagonal, result)
-    if HAS_D:
-        d_places = D + wide_matrix * D_batch + wide_rows[:, None] * D_row + wide_cols[None, :] * D_col
-        result += beta * tl.load(d_places, mask=mask, other=0.0).to(tl.float32)
-    result = result.to(C.dtype.element_ty)
+    D += wide_matrix * D_batch
     C += wide_matrix * C_batch
-    if i == j:  # operands that only commute give two roundings of one value: store the lower triangle's
-        result = tl.where(rows[:, None] >= cols[None, :], result, tl.trans(result))
-    else:  # pointers on every device: C may have strides that no descriptor can describe
-        tl.store(C + wide_rows[:, None] * C_col + wide_cols[None, :] * C_row, result, mask=mask)
-    tl.store(C + wide_rows[:, None] * C_row + wide_cols[None, :] * C_col, result, mask=mask)
+    if TILES == 1:
+        store_tile(sums, i, j, m, D, C, alpha, beta, diagonal, D_row, D_col, C_row, C_col, HAS_D, TILE)
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(sums, (TILE, 2, TILE)), (0, 2, 1)))
+        store_tile(left, i, j, m, D, C, alpha, beta, diagonal, D_row, D_col, C_row, C_col, HAS_D, TILE)
+        if i > j:
+            store_tile(right, i, j + 1, m, D, C, alpha, beta, diagonal, D_row, D_col, C_row, C_col, HAS_D, TILE)
 
+
+# Two tiles of this side fill the registers with their sums. Larger squares are shared by programs.
+LARGEST_TILE = 128
 
 # The target of the compiled product.
 HOPPERS = Target("cuda", 90)
@@ -120,16 +115,18 @@ def arrange(
     if batch == 0 or m == 0:
         return None
     panels = A, B.mT
-    side = triton.cdiv(m, config.tile)
+    side, tile = triton.cdiv(m, config.tile), min(config.tile, LARGEST_TILE)
     inner = [panel.stride(2) == 1 for panel in panels]
     descriptors = reads_descriptors(A.device) and all(map(fits_descriptor, panels))
-    blocks = tuple([1, config.tile, config.tile_k] if i else [1, config.tile_k, config.tile] for i in inner)
+    rows = zip((tile, config.tile), inner)
+    blocks = tuple([1, size, config.tile_k] if i else [1, config.tile_k, size] for size, i in rows)
+    traits = D is not None, scalars_on_device, descriptors, *inner
     d = C if D is None else D
     return Launch(
-        grid=(batch * side * (side + 1) // 2, 1, 1),
+        grid=(batch * side * (side + 1) // 2 * (config.tile // tile), 1, 1),
         blocks=blocks if descriptors else (),
         sizes=(m, k, side, *panels[0].stride(), *panels[1].stride(), *d.stride(), *C.stride()),
-        constants=(D is not None, scalars_on_device, descriptors, *inner, config.tile, config.tile_k, config.group),
+        constants=(*traits, tile, config.tile, config.tile_k, config.group),
         options={"num_warps": config.warps, "num_stages": config.stages},
     )
 

@@ -1,4 +1,4 @@
-"""Which tile of a lower triangle a program computes, for Triton kernels."""
+"""Tiles of a lower triangle, for Triton kernels: which one a program computes, what it reads, and how it stores it."""
 
 from __future__ import annotations
 
@@ -34,3 +34,38 @@ def grouped_lower_triangle(index, side, GROUP: tl.constexpr):
     i = first + tl.where(corner < 0, inside % rows, p)
     j = tl.where(corner < 0, inside // rows, first + q)
     return i, j
+
+
+@triton.jit
+def load_panel(panel, matrix, row, start, K_INNER: tl.constexpr, TILE: tl.constexpr, TILE_K: tl.constexpr):
+    """Load (TILE, TILE_K) of a panel (b, m, k). If m is contiguous, the descriptor is of the transpose."""
+    if K_INNER:
+        return panel.load([matrix, row, start]).reshape(TILE, TILE_K)
+    return panel.load([matrix, start, row]).reshape(TILE_K, TILE).T
+
+
+@triton.jit
+def store_tile(
+    sums, i, j, m,
+    D, C,  # pointers to one matrix
+    alpha, beta, diagonal,
+    D_row, D_col,
+    C_row, C_col,
+    HAS_D: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Store alpha sums + beta D + diagonal I as the square tile (i, j), i >= j, and its mirror image."""
+    rows, cols = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
+    wide_rows, wide_cols = rows.to(tl.int64), cols.to(tl.int64)
+    mask = (rows < m)[:, None] & (cols < m)[None, :]
+    result = alpha * sums
+    if i == j:  # not in the branch below: compiled together, they take so many registers that fewer blocks fit on sm_90
+        result = tl.where(rows[:, None] == cols[None, :], result + diagonal, result)
+    if HAS_D:
+        d_places = D + wide_rows[:, None] * D_row + wide_cols[None, :] * D_col
+        result += beta * tl.load(d_places, mask=mask, other=0.0).to(tl.float32)
+    result = result.to(C.dtype.element_ty)
+    if i == j:  # operands that only commute give two roundings of one value: store the lower triangle's
+        result = tl.where(rows[:, None] >= cols[None, :], result, tl.trans(result))
+    else:  # pointers on every device: C may have strides that no descriptor can describe
+        tl.store(C + wide_rows[:, None] * C_col + wide_cols[None, :] * C_row, result, mask=mask)
+    tl.store(C + wide_rows[:, None] * C_row + wide_cols[None, :] * C_col, result, mask=mask)

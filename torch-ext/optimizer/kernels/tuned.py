@@ -14,7 +14,10 @@ from .tracing import constant_while_traced
 
 
 class Config(NamedTuple):
-    """How a symmetric product is launched: square tiles of `tile`, summed over k in steps of `tile_k`."""
+    """How a symmetric product is launched: square tiles of `tile`, summed over k in steps of `tile_k`.
+
+    A tile of 256 is shared by two programs of 128 rows, or, in `HOPPER`, by two multiprocessors.
+    """
 
     tile: int
     tile_k: int
@@ -54,6 +57,18 @@ SMALL_SIDE = 768
 
 # Small matrices are padded to one of these numbers of rows.
 SMALL_SIDES = (16, 32, 64, 128)
+
+# (tile, tile_k, warps, stages) that compete for symmetric products, by generation (9 is 9.0). The lab tries more.
+# With aligned operands they spill no register.
+_AMPERE = (256, 32, 8, 3), (256, 32, 8, 4), (128, 32, 8, 3), (64, 32, 4, 4), (64, 64, 4, 3)
+_BLACKWELL = (256, 64, 8, 3), (256, 64, 8, 4), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 8, 4)
+_HOPPER = (
+    *((256, 64, 8, 3), (256, 64, 8, 4), (128, 64, 8, 3), (128, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3)),
+    *((64, 64, 4, 4), (64, 128, 4, 3)),
+)
+_USUAL = {9: _HOPPER, 10: _BLACKWELL, 11: _BLACKWELL}
+_USUAL_HIP = (256, 64, 8, 2), (256, 32, 8, 2), (128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2)
+_GROUP = 8
 
 # ((width, depth), warps) that compete for small matrices, by the padded number of rows. They compile for every target
 # without spilling.
@@ -115,6 +130,18 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
     stages = 4 if descriptors and (small or target.capability >= 100) else 3
     warps = 4 if small and target.capability < 100 else 8  # on 10.0 tiles of 64 with a diagonal spill with 4
     return Config(64 if small else 128, 64, 8, warps, stages)
+
+
+def usual_configs(target: Target, dtype: torch.dtype) -> list[Config]:
+    """Return the configurations that compete for symmetric products. float32 has none.
+
+    `HOPPER` is one of them on 9.0, also where it is not built.
+    """
+    if dtype == torch.float32:
+        return []
+    shapes = _USUAL_HIP if target.backend == "hip" else _USUAL.get(target.capability // 10, _AMPERE)
+    usual = [Config(tile, tile_k, _GROUP, warps, stages) for tile, tile_k, warps, stages in shapes]
+    return usual + ([HOPPER] if target == Target("cuda", 90) else [])
 
 
 def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, shape: tuple[int, int]) -> SmallConfig:

@@ -18,14 +18,9 @@ from ..kernels.tuned import (
     safe_config,
     safe_small_config,
     target_of,
+    usual_configs,
     usual_small_configs,
 )
-
-# (tile, tile_k, warps, stages) that fit into a target, some with a spilled register or two. The lab tries more of them.
-_HOPPER = ((128, 64, 8, 3), (128, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 4), (64, 128, 4, 3))
-_OTHERS = ((128, 32, 8, 3), (128, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 3))
-_HIP = ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2))
-_GROUP = 8
 
 
 def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Config]:
@@ -34,14 +29,8 @@ def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Co
     If the compiled Hopper product runs on this device, it is one of them.
     """
     target = target_of(device)
-    if target.backend == "hip":
-        shapes = _HIP
-    else:
-        shapes = _HOPPER if 90 <= target.capability < 120 else _OTHERS
     safe = safe_config(target, dtype, m, symmetric_gemm.reads_descriptors(device), True)
-    usual = [Config(tile, tile_k, _GROUP, *rest) for tile, tile_k, *rest in shapes]
-    usual += [HOPPER] if target == symmetric_gemm.HOPPERS else []
-    every = [safe, *_shipped(device, dtype, "symmetric_gemm", Config), *(usual if dtype.itemsize < 4 else [])]
+    every = [safe, *_shipped(device, dtype, "symmetric_gemm", Config), *usual_configs(target, dtype)]
     return _distinct(config for config in every if config != HOPPER or is_built())
 
 
