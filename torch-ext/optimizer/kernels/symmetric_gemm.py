@@ -56,11 +56,11 @@ def _symmetric_gemm_kernel(
     rows = i * TILE + tl.arange(0, TILE)
     cols = j * TILE + tl.arange(0, WIDTH)
     inner = tl.arange(0, TILE_K)
-    wide_matrix = matrix.to(tl.int64)
+    wide_rows, wide_cols, wide_matrix = rows.to(tl.int64), cols.to(tl.int64), matrix.to(tl.int64)
     wide_inner, wide_step = inner.to(tl.int64), tl.cast(TILE_K, tl.int64)
     if not DESCRIPTORS:
-        a_places = A + wide_matrix * A_batch + rows.to(tl.int64)[:, None] * A_row + wide_inner[None, :] * A_k
-        b_places = B + wide_matrix * B_batch + wide_inner[:, None] * B_k + cols.to(tl.int64)[None, :] * B_row
+        a_places = A + wide_matrix * A_batch + wide_rows[:, None] * A_row + wide_inner[None, :] * A_k
+        b_places = B + wide_matrix * B_batch + wide_inner[:, None] * B_k + wide_cols[None, :] * B_row
 
     sums = tl.zeros((TILE, WIDTH), dtype=tl.float32)
     for start in range(0, k, TILE_K):
@@ -79,15 +79,22 @@ def _symmetric_gemm_kernel(
         alpha = tl.load(alpha)
         beta = tl.load(beta)
         diagonal = tl.load(diagonal)
-    D += wide_matrix * D_batch
+    mask = (rows < m)[:, None] & (cols < m)[None, :]
+    result = alpha * sums
+    if i // TILES == j // TILES:  # not where tiles are stored: together they take too many registers on sm_90
+        result = tl.where(rows[:, None] == cols[None, :], result + diagonal, result)
+    if HAS_D:
+        d_places = D + wide_matrix * D_batch + wide_rows[:, None] * D_row + wide_cols[None, :] * D_col
+        result += beta * tl.load(d_places, mask=mask, other=0.0).to(tl.float32)
+    result = result.to(C.dtype.element_ty)
     C += wide_matrix * C_batch
     if TILES == 1:
-        store_tile(sums, i, j, m, D, C, alpha, beta, diagonal, D_row, D_col, C_row, C_col, HAS_D, TILE)
+        store_tile(result, (C, C_row, C_col), i, j, m, TILE)
     else:
-        left, right = tl.split(tl.permute(tl.reshape(sums, (TILE, 2, TILE)), (0, 2, 1)))
-        store_tile(left, i, j, m, D, C, alpha, beta, diagonal, D_row, D_col, C_row, C_col, HAS_D, TILE)
+        left, right = tl.split(tl.permute(tl.reshape(result, (TILE, 2, TILE)), (0, 2, 1)))
+        store_tile(left, (C, C_row, C_col), i, j, m, TILE)
         if i > j:
-            store_tile(right, i, j + 1, m, D, C, alpha, beta, diagonal, D_row, D_col, C_row, C_col, HAS_D, TILE)
+            store_tile(right, (C, C_row, C_col), i, j + 1, m, TILE)
 
 
 # Two tiles of this side fill the registers with their sums. Larger squares are shared by programs.

@@ -45,27 +45,16 @@ def load_panel(panel, matrix, row, start, K_INNER: tl.constexpr, TILE: tl.conste
 
 
 @triton.jit
-def store_tile(
-    sums, i, j, m,
-    D, C,  # pointers to one matrix
-    alpha, beta, diagonal,
-    D_row, D_col,
-    C_row, C_col,
-    HAS_D: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Store alpha sums + beta D + diagonal I as the square tile (i, j), i >= j, and its mirror image."""
+def store_tile(tile, C, i, j, m, TILE: tl.constexpr):
+    """Store the square tile (i, j), i >= j, of a matrix C (pointer, strides) with m rows, and its mirror image.
+
+    On the diagonal the lower triangle is stored: operands that only commute give two roundings of one value.
+    """
     rows, cols = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE)
     wide_rows, wide_cols = rows.to(tl.int64), cols.to(tl.int64)
     mask = (rows < m)[:, None] & (cols < m)[None, :]
-    result = alpha * sums
-    if i == j:  # not in the branch below: compiled together, they take so many registers that fewer blocks fit on sm_90
-        result = tl.where(rows[:, None] == cols[None, :], result + diagonal, result)
-    if HAS_D:
-        d_places = D + wide_rows[:, None] * D_row + wide_cols[None, :] * D_col
-        result += beta * tl.load(d_places, mask=mask, other=0.0).to(tl.float32)
-    result = result.to(C.dtype.element_ty)
-    if i == j:  # operands that only commute give two roundings of one value: store the lower triangle's
-        result = tl.where(rows[:, None] >= cols[None, :], result, tl.trans(result))
+    if i == j:
+        tile = tl.where(rows[:, None] >= cols[None, :], tile, tl.trans(tile))
     else:  # pointers on every device: C may have strides that no descriptor can describe
-        tl.store(C + wide_rows[:, None] * C_col + wide_cols[None, :] * C_row, result, mask=mask)
-    tl.store(C + wide_rows[:, None] * C_row + wide_cols[None, :] * C_col, result, mask=mask)
+        tl.store(C[0] + wide_rows[:, None] * C[2] + wide_cols[None, :] * C[1], tile, mask=mask)
+    tl.store(C[0] + wide_rows[:, None] * C[1] + wide_cols[None, :] * C[2], tile, mask=mask)
