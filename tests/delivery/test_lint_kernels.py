@@ -42,9 +42,13 @@ def refusal(package: Path, case: cases.Case) -> str:
 @pytest.mark.slow
 def test_fast_cases_pass_on_three_gpu_generations(variant):
     rows = lint.examine_all(variant, cases.fast_cases(variant))
-    assert {row.case.gpu for row in rows} == {"sm_80", "sm_90", "sm_100"}
-    assert not [(row.case.name, *row.problems, *row.drawbacks) for row in rows if row.problems or row.drawbacks]
-    assert {row.case.config[0] for row in rows if row.case.promises_speed(variant)} == {64, 128}
+    for kernel in "symmetric_gemm", "small_polar":
+        found = [row.case for row in rows if row.case.kernel == kernel]
+        assert {case.gpu for case in found if not case.competes} == {"sm_80", "sm_90", "sm_100"}
+        assert any(case.competes for case in found)
+    faults = [(row.case.name, *row.problems, *(row.drawbacks if not row.case.competes else ())) for row in rows]
+    assert not [fault for fault in faults if fault[1:]]
+    assert {row.case.config[0] for row in rows if row.case.promises_speed(variant)} == {64, 128, 256}
 
 
 def test_every_symmetric_gemm_config_is_linted(kernel, variant):
@@ -59,6 +63,25 @@ def test_every_symmetric_gemm_config_is_linted(kernel, variant):
         config = tuple(tuned.safe_config(target, dtype, m, *flags))
         names = {"bfloat16", "float16"} if dtype.itemsize == 2 else {"float32"}
         assert any((gpu, name, config) in linted for name in names), (gpu, dtype, m, flags, config)
+
+
+def test_configurations_that_compete_are_linted_with_the_operands_of_a_step(kernel, variant):
+    tuned = kernel.kernels.tuned
+    products = [case for case in cases.all_cases(variant) if case.kernel == "symmetric_gemm"]
+    linted = {(case.gpu, case.layout, tuple(case.config)) for case in products}
+    for gpu in cases.GPUS:
+        target = tuned.Target("cuda", CAPABILITIES[gpu]) if gpu in CAPABILITIES else tuned.Target("hip", 0)
+        for config in {*tuned.usual_configs(target, torch.bfloat16)} - {tuned.HOPPER}:
+            for layout in "wide", "tall", "square", "commuting":
+                assert (gpu, layout, tuple(config)) in linted, (gpu, layout, config)
+
+
+def test_spills_are_a_problem_of_what_is_chosen_and_a_drawback_of_what_competes(variant):
+    """256 rows of two tiles by 4 warps have too few registers."""
+    crowded = WIDE._replace(layout="square", config=(256, 64, 8, 4, 2))
+    chosen, competing = lint.examine_all(variant, [crowded, crowded._replace(competes=True)], jobs=2)
+    assert re.search("spills [1-9]", "; ".join(chosen.problems)) and competing.problems == []
+    assert re.search("spills [1-9]", competing.drawbacks[0])
 
 
 def test_every_small_polar_config_is_linted(kernel, variant):

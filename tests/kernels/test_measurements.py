@@ -77,6 +77,22 @@ def test_a_broken_or_foreign_file_is_named_and_replaced(measurements, file, key)
         assert known(measurements, file, key, 24, 32) == ("SINGLE", "measured here"), why
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"on_chip": 2}, {"on_chip": -1}, {"on_chip": None}, {"warps": 0}, {"side": "64"}], ids=str
+)
+def test_a_launch_that_cannot_be_is_ignored(measurements, file, key, wrong):
+    launch = {"m": 60, "k": 256, "side": 64, "width": 64, "depth": 64, "warps": 4, "stages": 2, "on_chip": 0}
+    need = file.Need("small_polar", "float16", 60, 256)
+    for changes, is_read in (({"on_chip": 1}, True), ({}, True), (wrong, False)):
+        file.file_of(key).unlink(missing_ok=True)
+        assert file.add(key, file.Table({need: {**launch, "gain": 1.5, **changes}}, {})) is None
+        if is_read:
+            assert need in file.read(key).measured
+            continue
+        with pytest.warns(RuntimeWarning, match="is no measurement of small_polar"):
+            assert not file.read(key).measured
+
+
 @pytest.mark.parametrize("field", ["device", "threads", "driver", "torch", "triton", "kernels"])
 def test_every_part_of_a_key_counts(measurements, file, key, field):
     measurements.keep(key, table(file, entry(8, 16)))

@@ -1,6 +1,7 @@
 """The launches that are compiled: every layout and size that changes the compiled code.
 
-A launch is given by its operands; with the configuration that the package chooses for them, it is a case.
+A launch is given by its operands; with a configuration it is a case: the one that the package chooses for them, or one
+that competes with it, which may spill registers: a contest shows what that costs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Case(NamedTuple):
     k: int
     scalars_on_device: bool
     config: tuple
+    competes: bool = False
 
     @property
     def name(self) -> str:
@@ -79,12 +81,17 @@ class SmallPolarCase(NamedTuple):
     dtype: str
     m: int
     config: tuple
+    competes: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.dtype} small polar {self.m} " + ("aligned" if self.aligned else "ragged, tall, of float32")
 
     kernel = "small_polar"
+
+    @property
+    def on_chip(self) -> bool:
+        return bool(self.config[5])
 
     @property
     def parts(self) -> tuple[int, int, int]:
@@ -98,7 +105,7 @@ class SmallPolarCase(NamedTuple):
         On the chip X Xᵀ takes all columns at once, Q X the whole depth, and the others, of which H (H R) is two, both.
         """
         side, width, depth = self.parts
-        if not self.config[5]:
+        if not self.on_chip:
             return 6, 12
         panels = side // width + 2 * (side // depth)
         squares = 4 * (side // width) * (side // depth)
@@ -141,13 +148,10 @@ def fast_cases(package: Path) -> list[AnyCase]:
     regimes = [("wide", "bfloat16", *LARGE, False), ("square", "bfloat16", *SMALL, True)]
     regimes += [("square", "bfloat16", *ODD, False), ("square", "bfloat16", *EIGHTS, False)]
     gpus = "sm_80", "sm_90", "sm_100"
-    small = (
-        case
-        for gpu in gpus
-        for case in _small_polar(package, gpu, ["float16"])
-        if case.m == 64 + 64 * case.aligned and (case.config[5] or case.config[4] == case.m // 16)
-    )
-    return [*(case for gpu in gpus for case in _chosen(package, gpu, regimes)), *small]
+    chosen = [case for gpu in gpus for case in _chosen(package, gpu, regimes)]
+    small = [case for gpu in gpus for case in _small_polar(package, gpu, ["float16"])]
+    small = [case for case in small if case.m == 64 + 64 * case.aligned and (case.on_chip or not case.competes)]
+    return [*chosen, *next(zip(*(_usual(package, gpu) for gpu in gpus))), *small]
 
 
 def _regimes(descriptors: bool) -> Iterator[tuple]:
@@ -179,17 +183,13 @@ def _chosen(package: Path, gpu: str, regimes) -> Iterator[Case]:
 
 
 def _usual(package: Path, gpu: str) -> Iterator[Case]:
-    """Yield the configurations that compete with the chosen one, with the operands of the two products of a step.
-
-    Two tiles and an addend fill the registers: some versions of Triton spill a few. A contest shows what that costs.
-    """
+    """Yield the configurations that compete with the chosen one, two tiles first, with the operands of a step."""
     tuned = kernel_module(package, "tuned")
     for config in tuned.usual_configs(_target(tuned, gpu), torch.bfloat16):
         if config == tuned.HOPPER:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
             continue
-        yield Case(gpu, "wide", "bfloat16", *LARGE, False, tuple(config))
-        if config.tile <= LARGEST_TILE:
-            yield Case(gpu, "square", "bfloat16", *LARGE, False, tuple(config))
+        for layout in ("wide", "tall", "square", "commuting"):
+            yield Case(gpu, layout, "bfloat16", *LARGE, False, tuple(config), competes=True)
 
 
 def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
@@ -198,9 +198,10 @@ def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
     target = _target(tuned, gpu)
     for name, side in itertools.product(dtypes, tuned.SMALL_SIDES):
         dtype = getattr(torch, name)
-        configs = [tuned.safe_small_config(target, dtype, side), *tuned.usual_small_configs(target, dtype, side)]
-        for config, aligned in itertools.product(dict.fromkeys(configs), (True, False)):
-            yield SmallPolarCase(gpu, aligned, name, side, tuple(config))
+        safe = tuned.safe_small_config(target, dtype, side)
+        configs = dict.fromkeys([safe, *tuned.usual_small_configs(target, dtype, side)])
+        for config, aligned in itertools.product(configs, (True, False)):
+            yield SmallPolarCase(gpu, aligned, name, side, tuple(config), competes=config != safe)
 
 
 def _measured(package: Path) -> Iterator[AnyCase]:
@@ -215,9 +216,9 @@ def _measured(package: Path) -> Iterator[AnyCase]:
             if config == tuned.HOPPER:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
                 continue
             for layout in ("wide", "tall", "square", "repeated", "repeated_square", "transposed_result"):
-                yield Case(gpu, layout, dtype, *LARGE, False, config)
+                yield Case(gpu, layout, dtype, *LARGE, False, config, competes=True)
         for dtype, config in _configs(content.get("small_polar", {}), tuned.SmallConfig):
-            yield from (SmallPolarCase(gpu, aligned, dtype, config[0], config) for aligned in (True, False))
+            yield from (SmallPolarCase(gpu, aligned, dtype, config[0], config, True) for aligned in (True, False))
 
 
 def _configs(table: dict[str, list[dict]], kind: type) -> dict[tuple[str, tuple], None]:

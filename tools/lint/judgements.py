@@ -64,8 +64,8 @@ def problems(case: AnyCase, facts: Facts, descriptors: bool) -> Iterator[str]:
     limits = LIMITS[case.gpu]
     if facts.shared > limits.shared:
         yield f"needs {facts.shared} bytes of shared memory, a block has {limits.shared}"
-    if facts.spilled or facts.count(SPILLS):
-        yield f"spills {facts.spilled} bytes of registers by {facts.count(SPILLS)} instructions"
+    if not case.competes:
+        yield from spills(facts)
     if not case.gpu.startswith("gfx") and not blocks_by_registers(facts.registers, case.config[3]):
         yield f"cannot start: {case.config[3]} warps of {facts.registers} registers fit into no multiprocessor"
     if not facts.count(STORES):
@@ -82,6 +82,12 @@ def problems(case: AnyCase, facts: Facts, descriptors: bool) -> Iterator[str]:
         yield "gives warps different work, which no configuration asks for"
     if not case.products[0] <= products(case, facts) <= case.products[1]:
         yield f"multiplies {products(case, facts) / case.products[0]:g} times what a tile needs"
+
+
+def spills(facts: Facts) -> Iterator[str]:
+    """Yield how much a compiled case spills: a problem where it is chosen, and a drawback where it competes."""
+    if facts.spilled or facts.count(SPILLS):
+        yield f"spills {facts.spilled} bytes of registers by {facts.count(SPILLS)} instructions"
 
 
 def drawbacks(case: AnyCase, facts: Facts) -> Iterator[str]:

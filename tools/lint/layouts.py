@@ -27,6 +27,10 @@ def square(new: Callable[..., Tensor], m: int, k: int) -> tuple:
     return new(2, m, m), new(2, m, m), new(2, m, m), new(2, m, m)
 
 
+def commuting(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    return new(2, m, m), new(2, m, m), None, new(2, m, m)
+
+
 def repeated(new: Callable[..., Tensor], m: int, k: int) -> tuple:
     """One matrix for the whole batch. No tensor descriptor can describe that, so every GPU uses pointers."""
     X = new(m, k).expand(2, m, k)
@@ -52,5 +56,5 @@ def spread(new: Callable[..., Tensor], m: int, k: int) -> tuple:
     return X, X.mT, None, new(2, m, 16 * m)[..., ::16]
 
 
-SQUARE = {f.__name__: f for f in (square, repeated_square, shifted_addend, transposed_result)}
+SQUARE = {f.__name__: f for f in (square, commuting, repeated_square, shifted_addend, transposed_result)}
 LAYOUTS = {f.__name__: f for f in (wide, tall, repeated, spread)} | SQUARE

@@ -26,7 +26,6 @@ LAUNCHED = {
     "small_polar": ("side", "width", "depth", "warps", "stages", "on_chip"),
     "cpu_products": (),
 }
-_MAY_BE_ZERO = ("on_chip",)
 JUDGED = {"symmetric_gemm": ("gain", float), "small_polar": ("gain", float), "cpu_products": ("products", str)}
 
 # Writing holds the lock for milliseconds. A lock older than this belongs to a process that has died.
@@ -127,9 +126,10 @@ def _table_of(content: dict[str, Any]) -> Table:
     listed = [(k, d, entry) for k, dtypes in kernels for d, entries in dtypes.items() for entry in entries]
     for kernel, dtype, entry in listed:
         field, kind = JUDGED[kernel]
-        numbers = [(entry[name], name in _MAY_BE_ZERO) for name in ("m", "k", *LAUNCHED[kernel])]
-        valid = all(type(number) is int and (number > 0 or (zero and number == 0)) for number, zero in numbers)
-        if not valid or type(entry[field]) is not kind:
+        numbers = {name: entry[name] for name in ("m", "k", *LAUNCHED[kernel])}
+        switch = numbers.pop("on_chip", 0)
+        positive = all(type(number) is int and number > 0 for number in numbers.values())
+        if not positive or switch not in (0, 1) or type(entry[field]) is not kind:
             raise ValueError(f"{entry} is no measurement of {kernel}")
         table.measured[Need(kernel, dtype, entry["m"], entry["k"])] = entry
     for kernel, dtypes in content["failed"].items():

@@ -6,10 +6,10 @@ full one:
     seconds = waves (FLOPs of a tile / rate + overhead of a tile) + overhead of a launch
 
 The rates (FLOP/s of a multiprocessor in half precision) and the overheads are assumptions; only their ratios matter.
-torch's product reaches 97 % of the sustained rate in tiles of 128 x 256. The symmetric kernel's tiles of 128 x 128 read
-each operand twice as often: on 9.0 the second-level cache delivers about 62 % of what they would need. Nothing is
-predicted for GPUs of other capabilities, nor for sizes with smaller tiles: there torch's products run until something
-is measured.
+torch's product reaches 97 % of the sustained rate in tiles of 128 x 256. The symmetric kernel has tiles of 128 x 128
+until something is measured. They read each operand twice as often: on 9.0 the second-level cache delivers about 62 %
+of what they would need. Nothing is predicted for GPUs of other capabilities, nor for sizes with smaller tiles: there
+torch's products run until something is measured.
 
 `python -m tools.pages.predictions` writes the table of docs/predictions.md.
 """

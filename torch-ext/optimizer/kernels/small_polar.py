@@ -75,7 +75,7 @@ def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tu
     """Write the polar factors of G into C by one launch with an explicit configuration.
 
     `scaling` is (scale, eps, work dtype); the other arguments are those of `small_polar_`, unchecked. The launch
-    allocates scratch memory for each matrix: X in the work dtype and three squares.
+    allocates scratch memory for each matrix: X in the work dtype, and three squares unless they stay on the chip.
     """
     batch, m, n = G.shape
     if not G.numel():

@@ -59,15 +59,15 @@ SMALL_SIDE = 768
 SMALL_SIDES = (16, 32, 64, 128)
 
 # (tile, tile_k, warps, stages) that compete for symmetric products, by generation (9 is 9.0). The lab tries more.
-# With aligned operands they spill no register, but for tiles of 256 and an addend with some versions of Triton.
-_AMPERE = (256, 32, 8, 3), (256, 32, 8, 4), (128, 32, 8, 3), (64, 64, 4, 3)
-_BLACKWELL = (256, 64, 8, 3), (256, 64, 8, 4), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 8, 4)
-_HOPPER = (
+# Two tiles and an addend fill the registers: some versions of Triton spill a few.
+_SHAPES_ELSEWHERE = (256, 32, 8, 3), (256, 32, 8, 4), (128, 32, 8, 3), (64, 64, 4, 3)
+_SHAPES_10 = (256, 64, 8, 3), (256, 64, 8, 4), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 8, 4)
+_SHAPES_9 = (
     *((256, 64, 8, 3), (256, 64, 8, 4), (128, 64, 8, 3), (128, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3)),
     *((64, 64, 4, 4), (64, 128, 4, 3)),
 )
-_USUAL = {9: _HOPPER, 10: _BLACKWELL, 11: _BLACKWELL}
-_USUAL_HIP = (256, 64, 8, 2), (256, 32, 8, 2), (128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2)
+_USUAL = {9: _SHAPES_9, 10: _SHAPES_10, 11: _SHAPES_10}
+_SHAPES_HIP = (256, 64, 8, 2), (256, 32, 8, 2), (128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2)
 _GROUP = 8
 
 # ((width, depth), warps) that compete for small matrices, by the padded number of rows. They compile for every target
@@ -79,8 +79,8 @@ _IN_SCRATCH = {
     128: (((64, 64), 8), ((64, 32), 8), ((32, 64), 8)),
 }
 _STAGES_IN_SCRATCH = 2
-# The same with squares on the chip, with the number of stages: by rows, then by generation (9 is 9.0). On others they
-# spill, or do not compile.
+# The same with squares on the chip, with the number of stages: by rows, then by generation (9 is 9.0). Of others some
+# spill, some do not compile, and some have not been tried.
 _ON_CHIP = {
     16: dict.fromkeys((8, 9, 10, 12), (((16, 16), 1, 2),)),
     32: dict.fromkeys((8, 9, 10, 12), (((32, 32), 4, 2),)),
@@ -139,7 +139,7 @@ def usual_configs(target: Target, dtype: torch.dtype) -> list[Config]:
     """
     if dtype == torch.float32:
         return []
-    shapes = _USUAL_HIP if target.backend == "hip" else _USUAL.get(target.capability // 10, _AMPERE)
+    shapes = _SHAPES_HIP if target.backend == "hip" else _USUAL.get(target.capability // 10, _SHAPES_ELSEWHERE)
     usual = [Config(tile, tile_k, _GROUP, warps, stages) for tile, tile_k, warps, stages in shapes]
     return usual + ([HOPPER] if target == Target("cuda", 90) else [])
 
