@@ -49,35 +49,27 @@ def safe(request, place, tuned) -> Callable[..., tuple]:
     """The configuration of a dtype and a number of rows, with squares in scratch memory, or on the chip if one has."""
 
     def chosen(dtype: torch.dtype, m: int):
-        targets = place.targets(tuned)
-        competing = (c for target in targets for c in tuned.usual_small_configs(target, dtype, tuned.padded_side(m)))
-        in_scratch = tuned.safe_small_config(targets[0], dtype, m)
-        return next((c for c in competing if c.on_chip), in_scratch) if request.param else in_scratch
+        targets, side = place.targets(tuned), tuned.padded_side(m)
+        usual = [c for target in targets for c in tuned.usual_small_configs(target, dtype, side) if c.on_chip]
+        return usual[0] if request.param and usual else tuned.safe_small_config(targets[0], dtype, m)
 
     return chosen
 
 
-@pytest.fixture
-def launched(module) -> Callable[..., Tensor]:
-    """The kernel's result, in a C that held NaN."""
-
-    def computed(G, dtype, lengths, config, C=None, eps=0.0) -> Tensor:
-        C = torch.empty_like(G, dtype=dtype) if C is None else C
-        steps = steps_of(in_windows(SCHEDULE, lengths, SCALE))
-        module.launch_small_polar(G, C.fill_(math.nan), steps, (SCALE, eps, dtype), config)
-        return C
-
-    return computed
+def factors(module, G: Tensor, dtype, lengths, config, C=None, eps=0.0) -> Tensor:
+    """The kernel's result with a configuration, in a C that held NaN."""
+    C = torch.empty_like(G, dtype=dtype) if C is None else C
+    steps = steps_of(in_windows(SCHEDULE, lengths, SCALE))
+    module.launch_small_polar(G, C.fill_(math.nan), steps, (SCALE, eps, dtype), config)
+    return C
 
 
 @pytest.fixture
-def polar(launched, safe) -> Callable[..., Tensor]:
+def polar(module, safe) -> Callable[..., Tensor]:
     """The kernel's result with the configuration for its dtype and its rows."""
-
-    def computed(G, dtype=torch.float16, lengths=(1, 2), C=None, eps=0.0) -> Tensor:
-        return launched(G, dtype, lengths, safe(dtype, G.size(1)), C, eps)
-
-    return computed
+    return lambda G, dtype=torch.float16, lengths=(1, 2), C=None, eps=0.0: factors(
+        module, G, dtype, lengths, safe(dtype, G.size(1)), C, eps
+    )
 
 
 def assert_right(C: Tensor, G: Tensor, dtype, lengths) -> None:
@@ -107,12 +99,12 @@ def test_proof_finds_nothing_wrong(module, tuned, safe, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_every_configuration_computes_the_polynomial(place, launched, tuned, dtype):
+def test_every_configuration_computes_the_polynomial(place, module, tuned, dtype):
     for side in tuned.SMALL_SIDES:
         G = matrices(1, side - 1, side + 3)
         usual = {config for target in place.targets(tuned) for config in tuned.usual_small_configs(target, dtype, side)}
         for config in usual | {tuned.safe_small_config(target, dtype, side) for target in place.targets(tuned)}:
-            assert_right(launched(G, dtype, (1, 2), config), G, dtype, (1, 2))
+            assert_right(factors(module, G, dtype, (1, 2), config), G, dtype, (1, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
