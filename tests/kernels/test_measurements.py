@@ -77,9 +77,10 @@ def test_a_broken_or_foreign_file_is_named_and_replaced(measurements, file, key)
         assert known(measurements, file, key, 24, 32) == ("SINGLE", "measured here"), why
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"on_chip": 2}, {"on_chip": -1}, {"on_chip": None}, {"warps": 0}, {"side": "64"}], ids=str
-)
+WRONG = [{"on_chip": 2}, {"on_chip": -1}, {"on_chip": True}, {"on_chip": 1.0}, {"warps": 0}, {"side": "64"}]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_a_launch_that_cannot_be_is_ignored(measurements, file, key, wrong):
     launch = {"m": 60, "k": 256, "side": 64, "width": 64, "depth": 64, "warps": 4, "stages": 2, "on_chip": 0}
     need = file.Need("small_polar", "float16", 60, 256)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("place")
 
 # The third matrix is as far away as FAR's second, by strides that fit into 31 bits.
 PLACES = FAR | {"third": ((3, 5, 5), (2**30, 5, 1))}
-LENGTHS = [(3,), (1, 1, 1), (1, 2), (2, 1)]
+LENGTHS, JORDAN = [(3,), (1, 1, 1), (1, 2), (2, 1)], (3.4445, -4.775, 2.0315)
 
 
 @pytest.fixture
@@ -56,20 +56,21 @@ def safe(request, place, tuned) -> Callable[..., tuple]:
     return chosen
 
 
-def factors(module, G: Tensor, dtype, lengths, config, C=None, eps=0.0) -> Tensor:
-    """The kernel's result with a configuration, in a C that held NaN."""
-    C = torch.empty_like(G, dtype=dtype) if C is None else C
-    steps = steps_of(in_windows(SCHEDULE, lengths, SCALE))
-    module.launch_small_polar(G, C.fill_(math.nan), steps, (SCALE, eps, dtype), config)
+def factors(module, G: Tensor, C: Tensor, lengths, scaling: tuple, config) -> Tensor:
+    """Return C, which held NaN, with the kernel's result."""
+    module.launch_small_polar(G, C.fill_(math.nan), steps_of(in_windows(SCHEDULE, lengths, SCALE)), scaling, config)
     return C
 
 
 @pytest.fixture
 def polar(module, safe) -> Callable[..., Tensor]:
     """The kernel's result with the configuration for its dtype and its rows."""
-    return lambda G, dtype=torch.float16, lengths=(1, 2), C=None, eps=0.0: factors(
-        module, G, dtype, lengths, safe(dtype, G.size(1)), C, eps
-    )
+
+    def computed(G, dtype=torch.float16, lengths=(1, 2), C=None, eps=0.0) -> Tensor:
+        C = torch.empty_like(G, dtype=dtype) if C is None else C
+        return factors(module, G, C, lengths, (SCALE, eps, dtype), safe(dtype, G.size(1)))
+
+    return computed
 
 
 def assert_right(C: Tensor, G: Tensor, dtype, lengths) -> None:
@@ -104,7 +105,8 @@ def test_every_configuration_computes_the_polynomial(place, module, tuned, dtype
         G = matrices(1, side - 1, side + 3)
         usual = {config for target in place.targets(tuned) for config in tuned.usual_small_configs(target, dtype, side)}
         for config in usual | {tuned.safe_small_config(target, dtype, side) for target in place.targets(tuned)}:
-            assert_right(factors(module, G, dtype, (1, 2), config), G, dtype, (1, 2))
+            C = torch.empty_like(G, dtype=dtype)
+            assert_right(factors(module, G, C, (1, 2), (SCALE, 0.0, dtype), config), G, dtype, (1, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -229,10 +231,8 @@ def test_no_matrices_rows_or_columns_are_no_work(polar, shape):
 
 def test_padding_does_not_grow_with_the_steps(module, safe):
     """The product of these steps is more than float16 holds where a singular value is zero, as it is of padded rows."""
-    G = matrices(1, 1, 7)
-    jordan = (3.4445, -4.775, 2.0315)
+    G, steps = matrices(1, 1, 7), steps_of([10 * [JORDAN], [JORDAN]])
     C, config = torch.empty_like(G), safe(torch.float16, 1)
-    steps = steps_of([[jordan] * 10, [jordan]])
     module.launch_small_polar(G, C, steps, (1.0, 0.0, torch.float16), config)
     assert C.isfinite().all()
 
@@ -246,8 +246,7 @@ def test_more_rows_than_columns_are_a_matrix_too(polar):
 def test_each_step_has_its_own_coefficients(module, safe):
     """The first steps of a schedule and the others, one after the other, are the whole of it."""
     G = matrices(1, 17, 40)
-    steps = steps_of(in_windows(SCHEDULE, (1, 1, 1), 1.0))
-    config = safe(torch.float32, 17)
+    steps, config = steps_of(in_windows(SCHEDULE, (1, 1, 1), 1.0)), safe(torch.float32, 17)
     norm = torch.linalg.matrix_norm(G).item()
     given, results = G / norm, []
     for part in itertools.accumulate([steps[:4], steps[4:8], steps[8:]]):

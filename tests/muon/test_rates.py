@@ -123,7 +123,8 @@ def test_a_tensor_on_another_device_is_refused_before_anything_changes(kernel, k
     last = optimizer.param_groups[-1]
     with FakeTensorMode():
         number, last[key] = last[key], torch.empty((), device="cuda")
-    with pytest.raises(ValueError, match=f"{key} is a tensor on cuda:0, and parameters of its group are on cpu"):
+    words = f"{key} is a tensor on cuda:0, and parameters of its group are on cpu: put it"
+    with pytest.raises(ValueError, match=words):
         take_steps(optimizer, params, [1])
     assert same_bits(params, before[0]) and same_bits(state_of(optimizer, params), before[1])
     last[key] = number

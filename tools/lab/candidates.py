@@ -143,10 +143,10 @@ def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:
         return
     if launch.kernel == PRODUCT:
         for layout in ("wide", "square"):
-            yield Case(lint_target(lab), layout, short(launch.dtype), *LARGE, False, config, competes=True)
+            yield Case(lint_target(lab), layout, short(launch.dtype), *LARGE, False, config)
     else:
         for aligned in (True, False):
-            yield SmallPolarCase(lint_target(lab), aligned, short(launch.dtype), config[0], config, competes=True)
+            yield SmallPolarCase(lint_target(lab), aligned, short(launch.dtype), config[0], config)
 
 
 def lint_target(lab: Lab) -> str:

@@ -216,9 +216,9 @@ def _measured(package: Path) -> Iterator[AnyCase]:
             if config == tuned.HOPPER:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
                 continue
             for layout in ("wide", "tall", "square", "repeated", "repeated_square", "transposed_result"):
-                yield Case(gpu, layout, dtype, *LARGE, False, config, competes=True)
+                yield Case(gpu, layout, dtype, *LARGE, False, config)
         for dtype, config in _configs(content.get("small_polar", {}), tuned.SmallConfig):
-            yield from (SmallPolarCase(gpu, aligned, dtype, config[0], config, True) for aligned in (True, False))
+            yield from (SmallPolarCase(gpu, aligned, dtype, config[0], config) for aligned in (True, False))
 
 
 def _configs(table: dict[str, list[dict]], kind: type) -> dict[tuple[str, tuple], None]:

@@ -127,9 +127,9 @@ def _table_of(content: dict[str, Any]) -> Table:
     for kernel, dtype, entry in listed:
         field, kind = JUDGED[kernel]
         numbers = {name: entry[name] for name in ("m", "k", *LAUNCHED[kernel])}
+        integers = all(type(number) is int for number in numbers.values())
         switch = numbers.pop("on_chip", 0)
-        positive = all(type(number) is int and number > 0 for number in numbers.values())
-        if not positive or switch not in (0, 1) or type(entry[field]) is not kind:
+        if not integers or min(numbers.values()) < 1 or switch not in (0, 1) or type(entry[field]) is not kind:
             raise ValueError(f"{entry} is no measurement of {kernel}")
         table.measured[Need(kernel, dtype, entry["m"], entry["k"])] = entry
     for kernel, dtypes in content["failed"].items():

@@ -28,7 +28,7 @@ from . import hopper_gemm
 from .native import define_operation
 from .operands import check_operands, fits_descriptor, is_aligned
 from .tiles import grouped_lower_triangle, load_panel, store_tile
-from .tuned import HOPPER, Config, Target, chosen_config, safe_config, target_of
+from .tuned import HOPPER, HOPPERS, Config, Target, chosen_config, safe_config, target_of
 
 
 @triton.jit(do_not_specialize=["side"])  # used only to count: kernels specialized for 1 or 16 would gain nothing
@@ -99,9 +99,6 @@ def _symmetric_gemm_kernel(
 
 # Two tiles of this side fill the registers with their sums. Larger squares are shared by programs.
 LARGEST_TILE = 128
-
-# The target of the compiled product.
-HOPPERS = Target("cuda", 90)
 
 
 class Launch(NamedTuple):

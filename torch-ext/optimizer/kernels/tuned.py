@@ -50,6 +50,7 @@ class Target(NamedTuple):
 # The product of `hopper_gemm.py`, which is compiled with these numbers: two multiprocessors, of 12 warps each, work on
 # a square of 256. It is one of the configurations, so it is proven, raced and remembered like the others.
 HOPPER = Config(256, 64, 8, 12, 4)
+HOPPERS = Target("cuda", 90)  # where it runs
 
 # Up to this side the result has tiles of 64. With tiles of 128 a matrix of side 768 has only 21, for 108 to 148
 # multiprocessors. A guess until it is measured.
@@ -141,7 +142,7 @@ def usual_configs(target: Target, dtype: torch.dtype) -> list[Config]:
         return []
     shapes = _SHAPES_HIP if target.backend == "hip" else _USUAL.get(target.capability // 10, _SHAPES_ELSEWHERE)
     usual = [Config(tile, tile_k, _GROUP, warps, stages) for tile, tile_k, warps, stages in shapes]
-    return usual + ([HOPPER] if target == Target("cuda", 90) else [])
+    return usual + ([HOPPER] if target == HOPPERS else [])
 
 
 def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, shape: tuple[int, int]) -> SmallConfig:

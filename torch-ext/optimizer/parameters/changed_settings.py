@@ -7,11 +7,11 @@ from operator import itemgetter
 from typing import Any, Sequence
 
 from ..rules.decay import scaled_decay
+from .rates import LIVE
 from .settings import SETTINGS, Group, plain_settings
 
-# The numbers that schedulers set at every step.
-_LIVE = "lr", "weight_decay"
-_CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in _LIVE))
+# Schedulers set the others at every step.
+_CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in LIVE))
 
 
 def checked_settings(groups: Sequence[Group]) -> list[Any]:
@@ -25,7 +25,7 @@ def check_live_numbers(groups: Sequence[Group]) -> None:
     A negative number is taken, though not by the constructor: schedulers end a rounding error below zero.
     """
     for group in groups:
-        for key in _LIVE:
+        for key in LIVE:
             value = group[key]
             if type(value) is not float or not math.isfinite(value):
                 SETTINGS[key].check(key, abs(value) if type(value) in (int, float) else value)
