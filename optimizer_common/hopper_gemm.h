@@ -21,6 +21,7 @@ struct HopperGemm {
   int32_t device;
   Panels a, b, d, c;  // d without data where D is not given
   float alpha, beta, diagonal;
+  bool split;
 };
 
 void hopper_gemm_cuda(const HopperGemm& call);
@@ -61,13 +62,15 @@ inline void check_hopper_sizes(const Tensor& a) {
   STD_TORCH_CHECK(a.dim() == 3 && a.size(2) > 0 && a.size(2) <= kMost, "A must be (batch, m, k) with 0 < k < 2^31, got ",
                   shape(a));
   const int64_t side = ceil_div(a.size(1), hopper::kSquare);
-  const bool is_counted = side == 0 || (side <= hopper::kMostSide && a.size(0) <= kMost / hopper::triangle(side));
+  constexpr int kMostMore = hopper::kAtOnce * hopper::kMostSections;  // by sections
+  const bool is_counted =
+      side == 0 || (side <= hopper::kMostSide && a.size(0) <= kMost / (hopper::triangle(side) + kMostMore));
   STD_TORCH_CHECK(a.size(1) % kSideStep == 0 && is_counted, "m must be a multiple of ", kSideStep,
                   ", and all results together have fewer than 2^31 squares of ", hopper::kSquare, ", got A ", shape(a));
 }
 
 inline HopperGemm check_hopper_gemm(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d,
-                                    double alpha, double beta, double diagonal) {
+                                    double alpha, double beta, double diagonal, bool split) {
   check_hopper_sizes(a);
   const int64_t m = a.size(1), k = a.size(2);
   check_hopper_batch("B", b, a, k, m);
@@ -76,6 +79,7 @@ inline HopperGemm check_hopper_gemm(const Tensor& c, const Tensor& a, const Tens
   call.alpha = static_cast<float>(alpha);
   call.beta = static_cast<float>(beta);
   call.diagonal = static_cast<float>(diagonal);
+  call.split = split;
   if (d) {
     check_hopper_batch("D", *d, a, m, m);
   }

@@ -1,26 +1,48 @@
-// Which square of which symmetric result a cluster computes: index math, for host and device.
+// Which section of which square of which symmetric result a cluster computes: index math, for host and device.
 //
-// A result (m, m) is cut into squares of kSquare, a cluster's work. Those on and below the diagonal are walked in groups
-// of kGroup rows, each column by column up to the corner at the diagonal, so that clusters at work at one time share
-// panels of the operands. One matrix follows another. Which squares there are, and in which order, depends on m alone.
+// A result (m, m) is cut into squares of kSquare. Those on and below the diagonal are walked in groups of kGroup rows,
+// each column by column up to the corner at the diagonal, so that clusters at work at one time share panels of the
+// operands. One matrix follows another. Usually a cluster sums a square from beginning to end. Where a call is split,
+// the last squares of each matrix, too few to occupy all clusters, are cut along k into sections that several clusters
+// sum. Which squares there are, in which order and in how many sections, depends on m and k alone.
 #pragma once
 
 #include "element.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
 namespace optimizer::hopper {
 
 constexpr int kSquare = 256;
+constexpr int kTileDepth = 64;  // of k, multiplied in a step
 // 16 panels of 256 rows, those of a group and of as many columns, take 16 MiB of the cache at k = 2048.
 constexpr int kGroup = 8;
 // Beyond this the squares of one matrix are no longer counted in 31 bits.
 constexpr int kMostSide = 46340;
 
+// Clusters at work at one time on 132 multiprocessors. GPUs that have fewer cut a matrix alike: bits are the same there.
+constexpr int kAtOnce = 66;
+constexpr int kMostSections = 8;
+// Writing a section's sums to the cache, or reading them, takes about as long as multiplying so many tiles along k: a
+// cluster moves 256 KiB in 3 us, and multiplies a tile in 0.7. A guess until it is measured.
+constexpr int kMoveSums = 5;
+
 // Row and column in squares, row >= col.
 struct Square {
   int matrix, row, col;
+};
+
+// One of `sections` sections along k of a square; `split` is the square's number among those that have several.
+struct Section {
+  Square square;
+  int section, sections, split;
+};
+
+// The tiles along k that a section sums.
+struct Tiles {
+  int first, count;
 };
 
 OPTIMIZER_INLINE constexpr int triangle(int side) {
@@ -35,28 +57,70 @@ OPTIMIZER_INLINE int triangle_row(int index) {
   return row;
 }
 
-// All squares of a call.
-struct Squares {
-  int side = 0;   // squares along a matrix
-  int count = 0;  // of all matrices
+OPTIMIZER_INLINE int tiles_along(int64_t k) { return static_cast<int>((k + kTileDepth - 1) / kTileDepth); }
 
-  OPTIMIZER_INLINE Square at(int index) const {
-    const int in_matrix = index % triangle(side);
-    const int first = triangle_row(in_matrix) / kGroup * kGroup;  // a group begins where the walk by rows begins a row
+// Of `tiles` in all, at most 2^25.
+OPTIMIZER_INLINE Tiles tiles_of(const Section& at, int tiles) {
+  const int first = tiles * at.section / at.sections, end = tiles * (at.section + 1) / at.sections;
+  return {first, end - first};
+}
+
+// All sections of a call.
+struct Sections {
+  int side = 0;      // squares along a matrix
+  int last = 0;      // squares of a matrix, at its end, that are cut
+  int sections = 1;  // of each of them
+  int count = 0;     // of all matrices
+
+  OPTIMIZER_INLINE int whole() const { return triangle(side) - last; }
+  OPTIMIZER_INLINE int of_matrix() const { return whole() + last * sections; }
+
+  OPTIMIZER_INLINE Section at(int index) const {
+    const int matrix = index / of_matrix(), in_matrix = index % of_matrix(), beyond = in_matrix - whole();
+    if (beyond < 0) {
+      return {square(matrix, in_matrix), 0, 1, 0};
+    }
+    const int cut = beyond / sections;
+    return {square(matrix, whole() + cut), beyond % sections, sections, matrix * last + cut};
+  }
+
+  OPTIMIZER_INLINE Square square(int matrix, int index) const {
+    const int first = triangle_row(index) / kGroup * kGroup;  // a group begins where the walk by rows begins a row
     const int rows = side - first < kGroup ? side - first : kGroup;
-    const int in_group = in_matrix - triangle(first);
+    const int in_group = index - triangle(first);
     const int in_corner = in_group - first * rows;  // negative left of the group's own triangle
     if (in_corner < 0) {
-      return {index / triangle(side), first + in_group % rows, in_group / rows};
+      return {matrix, first + in_group % rows, in_group / rows};
     }
     const int row = triangle_row(in_corner);
-    return {index / triangle(side), first + row, first + in_corner - triangle(row)};
+    return {matrix, first + row, first + in_corner - triangle(row)};
   }
 };
 
-OPTIMIZER_INLINE Squares squares_of(int64_t matrices, int64_t m) {
-  const int side = static_cast<int>((m + kSquare - 1) / kSquare);
-  return {side, static_cast<int>(matrices * triangle(side))};
+// In how many sections `squares` squares of `tiles` tiles along k take least time, by this model: clusters sum and write
+// one section after another, and whoever writes a square's last one reads all of them.
+inline int sections_of(int squares, int tiles) {
+  int best = 1, least = tiles;
+  for (int sections = 2; sections <= std::min(kMostSections, tiles); ++sections) {
+    const int rounds = (squares * sections + kAtOnce - 1) / kAtOnce;
+    const int time = rounds * ((tiles + sections - 1) / sections + kMoveSums) + sections * kMoveSums;
+    if (time < least) {
+      least = time, best = sections;
+    }
+  }
+  return best;
+}
+
+inline Sections sections_of_call(int64_t matrices, int64_t m, int64_t k, bool split) {
+  Sections all;
+  all.side = static_cast<int>((m + kSquare - 1) / kSquare);
+  if (split) {
+    const int last = triangle(all.side) % kAtOnce;
+    all.sections = sections_of(last, tiles_along(k));
+    all.last = all.sections > 1 ? last : 0;
+  }
+  all.count = static_cast<int>(matrices * all.of_matrix());
+  return all;
 }
 
 }  // namespace optimizer::hopper

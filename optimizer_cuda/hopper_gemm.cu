@@ -1,18 +1,21 @@
 // hopper_gemm_ on a GPU of compute capability 9.0: a symmetric product in tiles of 128 x 256, two blocks a cluster.
 //
-// The checked arguments are in hopper_gemm.h. hopper_squares.h says which squares there are, hopper/roles.h what the
-// warps do, hopper/result.h how a result is written, hopper/device.cuh how all that is done on the device.
+// The checked arguments are in hopper_gemm.h. hopper_squares.h says which squares there are, and which are summed in
+// sections. hopper/roles.h says what the warps do, hopper/sections.h how sections are put together, hopper/result.h how a
+// result is written, hopper/device.cuh how all that is done on the device.
 #include "../optimizer_common/hopper_gemm.h"
 #include "hopper/device.cuh"
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/c/shim.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace optimizer {
 namespace {
@@ -59,8 +62,23 @@ CUtensorMap target_of(const HopperGemm& call) {
   return map;
 }
 
+// Sums of sections, and how many have arrived at each part of a square that is cut. torch frees it in the stream's order.
+std::optional<Tensor> memory_for(const HopperGemm& call, const hopper::Sections& sections, cudaStream_t stream) {
+  const int64_t squares = call.count * sections.last;
+  if (squares == 0) {
+    return std::nullopt;
+  }
+  const int64_t sums = hopper::kept_sums(squares, sections.sections), parts = squares * hopper::kParts;
+  static_assert(sizeof(int) == sizeof(float));
+  const torch::stable::Device device(torch::headeronly::DeviceType::CUDA, call.device);
+  Tensor memory = torch::stable::empty({sums + parts}, ScalarType::Float, std::nullopt, device);
+  float* const arrivals = static_cast<float*>(memory.mutable_data_ptr()) + sums;
+  check(cudaMemsetAsync(arrivals, 0, parts * sizeof(int), stream), "cudaMemsetAsync");
+  return memory;
+}
+
 template <class Mainloop>
-hopper::Parameters<Mainloop> parameters_of(const HopperGemm& call) {
+hopper::Parameters<Mainloop> parameters_of(const HopperGemm& call, const hopper::Sections& sections, float* kept) {
   using Element = typename Mainloop::ElementA;
   const int m = static_cast<int>(call.m), k = static_cast<int>(call.k), count = static_cast<int>(call.count);
   const typename Mainloop::Arguments operands{reinterpret_cast<const Element*>(call.a.data),
@@ -70,7 +88,9 @@ hopper::Parameters<Mainloop> parameters_of(const HopperGemm& call) {
   const auto shape = cute::make_shape(m, m, k, count);
   return {.mainloop = Mainloop::to_underlying_arguments(shape, operands, nullptr),
           .target = target_of(call),
-          .squares = hopper::squares_of(count, m),
+          .sections = sections,
+          .kept = kept,
+          .arrivals = reinterpret_cast<int*>(kept + hopper::kept_sums(call.count * sections.last, sections.sections)),
           .result = hopper::result_of(call),
           .matrices = count,
           .k = k};
@@ -82,18 +102,22 @@ void launch(const HopperGemm& call) {
   constexpr int kBlocks = cute::size(hopper::Cluster{}), kShared = sizeof(hopper::Shared<Mainloop>);
   const auto kernel = hopper::symmetric_kernel<Mainloop>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "cudaFuncSetAttribute");
-  const hopper::Parameters<Mainloop> parameters = parameters_of<Mainloop>(call);
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &stream));
+  void* current = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &current));
+  const auto stream = static_cast<cudaStream_t>(current);
+  const hopper::Sections sections = hopper::sections_of_call(call.count, call.m, call.k, call.split);
+  const std::optional<Tensor> memory = memory_for(call, sections, stream);
+  float* const kept = memory ? static_cast<float*>(memory->mutable_data_ptr()) : nullptr;
+  const hopper::Parameters<Mainloop> parameters = parameters_of<Mainloop>(call, sections, kept);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {kBlocks, 1, 1};
-  // A block takes a whole multiprocessor, and works on as long as there are squares.
+  // A block takes a whole multiprocessor, and works on as long as there are sections.
   const int at_once = attribute(cudaDevAttrMultiProcessorCount, call.device) / kBlocks;
-  const cudaLaunchConfig_t config{.gridDim = static_cast<unsigned>(std::min(parameters.squares.count, at_once) * kBlocks),
+  const cudaLaunchConfig_t config{.gridDim = static_cast<unsigned>(std::min(sections.count, at_once) * kBlocks),
                                   .blockDim = hopper::kThreads,
                                   .dynamicSmemBytes = kShared,
-                                  .stream = static_cast<cudaStream_t>(stream),
+                                  .stream = stream,
                                   .attrs = &cluster,
                                   .numAttrs = 1};
   check(cudaLaunchKernelEx(&config, kernel, parameters), "launch of hopper_gemm_");

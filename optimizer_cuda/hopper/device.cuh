@@ -20,8 +20,6 @@ using namespace cute;
 
 // 4 stages of 48 KiB and 32 KiB for results leave 3 KiB of the 227 that a block has.
 constexpr int kStages = 4;
-constexpr int kTileDepth = 64;
-constexpr int kGroups = 2;  // warp groups that multiply
 constexpr int kThreads = (1 + kGroups) * kGroupThreads;
 // Of 168 registers a thread: those that load need few, and leave the others room for 128 sums.
 constexpr int kLoadRegisters = 40, kMultiplyRegisters = 232;
@@ -70,7 +68,9 @@ template <class Mainloop>
 struct Parameters {
   typename Mainloop::Params mainloop;
   CUtensorMap target;  // of C, in pieces
-  Squares squares;
+  Sections sections;
+  float* kept;    // sums of sections; null where no square is cut
+  int* arrivals;  // at each part of a square that is cut; zero at the start
   Result result;
   int matrices, k;
 };
@@ -80,6 +80,7 @@ struct Shared {
   alignas(1024) typename Mainloop::TensorStorage tiles;
   alignas(1024) char buffers[kGroups][kBuffers][kPieceBytes];
   alignas(16) typename Mainloop::PipelineStorage pipeline;
+  int arrived[kGroups];
 };
 
 constexpr int kMostShared = 227 << 10;  // of a block
@@ -104,29 +105,46 @@ struct Device {
   __device__ int block() const { return cute::block_rank_in_cluster(); }
   __device__ int group() const { return warp_group - 1; }
   __device__ int thread() const { return threadIdx.x % kGroupThreads; }
-  __device__ int tiles_along_k() const { return (call.k + kTileDepth - 1) / kTileDepth; }
+  __device__ int tiles_along_k() const { return tiles_along(call.k); }
 
-  __device__ void load(const Square& square) {
-    const auto shape = make_shape(call.result.m, call.result.m, call.k, call.matrices);
-    const auto inputs = mainloop.load_init(shape, call.mainloop);
+  __device__ void load(const Square& square, const Tiles& tiles) {
+    const auto sizes = make_shape(call.result.m, call.result.m, call.k, call.matrices);
+    const auto inputs = mainloop.load_init(sizes, call.mainloop);
     const auto place = make_coord(square.row * size<0>(Cluster{}) + block(), square.col, _, square.matrix);
-    const int tiles = tiles_along_k();
-    mainloop.load(call.mainloop, pipeline, state, inputs, place, make_coord_iterator(shape_of_k(inputs)), tiles,
-                  threadIdx.x, block(), shared.tiles);
-    state.advance(tiles);
+    const auto along_k = shape<3>(get<0>(inputs));
+    const auto first = make_coord_iterator(idx2crd(tiles.first, along_k), along_k);
+    mainloop.load(call.mainloop, pipeline, state, inputs, place, first, tiles.count, threadIdx.x, block(),
+                  shared.tiles);
+    state.advance(tiles.count);
   }
 
   __device__ void finish_loads() { mainloop.load_tail(pipeline, state); }
 
-  __device__ auto multiply() {
+  __device__ auto multiply(int tiles) {
     typename Mainloop::TiledMma product;
     auto sums = partition_fragment_C(product, take<0, 2>(TileShape{}));
     static_assert(decltype(size(sums))::value == kSums && sums_stand_as_told<typename Mainloop::TiledMma>());
-    const int tiles = tiles_along_k();
     mainloop.mma(pipeline, state, sums, tiles, group() * kGroupThreads + thread(), shared.tiles, call.mainloop);
     mainloop.mma_tail(pipeline, state, tiles);
     state.advance(tiles);
     return sums;
+  }
+
+  __device__ void keep(int64_t place, const FourSums& sums) const {
+    *reinterpret_cast<FourSums*>(call.kept + place) = sums;
+  }
+  __device__ FourSums kept(int64_t place) const { return *reinterpret_cast<const FourSums*>(call.kept + place); }
+
+  // The fences of one thread count for its whole warp group, which the barriers order before and after them.
+  __device__ int arrive(int part) {
+    sync();
+    if (issues()) {
+      __threadfence();
+      shared.arrived[group()] = atomicAdd(call.arrivals + part, 1);
+      __threadfence();
+    }
+    sync();
+    return shared.arrived[group()];
   }
 
   __device__ bool issues() const { return thread() == 0; }
@@ -158,12 +176,6 @@ struct Device {
   }
   __device__ float widen(uint32_t pair, int i) const {
     return static_cast<float>(reinterpret_cast<const Pair&>(pair)[i]);
-  }
-
- private:
-  template <class Inputs>
-  static __device__ auto shape_of_k(const Inputs& inputs) {
-    return shape<3>(get<0>(inputs));
   }
 };
 
@@ -200,12 +212,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_alloc<kMultiplyRegisters>();
     // The same number in all lanes, and known to be.
     Device<Mainloop> machine{call, shared, pipeline, {}, cutlass::canonical_warp_group_idx()};
-    multiply_squares(machine, call.squares, call.result);
+    multiply_sections(machine, call.sections, call.result);
   } else {
     cutlass::arch::warpgroup_reg_dealloc<kLoadRegisters>();
     if (loads) {
       Device<Mainloop> machine{call, shared, pipeline, cutlass::make_producer_start_state<Pipeline>()};
-      load_squares(machine, call.squares);
+      load_sections(machine, call.sections);
     }
   }
 #endif

@@ -79,6 +79,11 @@ struct Pairs {
   uint32_t at[kPiece / 8][2];
 };
 
+// The sums from which a thread makes a piece's pairs.
+struct PieceSums {
+  float at[kPieceSums];
+};
+
 template <class Machine>
 OPTIMIZER_INLINE Pairs load_addend(const Machine& machine, const Result& result, const Part& part, int col) {
   Pairs pairs{};
@@ -93,10 +98,10 @@ OPTIMIZER_INLINE Pairs load_addend(const Machine& machine, const Result& result,
   return pairs;
 }
 
-// The finished elements of a piece from its sums, the first of which is `sums[first]`.
-template <class Machine, class Sums>
-OPTIMIZER_INLINE Pairs finish(const Machine& machine, const Result& result, const Part& part, int col, const Sums& sums,
-                              int first) {
+// The finished elements of a piece from its sums.
+template <class Machine>
+OPTIMIZER_INLINE Pairs finish(const Machine& machine, const Result& result, const Part& part, int col,
+                              const PieceSums& sums) {
   Pairs pairs{};
   if (result.d) {
     pairs = load_addend(machine, result, part, col);
@@ -107,7 +112,7 @@ OPTIMIZER_INLINE Pairs finish(const Machine& machine, const Result& result, cons
     float values[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      values[e] = result.alpha * sums[first + i + e];
+      values[e] = result.alpha * sums.at[i + e];
       if (result.d) {
         values[e] = fmaf(result.beta, machine.widen(pair, e), values[e]);
       }
@@ -165,17 +170,18 @@ OPTIMIZER_INLINE void put_diagonal_piece(Machine& machine, int buffer, const Pai
   }
 }
 
-// Writes a part and its mirror image; `turn` counts the warp group's pieces through the whole kernel.
-template <class Machine, class Sums>
+// Writes a part and its mirror image from `sums_of(piece)`; `turn` counts the warp group's pieces through the whole
+// kernel.
+template <class Machine, class SumsOf>
 OPTIMIZER_INLINE void write_part(Machine& machine, int& turn, const Result& result, const Part& part,
-                                 const Sums& sums) {
+                                 const SumsOf& sums_of) {
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     const int col = part.col + piece * kPiece;
     if (col > part.row || part.row >= result.m) {
       continue;
     }
-    const Pairs pairs = finish(machine, result, part, col, sums, piece * kPieceSums);
+    const Pairs pairs = finish(machine, result, part, col, sums_of(piece));
     if (col == part.row) {
       write_piece(machine, turn, part.matrix, part.row, col,
                   [&](int buffer) { put_diagonal_piece(machine, buffer, pairs); });

@@ -14,6 +14,9 @@ OPCODES = {
     "UTMALDG.3D": 1,
     "UTMALDG.3D.MULTICAST": 1,
     "UTMASTG.3D": 12,
+    "STG.E.128": 32,
+    "LDG.E.128": 32,
+    "LDG.E": 64,
 }
 LOOP = hopper.Loop(48, {"HGMMA.64x256x16.F32": 4}, in_flight=1)
 CODE = hopper.Code("symmetric_kernel", 168, 0, OPCODES, LOOP)
@@ -33,7 +36,9 @@ def test_code_as_it_is_meant_to_be_passes():
         ({"opcodes": OPCODES | {"HGMMA.64x128x16.F32": 4}}, "other instructions"),
         ({"opcodes": OPCODES | {"UTMALDG.3D.MULTICAST": 0, "UTMALDG.3D": 2}}, "0 of them for both"),
         ({"opcodes": OPCODES | {"UTMASTG.3D": 8}}, "8 tensor stores"),
-        ({"opcodes": OPCODES | {"STG.E.128": 4}}, "and 4 others"),
+        ({"opcodes": OPCODES | {"STG.E.128": 4}}, "by 4 of 4 stores and 32 loads"),
+        ({"opcodes": OPCODES | {"STG.E": 4}}, "by 32 of 36 stores"),
+        ({"opcodes": OPCODES | {"LDG.E.128": 0, "LDG.E": 192}}, "and 0 loads"),
         ({"loop": None}, "no loop"),
         ({"loop": LOOP._replace(opcodes={"HGMMA.64x256x16.F32": 3})}, "3 products in a step"),
         ({"loop": LOOP._replace(in_flight=0)}, "0 products in flight"),

@@ -1,4 +1,4 @@
-// The machine's parts, and a cluster of them.
+// What the machine does.
 #include "model.h"
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -43,7 +43,7 @@ void Machine::start_copies(const Square& square, int tile) {
     copy(own().stages[stage].a.data(), world_.call.gemm.a, square.matrix, row, kTileRows, tile);
     own().stages[stage].full.expect(-kBytesA);
   });
-  for (Block& to : world_.blocks) {
+  for (Block& to : cluster_.blocks) {
     world_.fibers.start([this, &to, square, tile, stage] {
       to.check_alive();
       float* const half = to.stages[stage].b.data() + block_ * kHalf * kTileDepth;
@@ -53,8 +53,8 @@ void Machine::start_copies(const Square& square, int tile) {
   }
 }
 
-void Machine::load(const Square& square) {
-  for (int tile = 0; tile < tiles_along_k(); ++tile) {
+void Machine::load(const Square& square, const Tiles& tiles) {
+  for (int tile = tiles.first; tile < tiles.first + tiles.count; ++tile) {
     world_.fibers.wait([this] { return own().stages[state_.stage].empty.has_passed(state_.phase); });
     start_copies(square, tile);
     state_.advance();
@@ -96,19 +96,19 @@ Machine::Done Machine::start_product(const std::shared_ptr<Sums>& sums) {
 }
 
 void Machine::release(const State& state) {
-  for (Block& block : world_.blocks) {
+  for (Block& block : cluster_.blocks) {
     block.check_alive();
     block.stages[state.stage].empty.arrive();
   }
 }
 
 // By the first thread of a warp group for all of it, one product in flight.
-void Machine::multiply_square() {
+void Machine::multiply_tiles(int tiles) {
   const auto sums = std::make_shared<Sums>();
   sums->fill(0);
   Done before;
   State read = state_;
-  for (int tile = 0; tile < tiles_along_k(); ++tile) {
+  for (int tile = 0; tile < tiles; ++tile) {
     world_.fibers.wait([this] { return own().stages[state_.stage].full.has_passed(state_.phase); });
     const Done done = start_product(sums);
     if (before) {
@@ -124,13 +124,13 @@ void Machine::multiply_square() {
   own_group().sums.push_back(sums);
 }
 
-std::array<float, kSums> Machine::multiply() {
-  const size_t square = squares_++;
+std::array<float, kSums> Machine::multiply(int tiles) {
+  const size_t section = sections_++;
   if (thread_ == 0) {
-    multiply_square();
+    multiply_tiles(tiles);
   }
-  world_.fibers.wait([this, square] { return own_group().sums.size() > square; });
-  const Sums& all = *own_group().sums[square];
+  world_.fibers.wait([this, section] { return own_group().sums.size() > section; });
+  const Sums& all = *own_group().sums[section];
   std::array<float, kSums> sums;
   for (int i = 0; i < kSums; ++i) {
     sums[i] = all[row_of_sum(thread_, i) * kTileCols + col_of_sum(thread_, i)];
@@ -138,10 +138,40 @@ std::array<float, kSums> Machine::multiply() {
   return sums;
 }
 
-void Machine::sync() {
-  if (omits(syncs_++ % 2 == 0 ? Omitted::kFirstSync : Omitted::kSecondSync)) {
-    return;
+void Machine::keep(int64_t place, const FourSums& sums) {
+  Group& group = own_group();
+  ++group.keeping;
+  world_.fibers.start([&group, &to = world_.call.kept.at(place + kTogether - 1), sums] {
+    std::memcpy(&to - (kTogether - 1), sums.at, sizeof sums);
+    --group.keeping;
+  });
+}
+
+FourSums Machine::kept(int64_t place) const {
+  FourSums sums;
+  std::memcpy(sums.at, &world_.call.kept.at(place), sizeof sums);
+  return sums;
+}
+
+int Machine::arrive(int part) {
+  wait_for_group();
+  if (thread_ == 0) {
+    if (!omits(Omitted::kArrive)) {
+      world_.fibers.wait([this] { return own_group().keeping == 0; });
+    }
+    own_group().arrived = world_.call.arrivals.at(part)++;
   }
+  wait_for_group();
+  return own_group().arrived;
+}
+
+void Machine::sync() {
+  if (!omits(syncs_++ % 2 == 0 ? Omitted::kFirstSync : Omitted::kSecondSync)) {
+    wait_for_group();
+  }
+}
+
+void Machine::wait_for_group() {
   Group& group = own_group();
   const int round = group.round;
   if (++group.waiting == kGroupThreads) {
@@ -208,31 +238,6 @@ float Machine::widen(uint16_t bits) const {
   return world_.call.gemm.dtype == ScalarType::Half
              ? static_cast<float>(c10::Half(bits, c10::Half::from_bits()))
              : static_cast<float>(c10::BFloat16(bits, c10::BFloat16::from_bits()));
-}
-
-void run(const optimizer::HopperGemm& gemm, int clusters, uint64_t seed, Omitted omitted) {
-  const Call call{gemm, squares_of(gemm.count, gemm.m), result_of(gemm), omitted};
-  for (int cluster = 0; cluster < clusters; ++cluster) {
-    World world{call, Fibers(seed + cluster), cluster, clusters, {}};
-    std::vector<std::unique_ptr<Machine>> machines;
-    const auto add = [&](int block, int group, int thread, State state, const auto& role) {
-      machines.push_back(std::make_unique<Machine>(world, block, group, thread, state));
-      ++world.blocks[block].alive;
-      world.fibers.add([&world, &machine = *machines.back(), block, role] {
-        role(machine);
-        world.blocks[block].leave();
-      });
-    };
-    const auto load = [&](Machine& machine) { load_squares(machine, call.squares); };
-    const auto multiply = [&](Machine& machine) { multiply_squares(machine, call.squares, call.result); };
-    for (int block = 0; block < kBlocks; ++block) {
-      add(block, 0, 0, {0, 1}, load);  // a stage that was never filled is empty
-      for (int i = 0; i < kGroups * kGroupThreads; ++i) {
-        add(block, i / kGroupThreads, i % kGroupThreads, {}, multiply);
-      }
-    }
-    world.fibers.run();
-  }
 }
 
 }  // namespace hopper_model

@@ -5,7 +5,8 @@
 // for full and one for empty, each with a phase; copies of tiles that arrive at a random later time, half of B's in both
 // blocks of the cluster; products that read their stage at a random later time until they are waited for. Stores read
 // shared memory, and write the result, at random later times. What a thread puts into shared memory is seen by stores
-// only once it has been published. A block's memory is lost when all its threads have ended.
+// only once it has been published. What it keeps for other clusters reaches memory at a random time, at the latest when
+// its warp group arrives. A block's memory is lost when all its threads have ended.
 //
 // That the instructions behind these words do what they promise is not shown here.
 #pragma once
@@ -23,20 +24,27 @@ namespace hopper_model {
 
 using namespace optimizer::hopper;
 
-constexpr int kTileDepth = 64;
 constexpr int kStages = 3;
 constexpr int kBlocks = kSquare / kTileRows;
-constexpr int kGroups = kTileRows / kPartRows;
 constexpr int kHalf = kTileCols / kBlocks;
 
 // What a test leaves out, to see that it is needed.
-enum class Omitted { kNothing, kWaitForBuffer, kFirstSync, kSecondSync, kPublish, kFinishStores, kFinishLoads };
+enum class Omitted { kNothing, kWaitForBuffer, kFirstSync, kSecondSync, kPublish, kFinishStores, kFinishLoads, kArrive };
+
+// How a call is run: by so many clusters, of which so many run at one time.
+struct Way {
+  int clusters, together;
+  uint64_t seed;
+  Omitted omitted;
+};
 
 struct Call {
   const optimizer::HopperGemm& gemm;
-  Squares squares;
+  Sections sections;
   Result result;
   Omitted omitted;
+  std::vector<float> kept;
+  std::vector<int> arrivals;
 };
 
 // Counts arrivals and bytes; its phase turns over when both are complete.
@@ -71,9 +79,11 @@ using Buffer = std::array<char, kPieceBytes>;
 
 // A warp group that multiplies.
 struct Group {
-  std::vector<std::shared_ptr<Sums>> sums;  // of each square so far
+  std::vector<std::shared_ptr<Sums>> sums;  // of each section so far
   std::array<Buffer, kBuffers> buffers;
   int waiting = 0, round = 0;  // at its barrier
+  int keeping = 0;             // sums on their way to memory
+  int arrived = 0;
 };
 
 struct Block {
@@ -99,29 +109,39 @@ struct State {
   }
 };
 
-// One cluster, and what all threads of it share.
-struct World {
-  const Call& call;
-  Fibers fibers;
-  int cluster, clusters;
+// What all threads of a cluster share.
+struct Cluster {
+  int number;
   std::array<Block, kBlocks> blocks;
+};
+
+// The clusters that run at one time.
+struct World {
+  Call& call;
+  int clusters;  // of the whole call
+  Fibers fibers;
+  std::deque<Cluster> together;
 };
 
 class Machine {
  public:
-  Machine(World& world, int block, int group, int thread, State state)
-      : world_(world), block_(block), group_(group), thread_(thread), state_(state) {}
+  Machine(World& world, Cluster& cluster, int block, int group, int thread, State state)
+      : world_(world), cluster_(cluster), block_(block), group_(group), thread_(thread), state_(state) {}
 
-  int cluster() const { return world_.cluster; }
+  int cluster() const { return cluster_.number; }
   int clusters() const { return world_.clusters; }
   int block() const { return block_; }
   int group() const { return group_; }
   int thread() const { return thread_; }
   bool issues() const { return thread_ == 0; }
 
-  void load(const Square& square);
+  int tiles_along_k() const { return tiles_along(world_.call.gemm.k); }
+  void load(const Square& square, const Tiles& tiles);
   void finish_loads();
-  std::array<float, kSums> multiply();
+  std::array<float, kSums> multiply(int tiles);
+  void keep(int64_t place, const FourSums& sums);
+  FourSums kept(int64_t place) const;
+  int arrive(int part);
 
   void sync();
   void wait_for_buffer() { wait_for_reads(Omitted::kWaitForBuffer, kBuffers - 1); }
@@ -160,28 +180,29 @@ class Machine {
 
   float widen(uint16_t bits) const;
   bool omits(Omitted what) const { return world_.call.omitted == what; }
-  Block& own() { return world_.blocks[block_]; }
+  Block& own() { return cluster_.blocks[block_]; }
   Group& own_group() { return own().groups[group_]; }
-  int tiles_along_k() const { return static_cast<int>((world_.call.gemm.k + kTileDepth - 1) / kTileDepth); }
+  void wait_for_group();
   void wait_for_reads(Omitted what, size_t most);
   void copy(float* to, const optimizer::Panels& panels, int matrix, int row, int rows, int tile) const;
   void start_copies(const Square& square, int tile);
   void add_product(const Product& product) const;
   Done start_product(const std::shared_ptr<Sums>& sums);
   void release(const State& state);
-  void multiply_square();
+  void multiply_tiles(int tiles);
 
   World& world_;
+  Cluster& cluster_;
   int block_, group_, thread_;
   State state_;
   int syncs_ = 0;
-  size_t squares_ = 0;
+  size_t sections_ = 0;
   std::vector<Put> unpublished_;
   std::vector<Done> reads_;
   std::deque<Product> products_;
 };
 
-// Runs the whole call, cluster after cluster; throws std::runtime_error where it can see that something is wrong.
-void run(const optimizer::HopperGemm& gemm, int clusters, uint64_t seed, Omitted omitted);
+// Runs the whole call; throws std::runtime_error where it can see that something is wrong.
+void run(const optimizer::HopperGemm& gemm, const Way& way);
 
 }  // namespace hopper_model

@@ -8,23 +8,29 @@ namespace {
 using optimizer::MaybeTensor;
 using optimizer::Tensor;
 
-// As hopper_gemm_, by so many clusters; what is random follows from the seed.
+// As hopper_gemm_, by so many clusters, some of them at one time; what is random follows from the seed.
 void product(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha, double beta,
-             double diagonal, int64_t clusters, int64_t seed, int64_t omitted) {
-  const auto call = optimizer::check_hopper_gemm(c, a, b, d, alpha, beta, diagonal);
+             double diagonal, bool split, int64_t clusters, int64_t together, int64_t seed, int64_t omitted) {
+  const auto call = optimizer::check_hopper_gemm(c, a, b, d, alpha, beta, diagonal, split);
   if (call.count > 0 && call.m > 0) {
-    hopper_model::run(call, static_cast<int>(clusters), seed, static_cast<hopper_model::Omitted>(omitted));
+    hopper_model::run(call, {static_cast<int>(clusters), static_cast<int>(together), static_cast<uint64_t>(seed),
+                             static_cast<hopper_model::Omitted>(omitted)});
   }
 }
 
-// The squares of `count` results (m, m) in their order: matrix, row and column into each row of `squares`, int32.
-void squares(const Tensor& squares, int64_t count, int64_t m) {
-  const auto all = optimizer::hopper::squares_of(count, m);
-  STD_TORCH_CHECK(squares.size(0) == all.count, "there are ", all.count, " squares");
-  int32_t* to = static_cast<int32_t*>(squares.mutable_data_ptr());
-  for (int i = 0; i < all.count; ++i, to += 3) {
-    const auto square = all.at(i);
-    to[0] = square.matrix, to[1] = square.row, to[2] = square.col;
+// The sections of `count` results (m, m) in their order. A row of `sections`, int32, has matrix, row, column, which section
+// of how many, the square's number among those that are cut, the first tile along k and how many.
+void sections(const Tensor& sections, int64_t count, int64_t m, int64_t k, bool split) {
+  const auto all = optimizer::hopper::sections_of_call(count, m, k, split);
+  STD_TORCH_CHECK(sections.size(0) >= all.count, "there are ", all.count, " sections");
+  int32_t* to = static_cast<int32_t*>(sections.mutable_data_ptr());
+  for (int i = 0; i < all.count; ++i) {
+    const auto at = all.at(i);
+    const auto tiles = tiles_of(at, optimizer::hopper::tiles_along(k));
+    for (const int number : {at.square.matrix, at.square.row, at.square.col, at.section, at.sections, at.split,
+                             tiles.first, tiles.count}) {
+      *to++ = number;
+    }
   }
 }
 
@@ -32,12 +38,12 @@ void squares(const Tensor& squares, int64_t count, int64_t m) {
 
 STABLE_TORCH_LIBRARY(hopper_model, operations) {
   operations.def(
-      "product(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, int clusters, "
-      "int seed, int omitted) -> ()");
-  operations.def("squares(Tensor(a!) squares, int count, int m) -> ()");
+      "product(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, bool split, "
+      "int clusters, int together, int seed, int omitted) -> ()");
+  operations.def("sections(Tensor(a!) sections, int count, int m, int k, bool split) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hopper_model, CPU, operations) {
   operations.impl("product", TORCH_BOX(&product));
-  operations.impl("squares", TORCH_BOX(&squares));
+  operations.impl("sections", TORCH_BOX(&sections));
 }

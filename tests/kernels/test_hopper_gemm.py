@@ -32,24 +32,26 @@ def package(monkeypatch):
     monkeypatch.setattr(modules["native"], "hopper_gemm_", operation, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(modules["prepared"], "_PREPARED", {})
-    hopper = modules["tuned"].HOPPER._asdict()
-    monkeypatch.setattr(modules["tuned"], "nearest", lambda *asked, **kernel: hopper)
-    return {**modules, "calls": operation.calls}
+    fastest = {"entry": modules["tuned"].HOPPER._asdict()}
+    monkeypatch.setattr(modules["tuned"], "nearest", lambda *asked, **kernel: fastest["entry"])
+    return {**modules, "calls": operation.calls, "fastest": fastest}
 
 
 def square(m: int = 512, dtype: torch.dtype = HALF) -> torch.Tensor:
     return torch.zeros(2, m, m, dtype=dtype)
 
 
-def test_it_is_launched_where_it_was_measured_to_be_fastest(package):
-    A, C = square(), square()
+@pytest.mark.parametrize("split", [False, True])
+def test_it_is_launched_where_it_was_measured_to_be_fastest(package, split):
+    A, C, config = square(), square(), package["tuned"].COMPILED[split]
+    package["fastest"]["entry"] = config._asdict()
     with compiled.absent_gpu("sm_90", compiled.PACKAGE):
-        assert package["symmetric_gemm"].chosen_for(A, A, A, C) == package["tuned"].HOPPER
+        assert package["symmetric_gemm"].chosen_for(A, A, A, C) == config
         for alpha in (2.0, 3.0):  # the second one is prepared
             package["prepared"].launch(A, A, A, C, alpha, 0.5, 0.25)
             package["prepared"].launch(A, A, None, C, alpha, 0.5, 0.25)
-    given = [(D is not None, alpha, beta, diagonal) for _, _, _, D, alpha, beta, diagonal in package["calls"]]
-    assert given == [(D, alpha, 0.5, 0.25) for alpha in (2.0, 3.0) for D in (True, False)]
+    given = [(call[3] is not None, *call[4:]) for call in package["calls"]]
+    assert given == [(D, alpha, 0.5, 0.25, split) for alpha in (2.0, 3.0) for D in (True, False)]
     assert all(call[0] is C and call[1] is A for call in package["calls"]) and len(package["prepared"]._PREPARED) == 2
 
 
@@ -98,21 +100,22 @@ def test_it_competes_on_its_gpu_alone(kernel, monkeypatch, gpu, dtype, competes)
     candidates, tuned = kernel.tuning.candidates, kernel.kernels.tuned
     monkeypatch.setattr(candidates, "target_of", lambda device: tuned.Target("cuda", int(gpu.removeprefix("sm_"))))
     configs = candidates.product_configs(torch.device("cpu"), dtype, 2048)
-    assert (tuned.HOPPER in configs) is competes and configs[0] != tuned.HOPPER
+    assert [config in configs for config in tuned.COMPILED] == [competes, competes]
+    assert configs[0] not in tuned.COMPILED
 
 
-@pytest.mark.parametrize("fastest", [True, False])
+@pytest.mark.parametrize("fastest", ["whole", "split", "Triton"])
 def test_the_choice_of_products_says_that_it_runs(kernel, monkeypatch, fastest):
     """In the name that `explain()` prints."""
     products, tuned = kernel.kernels.products, kernel.kernels.tuned
-    other = tuned.Config(128, 64, 8, 8, 3)
-    entry = (tuned.HOPPER if fastest else other)._asdict()
+    whole, split = tuned.COMPILED
+    entry = {"whole": whole, "split": split, "Triton": tuned.Config(128, 64, 8, 8, 3)}[fastest]._asdict()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(tuned, "nearest", lambda *asked: entry)
     monkeypatch.setattr(products, "symmetric_choice", lambda *asked: kernel.kernels.gains.Gain(1.5, "measured here"))
     table = products.select_products(torch.device("cuda", 0), HALF, 2048, 4096)
-    assert table.name == ("hopper_gemm" if fastest else "symmetric_gemm") + " + torch.bmm"
+    assert table.name == ("symmetric_gemm" if fastest == "Triton" else "hopper_gemm") + " + torch.bmm"
     assert table.source == "measured here"
 
 

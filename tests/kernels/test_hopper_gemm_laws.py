@@ -15,6 +15,8 @@ pytestmark = pytest.mark.gpu
 HALVES = (torch.float16, torch.bfloat16)
 # Cut squares, one and several; a dozen squares for each pair of multiprocessors; long sums.
 SIZES = ((8, 8), (272, 208), (2048, 512), (4096, 1024), (1024, 16384))
+# The last 1, 10, 12 and 4 squares of a matrix are cut into 2, 7, 3 and 4 sections.
+CUT = ((8, 2048), (1024, 16384), (3072, 3072), (4096, 4096))
 RUNS = 50
 
 
@@ -38,11 +40,11 @@ def symmetric(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("m, k", SIZES)
-def test_it_passes_the_proof(hopper_product, dtype, m, k):
+@pytest.mark.parametrize("m, k, split", [*((m, k, False) for m, k in SIZES), *((m, k, True) for m, k in CUT)])
+def test_it_passes_the_proof(hopper_product, dtype, m, k, split):
     def compute(A, B, D, scalars):
         alpha, beta, diagonal = scalars
-        return hopper_product(A, B, D, alpha, beta, A.new_full((len(A), m, m), torch.nan), diagonal)
+        return hopper_product(A, B, D, alpha, beta, A.new_full((len(A), m, m), torch.nan), diagonal, split)
 
     products.prove_launch(compute, torch.empty(0, dtype=dtype, device="cuda"), (m, k))
 
@@ -63,22 +65,39 @@ def test_products_of_integers_are_exact(hopper_product, dtype, count, m, k, colu
     assert (buffer == 7.0).all()
 
 
-def test_many_launches_give_the_same_bits(hopper_product):
-    X = torch.randn(4, 1288, 1000, generator=torch.Generator("cuda").manual_seed(0), device="cuda").half()
-    first = hopper_product(X, X.mT)
-    results = [hopper_product(X, X.mT) for _ in range(RUNS)]
+@pytest.mark.parametrize("split", [False, True])
+def test_many_launches_give_the_same_bits(hopper_product, split):
+    X = torch.randn(4, 1288, 5000, generator=torch.Generator("cuda").manual_seed(0), device="cuda").half()
+    first = hopper_product(X, X.mT, split=split)
+    results = [hopper_product(X, X.mT, split=split) for _ in range(RUNS)]
     assert all(torch.equal(first, C) for C in results)
 
 
-def test_a_replayed_graph_computes_it(hopper_product):
-    A, C = integers(2, 520, 64, dtype=torch.float16), torch.zeros(2, 520, 520, dtype=torch.float16, device="cuda")
-    hopper_product(A, A.mT, out=C)  # loads the kernel
+def test_two_streams_put_their_sections_together_apart(hopper_product):
+    X = torch.randn(2, 1024, 8192, generator=torch.Generator("cuda").manual_seed(0), device="cuda").half()
+    wanted, streams = hopper_product(X, X.mT, split=True), [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(RUNS):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(hopper_product(X, X.mT, split=True))
+    torch.cuda.synchronize()
+    assert all(torch.equal(wanted, C) for C in results)
+
+
+@pytest.mark.parametrize("k, split", [(64, False), (4096, True)])
+def test_a_replayed_graph_computes_it(hopper_product, k, split):
+    """Twice: sections count arrivals anew in each replay."""
+    A, C = integers(2, 520, k, dtype=torch.float16), torch.zeros(2, 520, 520, dtype=torch.float16, device="cuda")
+    hopper_product(A, A.mT, out=C, split=split)  # loads the kernel
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        hopper_product(A, A.mT, out=C)
-    A.copy_(integers(2, 520, 64, dtype=torch.float16, most=2))
-    graph.replay()
-    assert torch.equal(C, (A.float() @ A.float().mT).half())
+        hopper_product(A, A.mT, out=C, split=split)
+    for most in (2, 1):
+        A.copy_(integers(2, 520, k, dtype=torch.float16, most=most))
+        graph.replay()
+        assert torch.equal(C, (A.float() @ A.float().mT).half())
 
 
 def test_it_runs_on_the_stream_that_is_current(hopper_product):

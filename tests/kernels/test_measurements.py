@@ -77,20 +77,27 @@ def test_a_broken_or_foreign_file_is_named_and_replaced(measurements, file, key)
         assert known(measurements, file, key, 24, 32) == ("SINGLE", "measured here"), why
 
 
-WRONG = [{"on_chip": 2}, {"on_chip": -1}, {"on_chip": True}, {"on_chip": 1.0}, {"warps": 0}, {"side": "64"}]
+LAUNCHES = {
+    "small_polar": {"side": 64, "width": 64, "depth": 64, "warps": 4, "stages": 2, "on_chip": 0},
+    "symmetric_gemm": {"tile": 256, "tile_k": 64, "group": 8, "warps": 12, "stages": 4, "split": 0},
+}
+SWITCHES = {"small_polar": "on_chip", "symmetric_gemm": "split"}
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_a_launch_that_cannot_be_is_ignored(measurements, file, key, wrong):
-    launch = {"m": 60, "k": 256, "side": 64, "width": 64, "depth": 64, "warps": 4, "stages": 2, "on_chip": 0}
-    need = file.Need("small_polar", "float16", 60, 256)
-    for changes, is_read in (({"on_chip": 1}, True), ({}, True), (wrong, False)):
+@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("field, wrong", [
+    *(("switch", wrong) for wrong in (2, -1, True, 1.0)), ("warps", 0), ("stages", "2"), ("m", 0),
+])  # fmt: skip
+def test_a_launch_that_cannot_be_is_ignored(measurements, file, key, name, field, wrong):
+    need, switch = file.Need(name, "float16", 60, 256), SWITCHES[name]
+    entry = {"m": 60, "k": 256, **LAUNCHES[name], "gain": 1.5}
+    for changes, is_read in (({switch: 1}, True), ({}, True), ({switch if field == "switch" else field: wrong}, False)):
         file.file_of(key).unlink(missing_ok=True)
-        assert file.add(key, file.Table({need: {**launch, "gain": 1.5, **changes}}, {})) is None
+        assert file.add(key, file.Table({need: {**entry, **changes}}, {})) is None
         if is_read:
             assert need in file.read(key).measured
             continue
-        with pytest.warns(RuntimeWarning, match="is no measurement of small_polar"):
+        with pytest.warns(RuntimeWarning, match=f"is no measurement of {name}"):
             assert not file.read(key).measured
 
 
@@ -206,7 +213,7 @@ def test_a_plan_is_made_anew_when_choices_change(kernel, measurements, file, key
 
 def test_what_failed_here_is_taken_from_nowhere(kernel, measurements, file, monkeypatch):
     """Neither from this machine's file nor from shipped ones: the next best of those is."""
-    config = {"tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 3}
+    config = {"tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 3, "split": 0}
     other = {**config, "stages": 4}
     entries = [{"m": 64, "k": 64, **config, "gain": 1.5}, {"m": 640, "k": 640, **other, "gain": 1.2}]
     monkeypatch.setattr(measurements, "shipped", lambda name: ("a GPU", {"symmetric_gemm": {"float16": entries}}))
@@ -217,7 +224,7 @@ def test_what_failed_here_is_taken_from_nowhere(kernel, measurements, file, monk
         gpu, file.Table({file.Need("symmetric_gemm", "float16", 64, 64): {**entries[0], "gain": 1.7}}, {})
     )
     assert nearest()["gain"] == 1.7
-    measurements.keep(gpu, file.Table({}, {("symmetric_gemm", "float16"): {"128-64-8-8-3": "not symmetric"}}))
+    measurements.keep(gpu, file.Table({}, {("symmetric_gemm", "float16"): {"128-64-8-8-3-0": "not symmetric"}}))
     assert nearest() is entries[1]
     measurements.forget()
     assert nearest() is entries[1]  # by its file

@@ -13,7 +13,7 @@ from tools.build.commands import run
 from tools.build.machines import TORCH
 
 MODEL = Path("tests/hopper_model")
-SOURCES = ("operations.cpp", "model.cpp", "fibers.cpp")
+SOURCES = ("operations.cpp", "run.cpp", "model.cpp", "fibers.cpp")
 # Of torch 2.11, the oldest that the package runs with.
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x20b000000000000"
 
@@ -28,14 +28,27 @@ class Omitted(IntEnum):
     PUBLISH = 4
     FINISH_STORES = 5
     FINISH_LOADS = 6
+    ARRIVE = 7
 
 
 class Way(NamedTuple):
-    """How a product is run: by so many clusters, in an order that follows from the seed."""
+    """How a product is run: by so many clusters, `together` at one time, in an order that follows from the seed."""
 
     clusters: int = 2
+    together: int = 1
     seed: int = 0
     omitted: Omitted = Omitted.NOTHING
+
+
+class Scalars(NamedTuple):
+    """Of alpha A B + beta D + diagonal I."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    diagonal: float = 0.0
+
+
+PLAIN, USUAL = Scalars(), Way()
 
 
 def build(repository: Path, folder: Path) -> None:
@@ -48,18 +61,27 @@ def build(repository: Path, folder: Path) -> None:
     torch.ops.load_library(str(library))
 
 
-def squares(count: int, m: int) -> Tensor:
-    """Return (matrix, row, column) of each square of `count` results (m, m), in the order of the kernel."""
+def sections(count: int, m: int, k: int, split: bool = True) -> Tensor:
+    """Return a row for each section of `count` results (m, m), in the order of the kernel, int32.
+
+    Columns: matrix, row, column, which section of how many, the square's number among those that are cut, the first
+    tile along k and how many.
+    """
     side = -(-m // 256)
-    found = torch.full((count * side * (side + 1) // 2, 3), -1, dtype=torch.int32)
-    torch.ops.hopper_model.squares(found, count, m)
-    return found
+    found = torch.full((count * 8 * side * (side + 1) // 2, 8), -1, dtype=torch.int32)
+    torch.ops.hopper_model.sections(found, count, m, k, split)
+    return found[found[:, 0] >= 0]
 
 
 def product(
-    A: Tensor, B: Tensor, D: Optional[Tensor] = None, scalars: tuple = (1.0, 0.0, 0.0), way: Optional[Way] = None
+    A: Tensor,
+    B: Tensor,
+    D: Optional[Tensor] = None,
+    scalars: tuple = PLAIN,
+    way: Way = USUAL,
+    split: bool = False,
 ) -> Tensor:
-    """Return alpha A B + beta D + diagonal I as the model computes it; `scalars` are alpha, beta and diagonal."""
+    """Return alpha A B + beta D + diagonal I as the model computes it."""
     C = A.new_full((A.size(0), A.size(1), A.size(1)), torch.nan)
-    torch.ops.hopper_model.product(C, A, B, D, *scalars, *(way or Way()))
+    torch.ops.hopper_model.product(C, A, B, D, *scalars, split, *way)
     return C

@@ -139,7 +139,7 @@ def examine(lab: Lab) -> dict:
 def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:
     """Yield what Triton compiles of a launch."""
     config = tuple(launch.config)
-    if launch.kernel == PRODUCT and config == lab.kernel.kernels.tuned.HOPPER:
+    if launch.kernel == PRODUCT and config in lab.kernel.kernels.tuned.COMPILED:
         return
     if launch.kernel == PRODUCT:
         for layout in ("wide", "square"):

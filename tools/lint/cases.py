@@ -186,7 +186,7 @@ def _usual(package: Path, gpu: str) -> Iterator[Case]:
     """Yield the configurations that compete with the chosen one, two tiles first, with the operands of a step."""
     tuned = kernel_module(package, "tuned")
     for config in tuned.usual_configs(_target(tuned, gpu), torch.bfloat16):
-        if config == tuned.HOPPER:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
+        if config in tuned.COMPILED:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
             continue
         for layout in ("wide", "tall", "square", "commuting"):
             yield Case(gpu, layout, "bfloat16", *LARGE, False, tuple(config), competes=True)
@@ -213,7 +213,7 @@ def _measured(package: Path) -> Iterator[AnyCase]:
             raise ValueError(f"{file.name} must say its target, one of {', '.join(GPUS)}, got {content.get('target')}")
         gpu = content["target"]
         for dtype, config in _configs(content.get("symmetric_gemm", {}), tuned.Config):
-            if config == tuned.HOPPER:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
+            if config in tuned.COMPILED:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
                 continue
             for layout in ("wide", "tall", "square", "repeated", "repeated_square", "transposed_result"):
                 yield Case(gpu, layout, dtype, *LARGE, False, config)

@@ -33,6 +33,8 @@ STEP_FLOPS = 2 * 128 * 256 * 64
 REGISTERS = 168
 # A piece of a part is stored as it is and once more mirrored, or it is on the diagonal: three stores for four pieces.
 STORES = 12
+# A thread keeps and reads its 128 sums of a section by fours.
+KEPT, KEEPS, READS = 32, r"STG\.E\.128", r"LDG\.E\.128"
 
 
 class Code(NamedTuple):
@@ -82,8 +84,11 @@ def problems(code: Code) -> Iterator[str]:
     shared = code.count(r"UTMALDG.*\.MULTICAST")
     if not 0 < shared < code.count("UTMALDG"):
         yield f"has {code.count('UTMALDG')} tensor loads, {shared} of them for both blocks: A is a block's, B both's"
-    if code.count("UTMASTG") != STORES or code.count("STG"):
-        yield f"has {code.count('UTMASTG')} tensor stores and {code.count('STG')} others, not {STORES} and none"
+    if code.count("UTMASTG") != STORES:
+        yield f"has {code.count('UTMASTG')} tensor stores, not {STORES}"
+    keeps, stores, reads = map(code.count, (KEEPS, "STG", READS))
+    if not keeps == stores == reads == KEPT:
+        yield f"keeps sums by {keeps} of {stores} stores and {reads} loads, not {KEPT}"
     yield from _problems_of(code.loop)
     if code.issue_share > 1:
         yield f"issues instructions for {code.issue_share:.2f} of the tensor cores' time"

@@ -8,8 +8,14 @@
 It computes what `symmetric_gemm.py` computes with Triton, by CUTLASS's main loop for these GPUs. Two multiprocessors
 work together on a square of 256 x 256; each loads half of the data that both need. With t = ceil(m / 256), each of the
 t (t + 1) / 2 squares on and below the diagonal is computed once and also stored mirrored. Sums run in float32 in one
-order, from k = 0 up, and are rounded once: a matrix gets the same bits alone and in a batch. One pair computes a square
-from beginning to end. When there are few squares, the other multiprocessors stay idle.
+order, from k = 0 up, and are rounded once: a matrix gets the same bits alone and in a batch.
+
+Usually one pair computes a square from beginning to end. Of few squares some pairs get none: a matrix of 3072 rows has
+78, which 66 pairs compute in two rounds, the second with 12 pairs at work. With `split`, these last 12 squares are cut
+along k into sections. Different pairs sum the sections of a square and keep the sums in float32. Whichever pair comes
+last adds them up, in their order. Which squares are cut, and into how many sections, depends on m and k alone. So with
+`split`, too, a matrix has the same bits in every batch; they are others than without. During the call a section takes
+256 KiB of memory.
 
 Addresses are multiples of 16 bytes, as are all strides except the inner one, which is 1; m is a multiple of 8. Operands
 that do not fit, and other GPUs, raise RuntimeError before anything is written.
@@ -41,13 +47,15 @@ def hopper_product(
     beta: float = 0.0,
     out: Optional[Tensor] = None,
     diagonal: float = 0.0,
+    split: bool = False,
 ) -> Tensor:
     """Return alpha A B + beta D + diagonal I (b, m, m), symmetric; written to `out` if that is given.
 
-    No gradient flows. Raises RuntimeError if operands do not fit, and NotImplementedError on CPUs.
+    `split` lets several pairs of multiprocessors sum one square where some would have none. No gradient flows. Raises
+    RuntimeError if operands do not fit, and NotImplementedError on CPUs.
     """
     C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
-    native.hopper_gemm_(C, A, B, D, alpha, beta, diagonal)
+    native.hopper_gemm_(C, A, B, D, alpha, beta, diagonal, split)
     return C
 
 

@@ -8,6 +8,7 @@ go straight to Triton's launcher.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Hashable, NamedTuple, Optional
 
 import torch
@@ -17,7 +18,7 @@ from triton.runtime.driver import driver
 from .hopper_gemm import hopper_product
 from .measurements import changed
 from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
-from .tuned import HOPPER
+from .tuned import COMPILED
 
 # How many geometries are remembered. A step has a few dozen; a program whose shapes keep changing empties the table now
 # and then.
@@ -98,8 +99,8 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
         return prepared(A, B, d, C, alpha, beta, diagonal)
     config = chosen_for(A, B, D, C)
     compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta, diagonal), config)
-    if config == HOPPER:
-        start = _start_hopper_product
+    if config in COMPILED:
+        start = partial(_start_hopper_product, bool(config.split))
     elif compiled is None:  # an empty product, or Triton's interpreter, which compiles nothing
         return None
     else:
@@ -111,9 +112,9 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
 
 
 def _start_hopper_product(
-    A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float
+    split: bool, A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float
 ) -> None:
-    hopper_product(A, B, None if D is C else D, alpha, beta, C, diagonal)
+    hopper_product(A, B, None if D is C else D, alpha, beta, C, diagonal, split)
 
 
 def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:

@@ -28,7 +28,7 @@ from . import hopper_gemm
 from .native import define_operation
 from .operands import check_operands, fits_descriptor, is_aligned
 from .tiles import grouped_lower_triangle, load_panel, store_tile
-from .tuned import HOPPER, HOPPERS, Config, Target, chosen_config, safe_config, target_of
+from .tuned import COMPILED, HOPPERS, Config, Target, chosen_config, safe_config, target_of
 
 
 @triton.jit(do_not_specialize=["side"])  # used only to count: kernels specialized for 1 or 16 would gain nothing
@@ -139,12 +139,12 @@ def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, 
     """Write the product into C by one launch with an explicit configuration; return what Triton compiled for it.
 
     `scalars` is (alpha, beta, diagonal): all numbers, or all 0-d float32 tensors on the device of C. The other
-    arguments are those of `symmetric_gemm_`, unchecked. HOPPER is not compiled by Triton: then scalars must be numbers,
+    arguments are those of `symmetric_gemm_`, unchecked. COMPILED are not Triton's: with them scalars must be numbers,
     and the result is None. It is also None if there was nothing to launch.
     """
-    if config == HOPPER:
+    if config in COMPILED:
         alpha, beta, diagonal = scalars
-        hopper_gemm.hopper_product(A, B, D, alpha, beta, C, diagonal)
+        hopper_gemm.hopper_product(A, B, D, alpha, beta, C, diagonal, bool(config.split))
         return None
     launch = arrange(A, B, D, C, isinstance(scalars[0], Tensor), config)
     if launch is None:
@@ -167,13 +167,13 @@ def reads_descriptors(device: torch.device) -> bool:
 def config_for(device_name: str, target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
     """Return the configuration with which `symmetric_gemm_` launches on these operands."""
     config = chosen_config(device_name, target, A.dtype, A.shape[1:], *_how_they_lie(A, B, D, C))
-    if config == HOPPER and not (target == HOPPERS and hopper_gemm.is_built() and hopper_gemm.fits(A, B, D, C)):
+    if config in COMPILED and not (target == HOPPERS and hopper_gemm.is_built() and hopper_gemm.fits(A, B, D, C)):
         return tritons_config(target, A, B, D, C)
     return config
 
 
 def tritons_config(target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
-    """Return the safe configuration for these operands. It is always one that Triton compiles, never HOPPER."""
+    """Return the safe configuration for these operands. It is always one of Triton's, never of COMPILED."""
     return safe_config(target, A.dtype, A.size(1), *_how_they_lie(A, B, D, C))
 
 
@@ -219,7 +219,7 @@ def _on_gpu(
     are_numbers = all(scalar.is_cpu for scalar in scalars)
     scalars = tuple(map(float, scalars)) if are_numbers else _on_device(A.device, *scalars)
     config = chosen_for(A, B, D, C)
-    if config == HOPPER and not are_numbers:  # only Triton's kernels read scalars on the device
+    if config in COMPILED and not are_numbers:  # only Triton's kernels read scalars on the device
         config = tritons_config(target_of(A.device), A, B, D, C)
     with torch.cuda.device(A.device):  # Triton launches on the current device, not on that of the arguments
         launch_symmetric_gemm(A, B, D, C, scalars, config)

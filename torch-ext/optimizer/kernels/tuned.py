@@ -16,7 +16,8 @@ from .tracing import constant_while_traced
 class Config(NamedTuple):
     """How a symmetric product is launched: square tiles of `tile`, summed over k in steps of `tile_k`.
 
-    A tile of 256 is shared by two programs of 128 rows, or, in `HOPPER`, by two multiprocessors.
+    A tile of 256 is shared by two programs of 128 rows, or, in `COMPILED`, by two multiprocessors. `split` is 1 if some
+    tiles are summed in sections, which only `COMPILED` can.
     """
 
     tile: int
@@ -24,6 +25,7 @@ class Config(NamedTuple):
     group: int
     warps: int
     stages: int
+    split: int = 0
 
 
 class SmallConfig(NamedTuple):
@@ -48,8 +50,9 @@ class Target(NamedTuple):
 
 
 # The product of `hopper_gemm.py`, which is compiled with these numbers: two multiprocessors, of 12 warps each, work on
-# a square of 256. It is one of the configurations, so it is proven, raced and remembered like the others.
+# a square of 256. It is among the configurations, so it is proven, raced and remembered like the others.
 HOPPER = Config(256, 64, 8, 12, 4)
+COMPILED = (HOPPER, HOPPER._replace(split=1))
 HOPPERS = Target("cuda", 90)  # where it runs
 
 # Up to this side the result has tiles of 64. With tiles of 128 a matrix of side 768 has only 21, for 108 to 148
@@ -136,13 +139,13 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
 def usual_configs(target: Target, dtype: torch.dtype) -> list[Config]:
     """Return the configurations that compete for symmetric products. float32 has none.
 
-    `HOPPER` is one of them on 9.0, also where it is not built.
+    `COMPILED` are among them on 9.0, also where they are not built.
     """
     if dtype == torch.float32:
         return []
     shapes = _SHAPES_HIP if target.backend == "hip" else _USUAL.get(target.capability // 10, _SHAPES_ELSEWHERE)
     usual = [Config(tile, tile_k, _GROUP, warps, stages) for tile, tile_k, warps, stages in shapes]
-    return usual + ([HOPPER] if target == HOPPERS else [])
+    return usual + (list(COMPILED) if target == HOPPERS else [])
 
 
 def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, shape: tuple[int, int]) -> SmallConfig:
@@ -199,4 +202,4 @@ def launches_hopper_gemm(device: torch.device, dtype: torch.dtype, m: int, k: in
     if not torch.cuda.is_available() or not is_built():  # `device` is a fake GPU, or there is no such kernel
         return False
     entry = nearest(torch.cuda.get_device_name(device), dtype, m, k)
-    return entry is not None and HOPPER._asdict().items() <= entry.items()
+    return entry is not None and any(config._asdict().items() <= entry.items() for config in COMPILED)

@@ -11,7 +11,7 @@ from ..kernels.machine import key_of
 from ..kernels.measurements import shipped_entries
 from ..kernels.products import symmetric_gemm
 from ..kernels.tuned import (
-    HOPPER,
+    COMPILED,
     Config,
     SmallConfig,
     padded_side,
@@ -31,7 +31,7 @@ def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Co
     target = target_of(device)
     safe = safe_config(target, dtype, m, symmetric_gemm.reads_descriptors(device), True)
     every = [safe, *_shipped(device, dtype, "symmetric_gemm", Config), *usual_configs(target, dtype)]
-    return _distinct(config for config in every if config != HOPPER or is_built())
+    return _distinct(config for config in every if config not in COMPILED or is_built())
 
 
 def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[SmallConfig]:

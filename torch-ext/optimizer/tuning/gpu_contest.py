@@ -11,7 +11,7 @@ from torch import Tensor
 from ..iteration import Iteration, choose_iteration
 from ..kernels.gains import Gain
 from ..kernels.products import BATCHED, small_choice, small_polar, symmetric_choice, symmetric_gemm
-from ..kernels.tuned import HOPPER, Config, SmallConfig
+from ..kernels.tuned import COMPILED, Config, SmallConfig
 from ..polar import matrices_together, polar_factors
 from ..schedules import resolve_schedule
 from .candidates import product_configs, small_configs
@@ -54,7 +54,7 @@ def gpu_contest(
     made = {TORCH: Candidate(_nothing, ways.torchs, "torch's products")}
     for config in ways.configs:
         name = "-".join(map(str, config))
-        said = "hopper_gemm" if config == HOPPER else f"{task.need.kernel} {name}"
+        said = f"{'hopper_gemm' if config in COMPILED else task.need.kernel} {name}"
         made[name] = Candidate(partial(ways.prove, config), partial(ways.run, config), said)
     # The first configuration is the one that is launched without a measurement.
     before = "-".join(map(str, ways.configs[0])) if (ways.chosen.gain or 0) >= 1 else TORCH
