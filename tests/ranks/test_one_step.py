@@ -177,8 +177,10 @@ def gradient_of_another_part(kernel):
     local = torch.zeros(size, device=device_of_ranks())
     placed = [Replicate(), Shard(0)]
     p.grad = DTensor.from_local(local, mesh, placed, run_check=False, shape=torch.Size((16,)), stride=(1,))
+    optimizer = kernel.Muon([("w", p)])
+    gradients = kernel.plan.gradients.Gradients([p])
     try:
-        kernel.plan.gradients.check_gradients([p], [p.grad], [p.shape], [{"params": [p], "param_names": ["w"]}])
+        kernel.plan.gradients.check_gradients(optimizer._premises, gradients, optimizer.param_groups)
     except ValueError as error:
         return str(error)
     return None

@@ -28,7 +28,7 @@ from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.synonyms import check_implementations
 from .parameters.warned import warn_user
 from .plan.exchanges import ExchangeOptions
-from .plan.gradients import check_gradients
+from .plan.gradients import Gradients, check_gradients
 from .plan.plan import Plan, make_plan
 from .plan.premises import Premises
 from .plan.process_groups import Ranks, ranks_of
@@ -460,8 +460,8 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         gradients = self._refresh()
-        check_gradients(self._premises.params, gradients, self._premises.shapes, self.param_groups)
-        if not self._said_idle and all(gradient is None for gradient in gradients):
+        check_gradients(self._premises, gradients, self.param_groups)
+        if not self._said_idle and len(gradients.absent) == len(gradients.tensors):
             self._said_idle = True
             warn_user(NO_GRADIENT)
         # GradScaler sets both; `found_inf` is an int if no parameter on this rank had a gradient.
@@ -480,10 +480,10 @@ class Muon(Optimizer):
         self._agreement.end_step()
         return loss
 
-    def _update_(self, gradients: list[Optional[Tensor]], scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
+    def _update_(self, gradients: Gradients, scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
         """Update all matrices (momentum, orthogonalization, descent), then the other parameters.
 
-        Empties the list of `gradients`.
+        Empties `gradients`.
         """
         row_scales = {} if self._clip is None else self._clip.take_scales()
         recipes, workspace = Recipes(self.param_groups, scalings, self._graphs), self._workspace
@@ -501,7 +501,7 @@ class Muon(Optimizer):
             scaled = {source.tensor for source in workspace.parameters}
             scale_other_rows_(row_scales, self.state, scaled, self._replica_ranks, scalings)
 
-    def _refresh(self) -> list[Optional[Tensor]]:
+    def _refresh(self) -> Gradients:
         """Bring state, plan and workspace in line with parameters and settings; each only if something changed.
 
         Wrappers and `module.to()` replace or change parameters silently, so every step checks. Returns the gradients of
@@ -512,8 +512,8 @@ class Muon(Optimizer):
             make_plain_(self.param_groups)
             self._checked = checked_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]
-        gradients = [p.grad for p in params]
-        seen = params, gradients, self.param_groups
+        gradients = Gradients(params)
+        seen = params, gradients.absent, self.param_groups
         if self._premises is None or not self._premises.hold(*seen) or self._lacks_state():
             premises = Premises(*seen)
             self._make_plan()

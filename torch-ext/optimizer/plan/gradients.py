@@ -1,8 +1,7 @@
-"""Whether gradients are such as a step can take."""
+"""The gradients of a step, and whether they are such as a step can take."""
 
 from __future__ import annotations
 
-import itertools
 from operator import attrgetter
 from typing import Optional, Sequence
 
@@ -12,28 +11,36 @@ from torch import Tensor
 from ..parameters.groups import names_of
 from ..parameters.settings import Group
 from .layout import has_shards, lie_alike, local_part
+from .premises import Premises
 
 _LAYOUT, _SHAPE = attrgetter("layout"), attrgetter("shape")
 
 
-def check_gradients(
-    params: Sequence[Tensor],
-    gradients: Sequence[Optional[Tensor]],
-    shapes: Sequence[torch.Size],
-    groups: Sequence[Group],
-) -> None:
+class Gradients:
+    """The gradients of parameters when a step begins, and what is asked of all of them at once."""
+
+    def __init__(self, params: Sequence[Tensor]):
+        self.tensors: list[Optional[Tensor]] = [p.grad for p in params]
+        self.kinds = set(map(type, self.tensors))
+        some_lack = type(None) in self.kinds
+        # The numbers of the parameters without a gradient.
+        self.absent = frozenset([i for i, each in enumerate(self.tensors) if each is None] if some_lack else ())
+
+
+def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[Group]) -> None:
     """Raise ValueError unless gradients are dense, of their parameter's shape and lie on ranks as that does.
 
-    `groups` have the names of `params`.
+    `groups` have the names of the parameters.
     """
-    is_there = [gradient is not None for gradient in gradients]
-    if not all(is_there):
-        params, gradients, shapes = (list(itertools.compress(each, is_there)) for each in (params, gradients, shapes))
-    sharded = has_shards(map(type, itertools.chain(params, gradients)))
+    sharded = premises.has_shards or has_shards(gradients.kinds)
+    params, shapes, present = premises.params, premises.shapes, gradients.tensors
+    if gradients.absent:
+        there = [i for i in range(len(params)) if i not in gradients.absent]
+        params, shapes, present = ([each[i] for i in there] for each in (params, shapes, present))
     # Almost always: with `map` no Python code runs for each.
-    if not sharded and set(map(_LAYOUT, gradients)) <= {torch.strided} and list(map(_SHAPE, gradients)) == shapes:
+    if not sharded and set(map(_LAYOUT, present)) <= {torch.strided} and list(map(_SHAPE, present)) == shapes:
         return
-    for p, shape, gradient in zip(params, shapes, gradients):
+    for p, shape, gradient in zip(params, shapes, present):
         if gradient.layout != torch.strided:
             raise ValueError(
                 f"gradients must be dense, that of {_name_in(groups, p)} is {gradient.layout}: write nn.Embedding(..., "

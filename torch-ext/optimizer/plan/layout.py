@@ -141,11 +141,16 @@ class LaidOut(NamedTuple):
     specs: list[Any]  # of those that are DTensors
     read: list[list[Any]]  # a list of each of `_READ`
 
+    @property
+    def has_shards(self) -> bool:
+        """Whether any of the tensors is a DTensor."""
+        return bool(self.specs)
+
     def describes(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these tensors, which are as many, are laid out in this way."""
         if list(map(type, tensors)) != self.kinds:
             return False
-        parts, specs = _parts_and_specs(tensors, self.kinds)
+        parts, specs = _parts_and_specs(tensors, self.has_shards)
         # A list at a time: tuples by the thousand would set off the garbage collector.
         return specs == self.specs and all(list(map(read, parts)) == known for read, known in zip(_READ, self.read))
 
@@ -153,13 +158,13 @@ class LaidOut(NamedTuple):
 def laid_out(tensors: Sequence[Tensor]) -> LaidOut:
     """Return how `tensors` are laid out."""
     kinds = list(map(type, tensors))
-    parts, specs = _parts_and_specs(tensors, kinds)
+    parts, specs = _parts_and_specs(tensors, has_shards(kinds))
     return LaidOut(kinds, specs, [list(map(read, parts)) for read in _READ])
 
 
-def _parts_and_specs(tensors: Sequence[Tensor], kinds: Iterable[type]) -> tuple[Sequence[Tensor], list[Any]]:
+def _parts_and_specs(tensors: Sequence[Tensor], sharded: bool) -> tuple[Sequence[Tensor], list[Any]]:
     """Return the local tensors, which answer faster than DTensors, and the specs of DTensors."""
-    if not has_shards(kinds):
+    if not sharded:
         return tensors, []
     return list(map(local_part, tensors)), [each._spec for each in tensors if isinstance(each, DTensor)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Optional, Sequence
+from typing import Any, Collection, Sequence
 
 from torch import Tensor
 
@@ -15,27 +15,33 @@ from .plan import choices, planned_settings
 class Premises:
     """The parameters of groups, how they are laid out, and the settings on which a plan depends."""
 
-    def __init__(self, params: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], groups: Sequence[Group]):
+    def __init__(self, params: Sequence[Tensor], absent: Collection[int], groups: Sequence[Group]):
+        """`absent` are the numbers of the parameters that have no gradient."""
         self.params = params  # of all groups
         self.shapes = [p.shape for p in params]  # whole ones, also of parameters that ranks share
         self.device_types = {p.device.type for p in params}
         self._laid_out = laid_out(params)
-        self._trained = _trained(params, gradients)
+        self._frozen = _frozen(params, absent)
         self._settings = _settings_of(groups)
 
-    def hold(self, params: Sequence[Tensor], gradients: Sequence[Optional[Tensor]], groups: Sequence[Group]) -> bool:
+    @property
+    def has_shards(self) -> bool:
+        """Whether any of the parameters is a DTensor."""
+        return self._laid_out.has_shards
+
+    def hold(self, params: Sequence[Tensor], absent: Collection[int], groups: Sequence[Group]) -> bool:
         """Return whether all of that is still the same."""
         return (
             _settings_of(groups) == self._settings  # so there are as many parameters
             and all(map(operator.is_, params, self.params))
-            and _trained(params, gradients) == self._trained
+            and _frozen(params, absent) == self._frozen
             and self._laid_out.describes(params)
         )
 
 
-def _trained(params: Sequence[Tensor], gradients: Sequence[Optional[Tensor]]) -> list[bool]:
-    # A frozen parameter with a gradient counts.
-    return [gradient is not None or p.requires_grad for p, gradient in zip(params, gradients)]
+def _frozen(params: Sequence[Tensor], absent: Collection[int]) -> set[int]:
+    # A frozen parameter with a gradient is trained.
+    return {i for i in absent if not params[i].requires_grad}
 
 
 def _settings_of(groups: Sequence[Group]) -> list[Any]:

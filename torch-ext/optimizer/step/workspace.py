@@ -15,6 +15,7 @@ from ..parameters.settings import Group
 from ..parameters.state import BUFFER, MOMENTS, REMAINDER, SCALE, integers
 from ..plan.batches import Batch, grouped
 from ..plan.exchanges import Chunk
+from ..plan.gradients import Gradients
 from ..plan.layout import has_shards, local_part
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan, State, local_indices
@@ -130,14 +131,14 @@ class Workspace:
         """Return whether the entries of a state are where this workspace looks for them."""
         return len(state) == len(self._keys) and all(map(operator.is_, state, self._keys))
 
-    def begin_step(self, gradients: list[Optional[Tensor]], state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
+    def begin_step(self, gradients: Gradients, state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
         """Look up the tensors of all parameters, of which these are the gradients.
 
-        Those that are released become None in `gradients`, which `end_step` empties. `row_scales` has QK-clip's factors
-        for the rows of some of them.
+        Those that are released become None in the list of `gradients`, which `end_step` empties. `row_scales` has
+        QK-clip's factors for the rows of some of them.
         """
-        self._tensors.gradients = gradients
-        self._tensors.absent = frozenset([i for i, gradient in enumerate(gradients) if gradient is None])
+        self._tensors.gradients = gradients.tensors
+        self._tensors.absent = gradients.absent
         self._tensors.views = self._matrices([source.tensor for source in self.parameters])
         self._tensors.entries = entries = list(state.values())
         self._tensors.momenta = self._matrices([entries[source.entry][BUFFER] for source in self.parameters])
