@@ -154,7 +154,7 @@ def test_a_schedule_may_end_just_below_zero(kernel):
 
 def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):
     """So is a capture that was not asked for; nothing moves then."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     clip = dict(head_dim=6, layers=[("up.weight", "down.weight")], report=print)
     for options, words in (

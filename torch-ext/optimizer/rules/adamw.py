@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 from typing import Iterator, NamedTuple, Sequence
 
@@ -130,8 +131,8 @@ def _promoted(entry: _Entry) -> _Entry:
 
 def _are_whole(parameters: Sequence[Tensor], *others: Sequence[Tensor]) -> bool:
     """Whether torch's kernel can work on the tensors directly: they are contiguous and, on a CPU, whole vectors."""
-    vectors = not parameters[0].is_cpu or not any(count % _VECTOR for count in map(Tensor.numel, parameters))
-    return vectors and all(map(Tensor.is_contiguous, chain(parameters, *others)))
+    in_vectors = not parameters[0].is_cpu or math.gcd(_VECTOR, *map(Tensor.numel, parameters)) == _VECTOR
+    return in_vectors and all(map(Tensor.is_contiguous, chain(parameters, *others)))
 
 
 def _as_vectors(entry: _Entry) -> Iterator[tuple[_Entry, _Entry]]:

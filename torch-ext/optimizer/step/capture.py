@@ -16,7 +16,7 @@ def check_capture(groups: Sequence[Group], plan: Plan, reports: bool) -> None:
 
     `reports` says whether QK-clip reports its counts.
     """
-    if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+    if not torch.cuda.is_initialized() or not torch.cuda.is_current_stream_capturing():
         return
     if plan.terms:
         raise RuntimeError("a step of parameters that several ranks share cannot be captured in a CUDA graph")

@@ -130,6 +130,8 @@ class RankAgreement:
 
 def read_all(terms: Mapping[Ranks, Terms]) -> None:
     """Raise RuntimeError, once, if ranks that share parameters disagreed at their last meeting; the host waits."""
+    if not _UNREAD:
+        return
     unread = [_UNREAD.pop(ranks) for ranks in sorted(terms) if ranks in _UNREAD]
     raise_disputes(meeting for world, meeting in unread if world() is dist.group.WORLD)
 
