@@ -8,8 +8,7 @@ go straight to Triton's launcher.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Callable, Hashable, NamedTuple, Optional
+from typing import Any, Callable, Hashable, Optional
 
 import torch
 from torch import Tensor
@@ -34,24 +33,6 @@ class Panel:
 
     def __init__(self, base: Tensor, shape: list[int], strides: list[int]):
         self.base, self.shape, self.strides = base, shape, strides
-
-
-class Prepared(NamedTuple):
-    """A compiled kernel for operands of one geometry."""
-
-    start: Callable[..., None]  # Triton's launcher
-    grid: tuple[int, int, int]
-    kernel: tuple[Any, ...]  # the loaded function and its launch metadata; no hooks
-    panels: tuple[tuple[list[int], list[int]], ...]  # shape and strides of each operand passed as a descriptor
-    rest: tuple[Any, ...]  # the arguments after the scalars
-
-    def __call__(self, A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
-        """Write alpha A B + beta D + diagonal I into C. Without an addend, pass C as D."""
-        if self.panels:
-            A, B = Panel(A, *self.panels[0]), Panel(B, *self.panels[1])
-        active = driver.active
-        stream = active.get_current_stream(active.get_current_device())
-        self.start(*self.grid, stream, *self.kernel, A, B, D, C, alpha, beta, diagonal, *self.rest)
 
 
 # Launches the product on operands of one geometry: A, B, D (or C where there is none), C, alpha, beta, diagonal.
@@ -94,13 +75,13 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
     """Write alpha A B + beta D + diagonal I into C on the current device; nothing is checked."""
     d = C if D is None else D
     geometry = _geometry(A, B, D, C)
-    prepared = _PREPARED.get(geometry)
-    if prepared is not None:
-        return prepared(A, B, d, C, alpha, beta, diagonal)
+    start = _PREPARED.get(geometry)
+    if start is not None:
+        return start(A, B, d, C, alpha, beta, diagonal)
     config = chosen_for(A, B, D, C)
     compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta, diagonal), config)
     if config in COMPILED:
-        start = partial(_start_hopper_product, bool(config.split))
+        start = _start_of_compiled(bool(config.split))
     elif compiled is None:  # an empty product, or Triton's interpreter, which compiles nothing
         return None
     else:
@@ -111,18 +92,28 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
     return None
 
 
-def _start_hopper_product(
-    split: bool, A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float
-) -> None:
-    hopper_product(A, B, None if D is C else D, alpha, beta, C, diagonal, split)
+def _start_of_compiled(split: bool) -> Start:
+    def start(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
+        hopper_product(A, B, None if D is C else D, alpha, beta, C, diagonal, split)
+
+    return start
 
 
-def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Prepared:
+def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Start:
     """Combine `launch` with what Triton `compiled` for it; valid for operands laid out like A and B."""
     described = [x if x.stride(2) == 1 else x.mT for x in (A, B.mT)] if launch.blocks else []
-    panels = tuple((list(x.shape), list(x.stride())) for x in described)
-    loaded = compiled.function, compiled.packed_metadata, None, None, None
-    return Prepared(compiled.run, launch.grid, loaded, panels, (*launch.sizes, *launch.constants))
+    panels = [(list(x.shape), list(x.stride())) for x in described]
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    (x, y, z), rest = launch.grid, (*launch.sizes, *launch.constants)
+
+    def start(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
+        stream = driver.active.get_current_stream(A.get_device())
+        if panels:
+            A, B = Panel(A, *panels[0]), Panel(B, *panels[1])
+        # Without metadata of the launch, and without the hooks before and after it, which would read that.
+        run(x, y, z, stream, function, metadata, None, None, None, A, B, D, C, alpha, beta, diagonal, *rest)
+
+    return start
 
 
 def _geometry(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Hashable:
