@@ -6,6 +6,7 @@ after the one before it. The host's time is not included, as in a step whose lau
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 from benchmarks.fake_gpu import GPU, Product, Work
@@ -14,8 +15,29 @@ from benchmarks.fake_gpu import GPU, Product, Work
 # two kernels of a graph. These are assumptions, like the rates of the products.
 COPIED, REACHED, GAP = 4.3e12, 0.8, 1e-6
 
+# The seconds of X Xᵀ of X (batch, m, k) on a GPU: from the package's predictions, a `Gpu`, batch, m and k.
+SymmetricSeconds = Callable[..., float]
 
-def predicted_seconds(kernel: ModuleType, work: Work) -> float:
+
+def by_triton(predictions: ModuleType, gpu, batch: int, m: int, k: int) -> float:
+    """Return the seconds of the kernel that Triton compiles."""
+    return predictions.symmetric_seconds(gpu, batch, m, k)
+
+
+def by_cutlass(predictions: ModuleType, gpu, batch: int, m: int, k: int) -> float:
+    """Return the seconds of `hopper_gemm_`, not split.
+
+    Its tiles, two for each square of 256, and its main loop are those of torch's fastest product. So it is assumed to
+    reach the same rate.
+    """
+    rows, cols, part = predictions.DENSE_TILES[0]
+    rate, side = predictions.RATES[gpu.capability].sustained, -(-m // cols)
+    rounds = -(-batch * side * (side + 1) // 2 // (gpu.multiprocessors * rows // cols))
+    tile = 2 * rows * cols * k / (rate * part) + predictions.DENSE_TILE_SECONDS
+    return rounds * tile + predictions.DENSE_LAUNCH_SECONDS
+
+
+def predicted_seconds(kernel: ModuleType, work: Work, symmetric: SymmetricSeconds = by_triton) -> float:
     """Return the seconds of a step's kernels on the GPU of `benchmarks.fake_gpu`."""
     predictions = kernel.kernels.predictions
     gpu = predictions.Gpu(*GPU)
@@ -23,7 +45,7 @@ def predicted_seconds(kernel: ModuleType, work: Work) -> float:
     def seconds(product: Product) -> float:
         if product.operation == "symmetric_gemm_":
             m, _, k = product.size
-            return predictions.symmetric_seconds(gpu, product.batch, m, k)
+            return symmetric(predictions, gpu, product.batch, m, k)
         return predictions.dense_seconds(gpu, product.batch, product.size)
 
     products = sum(count * seconds(product) for product, count in work.products.items())

@@ -2,8 +2,9 @@
 
     python -m benchmarks.sweep_fake_step [--models NAME ...] [--output FILE]
 
-Each model has a row for torch's products, for the symmetric kernel, and for CUDA graphs. Each replay of a graph counts
-as one launch; its contents and their bytes do not count. Counts are exact except for what libraries launch behind one
+Each model has a row for torch's products, for symmetric ones by Triton, for those compiled with CUTLASS, which differ
+in time alone, and for CUDA graphs. Each replay of a graph counts as one launch; its contents and their bytes do not
+count. Counts are exact except for what libraries launch behind one
 operation. A step must never wait for the device; if one does, the exit status is 1.
 
 Two columns are not counts: the time of the kernels by the package's model of products (`benchmarks.predicted_step`),
@@ -22,18 +23,26 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.built_kernel import load_built
-from benchmarks.fake_gpu import GPU, WAYS, counted_step, fake_gpu, fake_optimizer
-from benchmarks.predicted_step import goal_seconds, predicted_seconds
+from benchmarks.fake_gpu import GPU, counted_step, fake_gpu, fake_optimizer
+from benchmarks.predicted_step import by_cutlass, by_triton, goal_seconds, predicted_seconds
 from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.shapes import MODELS, Parameter, matrix_counts
 from benchmarks.work import least_flop
 
 ROOT = Path(__file__).resolve().parent.parent
 USUAL = "gpt2-124m", "moe-64", "llama-1b", "llama-8b"
+# Each row's way of launching in `fake_gpu`, and whose symmetric products it predicts.
+ROWS = {
+    "torch": ("torch", by_triton),
+    "symmetric": ("symmetric", by_triton),
+    "compiled": ("symmetric", by_cutlass),
+    "replayed": ("replayed", None),
+}
 
 
-def measure(kernel, model: str, way: str) -> dict:
-    """Return the row of a model whose products are launched in one of `WAYS`."""
+def measure(kernel, model: str, row: str) -> dict:
+    """Return the row of a model whose products are launched as one of `ROWS` says."""
+    way, symmetric = ROWS[row]
     with fake_gpu(kernel, way):
         optimizer = fake_optimizer(kernel, MODELS[model])
         work = counted_step(optimizer)
@@ -41,11 +50,11 @@ def measure(kernel, model: str, way: str) -> dict:
         goal = goal_seconds(kernel, least_flop_of(kernel, MODELS[model]), elements)
     return {
         "model": model,
-        "way": way,
+        "way": row,
         "kernels": sum(work.kernels.values()),
         "bytes_an_element": work.bytes / elements,
         "syncs": sum(work.syncs.values()),
-        "predicted_milliseconds": None if way == "replayed" else 1e3 * predicted_seconds(kernel, work),
+        "predicted_milliseconds": None if symmetric is None else 1e3 * predicted_seconds(kernel, work, symmetric),
         "goal_milliseconds": 1e3 * goal,
         "most": dict(work.kernels.most_common(6)),
     }
@@ -78,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     options = parser.parse_args(arguments)
     kernel, _ = load_built(options.build)
-    cases = {f"{model}, {way}": (model, way) for model in options.models for way in WAYS}
+    cases = {f"{model}, {row}": (model, row) for model in options.models for row in ROWS}
     settings = {"gpu": list(GPU), "device": "fake tensors"}
     path = options.output or default_path("fake-step", torch.device("cpu"))
     results = ResultFile(path, {**facts(kernel, torch.device("cpu"), {}), **settings}, list(cases))

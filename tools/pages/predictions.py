@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from benchmarks.predicted_step import by_cutlass
 from tools.lint.compiled import PACKAGE, kernel_module
 from tools.pages.generated import write_or_check
 from tools.pages.markdown import table
@@ -23,6 +24,7 @@ GPUS = {
     "H100 PCIe": (90, 114, 50 * 2**20),
     "H100 SXM, H200": (90, 132, 50 * 2**20),
 }
+COMPILED_FOR = 90
 SIDES = (1024, 1280, 1536, 2048, 3072, 4096, 5120, 8192)
 RATIOS = (1, 2, 4)
 # Other batches of square matrices, which show that the choice does not depend on the batch.
@@ -42,6 +44,9 @@ is half of the product's FLOPs, since a symmetric result needs only half, at the
 rows b is the number of matrices that are worked on together; if the gain is {worth} or more there, the kernel is taken
 for this m and k. The last rows of a table have 1, 7 or 16 matrices. The choice depends on the size alone, never on b,
 so that a matrix has the same bits in every batch.
+
+The symmetric kernel is Triton's. GPUs of compute capability 9.0 have one more column: the time of `hopper_gemm_`, which
+is compiled with CUTLASS, by `benchmarks/predicted_step.py`. Only a measurement chooses that product, never the model.
 """
 
 
@@ -50,7 +55,9 @@ def page(predictions: ModuleType) -> str:
     sections = [INTRODUCTION.format(worth=predictions.WORTH)]
     for name, numbers in GPUS.items():
         rows = list(rows_of(predictions, predictions.Gpu(*numbers)))
-        headings = ("b x m x k", "torch, µs", "symmetric, µs", "of the ideal", "gain", "taken")
+        headings = ["b x m x k", "torch, µs", "symmetric, µs", "of the ideal", "gain", "taken"]
+        if numbers[0] == COMPILED_FOR:
+            headings.append("compiled, µs")
         sections.append(f"## {name}\n\n{table(headings, rows, numbers=True)}\n")
     return "\n".join(sections)
 
@@ -65,7 +72,9 @@ def rows_of(predictions: ModuleType, gpu) -> Iterator[tuple[str, ...]]:
         ideal = batch * m * m * k / (gpu.multiprocessors * predictions.RATES[gpu.capability].sustained)
         taken = "symmetric" if predictions.predicted_gain(gpu, m, k) >= predictions.WORTH else "torch"
         times = f"{1e6 * dense:.1f}", f"{1e6 * symmetric:.1f}", f"{ideal / symmetric:.0%}"
-        yield f"{batch} x {m} x {k}", *times, f"{dense / symmetric:.2f}", taken
+        row = f"{batch} x {m} x {k}", *times, f"{dense / symmetric:.2f}", taken
+        compiled = [by_cutlass(predictions, gpu, batch, m, k)] if gpu.capability == COMPILED_FOR else []
+        yield *row, *(f"{1e6 * seconds:.1f}" for seconds in compiled)
 
 
 if __name__ == "__main__":
