@@ -25,7 +25,7 @@ def by_triton(predictions: ModuleType, gpu, batch: int, m: int, k: int) -> float
 
 
 def by_cutlass(predictions: ModuleType, gpu, batch: int, m: int, k: int) -> float:
-    """Return the seconds of `hopper_gemm_`, not split.
+    """Return the seconds of `hopper_gemm_`, without sections.
 
     Its tiles, two for each square of 256, and its main loop are those of torch's fastest product. So it is assumed to
     reach the same rate.

@@ -4,9 +4,12 @@
 #include "arguments.h"
 #include "hopper_squares.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace optimizer {
+
+constexpr int64_t kHalfBytes = 2;  // of an element
 
 // A batch of matrices as TMA takes them: rows or columns are runs of memory; strides count elements.
 struct Panels {
@@ -21,10 +24,23 @@ struct HopperGemm {
   int32_t device;
   Panels a, b, d, c;  // d without data where D is not given
   float alpha, beta, diagonal;
-  bool split;
+  int64_t sections;
 };
 
 void hopper_gemm_cuda(const HopperGemm& call);
+
+// Calls run(piece) for pieces of at most `together` of a call's matrices.
+template <class Run>
+void in_pieces(const HopperGemm& call, int64_t together, const Run& run) {
+  for (int64_t first = 0; first < call.count; first += together) {
+    HopperGemm piece = call;
+    piece.count = std::min(together, call.count - first);
+    for (Panels* panels : {&piece.a, &piece.b, &piece.d, &piece.c}) {
+      panels->data += panels->data ? first * panels->matrix_stride * kHalfBytes : 0;
+    }
+    run(piece);
+  }
+}
 
 constexpr int64_t kTmaBytes = 16;  // of which addresses and strides are multiples
 constexpr int64_t kSideStep = 8;   // of which m is: then rows of a contiguous result begin where TMA can store
@@ -55,23 +71,26 @@ inline Panels check_panels(const char* name, const Tensor& t, int64_t k, bool wr
   return {data, matrices, runs, run == k};
 }
 
-inline void check_hopper_sizes(const Tensor& a) {
+inline void check_hopper_sizes(const Tensor& a, int64_t sections) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   STD_TORCH_CHECK(a.scalar_type() == ScalarType::Half || a.scalar_type() == ScalarType::BFloat16,
                   "A must be float16 or bfloat16, got ", a.scalar_type());
   STD_TORCH_CHECK(a.dim() == 3 && a.size(2) > 0 && a.size(2) <= kMost, "A must be (batch, m, k) with 0 < k < 2^31, got ",
                   shape(a));
   const int64_t side = ceil_div(a.size(1), hopper::kSquare);
-  constexpr int kMostMore = hopper::kAtOnce * hopper::kMostSections;  // by sections
+  const int64_t more = sections > 1 ? hopper::kAtOnce * sections : 0;
   const bool is_counted =
-      side == 0 || (side <= hopper::kMostSide && a.size(0) <= kMost / (hopper::triangle(side) + kMostMore));
+      side == 0 || (side <= hopper::kMostSide && a.size(0) <= kMost / (hopper::triangle(side) + more));
   STD_TORCH_CHECK(a.size(1) % kSideStep == 0 && is_counted, "m must be a multiple of ", kSideStep,
-                  ", and all results together have fewer than 2^31 squares of ", hopper::kSquare, ", got A ", shape(a));
+                  ", and all results together have fewer than 2^31 squares of ", hopper::kSquare,
+                  " and sections of them, got A ", shape(a));
+  STD_TORCH_CHECK(sections >= 1 && sections <= hopper::kMostSections, "sections must be 1 to ", hopper::kMostSections,
+                  ", got ", sections);
 }
 
 inline HopperGemm check_hopper_gemm(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d,
-                                    double alpha, double beta, double diagonal, bool split) {
-  check_hopper_sizes(a);
+                                    double alpha, double beta, double diagonal, int64_t sections) {
+  check_hopper_sizes(a, sections);
   const int64_t m = a.size(1), k = a.size(2);
   check_hopper_batch("B", b, a, k, m);
   check_hopper_batch("C", c, a, m, m);
@@ -79,7 +98,7 @@ inline HopperGemm check_hopper_gemm(const Tensor& c, const Tensor& a, const Tens
   call.alpha = static_cast<float>(alpha);
   call.beta = static_cast<float>(beta);
   call.diagonal = static_cast<float>(diagonal);
-  call.split = split;
+  call.sections = sections;
   if (d) {
     check_hopper_batch("D", *d, a, m, m);
   }

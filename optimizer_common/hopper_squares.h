@@ -2,9 +2,9 @@
 //
 // A result (m, m) is cut into squares of kSquare. Those on and below the diagonal are walked in groups of kGroup rows,
 // each column by column up to the corner at the diagonal, so that clusters at work at one time share panels of the
-// operands. One matrix follows another. Usually a cluster sums a square from beginning to end. Where a call is split,
-// the last squares of each matrix, too few to occupy all clusters, are cut along k into sections that several clusters
-// sum. Which squares there are, in which order and in how many sections, depends on m and k alone.
+// operands. One matrix follows another. A cluster sums a square from beginning to end. But the last squares of each
+// matrix, too few to occupy all clusters, may be cut along k into sections, which several clusters sum. Which squares
+// there are, and in which order, depends on m alone. Into how many sections they are cut, the caller says.
 #pragma once
 
 #include "element.h"
@@ -22,22 +22,19 @@ constexpr int kGroup = 8;
 // Beyond this the squares of one matrix are no longer counted in 31 bits.
 constexpr int kMostSide = 46340;
 
-// Clusters at work at one time on 132 multiprocessors. GPUs that have fewer cut a matrix alike: bits are the same there.
+// Clusters at work at one time on 132 multiprocessors. A smaller GPU cuts the same squares, for the same bits.
 constexpr int kAtOnce = 66;
 constexpr int kMostSections = 8;
-// Writing a section's sums to the cache, or reading them, takes about as long as multiplying so many tiles along k: a
-// cluster moves 256 KiB in 3 us, and multiplies a tile in 0.7. A guess until it is measured.
-constexpr int kMoveSums = 5;
 
 // Row and column in squares, row >= col.
 struct Square {
   int matrix, row, col;
 };
 
-// One of `sections` sections along k of a square; `split` is the square's number among those that have several.
+// One of `sections` sections along k of a square; `number` is the square's among those that have several.
 struct Section {
   Square square;
-  int section, sections, split;
+  int section, sections, number;
 };
 
 // The tiles along k that a section sums.
@@ -97,27 +94,13 @@ struct Sections {
   }
 };
 
-// In how many sections `squares` squares of `tiles` tiles along k take least time, by this model: clusters sum and write
-// one section after another, and whoever writes a square's last one reads all of them.
-inline int sections_of(int squares, int tiles) {
-  int best = 1, least = tiles;
-  for (int sections = 2; sections <= std::min(kMostSections, tiles); ++sections) {
-    const int rounds = (squares * sections + kAtOnce - 1) / kAtOnce;
-    const int time = rounds * ((tiles + sections - 1) / sections + kMoveSums) + sections * kMoveSums;
-    if (time < least) {
-      least = time, best = sections;
-    }
-  }
-  return best;
-}
-
-inline Sections sections_of_call(int64_t matrices, int64_t m, int64_t k, bool split) {
+// The last squares are cut into `sections` sections, or one for each tile if these are fewer.
+inline Sections sections_of_call(int64_t matrices, int64_t m, int64_t k, int64_t sections) {
   Sections all;
   all.side = static_cast<int>((m + kSquare - 1) / kSquare);
-  if (split) {
-    const int last = triangle(all.side) % kAtOnce;
-    all.sections = sections_of(last, tiles_along(k));
-    all.last = all.sections > 1 ? last : 0;
+  if (std::min<int64_t>(sections, tiles_along(k)) > 1) {
+    all.last = triangle(all.side) % kAtOnce;
+    all.sections = static_cast<int>(std::min<int64_t>(sections, tiles_along(k)));
   }
   all.count = static_cast<int>(matrices * all.of_matrix());
   return all;

@@ -24,7 +24,7 @@ using cutlass::layout::ColumnMajor;
 using cutlass::layout::RowMajor;
 
 void check(cudaError_t error, const char* what) {
-  STD_TORCH_CHECK(error == cudaSuccess, what, " failed: ", cudaGetErrorString(error));
+  STD_TORCH_CHECK(error == cudaSuccess, what, " failed: CUDA error: ", cudaGetErrorString(error));
 }
 
 int attribute(cudaDeviceAttr name, int device) {
@@ -62,23 +62,32 @@ CUtensorMap target_of(const HopperGemm& call) {
   return map;
 }
 
-// Sums of sections, and how many have arrived at each part of a square that is cut. torch frees it in the stream's order.
-std::optional<Tensor> memory_for(const HopperGemm& call, const hopper::Sections& sections, cudaStream_t stream) {
-  const int64_t squares = call.count * sections.last;
-  if (squares == 0) {
-    return std::nullopt;
-  }
-  const int64_t sums = hopper::kept_sums(squares, sections.sections), parts = squares * hopper::kParts;
-  static_assert(sizeof(int) == sizeof(float));
-  const torch::stable::Device device(torch::headeronly::DeviceType::CUDA, call.device);
-  Tensor memory = torch::stable::empty({sums + parts}, ScalarType::Float, std::nullopt, device);
-  float* const arrivals = static_cast<float*>(memory.mutable_data_ptr()) + sums;
-  check(cudaMemsetAsync(arrivals, 0, parts * sizeof(int), stream), "cudaMemsetAsync");
-  return memory;
+// Of sums of sections. Larger calls run in pieces, of one matrix at least.
+constexpr int64_t kMostMemory = int64_t{64} << 20;
+
+int64_t sums_of(const hopper::Sections& sections, int64_t matrices) {
+  return hopper::kept_sums(matrices * sections.last, sections.sections);
 }
 
+// Numbers of 4 bytes on a device. torch's ABI says that an allocation failed, but not why.
+Tensor allocate(int64_t numbers, int32_t device) {
+  try {
+    return torch::stable::empty({numbers}, ScalarType::Float, std::nullopt,
+                                torch::stable::Device(torch::headeronly::DeviceType::CUDA, device));
+  } catch (const std::exception& error) {
+    STD_TORCH_CHECK(false, "not enough memory for ", numbers * sizeof(float), " bytes of sums: ", error.what());
+  }
+}
+
+// Where the sums of sections are kept, and behind them how many have arrived at each part of a square that is cut.
+struct Memory {
+  float* kept = nullptr;
+  int* arrivals = nullptr;
+};
+
 template <class Mainloop>
-hopper::Parameters<Mainloop> parameters_of(const HopperGemm& call, const hopper::Sections& sections, float* kept) {
+hopper::Parameters<Mainloop> parameters_of(const HopperGemm& call, const hopper::Sections& sections,
+                                           const Memory& memory) {
   using Element = typename Mainloop::ElementA;
   const int m = static_cast<int>(call.m), k = static_cast<int>(call.k), count = static_cast<int>(call.count);
   const typename Mainloop::Arguments operands{reinterpret_cast<const Element*>(call.a.data),
@@ -89,26 +98,20 @@ hopper::Parameters<Mainloop> parameters_of(const HopperGemm& call, const hopper:
   return {.mainloop = Mainloop::to_underlying_arguments(shape, operands, nullptr),
           .target = target_of(call),
           .sections = sections,
-          .kept = kept,
-          .arrivals = reinterpret_cast<int*>(kept + hopper::kept_sums(call.count * sections.last, sections.sections)),
+          .kept = memory.kept,
+          .arrivals = memory.arrivals,
           .result = hopper::result_of(call),
           .matrices = count,
           .k = k};
 }
 
 template <class Element, class LayoutA, class LayoutB>
-void launch(const HopperGemm& call) {
+void launch(const HopperGemm& call, const hopper::Sections& sections, const Memory& memory, cudaStream_t stream) {
   using Mainloop = hopper::MainloopFor<Element, LayoutA, LayoutB>;
   constexpr int kBlocks = cute::size(hopper::Cluster{}), kShared = sizeof(hopper::Shared<Mainloop>);
   const auto kernel = hopper::symmetric_kernel<Mainloop>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "cudaFuncSetAttribute");
-  void* current = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &current));
-  const auto stream = static_cast<cudaStream_t>(current);
-  const hopper::Sections sections = hopper::sections_of_call(call.count, call.m, call.k, call.split);
-  const std::optional<Tensor> memory = memory_for(call, sections, stream);
-  float* const kept = memory ? static_cast<float*>(memory->mutable_data_ptr()) : nullptr;
-  const hopper::Parameters<Mainloop> parameters = parameters_of<Mainloop>(call, sections, kept);
+  const hopper::Parameters<Mainloop> parameters = parameters_of<Mainloop>(call, sections, memory);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {kBlocks, 1, 1};
@@ -123,15 +126,42 @@ void launch(const HopperGemm& call) {
   check(cudaLaunchKernelEx(&config, kernel, parameters), "launch of hopper_gemm_");
 }
 
-template <class Element>
-void launch_for(const HopperGemm& call) {
+template <class Element, class... Rest>
+void launch_for(const HopperGemm& call, const Rest&... rest) {
   if (!call.a.along_k) {
-    launch<Element, ColumnMajor, RowMajor>(call);
+    launch<Element, ColumnMajor, RowMajor>(call, rest...);
   } else if (call.b.along_k) {
-    launch<Element, RowMajor, ColumnMajor>(call);
+    launch<Element, RowMajor, ColumnMajor>(call, rest...);
   } else {
-    launch<Element, RowMajor, RowMajor>(call);
+    launch<Element, RowMajor, RowMajor>(call, rest...);
   }
+}
+
+// Every piece uses the same memory, which torch frees in the order of the stream.
+void launch_pieces(const HopperGemm& call, cudaStream_t stream) {
+  const auto sections_of = [&](int64_t matrices) {
+    return hopper::sections_of_call(matrices, call.m, call.k, call.sections);
+  };
+  const hopper::Sections alone = sections_of(1);
+  const int64_t each = sums_of(alone, 1), fit = each > 0 ? kMostMemory / (each * sizeof(float)) : call.count;
+  const int64_t together = std::clamp<int64_t>(fit, 1, call.count);
+  const int64_t sums = together * each, parts = together * alone.last * hopper::kParts;
+  std::optional<Tensor> numbers;
+  Memory memory;
+  if (sums > 0) {
+    static_assert(sizeof(int) == sizeof(float));
+    numbers = allocate(sums + parts, call.device);
+    memory.kept = static_cast<float*>(numbers->mutable_data_ptr());
+    memory.arrivals = reinterpret_cast<int*>(memory.kept + sums);
+  }
+  in_pieces(call, together, [&](const HopperGemm& piece) {
+    if (sums > 0) {
+      check(cudaMemsetAsync(memory.arrivals, 0, parts * sizeof(int), stream), "cudaMemsetAsync");
+    }
+    const hopper::Sections sections = sections_of(piece.count);
+    call.dtype == ScalarType::Half ? launch_for<cutlass::half_t>(piece, sections, memory, stream)
+                                   : launch_for<cutlass::bfloat16_t>(piece, sections, memory, stream);
+  });
 }
 
 }  // namespace
@@ -145,7 +175,9 @@ void hopper_gemm_cuda(const HopperGemm& call) {
   const int minor = attribute(cudaDevAttrComputeCapabilityMinor, call.device);
   STD_TORCH_CHECK(major == 9 && minor == 0, "hopper_gemm_ needs a device of compute capability 9.0, got ", major, ".",
                   minor);
-  call.dtype == ScalarType::Half ? launch_for<cutlass::half_t>(call) : launch_for<cutlass::bfloat16_t>(call);
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &stream));
+  launch_pieces(call, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace optimizer

@@ -43,7 +43,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("gemm_instructions(str dtype) -> str");
   ops.def(
       "hopper_gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, "
-      "bool split=False) -> ()");
+      "int sections=1) -> ()");
 }
 
 // A CUDA build of torch loads only the CUDA variant, and parameters may be on the CPU there too.

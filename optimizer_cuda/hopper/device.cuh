@@ -135,17 +135,13 @@ struct Device {
   }
   __device__ FourSums kept(int64_t place) const { return *reinterpret_cast<const FourSums*>(call.kept + place); }
 
-  // The fences of one thread count for its whole warp group, which the barriers order before and after them.
-  __device__ int arrive(int part) {
-    sync();
-    if (issues()) {
-      __threadfence();
-      shared.arrived[group()] = atomicAdd(call.arrivals + part, 1);
-      __threadfence();
-    }
-    sync();
-    return shared.arrived[group()];
+  // One thread's fences suffice: barriers order the accesses of the others before and after them.
+  __device__ void count(int part) {
+    __threadfence();
+    shared.arrived[group()] = atomicAdd(call.arrivals + part, 1);
+    __threadfence();
   }
+  __device__ int arrived() const { return shared.arrived[group()]; }
 
   __device__ bool issues() const { return thread() == 0; }
   __device__ void sync() const { cutlass::arch::NamedBarrier::sync(kGroupThreads, group()); }

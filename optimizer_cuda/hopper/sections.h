@@ -8,8 +8,10 @@
 //
 //     keep(place, sums)      writes four sums to the memory of the call, from number `place` on
 //     kept(place)            returns what is there
-//     arrive(part)           called by a whole warp group: makes visible to the GPU what its threads have kept, counts it
-//                            as arrived at a part, returns how many have arrived before; what those kept is visible then
+//     sync()                 waits for all threads of the warp group
+//     count(part)            by one thread: adds 1 to the arrivals at a part. Before, it makes visible to the GPU what its
+//                            warp group kept; afterwards it sees what all those kept that arrived before
+//     arrived()              returns how many had arrived before its warp group did
 #pragma once
 
 #include "result.h"
@@ -36,20 +38,25 @@ OPTIMIZER_INLINE int64_t place_of_sums(int64_t part, const Section& at, int sect
 // Keeps the sums of a section. Returns whether those of its part are complete now.
 template <class Machine, class Sums>
 OPTIMIZER_INLINE bool complete(Machine& machine, const Section& at, const Sums& sums) {
-  const int part = at.split * kParts + machine.block() * kGroups + machine.group();
+  const int part = at.number * kParts + machine.block() * kGroups + machine.group();
 #pragma unroll
   for (int i = 0; i < kSums; i += kTogether) {
     const FourSums four{sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
     machine.keep(place_of_sums(part, at, at.section, machine.thread(), i), four);
   }
-  return machine.arrive(part) == at.sections - 1;
+  machine.sync();
+  if (machine.issues()) {
+    machine.count(part);
+  }
+  machine.sync();
+  return machine.arrived() == at.sections - 1;
 }
 
 // The sums of a piece of a part: those of this thread, or of all sections if it has several. Pieces are read one by one,
 // as reading whole parts takes more registers than there are.
 template <class Machine, class Sums>
 OPTIMIZER_INLINE PieceSums sums_of_piece(const Machine& machine, const Section& at, const Sums& sums, int piece) {
-  const int part = at.split * kParts + machine.block() * kGroups + machine.group(), first = piece * kPieceSums;
+  const int part = at.number * kParts + machine.block() * kGroups + machine.group(), first = piece * kPieceSums;
   PieceSums result;
 #pragma unroll
   for (int i = 0; i < kPieceSums; ++i) {

@@ -19,7 +19,7 @@ OPCODES = {
     "LDG.E": 64,
 }
 LOOP = hopper.Loop(48, {"HGMMA.64x256x16.F32": 4}, in_flight=1)
-CODE = hopper.Code("symmetric_kernel", 168, 0, OPCODES, LOOP)
+CODE = hopper.Code("symmetric_kernel", 168, 0, OPCODES, LOOP, hopper.ARRIVAL)
 
 
 def test_code_as_it_is_meant_to_be_passes():
@@ -39,6 +39,10 @@ def test_code_as_it_is_meant_to_be_passes():
         ({"opcodes": OPCODES | {"STG.E.128": 4}}, "by 4 of 4 stores and 32 loads"),
         ({"opcodes": OPCODES | {"STG.E": 4}}, "by 32 of 36 stores"),
         ({"opcodes": OPCODES | {"LDG.E.128": 0, "LDG.E": 192}}, "and 0 loads"),
+        ({"opcodes": OPCODES | {"LDG.E.128": 0, "LDG.E.128.CONSTANT": 32}}, "and 0 loads"),
+        ({"arrival": ()}, "by nothing"),
+        ({"arrival": hopper.ARRIVAL[1:]}, "by MEMBAR.SC.GPU"),
+        ({"arrival": hopper.ARRIVAL[:4] + hopper.ARRIVAL[6:]}, "ATOMG.E.ADD.STRONG.GPU BAR.SYNC, not"),
         ({"loop": None}, "no loop"),
         ({"loop": LOOP._replace(opcodes={"HGMMA.64x256x16.F32": 3})}, "3 products in a step"),
         ({"loop": LOOP._replace(in_flight=0)}, "0 products in flight"),
@@ -49,3 +53,11 @@ def test_code_as_it_is_meant_to_be_passes():
 )
 def test_what_is_missing_is_told(change, said):
     assert any(said in problem for problem in hopper.problems(CODE._replace(**change)))
+
+
+def test_an_arrival_is_read_from_the_code():
+    wait = "BAR.SYNC.DEFER_BLOCKING"
+    names = wait, "STG.E.128", wait, "IADD3", *hopper.ARRIVAL[1:-1], wait, "LDG.E.128", wait
+    code = [hopper.Instruction(16 * i, name, "") for i, name in enumerate(names)]
+    assert hopper.arrival(code) == hopper.ARRIVAL
+    assert hopper.arrival(code[1:3]) == ()

@@ -104,7 +104,7 @@ def test_measured_configs_are_linted_in_every_layout(package):
         "group": 4,
         "warps": 8,
         "stages": 3,
-        "split": 0,
+        "sections": 1,
         "gain": 1,
     }
     (package / "kernels/configs").mkdir(exist_ok=True)
@@ -112,7 +112,7 @@ def test_measured_configs_are_linted_in_every_layout(package):
     small = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 2, "on_chip": 0}
     tables = {"symmetric_gemm": {"bfloat16": [entry]}, "small_polar": {"float16": 2 * [small | {"gain": 1.3}]}}
     file.write_text(json.dumps({"target": "sm_90", **tables}))
-    found = [case for case in cases.all_cases(package) if case.config == (128, 64, 4, 8, 3, 0)]
+    found = [case for case in cases.all_cases(package) if case.config == (128, 64, 4, 8, 3, 1)]
     assert {case.layout for case in found} >= {"wide", "tall", "square", "repeated"}
     found = [case for case in cases.all_cases(package) if case.config == (64, 32, 64, 8, 2, 0)]
     assert [(case.kernel, case.aligned) for case in found] == [("small_polar", True), ("small_polar", False)]

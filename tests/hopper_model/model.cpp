@@ -10,6 +10,10 @@ namespace hopper_model {
 
 using optimizer::ScalarType;
 
+static bool all_done(const std::vector<std::shared_ptr<bool>>& events) {
+  return std::all_of(events.begin(), events.end(), [](const auto& done) { return *done; });
+}
+
 void Block::leave() {
   if (--alive == 0) {
     for (Group& group : groups) {
@@ -139,11 +143,10 @@ std::array<float, kSums> Machine::multiply(int tiles) {
 }
 
 void Machine::keep(int64_t place, const FourSums& sums) {
-  Group& group = own_group();
-  ++group.keeping;
-  world_.fibers.start([&group, &to = world_.call.kept.at(place + kTogether - 1), sums] {
-    std::memcpy(&to - (kTogether - 1), sums.at, sizeof sums);
-    --group.keeping;
+  const Done done = own_group().kept.emplace_back(std::make_shared<bool>(false));
+  world_.fibers.start([done, &last = world_.call.kept.at(place + kTogether - 1), sums] {
+    std::memcpy(&last - (kTogether - 1), sums.at, sizeof sums);
+    *done = true;
   });
 }
 
@@ -153,16 +156,13 @@ FourSums Machine::kept(int64_t place) const {
   return sums;
 }
 
-int Machine::arrive(int part) {
-  wait_for_group();
-  if (thread_ == 0) {
-    if (!omits(Omitted::kArrive)) {
-      world_.fibers.wait([this] { return own_group().keeping == 0; });
-    }
-    own_group().arrived = world_.call.arrivals.at(part)++;
+// Waits for what has been kept before, by whichever thread.
+void Machine::count(int part) {
+  if (!omits(Omitted::kFence)) {
+    world_.fibers.wait([kept = own_group().kept] { return all_done(kept); });
   }
-  wait_for_group();
-  return own_group().arrived;
+  own_group().kept.clear();
+  own_group().arrived = world_.call.arrivals.at(part)++;
 }
 
 void Machine::sync() {

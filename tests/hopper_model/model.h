@@ -6,7 +6,7 @@
 // blocks of the cluster; products that read their stage at a random later time until they are waited for. Stores read
 // shared memory, and write the result, at random later times. What a thread puts into shared memory is seen by stores
 // only once it has been published. What it keeps for other clusters reaches memory at a random time, at the latest when
-// its warp group arrives. A block's memory is lost when all its threads have ended.
+// its warp group is counted as arrived. A block's memory is lost when all its threads have ended.
 //
 // That the instructions behind these words do what they promise is not shown here.
 #pragma once
@@ -29,7 +29,7 @@ constexpr int kBlocks = kSquare / kTileRows;
 constexpr int kHalf = kTileCols / kBlocks;
 
 // What a test leaves out, to see that it is needed.
-enum class Omitted { kNothing, kWaitForBuffer, kFirstSync, kSecondSync, kPublish, kFinishStores, kFinishLoads, kArrive };
+enum class Omitted { kNothing, kWaitForBuffer, kFirstSync, kSecondSync, kPublish, kFinishStores, kFinishLoads, kFence };
 
 // How a call is run: by so many clusters, of which so many run at one time.
 struct Way {
@@ -82,7 +82,7 @@ struct Group {
   std::vector<std::shared_ptr<Sums>> sums;  // of each section so far
   std::array<Buffer, kBuffers> buffers;
   int waiting = 0, round = 0;  // at its barrier
-  int keeping = 0;             // sums on their way to memory
+  std::vector<std::shared_ptr<bool>> kept;  // whether sums are in memory
   int arrived = 0;
 };
 
@@ -141,7 +141,8 @@ class Machine {
   std::array<float, kSums> multiply(int tiles);
   void keep(int64_t place, const FourSums& sums);
   FourSums kept(int64_t place) const;
-  int arrive(int part);
+  void count(int part);
+  int arrived() { return own_group().arrived; }
 
   void sync();
   void wait_for_buffer() { wait_for_reads(Omitted::kWaitForBuffer, kBuffers - 1); }

@@ -8,26 +8,29 @@ namespace {
 using optimizer::MaybeTensor;
 using optimizer::Tensor;
 
-// As hopper_gemm_, by so many clusters, some of them at one time; what is random follows from the seed.
+// As hopper_gemm_, by so many clusters, some of them at one time, in launches of `piece` matrices; what is
+// random follows from the seed.
 void product(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha, double beta,
-             double diagonal, bool split, int64_t clusters, int64_t together, int64_t seed, int64_t omitted) {
-  const auto call = optimizer::check_hopper_gemm(c, a, b, d, alpha, beta, diagonal, split);
-  if (call.count > 0 && call.m > 0) {
-    hopper_model::run(call, {static_cast<int>(clusters), static_cast<int>(together), static_cast<uint64_t>(seed),
-                             static_cast<hopper_model::Omitted>(omitted)});
+             double diagonal, int64_t sections, int64_t clusters, int64_t together, int64_t seed, int64_t omitted,
+             int64_t piece) {
+  const auto call = optimizer::check_hopper_gemm(c, a, b, d, alpha, beta, diagonal, sections);
+  const hopper_model::Way way{static_cast<int>(clusters), static_cast<int>(together), static_cast<uint64_t>(seed),
+                              static_cast<hopper_model::Omitted>(omitted)};
+  if (call.m > 0) {
+    optimizer::in_pieces(call, piece, [&](const optimizer::HopperGemm& some) { hopper_model::run(some, way); });
   }
 }
 
 // The sections of `count` results (m, m) in their order. A row of `sections`, int32, has matrix, row, column, which section
 // of how many, the square's number among those that are cut, the first tile along k and how many.
-void sections(const Tensor& sections, int64_t count, int64_t m, int64_t k, bool split) {
-  const auto all = optimizer::hopper::sections_of_call(count, m, k, split);
+void sections(const Tensor& sections, int64_t count, int64_t m, int64_t k, int64_t into) {
+  const auto all = optimizer::hopper::sections_of_call(count, m, k, into);
   STD_TORCH_CHECK(sections.size(0) >= all.count, "there are ", all.count, " sections");
   int32_t* to = static_cast<int32_t*>(sections.mutable_data_ptr());
   for (int i = 0; i < all.count; ++i) {
     const auto at = all.at(i);
     const auto tiles = tiles_of(at, optimizer::hopper::tiles_along(k));
-    for (const int number : {at.square.matrix, at.square.row, at.square.col, at.section, at.sections, at.split,
+    for (const int number : {at.square.matrix, at.square.row, at.square.col, at.section, at.sections, at.number,
                              tiles.first, tiles.count}) {
       *to++ = number;
     }
@@ -38,9 +41,9 @@ void sections(const Tensor& sections, int64_t count, int64_t m, int64_t k, bool 
 
 STABLE_TORCH_LIBRARY(hopper_model, operations) {
   operations.def(
-      "product(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, bool split, "
-      "int clusters, int together, int seed, int omitted) -> ()");
-  operations.def("sections(Tensor(a!) sections, int count, int m, int k, bool split) -> ()");
+      "product(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, int sections, "
+      "int clusters, int together, int seed, int omitted, int piece) -> ()");
+  operations.def("sections(Tensor(a!) sections, int count, int m, int k, int into) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hopper_model, CPU, operations) {

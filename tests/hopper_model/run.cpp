@@ -7,7 +7,7 @@
 namespace hopper_model {
 
 void run(const optimizer::HopperGemm& gemm, const Way& way) {
-  Call call{gemm, sections_of_call(gemm.count, gemm.m, gemm.k, gemm.split), result_of(gemm), way.omitted};
+  Call call{gemm, sections_of_call(gemm.count, gemm.m, gemm.k, gemm.sections), result_of(gemm), way.omitted};
   const int64_t cut = gemm.count * call.sections.last;
   call.kept.assign(kept_sums(cut, call.sections.sections), std::nanf(""));
   call.arrivals.assign(cut * kParts, 0);

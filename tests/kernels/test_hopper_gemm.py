@@ -41,9 +41,9 @@ def square(m: int = 512, dtype: torch.dtype = HALF) -> torch.Tensor:
     return torch.zeros(2, m, m, dtype=dtype)
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_it_is_launched_where_it_was_measured_to_be_fastest(package, split):
-    A, C, config = square(), square(), package["tuned"].COMPILED[split]
+@pytest.mark.parametrize("number", range(3))
+def test_it_is_launched_where_it_was_measured_to_be_fastest(package, number):
+    A, C, config = square(), square(), package["tuned"].COMPILED[number]
     package["fastest"]["entry"] = config._asdict()
     with compiled.absent_gpu("sm_90", compiled.PACKAGE):
         assert package["symmetric_gemm"].chosen_for(A, A, A, C) == config
@@ -51,7 +51,7 @@ def test_it_is_launched_where_it_was_measured_to_be_fastest(package, split):
             package["prepared"].launch(A, A, A, C, alpha, 0.5, 0.25)
             package["prepared"].launch(A, A, None, C, alpha, 0.5, 0.25)
     given = [(call[3] is not None, *call[4:]) for call in package["calls"]]
-    assert given == [(D, alpha, 0.5, 0.25, split) for alpha in (2.0, 3.0) for D in (True, False)]
+    assert given == [(D, alpha, 0.5, 0.25, config.sections) for alpha in (2.0, 3.0) for D in (True, False)]
     assert all(call[0] is C and call[1] is A for call in package["calls"]) and len(package["prepared"]._PREPARED) == 2
 
 
@@ -80,7 +80,9 @@ def test_operands_that_do_not_fit_go_to_triton(package, layout):
         A = B = square(516)
     C = square(A.size(1))
     with compiled.absent_gpu("sm_90", compiled.PACKAGE):
-        assert package["symmetric_gemm"].chosen_for(A, B, None, C) != package["tuned"].HOPPER
+        for config in package["tuned"].COMPILED:
+            package["fastest"]["entry"] = config._asdict()
+            assert package["symmetric_gemm"].chosen_for(A, B, None, C) not in package["tuned"].COMPILED
         fits = package["symmetric_gemm"].hopper_gemm.fits
         assert not fits(A, B, None, C) and fits(C.mT, C, None, C) == (C.size(1) % 8 == 0)
 
@@ -90,7 +92,7 @@ def test_without_a_measurement_it_is_never_chosen(package, monkeypatch):
     with compiled.absent_gpu("sm_90", compiled.PACKAGE):
         for m in (16, 64, 512, 4096):
             A = torch.empty(1, m, m, dtype=HALF)
-            assert package["symmetric_gemm"].chosen_for(A, A, None, A) != package["tuned"].HOPPER
+            assert package["symmetric_gemm"].chosen_for(A, A, None, A) not in package["tuned"].COMPILED
 
 
 @pytest.mark.parametrize("gpu, dtype, competes", [
@@ -100,16 +102,18 @@ def test_it_competes_on_its_gpu_alone(kernel, monkeypatch, gpu, dtype, competes)
     candidates, tuned = kernel.tuning.candidates, kernel.kernels.tuned
     monkeypatch.setattr(candidates, "target_of", lambda device: tuned.Target("cuda", int(gpu.removeprefix("sm_"))))
     configs = candidates.product_configs(torch.device("cpu"), dtype, 2048)
-    assert [config in configs for config in tuned.COMPILED] == [competes, competes]
+    assert [config in configs for config in tuned.COMPILED] == [competes] * len(tuned.COMPILED)
     assert configs[0] not in tuned.COMPILED
+    whole = candidates.product_configs(torch.device("cpu"), dtype, 8192)  # 528 squares, 8 for each pair
+    assert [config for config in tuned.COMPILED if config in whole] == [tuned.HOPPER] * competes
 
 
-@pytest.mark.parametrize("fastest", ["whole", "split", "Triton"])
+@pytest.mark.parametrize("fastest", ["whole", "sections", "Triton"])
 def test_the_choice_of_products_says_that_it_runs(kernel, monkeypatch, fastest):
     """In the name that `explain()` prints."""
     products, tuned = kernel.kernels.products, kernel.kernels.tuned
-    whole, split = tuned.COMPILED
-    entry = {"whole": whole, "split": split, "Triton": tuned.Config(128, 64, 8, 8, 3)}[fastest]._asdict()
+    whole, sections, _ = tuned.COMPILED
+    entry = {"whole": whole, "sections": sections, "Triton": tuned.Config(128, 64, 8, 8, 3)}[fastest]._asdict()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(tuned, "nearest", lambda *asked: entry)

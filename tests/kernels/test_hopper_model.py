@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support import hopper_model
-from tests.support.hopper_model import Omitted, Scalars, Way
+from tests.support.hopper_model import USUAL, Omitted, Scalars, Way
 from tests.support.proofs import products
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -14,8 +14,8 @@ SQUARE = 256
 # Less than a square, two that are cut, three with a last one of 8 rows; of k, one tile, several, one that is cut.
 SIZES = ((24, 64), (328, 200), (520, 8))
 CLUSTERS = (1, 2, 5)
-# (m, k) whose squares are cut, if the call is split: one into two, one into four, three into three uneven sections.
-CUT = ((24, 2048), (24, 4096), (328, 2504))
+# (m, k, sections): one square in sections of one tile and of two, three squares in as many sections as tiles.
+CUT = ((24, 200, 3), (328, 136, 5))
 AT_ONCE = 66  # clusters of an H100
 
 
@@ -36,7 +36,7 @@ def symmetric(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def squares(count: int, m: int, k: int = 64) -> torch.Tensor:
     """Return (matrix, row, column) of each square of a call that is not split, in the order of the kernel."""
-    found = hopper_model.sections(count, m, k, split=False)
+    found = hopper_model.sections(count, m, k, into=1)
     assert (found[:, 3:6] == torch.tensor([0, 1, 0])).all()  # each is one section
     assert (found[:, 6] == 0).all() and (found[:, 7] == -(-k // 64)).all()
     return found[:, :3]
@@ -76,32 +76,26 @@ def test_squares_at_work_together_share_panels(side):
     assert max(len({panel for square in part for panel in square}) for part in parts) <= 23 < side
 
 
-@pytest.mark.parametrize("side", [1, 2, 4, 8, 11, 12, 16, 20, 32])
-@pytest.mark.parametrize("k", [8, 2048, 2056, 16384])
-def test_sections_of_a_square_are_its_tiles_in_their_order(side, k):
+@pytest.mark.parametrize("side", [1, 2, 8, 11, 12, 20, 32])
+@pytest.mark.parametrize("k, into", [(8, 5), (2048, 3), (2056, 8), (16384, 5)])
+def test_sections_of_a_square_are_its_tiles_in_their_order(kernel, side, k, into):
     """The squares and their order stay. Those that are cut are the last ones, too few for all clusters."""
-    found = hopper_model.sections(2, side * SQUARE, k)
-    cut = found[found[:, 4] > 1]
+    found, tiles = hopper_model.sections(2, side * SQUARE, k, into), -(-k // 64)
+    last, into = side * (side + 1) // 2 % AT_ONCE, min(into, tiles)
+    assert kernel.kernels.hopper_gemm.cuts(side * SQUARE) is (last > 0)
     assert torch.equal(found[found[:, 3] == 0][:, :3], squares(2, side * SQUARE))
-    for square in found[found[:, 3] == 0].tolist():
-        same = found[(found[:, :3] == torch.tensor(square[:3])).all(1)]
-        section, sections, numbers, first, count = same[:, 3:].unbind(1)
-        assert section.tolist() == list(range(square[4])) and (sections == square[4]).all()
-        assert (count > 0).all() and len(set(numbers.tolist())) == 1
-        assert first.tolist() == [0, *count.cumsum(0)[:-1].tolist()] and count.sum() == -(-k // 64)
-    last = side * (side + 1) // 2 % AT_ONCE
-    assert cut[:, 5].unique().tolist() == list(range(2 * last if len(cut) else 0))
-    assert not len(cut) or (found[: len(found) // 2][-last * int(cut[0, 4]) :, 4] > 1).all()
-
-
-def test_squares_are_cut_where_that_leaves_fewer_clusters_idle():
-    """By the model of the time that moving sums takes. 8192 rows have 8 x 66 squares, so that none is idle."""
-
-    def sections(m: int, k: int) -> int:
-        return int(hopper_model.sections(1, m, k)[:, 4].max())
-
-    assert [sections(m, 4 * m) for m in (1024, 2048, 4096, 8192)] == [4, 3, 7, 1]
-    assert [sections(m, m) for m in (1024, 2048, 4096, 8192)] == [1, 1, 4, 1]
+    numbers, same, behind = [], None, 0
+    for *square, section, sections, number, first, count in found.tolist():
+        if section == 0:
+            same, behind = square, 0
+        assert square == same and first == behind and count > 0
+        behind += count
+        if section == sections - 1:
+            assert behind == tiles
+            numbers += [number] if sections > 1 else []
+    assert numbers == list(range(2 * last if into > 1 else 0))
+    of_matrix = found[: len(found) // 2, 4].tolist()
+    assert of_matrix == [1] * (side * (side + 1) // 2 - last) + [into] * last * into
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -115,28 +109,31 @@ def test_products_of_integers_are_exact_in_every_order_of_events(dtype, m, k, cl
         assert torch.equal(C, wanted)
 
 
-@pytest.mark.parametrize("m, k", CUT)
-@pytest.mark.parametrize("clusters, together", [(1, 1), (5, 1), (5, 5), (4, 2)])
-def test_sums_of_sections_are_exact_however_few_clusters_run_at_one_time(m, k, clusters, together):
+@pytest.mark.parametrize("m, k, sections", CUT)
+@pytest.mark.parametrize("clusters, together, piece", [(1, 1, 2), (5, 1, 2), (5, 5, 2), (4, 2, 1)])
+def test_sums_of_sections_are_exact_however_few_clusters_run_at_one_time(m, k, sections, clusters, together, piece):
     A, D = integers(2, m, k, dtype=torch.float16), symmetric(2, m, m, dtype=torch.float16)
     wanted = (0.5 * A.double() @ A.double().mT + 2 * D.double() + 3 * torch.eye(m)).half()
-    assert (hopper_model.sections(2, m, k)[:, 4] > 1).all()
-    C = hopper_model.product(A, A.mT, D, Scalars(0.5, 2.0, 3.0), Way(clusters, together), split=True)
-    assert torch.equal(C, wanted)
+    way = Way(clusters, together, piece=piece)
+    assert torch.equal(hopper_model.product(A, A.mT, D, Scalars(0.5, 2.0, 3.0), way, sections), wanted)
 
 
-def test_a_split_matrix_has_the_same_bits_alone_in_a_batch_and_in_every_order_of_events():
+def test_a_matrix_in_sections_has_the_same_bits_alone_in_a_batch_and_in_every_order_of_events():
     """Though its sums are rounded: sections are added in their order, whoever comes last.
 
     Less the rounded product, what remains shows the last bits of float32 sums.
     """
-    A = torch.randn(2, 24, 4096, generator=torch.Generator().manual_seed(0)).half()
-    less = Scalars(beta=-1.0)
-    rounded = hopper_model.product(A, A.mT)
-    rest = torch.cat([hopper_model.product(X, X.mT, D, less, split=True) for X, D in zip(A.split(1), rounded.split(1))])
+    A = torch.randn(2, 24, 1024, generator=torch.Generator().manual_seed(0)).half()
+    rounded, less = hopper_model.product(A, A.mT), Scalars(beta=-1.0)
+
+    def rest(of: slice, sections: int = 4, way: Way = USUAL) -> torch.Tensor:
+        return hopper_model.product(A[of], A[of].mT, rounded[of], less, way, sections)
+
+    alone = torch.cat([rest(slice(0, 1)), rest(slice(1, 2))])
     for seed in range(3):
-        assert torch.equal(hopper_model.product(A, A.mT, rounded, less, Way(3, 3, seed), split=True), rest)
-    assert not torch.equal(hopper_model.product(A, A.mT, rounded, less), rest)  # sums in another order
+        assert torch.equal(rest(slice(2), way=Way(3, 3, seed)), alone)
+    assert torch.equal(rest(slice(2), way=Way(3, 3, piece=1)), alone)
+    assert not torch.equal(rest(slice(2), sections=1), alone)  # sums in another order
 
 
 @pytest.mark.parametrize("c", [False, True])
@@ -146,7 +143,7 @@ def test_operands_and_result_may_have_columns_as_runs(a, b, c):
     S = symmetric(2, 264, 264, dtype=torch.float16) / 8
     A, B = S.mT.contiguous().mT if a else S, (S @ S).mT.contiguous().mT if b else S @ S
     C = torch.empty_like(S.mT.contiguous().mT if c else S)
-    torch.ops.hopper_model.product(C, A, B, None, *Scalars(), False, *Way())
+    torch.ops.hopper_model.product(C, A, B, None, *Scalars(), 1, *Way())
     products.check_product(C, A, B)
 
 
@@ -158,30 +155,31 @@ def test_where_operands_only_commute_both_halves_are_one():
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("size, split", [((272, 208), False), ((40, 2056), True)])
-def test_it_passes_the_proof_that_a_gpu_asks_of_it(dtype, size, split):
+@pytest.mark.parametrize("size, sections", [((272, 208), 1), ((40, 208), 3)])
+def test_it_passes_the_proof_that_a_gpu_asks_of_it(dtype, size, sections):
     def compute(A, B, D, scalars):
-        return hopper_model.product(A, B, D, scalars, split=split)
+        return hopper_model.product(A, B, D, scalars, sections=sections)
 
     products.prove_launch(compute, torch.empty(0, dtype=dtype), size)
 
 
-@pytest.mark.parametrize(
-    "omitted", [what for what in Omitted if what is not Omitted.NOTHING], ids=lambda what: what.name
-)
-def test_each_wait_is_needed(omitted):
-    """Without one of them some order of events gives another result, or touches memory of a block that has ended."""
-    split = omitted is Omitted.ARRIVE
-    A = integers(2, *((24, 2048) if split else (328, 72)), dtype=torch.float16)
+WAITS = [(what, 1) for what in Omitted if what not in (Omitted.NOTHING, Omitted.FENCE)]
+WAITS += [(what, 3) for what in (Omitted.FIRST_SYNC, Omitted.SECOND_SYNC, Omitted.FENCE)]
+
+
+@pytest.mark.parametrize("omitted, sections", WAITS)
+def test_each_wait_is_needed(omitted, sections):
+    """Without one, some order of events gives another result, never ends, or touches memory of an ended block."""
+    A = integers(2, *((24, 200) if sections > 1 else (328, 72)), dtype=torch.float16)
     wanted = (A.float() @ A.float().mT).half()
 
     def goes_wrong(way: Way) -> bool:
         try:
-            return not torch.equal(hopper_model.product(A, A.mT, way=way, split=split), wanted)
+            return not torch.equal(hopper_model.product(A, A.mT, way=way, sections=sections), wanted)
         except RuntimeError as error:
-            return "after its end" in str(error)
+            return "after its end" in str(error) or "nothing can go on" in str(error)
 
-    assert any(goes_wrong(Way(seed=seed, omitted=omitted)) for seed in range(20))
+    assert any(goes_wrong(Way(sections, sections, seed, omitted)) for seed in range(20))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +207,15 @@ def test_what_does_not_fit_raises_and_nothing_is_written(change, message):
     operands = {"C": torch.full((2, 16, 16), 7.0).half(), "A": A, "B": A.mT, "D": None}
     change(operands)
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.hopper_model.product(*operands.values(), *Scalars(), False, *Way())
+        torch.ops.hopper_model.product(*operands.values(), *Scalars(), 1, *Way())
     assert (operands["C"] == 7).all()
+
+
+@pytest.mark.parametrize("sections", [0, -1, 9])
+def test_sections_that_cannot_be_raise(sections):
+    A = torch.ones(1, 16, 64).half()
+    with pytest.raises(RuntimeError, match=f"sections must be 1 to 8, got {sections}"):
+        hopper_model.product(A, A.mT, sections=sections)
 
 
 def test_nothing_to_do_is_done():

@@ -96,7 +96,7 @@ def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
     chosen = {m: products.select_products(device, half, m, m) for m in (1024, 4096)}
     assert {m: table.name for m, table in chosen.items()} == {1024: "torch.bmm", 4096: "symmetric_gemm + torch.bmm"}
     assert {table.source for table in chosen.values()} == {"by the model"}
-    monkeypatch.setattr(gains, "failed", lambda *candidate: {"128-64-8-8-3-0": "wrong"})
+    monkeypatch.setattr(gains, "failed", lambda *candidate: {"128-64-8-8-3-1": "wrong"})
     assert products.select_products(device, half, 4096, 4096).name == "torch.bmm"
     monkeypatch.setattr(gains, "failed", lambda *candidate: {})
     facts.major = 10

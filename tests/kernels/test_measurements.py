@@ -79,19 +79,21 @@ def test_a_broken_or_foreign_file_is_named_and_replaced(measurements, file, key)
 
 LAUNCHES = {
     "small_polar": {"side": 64, "width": 64, "depth": 64, "warps": 4, "stages": 2, "on_chip": 0},
-    "symmetric_gemm": {"tile": 256, "tile_k": 64, "group": 8, "warps": 12, "stages": 4, "split": 0},
+    "symmetric_gemm": {"tile": 256, "tile_k": 64, "group": 8, "warps": 12, "stages": 4, "sections": 1},
 }
-SWITCHES = {"small_polar": "on_chip", "symmetric_gemm": "split"}
+WRONG = [
+    *(("small_polar", "on_chip", wrong) for wrong in (2, -1, True, 1.0)),
+    *(("symmetric_gemm", "sections", wrong) for wrong in (0, True, 1.0)),
+    ("small_polar", "warps", 0),
+    ("small_polar", "side", "64"),
+]
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
-@pytest.mark.parametrize("field, wrong", [
-    *(("switch", wrong) for wrong in (2, -1, True, 1.0)), ("warps", 0), ("stages", "2"), ("m", 0),
-])  # fmt: skip
+@pytest.mark.parametrize("name, field, wrong", WRONG)
 def test_a_launch_that_cannot_be_is_ignored(measurements, file, key, name, field, wrong):
-    need, switch = file.Need(name, "float16", 60, 256), SWITCHES[name]
+    need, right = file.Need(name, "float16", 60, 256), {"on_chip": 1, "sections": 3}
     entry = {"m": 60, "k": 256, **LAUNCHES[name], "gain": 1.5}
-    for changes, is_read in (({switch: 1}, True), ({}, True), ({switch if field == "switch" else field: wrong}, False)):
+    for changes, is_read in (({field: right.get(field, 8)}, True), ({}, True), ({field: wrong}, False)):
         file.file_of(key).unlink(missing_ok=True)
         assert file.add(key, file.Table({need: {**entry, **changes}}, {})) is None
         if is_read:
@@ -213,7 +215,7 @@ def test_a_plan_is_made_anew_when_choices_change(kernel, measurements, file, key
 
 def test_what_failed_here_is_taken_from_nowhere(kernel, measurements, file, monkeypatch):
     """Neither from this machine's file nor from shipped ones: the next best of those is."""
-    config = {"tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 3, "split": 0}
+    config = {"tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 3, "sections": 1}
     other = {**config, "stages": 4}
     entries = [{"m": 64, "k": 64, **config, "gain": 1.5}, {"m": 640, "k": 640, **other, "gain": 1.2}]
     monkeypatch.setattr(measurements, "shipped", lambda name: ("a GPU", {"symmetric_gemm": {"float16": entries}}))
@@ -224,7 +226,7 @@ def test_what_failed_here_is_taken_from_nowhere(kernel, measurements, file, monk
         gpu, file.Table({file.Need("symmetric_gemm", "float16", 64, 64): {**entries[0], "gain": 1.7}}, {})
     )
     assert nearest()["gain"] == 1.7
-    measurements.keep(gpu, file.Table({}, {("symmetric_gemm", "float16"): {"128-64-8-8-3-0": "not symmetric"}}))
+    measurements.keep(gpu, file.Table({}, {("symmetric_gemm", "float16"): {"128-64-8-8-3-1": "not symmetric"}}))
     assert nearest() is entries[1]
     measurements.forget()
     assert nearest() is entries[1]  # by its file

@@ -104,11 +104,11 @@ def test_a_wrong_candidate_is_not_written_and_withdrawn(lab):
     pytest.importorskip("triton")
     launch = lab.kernel.kernels.symmetric_gemm.launch_symmetric_gemm
     launch.wrong = 32
-    with pytest.raises(FailedError, match="32-32-8-4-2-0: not symmetric") as failed:
+    with pytest.raises(FailedError, match="32-32-8-4-2-1: not symmetric") as failed:
         tune.tune_product(lab, torch.float16, (32, 48))
     assert failed.value.value["tile_k"] == 64
     launch.wrong = 64
-    with pytest.raises(FailedError, match="32-64-8-4-2-0: not symmetric") as failed:
+    with pytest.raises(FailedError, match="32-64-8-4-2-1: not symmetric") as failed:
         tune.tune_product(lab, torch.float16, (32, 32))
     assert failed.value.value["gain"] == 0.0
     entries = read_entries(lab.configs[0], machine.device_name(lab.device), "symmetric_gemm", "float16")

@@ -28,7 +28,7 @@ class Omitted(IntEnum):
     PUBLISH = 4
     FINISH_STORES = 5
     FINISH_LOADS = 6
-    ARRIVE = 7
+    FENCE = 7
 
 
 class Way(NamedTuple):
@@ -38,6 +38,7 @@ class Way(NamedTuple):
     together: int = 1
     seed: int = 0
     omitted: Omitted = Omitted.NOTHING
+    piece: int = 100  # matrices of a launch
 
 
 class Scalars(NamedTuple):
@@ -61,15 +62,17 @@ def build(repository: Path, folder: Path) -> None:
     torch.ops.load_library(str(library))
 
 
-def sections(count: int, m: int, k: int, split: bool = True) -> Tensor:
+def sections(count: int, m: int, k: int, into: int) -> Tensor:
     """Return a row for each section of `count` results (m, m), in the order of the kernel, int32.
+
+    The last squares are cut into `into` sections.
 
     Columns: matrix, row, column, which section of how many, the square's number among those that are cut, the first
     tile along k and how many.
     """
     side = -(-m // 256)
     found = torch.full((count * 8 * side * (side + 1) // 2, 8), -1, dtype=torch.int32)
-    torch.ops.hopper_model.sections(found, count, m, k, split)
+    torch.ops.hopper_model.sections(found, count, m, k, into)
     return found[found[:, 0] >= 0]
 
 
@@ -79,9 +82,9 @@ def product(
     D: Optional[Tensor] = None,
     scalars: tuple = PLAIN,
     way: Way = USUAL,
-    split: bool = False,
+    sections: int = 1,
 ) -> Tensor:
     """Return alpha A B + beta D + diagonal I as the model computes it."""
     C = A.new_full((A.size(0), A.size(1), A.size(1)), torch.nan)
-    torch.ops.hopper_model.product(C, A, B, D, *scalars, split, *way)
+    torch.ops.hopper_model.product(C, A, B, D, *scalars, sections, *way)
     return C

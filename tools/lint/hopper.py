@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -21,7 +21,7 @@ from rich.table import Table
 from tools.build.commands import run
 from tools.lint.binary import CUOBJDUMP
 from tools.lint.judgements import SPILLS
-from tools.lint.machine_code import Loop, counted, main_loop, read_instructions
+from tools.lint.machine_code import Instruction, Loop, counted, main_loop, read_instructions
 
 ARCH = "sm_90a"
 KERNEL = "symmetric_kernel"
@@ -34,17 +34,21 @@ REGISTERS = 168
 # A piece of a part is stored as it is and once more mirrored, or it is on the diagonal: three stores for four pieces.
 STORES = 12
 # A thread keeps and reads its 128 sums of a section by fours.
-KEPT, KEEPS, READS = 32, r"STG\.E\.128", r"LDG\.E\.128"
+KEPT, KEEPS, READS = 32, r"STG\.E\.128$", r"LDG\.E\.128$"
+# Between the two a warp group arrives: fences before and after the count make sums visible and forget older ones.
+FENCE = "MEMBAR.SC.GPU", "CCTL.IVALL"
+ARRIVAL = "BAR.SYNC", *FENCE, "ATOMG.E.ADD.STRONG.GPU", *FENCE, "BAR.SYNC"
 
 
 class Code(NamedTuple):
-    """A compiled kernel; `stack` is bytes per thread."""
+    """A compiled kernel; `stack` is bytes per thread, `arrival` what orders its accesses to the sums of sections."""
 
     name: str
     registers: int
     stack: int
     opcodes: dict[str, int]
     loop: Optional[Loop]
+    arrival: tuple[str, ...]
 
     def count(self, pattern: str) -> int:
         """Return how many instructions match `pattern` at their beginning."""
@@ -69,8 +73,17 @@ def read_kernels(library: Path) -> list[Code]:
         name = text.split()[0]
         if KERNEL in name:
             code = read_instructions(text)
-            kernels.append(Code(name, *resources[name], counted(code), main_loop(code)))
+            kernels.append(Code(name, *resources[name], counted(code), main_loop(code), arrival(code)))
     return kernels
+
+
+def arrival(code: Sequence[Instruction]) -> tuple[str, ...]:
+    """Return the barriers, fences and counts between the last sum that is kept and the first that is read."""
+    opcodes = [instruction.opcode for instruction in code]
+    kept = max((i for i, opcode in enumerate(opcodes) if re.match(KEEPS, opcode)), default=0)
+    read = min((i for i, opcode in enumerate(opcodes) if i > kept and re.match(READS, opcode)), default=kept)
+    found = (re.match("|".join(map(re.escape, ARRIVAL)), opcode) for opcode in opcodes[kept:read])
+    return tuple(match[0] for match in found if match)
 
 
 def problems(code: Code) -> Iterator[str]:
@@ -89,6 +102,8 @@ def problems(code: Code) -> Iterator[str]:
     keeps, stores, reads = map(code.count, (KEEPS, "STG", READS))
     if not keeps == stores == reads == KEPT:
         yield f"keeps sums by {keeps} of {stores} stores and {reads} loads, not {KEPT}"
+    if code.arrival != ARRIVAL:
+        yield f"orders the sums of sections by {' '.join(code.arrival) or 'nothing'}, not {' '.join(ARRIVAL)}"
     yield from _problems_of(code.loop)
     if code.issue_share > 1:
         yield f"issues instructions for {code.issue_share:.2f} of the tensor cores' time"

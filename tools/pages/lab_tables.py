@@ -57,7 +57,7 @@ def tuned_tables(records: Sequence[dict]) -> Iterator[Table]:
 
 def launch_row(key: str, entry: dict) -> tuple[str, ...]:
     """Return the row of a tuned entry; its configuration is the fields that one of the kernels has."""
-    fields = ("tile", "tile_k", "group", "side", "width", "depth", "warps", "stages", "split", "on_chip")
+    fields = ("tile", "tile_k", "group", "side", "width", "depth", "warps", "stages", "sections", "on_chip")
     config = " ".join(f"{field} {entry[field]}" for field in fields if field in entry)
     kernel, dtype, _ = key.split()
     sizes = words([entry["count"], entry["m"], entry["k"]])

@@ -10,12 +10,12 @@ work together on a square of 256 x 256; each loads half of the data that both ne
 t (t + 1) / 2 squares on and below the diagonal is computed once and also stored mirrored. Sums run in float32 in one
 order, from k = 0 up, and are rounded once: a matrix gets the same bits alone and in a batch.
 
-Usually one pair computes a square from beginning to end. Of few squares some pairs get none: a matrix of 3072 rows has
-78, which 66 pairs compute in two rounds, the second with 12 pairs at work. With `split`, these last 12 squares are cut
-along k into sections. Different pairs sum the sections of a square and keep the sums in float32. Whichever pair comes
-last adds them up, in their order. Which squares are cut, and into how many sections, depends on m and k alone. So with
-`split`, too, a matrix has the same bits in every batch; they are others than without. During the call a section takes
-256 KiB of memory.
+One pair computes a square from beginning to end. If there are few squares, some pairs stay idle: a matrix of 3072 rows
+has 78 squares, which 66 pairs compute in two rounds, and in the second one 12 pairs work. With more than one of
+`sections`, these last 12 squares are cut along k into that many. Different pairs sum the sections of a square and keep
+the sums in float32. Whichever pair comes last adds them up, in their order. Which squares are cut depends on m alone
+(`cuts`). So for one number of sections a matrix has the same bits in every batch. During the call a section takes 256
+KiB of memory; a batch that needs more than 64 MiB is computed in several launches.
 
 Addresses are multiples of 16 bytes, as are all strides except the inner one, which is 1; m is a multiple of 8. Operands
 that do not fit, and other GPUs, raise RuntimeError before anything is written.
@@ -37,6 +37,8 @@ ARCHITECTURE = "9.0a"
 DTYPES = (torch.float16, torch.bfloat16)
 # Addresses and strides are multiples of BYTES, the rows of the result a multiple of ROWS.
 BYTES, ROWS = 16, 8
+# The side of a square, and how many pairs of multiprocessors an H100 has.
+SQUARE, PAIRS = 256, 66
 
 
 def hopper_product(
@@ -47,15 +49,15 @@ def hopper_product(
     beta: float = 0.0,
     out: Optional[Tensor] = None,
     diagonal: float = 0.0,
-    split: bool = False,
+    sections: int = 1,
 ) -> Tensor:
     """Return alpha A B + beta D + diagonal I (b, m, m), symmetric; written to `out` if that is given.
 
-    `split` lets several pairs of multiprocessors sum one square where some would have none. No gradient flows. Raises
-    RuntimeError if operands do not fit, and NotImplementedError on CPUs.
+    The squares that would leave multiprocessors idle are summed in `sections` sections, at most 8. No gradient flows.
+    Raises RuntimeError if operands do not fit, and NotImplementedError on CPUs.
     """
     C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
-    native.hopper_gemm_(C, A, B, D, alpha, beta, diagonal, split)
+    native.hopper_gemm_(C, A, B, D, alpha, beta, diagonal, sections)
     return C
 
 
@@ -64,6 +66,12 @@ def fits(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> bool:
     sized = A.dtype in DTYPES and A.size(1) % ROWS == 0 and A.numel() > 0
     ordered = A.stride(2) == 1 or B.stride(2) == 1
     return sized and ordered and all(_lies_well(x) for x in (A, B, C)) and (D is None or _lies_well(D))
+
+
+def cuts(m: int) -> bool:
+    """Whether sections change anything for m rows: some squares are left after whole rounds of all pairs."""
+    side = -(-m // SQUARE)
+    return side * (side + 1) // 2 % PAIRS > 0
 
 
 def is_built() -> bool:

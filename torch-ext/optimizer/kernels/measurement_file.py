@@ -22,11 +22,10 @@ from .machine import Key
 
 # The fields of an entry besides its size: integers that a kernel is launched with, and the result of measuring it.
 LAUNCHED = {
-    "symmetric_gemm": ("tile", "tile_k", "group", "warps", "stages", "split"),
+    "symmetric_gemm": ("tile", "tile_k", "group", "warps", "stages", "sections"),
     "small_polar": ("side", "width", "depth", "warps", "stages", "on_chip"),
     "cpu_products": (),
 }
-SWITCHES = ("split", "on_chip")  # those that are 0 or 1
 JUDGED = {"symmetric_gemm": ("gain", float), "small_polar": ("gain", float), "cpu_products": ("products", str)}
 
 # Writing holds the lock for milliseconds. A lock older than this belongs to a process that has died.
@@ -129,8 +128,8 @@ def _table_of(content: dict[str, Any]) -> Table:
         field, kind = JUDGED[kernel]
         numbers = {name: entry[name] for name in ("m", "k", *LAUNCHED[kernel])}
         integers = all(type(number) is int for number in numbers.values())
-        switched = all(numbers.pop(name, 0) in (0, 1) for name in SWITCHES)
-        if not integers or not switched or min(numbers.values()) < 1 or type(entry[field]) is not kind:
+        switch = numbers.pop("on_chip", 0)
+        if not integers or min(numbers.values()) < 1 or switch not in (0, 1) or type(entry[field]) is not kind:
             raise ValueError(f"{entry} is no measurement of {kernel}")
         table.measured[Need(kernel, dtype, entry["m"], entry["k"])] = entry
     for kernel, dtypes in content["failed"].items():

@@ -2,7 +2,7 @@
 
 Shipped measurements are `configs/<device>.json`, written by the lab: for each kernel and dtype a list of entries
 
-    {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 4, "split": 0, "gain": 1.31}
+    {"m": 2048, "k": 8192, "tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 4, "sections": 1, "gain": 1.31}
 
 `gain` is torch's time divided by the kernel's. A size uses the entry nearest in m and k, by ratio. A measurement made
 here counts for exactly its own size.

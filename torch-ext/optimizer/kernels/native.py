@@ -33,7 +33,7 @@
 
         C = alpha A B + beta D            without beta D where `D` is None
 
-    hopper_gemm_(C, A, B, D, alpha, beta, diagonal, split=False)
+    hopper_gemm_(C, A, B, D, alpha, beta, diagonal, sections=1)
 
         C = alpha A B + beta D + diagonal I       symmetric, on GPUs; documented in `hopper_gemm.py`
 

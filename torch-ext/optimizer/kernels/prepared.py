@@ -81,7 +81,7 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
     config = chosen_for(A, B, D, C)
     compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta, diagonal), config)
     if config in COMPILED:
-        start = _start_of_compiled(bool(config.split))
+        start = _start_of_compiled(config.sections)
     elif compiled is None:  # an empty product, or Triton's interpreter, which compiles nothing
         return None
     else:
@@ -92,9 +92,9 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
     return None
 
 
-def _start_of_compiled(split: bool) -> Start:
+def _start_of_compiled(sections: int) -> Start:
     def start(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
-        hopper_product(A, B, None if D is C else D, alpha, beta, C, diagonal, split)
+        hopper_product(A, B, None if D is C else D, alpha, beta, C, diagonal, sections)
 
     return start
 

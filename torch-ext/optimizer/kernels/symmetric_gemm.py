@@ -139,12 +139,12 @@ def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, 
     """Write the product into C by one launch with an explicit configuration; return what Triton compiled for it.
 
     `scalars` is (alpha, beta, diagonal): all numbers, or all 0-d float32 tensors on the device of C. The other
-    arguments are those of `symmetric_gemm_`, unchecked. COMPILED are not Triton's: with them scalars must be numbers,
-    and the result is None. It is also None if there was nothing to launch.
+    arguments are those of `symmetric_gemm_`, unchecked. Configurations in COMPILED are not Triton's: with them scalars
+    must be numbers, and the result is None. It is also None if there was nothing to launch.
     """
     if config in COMPILED:
         alpha, beta, diagonal = scalars
-        hopper_gemm.hopper_product(A, B, D, alpha, beta, C, diagonal, bool(config.split))
+        hopper_gemm.hopper_product(A, B, D, alpha, beta, C, diagonal, config.sections)
         return None
     launch = arrange(A, B, D, C, isinstance(scalars[0], Tensor), config)
     if launch is None:

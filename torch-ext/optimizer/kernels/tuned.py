@@ -16,8 +16,8 @@ from .tracing import constant_while_traced
 class Config(NamedTuple):
     """How a symmetric product is launched: square tiles of `tile`, summed over k in steps of `tile_k`.
 
-    A tile of 256 is shared by two programs of 128 rows, or, in `COMPILED`, by two multiprocessors. `split` is 1 if some
-    tiles are summed in sections, which only `COMPILED` can.
+    A tile of 256 is shared by two programs of 128 rows, or, in `COMPILED`, by two multiprocessors. Only these sum some
+    tiles in several `sections`.
     """
 
     tile: int
@@ -25,7 +25,7 @@ class Config(NamedTuple):
     group: int
     warps: int
     stages: int
-    split: int = 0
+    sections: int = 1
 
 
 class SmallConfig(NamedTuple):
@@ -52,7 +52,7 @@ class Target(NamedTuple):
 # The product of `hopper_gemm.py`, which is compiled with these numbers: two multiprocessors, of 12 warps each, work on
 # a square of 256. It is among the configurations, so it is proven, raced and remembered like the others.
 HOPPER = Config(256, 64, 8, 12, 4)
-COMPILED = (HOPPER, HOPPER._replace(split=1))
+COMPILED = tuple(HOPPER._replace(sections=sections) for sections in (1, 3, 5))
 HOPPERS = Target("cuda", 90)  # where it runs
 
 # Up to this side the result has tiles of 64. With tiles of 128 a matrix of side 768 has only 21, for 108 to 148

@@ -24,8 +24,7 @@ OPERATIONS = {
     "gemm_instructions": Operation(gemm.INSTRUCTIONS_SCHEMA, gemm.gemm_instructions),
     # Compiled for GPUs of compute capability 9.0 or not at all: `hopper_gemm.is_built` says which.
     "hopper_gemm_": Operation(
-        "(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, "
-        "bool split=False) -> ()",
+        "(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, int sections=1) -> ()",
         None,
     ),
 }
