@@ -96,17 +96,7 @@ def test_every_small_polar_config_is_linted(kernel, variant):
 
 def test_measured_configs_are_linted_in_every_layout(package):
     """A file that does not name its target raises."""
-    entry = {
-        "m": 2048,
-        "k": 8192,
-        "tile": 128,
-        "tile_k": 64,
-        "group": 4,
-        "warps": 8,
-        "stages": 3,
-        "sections": 1,
-        "gain": 1,
-    }
+    entry = dict(m=2048, k=8192, tile=128, tile_k=64, group=4, warps=8, stages=3, sections=1, gain=1.3)
     (package / "kernels/configs").mkdir(exist_ok=True)
     file = package / "kernels/configs/NVIDIA_H200.json"
     small = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 2, "on_chip": 0}

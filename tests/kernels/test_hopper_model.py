@@ -110,7 +110,7 @@ def test_products_of_integers_are_exact_in_every_order_of_events(dtype, m, k, cl
 
 
 @pytest.mark.parametrize("m, k, sections", CUT)
-@pytest.mark.parametrize("clusters, together, piece", [(1, 1, 2), (5, 1, 2), (5, 5, 2), (4, 2, 1)])
+@pytest.mark.parametrize("clusters, together, piece", [(1, 1, 2), (5, 1, 2), (3, 3, 2), (4, 2, 1)])
 def test_sums_of_sections_are_exact_however_few_clusters_run_at_one_time(m, k, sections, clusters, together, piece):
     A, D = integers(2, m, k, dtype=torch.float16), symmetric(2, m, m, dtype=torch.float16)
     wanted = (0.5 * A.double() @ A.double().mT + 2 * D.double() + 3 * torch.eye(m)).half()
