@@ -65,10 +65,6 @@ CUtensorMap target_of(const HopperGemm& call) {
 // Of sums of sections. Larger calls run in pieces, of one matrix at least.
 constexpr int64_t kMostMemory = int64_t{64} << 20;
 
-int64_t sums_of(const hopper::Sections& sections, int64_t matrices) {
-  return hopper::kept_sums(matrices * sections.last, sections.sections);
-}
-
 // Numbers of 4 bytes on a device. torch's ABI says that an allocation failed, but not why.
 Tensor allocate(int64_t numbers, int32_t device) {
   try {
@@ -143,7 +139,8 @@ void launch_pieces(const HopperGemm& call, cudaStream_t stream) {
     return hopper::sections_of_call(matrices, call.m, call.k, call.sections);
   };
   const hopper::Sections alone = sections_of(1);
-  const int64_t each = sums_of(alone, 1), fit = each > 0 ? kMostMemory / (each * sizeof(float)) : call.count;
+  const int64_t each = hopper::kept_sums(alone.last, alone.sections);
+  const int64_t fit = each > 0 ? kMostMemory / (each * sizeof(float)) : call.count;
   const int64_t together = std::clamp<int64_t>(fit, 1, call.count);
   const int64_t sums = together * each, parts = together * alone.last * hopper::kParts;
   std::optional<Tensor> numbers;

@@ -35,10 +35,16 @@ OPTIMIZER_INLINE int64_t place_of_sums(int64_t part, const Section& at, int sect
   return (in_section * kGroupThreads + thread) * kTogether;
 }
 
+// The number of this warp group's part among those of all squares that are cut.
+template <class Machine>
+OPTIMIZER_INLINE int part_number(const Machine& machine, const Section& at) {
+  return at.number * kParts + machine.block() * kGroups + machine.group();
+}
+
 // Keeps the sums of a section. Returns whether those of its part are complete now.
 template <class Machine, class Sums>
 OPTIMIZER_INLINE bool complete(Machine& machine, const Section& at, const Sums& sums) {
-  const int part = at.number * kParts + machine.block() * kGroups + machine.group();
+  const int part = part_number(machine, at);
 #pragma unroll
   for (int i = 0; i < kSums; i += kTogether) {
     const FourSums four{sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
@@ -56,7 +62,7 @@ OPTIMIZER_INLINE bool complete(Machine& machine, const Section& at, const Sums& 
 // as reading whole parts takes more registers than there are.
 template <class Machine, class Sums>
 OPTIMIZER_INLINE PieceSums sums_of_piece(const Machine& machine, const Section& at, const Sums& sums, int piece) {
-  const int part = at.number * kParts + machine.block() * kGroups + machine.group(), first = piece * kPieceSums;
+  const int part = part_number(machine, at), first = piece * kPieceSums;
   PieceSums result;
 #pragma unroll
   for (int i = 0; i < kPieceSums; ++i) {
