@@ -98,10 +98,8 @@ struct Sections {
 inline Sections sections_of_call(int64_t matrices, int64_t m, int64_t k, int64_t sections) {
   Sections all;
   all.side = static_cast<int>((m + kSquare - 1) / kSquare);
-  if (std::min<int64_t>(sections, tiles_along(k)) > 1) {
-    all.last = triangle(all.side) % kAtOnce;
-    all.sections = static_cast<int>(std::min<int64_t>(sections, tiles_along(k)));
-  }
+  all.sections = static_cast<int>(std::min<int64_t>(sections, tiles_along(k)));
+  all.last = all.sections > 1 ? triangle(all.side) % kAtOnce : 0;
   all.count = static_cast<int>(matrices * all.of_matrix());
   return all;
 }

@@ -63,12 +63,15 @@ OPTIMIZER_INLINE bool complete(Machine& machine, const Section& at, const Sums& 
 template <class Machine, class Sums>
 OPTIMIZER_INLINE PieceSums sums_of_piece(const Machine& machine, const Section& at, const Sums& sums, int piece) {
   const int part = part_number(machine, at), first = piece * kPieceSums;
-  PieceSums result;
+  PieceSums result{};
+  if (at.sections == 1) {
 #pragma unroll
-  for (int i = 0; i < kPieceSums; ++i) {
-    result.at[i] = at.sections > 1 ? 0 : sums[first + i];
+    for (int i = 0; i < kPieceSums; ++i) {
+      result.at[i] = sums[first + i];
+    }
+    return result;
   }
-  for (int section = 0; at.sections > 1 && section < at.sections; ++section) {
+  for (int section = 0; section < at.sections; ++section) {
 #pragma unroll
     for (int i = 0; i < kPieceSums; i += kTogether) {
       const FourSums more = machine.kept(place_of_sums(part, at, section, machine.thread(), first + i));

@@ -2,6 +2,7 @@
 #define OPTIMIZER_AVX512F __attribute__((target("avx2,fma")))
 #include "../../optimizer_cpu/gemm_float32.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <random>
 

@@ -104,8 +104,6 @@ def test_it_competes_on_its_gpu_alone(kernel, monkeypatch, gpu, dtype, competes)
     configs = candidates.product_configs(torch.device("cpu"), dtype, 2048)
     assert [config in configs for config in tuned.COMPILED] == [competes] * len(tuned.COMPILED)
     assert configs[0] not in tuned.COMPILED
-    whole = candidates.product_configs(torch.device("cpu"), dtype, 8192)  # 528 squares, 8 for each pair
-    assert [config for config in tuned.COMPILED if config in whole] == [tuned.HOPPER] * competes
 
 
 @pytest.mark.parametrize("fastest", ["whole", "sections", "Triton"])

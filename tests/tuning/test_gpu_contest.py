@@ -75,6 +75,17 @@ def test_the_fastest_right_configuration_is_launched(kernel, gpu, measurements, 
     assert kernel.kernels.gains.gain_of(CPU, HALF, "symmetric_gemm", size, None) == (1.5, "measured here")
 
 
+@pytest.mark.parametrize("rows, sections", [(48, [1, 3, 5]), (11 * 256, [1])], ids=str)
+def test_sections_compete_only_where_squares_are_left_over(kernel, gpu, rows, sections):
+    """Whoever names the configurations: a matrix of 11 x 256 rows has 66 squares, one for each pair."""
+    need = kernel.kernels.measurement_file.Need("symmetric_gemm", "float16", rows, 16)
+    task, compiled = kernel.tuning.contest.Task(need, CPU, 1), kernel.kernels.tuned.COMPILED
+    for configs in (None, list(compiled)):
+        contest = kernel.tuning.gpu_contest.gpu_contest(task, configs)
+        found = [config.sections for config in compiled if "-".join(map(str, config)) in contest.candidates]
+        assert found == sections
+
+
 def test_torchs_products_stay_where_they_are_faster(kernel, gpu):
     finding = measure(kernel, {"torch": 0.5})
     assert finding.entry["gain"] == 0.5 and "torch's products" in finding.said

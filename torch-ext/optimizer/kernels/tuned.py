@@ -111,6 +111,10 @@ def chosen_config(
     entry = nearest(device_name, dtype, *shape) if aligned else None
     if entry is None:
         return safe_config(target, dtype, shape[0], descriptors, aligned)
+    return _config_of(entry)
+
+
+def _config_of(entry: dict) -> Config:
     return Config(*(entry[field] for field in Config._fields))
 
 
@@ -202,4 +206,4 @@ def launches_hopper_gemm(device: torch.device, dtype: torch.dtype, m: int, k: in
     if not torch.cuda.is_available() or not is_built():  # `device` is a fake GPU, or there is no such kernel
         return False
     entry = nearest(torch.cuda.get_device_name(device), dtype, m, k)
-    return entry is not None and any(config._asdict().items() <= entry.items() for config in COMPILED)
+    return entry is not None and _config_of(entry) in COMPILED

@@ -6,7 +6,7 @@ from typing import Iterable
 
 import torch
 
-from ..kernels.hopper_gemm import cuts, is_built
+from ..kernels.hopper_gemm import is_built
 from ..kernels.machine import key_of
 from ..kernels.measurements import shipped_entries
 from ..kernels.products import symmetric_gemm
@@ -26,13 +26,12 @@ from ..kernels.tuned import (
 def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Config]:
     """Return the symmetric product's configurations to try for results of m rows: safe, shipped and usual ones.
 
-    If the compiled Hopper product runs on this device, it is one of them, and in sections where these change anything.
+    If the compiled Hopper product runs on this device, it is among them, in each number of sections.
     """
     target = target_of(device)
     safe = safe_config(target, dtype, m, symmetric_gemm.reads_descriptors(device), True)
     every = [safe, *_shipped(device, dtype, "symmetric_gemm", Config), *usual_configs(target, dtype)]
-    idle = {config for config in COMPILED if not is_built() or (config.sections > 1 and not cuts(m))}
-    return _distinct(config for config in every if config not in idle)
+    return _distinct(config for config in every if config not in COMPILED or is_built())
 
 
 def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[SmallConfig]:

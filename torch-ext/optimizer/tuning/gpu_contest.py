@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..iteration import Iteration, choose_iteration
 from ..kernels.gains import Gain
+from ..kernels.hopper_gemm import cuts
 from ..kernels.products import BATCHED, small_choice, small_polar, symmetric_choice, symmetric_gemm
 from ..kernels.tuned import COMPILED, Config, SmallConfig
 from ..polar import matrices_together, polar_factors
@@ -106,6 +107,7 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
             BATCHED.commuting(X, BATCHED.gram_affine(X, beta, alpha, DIAGONAL))
 
     configs = product_configs(device, dtype, m) if configs is None else configs
+    configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again
     prove = partial(_prove_product, X.new_empty(0), (ragged, (m, k)))
     return _Ways(configs, prove, run, torchs, symmetric_choice(device, dtype, m, k), count)
 
