@@ -61,7 +61,8 @@ def test_result_sharing_the_operands_memory_is_refused(kernel):
 
 def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypatch):
     products, measurements = kernel.kernels.products, kernel.kernels.measurements
-    entries = [{"m": 512, "k": 512, "gain": 0.9}, {"m": 4096, "k": 4096, "gain": 1.4}]
+    config = kernel.kernels.tuned.Config(128, 64, 8, 8, 3)._asdict()
+    entries = [{"m": 512, "k": 512, **config, "gain": 0.9}, {"m": 4096, "k": 4096, **config, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(products, "supports_triton", lambda device: True)
