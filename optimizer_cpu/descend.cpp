@@ -60,9 +60,8 @@ OPTIMIZER_INLINE void descend_tile(const Descend& call, const Matrix<3>& m, cons
   for (int64_t r = 0; r < box.rows; ++r) {
     const T scale = call.row_scale ? call.row_scale[call.places[m.index].first_row + box.row + r] : T(1);
     T *p = parameter + r * box.cols, *u = update + r * box.cols;
-    for (int64_t c = 0; c < box.cols; ++c) {
-      p[c] = descend(p[c], u[c], by, scale);
-    }
+    for_each_of_row(box.cols,
+                    [&](int64_t c) __attribute__((always_inline)) { p[c] = descend(p[c], u[c], by, scale); });
   }
   if (call.seeds.data) {
     round_tile(parameter, call, m, box);

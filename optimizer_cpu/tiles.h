@@ -3,6 +3,7 @@
 
 #include "../optimizer_common/matrices.h"
 #include "threads.h"
+#include "transpose.h"
 
 #include <algorithm>
 #include <vector>
@@ -38,15 +39,45 @@ OPTIMIZER_INLINE Stored* start_of(const View& view, const Box& box) {
   return reinterpret_cast<Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
 }
 
-// Runs of memory have a loop of their own, the one that compilers vectorise.
+// Calls work(c) for all c < count. Rows of whole steps, such as those of a square tile, have a loop of a length that
+// compilers know: finding out at each short row how to go through it takes longer than going through it.
+template <class Work>
+OPTIMIZER_INLINE void for_each_of_row(int64_t count, const Work& work) {
+  constexpr int64_t kStep = 16;
+  if (count % kStep == 0) {
+    for (int64_t first = 0; first < count; first += kStep) {
+      for (int64_t i = 0; i < kStep; ++i) {
+        work(first + i);
+      }
+    }
+  } else {
+    for (int64_t c = 0; c < count; ++c) {
+      work(c);
+    }
+  }
+}
+
+// So many rows before it reads a row, a thread asks for it: processors do not guess where the next short row is.
+constexpr int64_t kRowsAhead = 8;
+constexpr int64_t kLineBytes = 64;
+
+template <class Stored>
+OPTIMIZER_INLINE void prefetch_row(const Stored* from, int64_t count) {
+  for (int64_t c = 0; c < count; c += kLineBytes / sizeof(Stored)) {
+    __builtin_prefetch(from + c);
+  }
+}
+
+// Runs of memory have a loop of their own, the one that compilers vectorise. Lambdas must be inlined into the clones, too.
 template <class T, class Stored>
-OPTIMIZER_INLINE void load_rows(T* to, const View& view, const Box& box) {
+OPTIMIZER_INLINE void load_rows(T* __restrict to, const View& view, const Box& box) {
   const Stored* from = start_of<Stored>(view, box);
   for (int64_t r = 0; r < box.rows; ++r, from += view.row_stride, to += box.cols) {
     if (view.col_stride == 1) {
-      for (int64_t c = 0; c < box.cols; ++c) {
-        to[c] = widen<T>(from[c]);
+      if (r + kRowsAhead < box.rows) {
+        prefetch_row(from + kRowsAhead * view.row_stride, box.cols);
       }
+      for_each_of_row(box.cols, [&](int64_t c) __attribute__((always_inline)) { to[c] = widen<T>(from[c]); });
     } else {
       for (int64_t c = 0; c < box.cols; ++c) {
         to[c] = widen<T>(from[c * view.col_stride]);
@@ -56,13 +87,11 @@ OPTIMIZER_INLINE void load_rows(T* to, const View& view, const Box& box) {
 }
 
 template <class T, class Stored>
-OPTIMIZER_INLINE void store_rows(const T* from, const View& view, const Box& box) {
+OPTIMIZER_INLINE void store_rows(const T* __restrict from, const View& view, const Box& box) {
   Stored* to = start_of<Stored>(view, box);
   for (int64_t r = 0; r < box.rows; ++r, from += box.cols, to += view.row_stride) {
     if (view.col_stride == 1) {
-      for (int64_t c = 0; c < box.cols; ++c) {
-        to[c] = narrow<Stored>(from[c]);
-      }
+      for_each_of_row(box.cols, [&](int64_t c) __attribute__((always_inline)) { to[c] = narrow<Stored>(from[c]); });
     } else {
       for (int64_t c = 0; c < box.cols; ++c) {
         to[c * view.col_stride] = narrow<Stored>(from[c]);
@@ -71,7 +100,6 @@ OPTIMIZER_INLINE void store_rows(const T* from, const View& view, const Box& box
   }
 }
 
-// Lambdas must be inlined into the clones, too.
 template <class T>
 OPTIMIZER_INLINE void load_rows(T* to, ScalarType dtype, const View& view, const Box& box) {
   with_stored(dtype, [&](auto stored) __attribute__((always_inline)) {
@@ -84,15 +112,6 @@ OPTIMIZER_INLINE void store_rows(const T* from, ScalarType dtype, const View& vi
   with_stored(dtype, [&](auto stored) __attribute__((always_inline)) {
     store_rows<T, decltype(stored)>(from, view, box);
   });
-}
-
-template <class T>
-OPTIMIZER_INLINE void transpose(T* to, const T* from, int64_t rows, int64_t cols) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) {
-      to[c * rows + r] = from[r * cols + c];
-    }
-  }
 }
 
 // A box of a tensor, row by row, as T. Column-major tensors are read in the order of their memory.
