@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ def find_variant(build: Path) -> Path:
 
     As for the Hub's loader, a compiled one comes before one without a library.
     """
-    folders = [file.parent for file in sorted(build.glob("*/metadata.json"))]
+    folders = [file.parent for file in sorted(build.glob("*/metadata.json")) if runs_here(file.parent)]
     folders.sort(key=is_compiled, reverse=True)
     backends = {folder: read_metadata(folder)["backend"]["type"] for folder in folders}
     wanted = ("cuda", "cpu") if torch.version.cuda else ("cpu",)
@@ -43,6 +44,11 @@ def find_variant(build: Path) -> Path:
 def is_compiled(variant: Path) -> bool:
     """Whether a variant has a library; a noarch one has Python files alone."""
     return any(variant.glob("*.so"))
+
+
+def runs_here(variant: Path) -> bool:
+    """Whether a variant has no library, or one for this machine's processor, which its folder's name has."""
+    return not is_compiled(variant) or platform.machine() in variant.name
 
 
 def load_variant(folder: Path) -> ModuleType:

@@ -128,6 +128,13 @@ def test_what_measures_prefers_the_compiled_variant(both, monkeypatch):
     assert find_variant(both).name == "torch-cpu"
 
 
+def test_what_measures_leaves_out_other_machines_variants(both, monkeypatch):
+    """Their names may come first in the folder, as aarch64's does."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert find_variant(both).name == "torch-cpu"
+
+
 def test_the_lab_takes_no_variant_without_a_library(both, monkeypatch):
     """It would measure torch's operations. The one for CUDA is what the folder has for a torch for CUDA."""
     monkeypatch.setattr(torch.version, "cuda", "12.8")
