@@ -39,12 +39,12 @@ OPTIMIZER_INLINE Stored* start_of(const View& view, const Box& box) {
   return reinterpret_cast<Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
 }
 
-// Calls work(c) for all c < count. Rows of whole steps, such as those of a square tile, have a loop of a length that
-// compilers know: finding out at each short row how to go through it takes longer than going through it.
+// Calls work(c) for all c < count. Short rows, such as those of a square tile, are walked through in steps of a length
+// that compilers know: finding out at each of them how to go through it takes longer than going through it.
 template <class Work>
 OPTIMIZER_INLINE void for_each_of_row(int64_t count, const Work& work) {
   constexpr int64_t kStep = 16;
-  if (count % kStep == 0) {
+  if (count <= kTileSide && count % kStep == 0) {
     for (int64_t first = 0; first < count; first += kStep) {
       for (int64_t i = 0; i < kStep; ++i) {
         work(first + i);
