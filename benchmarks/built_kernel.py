@@ -25,17 +25,17 @@ def load_built(build: Path) -> tuple[ModuleType, torch.device]:
 
 
 def find_variant(build: Path) -> Path:
-    """Return the folder of the variant in `build` for this torch: CUDA's for a CUDA build of torch, else the CPU's.
+    """Return the folder of the variant in `build` for this torch and processor: CUDA's for a CUDA torch, else the CPU's.
 
     As for the Hub's loader, a compiled one comes before one without a library.
     """
-    folders = [file.parent for file in sorted(build.glob("*/metadata.json")) if runs_here(file.parent)]
+    folders = [file.parent for file in sorted(build.glob("*/metadata.json"))]
     folders.sort(key=is_compiled, reverse=True)
     backends = {folder: read_metadata(folder)["backend"]["type"] for folder in folders}
     wanted = ("cuda", "cpu") if torch.version.cuda else ("cpu",)
     for backend in wanted:
         for folder, of in backends.items():
-            if of == backend:
+            if of == backend and runs_here(folder):
                 return folder
     found = ", ".join(f"{folder.name} for {of}" for folder, of in backends.items()) or "no variant"
     raise FileNotFoundError(f"need a variant for {' or '.join(wanted)} in {build}, which has {found}")

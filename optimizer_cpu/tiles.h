@@ -39,8 +39,9 @@ OPTIMIZER_INLINE Stored* start_of(const View& view, const Box& box) {
   return reinterpret_cast<Stored*>(view.data) + box.row * view.row_stride + box.col * view.col_stride;
 }
 
-// Calls work(c) for all c < count. Short rows, such as those of a square tile, are walked through in steps of a length
-// that compilers know: finding out at each of them how to go through it takes longer than going through it.
+// Calls work(c) for all c < count. Short rows, such as those of a square tile, go in steps of 16 where that divides them:
+// a loop of unknown length would spend longer on choosing its way than on the row. Lambdas must be inlined, since only
+// then are they compiled for each clone.
 template <class Work>
 OPTIMIZER_INLINE void for_each_of_row(int64_t count, const Work& work) {
   constexpr int64_t kStep = 16;
@@ -57,7 +58,7 @@ OPTIMIZER_INLINE void for_each_of_row(int64_t count, const Work& work) {
   }
 }
 
-// So many rows before it reads a row, a thread asks for it: processors do not guess where the next short row is.
+// A row is prefetched so many rows before it is read: processors do not foresee where the next short row starts.
 constexpr int64_t kRowsAhead = 8;
 constexpr int64_t kLineBytes = 64;
 
@@ -68,7 +69,7 @@ OPTIMIZER_INLINE void prefetch_row(const Stored* from, int64_t count) {
   }
 }
 
-// Runs of memory have a loop of their own, the one that compilers vectorise. Lambdas must be inlined into the clones, too.
+// Runs of memory have a loop of their own, the one that compilers vectorise.
 template <class T, class Stored>
 OPTIMIZER_INLINE void load_rows(T* __restrict to, const View& view, const Box& box) {
   const Stored* from = start_of<Stored>(view, box);

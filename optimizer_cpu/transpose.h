@@ -5,35 +5,28 @@
 
 namespace optimizer {
 
-// Squares of this side are transposed in registers, each of which holds a row.
-constexpr int64_t kSquareSide = 8;
+// Squares of this side are transposed in registers. Each holds a row, of the 16 bytes that all processors have.
+constexpr int64_t kSquareSide = 4;
 
 #if __has_builtin(__builtin_shufflevector)  // GCC has it since release 12
 using SquareRow = float __attribute__((vector_size(kSquareSide * sizeof(float))));
 
-// Rows next to each other exchange elements, then rows two apart, then rows four apart. The first two rounds stay
-// within 16 bytes, as the fastest shuffles of x86-64 do.
 OPTIMIZER_INLINE void transpose_square(float* to, int64_t to_stride, const float* from, int64_t from_stride) {
-  SquareRow rows[kSquareSide], twos[kSquareSide], fours[kSquareSide];
+  SquareRow rows[kSquareSide];
   for (int64_t i = 0; i < kSquareSide; ++i) {
     std::memcpy(&rows[i], from + i * from_stride, sizeof(SquareRow));
   }
-  for (int64_t i = 0; i < kSquareSide; i += 2) {
-    twos[i] = __builtin_shufflevector(rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-    twos[i + 1] = __builtin_shufflevector(rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-  }
-  for (const int64_t half : {0, 4}) {
-    for (const int64_t i : {0, 1}) {
-      const SquareRow &upper = twos[half + i], &lower = twos[half + i + 2];
-      fours[half + 2 * i] = __builtin_shufflevector(upper, lower, 0, 1, 8, 9, 4, 5, 12, 13);
-      fours[half + 2 * i + 1] = __builtin_shufflevector(upper, lower, 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-  }
-  for (int64_t i = 0; i < 4; ++i) {
-    const SquareRow first = __builtin_shufflevector(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    const SquareRow second = __builtin_shufflevector(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-    std::memcpy(to + i * to_stride, &first, sizeof(SquareRow));
-    std::memcpy(to + (i + 4) * to_stride, &second, sizeof(SquareRow));
+  // Two columns of two rows each.
+  const SquareRow left_of_upper = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
+  const SquareRow right_of_upper = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
+  const SquareRow left_of_lower = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
+  const SquareRow right_of_lower = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+  const SquareRow columns[kSquareSide] = {__builtin_shufflevector(left_of_upper, left_of_lower, 0, 1, 4, 5),
+                                          __builtin_shufflevector(left_of_upper, left_of_lower, 2, 3, 6, 7),
+                                          __builtin_shufflevector(right_of_upper, right_of_lower, 0, 1, 4, 5),
+                                          __builtin_shufflevector(right_of_upper, right_of_lower, 2, 3, 6, 7)};
+  for (int64_t i = 0; i < kSquareSide; ++i) {
+    std::memcpy(to + i * to_stride, &columns[i], sizeof(SquareRow));
   }
 }
 #else

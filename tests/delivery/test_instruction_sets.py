@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from tools.build import compilers, machines, variants
-from tools.emulation.operations import FLOATS, descended, packed, packed_in_8_bits, ways_to_descend
+from tools.emulation.operations import (
+    FLOATS,
+    descended,
+    packed,
+    packed_by_columns,
+    packed_in_8_bits,
+    ways_to_descend,
+)
 
 # What each level adds to the one before, as Linux names it. What v2 adds plays no part in these formulas.
 ADDED = {
@@ -59,6 +66,13 @@ def test_every_level_packs_the_same_bits(native, operations):
     for *dtypes, nesterov in itertools.product(FLOATS, FLOATS, FLOATS, (True, False)):
         results = zip(packed(native, dtypes, nesterov), packed(operations, dtypes, nesterov))
         assert all(torch.equal(shipped, own) for shipped, own in results), (dtypes, nesterov)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_every_level_transposes_the_same_bits(native, operations, dtype):
+    results = zip(packed_by_columns(native, dtype), packed_by_columns(operations, dtype))
+    assert all(torch.equal(shipped, own) for shipped, own in results)
 
 
 @pytest.mark.slow

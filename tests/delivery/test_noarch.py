@@ -129,10 +129,13 @@ def test_what_measures_prefers_the_compiled_variant(both, monkeypatch):
 
 
 def test_what_measures_leaves_out_other_machines_variants(both, monkeypatch):
-    """Their names may come first in the folder, as aarch64's does."""
+    """Also where their names come first in the folder, as aarch64's does."""
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert find_variant(both).name == "torch-cpu"
+    here, elsewhere = (both / f"torch-stable-abi211-cpu-{machine}-linux" for machine in ("x86_64", "aarch64"))
+    shutil.copytree(here, elsewhere)
+    for machine, variant in ("x86_64", here), ("aarch64", elsewhere), ("riscv64", both / "torch-cpu"):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        assert find_variant(both) == variant
 
 
 def test_the_lab_takes_no_variant_without_a_library(both, monkeypatch):

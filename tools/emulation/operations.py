@@ -84,6 +84,14 @@ def ways_to_descend(dtype: torch.dtype) -> list[dict]:
     return [{}, *seeded, *([{"halves": True}] if dtype == torch.bfloat16 else [])]
 
 
+def packed_by_columns(operations, dtype: torch.dtype) -> list[Tensor]:
+    """A matrix by rows packed into one by columns; its sizes are no multiples of what is transposed in registers."""
+    momentum, gradient = (numbers(dtype, seed, shape=(77, 83)) for seed in (8, 9))
+    columns = torch.zeros(1, 83, 77, dtype=dtype)
+    operations.momentum_pack_([momentum], [gradient], columns.mT, 0.95, True)
+    return [bits(momentum), bits(columns)]
+
+
 def moved(operations, dtype: torch.dtype) -> list[Tensor]:
     """A buffer with two blocks of a batch, and a batch with these blocks of it."""
     matrices, buffer = values(dtype, 3)[None].clone(), torch.zeros(1000, dtype=dtype)
@@ -131,6 +139,7 @@ def results(operations) -> Iterator[tuple[str, list[Tensor]]]:
     yield "momentum_pack_", _all(packed(operations, *way) for way in itertools.product(triples, switch))
     ways = list(itertools.product(pairs, switch))
     yield "momentum_pack_, 8 bits", _all(packed_in_8_bits(operations, *way) for way in ways)
+    yield "momentum_pack_, transposed", _all(packed_by_columns(operations, dtype) for dtype in FLOATS)
     ways = [(dtypes, mode, how) for dtypes, _ in ways[::2] for mode in range(3) for how in ways_to_descend(dtypes[0])]
     yield "descend_", _all(descended(operations, dtypes, mode, **how) for dtypes, mode, how in ways)
     yield "move_blocks_", _all(moved(operations, dtype) for dtype in FLOATS)
