@@ -25,7 +25,7 @@ def load_built(build: Path) -> tuple[ModuleType, torch.device]:
 
 
 def find_variant(build: Path) -> Path:
-    """Return the folder of the one in `build` for this torch and processor: CUDA's for a CUDA torch, else the CPU's.
+    """Return the variant in `build` for this processor and torch, as a folder: CUDA's for a CUDA torch, else the CPU's.
 
     As for the Hub's loader, a compiled one comes before one without a library.
     """
