@@ -123,6 +123,6 @@ def _replayed(kernel: ModuleType):
             norms = torch.empty(count, dtype=torch.float32, device=batch.device)
             return update.as_parameter(batch, factors), norms.clone()
 
-        return graphs.Packed(directions, replay)
+        return graphs.Packed(directions, update.norms_memory(batch, directions), replay)
 
     return packed

@@ -104,7 +104,8 @@ def replayed(kernel: ModuleType, launch: Callable[[], object]):
         if key not in kept:
             directions = update.packed_memory(batch, count, batch.device)
             updates, norms = update.as_parameter(batch, directions.half()), torch.ones(count)
-            kept[key] = graphs.Packed(directions, lambda: (launch(), (updates, norms.clone()))[1])
+            of_directions = update.norms_memory(batch, directions)
+            kept[key] = graphs.Packed(directions, of_directions, lambda: (launch(), (updates, norms.clone()))[1])
         return kept[key]
 
     return packed

@@ -20,6 +20,9 @@ struct View {
   int64_t row_stride, col_stride;
 };
 
+// Along which lines of a matrix squares are summed for its norm, if at all.
+enum class Squares { kUnused, kByRows, kByColumns };
+
 // The N tensors, all of one shape, at one index of the lists.
 template <int N>
 struct Matrix {
@@ -28,6 +31,7 @@ struct Matrix {
   int64_t index;  // in the list
   int64_t tile_rows, tile_cols;
   int64_t first_tile;  // in the list
+  Squares squares = Squares::kUnused;
 };
 
 // A rectangle of a matrix.
@@ -117,19 +121,29 @@ OPTIMIZER_INLINE void collapse(Matrix<N>& m) {
 template <int N>
 void transpose(Matrix<N>& m) {
   std::swap(m.rows, m.cols);
+  if (m.squares != Squares::kUnused) {
+    m.squares = m.squares == Squares::kByRows ? Squares::kByColumns : Squares::kByRows;
+  }
   for (View& v : m.views) {
     std::swap(v.row_stride, v.col_stride);
   }
 }
 
-// For elements that do not depend on their place: walks along the memory of the first tensor, which is read and
-// written, so that only the others may have to be transposed on the way; as one run if all agree.
+// Walks along the memory of the first tensor, which is read and written, so that only the others may have to be
+// transposed on the way.
 template <int N>
-void simplify(Matrix<N>& m) {
+void follow_memory(Matrix<N>& m) {
   if (m.views[0].row_stride == 1 && m.views[0].col_stride != 1) {
     transpose(m);
   }
-  if (is_one_run(m)) {
+}
+
+// For elements that do not depend on their place, unless their squares do: along memory, and as one run if all tensors
+// agree.
+template <int N>
+void simplify(Matrix<N>& m) {
+  follow_memory(m);
+  if (is_one_run(m) && m.squares == Squares::kUnused) {
     collapse(m);
   }
 }

@@ -1,6 +1,7 @@
 // The checked arguments of momentum_pack_; its contract is in torch-ext/optimizer/kernels/native.py.
 #pragma once
 
+#include "normalize.h"
 #include "numbers.h"
 #include "quantize.h"
 
@@ -17,6 +18,7 @@ struct MomentumPack {
   int32_t device;  // of the matrices
   std::vector<Matrix<3>> matrices;
   std::vector<View> scales;  // of each matrix, whose blocks lie along its rows; empty for floating-point momentum
+  MaybeTensor norms;         // of each packed matrix, if they are wanted
 
   bool in_double() const { return std::count(dtypes, dtypes + 3, ScalarType::Double) > 0; }
 };
@@ -61,9 +63,19 @@ inline void check_momentum(const Tensors& momentum, const MaybeTensors& scale, c
   return scale ? check_codes(momentum, *scale, packed) : check_matrices("momentum", momentum, packed);
 }
 
+// Norms are those of normalize.h, of wide matrices: where packed ones are tall, of their transposes.
+inline void check_norms_of(const Tensor& packed, const MaybeInts& offsets, const MaybeTensor& norms) {
+  if (norms) {
+    STD_TORCH_CHECK(!offsets, "norms need a packed batch, so offsets must not be given");
+    STD_TORCH_CHECK(packed.scalar_type() != ScalarType::Double, "norms are those of float32, float16 or bfloat16, but "
+                    "packed is ", packed.scalar_type());
+    check_norms(*norms, packed);
+  }
+}
+
 inline Spans pack_spans(const Tensors& momentum, const MaybeTensors& scale, const Tensors& gradient,
                         const Tensor& packed) {
-  Spans spans(3 * momentum.size() + 4);
+  Spans spans(3 * momentum.size() + 5);
   spans.write("packed", packed);
   for (size_t i = 0; i < momentum.size(); ++i) {
     const Tensor &m = momentum[i], &g = gradient[i];
@@ -94,6 +106,9 @@ inline void add_matrices(MomentumPack& call, const Tensors& momentum, const Mayb
     const Tensor& m = momentum[i];
     const View views[] = {view_of(m, true), view_of(gradient[i], false), part_of(packed, true, offsets, m, i)};
     Matrix<3> matrix{m.size(0), m.size(1), {views[0], views[1], views[2]}, i};
+    if (call.norms) {
+      matrix.squares = matrix.rows > matrix.cols ? Squares::kByColumns : Squares::kByRows;
+    }
     if (scale) {
       call.scales.push_back(turn_to_blocks(matrix, m, (*scale)[i]));
     } else {
@@ -107,17 +122,22 @@ inline void add_matrices(MomentumPack& call, const Tensors& momentum, const Mayb
 inline MomentumPack check_momentum_pack(const Tensors& momentum, const Tensors& gradient, const Tensor& packed,
                                         double beta, bool nesterov, bool maximize, const MaybeInts& offsets,
                                         const MaybeTensor& active, const MaybeTensor& grad_scale,
-                                        const MaybeTensor& found_inf, const MaybeTensors& momentum_scale) {
+                                        const MaybeTensor& found_inf, const MaybeTensors& momentum_scale,
+                                        const MaybeTensor& norms) {
   STD_TORCH_CHECK(gradient.size() == momentum.size(), "need as many gradients as momentum matrices, got ",
                   gradient.size(), " and ", momentum.size());
   STD_TORCH_CHECK(beta >= 0 && beta <= 1, "beta must be from 0 to 1, got ", beta);
   check_momentum(momentum, momentum_scale, packed);
   check_matrices("gradient", gradient, packed);
   check_buffer("packed", packed, momentum, offsets);
+  check_norms_of(packed, offsets, norms);
   Spans spans = pack_spans(momentum, momentum_scale, gradient, packed);
   spans.read("active", active);
   spans.read("grad_scale", grad_scale);
   spans.read("found_inf", found_inf);
+  if (norms) {
+    spans.write("norms", *norms);
+  }
   spans.check();
   MomentumPack call{.dtypes = {dtype_of(momentum), dtype_of(gradient), packed.scalar_type()},
                     .weight = 1 - beta,
@@ -125,7 +145,8 @@ inline MomentumPack check_momentum_pack(const Tensors& momentum, const Tensors& 
                     .maximize = maximize,
                     .grad_scale = grad_scale ? numbers("grad_scale", *grad_scale, 1, packed) : Numbers{},
                     .gate = gate(active, found_inf, momentum.size(), packed),
-                    .device = packed.get_device_index()};
+                    .device = packed.get_device_index(),
+                    .norms = norms};
   add_matrices(call, momentum, momentum_scale, gradient, packed, offsets);
   return call;
 }

@@ -93,7 +93,9 @@ inline FrobeniusNorm check_frobenius_norm(const Tensor& norms, const Tensor& X) 
   spans.write("norms", norms);
   spans.read("X", X);
   spans.check();
-  return {batch_of(X, X, false), norms, X.get_device_index()};
+  FrobeniusNorm call{batch_of(X, X, false), norms, X.get_device_index()};
+  call.batch.first.squares = Squares::kByRows;
+  return call;
 }
 
 inline Normalize check_normalize(const Tensor& out, const Tensor& X, const Tensor& norms, double eps, double scale) {

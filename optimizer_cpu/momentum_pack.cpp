@@ -1,9 +1,10 @@
 // momentum_pack_ on the CPU: one pass over gradients, momentum and the packed batch, tile by tile, by threads that take turns.
 //
 // The formula of one element is in element.h, that of momentum in 8 bits in quantize.h, the checked arguments are in
-// momentum_pack.h; matrices.h cuts matrices into tiles, tiles.h moves a tile between memory and arrays of T.
+// momentum_pack.h; matrices.h cuts matrices into tiles, tiles.h moves a tile between memory and arrays of T, squares.h
+// sums squares.
 #include "../optimizer_common/momentum_pack.h"
-#include "tiles.h"
+#include "squares.h"
 
 namespace optimizer {
 namespace {
@@ -53,40 +54,71 @@ OPTIMIZER_INLINE void store_momentum(T* momentum, const MomentumPack& call, cons
   store_rows<T, int8_t>(momentum, m.views[kMomentum], box);
 }
 
+// Averages the gradients of a box into its momentum; `update` gets what is packed.
 template <class T>
-OPTIMIZER_INLINE void pack(const MomentumPack& call, const Matrix<3>& m, const Box& box) {
-  T momentum[kTileArea], update[kTileArea];
-  const int64_t size = box.rows * box.cols;
-  if (!call.gate.is_open(m.index)) {
-    std::fill_n(update, size, T(0));
-    return store(update, call.dtypes[kPacked], m.views[kPacked], box);
-  }
+OPTIMIZER_INLINE void average(T* update, const MomentumPack& call, const Matrix<3>& m, const Box& box) {
+  T momentum[kTileArea];
   const T weight = static_cast<T>(call.weight);
   const T divisor = gradient_divisor<T>(call.grad_scale.get(0, 1), call.maximize);
   load_momentum(momentum, call, m, box);
   load(update, call.dtypes[kGradient], m.views[kGradient], box);
-  for (int64_t i = 0; i < size; ++i) {
+  for (int64_t i = 0; i < box.rows * box.cols; ++i) {
     const T gradient = update[i] / divisor;
     momentum[i] = lerp(momentum[i], gradient, weight);
     update[i] = call.nesterov ? lerp(momentum[i], gradient, weight) : momentum[i];
   }
   store_momentum(momentum, call, m, box);
+}
+
+// Of what was packed, while the nearest cache has it.
+OPTIMIZER_INLINE void take_squares(UnitSums& sums, ScalarType dtype, const Matrix<3>& m, const Box& box) {
+  const View& packed = m.views[kPacked];
+  if (m.squares == Squares::kByRows) {
+    return sums.take(m.index, dtype, packed, box);
+  }
+  sums.take(m.index, dtype, {packed.data, packed.col_stride, packed.row_stride}, {box.col, box.row, box.cols, box.rows});
+}
+
+template <class T>
+OPTIMIZER_INLINE void pack(const MomentumPack& call, UnitSums& sums, const Matrix<3>& m, const Box& box) {
+  T update[kTileArea];
+  if (call.gate.is_open(m.index)) {
+    average(update, call, m, box);
+  } else {
+    std::fill_n(update, box.rows * box.cols, T(0));
+  }
   store(update, call.dtypes[kPacked], m.views[kPacked], box);
+  if (call.norms) {
+    take_squares(sums, call.dtypes[kPacked], m, box);
+  }
 }
 
-OPTIMIZER_CLONES void pack_in_float(const MomentumPack& call, const Matrix<3>& m, const Box& box) {
-  pack<float>(call, m, box);
+OPTIMIZER_CLONES void pack_in_float(const MomentumPack& call, UnitSums& sums, const Matrix<3>& m, const Box& box) {
+  pack<float>(call, sums, m, box);
 }
 
-OPTIMIZER_CLONES void pack_in_double(const MomentumPack& call, const Matrix<3>& m, const Box& box) {
-  pack<double>(call, m, box);
+OPTIMIZER_CLONES void pack_in_double(const MomentumPack& call, UnitSums& sums, const Matrix<3>& m, const Box& box) {
+  pack<double>(call, sums, m, box);
+}
+
+// For matrices of one size, or for none.
+UnitSums unit_sums(const MomentumPack& call) {
+  if (!call.norms || call.matrices.empty()) {
+    return UnitSums(0, 0, 0);
+  }
+  const Matrix<3>& m = call.matrices[0];
+  return UnitSums(call.matrices.size(), std::min(m.rows, m.cols), std::max(m.rows, m.cols));
 }
 
 }  // namespace
 
 void momentum_pack_cpu(const MomentumPack& call) {
   const auto pack = call.in_double() ? pack_in_double : pack_in_float;
-  for_each_tile(call.matrices, [&](const auto& m, const Box& box) { pack(call, m, box); });
+  UnitSums sums = unit_sums(call);
+  for_each_tile(call.matrices, [&](const auto& m, const Box& box) { pack(call, sums, m, box); });
+  if (call.norms) {
+    sums.write_norms(static_cast<double*>(call.norms->mutable_data_ptr()));
+  }
 }
 
 }  // namespace optimizer

@@ -2,9 +2,10 @@
 //
 // The formula of one element is in element.h, the checked arguments are in momentum_pack.h; tiles.cuh moves tiles and
 // launches kernels. Tiles whose rows are runs of memory are moved in chunks, the others through shared memory, as are
-// those of momentum in 8 bits, of which quantize.h has the formula.
+// those of momentum in 8 bits, of which quantize.h has the formula. Where norms are wanted, squares.cuh sums the squares of
+// what is packed.
 #include "../optimizer_common/momentum_pack.h"
-#include "tiles.cuh"
+#include "squares.cuh"
 
 namespace optimizer {
 namespace {
@@ -23,6 +24,7 @@ struct PackLaunch {
   double grad_scale;
   Numbers device_grad_scale;  // in place of grad_scale, where given
   Gate device_gate;
+  double* sums;  // of each tile's squares, where norms are wanted
 };
 static_assert(sizeof(PackLaunch) <= kMostParameterBytes);
 
@@ -45,9 +47,10 @@ __device__ Averaging<T> make_averaging(const PackLaunch& call) {
   return {static_cast<T>(call.weight), gradient_divisor<T>(scale, call.maximize), call.nesterov};
 }
 
-template <class T>
-__device__ void pack_chunks(const PackLaunch& call, const Entry<3>& entry, const Box& box, const Averaging<T>& average,
-                            bool is_open) {
+// `updates` is written where squares are summed.
+template <class T, bool has_norms>
+__device__ void pack_chunks(Exchange<T>& updates, const PackLaunch& call, const Entry<3>& entry, const Box& box,
+                            const Averaging<T>& average, bool is_open) {
   const Matrix<3>& m = entry.matrix;
   for_each_chunk(box, [&](int row, int col, int count) {
     const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], box.row + row, box.col + col); };
@@ -62,13 +65,18 @@ __device__ void pack_chunks(const PackLaunch& call, const Entry<3>& entry, const
       store(momentum, call.dtypes[kMomentum], at(kMomentum), count, entry.aligned);
     }
     store(update, call.dtypes[kPacked], at(kPacked), count, entry.aligned);
+    if constexpr (has_norms) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        updates[row][col + i] = update[i];
+      }
+    }
   });
 }
 
 template <class T>
-__device__ void pack_elements(const PackLaunch& call, const Matrix<3>& m, const Box& box, const Averaging<T>& average,
-                              bool is_open) {
-  __shared__ Exchange<T> updates;
+__device__ void pack_elements(Exchange<T>& updates, const PackLaunch& call, const Matrix<3>& m, const Box& box,
+                              const Averaging<T>& average, bool is_open) {
   const auto at = [&](int k, int row, int col) {
     return address(m.views[k], call.dtypes[k], box.row + row, box.col + col);
   };
@@ -86,16 +94,20 @@ __device__ void pack_elements(const PackLaunch& call, const Matrix<3>& m, const 
   });
 }
 
-template <class T>
+template <class T, bool has_norms>
 __global__ void __launch_bounds__(kThreads) pack(const __grid_constant__ PackLaunch call) {
+  __shared__ Exchange<T> updates;
   const PackEntry& entry = find_entry(call, blockIdx.x);
   const Box box = tile_box(entry.matrix, blockIdx.x);
   const bool is_open = entry.is_open && call.device_gate.is_open(entry.matrix.index);
   const Averaging<T> average = make_averaging<T>(call);
   if (entry.by_runs) {
-    pack_chunks(call, entry, box, average, is_open);
+    pack_chunks<T, has_norms>(updates, call, entry, box, average, is_open);
   } else {
-    pack_elements(call, entry.matrix, box, average, is_open);
+    pack_elements(updates, call, entry.matrix, box, average, is_open);
+  }
+  if constexpr (has_norms) {
+    write_tile_sum(call.sums, updates, call.dtypes[kPacked], entry.matrix, box);
   }
 }
 
@@ -181,7 +193,7 @@ __device__ void average_codes(Exchange<T>& values, const PackEntry& entry, const
   }
 }
 
-template <class T>
+template <class T, bool has_norms>
 __global__ void __launch_bounds__(kThreads) pack_codes(const __grid_constant__ PackLaunch call) {
   __shared__ Exchange<T> values;
   const PackEntry& entry = find_entry(call, blockIdx.x);
@@ -202,17 +214,41 @@ __global__ void __launch_bounds__(kThreads) pack_codes(const __grid_constant__ P
   for_each_place(box, m.views[kPacked], [&](int row, int col, int) {
     store_one(values[row][col], call.dtypes[kPacked], at(kPacked, row, col));
   });
+  if constexpr (has_norms) {
+    write_tile_sum(call.sums, values, call.dtypes[kPacked], m, box);
+  }
 }
 
 // Square tiles, whose rows are a block each.
+template <bool has_norms>
 void launch_codes(const MomentumPack& call, PackLaunch& parameters) {
-  launch_all(call, parameters, call.in_double() ? pack_codes<double> : pack_codes<float>, [&](PackEntry& entry) {
+  const auto kernel = call.in_double() ? pack_codes<double, has_norms> : pack_codes<float, has_norms>;
+  launch_all(call, parameters, kernel, [&](PackEntry& entry) {
     const View& codes = entry.matrix.views[kMomentum];
     entry.by_runs = false;
     entry.scales = call.scales[entry.matrix.index];
     entry.codes_are_aligned = codes.col_stride == 1 && codes.row_stride % sizeof(uint4) == 0 &&
                               reinterpret_cast<uintptr_t>(codes.data) % sizeof(uint4) == 0;
   });
+}
+
+template <bool has_norms>
+void launch_pack(const MomentumPack& call, PackLaunch& parameters) {
+  if (!call.scales.empty()) {
+    return launch_codes<has_norms>(call, parameters);
+  }
+  launch_all(call, parameters, call.in_double() ? pack<double, has_norms> : pack<float, has_norms>, [](PackEntry&) {});
+}
+
+void launch_with_norms(const MomentumPack& call, PackLaunch& parameters) {
+  int64_t tiles = 0;
+  for (const Matrix<3>& m : call.matrices) {
+    tiles += ceil_div(m.rows, kTileSide) * ceil_div(m.cols, kTileSide);
+  }
+  const Tensor sums = tile_sums(*call.norms, tiles);
+  parameters.sums = static_cast<double*>(sums.mutable_data_ptr());
+  launch_pack<true>(call, parameters);
+  norms_of_tiles(*call.norms, sums, call.device);
 }
 
 }  // namespace
@@ -226,10 +262,7 @@ void momentum_pack_cuda(const MomentumPack& call) {
   parameters.grad_scale = call.grad_scale.where(kHost).get(0, 1);
   parameters.device_grad_scale = call.grad_scale.where(kDevice);
   parameters.device_gate = call.gate.where(kDevice);
-  if (!call.scales.empty()) {
-    return launch_codes(call, parameters);
-  }
-  launch_all(call, parameters, call.in_double() ? pack<double> : pack<float>, [](PackEntry&) {});
+  return call.norms ? launch_with_norms(call, parameters) : launch_pack<false>(call, parameters);
 }
 
 }  // namespace optimizer

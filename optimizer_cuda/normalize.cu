@@ -1,10 +1,9 @@
 // frobenius_norm_ and normalize_ on the GPU: a pass that reads a batch, and one that scales and casts it.
 //
 // The checked arguments are in normalize.h. A batch is one launch, a block for each square tile, which it brings to
-// shared memory. From there squares are summed by rows, however the matrix lies, and then a block for each matrix sums
-// what its tiles have: the order follows from a matrix's size alone.
+// shared memory. squares.cuh sums its squares.
 #include "../optimizer_common/normalize.h"
-#include "tiles.cuh"
+#include "squares.cuh"
 
 #include <torch/csrc/stable/ops.h>
 
@@ -61,35 +60,12 @@ __device__ void store_tile(const Exchange<float>& tile, float by, const Batch& b
   });
 }
 
-// The sum of what all threads of a block have, in one order; thread 0 gets it.
-__device__ double sum_of_block(double one) {
-  __shared__ double sums[kThreads];
-  sums[threadIdx.x] = one;
-  for (int half = kThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
-  }
-  return sums[threadIdx.x];
-}
-
-// The square of a float is exact in double: whether a compiler contracts this changes no bit, and nothing overflows.
 __global__ void __launch_bounds__(kThreads) sum_squares(const __grid_constant__ SquaresLaunch call) {
   __shared__ Exchange<float> tile;
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
   load_tile(tile, call.batch, m, box);
-  double sum = 0;
-  const int col = threadIdx.x % kTileSide;
-  for (int row = threadIdx.x / kTileSide; row < box.rows; row += kThreads / kTileSide) {
-    const double x = col < box.cols ? tile[row][col] : 0;
-    sum += x * x;
-  }
-  sum = sum_of_block(sum);
-  if (threadIdx.x == 0) {
-    call.sums[blockIdx.x] = sum;
-  }
+  write_tile_sum(call.sums, tile, ScalarType::Float, m, box);
 }
 
 __global__ void __launch_bounds__(kThreads) take_roots(const __grid_constant__ RootsLaunch call) {
@@ -118,20 +94,31 @@ Batch cut_squarely(Batch batch) {
 
 }  // namespace
 
+Tensor tile_sums(const Tensor& norms, int64_t tiles) {
+  return torch::stable::new_empty(norms, {tiles});
+}
+
+void norms_of_tiles(const Tensor& norms, const Tensor& sums, int32_t device) {
+  const int64_t matrices = norms.numel();
+  if (matrices == 0) {
+    return;
+  }
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  launch(take_roots,
+         RootsLaunch{static_cast<const double*>(sums.const_data_ptr()), sums.numel() / matrices,
+                     static_cast<double*>(norms.mutable_data_ptr()), matrices},
+         matrices, device);
+}
+
 void frobenius_norm_cuda(const FrobeniusNorm& call) {
   const torch::stable::accelerator::DeviceGuard guard(call.device);
   const Batch batch = cut_squarely(call.batch);
-  if (call.norms.numel() == 0) {
-    return;
-  }
-  const Tensor sums = torch::stable::new_empty(call.norms, {batch.tiles()});
-  auto* const of_tiles = static_cast<double*>(sums.mutable_data_ptr());
-  auto* const norms = static_cast<double*>(call.norms.mutable_data_ptr());
+  const Tensor sums = tile_sums(call.norms, batch.tiles());
   if (batch.tiles() > 0) {
+    auto* const of_tiles = static_cast<double*>(sums.mutable_data_ptr());
     launch(sum_squares, SquaresLaunch{batch, of_tiles, batch.count}, batch.tiles(), call.device);
   }
-  const int64_t matrices = call.norms.numel();  // of which empty ones have no tile
-  launch(take_roots, RootsLaunch{of_tiles, batch.tiles() / matrices, norms, matrices}, matrices, call.device);
+  norms_of_tiles(call.norms, sums, call.device);
 }
 
 void normalize_cuda(const Normalize& call) {

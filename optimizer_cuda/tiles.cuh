@@ -205,7 +205,7 @@ void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), co
       entry.by_runs = rows_are_runs(entry.matrix);
       entry.aligned = chunks_are_aligned(entry.matrix, call.dtypes);
       fill(entry);
-      cut(entry.matrix, entry.by_runs);
+      cut(entry.matrix, entry.by_runs && entry.matrix.squares == Squares::kUnused);
       entry.matrix.first_tile = tiles;
       tiles += tile_count(entry.matrix);
     }

@@ -29,7 +29,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "momentum_pack_(Tensor(a!)[] momentum, Tensor[] gradient, Tensor(b!) packed, float beta, bool nesterov, "
       "bool maximize=False, *, int[]? offsets=None, Tensor? active=None, Tensor? grad_scale=None, "
-      "Tensor? found_inf=None, Tensor(c!)[]? momentum_scale=None) -> ()");
+      "Tensor? found_inf=None, Tensor(c!)[]? momentum_scale=None, Tensor(d!)? norms=None) -> ()");
   ops.def(
       "descend_(Tensor(a!)[] parameter, Tensor update, Tensor lr, Tensor weight_decay, Tensor multiplier, "
       "int decay_mode=0, *, int[]? offsets=None, Tensor? row_scale=None, Tensor? seeds=None, int[]? origins=None, "

@@ -35,6 +35,7 @@ def descend_arguments() -> dict:
 HALVES = matrices((3, 4), (3, 4), dtype=torch.bfloat16)
 REMAINDERS = matrices((3, 4), (3, 4), dtype=torch.int16)
 REMAINDER = REMAINDERS[0]
+NORMS = ones(2, dtype=torch.float64)
 BAD_PACKS = {
     "as many gradients": {"gradient": matrices((3, 4))},
     "must be a matrix": {"momentum": matrices((3, 4), (3, 4, 1))},
@@ -55,6 +56,10 @@ BAD_PACKS = {
     "active must have 2": {"active": torch.tensor([True])},
     "found_inf must be Float": {"found_inf": torch.tensor(True)},
     "grad_scale must have 1": {"grad_scale": ones(2)},
+    "norms need a packed batch": {"packed": ones(24), "offsets": [0, 12], "norms": NORMS},
+    "but packed is Double": {"packed": ones(2, 3, 4, dtype=torch.float64), "norms": NORMS},
+    "norms must be float64": {"norms": ones(2)},
+    "norms must be .2., contiguous": {"norms": NORMS[:1]},
 }
 BAD_DESCENTS = {
     "must be a matrix": {"parameter": [ones(3, 4), ones(12)]},
@@ -83,6 +88,7 @@ BAD_DESCENTS = {
 }
 
 # A matrix, a batch of two, three matrices that are columns of one, and 24 elements in a row.
+WIDE = ones(6, dtype=torch.float64)
 ONE, PAIR, FUSED, FLAT = ones(3, 4), ones(2, 4, 3).mT, ones(3, 12).split(4, 1), ones(24)
 SHARING_PACKS = {
     "one momentum twice": {"momentum": [ONE, ONE]},
@@ -94,6 +100,7 @@ SHARING_PACKS = {
     "packed and gradient": {"packed": PAIR, "gradient": [ONE, PAIR[1]]},
     "packed and columns": {"packed": FLAT.view(2, 3, 4), "gradient": [ONE, FLAT[6:].view(3, 6)[:, :4]]},
     "packed at offsets": {"packed": FLAT, "offsets": [0, 12], "momentum": [ONE, FLAT[3:15].view(3, 4)]},
+    "norms and momentum": {"norms": WIDE[:2], "momentum": [ONE, WIDE.view(torch.float32).view(3, 4)]},
     "momentum and grad_scale": {"momentum": [ONE, ones(3, 4)], "grad_scale": ONE[2, 3]},
 }
 SHARING_DESCENTS = {
@@ -166,6 +173,7 @@ def test_parts_of_one_buffer_that_share_no_element_are_accepted(native):
 
 OPTIONS = {
     "batch": {},
+    "norms": {"norms": NORMS},
     "offsets": {"offsets": [12, 0], "active": torch.tensor([True, False]), "found_inf": torch.zeros(1)},
 }
 
@@ -175,6 +183,8 @@ def test_operations_keep_torchs_rules_for_operators(native, case):
     """Schema, fake kernel and tracing under dynamic shapes; there is no gradient to register."""
     flat = {"packed": ones(24), "update": ones(24)} if case == "offsets" else {}
     for op, arguments in (native.momentum_pack_, pack_arguments()), (native.descend_, descend_arguments()):
+        if case == "norms" and op is native.descend_:
+            continue
         arguments |= {name: value for name, value in flat.items() if name in arguments} | OPTIONS[case]
         utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"
         torch.library.opcheck(op.default, (), arguments, test_utils=utilities)

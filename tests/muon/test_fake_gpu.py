@@ -31,6 +31,14 @@ def test_a_scaled_step_never_waits_for_the_device(kernel):
         assert not work.syncs
 
 
+@pytest.mark.parametrize("settings, passes", [({}, False), ({"equalize": "rows"}, True)], ids=str)
+def test_norms_come_from_the_packing_pass(kernel, settings, passes):
+    """Rows of norm 1 have another norm than the momentum that was packed."""
+    with fake_gpu(kernel, "symmetric"):
+        kernels = counted_step(fake_optimizer(kernel, TINY_MODEL, **settings)).kernels
+    assert kernels["momentum_pack_"] and bool(kernels["frobenius_norm_"]) == passes
+
+
 def test_what_waits_is_counted():
     with torch._subclasses.FakeTensorMode(), Work() as work:
         torch.ones(3, device="cuda").cpu()

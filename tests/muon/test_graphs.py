@@ -19,8 +19,7 @@ SETTINGS = dict(lr=2e-2, weight_decay=0.1)
 class Simulated:
     """Graphs on the CPU; `replays` counts them, and `spoil` poisons what they share."""
 
-    def __init__(self):
-        self.replays, self.captures = 0, 0
+    replays = captures = 0
 
     def captured(self, work, device, pool):
         self.captures += 1
@@ -35,6 +34,7 @@ class Simulated:
     def spoil(self, optimizer) -> None:
         for packed in optimizer._graphs._replays.values():
             packed.directions.fill_(math.nan)
+            packed.take_norms_()  # NaN, too
 
 
 @pytest.fixture

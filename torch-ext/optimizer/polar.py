@@ -69,11 +69,14 @@ def orthogonalize(
     return factors.to(G.dtype).reshape(G.shape)
 
 
-def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None) -> Tensor:
+def polar_factors(
+    G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None, norms: Optional[Tensor] = None
+) -> Tensor:
     """Return the polar factors of a batch G (B, m, n), B at least 1, in the work dtype and without checks.
 
     They are written to `out`, of G's shape and the work dtype, if that is given: on a CPU with runs of memory along the
-    longer side. For each of `matrices_together` matrices this takes memory for two copies in the work dtype and two
+    longer side. `norms` (B,) are G's Frobenius norms, if the caller knows them; an iteration in one launch takes none.
+    For each of `matrices_together` matrices this takes memory for two copies in the work dtype and two
     m x m matrices, in the Gram iteration five; or, during the normalisation, for one copy in the work dtype and one in
     float32. On a CPU the compiled products need only one copy.
     """
@@ -83,7 +86,7 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
     single = not iteration.products.batched and not iteration.in_one_launch
     length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
     if out is None and len(wide) <= length and not single:
-        factors = _polar_factor(wide, iteration, eps)
+        factors = _polar_factor(wide, iteration, eps, norm=_as_factor(norms))
         return factors.mT if tall else factors
     if out is None:
         by_rows = torch.contiguous_format if wide.device.type == "cpu" else torch.preserve_format
@@ -93,12 +96,20 @@ def polar_factors(G: Tensor, iteration: Iteration, eps: float, out: Optional[Ten
     through_copies = is_transformed(wide)  # autograd and vmap support a copy, but not a product with an `out` argument
     for start, end in even_pieces(len(wide), length):  # even: a rest of two matrices would take as long as a full piece
         # Products that take one matrix at a time take it as (m, n), without a batch dimension.
-        X, place = (x.select(0, start) if single else x.narrow(0, start, end - start) for x in (wide, factors))
+        X, place, norm = (
+            x if x is None else x.select(0, start) if single else x.narrow(0, start, end - start)
+            for x in (wide, factors, _as_factor(norms))
+        )
         if through_copies:
-            place.copy_(_polar_factor(X, iteration, eps))
+            place.copy_(_polar_factor(X, iteration, eps, norm=norm))
         else:
-            _polar_factor(X, iteration, eps, place)
+            _polar_factor(X, iteration, eps, place, norm)
     return factors.mT if tall else factors
+
+
+def _as_factor(norms: Optional[Tensor]) -> Optional[Tensor]:
+    """Return norms (B,) as (B, 1, 1), one for each matrix of a batch."""
+    return None if norms is None else norms.view(-1, 1, 1)
 
 
 def even_pieces(count: int, length: int) -> list[tuple[int, int]]:
@@ -126,14 +137,16 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _polar_factor(G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None) -> Tensor:
-    """Return the polar factors of wide G (..., m, n), written to `out` if that is given."""
+def _polar_factor(
+    G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None, norm: Optional[Tensor] = None
+) -> Tensor:
+    """Return the polar factors of wide G (..., m, n), written to `out` if that is given; `norm` is (..., 1, 1)."""
     if iteration.in_one_launch:
         windows = iteration.windows
         if iteration.method == "standard":  # a new Gram matrix at every step
             windows = [(step,) for step in windows[0]]
         return small_polar.small_polar(G, windows, iteration.scale, eps, iteration.work_dtype, out)
-    normalized = (G, iteration.work_dtype, eps, iteration.scale)
+    normalized = (G, iteration.work_dtype, eps, iteration.scale, norm)
     # The normalised matrix is passed on, not kept in a variable, so the second step can use the first one's memory.
     if iteration.method == "standard":
         return newton_schulz(normalize(*normalized), iteration.windows[0], iteration.products, out)

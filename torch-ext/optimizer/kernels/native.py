@@ -1,12 +1,13 @@
 """The compiled operations: passes over memory before and after the orthogonalization, copies, and CPU products.
 
     momentum_pack_(momentum, gradient, packed, beta, nesterov, maximize=False, *,
-                   offsets=None, active=None, grad_scale=None, found_inf=None, momentum_scale=None)
+                   offsets=None, active=None, grad_scale=None, found_inf=None, momentum_scale=None, norms=None)
 
         g = ±gradient / grad_scale        minus if `maximize`
         m = lerp(m, g, 1 - beta)          written to `momentum`
         u = lerp(m, g, 1 - beta)          with `nesterov`, from the m just computed, before it is rounded; else m
         packed = u
+        norms = |packed|_F                of each matrix
 
     descend_(parameter, update, lr, weight_decay, multiplier, decay_mode=0, *,
              offsets=None, row_scale=None, seeds=None, origins=None, active=None, found_inf=None, remainder=None)
@@ -61,6 +62,10 @@ on its own inputs alone: not on the rest of the list, strides, threads or level 
   code. In a block with the largest magnitude M, an element m loses at most sqrt(M |m|) / 127 + M / (4 127^2), which is
   at most M / 126 (`optimizer_common/quantize.h`). `packed` is computed from m before it is coded. A block that receives
   a NaN or an infinity stays NaN.
+
+- `norms` (B), contiguous, are the norms of what is stored in `packed`, of the dtype and the bits that `frobenius_norm_`
+  gives for `packed`, or for its `.mT` if it has more rows than columns. A matrix that is not `active` has the norm 0.
+  Cannot be combined with `offsets` or with a float64 `packed`.
 
 RuntimeError is raised, before anything is written, for arguments that do not fit, for written tensors that overlap
 themselves, and for those that certainly share memory with another argument. Certain means that one starts at the

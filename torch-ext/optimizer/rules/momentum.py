@@ -36,24 +36,34 @@ class MomentumBuffers(NamedTuple):
         return [each[i] for each in self if each is not None]
 
 
+class Directions(NamedTuple):
+    """Memory for the directions of B matrices: `packed` (B, m, n) of any strides.
+
+    With `offsets`, a place for each matrix, it is 1-D and matrices may differ in shape. Otherwise `norms` (B,), in
+    `exact_dtype`, may be given for the directions' Frobenius norms, unless `packed` is float64.
+    """
+
+    packed: Tensor
+    offsets: Optional[Sequence[int]] = None
+    norms: Optional[Tensor] = None
+
+
 def pack_momentum_(
     buffers: MomentumBuffers,
     gradients: Sequence[Tensor],
-    packed: Tensor,
+    directions: Directions,
     rule: MomentumRule,
     scaling: GradientScaling = UNSCALED,
-    offsets: Optional[Sequence[int]] = None,
 ) -> None:
-    """Update `buffers` in place and write each matrix's direction into `packed`; gradients are not changed.
+    """Update `buffers` in place and write each matrix's direction into `directions`; gradients are not changed.
 
-    `buffers` and `gradients` are lists of B matrices (m, n), `packed` is (B, m, n). All may have any strides; each list
-    has one dtype. With `offsets`, a place for each matrix, `packed` is 1-D and matrices may differ in shape. With
-    Nesterov the direction is beta * buffer + (1 - beta) * gradient of the new buffer. Gradients that overflowed leave
-    the buffers unchanged and give zeros. Source: Sutskever et al., On the importance of initialization and momentum in
-    deep learning (2013), as an average.
+    `buffers` and `gradients` are lists of B matrices (m, n) of any strides; each list has one dtype. With Nesterov the
+    direction is beta * buffer + (1 - beta) * gradient of the new buffer. Gradients that overflowed leave the buffers
+    unchanged and give zeros. Source: Sutskever et al., On the importance of initialization and momentum in deep
+    learning (2013), as an average.
     """
-    values, scales = buffers
-    optional = ("offsets", offsets), ("momentum_scale", scales), *zip(scaling._fields, scaling)
+    (values, scales), (packed, offsets, norms) = buffers, directions
+    optional = ("offsets", offsets), ("momentum_scale", scales), ("norms", norms), *zip(scaling._fields, scaling)
     passed_on = {name: value for name, value in optional if value is not None}
     momentum_pack_(values, gradients, packed, *rule, **passed_on)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..parameters.settings import Group
 from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
 from ..rules.hyperball import REPLACING, move_on_sphere_
-from ..rules.momentum import pack_momentum_
+from ..rules.momentum import Directions, pack_momentum_
 from .local_matrix import LocalMatrix, take_momentum
 from .moments import balance_parts_
 from .polar_update import as_parameter
@@ -50,7 +50,8 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     recipe = recipes.of_groups(work.group_numbers, batch.matrices[0].parameter.sharers)
     parameters, momenta, gradients = work.tensors()
     packed = recipes.graphs.packed(batch, len(parts), recipe.eps)
-    pack_momentum_(momenta, gradients, as_parameter(batch, packed.directions), recipe.momentum, recipe.scaling)
+    directions = Directions(as_parameter(batch, packed.directions), norms=packed.norms)
+    pack_momentum_(momenta, gradients, directions, recipe.momentum, recipe.scaling)
     del gradients  # these may be the last references to their memory
     updates, norms = packed.update()
     if batch.moments_shape is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from functools import partial
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ..plan.batches import Batch
 from ..rules.equalization import Equalization
 from ..tuning.race import described, loses_gpu
 from ..tuning.tune import Stage
-from .polar_update import as_parameter, packed_memory, polar_update
+from .polar_update import Packed, as_parameter, norms_memory, packed_memory, polar_update
 
 
 class Kind(NamedTuple):
@@ -50,13 +50,6 @@ class Kind(NamedTuple):
         return f"{self.count} x {self.packed_shape[0]} x {self.packed_shape[1]} {self.iteration}{self.equalization}"
 
 
-class Packed(NamedTuple):
-    """Memory (B, m, n) for the packed directions of a batch, and what makes its updates and their norms of them."""
-
-    directions: Tensor
-    update: Callable[[], tuple[Tensor, Tensor]]
-
-
 class UpdateGraphs:
     """The graphs of one optimizer; without any, as before a warm-up, every batch is updated eagerly."""
 
@@ -72,7 +65,8 @@ class UpdateGraphs:
         if replay is not None and not torch.cuda.is_current_stream_capturing():
             return replay
         directions = packed_memory(batch, count, batch.device)
-        return Packed(directions, partial(polar_update, batch, directions, eps))
+        norms = norms_memory(batch, directions)
+        return Packed(directions, norms, partial(polar_update, batch, directions, eps, norms))
 
     def described(self, batches: Iterable[Batch], groups: Sequence[Group]) -> list[str]:
         """Return a line with the number of captured batches among those that could be; an empty list if none could."""
@@ -100,13 +94,20 @@ class UpdateGraphs:
         """Capture a graph, and keep it if its bits are those of the eager update."""
         directions, factors = buffers[kind.device].views(kind)
         directions.normal_(generator=torch.Generator(kind.device).manual_seed(0))
-        updates = as_parameter(batch, factors)
+        updates, norms = as_parameter(batch, factors), norms_memory(batch, directions)
         with torch.no_grad(), without_autocast(kind.device.type):
             expected = polar_update(batch, directions, kind.eps)
-            norms = torch.empty_like(expected[1])
+            update_norms = torch.empty_like(expected[1])
 
             def update() -> None:
-                norms.copy_(polar_update(batch, directions, kind.eps, factors)[1])
+                update_norms.copy_(polar_update(batch, directions, kind.eps, norms, factors)[1])
+
+            def replay() -> tuple[Tensor, Tensor]:
+                start()
+                return updates, update_norms.clone()  # which are read after the step
+
+            packed = Packed(directions, norms, replay)
+            packed.take_norms_()
 
             try:
                 start = captured(update, kind.device, buffers[kind.device].pool)
@@ -115,16 +116,11 @@ class UpdateGraphs:
                     raise
                 return _left_eager(kind, f"it cannot be captured ({described(error)})")
             factors.fill_(math.nan)
-            norms.fill_(math.nan)
+            update_norms.fill_(math.nan)
             start()
-        if not torch.equal(updates, expected[0]) or not torch.equal(norms, expected[1]):
+        if not torch.equal(updates, expected[0]) or not torch.equal(update_norms, expected[1]):
             return _left_eager(kind, "a CUDA graph gives other bits than eager launches")
-
-        def replay() -> tuple[Tensor, Tensor]:
-            start()
-            return updates, norms.clone()  # which are read after the step
-
-        self._replays[kind] = Packed(directions, replay)
+        self._replays[kind] = packed
         return f"capture {kind}"
 
 

@@ -7,15 +7,32 @@ a state (`rules.second_moment`) is called afterwards, where that state is. docs/
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from ..kernels.normalization import frobenius_norm
+from ..kernels.formats import exact_dtype
+from ..kernels.normalization import frobenius_norm, native_passes_take
 from ..plan.batches import Batch
 from ..polar import polar_factors
 from ..rules.equalization import equalize, evened, renormalize_
+
+
+class Packed(NamedTuple):
+    """Memory for the packed directions (B, m, n) of a batch, and what makes its updates and their norms of them.
+
+    Whoever fills the directions fills `norms` (B,), too, with theirs, unless there are none.
+    """
+
+    directions: Tensor
+    norms: Optional[Tensor]
+    update: Callable[[], tuple[Tensor, Tensor]]
+
+    def take_norms_(self) -> None:
+        """Write `norms`, if there are any, in a pass over the directions."""
+        if self.norms is not None:
+            self.norms.copy_(frobenius_norm(_wide(self.directions)).flatten())
 
 
 def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
@@ -23,18 +40,41 @@ def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
     return torch.empty(count, *batch.packed_shape, dtype=batch.packed_dtype, device=device)
 
 
+def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:
+    """Return memory for the norms (B,) of packed matrices; None if `polar_update` takes none.
+
+    So it is if the norms of the momentum are not those of what the iteration is given, or if one kernel does it all.
+    """
+    if batch.equalization.before != "none" or batch.iteration.in_one_launch:
+        return None
+    if not native_passes_take(packed, batch.iteration.work_dtype):
+        return None
+    return torch.empty(len(packed), dtype=exact_dtype(packed.device), device=packed.device)
+
+
+def _wide(packed: Tensor) -> Tensor:
+    return packed.mT if packed.size(-2) > packed.size(-1) else packed
+
+
 def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
     """Return the view (B, rows, cols) of packed matrices."""
     return packed.mT if batch.transposed else packed
 
 
-def polar_update(batch: Batch, packed: Tensor, eps: float, factors: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+def polar_update(
+    batch: Batch,
+    packed: Tensor,
+    eps: float,
+    norms: Optional[Tensor] = None,
+    factors: Optional[Tensor] = None,
+) -> tuple[Tensor, Tensor]:
     """Return the updates (B, rows, cols) of whole matrices from their packed momentum, and their norms (B,).
 
-    Polar factors are written to `factors` (B, m, n), of the work dtype, where that is given.
+    `norms` (B,) are those of the packed momentum, if they are known. Polar factors are written to `factors` (B, m, n),
+    of the work dtype, where that is given.
     """
     directions = equalized(batch, packed, eps)
-    factors = polar_factors(directions, batch.iteration, eps, factors)
+    factors = polar_factors(directions, batch.iteration, eps, factors, norms)
     for _ in range(1, batch.equalization.rounds(*batch.packed_shape)):
         directions = evened(directions, factors)
         factors = polar_factors(directions, batch.iteration, eps, factors)

@@ -15,7 +15,7 @@ from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
 from ..rules.hyperball import REPLACING, move_on_sphere_
-from ..rules.momentum import MomentumBuffers, pack_momentum_
+from ..rules.momentum import Directions, MomentumBuffers, pack_momentum_
 from ..rules.second_moment import balance_
 from .batch import UpdateNorms, remainders, row_scales, seeds
 from .local_matrix import LocalMatrix, momentum_of
@@ -100,7 +100,8 @@ class ShardedParts:
             part.source.take_gradient(part.place) if part.source.has_gradient else torch.zeros_like(part.view)
             for part in self.parts
         ]
-        pack_momentum_(self._momenta, gradients, packed, self._recipe.momentum, self._recipe.scaling, places)
+        directions = Directions(packed, places)
+        pack_momentum_(self._momenta, gradients, directions, self._recipe.momentum, self._recipe.scaling)
 
     @record_function("muon.descend")
     def descend_(
@@ -156,6 +157,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
     for owned in work.owned:
         packed = recipes.graphs.packed(owned.batch, len(owned.positions), recipes.of(owned.batch.matrices).eps)
         _assemble_(owned, received, packed.directions)
+        packed.take_norms_()
         updates = packed.update()
         norms.append(_write_updates_(returned, owned, updates, verdicts, recipes, received))
         del packed, updates  # before the next batch is put together

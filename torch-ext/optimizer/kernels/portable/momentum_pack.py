@@ -10,6 +10,7 @@ from torch import Tensor
 from ..formats import BLOCK
 from .arithmetic import computing_dtype, lerp
 from .memory import Memory
+from .norms import check_norms, frobenius_norm_
 from .pieces import Gate, Piece, on_device, parts_of, pieces, stacked, write_
 from .quantization import dequantized, quantized
 from .refusals import (
@@ -28,7 +29,7 @@ from .refusals import (
 SCHEMA = (
     "(Tensor(a!)[] momentum, Tensor[] gradient, Tensor(b!) packed, float beta, bool nesterov, bool maximize=False, *, "
     "int[]? offsets=None, Tensor? active=None, Tensor? grad_scale=None, Tensor? found_inf=None, "
-    "Tensor(c!)[]? momentum_scale=None) -> ()"
+    "Tensor(c!)[]? momentum_scale=None, Tensor(d!)? norms=None) -> ()"
 )
 
 
@@ -73,11 +74,13 @@ def momentum_pack_(
     grad_scale: Optional[Tensor] = None,
     found_inf: Optional[Tensor] = None,
     momentum_scale: Optional[Sequence[Tensor]] = None,
+    norms: Optional[Tensor] = None,
 ) -> None:
-    """Update momentum in place and write each matrix's direction into `packed`."""
+    """Update momentum in place and write each matrix's direction into `packed`, and its norm into `norms`."""
     _check_lists(momentum, gradient, packed, momentum_scale, beta)
     check_buffer("packed", packed, momentum, offsets)
-    _check_memory(momentum, gradient, packed, momentum_scale, (active, grad_scale, found_inf))
+    _check_norms(norms, packed, offsets)
+    _check_memory(momentum, gradient, packed, momentum_scale, norms, (active, grad_scale, found_inf))
     if grad_scale is not None:
         check_numbers("grad_scale", grad_scale, 1, packed)
     check_gate(active, found_inf, len(momentum), packed)
@@ -93,6 +96,8 @@ def momentum_pack_(
         u = lerp(m, g, 1 - beta) if nesterov else m
         lists.keep_(piece, m, is_open)
         write_(lists.packed, piece, u if is_open is None else u.masked_fill(~is_open, 0))
+    if norms is not None:
+        frobenius_norm_(norms, packed.mT if packed.size(1) > packed.size(2) else packed)
 
 
 def _lists(
@@ -148,11 +153,22 @@ def _has_blocks_along_rows(momentum: Tensor, scale: Tensor) -> bool:
     return scale.shape == (rows, -(-cols // BLOCK))
 
 
+def _check_norms(norms: Optional[Tensor], packed: Tensor, offsets: Optional[Sequence[int]]) -> None:
+    if norms is None:
+        return
+    if offsets is not None:
+        raise RuntimeError("norms need a packed batch, so offsets must not be given")
+    if packed.dtype == torch.float64:
+        raise RuntimeError("norms are those of float32, float16 or bfloat16, but packed is Double")
+    check_norms(norms, packed)
+
+
 def _check_memory(
     momentum: Sequence[Tensor],
     gradient: Sequence[Tensor],
     packed: Tensor,
     scales: Optional[Sequence[Tensor]],
+    norms: Optional[Tensor],
     others: tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]],
 ) -> None:
     memory = Memory()
@@ -163,6 +179,8 @@ def _check_memory(
         memory.read("gradient", g, i)
         if scales is not None:
             memory.write("momentum_scale", scales[i], i)
+    if norms is not None:
+        memory.write("norms", norms)
     for name, t in zip(("active", "grad_scale", "found_inf"), others):
         memory.read(name, t)
     memory.check()

@@ -24,7 +24,7 @@ _EXPONENT, _LEAST, _MOST = 255 << 23, 1 << 23, 253 << 23
 def frobenius_norm_(norms: Tensor, X: Tensor) -> None:
     """Write the Frobenius norm of each matrix of X (B, m, n) to `norms` (B)."""
     _check_batch("X", X, X)
-    _check_norms(norms, X)
+    check_norms(norms, X)
     memory = Memory()
     memory.write("norms", norms)
     memory.read("X", X)
@@ -40,7 +40,7 @@ def normalize_(out: Tensor, X: Tensor, norms: Tensor, eps: float, scale: float) 
     """Write scale X / max(norms, eps) to `out`, both (B, m, n)."""
     _check_batch("X", X, X)
     _check_batch("out", out, X)
-    _check_norms(norms, X)
+    check_norms(norms, X)
     if not eps >= 0:
         raise RuntimeError(f"eps must be at least 0, got {eps:g}")
     memory = Memory()
@@ -105,7 +105,8 @@ def _check_batch(name: str, t: Tensor, X: Tensor) -> None:
         raise RuntimeError(f"{name} must have the shape {listed(X.shape)} of X, got {listed(t.shape)}")
 
 
-def _check_norms(norms: Tensor, X: Tensor) -> None:
+def check_norms(norms: Tensor, X: Tensor) -> None:
+    """Check that `norms` has one number for each matrix of X, where X is."""
     exact = exact_dtype(X.device)
     if norms.device != X.device or norms.dtype != exact:
         needed = f"{str(exact).replace('torch.', '')} on {place(X)}"

@@ -1,0 +1,79 @@
+// Squares on the CPU, summed in an order that follows from a matrix's size alone: the passes that read a matrix and that
+// make one give its norm the same bits.
+//
+// A unit is kUnit neighbours along the rows of a matrix, or what is left of a row. Its squares go to kLanes sums in turn,
+// and then the halves of these are added until one is left. The sums of all units, row by row, are added in the same way.
+#pragma once
+
+#include "tiles.h"
+
+#include <memory>
+
+namespace optimizer {
+
+// Tiles begin at multiples of it, in rows and columns.
+constexpr int64_t kUnit = kTileSide;
+constexpr int64_t kLanes = 16;
+
+// The sum of term(i) for all i < count.
+template <class Term>
+OPTIMIZER_INLINE double sum_of(int64_t count, const Term& term) {
+  double lanes[kLanes] = {};
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t first = 0; first < whole; first += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += term(first + lane);
+    }
+  }
+  for (int64_t i = whole; i < count; ++i) {
+    lanes[i - whole] += term(i);
+  }
+#pragma GCC unroll 4
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t lane = 0; lane < half; ++lane) {
+      lanes[lane] += lanes[lane + half];
+    }
+  }
+  return lanes[0];
+}
+
+// The square of a float is exact in double: whether a compiler contracts a sum of squares changes no bit, and nothing
+// overflows.
+OPTIMIZER_INLINE double square(float x) {
+  return static_cast<double>(x) * x;
+}
+
+// The sums of all units of `count` matrices. Threads write those of different tiles.
+class UnitSums {
+ public:
+  UnitSums(int64_t count, int64_t rows, int64_t cols)
+      : count_(count), units_of_row_(ceil_div(cols, kUnit)), units_(rows * units_of_row_), sums_(new double[count * units_]) {}
+
+  // Takes the squares of a tile of matrix i.
+  OPTIMIZER_INLINE void take(int64_t i, ScalarType dtype, const View& view, const Box& box) {
+    float values[kTileArea];
+    load(values, dtype, view, box);
+    const float* row = values;
+    for (int64_t r = 0; r < box.rows; ++r, row += box.cols) {
+      double* const sums = sums_.get() + i * units_ + (box.row + r) * units_of_row_ + box.col / kUnit;
+      for (int64_t c = 0; c < box.cols; c += kUnit) {
+        const auto term = [&](int64_t k) __attribute__((always_inline)) { return square(row[c + k]); };
+        // A constant count is unrolled.
+        sums[c / kUnit] = c + kUnit <= box.cols ? sum_of(kUnit, term) : sum_of(box.cols - c, term);
+      }
+    }
+  }
+
+  void write_norms(double* norms) const {
+    for (int64_t i = 0; i < count_; ++i) {
+      const double* const sums = sums_.get() + i * units_;
+      norms[i] = std::sqrt(sum_of(units_, [&](int64_t unit) { return sums[unit]; }));
+    }
+  }
+
+ private:
+  int64_t count_, units_of_row_, units_;
+  std::unique_ptr<double[]> sums_;
+};
+
+}  // namespace optimizer

@@ -1,0 +1,64 @@
+// Squares on the GPU, summed in an order that follows from a matrix's size alone: the passes that read a matrix and that
+// make one give its norm the same bits.
+//
+// A block sums the squares of a square tile in shared memory, along the lines that `Matrix::squares` names. Then a block
+// for each matrix adds what its tiles have, tile by tile along those lines.
+#pragma once
+
+#include "tiles.cuh"
+
+namespace optimizer {
+
+// Memory for the sums of this many tiles of all matrices, where `norms` is.
+Tensor tile_sums(const Tensor& norms, int64_t tiles);
+
+// Writes the norm of each matrix: the root of what its tiles' sums add up to.
+void norms_of_tiles(const Tensor& norms, const Tensor& sums, int32_t device);
+
+// The sum of what all threads of a block have, in one order; thread 0 gets it.
+__device__ inline double sum_of_block(double one) {
+  __shared__ double sums[kThreads];
+  sums[threadIdx.x] = one;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) {
+      sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+  }
+  return sums[threadIdx.x];
+}
+
+// The calling thread's part of a tile's squares, of its elements as this dtype stores them. The square of a float is
+// exact in double: whether a compiler contracts this changes no bit, and nothing overflows.
+template <class T>
+__device__ double sum_of_thread(const Exchange<T>& tile, ScalarType dtype, int lines, int length, bool by_columns) {
+  double sum = 0;
+  const int at = threadIdx.x % kTileSide;
+  with_stored(dtype, [&](auto stored) {
+    for (int line = threadIdx.x / kTileSide; at < length && line < lines; line += kThreads / kTileSide) {
+      const T value = by_columns ? tile[at][line] : tile[line][at];
+      const double x = widen<float>(narrow<decltype(stored)>(value));
+      sum += x * x;
+    }
+  });
+  return sum;
+}
+
+// Writes the sum of a tile's squares to the place that it has among those of all matrices, which have one size. All
+// threads must have written their elements of the tile, and none is behind a barrier yet.
+template <int N, class T>
+__device__ void write_tile_sum(double* sums, const Exchange<T>& tile, ScalarType dtype, const Matrix<N>& m,
+                               const Box& box) {
+  const bool by_columns = m.squares == Squares::kByColumns;
+  const int64_t down = ceil_div(m.rows, kTileSide), across = ceil_div(m.cols, kTileSide);
+  const int64_t row = box.row / kTileSide, col = box.col / kTileSide;
+  const int64_t place = by_columns ? col * down + row : row * across + col;
+  __syncthreads();
+  const int lines = by_columns ? box.cols : box.rows, length = by_columns ? box.rows : box.cols;
+  const double sum = sum_of_block(sum_of_thread(tile, dtype, lines, length, by_columns));
+  if (threadIdx.x == 0) {
+    sums[m.index * down * across + place] = sum;
+  }
+}
+
+}  // namespace optimizer
