@@ -1,13 +1,16 @@
 """Time the orthogonalization of named models' matrices, and of squares, against every other implementation found.
 
     python -m benchmarks.sweep_orthogonalize [--build DIR] [--device cpu] [--shapes gpt2-124m,squares,64x1280x512]
-        [--contestants NAME,...] [--peers DIR] [--minutes N] [--output FILE] [--beside-busy] [--tiny]
+        [--contestants NAME,...] [--peers DIR] [--minutes N] [--output FILE] [--work-dtype float32] [--beside-busy]
+        [--tiny]
 
 All contestants take turns on the same float32 matrices. A ratio is their time divided by ours in the same round, given
 as quartiles over the rounds. Ideal is the FLOP of the cheaper method with symmetric products (`work.least_flop`) at the
 rate that a large dense product of the work dtype reaches in the same rounds. Errors are those of the first matrix
 against each contestant's own polynomial in float64: relative in the Frobenius norm, and the largest of an entry.
 Compiled means the standard iteration over torch's products under `torch.compile`.
+
+`--work-dtype` is that of ours and of torch's products; without it the device's default.
 
 `--beside-busy` adds a case for each shape in which other processes, one for each core, compute all the time.
 
@@ -47,6 +50,7 @@ class Bench(NamedTuple):
     device: torch.device
     contestants: tuple[str, ...]
     compile_mode: str
+    work_dtype: torch.dtype
     rounds: int
     dense_side: int
 
@@ -59,12 +63,11 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
     generator = torch.Generator(device).manual_seed(0)
     G = torch.randn(case.batch, case.rows, case.cols, generator=generator, device=device)
     schedule = kernel.schedules.resolve_schedule(SCHEDULE, STEPS)
-    work_dtype = kernel.iteration.default_work_dtype(G)
-    iteration = kernel.iteration.choose_iteration(device, work_dtype, case.sides, schedule)
+    iteration = kernel.iteration.choose_iteration(device, bench.work_dtype, case.sides, schedule)
     task = Task(kernel, device, iteration, schedule, bench.compile_mode)
     found, marks = peers.admit(bench.contestants, OURS, lambda name: _warm(name, task, G))
     outcomes = _compare(found, G, device.type == "cuda" or case.size <= CPU_SIZE)
-    A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(work_dtype)
+    A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(bench.work_dtype)
     works = {name: lambda run=contestant.run: run(G) for name, contestant in found.items()}
     times = run_rounds({**works, "dense": lambda: A @ A}, device, bench.rounds, deadline)
     for name, outcome in outcomes.items():
@@ -154,6 +157,7 @@ def _shown_error(outcome: dict) -> str:
 def main() -> None:
     parser = make_parser("Time the orthogonalization against every peer that is installed.", NAMES)
     parser.add_argument("--shapes", help=f"of {', '.join(MODELS)}, squares, and shapes like 64x1280x512")
+    parser.add_argument("--work-dtype", choices=("float32", "bfloat16", "float16"), help="of the iteration")
     parser.add_argument("--beside-busy", action="store_true", help="also beside a busy process on every core")
     parser.add_argument("--compile-mode", default="default", help="of torch.compile")
     arguments = parser.parse_args()
@@ -162,13 +166,16 @@ def main() -> None:
     default = [name for name in NAMES if not (arguments.tiny and name == COMPILED)]
     contestants = chosen_contestants(arguments.contestants, NAMES, default)
     rounds, side = sizes(arguments, device, ROUNDS)
-    bench = Bench(kernel, device, contestants, arguments.compile_mode, rounds, side)
+    usual = kernel.iteration.default_work_dtype(torch.empty(0, device=device))
+    work_dtype = getattr(torch, arguments.work_dtype) if arguments.work_dtype else usual
+    bench = Bench(kernel, device, contestants, arguments.compile_mode, work_dtype, rounds, side)
     names = arguments.shapes.split(",") if arguments.shapes else ["tiny"] if arguments.tiny else []
     cases = find_cases(names, device) if names else default_cases(device)
     works = {case.key: partial(measure, case, bench) for case in cases}
     if arguments.beside_busy:
         works |= {f"{case.key} beside busy cores": partial(measure_beside_busy, case, bench) for case in cases}
-    rows = run_cases("orthogonalize", bench, arguments, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
+    settings = {"schedule": SCHEDULE, "input_dtype": "float32", "work_dtype": str(work_dtype).replace("torch.", "")}
+    rows = run_cases("orthogonalize", bench, arguments, settings, works)
     Console(width=None if Console().is_terminal else 200).print(report(rows))
 
 

@@ -23,6 +23,12 @@ struct View {
 // Along which lines of a matrix squares are summed for its norm, if at all.
 enum class Squares { kUnused, kByRows, kByColumns };
 
+// The same lines, once rows have become columns.
+inline Squares turned(Squares squares) {
+  const Squares other = squares == Squares::kByRows ? Squares::kByColumns : Squares::kByRows;
+  return squares == Squares::kUnused ? squares : other;
+}
+
 // The N tensors, all of one shape, at one index of the lists.
 template <int N>
 struct Matrix {
@@ -121,28 +127,20 @@ OPTIMIZER_INLINE void collapse(Matrix<N>& m) {
 template <int N>
 void transpose(Matrix<N>& m) {
   std::swap(m.rows, m.cols);
-  if (m.squares != Squares::kUnused) {
-    m.squares = m.squares == Squares::kByRows ? Squares::kByColumns : Squares::kByRows;
-  }
+  m.squares = turned(m.squares);
   for (View& v : m.views) {
     std::swap(v.row_stride, v.col_stride);
   }
 }
 
-// Walks along the memory of the first tensor, which is read and written, so that only the others may have to be
-// transposed on the way.
+// For elements that do not depend on their place: walks along the memory of the first tensor, which is read and
+// written, so that only the others may have to be transposed on the way; as one run if all agree. In a single row squares
+// could not be told apart by lines any more.
 template <int N>
-void follow_memory(Matrix<N>& m) {
+void simplify(Matrix<N>& m) {
   if (m.views[0].row_stride == 1 && m.views[0].col_stride != 1) {
     transpose(m);
   }
-}
-
-// For elements that do not depend on their place, unless their squares do: along memory, and as one run if all tensors
-// agree.
-template <int N>
-void simplify(Matrix<N>& m) {
-  follow_memory(m);
   if (is_one_run(m) && m.squares == Squares::kUnused) {
     collapse(m);
   }

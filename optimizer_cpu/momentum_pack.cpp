@@ -70,7 +70,7 @@ OPTIMIZER_INLINE void average(T* update, const MomentumPack& call, const Matrix<
   store_momentum(momentum, call, m, box);
 }
 
-// Of what was packed, while the nearest cache has it.
+// Reads back what was packed, which the nearest cache still has.
 OPTIMIZER_INLINE void take_squares(UnitSums& sums, ScalarType dtype, const Matrix<3>& m, const Box& box) {
   const View& packed = m.views[kPacked];
   if (m.squares == Squares::kByRows) {
@@ -115,7 +115,11 @@ UnitSums unit_sums(const MomentumPack& call) {
 void momentum_pack_cpu(const MomentumPack& call) {
   const auto pack = call.in_double() ? pack_in_double : pack_in_float;
   UnitSums sums = unit_sums(call);
-  for_each_tile(call.matrices, [&](const auto& m, const Box& box) { pack(call, sums, m, box); });
+  std::vector<Matrix<3>> list = call.matrices;
+  if (call.scales.empty()) {  // which have a place by row and column
+    std::for_each(list.begin(), list.end(), collapse_whole_units<3>);
+  }
+  for_each_tile(std::move(list), [&](const auto& m, const Box& box) { pack(call, sums, m, box); });
   if (call.norms) {
     sums.write_norms(static_cast<double*>(call.norms->mutable_data_ptr()));
   }

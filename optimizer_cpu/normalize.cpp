@@ -36,7 +36,8 @@ void for_each(const Batch& batch, const Work& work) {
 void frobenius_norm_cpu(const FrobeniusNorm& call) {
   Batch batch = call.batch;
   UnitSums sums(call.norms.numel(), batch.first.rows, batch.first.cols);
-  cut_for_walk(batch.first);
+  collapse_whole_units(batch.first);
+  cut(batch.first, rows_are_runs(batch.first));
   for_each(batch, [&](const auto& m, const Box& box) { take_squares(sums, batch, m, box); });
   sums.write_norms(static_cast<double*>(call.norms.mutable_data_ptr()));
 }

@@ -1,8 +1,9 @@
-// Squares on the CPU, summed in an order that follows from a matrix's size alone: the passes that read a matrix and that
-// make one give its norm the same bits.
+// Squares on the CPU, summed in an order that follows from a matrix's size alone: the pass that reads a matrix and the one
+// that makes it give its norm the same bits.
 //
 // A unit is kUnit neighbours along the rows of a matrix, or what is left of a row. Its squares go to kLanes sums in turn,
-// and then the halves of these are added until one is left. The sums of all units, row by row, are added in the same way.
+// and then the second half of these is added to the first, until one is left. The sums of all units, row by row, are
+// added in the same way.
 #pragma once
 
 #include "tiles.h"
@@ -14,6 +15,7 @@ namespace optimizer {
 // Tiles begin at multiples of it, in rows and columns.
 constexpr int64_t kUnit = kTileSide;
 constexpr int64_t kLanes = 16;
+static_assert(kTileArea % kUnit == 0 && kUnit % kLanes == 0);
 
 // The sum of term(i) for all i < count.
 template <class Term>
@@ -43,7 +45,7 @@ OPTIMIZER_INLINE double square(float x) {
   return static_cast<double>(x) * x;
 }
 
-// The sums of all units of `count` matrices. Threads write those of different tiles.
+// The sums of all units of `count` matrices. Different threads write those of different tiles.
 class UnitSums {
  public:
   UnitSums(int64_t count, int64_t rows, int64_t cols)
@@ -75,5 +77,13 @@ class UnitSums {
   int64_t count_, units_of_row_, units_;
   std::unique_ptr<double[]> sums_;
 };
+
+// A contiguous matrix whose rows are whole units becomes a single row, so that short rows cost nothing.
+template <int N>
+void collapse_whole_units(Matrix<N>& m) {
+  if (m.squares == Squares::kByRows && is_one_run(m) && m.cols % kUnit == 0) {
+    collapse(m);
+  }
+}
 
 }  // namespace optimizer

@@ -136,22 +136,12 @@ OPTIMIZER_INLINE void store(const T* from, ScalarType dtype, const View& view, c
   store_rows(columns, dtype, {view.data, view.col_stride, 1}, {box.col, box.row, box.cols, box.rows});
 }
 
-// Cut so that a tile has whole multiples of kTileSide elements, or what is left, of each line along which squares are
-// summed. If these are rows and multiples themselves, a contiguous matrix may still be taken as a single row.
-template <int N>
-void cut_for_walk(Matrix<N>& m) {
-  if (m.squares == Squares::kByRows && is_one_run(m) && m.cols % kTileSide == 0) {
-    collapse(m);
-  }
-  cut(m, rows_are_runs(m) && m.squares != Squares::kByColumns);
-}
-
 // Cuts a list into tiles and calls work(matrix, box) for each of them, in any order.
 template <int N, class Work>
 void for_each_tile(std::vector<Matrix<N>> list, const Work& work) {
   int64_t tiles = 0;
   for (Matrix<N>& m : list) {
-    cut_for_walk(m);
+    cut(m, rows_are_runs(m) && m.squares != Squares::kByColumns);
     m.first_tile = tiles;
     tiles += tile_count(m);
   }

@@ -47,7 +47,7 @@ __device__ Averaging<T> make_averaging(const PackLaunch& call) {
   return {static_cast<T>(call.weight), gradient_divisor<T>(scale, call.maximize), call.nesterov};
 }
 
-// `updates` is written where squares are summed.
+// `updates` is written only where squares are summed.
 template <class T, bool has_norms>
 __device__ void pack_chunks(Exchange<T>& updates, const PackLaunch& call, const Entry<3>& entry, const Box& box,
                             const Averaging<T>& average, bool is_open) {
@@ -72,6 +72,9 @@ __device__ void pack_chunks(Exchange<T>& updates, const PackLaunch& call, const 
       }
     }
   });
+  if constexpr (has_norms) {
+    __syncthreads();
+  }
 }
 
 template <class T>

@@ -1,5 +1,5 @@
-// Squares on the GPU, summed in an order that follows from a matrix's size alone: the passes that read a matrix and that
-// make one give its norm the same bits.
+// Squares on the GPU, summed in an order that follows from a matrix's size alone: the pass that reads a matrix and the one
+// that makes it give its norm the same bits.
 //
 // A block sums the squares of a square tile in shared memory, along the lines that `Matrix::squares` names. Then a block
 // for each matrix adds what its tiles have, tile by tile along those lines.
@@ -44,8 +44,8 @@ __device__ double sum_of_thread(const Exchange<T>& tile, ScalarType dtype, int l
   return sum;
 }
 
-// Writes the sum of a tile's squares to the place that it has among those of all matrices, which have one size. All
-// threads must have written their elements of the tile, and none is behind a barrier yet.
+// Writes the sum of a tile's squares to the place that it has among those of all matrices, which have one size. A barrier
+// must lie behind the last element that any thread has written to the tile.
 template <int N, class T>
 __device__ void write_tile_sum(double* sums, const Exchange<T>& tile, ScalarType dtype, const Matrix<N>& m,
                                const Box& box) {
@@ -53,7 +53,6 @@ __device__ void write_tile_sum(double* sums, const Exchange<T>& tile, ScalarType
   const int64_t down = ceil_div(m.rows, kTileSide), across = ceil_div(m.cols, kTileSide);
   const int64_t row = box.row / kTileSide, col = box.col / kTileSide;
   const int64_t place = by_columns ? col * down + row : row * across + col;
-  __syncthreads();
   const int lines = by_columns ? box.cols : box.rows, length = by_columns ? box.rows : box.cols;
   const double sum = sum_of_block(sum_of_thread(tile, dtype, lines, length, by_columns));
   if (threadIdx.x == 0) {

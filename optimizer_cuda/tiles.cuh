@@ -202,10 +202,12 @@ void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), co
       auto& entry = parameters.entries[i];
       entry.matrix = call.matrices[first + i];
       entry.is_open = gate.is_open(first + i);
-      entry.by_runs = rows_are_runs(entry.matrix);
+      const bool sums_squares = entry.matrix.squares != Squares::kUnused;
       entry.aligned = chunks_are_aligned(entry.matrix, call.dtypes);
+      // Square tiles have short rows: if no wide access fits, neighbouring threads are better on neighbouring elements.
+      entry.by_runs = rows_are_runs(entry.matrix) && (entry.aligned || !sums_squares);
       fill(entry);
-      cut(entry.matrix, entry.by_runs && entry.matrix.squares == Squares::kUnused);
+      cut(entry.matrix, entry.by_runs && !sums_squares);
       entry.matrix.first_tile = tiles;
       tiles += tile_count(entry.matrix);
     }

@@ -183,7 +183,7 @@ def test_operations_keep_torchs_rules_for_operators(native, case):
     """Schema, fake kernel and tracing under dynamic shapes; there is no gradient to register."""
     flat = {"packed": ones(24), "update": ones(24)} if case == "offsets" else {}
     for op, arguments in (native.momentum_pack_, pack_arguments()), (native.descend_, descend_arguments()):
-        if case == "norms" and op is native.descend_:
+        if case == "norms" and op is native.descend_:  # which has no such argument
             continue
         arguments |= {name: value for name, value in flat.items() if name in arguments} | OPTIONS[case]
         utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"

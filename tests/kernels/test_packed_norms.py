@@ -38,6 +38,7 @@ def assert_norms(native):
         native.momentum_pack_(twins, gradient, without, 0.9, True, **{**options, **twin_scales})
         native.momentum_pack_(momentum, gradient, packed, 0.9, True, norms=norms, **options)
         assert torch.equal(packed, without) and all(map(torch.equal, momentum, twins))
+        assert all(map(torch.equal, scales or [], twin_scales.get("momentum_scale", [])))
         native.frobenius_norm_(expected, packed.mT if packed.size(1) > packed.size(2) else packed)
         assert torch.equal(norms, expected)
         return norms
@@ -64,14 +65,15 @@ def test_norms_do_not_depend_on_strides(assert_norms, shape, dtype):
         assert torch.equal(norms, first)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, (70, 130), (64, 64), (300, 1)], ids=str)
+@pytest.mark.parametrize("shape", [SHAPE, (70, 130), (64, 64), (128, 128), (300, 1)], ids=str)
 @pytest.mark.parametrize("turned", [False, True], ids=["blocks of rows", "blocks of columns"])
 def test_norms_come_with_momentum_in_8_bits(assert_norms, shape, turned):
     codes, scale = stored(shape[::-1] if turned else shape, 0)
     codes, scale = (codes.mT, scale.mT) if turned else (codes, scale)
-    gradient, packed = random(shape, torch.float32, 1), torch.zeros(1, *shape, dtype=torch.bfloat16)
-    for out in packed, packed.mT.contiguous().mT:
-        assert_norms([codes.clone()], [gradient], out, momentum_scale=[scale.clone()])
+    gradient, packed = random(shape, torch.float32, 1), torch.zeros(shape, dtype=torch.bfloat16)
+    for layouts in itertools.product(LAYOUTS.values(), repeat=3):
+        of_codes, of_scales, out = (layout(x) for layout, x in zip(layouts, (codes, scale, packed)))
+        assert_norms([of_codes], [gradient], out[None], momentum_scale=[of_scales])
 
 
 def test_each_of_many_matrices_gets_its_norm(assert_norms):

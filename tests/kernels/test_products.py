@@ -78,7 +78,7 @@ def test_a_cpu_takes_the_compiled_product_if_it_has_fast_instructions(kernel, pr
     """Instructions that nobody has timed are left to `warmup`."""
     instructions = kernel.kernels.native.gemm_instructions
     for dtype in (FLOAT32, torch.bfloat16):
-        fast = instructions(dtype) in ("avx2", "avx512_bf16", "amx")
+        fast = instructions(dtype) in ("avx2", "avx512", "avx512_bf16", "amx")
         name = f"gemm_ ({instructions(dtype)})" if fast else "torch.mm"
         table = products.select_products(CPU, dtype, 96, 128)
         assert (table.name, table.source) == (name, "by default")

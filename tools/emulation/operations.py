@@ -92,6 +92,15 @@ def packed_by_columns(operations, dtype: torch.dtype) -> list[Tensor]:
     return [bits(momentum), bits(columns)]
 
 
+def packed_with_norms(operations, dtype: torch.dtype) -> list[Tensor]:
+    """The norms of a matrix by rows that is packed into one by rows, and into one by columns."""
+    momentum, gradient = (numbers(torch.float32, seed, shape=(83, 77)) for seed in (8, 9))
+    norms, rows = torch.zeros(2, 1, dtype=torch.float64), torch.zeros(1, 83, 77, dtype=dtype)
+    for norm, result in zip(norms, (rows, torch.zeros(1, 77, 83, dtype=dtype).mT)):
+        operations.momentum_pack_([momentum], [gradient], result, 0.95, True, norms=norm)
+    return [bits(norms)]
+
+
 def moved(operations, dtype: torch.dtype) -> list[Tensor]:
     """A buffer with two blocks of a batch, and a batch with these blocks of it."""
     matrices, buffer = values(dtype, 3)[None].clone(), torch.zeros(1000, dtype=dtype)
@@ -140,10 +149,11 @@ def results(operations) -> Iterator[tuple[str, list[Tensor]]]:
     ways = list(itertools.product(pairs, switch))
     yield "momentum_pack_, 8 bits", _all(packed_in_8_bits(operations, *way) for way in ways)
     yield "momentum_pack_, transposed", _all(packed_by_columns(operations, dtype) for dtype in FLOATS)
+    singles = [dtype for dtype in FLOATS if dtype != torch.float64]
+    yield "momentum_pack_, norms", _all(packed_with_norms(operations, dtype) for dtype in singles)
     ways = [(dtypes, mode, how) for dtypes, _ in ways[::2] for mode in range(3) for how in ways_to_descend(dtypes[0])]
     yield "descend_", _all(descended(operations, dtypes, mode, **how) for dtypes, mode, how in ways)
     yield "move_blocks_", _all(moved(operations, dtype) for dtype in FLOATS)
-    singles = [dtype for dtype in FLOATS if dtype != torch.float64]
     yield "frobenius_norm_, normalize_", _all(normalized(operations, dtype) for dtype in singles)
     products = (multiplied(operations, torch.bfloat16, "portable", symmetric) for symmetric in switch)
     yield "gemm_ in bfloat16, portable", _all(products)

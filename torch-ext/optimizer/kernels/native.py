@@ -62,10 +62,9 @@ on its own inputs alone: not on the rest of the list, strides, threads or level 
   code. In a block with the largest magnitude M, an element m loses at most sqrt(M |m|) / 127 + M / (4 127^2), which is
   at most M / 126 (`optimizer_common/quantize.h`). `packed` is computed from m before it is coded. A block that receives
   a NaN or an infinity stays NaN.
-
 - `norms` (B), contiguous, are the norms of what is stored in `packed`, of the dtype and the bits that `frobenius_norm_`
-  gives for `packed`, or for its `.mT` if it has more rows than columns. A matrix that is not `active` has the norm 0.
-  Cannot be combined with `offsets` or with a float64 `packed`.
+  gives for `packed`, or for its `.mT` if it has more rows than columns. Where `packed` is zero because of `active` or
+  `found_inf`, so is the norm. Cannot be combined with `offsets` or with a float64 `packed`.
 
 RuntimeError is raised, before anything is written, for arguments that do not fit, for written tensors that overlap
 themselves, and for those that certainly share memory with another argument. Certain means that one starts at the

@@ -47,7 +47,7 @@ class Products(NamedTuple):
 # The instructions with which `gemm_` multiplies on this processor.
 _INSTRUCTIONS = {dtype: gemm_instructions(dtype) for dtype in (torch.float32, torch.bfloat16)}
 # Those that have been measured to be faster than torch's products.
-_FASTER = ("avx2", "avx512_bf16", "amx")
+_FASTER = ("avx2", "avx512", "avx512_bf16", "amx")
 
 
 def add_to_diagonal_(A: Tensor, a: float) -> Tensor:

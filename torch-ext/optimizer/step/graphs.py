@@ -4,7 +4,7 @@
 
 What schedulers and scalers change, and what is missing, offloaded or released, lies before or behind a graph. Batches
 take turns on one stream, so all graphs of an optimizer on one device read one buffer, write another, and share one pool
-for what lies between.
+for what lies between. Each also reads the norms of its directions, from a buffer of its kind.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
+from ..kernels.native import frobenius_norm_
 from ..kernels.normalization import frobenius_norm, native_passes_take
 from ..plan.batches import Batch
 from ..polar import polar_factors
@@ -32,7 +33,7 @@ class Packed(NamedTuple):
     def take_norms_(self) -> None:
         """Write `norms`, if there are any, in a pass over the directions."""
         if self.norms is not None:
-            self.norms.copy_(frobenius_norm(_wide(self.directions)).flatten())
+            frobenius_norm_(self.norms, _wide(self.directions))
 
 
 def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
@@ -41,9 +42,10 @@ def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
 
 
 def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:
-    """Return memory for the norms (B,) of packed matrices; None if `polar_update` takes none.
+    """Return memory for the norms (B,) of packed matrices, or None.
 
-    So it is if the norms of the momentum are not those of what the iteration is given, or if one kernel does it all.
+    There are none if the matrices are equalized first, if one kernel does the whole iteration, or if the native passes
+    do not take them.
     """
     if batch.equalization.before != "none" or batch.iteration.in_one_launch:
         return None
