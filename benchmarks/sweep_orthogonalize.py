@@ -50,7 +50,7 @@ class Bench(NamedTuple):
     device: torch.device
     contestants: tuple[str, ...]
     compile_mode: str
-    work_dtype: torch.dtype
+    work_dtype: str  # as torch calls it
     rounds: int
     dense_side: int
 
@@ -63,11 +63,12 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
     generator = torch.Generator(device).manual_seed(0)
     G = torch.randn(case.batch, case.rows, case.cols, generator=generator, device=device)
     schedule = kernel.schedules.resolve_schedule(SCHEDULE, STEPS)
-    iteration = kernel.iteration.choose_iteration(device, bench.work_dtype, case.sides, schedule)
+    work_dtype = getattr(torch, bench.work_dtype)
+    iteration = kernel.iteration.choose_iteration(device, work_dtype, case.sides, schedule)
     task = Task(kernel, device, iteration, schedule, bench.compile_mode)
     found, marks = peers.admit(bench.contestants, OURS, lambda name: _warm(name, task, G))
     outcomes = _compare(found, G, device.type == "cuda" or case.size <= CPU_SIZE)
-    A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(bench.work_dtype)
+    A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(work_dtype)
     works = {name: lambda run=contestant.run: run(G) for name, contestant in found.items()}
     times = run_rounds({**works, "dense": lambda: A @ A}, device, bench.rounds, deadline)
     for name, outcome in outcomes.items():
@@ -167,15 +168,14 @@ def main() -> None:
     contestants = chosen_contestants(arguments.contestants, NAMES, default)
     rounds, side = sizes(arguments, device, ROUNDS)
     usual = kernel.iteration.default_work_dtype(torch.empty(0, device=device))
-    work_dtype = getattr(torch, arguments.work_dtype) if arguments.work_dtype else usual
+    work_dtype = arguments.work_dtype or str(usual).replace("torch.", "")
     bench = Bench(kernel, device, contestants, arguments.compile_mode, work_dtype, rounds, side)
     names = arguments.shapes.split(",") if arguments.shapes else ["tiny"] if arguments.tiny else []
     cases = find_cases(names, device) if names else default_cases(device)
     works = {case.key: partial(measure, case, bench) for case in cases}
     if arguments.beside_busy:
         works |= {f"{case.key} beside busy cores": partial(measure_beside_busy, case, bench) for case in cases}
-    settings = {"schedule": SCHEDULE, "input_dtype": "float32", "work_dtype": str(work_dtype).replace("torch.", "")}
-    rows = run_cases("orthogonalize", bench, arguments, settings, works)
+    rows = run_cases("orthogonalize", bench, arguments, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
     Console(width=None if Console().is_terminal else 200).print(report(rows))
 
 
