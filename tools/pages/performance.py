@@ -61,6 +61,8 @@ def origin(content: dict) -> str:
     threads = facts.get("threads") or content.get("machine", {}).get("threads")
     if threads and "lab" not in content:
         named.append(f"{threads} threads" if threads > 1 else "1 thread")
+    if "work_dtype" in content:
+        named.append(f"products in {content['work_dtype']}")
     commit = str(facts.get("commit") or package.get("commit") or package.get("source_commit") or "unknown")
     return f"{device}, {', '.join(named)}; {markdown.commit_words(commit, facts.get('dirty', package.get('dirty')))}."
 
