@@ -48,7 +48,7 @@ __device__ Averaging<T> make_averaging(const PackLaunch& call) {
 }
 
 // `updates` is written only where squares are summed.
-template <class T, bool has_norms>
+template <class T>
 __device__ void pack_chunks(Exchange<T>& updates, const PackLaunch& call, const Entry<3>& entry, const Box& box,
                             const Averaging<T>& average, bool is_open) {
   const Matrix<3>& m = entry.matrix;
@@ -65,14 +65,14 @@ __device__ void pack_chunks(Exchange<T>& updates, const PackLaunch& call, const 
       store(momentum, call.dtypes[kMomentum], at(kMomentum), count, entry.aligned);
     }
     store(update, call.dtypes[kPacked], at(kPacked), count, entry.aligned);
-    if constexpr (has_norms) {
+    if (call.sums) {
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
         updates[row][col + i] = update[i];
       }
     }
   });
-  if constexpr (has_norms) {
+  if (call.sums) {
     __syncthreads();
   }
 }
@@ -97,7 +97,7 @@ __device__ void pack_elements(Exchange<T>& updates, const PackLaunch& call, cons
   });
 }
 
-template <class T, bool has_norms>
+template <class T>
 __global__ void __launch_bounds__(kThreads) pack(const __grid_constant__ PackLaunch call) {
   __shared__ Exchange<T> updates;
   const PackEntry& entry = find_entry(call, blockIdx.x);
@@ -105,11 +105,11 @@ __global__ void __launch_bounds__(kThreads) pack(const __grid_constant__ PackLau
   const bool is_open = entry.is_open && call.device_gate.is_open(entry.matrix.index);
   const Averaging<T> average = make_averaging<T>(call);
   if (entry.by_runs) {
-    pack_chunks<T, has_norms>(updates, call, entry, box, average, is_open);
+    pack_chunks(updates, call, entry, box, average, is_open);
   } else {
     pack_elements(updates, call, entry.matrix, box, average, is_open);
   }
-  if constexpr (has_norms) {
+  if (call.sums) {
     write_tile_sum(call.sums, updates, call.dtypes[kPacked], entry.matrix, box);
   }
 }
@@ -196,7 +196,7 @@ __device__ void average_codes(Exchange<T>& values, const PackEntry& entry, const
   }
 }
 
-template <class T, bool has_norms>
+template <class T>
 __global__ void __launch_bounds__(kThreads) pack_codes(const __grid_constant__ PackLaunch call) {
   __shared__ Exchange<T> values;
   const PackEntry& entry = find_entry(call, blockIdx.x);
@@ -217,15 +217,14 @@ __global__ void __launch_bounds__(kThreads) pack_codes(const __grid_constant__ P
   for_each_place(box, m.views[kPacked], [&](int row, int col, int) {
     store_one(values[row][col], call.dtypes[kPacked], at(kPacked, row, col));
   });
-  if constexpr (has_norms) {
+  if (call.sums) {
     write_tile_sum(call.sums, values, call.dtypes[kPacked], m, box);
   }
 }
 
 // Square tiles, whose rows are a block each.
-template <bool has_norms>
 void launch_codes(const MomentumPack& call, PackLaunch& parameters) {
-  const auto kernel = call.in_double() ? pack_codes<double, has_norms> : pack_codes<float, has_norms>;
+  const auto kernel = call.in_double() ? pack_codes<double> : pack_codes<float>;
   launch_all(call, parameters, kernel, [&](PackEntry& entry) {
     const View& codes = entry.matrix.views[kMomentum];
     entry.by_runs = false;
@@ -235,12 +234,11 @@ void launch_codes(const MomentumPack& call, PackLaunch& parameters) {
   });
 }
 
-template <bool has_norms>
 void launch_pack(const MomentumPack& call, PackLaunch& parameters) {
   if (!call.scales.empty()) {
-    return launch_codes<has_norms>(call, parameters);
+    return launch_codes(call, parameters);
   }
-  launch_all(call, parameters, call.in_double() ? pack<double, has_norms> : pack<float, has_norms>, [](PackEntry&) {});
+  launch_all(call, parameters, call.in_double() ? pack<double> : pack<float>, [](PackEntry&) {});
 }
 
 void launch_with_norms(const MomentumPack& call, PackLaunch& parameters) {
@@ -250,7 +248,7 @@ void launch_with_norms(const MomentumPack& call, PackLaunch& parameters) {
   }
   const Tensor sums = tile_sums(*call.norms, tiles);
   parameters.sums = static_cast<double*>(sums.mutable_data_ptr());
-  launch_pack<true>(call, parameters);
+  launch_pack(call, parameters);
   norms_of_tiles(*call.norms, sums, call.device);
 }
 
@@ -265,7 +263,7 @@ void momentum_pack_cuda(const MomentumPack& call) {
   parameters.grad_scale = call.grad_scale.where(kHost).get(0, 1);
   parameters.device_grad_scale = call.grad_scale.where(kDevice);
   parameters.device_gate = call.gate.where(kDevice);
-  return call.norms ? launch_with_norms(call, parameters) : launch_pack<false>(call, parameters);
+  return call.norms ? launch_with_norms(call, parameters) : launch_pack(call, parameters);
 }
 
 }  // namespace optimizer
