@@ -134,8 +134,8 @@ void transpose(Matrix<N>& m) {
 }
 
 // For elements that do not depend on their place: walks along the memory of the first tensor, which is read and
-// written, so that only the others may have to be transposed on the way; as one run if all agree. In a single row squares
-// could not be told apart by lines any more.
+// written, so that only the others may have to be transposed on the way; as one run if all agree. In a single row
+// squares could not be told apart by lines any more.
 template <int N>
 void simplify(Matrix<N>& m) {
   if (m.views[0].row_stride == 1 && m.views[0].col_stride != 1) {

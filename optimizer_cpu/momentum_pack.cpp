@@ -76,7 +76,8 @@ OPTIMIZER_INLINE void take_squares(UnitSums& sums, ScalarType dtype, const Matri
   if (m.squares == Squares::kByRows) {
     return sums.take(m.index, dtype, packed, box);
   }
-  sums.take(m.index, dtype, {packed.data, packed.col_stride, packed.row_stride}, {box.col, box.row, box.cols, box.rows});
+  const View turned_view{packed.data, packed.col_stride, packed.row_stride};
+  sums.take(m.index, dtype, turned_view, {box.col, box.row, box.cols, box.rows});
 }
 
 template <class T>

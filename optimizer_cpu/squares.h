@@ -1,9 +1,9 @@
-// Squares on the CPU, summed in an order that follows from a matrix's size alone: the pass that reads a matrix and the one
-// that makes it give its norm the same bits.
+// Squares on the CPU, summed in an order that follows from a matrix's size alone: the pass that reads a matrix and the
+// one that makes it give its norm the same bits.
 //
-// A unit is kUnit neighbours along the rows of a matrix, or what is left of a row. Its squares go to kLanes sums in turn,
-// and then the second half of these is added to the first, until one is left. The sums of all units, row by row, are
-// added in the same way.
+// A unit is kUnit neighbours along the rows of a matrix, or what is left of a row. Its squares go to kLanes sums in
+// turn, and then the second half of these is added to the first, until one is left. The sums of all units, row by row,
+// are added in the same way.
 #pragma once
 
 #include "tiles.h"
@@ -49,7 +49,10 @@ OPTIMIZER_INLINE double square(float x) {
 class UnitSums {
  public:
   UnitSums(int64_t count, int64_t rows, int64_t cols)
-      : count_(count), units_of_row_(ceil_div(cols, kUnit)), units_(rows * units_of_row_), sums_(new double[count * units_]) {}
+      : count_(count),
+        units_of_row_(ceil_div(cols, kUnit)),
+        units_(rows * units_of_row_),
+        sums_(new double[count * units_]) {}
 
   // Takes the squares of a tile of matrix i.
   OPTIMIZER_INLINE void take(int64_t i, ScalarType dtype, const View& view, const Box& box) {

@@ -2,8 +2,8 @@
 //
 // The formula of one element is in element.h, the checked arguments are in momentum_pack.h; tiles.cuh moves tiles and
 // launches kernels. Tiles whose rows are runs of memory are moved in chunks, the others through shared memory, as are
-// those of momentum in 8 bits, of which quantize.h has the formula. Where norms are wanted, squares.cuh sums the squares of
-// what is packed.
+// those of momentum in 8 bits, of which quantize.h has the formula. Where norms are wanted, squares.cuh sums the squares
+// of what is packed.
 #include "../optimizer_common/momentum_pack.h"
 #include "squares.cuh"
 

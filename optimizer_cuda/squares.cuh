@@ -1,8 +1,8 @@
-// Squares on the GPU, summed in an order that follows from a matrix's size alone: the pass that reads a matrix and the one
-// that makes it give its norm the same bits.
+// Squares on the GPU, summed in an order that follows from a matrix's size alone: the pass that reads a matrix and the
+// one that makes it give its norm the same bits.
 //
-// A block sums the squares of a square tile in shared memory, along the lines that `Matrix::squares` names. Then a block
-// for each matrix adds what its tiles have, tile by tile along those lines.
+// A block sums the squares of a square tile in shared memory, along the lines that `Matrix::squares` names. Then a
+// block for each matrix adds what its tiles have, tile by tile along those lines.
 #pragma once
 
 #include "tiles.cuh"
@@ -44,8 +44,8 @@ __device__ double sum_of_thread(const Exchange<T>& tile, ScalarType dtype, int l
   return sum;
 }
 
-// Writes the sum of a tile's squares to the place that it has among those of all matrices, which have one size. A barrier
-// must lie behind the last element that any thread has written to the tile.
+// Writes the sum of a tile's squares to the place that it has among those of all matrices, which have one size. A
+// barrier must lie behind the last element that any thread has written to the tile.
 template <int N, class T>
 __device__ void write_tile_sum(double* sums, const Exchange<T>& tile, ScalarType dtype, const Matrix<N>& m,
                                const Box& box) {
