@@ -161,7 +161,7 @@ def _updates_of_a_small_matrix(kernel: ModuleType):
     step = kernel.step.polar_update
     small = torch.eye(4).unsqueeze(0)
 
-    def update(batch, packed: Tensor, eps: float, norms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def update(batch, packed: Tensor, eps: float, norms: Tensor | None = None, *memory) -> tuple[Tensor, Tensor]:
         one = None if norms is None else norms[:1]
         step.update_of_factors(kernel.polar.polar_factors(small.to(packed.dtype), batch.iteration, eps, norms=one))
         factors = torch.empty(packed.shape, dtype=batch.iteration.work_dtype)

@@ -27,8 +27,8 @@ PRODUCTS = {
 }  # fmt: skip
 PIECES = ("momentum_pack", "normalise", "gram", "square", "affine", "small_polar", "descend", "adamw")
 EMPTY_PRODUCTS = {
-    "gram": lambda X: X.new_empty(*X.shape[:-1], X.size(-2)),
-    "gram_affine": lambda A, b, c, a: torch.empty_like(A),
+    "gram": lambda X, out=None: X.new_empty(*X.shape[:-1], X.size(-2)),
+    "gram_affine": lambda A, b, c, a, out=None: torch.empty_like(A),
     "commuting": lambda A, B: torch.empty_like(A),
     "conjugated": lambda A, B: torch.empty_like(A),
     "affine": lambda B, X, a, out=None: torch.empty_like(X),

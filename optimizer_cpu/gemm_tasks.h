@@ -1,12 +1,10 @@
 // A batch of products, cut into tasks that threads take one after another. No sum depends on who takes which.
 #pragma once
 
+#include "call_memory.h"
 #include "gemm_product.h"
 #include "threads.h"
 
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <vector>
 
 namespace optimizer {
@@ -15,12 +13,6 @@ namespace optimizer {
 constexpr int64_t kBlockCost = 3;
 // A thread that is held up delays the others by one task at most: so many of them for each thread.
 constexpr int64_t kTasksPerThread = 6;
-
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
-using Memory = std::unique_ptr<char, Free>;
 
 // The rectangles of blocks that results are cut into. Those of one matrix follow each other, the costly ones first.
 template <class Element>
@@ -94,12 +86,9 @@ void multiply(const Gemm<Element>& call, const Instructions<Element>& by) {
   const int64_t a_size = product.a_size(), b_size = product.b_size(tasks.width());
   const int64_t sums_size = product.sums_size(tasks.width());
   const int64_t bytes = (a_size + b_size) * sizeof(Element) + sums_size * sizeof(float);
-  const Memory memory(static_cast<char*>(std::aligned_alloc(64, tasks.threads() * bytes)));
-  if (!memory) {
-    throw std::bad_alloc();
-  }
+  const CallMemory memory(tasks.threads() * bytes);
   take_turns(tasks.size(), 1, tasks.threads(), [&](int64_t thread, const auto& next) {
-    float* const sums = reinterpret_cast<float*>(memory.get() + thread * bytes);
+    float* const sums = reinterpret_cast<float*>(memory.data() + thread * bytes);
     Element* const a = reinterpret_cast<Element*>(sums + sums_size);
     TileState before;
     by.enter(before);

@@ -6,9 +6,8 @@
 // are added in the same way.
 #pragma once
 
+#include "call_memory.h"
 #include "tiles.h"
-
-#include <memory>
 
 namespace optimizer {
 
@@ -52,7 +51,8 @@ class UnitSums {
       : count_(count),
         units_of_row_(ceil_div(cols, kUnit)),
         units_(rows * units_of_row_),
-        sums_(new double[count * units_]) {}
+        memory_(count * units_ * sizeof(double)),
+        sums_(reinterpret_cast<double*>(memory_.data())) {}
 
   // Takes the squares of a tile of matrix i.
   OPTIMIZER_INLINE void take(int64_t i, ScalarType dtype, const View& view, const Box& box) {
@@ -60,7 +60,7 @@ class UnitSums {
     load(values, dtype, view, box);
     const float* row = values;
     for (int64_t r = 0; r < box.rows; ++r, row += box.cols) {
-      double* const sums = sums_.get() + i * units_ + (box.row + r) * units_of_row_ + box.col / kUnit;
+      double* const sums = sums_ + i * units_ + (box.row + r) * units_of_row_ + box.col / kUnit;
       for (int64_t c = 0; c < box.cols; c += kUnit) {
         const auto term = [&](int64_t k) __attribute__((always_inline)) { return square(row[c + k]); };
         // A constant count is unrolled.
@@ -71,14 +71,15 @@ class UnitSums {
 
   void write_norms(double* norms) const {
     for (int64_t i = 0; i < count_; ++i) {
-      const double* const sums = sums_.get() + i * units_;
+      const double* const sums = sums_ + i * units_;
       norms[i] = std::sqrt(sum_of(units_, [&](int64_t unit) { return sums[unit]; }));
     }
   }
 
  private:
   int64_t count_, units_of_row_, units_;
-  std::unique_ptr<double[]> sums_;
+  CallMemory memory_;
+  double* sums_;
 };
 
 // A contiguous matrix whose rows are whole units becomes a single row, so that short rows cost nothing.

@@ -51,33 +51,36 @@ def set_gradients(case: Case, params, step: int) -> None:
 
 
 class Held(NamedTuple):
-    """Bytes that a chunk has in each of its phases, and at most; and those of the batch that is orthogonalized."""
+    """Bytes that a chunk has in each of its phases, and at most; of a batch, of the work on one, of both together."""
 
     gathered: int
     owned: int
     scattered: int
     most: int
     batch: int
+    work: int
+    together: int
 
 
 def held_by(chunk) -> Held:
     holder, owner = chunk.messages.holder, chunk.messages.owner
     parameter = chunk.first.parameter
     packed, work = parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
+    sizes = [batch_bytes(owned.batch, packed, work) for owned in chunk.batches] or [(0, 0, 0)]
     return Held(
         (sum(holder.sent) + holder.scratch + sum(owner.received)) * packed,
         sum(owner.received) * packed + sum(owner.sent) * work,
         (sum(owner.sent) + sum(holder.received)) * work,
         chunk.messages.buffer_bytes(packed, work),
-        max((batch_bytes(owned.batch, packed, work) for owned in chunk.batches), default=0),
+        *map(max, zip(*sizes)),
     )
 
 
-def batch_bytes(batch, packed: int, work: int) -> int:
-    """What is packed, the results, and what `polar_factors` says that it holds for one of the matrices, on a CPU."""
+def batch_bytes(batch, packed: int, work: int) -> tuple[int, int, int]:
+    """What a batch has in memory on a CPU, what `polar_factors` says that it takes beside it, and both at the least."""
     m, n = sorted(batch.packed_shape)
-    one = max((2 * m * n + 2 * m * m) * work, m * n * (4 + work))
-    return len(batch.matrices) * m * n * (packed + work) + one
+    kept, copies = len(batch.matrices) * m * n * (packed + work) + 2 * m * m * work, 2 * m * n * work
+    return kept, max(copies, m * n * (4 + work)), kept + copies
 
 
 def trained(kernel, case: Case):
@@ -87,6 +90,7 @@ def trained(kernel, case: Case):
     peaks = []
     for step in range(1, STEPS + 1):
         set_gradients(case, params, step)
+        optimizer._graphs = kernel.step.graphs.UpdateGraphs()  # what it keeps for batches is counted anew
         with Allocations() as counted:
             optimizer.step()
         peaks.append(counted.peak)
@@ -112,9 +116,10 @@ def counted_step(kernel, case: Case):
 
 
 def formula(chunks: list[Held], in_flight: int) -> int:
-    """The buffers of as many chunks in a row as are under way together, and one batch."""
+    """The buffers of as many chunks in a row as are under way together, the largest batch, and the work on one."""
     windows = [chunks[i : i + in_flight + 1] for i in range(len(chunks))]
-    return max(sum(chunk.most for chunk in own) for own in windows) + max(chunk.batch for chunk in chunks)
+    largest = max(chunk.batch for chunk in chunks) + max(chunk.work for chunk in chunks)
+    return max(sum(chunk.most for chunk in own) for own in windows) + largest
 
 
 def surely_together(kernel, chunks: list[Held], in_flight: int) -> int:
@@ -124,7 +129,7 @@ def surely_together(kernel, chunks: list[Held], in_flight: int) -> int:
     def turns(i: int, chunk: Held):
         held[i] = chunk.gathered
         yield
-        held[i] = chunk.owned + chunk.batch
+        held[i] = chunk.owned + chunk.together
         totals.append(sum(held))
         held[i] = chunk.scattered
         yield

@@ -138,8 +138,8 @@ def run(kernel: ModuleType, X: Tensor, schedule, restarts: tuple[int, ...] | Non
     """Return the standard iteration, or the Gram iteration with these restarts, over torch's products."""
     products = kernel.kernels.products.SINGLE
     if restarts is None:
-        return kernel.polar.newton_schulz(X, schedule, products)
-    return kernel.polar.gram_newton_schulz(X, kernel.stability.split(schedule, restarts), products, X.dtype)
+        return kernel.iteration.newton_schulz(X, schedule, products)
+    return kernel.iteration.gram_newton_schulz(X, kernel.stability.split(schedule, restarts), products, X.dtype)
 
 
 def relative(actual: Tensor, exact: Tensor) -> float:

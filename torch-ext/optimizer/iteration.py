@@ -1,8 +1,8 @@
-"""How matrices of one size are orthogonalized on one device: method, dtypes, schedule and products."""
+"""How matrices of one size are orthogonalized on one device: method, dtypes, schedule, products; and the steps."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -177,3 +177,54 @@ def _restarts(schedule: Schedule, chain_dtype: torch.dtype) -> Optional[tuple[in
     if chain_dtype == torch.bfloat16:
         return None
     return restart_positions(schedule, torch.finfo(chain_dtype).eps / 2)
+
+
+def newton_schulz(
+    X: Tensor,
+    schedule: Schedule,
+    products: Products,
+    out: Optional[Tensor] = None,
+    squares: Optional[Tensor] = None,
+) -> Tensor:
+    """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
+
+    The last step is written to `out` if that is given; if `products` work in place, X is overwritten. `squares`
+    (2, ..., m, m), if given, is memory for the two m x m matrices of a step.
+    """
+    first, second = (None, None) if squares is None else squares
+    for step, (a, b, c) in enumerate(schedule, 1):
+        A = products.gram(X, first)  # X Xᵀ
+        diagonal = a if products.a_on_diagonal else 0.0
+        B = products.gram_affine(A, b, c, diagonal, second)  # b A + c A², and a I where that replaces a X
+        X = products.affine(B, X, a - diagonal, out if step == len(schedule) else None)  # a X + B X
+    return X
+
+
+def gram_newton_schulz(
+    X: Tensor,
+    windows: Sequence[Schedule],
+    products: Products,
+    chain_dtype: torch.dtype,
+    out: Optional[Tensor] = None,
+) -> Tensor:
+    """Return what `newton_schulz` returns, computed from R = X Xᵀ (..., m, m) in `chain_dtype` within each window.
+
+    A step h(R) = a I + b R + c R² turns X into h(R) X, and R into h(R) R h(R). X itself is multiplied only at the end
+    of a window, by the product Q of the window's steps. All of these are polynomials of one R, so they commute.
+    Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
+    """
+    for end, window in enumerate(windows, 1):
+        Q = window_product(products.gram(X.to(chain_dtype)), window, products)
+        X = products.affine(Q.to(X.dtype), X, 0.0, out if end == len(windows) else None)  # Q X
+    return X
+
+
+def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
+    """Return Q (..., m, m), the product of a window's steps, for the Gram matrix R = X Xᵀ at the window's start."""
+    Q = None
+    for step, (a, b, c) in enumerate(window, 1):
+        H = products.gram_affine(R, b, c, a)  # a I + b R + c R²
+        Q = H if Q is None else products.commuting(Q, H)
+        if step < len(window):
+            R = products.conjugated(H, R)
+    return Q

@@ -8,15 +8,23 @@ from typing import Callable, Generator, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
+from .iteration import (
+    Iteration,
+    check_work_dtype,
+    choose_iteration,
+    default_work_dtype,
+    gram_newton_schulz,
+    newton_schulz,
+    window_product,
+)
 from .kernels import predictions
 from .kernels.autocast import without_autocast
 from .kernels.gains import Circumstances
 from .kernels.machine import gpu_of
 from .kernels.normalization import frobenius_norm, native_passes_take, normalize
-from .kernels.products import Products, fits_a_core, small_polar
+from .kernels.products import fits_a_core, small_polar
 from .kernels.tracing import constant_while_traced, is_transformed
-from .schedules import Schedule, resolve_schedule
+from .schedules import resolve_schedule
 
 # Bytes of the cache that each core of a CPU usually has to itself.
 _CORE_CACHE = 2**21
@@ -70,15 +78,23 @@ def orthogonalize(
 
 
 def polar_factors(
-    G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None, norms: Optional[Tensor] = None
+    G: Tensor,
+    iteration: Iteration,
+    eps: float,
+    out: Optional[Tensor] = None,
+    norms: Optional[Tensor] = None,
+    squares: Optional[Tensor] = None,
 ) -> Tensor:
     """Return the polar factors of a batch G (B, m, n), B at least 1, in the work dtype and without checks.
 
     They are written to `out`, of G's shape and the work dtype, if that is given: on a CPU with runs of memory along the
     longer side. `norms` (B,) are G's Frobenius norms, if the caller knows them; an iteration in one launch takes none.
+    `squares` (2, b, m, m) of the work dtype is memory that the standard iteration uses, if it is given; b is at least B
+    or `matrices_together`.
+
     For each of `matrices_together` matrices this takes memory for two copies in the work dtype and two
     m x m matrices, in the Gram iteration five; or, during the normalisation, for one copy in the work dtype and one in
-    float32. On a CPU the compiled products need only one copy.
+    float32. On a CPU the compiled products need only one copy, and none beside `out`.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
@@ -103,7 +119,8 @@ def polar_factors(
         if through_copies:
             place.copy_(_polar_factor(X, iteration, eps, norm=norm))
         else:
-            _polar_factor(X, iteration, eps, place, norm)
+            pair = None if squares is None else squares[:, 0] if single else squares[:, : end - start]
+            _polar_factor(X, iteration, eps, place, norm, pair)
     return factors.mT if tall else factors
 
 
@@ -138,63 +155,30 @@ def _threads() -> int:
 
 
 def _polar_factor(
-    G: Tensor, iteration: Iteration, eps: float, out: Optional[Tensor] = None, norm: Optional[Tensor] = None
+    G: Tensor,
+    iteration: Iteration,
+    eps: float,
+    out: Optional[Tensor] = None,
+    norm: Optional[Tensor] = None,
+    squares: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return the polar factors of wide G (..., m, n), written to `out` if that is given; `norm` is (..., 1, 1)."""
+    """Return the polar factors of wide G (..., m, n), written to `out` if that is given; `norm` is (..., 1, 1).
+
+    `squares` (2, ..., m, m) is memory for the standard iteration, if it is given.
+    """
     if iteration.in_one_launch:
         windows = iteration.windows
         if iteration.method == "standard":  # a new Gram matrix at every step
             windows = [(step,) for step in windows[0]]
         return small_polar.small_polar(G, windows, iteration.scale, eps, iteration.work_dtype, out)
     normalized = (G, iteration.work_dtype, eps, iteration.scale, norm)
+    windows, products = iteration.windows, iteration.products
+    if products.in_place:  # every step overwrites the normalised matrix, so it is written where the result will be
+        normalized, out = (*normalized, out), None
     # The normalised matrix is passed on, not kept in a variable, so the second step can use the first one's memory.
     if iteration.method == "standard":
-        return newton_schulz(normalize(*normalized), iteration.windows[0], iteration.products, out)
-    windows, products = iteration.windows, iteration.products
+        return newton_schulz(normalize(*normalized), windows[0], products, out, squares)
     return gram_newton_schulz(normalize(*normalized), windows, products, iteration.chain_dtype, out)
-
-
-def newton_schulz(X: Tensor, schedule: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
-    """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
-
-    The last step is written to `out` if that is given.
-    """
-    for step, (a, b, c) in enumerate(schedule, 1):
-        A = products.gram(X)  # X Xᵀ
-        diagonal = a if products.a_on_diagonal else 0.0
-        B = products.gram_affine(A, b, c, diagonal)  # b A + c A², and a I where that replaces a X
-        X = products.affine(B, X, a - diagonal, out if step == len(schedule) else None)  # a X + B X
-    return X
-
-
-def gram_newton_schulz(
-    X: Tensor,
-    windows: Sequence[Schedule],
-    products: Products,
-    chain_dtype: torch.dtype,
-    out: Optional[Tensor] = None,
-) -> Tensor:
-    """Return what `newton_schulz` returns, computed from R = X Xᵀ (..., m, m) in `chain_dtype` within each window.
-
-    A step h(R) = a I + b R + c R² turns X into h(R) X, and R into h(R) R h(R). X itself is multiplied only at the end
-    of a window, by the product Q of the window's steps. All of these are polynomials of one R, so they commute.
-    Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
-    """
-    for end, window in enumerate(windows, 1):
-        Q = window_product(products.gram(X.to(chain_dtype)), window, products)
-        X = products.affine(Q.to(X.dtype), X, 0.0, out if end == len(windows) else None)  # Q X
-    return X
-
-
-def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
-    """Return Q (..., m, m), the product of a window's steps, for the Gram matrix R = X Xᵀ at the window's start."""
-    Q = None
-    for step, (a, b, c) in enumerate(window, 1):
-        H = products.gram_affine(R, b, c, a)  # a I + b R + c R²
-        Q = H if Q is None else products.commuting(Q, H)
-        if step < len(window):
-            R = products.conjugated(H, R)
-    return Q
 
 
 def factor_of_parts(

@@ -19,9 +19,14 @@ from .tracing import is_transformed
 
 
 def normalize(
-    G: Tensor, work_dtype: torch.dtype, eps: float, scale: float = 1.0, norm: Optional[Tensor] = None
+    G: Tensor,
+    work_dtype: torch.dtype,
+    eps: float,
+    scale: float = 1.0,
+    norm: Optional[Tensor] = None,
+    out: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`.
+    """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`; in `out` if that is given.
 
     If G is only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), in `exact_dtype`. A matrix and
     the same matrix times a power of two give the same bits, as long as the norm and its inverse are normal numbers.
@@ -31,11 +36,13 @@ def normalize(
         batch = _as_batch(G)
         # Products on a CPU need contiguous rows. Those on a GPU take tall matrices as they are.
         as_given = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
-        normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=as_given)
+        new = out is None
+        normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=as_given) if new else out.view(batch.shape)
         normalize_(normalized, batch, norm.reshape(-1), eps, scale)
         return normalized.view(G.shape)
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
-    return (G * multiplier(norm, eps, scale, exact)).to(work_dtype)
+    normalized = (G * multiplier(norm, eps, scale, exact)).to(work_dtype)
+    return normalized if out is None else out.copy_(normalized)
 
 
 def frobenius_norm(X: Tensor) -> Tensor:

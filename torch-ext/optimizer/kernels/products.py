@@ -22,21 +22,23 @@ except ModuleNotFoundError as missing:
 
 
 class Products(NamedTuple):
-    """Products of wide matrices X (..., m, n) and symmetric A, B (..., m, m); each returns a new tensor.
+    """Products of wide matrices X (..., m, n) and symmetric A, B (..., m, m).
 
-    The exception is `affine`: it writes to its last argument. If that is None, it may overwrite X and return it.
+    Each returns a new tensor, or its last argument `out`, which it writes, if it takes one and that is not None. If
+    `in_place`, `affine` without an `out` overwrites X and returns it.
     Polynomials of one matrix commute except for rounding, so `commuting` and `conjugated` may choose the
     order. Full products err least if all factors are multiplied from one side. Symmetric products discard the upper
     triangle that they computed, and err least if factors are multiplied from both sides.
     """
 
-    gram: Callable[[Tensor], Tensor]  # X -> X Xᵀ
-    gram_affine: Callable[[Tensor, float, float, float], Tensor]  # A, b, c, a -> a I + b A + c A²
+    gram: Callable[..., Tensor]  # X, out -> X Xᵀ
+    gram_affine: Callable[..., Tensor]  # A, b, c, a, out -> a I + b A + c A²
     commuting: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B, of two polynomials of one matrix
     conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, also of two polynomials of one matrix
     affine: Callable[[Tensor, Tensor, float, Optional[Tensor]], Tensor]  # B, X, a, out -> a X + B X
     name: str
     batched: bool = True  # takes X (B, m, n); False: one (m, n) at a time
+    in_place: bool = False
     a_on_diagonal: bool = False  # the standard iteration multiplies (a I + B) X, because a X + B X would copy X first
     # torch's time divided by this table's: for X Xᵀ, and for the products of two m x m matrices.
     gram_gain: float = 1.0
@@ -58,9 +60,14 @@ def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
 
 
 def _symmetric_native(
-    A: Tensor, B: Tensor, D: Optional[Tensor] = None, alpha: float = 1.0, beta: float = 0.0
+    A: Tensor,
+    B: Tensor,
+    D: Optional[Tensor] = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Optional[Tensor] = None,
 ) -> Tensor:
-    C = A.new_empty(A.size(0), A.size(1), B.size(2))
+    C = A.new_empty(A.size(0), A.size(1), B.size(2)) if out is None else out
     gemm_(C, A, B, D, alpha, beta, True, _INSTRUCTIONS[A.dtype])
     return C
 
@@ -88,8 +95,8 @@ def _batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None
 
 
 SINGLE = Products(
-    gram=lambda X: torch.mm(X, X.mT),
-    gram_affine=lambda A, b, c, a: add_to_diagonal_(torch.addmm(A, A, A, beta=b, alpha=c), a),
+    gram=lambda X, out=None: torch.mm(X, X.mT, out=out),
+    gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(torch.addmm(A, A, A, beta=b, alpha=c, out=out), a),
     commuting=torch.mm,
     conjugated=lambda A, B: torch.mm(torch.mm(B, A), A),
     affine=_single_affine,
@@ -97,12 +104,13 @@ SINGLE = Products(
     batched=False,
 )
 NATIVE = Products(
-    gram=lambda X: _symmetric_native(X, X.mT),
-    gram_affine=lambda A, b, c, a: add_to_diagonal_(_symmetric_native(A, A, A, alpha=c, beta=b), a),
+    gram=lambda X, out=None: _symmetric_native(X, X.mT, out=out),
+    gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(_symmetric_native(A, A, A, c, b, out), a),
     commuting=lambda A, B: _symmetric_native(A, B),
     conjugated=lambda A, B: _symmetric_native(A, _symmetric_native(B, A)),
     affine=_native_affine,
     name="gemm_",
+    in_place=True,
 )
 
 
@@ -110,14 +118,14 @@ def with_torchs_affine(products: Products) -> Products:
     """Return a table whose product that is not symmetric is torch's, which takes every dtype."""
     if products.affine is not NATIVE.affine:
         return products
-    return products._replace(affine=_one_by_one_affine, name=f"{products.name} + torch.mm")
+    return products._replace(affine=_one_by_one_affine, name=f"{products.name} + torch.mm", in_place=False)
 
 
 # In long and in large matrices most work is the product that is not symmetric, and torch's is faster there with AMX.
 NATIVE_SYMMETRIC = with_torchs_affine(NATIVE)
 BATCHED = Products(
-    gram=lambda X: torch.bmm(X, X.mT),
-    gram_affine=lambda A, b, c, a: add_to_diagonal_(torch.baddbmm(A, A, A, beta=b, alpha=c), a),
+    gram=lambda X, out=None: torch.bmm(X, X.mT, out=out),
+    gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(torch.baddbmm(A, A, A, beta=b, alpha=c, out=out), a),
     commuting=torch.bmm,
     conjugated=lambda A, B: torch.bmm(torch.bmm(B, A), A),
     affine=_batched_affine,
@@ -125,8 +133,8 @@ BATCHED = Products(
     a_on_diagonal=True,
 )
 SYMMETRIC = BATCHED._replace(
-    gram=lambda X: symmetric_product(X, X.mT),
-    gram_affine=lambda A, b, c, a: symmetric_product(A, A, A, alpha=c, beta=b, diagonal=a),
+    gram=lambda X, out=None: symmetric_product(X, X.mT, out=out),
+    gram_affine=lambda A, b, c, a, out=None: symmetric_product(A, A, A, c, b, out, a),
     commuting=lambda A, B: symmetric_product(A, B),
     conjugated=lambda A, B: symmetric_product(A, symmetric_product(B, A)),
     name="symmetric_gemm",

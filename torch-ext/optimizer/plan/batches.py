@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Callable, Hashable, Iterable, Optional, Sequence, TypeVar
 
@@ -49,22 +50,42 @@ class Batch:
         """Rows and columns of each matrix's second moments; None if there are none."""
         return self.matrices[0].moments_shape
 
+    def memory(self, count: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Return sizes and dtypes of what `count` of its matrices have in memory: directions, and factors.
+
+        The standard iteration has squares, too: (2, b, m, m) for the b matrices that it works on together.
+        """
+        size, work_dtype, m = (count, *self.packed_shape), self.iteration.work_dtype, min(self.packed_shape)
+        uses_squares = self.iteration.method == "standard" and not self.iteration.in_one_launch
+        squares = [((2, min(count, self._together), m, m), work_dtype)] if uses_squares else []
+        return [(size, self.packed_dtype), (size, work_dtype), *squares]
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of `memory` for all of its matrices."""
+        return sum(math.prod(size) * dtype.itemsize for size, dtype in self.memory(len(self.matrices)))
+
     @property
     def work_bytes(self) -> int:
-        """The most bytes that orthogonalizing it takes: packed directions, factors, and the work of `polar_factors`.
+        """The most bytes that orthogonalizing it takes beside that: equalized directions, and work of `polar_factors`.
 
         If updates are balanced by second moments, a copy of the factors is counted instead of that work if it is
         larger.
         """
-        (m, n), iteration = sorted(self.packed_shape), self.iteration
+        (m, n), iteration, count = sorted(self.packed_shape), self.iteration, len(self.matrices)
         work, chain = iteration.work_dtype.itemsize, iteration.chain_dtype.itemsize
-        single = not iteration.products.batched and not iteration.in_one_launch
-        together = 1 if single else matrices_together(self.matrices[0].parameter.device, (m, n), iteration)
-        squares = 2 if iteration.method == "standard" else 5
+        squares = 0 if iteration.method == "standard" else 5
         one = max(2 * m * n * work + squares * m * m * chain, m * n * (work + 4))
-        copies = 1 if self.equalization.before == "none" else 2
-        balanced = 0 if self.moments_shape is None else len(self.matrices) * m * n * work
-        return len(self.matrices) * m * n * (copies * self.packed_dtype.itemsize + work) + max(together * one, balanced)
+        equalized = 0 if self.equalization.before == "none" else count * m * n * self.packed_dtype.itemsize
+        balanced = 0 if self.moments_shape is None else count * m * n * work
+        return equalized + max(self._together * one, balanced)
+
+    @property
+    def _together(self) -> int:
+        """How many of its matrices `polar_factors` works on together at most."""
+        single = not self.iteration.products.batched and not self.iteration.in_one_launch
+        m, n = sorted(self.packed_shape)
+        return 1 if single else matrices_together(self.device, (m, n), self.iteration)
 
 
 def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:

@@ -123,9 +123,10 @@ class Exchange:
         """
         buffers = [chunk.messages.buffer_bytes(*self._itemsizes) for chunk in self.chunks]
         together = max(sum(buffers[i : i + self.in_flight + 1]) for i in range(len(buffers)))
-        batches = [each.batch.work_bytes for chunk in self.chunks for each in chunk.batches]
+        batches = [each.batch for chunk in self.chunks for each in chunk.batches]
+        kept = max((batch.memory_bytes for batch in batches), default=0)  # as on a CPU, from one batch to the next
         teams = [team.work_bytes for chunk in self.chunks for team, _ in chunk.teams]
-        return together + max([*batches, *teams], default=0)
+        return together + kept + max([*(batch.work_bytes for batch in batches), *teams], default=0)
 
     def __str__(self) -> str:
         imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)

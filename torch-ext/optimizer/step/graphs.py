@@ -25,6 +25,7 @@ from ..plan.batches import Batch
 from ..rules.equalization import Equalization
 from ..tuning.race import described, loses_gpu
 from ..tuning.tune import Stage
+from .batch_memory import BatchMemory
 from .polar_update import Packed, as_parameter, norms_memory, packed_memory, polar_update
 
 
@@ -55,18 +56,23 @@ class UpdateGraphs:
 
     def __init__(self) -> None:
         self._replays: dict[Kind, Packed] = {}
+        self._host = BatchMemory()
 
     def packed(self, batch: Batch, count: int, eps: float) -> Packed:
         """Return where `count` matrices of a batch are to be packed, and what then updates them.
 
-        That is a graph if one was captured for as many matrices and this `eps`. Its updates hold until the next replay.
+        That is a graph if one was captured for as many matrices and this `eps`. On a CPU batches take turns in one
+        memory. Then, as with graphs, updates hold until the next batch.
         """
         replay = self._replays.get(kind_of(batch, count, eps)) if self._replays else None
         if replay is not None and not torch.cuda.is_current_stream_capturing():
             return replay
-        directions = packed_memory(batch, count, batch.device)
+        if batch.device.type == "cpu":
+            directions, *memory = self._host.views(batch, count)
+        else:  # torch keeps the memory of such devices for the next batch
+            directions, memory = packed_memory(batch, count, batch.device), ()
         norms = norms_memory(batch, directions)
-        return Packed(directions, norms, partial(polar_update, batch, directions, eps, norms))
+        return Packed(directions, norms, partial(polar_update, batch, directions, eps, norms, *memory))
 
     def described(self, batches: Iterable[Batch], groups: Sequence[Group]) -> list[str]:
         """Return a line with the number of captured batches among those that could be; an empty list if none could."""

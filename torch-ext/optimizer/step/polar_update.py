@@ -69,17 +69,18 @@ def polar_update(
     eps: float,
     norms: Optional[Tensor] = None,
     factors: Optional[Tensor] = None,
+    squares: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the updates (B, rows, cols) of whole matrices from their packed momentum, and their norms (B,).
 
     `norms` (B,) are those of the packed momentum, if they are known. Polar factors are written to `factors` (B, m, n),
-    of the work dtype, where that is given.
+    of the work dtype, where that is given; `squares` is memory for `polar_factors`.
     """
     directions = equalized(batch, packed, eps)
-    factors = polar_factors(directions, batch.iteration, eps, factors, norms)
+    factors = polar_factors(directions, batch.iteration, eps, factors, norms, squares)
     for _ in range(1, batch.equalization.rounds(*batch.packed_shape)):
         directions = evened(directions, factors)
-        factors = polar_factors(directions, batch.iteration, eps, factors)
+        factors = polar_factors(directions, batch.iteration, eps, factors, None, squares)
     return update_of_factors(as_parameter(batch, factors), batch.equalization.after)
 
 
