@@ -25,8 +25,9 @@ from benchmarks.step_costs import replaced
 
 # Capability, multiprocessors and bytes of the cache: an H200.
 GPU = 90, 132, 50 * 2**20
-# How a step's products are launched: by torch, by the symmetric kernel, or in graphs, whose contents are not counted.
-WAYS = "torch", "symmetric", "replayed"
+# How a step's products are launched: by torch, by the symmetric kernel of Triton, by the compiled one, or in graphs,
+# whose contents are not counted.
+WAYS = "torch", "symmetric", "compiled", "replayed"
 # Operations that wait until the device is done, because the host asks for a value.
 SYNCS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 # The positions of the two factors among the arguments of these operations.
@@ -81,7 +82,8 @@ def fake_gpu(kernel: ModuleType, way: str) -> Iterator[None]:
     """Make the package treat fake tensors as a GPU's, and launch its products in one of `WAYS`."""
     products = kernel.kernels.products
     symmetric = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6)
-    table = symmetric if way == "symmetric" else products.BATCHED
+    tables = {"symmetric": symmetric, "compiled": symmetric._replace(in_pairs=True)}
+    table = tables.get(way, products.BATCHED)
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         gpu = kernel.kernels.predictions.Gpu(*GPU)

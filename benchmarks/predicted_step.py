@@ -15,6 +15,10 @@ from benchmarks.fake_gpu import GPU, Product, Work
 # two kernels of a graph. These are assumptions, like the rates of the products.
 COPIED, REACHED, GAP = 4.3e12, 0.8, 1e-6
 
+# The numbers of sections that `hopper_gemm_` is tried with, and how many pairs of multiprocessors its squares are cut
+# for: `kernels.tuned.COMPILED` and `kernels.hopper_gemm.PAIRS`.
+SECTIONS, PAIRS = (1, 3, 5), 66
+
 # The seconds of X Xᵀ of X (batch, m, k) on a GPU: from the package's predictions, a `Gpu`, batch, m and k.
 SymmetricSeconds = Callable[..., float]
 
@@ -25,16 +29,26 @@ def by_triton(predictions: ModuleType, gpu, batch: int, m: int, k: int) -> float
 
 
 def by_cutlass(predictions: ModuleType, gpu, batch: int, m: int, k: int) -> float:
-    """Return the seconds of `hopper_gemm_`, without sections.
+    """Return the seconds of `hopper_gemm_` in the best of the numbers of SECTIONS, which `warmup` tries, too."""
+    return min(in_sections(predictions, gpu, (batch, m, k), sections) for sections in SECTIONS)
 
-    Its tiles, two for each square of 256, and its main loop are those of torch's fastest product. So it is assumed to
-    reach the same rate.
+
+def in_sections(predictions: ModuleType, gpu, size: tuple[int, int, int], sections: int) -> float:
+    """Return the seconds of `hopper_gemm_` for X Xᵀ of X `size`, (batch, m, k), with one number of sections.
+
+    Its tiles, two for each square, and its main loop are those of torch's fastest product. So it is assumed to reach
+    the same rate. A section also writes and reads the sums of a square, at one pair's share of the memory's rate.
     """
-    rows, cols, part = predictions.DENSE_TILES[0]
-    rate, side = predictions.RATES[gpu.capability].sustained, -(-m // cols)
-    rounds = -(-batch * side * (side + 1) // 2 // (gpu.multiprocessors * rows // cols))
-    tile = 2 * rows * cols * k / (rate * part) + predictions.DENSE_TILE_SECONDS
-    return rounds * tile + predictions.DENSE_LAUNCH_SECONDS
+    (batch, m, k), (rows, cols, part) = size, predictions.DENSE_TILES[0]
+    pairs, side = gpu.multiprocessors // 2, -(-m // predictions.SQUARE)
+    squares = side * (side + 1) // 2
+    cut = squares % PAIRS if sections > 1 else 0
+    product = 2 * rows * cols * k / (predictions.RATES[gpu.capability].sustained * part)
+    sums = 2 * 4 * predictions.SQUARE**2 * pairs / COPIED
+    # Pairs take turns at the whole squares of a matrix, then at its sections, then at the next matrix.
+    of_matrix = [product] * (squares - cut) + [product / sections + sums] * (cut * sections)
+    turns = [seconds + predictions.DENSE_TILE_SECONDS for seconds in of_matrix] * batch
+    return max(sum(turns[pair::pairs]) for pair in range(pairs)) + predictions.DENSE_LAUNCH_SECONDS
 
 
 def predicted_seconds(kernel: ModuleType, work: Work, symmetric: SymmetricSeconds = by_triton) -> float:

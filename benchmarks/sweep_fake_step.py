@@ -5,7 +5,8 @@
 Each model has a row for torch's products, for symmetric ones by Triton, for those compiled with CUTLASS, which differ
 in time alone, and for CUDA graphs. Each replay of a graph counts as one launch; its contents and their bytes do not
 count. Counts are exact except for what libraries launch behind one operation. A step must never wait for the device; if
-one does, the exit status is 1.
+one does, the exit status is 1. Bytes are those of all kernels, and of passes alone: what products read and write is
+not counted there.
 
 Two columns are not counts: the time of the kernels by the package's model of products (`benchmarks.predicted_step`),
 which a GPU has yet to confirm, and the goal for it: fused AdamW and 1.2 times the ideal of symmetric products.
@@ -35,7 +36,7 @@ USUAL = "gpt2-124m", "moe-64", "llama-1b", "llama-8b"
 ROWS = {
     "torch": ("torch", by_triton),
     "symmetric": ("symmetric", by_triton),
-    "compiled": ("symmetric", by_cutlass),
+    "compiled": ("compiled", by_cutlass),
     "replayed": ("replayed", None),
 }
 
@@ -53,6 +54,7 @@ def measure(kernel, model: str, row: str) -> dict:
         "way": row,
         "kernels": sum(work.kernels.values()),
         "bytes_an_element": work.bytes / elements,
+        "pass_bytes_an_element": (work.bytes - work.bytes_of_products) / elements,
         "syncs": sum(work.syncs.values()),
         "predicted_milliseconds": None if symmetric is None else 1e3 * predicted_seconds(kernel, work, symmetric),
         "goal_milliseconds": 1e3 * goal,
@@ -70,11 +72,12 @@ def least_flop_of(kernel, parameters: Sequence[Parameter]) -> int:
 
 def report(rows: Sequence[Mapping]) -> Table:
     table = Table("model", "products", title="One step on a fake GPU: launches and predicted time")
-    for heading in "kernels", "bytes an element", "waits for the device", "predicted ms", "goal, ms":
+    for heading in "kernels", "bytes an element", "of passes", "waits for the device", "predicted ms", "goal, ms":
         table.add_column(heading, justify="right")
     for row in rows:
         predicted = row["predicted_milliseconds"]
-        counts = str(row["kernels"]), f"{row['bytes_an_element']:.0f}", str(row["syncs"])
+        moved = (f"{row[kind]:.0f}" for kind in ("bytes_an_element", "pass_bytes_an_element"))
+        counts = str(row["kernels"]), *moved, str(row["syncs"])
         times = "" if predicted is None else f"{predicted:.1f}", f"{row['goal_milliseconds']:.1f}"
         table.add_row(row["model"], row["way"], *counts, *times)
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from tools.lint.waves import tiles, waves
 
@@ -57,6 +58,25 @@ def test_half_a_wave_of_a_lone_matrix_is_no_gain(predictions, h100):
 def test_small_matrices_share_the_cache_and_large_ones_fill_waves(predictions, h100, m, count):
     """50 MiB hold 100 times four 256 x 256 ones of two bytes; 16 waves of 132 tiles are 46 times 45, 15 times 136."""
     assert predictions.matrices_together(h100, m, 2) == count
+
+
+@pytest.mark.parametrize("pairs", [66, 57, 1])
+@pytest.mark.parametrize("m, most", [(512, 25), (768, 11), (1024, 6), (1280, 46), (2048, 15), (4096, 4), (16384, 1)])
+def test_rounds_of_pairs_are_as_full_as_they_can_be(predictions, h100, m, most, pairs):
+    side = math.ceil(m / 256)
+    squares = side * (side + 1) // 2
+    count = predictions.in_whole_rounds(h100._replace(multiprocessors=2 * pairs), m, most)
+    full = {n: n * squares / (math.ceil(n * squares / pairs) * pairs) for n in range(1, most + 1)}
+    assert full[count] == max(full.values()) and count == max(n for n in full if full[n] == full[count])
+
+
+def test_the_product_that_works_in_rounds_gets_whole_rounds(kernel, predictions, monkeypatch):
+    """25 matrices of 512 rows fit into the cache, 22 fill a round of 66 pairs with three squares each."""
+    monkeypatch.setattr(kernel.polar, "gpu_of", lambda device: predictions.Gpu(*H100))
+    device, size = torch.device("cuda", 0), (512, 2048)
+    iteration = kernel.iteration.choose_iteration(device, torch.float16, size, ((3.4445, -4.775, 2.0315),) * 5)
+    in_pairs = iteration._replace(products=iteration.products._replace(in_pairs=True))
+    assert [kernel.polar.matrices_together(device, size, each) for each in (iteration, in_pairs)] == [25, 22]
 
 
 def test_unknown_gpus_and_small_sizes_are_not_predicted(predictions, h100):

@@ -14,6 +14,7 @@ from functools import cache, partial
 import torch
 
 from benchmarks.machine import describe
+from benchmarks.predicted_step import in_sections
 from benchmarks.shapes import MODELS, matrix_counts
 from benchmarks.timing import replayed, take_turns
 from tools.lab.candidates import (
@@ -101,22 +102,30 @@ def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
         entry["other_seconds"] = finding.times[tuning.gpu_contest.TORCH].seconds
     write_entry(lab.configs, header(lab), kernel, short(dtype), entry)
     read_again(lab)
-    entry.update(predicted_times(lab, task, entry["count"]))  # used in the report only
+    entry.update(predicted_times(lab, task, entry))  # used in the report only
     if finding.failed:
         raise FailedError("; ".join(f"{name}: {why}" for name, why in finding.failed.items()), entry)
     return entry
 
 
-def predicted_times(lab: Lab, task, count: int) -> dict[str, float]:
-    """Return the times that the package's model predicts for what was timed; empty if it predicts nothing."""
-    (kernel, _, m, k), predictions = task.need, lab.kernel.kernels.predictions
+def predicted_times(lab: Lab, task, entry: dict) -> dict[str, float]:
+    """Return the times that the package's model predicts for what was timed; empty if it predicts nothing.
+
+    `benchmarks.predicted_step` predicts the compiled product's.
+    """
+    (kernel, _, m, k), predictions, tuned = task.need, lab.kernel.kernels.predictions, lab.kernel.kernels.tuned
     gpu = lab.kernel.kernels.machine.gpu_of(task.device)
     if kernel != PRODUCT or gpu is None or predictions.predicted_gain(gpu, m, k) is None:
         return {}
+    size, config = (entry["count"], m, k), tuned.Config(*(entry[field] for field in tuned.Config._fields))
+    if config in tuned.COMPILED:
+        ours = in_sections(predictions, gpu, size, config.sections)
+    else:
+        ours = predictions.symmetric_seconds(gpu, *size)
     products = 1 if k != m else 2  # for square matrices the iteration's two products, as `gpu_contest` times them
     return {
-        "predicted_seconds": products * predictions.symmetric_seconds(gpu, count, m, k),
-        "predicted_other_seconds": products * predictions.dense_seconds(gpu, count, (m, m, k)),
+        "predicted_seconds": products * ours,
+        "predicted_other_seconds": products * predictions.dense_seconds(gpu, entry["count"], (m, m, k)),
     }
 
 

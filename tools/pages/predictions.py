@@ -46,7 +46,8 @@ for this m and k. The last rows of a table have 1, 7 or 16 matrices. The choice 
 so that a matrix has the same bits in every batch.
 
 The symmetric kernel is Triton's. GPUs of compute capability 9.0 have one more column: the time of `hopper_gemm_`, which
-is compiled with CUTLASS, by `benchmarks/predicted_step.py`. Only a measurement chooses that product, never the model.
+is compiled with CUTLASS, by `benchmarks/predicted_step.py`, in the best number of sections. Only a measurement chooses
+that product, never the model.
 """
 
 

@@ -104,6 +104,7 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
         (
             *(Column(key, lambda r, key=key: words(r[key])) for key in ("model", "way", "kernels")),
             Column("bytes an element", lambda r: f"{r['bytes_an_element']:.0f}"),
+            Column("of passes", lambda r: f"{r['pass_bytes_an_element']:.0f}"),
             Column("waits for the device", lambda r: words(r["syncs"])),
             Column("ms predicted, of goal", lambda r: with_target(r, "predicted_milliseconds", "goal_milliseconds")),
         ),

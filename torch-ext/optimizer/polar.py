@@ -138,14 +138,16 @@ def even_pieces(count: int, length: int) -> list[tuple[int, int]]:
 def matrices_together(device: torch.device, size: tuple[int, int], iteration: Iteration) -> int:
     """Return how many wide matrices of `size` are worked on together at most.
 
-    A GPU gets as many as fill it (`predictions.matrices_together`). On a CPU each thread works alone on matrices that
-    fit (`fits_a_core`), on as many as have their four m x m matrices in its core's cache. Larger matrices come one at a
-    time.
+    A GPU gets as many as fill it (`predictions.matrices_together`), in whole rounds of a product that works in rounds.
+    On a CPU each thread works alone on matrices that fit (`fits_a_core`), on as many as have their four m x m matrices
+    in its core's cache. Larger matrices come one at a time.
     """
     m, n = size
     itemsize = iteration.chain_dtype.itemsize
     if device.type != "cpu":
-        return predictions.matrices_together(gpu_of(device) or _SMALL_GPU, m, itemsize)
+        gpu = gpu_of(device) or _SMALL_GPU
+        most = predictions.matrices_together(gpu, m, itemsize)
+        return predictions.in_whole_rounds(gpu, m, most) if iteration.products.in_pairs else most
     return max(1, _CORE_CACHE // (4 * m * m * itemsize)) * _threads() if fits_a_core(m, n, itemsize) else 1
 
 

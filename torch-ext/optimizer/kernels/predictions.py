@@ -48,6 +48,9 @@ SYMMETRIC_TILE_SECONDS, EXPOSED = 2.8e-6, 0.35
 SYMMETRIC_LAUNCH_SECONDS = 1e-6
 TILE = 128
 
+# The side of the squares that `hopper_gemm_` computes by pairs of multiprocessors.
+SQUARE = 256
+
 # From this side on, the kernel uses tiles of TILE on every device.
 SMALLEST = 1024
 
@@ -81,6 +84,17 @@ def matrices_together(gpu: Gpu, m: int, itemsize: int) -> int:
         return max(1, gpu.cache // (4 * m * m * itemsize))
     side = _ceil(m, TILE)
     return max(1, WAVES * gpu.multiprocessors // (side * (side + 1) // 2))
+
+
+def in_whole_rounds(gpu: Gpu, m: int, most: int) -> int:
+    """Return how many matrices with a short side of m, up to `most`, fill the rounds of `hopper_gemm_` best.
+
+    In a round each pair of multiprocessors computes one square of SQUARE. 66 pairs finish the three squares of each of
+    22 matrices of 512 rows in one round, but need two rounds for those of 25. Equally full rounds: the most matrices.
+    """
+    side = _ceil(m, SQUARE)
+    squares, pairs = side * (side + 1) // 2, max(1, gpu.multiprocessors // 2)
+    return max(range(1, most + 1), key=lambda count: (count / _ceil(count * squares, pairs), count))
 
 
 def dense_seconds(gpu: Gpu, batch: int, size: tuple[int, int, int]) -> float:

@@ -39,6 +39,7 @@ class Products(NamedTuple):
     name: str
     batched: bool = True  # takes X (B, m, n); False: one (m, n) at a time
     in_place: bool = False
+    in_pairs: bool = False  # `hopper_gemm_` multiplies m x m matrices: pairs of multiprocessors take squares in rounds
     a_on_diagonal: bool = False  # the standard iteration multiplies (a I + B) X, because a X + B X would copy X first
     # torch's time divided by this table's: for X Xᵀ, and for the products of two m x m matrices.
     gram_gain: float = 1.0
@@ -186,7 +187,8 @@ def select_products(
 
 def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Products:
     """Return `SYMMETRIC`, named after the kernel that it launches for (m, k)."""
-    return SYMMETRIC._replace(name="hopper_gemm") if launches_hopper_gemm(device, dtype, m, k) else SYMMETRIC
+    compiled = launches_hopper_gemm(device, dtype, m, k)
+    return SYMMETRIC._replace(name="hopper_gemm", in_pairs=True) if compiled else SYMMETRIC
 
 
 def _cpu_products(

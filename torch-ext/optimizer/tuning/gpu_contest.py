@@ -84,9 +84,9 @@ def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> 
 def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tuple[int, int]) -> _Ways:
     """Time X Xᵀ of long matrices, or, for square ones, what an iteration multiplies: a I + b A + c A² and A B."""
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
-    count = max(
-        1, min(task.count, matrices_together(device, (m, max(m, k)), _iteration(device, dtype, (m, max(m, k)))))
-    )
+    configs = product_configs(device, dtype, m) if configs is None else configs
+    configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again
+    count = max(1, min(task.count, _together(device, dtype, (m, max(m, k)), configs)))
     X = drawn(device, count, m, k).to(dtype) / k**0.5
     long = k != m
     results = [X.new_empty(count, m, m) for _ in range(1 if long else 2)]
@@ -106,8 +106,6 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
         else:
             BATCHED.commuting(X, BATCHED.gram_affine(X, beta, alpha, DIAGONAL))
 
-    configs = product_configs(device, dtype, m) if configs is None else configs
-    configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again
     prove = partial(_prove_product, X.new_empty(0), (ragged, (m, k)))
     return _Ways(configs, prove, run, torchs, symmetric_choice(device, dtype, m, k), count)
 
@@ -149,6 +147,13 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
     configs = small_configs(device, dtype, size[0]) if configs is None else configs
     torchs = partial(polar_factors, G, iteration, EPS)
     return _Ways(configs, prove, run, torchs, small_choice(device, dtype, *size), len(G))
+
+
+def _together(device: torch.device, dtype: torch.dtype, size: tuple[int, int], configs: Sequence[AnyConfig]) -> int:
+    """Return how many matrices a step works on together, in whole rounds if the product that works in rounds wins."""
+    iteration = _iteration(device, dtype, size)
+    in_pairs = any(config in COMPILED for config in configs)
+    return matrices_together(device, size, iteration._replace(products=iteration.products._replace(in_pairs=in_pairs)))
 
 
 def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> Iteration:
