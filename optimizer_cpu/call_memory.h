@@ -1,7 +1,7 @@
 // Memory for the length of a call, which a thread keeps for its next one.
 //
-// The C library may give freed memory back to the system. Then the next call finds no pages, and to get them takes as
-// long as many a product.
+// The C library may give freed memory back to the system. The next call then has to wait for new pages, which can take
+// as long as a product.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,19 @@
 
 namespace optimizer {
 
-// A call that takes more has so much to do that getting pages hardly counts.
-constexpr int64_t kMostKept = int64_t{32} << 20;
+// For each thread that works on the call. One that takes more has so much to do that waiting for pages hardly counts.
+constexpr int64_t kMostKept = int64_t{4} << 20;
 constexpr int64_t kCacheLine = 64;
 
 class CallMemory {
  public:
-  explicit CallMemory(int64_t bytes) : block_(std::exchange(kept(), Block{})) {
+  explicit CallMemory(int64_t bytes, int64_t threads = 1) : keeps_(bytes <= threads * kMostKept) {
+    if (keeps_) {
+      block_ = std::exchange(kept(), Block{});
+    }
     if (block_.bytes < bytes) {
       const int64_t lines = (bytes + kCacheLine - 1) / kCacheLine;
-      block_ = Block{};  // before more is asked for
+      block_ = Block{};  // freed first, so that both are never held at once
       block_ = {Start(static_cast<char*>(std::aligned_alloc(kCacheLine, lines * kCacheLine))), bytes};
       if (!block_.start) {
         throw std::bad_alloc();
@@ -33,7 +36,7 @@ class CallMemory {
   CallMemory& operator=(const CallMemory&) = delete;
 
   ~CallMemory() {
-    if (block_.bytes <= kMostKept) {
+    if (keeps_) {
       kept() = std::move(block_);
     }
   }
@@ -56,6 +59,7 @@ class CallMemory {
     return block;
   }
 
+  const bool keeps_;
   Block block_;
 };
 

@@ -86,7 +86,7 @@ void multiply(const Gemm<Element>& call, const Instructions<Element>& by) {
   const int64_t a_size = product.a_size(), b_size = product.b_size(tasks.width());
   const int64_t sums_size = product.sums_size(tasks.width());
   const int64_t bytes = (a_size + b_size) * sizeof(Element) + sums_size * sizeof(float);
-  const CallMemory memory(tasks.threads() * bytes);
+  const CallMemory memory(tasks.threads() * bytes, tasks.threads());
   take_turns(tasks.size(), 1, tasks.threads(), [&](int64_t thread, const auto& next) {
     float* const sums = reinterpret_cast<float*>(memory.data() + thread * bytes);
     Element* const a = reinterpret_cast<Element*>(sums + sums_size);

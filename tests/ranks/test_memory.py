@@ -51,7 +51,7 @@ def set_gradients(case: Case, params, step: int) -> None:
 
 
 class Held(NamedTuple):
-    """Bytes that a chunk has in each of its phases, and at most; of a batch, of the work on one, of both together."""
+    """Bytes of a chunk in each phase, and at most; bytes that a batch keeps, that the work on one adds, and of both."""
 
     gathered: int
     owned: int
@@ -77,7 +77,7 @@ def held_by(chunk) -> Held:
 
 
 def batch_bytes(batch, packed: int, work: int) -> tuple[int, int, int]:
-    """What a batch has in memory on a CPU, what `polar_factors` says that it takes beside it, and both at the least."""
+    """What a batch keeps on a CPU, the most that `polar_factors` takes beside it, and what both surely hold at once."""
     m, n = sorted(batch.packed_shape)
     kept, copies = len(batch.matrices) * m * n * (packed + work) + 2 * m * m * work, 2 * m * n * work
     return kept, max(copies, m * n * (4 + work)), kept + copies

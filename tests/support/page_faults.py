@@ -1,7 +1,7 @@
 """How many pages a step asks the system for, on its own in a process: `python -m tests.support.page_faults VARIANTS`.
 
-It prints the pages of the later steps. Memory that a program frees may stay in the process. So the caller makes the
-allocator give back what it can, by glibc's variables of the environment.
+It prints the pages of the later steps. Memory that a program frees may stay in the process. So the caller sets
+environment variables with which glibc gives back all it can.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from tests.support.rank_pool import load_kernel
 
-SHAPES = [(256, 512)] * 3 + [(512, 256)] * 2 + [(128, 1024), (384, 384), (1024,)]
+SHAPES = [(256, 512)] * 3 + [(512, 256)] * 2 + [(128, 1024), (768, 1024), (1024,)]
 FIRST, LATER = 3, 10  # steps: Python's own memory and torch's caches grow in the first ones
 
 

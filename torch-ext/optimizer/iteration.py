@@ -1,4 +1,4 @@
-"""How matrices of one size are orthogonalized on one device: method, dtypes, schedule, products; and the steps."""
+"""How matrices of one size are orthogonalized on one device, and the steps: method, dtypes, schedule, products."""
 
 from __future__ import annotations
 
@@ -184,14 +184,14 @@ def newton_schulz(
     schedule: Schedule,
     products: Products,
     out: Optional[Tensor] = None,
-    squares: Optional[Tensor] = None,
+    squares: Optional[tuple[Tensor, Tensor]] = None,
 ) -> Tensor:
     """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
 
-    The last step is written to `out` if that is given; if `products` work in place, X is overwritten. `squares`
-    (2, ..., m, m), if given, is memory for the two m x m matrices of a step.
+    The last step is written to `out` if that is given; if `products` work in place, X is overwritten. `squares`, two
+    tensors (..., m, m), is memory for the two m x m matrices of a step, if it is given.
     """
-    first, second = (None, None) if squares is None else squares
+    first, second = squares or (None, None)
     for step, (a, b, c) in enumerate(schedule, 1):
         A = products.gram(X, first)  # X Xᵀ
         diagonal = a if products.a_on_diagonal else 0.0

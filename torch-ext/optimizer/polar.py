@@ -83,18 +83,18 @@ def polar_factors(
     eps: float,
     out: Optional[Tensor] = None,
     norms: Optional[Tensor] = None,
-    squares: Optional[Tensor] = None,
+    squares: Optional[tuple[Tensor, Tensor]] = None,
 ) -> Tensor:
     """Return the polar factors of a batch G (B, m, n), B at least 1, in the work dtype and without checks.
 
     They are written to `out`, of G's shape and the work dtype, if that is given: on a CPU with runs of memory along the
     longer side. `norms` (B,) are G's Frobenius norms, if the caller knows them; an iteration in one launch takes none.
-    `squares` (2, b, m, m) of the work dtype is memory that the standard iteration uses, if it is given; b is at least B
-    or `matrices_together`.
+    `squares`, two tensors (b, m, m) of the work dtype, is memory that the standard iteration uses, if it is given: for
+    as many matrices as are worked on together, or for all of them.
 
     For each of `matrices_together` matrices this takes memory for two copies in the work dtype and two
     m x m matrices, in the Gram iteration five; or, during the normalisation, for one copy in the work dtype and one in
-    float32. On a CPU the compiled products need only one copy, and none beside `out`.
+    float32. On a CPU the compiled products need one copy. If `out` is given, that is the copy.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
@@ -119,7 +119,7 @@ def polar_factors(
         if through_copies:
             place.copy_(_polar_factor(X, iteration, eps, norm=norm))
         else:
-            pair = None if squares is None else squares[:, 0] if single else squares[:, : end - start]
+            pair = squares and tuple(x[0] if single else x[: end - start] for x in squares)
             _polar_factor(X, iteration, eps, place, norm, pair)
     return factors.mT if tall else factors
 
@@ -162,11 +162,11 @@ def _polar_factor(
     eps: float,
     out: Optional[Tensor] = None,
     norm: Optional[Tensor] = None,
-    squares: Optional[Tensor] = None,
+    squares: Optional[tuple[Tensor, Tensor]] = None,
 ) -> Tensor:
     """Return the polar factors of wide G (..., m, n), written to `out` if that is given; `norm` is (..., 1, 1).
 
-    `squares` (2, ..., m, m) is memory for the standard iteration, if it is given.
+    `squares`, two tensors (..., m, m), is memory for the standard iteration, if it is given.
     """
     if iteration.in_one_launch:
         windows = iteration.windows
@@ -176,7 +176,7 @@ def _polar_factor(
     normalized = (G, iteration.work_dtype, eps, iteration.scale, norm)
     windows, products = iteration.windows, iteration.products
     if products.in_place:  # every step overwrites the normalised matrix, so it is written where the result will be
-        normalized, out = (*normalized, out), None
+        normalized = (*normalized, out)
     # The normalised matrix is passed on, not kept in a variable, so the second step can use the first one's memory.
     if iteration.method == "standard":
         return newton_schulz(normalize(*normalized), windows[0], products, out, squares)

@@ -51,13 +51,13 @@ class Batch:
         return self.matrices[0].moments_shape
 
     def memory(self, count: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return sizes and dtypes of what `count` of its matrices have in memory: directions, and factors.
+        """Return sizes and dtypes of the memory that `count` of its matrices need: directions, and factors.
 
-        The standard iteration has squares, too: (2, b, m, m) for the b matrices that it works on together.
+        The standard iteration also needs squares: twice (b, m, m) for the b matrices that it works on together.
         """
         size, work_dtype, m = (count, *self.packed_shape), self.iteration.work_dtype, min(self.packed_shape)
         uses_squares = self.iteration.method == "standard" and not self.iteration.in_one_launch
-        squares = [((2, min(count, self._together), m, m), work_dtype)] if uses_squares else []
+        squares = [((min(count, self._together), m, m), work_dtype)] * 2 if uses_squares else []
         return [(size, self.packed_dtype), (size, work_dtype), *squares]
 
     @property
@@ -67,7 +67,7 @@ class Batch:
 
     @property
     def work_bytes(self) -> int:
-        """The most bytes that orthogonalizing it takes beside that: equalized directions, and work of `polar_factors`.
+        """The most bytes that it takes beside `memory`: equalized directions, and what `polar_factors` works in.
 
         If updates are balanced by second moments, a copy of the factors is counted instead of that work if it is
         larger.

@@ -119,14 +119,19 @@ class Exchange:
     def held_bytes(self) -> int:
         """Return the most bytes that this rank holds at a time: buffers of chunks under way, and the work on a batch.
 
-        If this rank lacks a gradient that other ranks have, zeros and a copy of its momentum come on top.
+        If this rank lacks a gradient that other ranks have, zeros and a copy of its momentum come on top. So does what
+        a CPU keeps from larger batches outside of this exchange.
         """
         buffers = [chunk.messages.buffer_bytes(*self._itemsizes) for chunk in self.chunks]
         together = max(sum(buffers[i : i + self.in_flight + 1]) for i in range(len(buffers)))
         batches = [each.batch for chunk in self.chunks for each in chunk.batches]
-        kept = max((batch.memory_bytes for batch in batches), default=0)  # as on a CPU, from one batch to the next
-        teams = [team.work_bytes for chunk in self.chunks for team, _ in chunk.teams]
-        return together + kept + max([*(batch.work_bytes for batch in batches), *teams], default=0)
+        works = [(batch.memory_bytes, batch.work_bytes) for batch in batches]
+        works += [(0, team.work_bytes) for chunk in self.chunks for team, _ in chunk.teams]
+        if not works:
+            return together
+        if self.chunks[0].first.parameter.device.type == "cpu":  # where memory is kept from batch to batch
+            return together + sum(map(max, zip(*works)))
+        return together + max(map(sum, works))
 
     def __str__(self) -> str:
         imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)

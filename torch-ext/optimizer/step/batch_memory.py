@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from typing import NamedTuple, Optional
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ..plan.batches import Batch
 
-# Each part begins at a multiple of so many bytes: a line of the cache.
+# Each part begins at a multiple of so many bytes, as new tensors do: products may sum others in another order.
 _LINE = 64
 
 
@@ -23,7 +24,7 @@ class Views(NamedTuple):
 
     directions: Tensor
     factors: Tensor
-    squares: Optional[Tensor] = None
+    squares: Optional[tuple[Tensor, Tensor]]
 
 
 class BatchMemory:
@@ -31,14 +32,26 @@ class BatchMemory:
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
+        # By batch, then by count of matrices and by torch's threads, on which it depends what is worked on together.
+        self._views: WeakKeyDictionary[Batch, dict[tuple[int, int], Views]] = WeakKeyDictionary()
 
     def views(self, batch: Batch, count: int) -> Views:
         """Return the parts for `count` matrices of a batch, with what the last batch has left there."""
+        known, key = self._views.setdefault(batch, {}), (count, torch.get_num_threads())
+        views = known.get(key)
+        if views is None:
+            views = self._cut(batch, count)
+            self._views.setdefault(batch, {})[key] = views
+        return views
+
+    def _cut(self, batch: Batch, count: int) -> Views:
         parts = batch.memory(count)
         lengths = [math.prod(size) * dtype.itemsize for size, dtype in parts]
         places = [-(-length // _LINE) * _LINE for length in lengths]
         if len(self._bytes) < sum(places):
-            self._bytes = self._bytes.new_empty(0)  # before more is asked for
+            self._views.clear()
+            self._bytes = self._bytes.new_empty(0)  # freed first, so that both are never held at once
             self._bytes = self._bytes.new_empty(sum(places))
         cut = zip(self._bytes[: sum(places)].split(places), lengths, parts)
-        return Views(*(memory[:length].view(dtype).view(size) for memory, length, (size, dtype) in cut))
+        directions, factors, *squares = (part[:length].view(dtype).view(size) for part, length, (size, dtype) in cut)
+        return Views(directions, factors, tuple(squares) or None)

@@ -62,7 +62,7 @@ class UpdateGraphs:
         """Return where `count` matrices of a batch are to be packed, and what then updates them.
 
         That is a graph if one was captured for as many matrices and this `eps`. On a CPU batches take turns in one
-        memory. Then, as with graphs, updates hold until the next batch.
+        memory. So updates there hold until the next batch, as those of graphs hold until the next replay.
         """
         replay = self._replays.get(kind_of(batch, count, eps)) if self._replays else None
         if replay is not None and not torch.cuda.is_current_stream_capturing():

@@ -69,7 +69,7 @@ def polar_update(
     eps: float,
     norms: Optional[Tensor] = None,
     factors: Optional[Tensor] = None,
-    squares: Optional[Tensor] = None,
+    squares: Optional[tuple[Tensor, Tensor]] = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the updates (B, rows, cols) of whole matrices from their packed momentum, and their norms (B,).
 
