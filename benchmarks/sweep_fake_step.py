@@ -2,11 +2,11 @@
 
     python -m benchmarks.sweep_fake_step [--models NAME ...] [--output FILE]
 
-Each model has a row for torch's products, for symmetric ones by Triton, for those compiled with CUTLASS, which differ
-in time alone, and for CUDA graphs. Each replay of a graph counts as one launch; its contents and their bytes do not
-count. Counts are exact except for what libraries launch behind one operation. A step must never wait for the device; if
-one does, the exit status is 1. Bytes are those of all kernels, and of passes alone: what products read and write is
-not counted there.
+Each model has a row for torch's products, for symmetric ones by Triton, for those compiled with CUTLASS, which get
+matrices in whole rounds, and for CUDA graphs. Each replay of a graph counts as one launch; its contents and their bytes
+do not count. Counts are exact except for what libraries launch behind one operation. Bytes are those of all kernels,
+and those of passes alone, without what products read and write. A step must never wait for the device; if one does, the
+exit status is 1.
 
 Two columns are not counts: the time of the kernels by the package's model of products (`benchmarks.predicted_step`),
 which a GPU has yet to confirm, and the goal for it: fused AdamW and 1.2 times the ideal of symmetric products.

@@ -32,13 +32,14 @@ from torch import Tensor
 
 from . import native
 from .capabilities import architectures
+from .predictions import SQUARE
 
 ARCHITECTURE = "9.0a"
 DTYPES = (torch.float16, torch.bfloat16)
 # Addresses and strides are multiples of BYTES, the rows of the result a multiple of ROWS.
 BYTES, ROWS = 16, 8
-# The side of a square, and how many pairs of multiprocessors an H100 has.
-SQUARE, PAIRS = 256, 66
+# How many pairs of multiprocessors an H100 has.
+PAIRS = 66
 
 
 def hopper_product(

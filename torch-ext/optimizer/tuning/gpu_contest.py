@@ -150,7 +150,7 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
 
 
 def _together(device: torch.device, dtype: torch.dtype, size: tuple[int, int], configs: Sequence[AnyConfig]) -> int:
-    """Return how many matrices a step works on together, in whole rounds if the product that works in rounds wins."""
+    """Return how many matrices a step works on together, in whole rounds if a product that works in rounds competes."""
     iteration = _iteration(device, dtype, size)
     in_pairs = any(config in COMPILED for config in configs)
     return matrices_together(device, size, iteration._replace(products=iteration.products._replace(in_pairs=in_pairs)))
