@@ -24,14 +24,18 @@ SHRINKING, SMALLEST_SIDE = 32, 4
 
 PRODUCTS = {
     "gram": "gram", "gram_affine": "square", "commuting": "square", "conjugated": "square", "affine": "affine",
+    "newton_schulz": "newton_schulz",
 }  # fmt: skip
-PIECES = ("momentum_pack", "normalise", "gram", "square", "affine", "small_polar", "descend", "adamw")
+PIECES = (
+    "momentum_pack", "normalise", "gram", "square", "affine", "newton_schulz", "small_polar", "descend", "adamw",
+)  # fmt: skip
 EMPTY_PRODUCTS = {
     "gram": lambda X, out=None: X.new_empty(*X.shape[:-1], X.size(-2)),
     "gram_affine": lambda A, b, c, a, out=None: torch.empty_like(A),
     "commuting": lambda A, B: torch.empty_like(A),
     "conjugated": lambda A, B: torch.empty_like(A),
     "affine": lambda B, X, a, out=None: torch.empty_like(X),
+    "newton_schulz": lambda X, schedule, squares=None: X,
 }
 
 
@@ -92,8 +96,8 @@ def breakdown(
 ) -> dict[str, float]:
     """Return the milliseconds of our optimizer's step by piece; `rest` is everything else, such as the host's work.
 
-    `square` is the products of two m x m matrices, `normalise` the pass that divides by the norm, `small_polar` the
-    launches that do the whole iteration.
+    `square` is the products of two m x m matrices, `newton_schulz` the calls that make all products of an iteration,
+    `normalise` the pass that divides by the norm, `small_polar` the launches that do that, too.
     """
     watch = Stopwatch(device)
     select = kernel.kernels.products.select_products

@@ -198,7 +198,7 @@ def report_pieces(rows: list[dict]) -> Table:
         table.add_column(heading, justify="right")
     for row in (row for row in rows if row["status"] != UNMEASURED):
         pieces = row["breakdown"]
-        shown = [pieces["whole"], row["ideal_milliseconds"], *(pieces[piece] for piece in (*PIECES, "rest"))]
+        shown = [pieces["whole"], row["ideal_milliseconds"], *(pieces.get(piece, 0.0) for piece in (*PIECES, "rest"))]
         table.add_row(row["case"], *(f"{t:.2f}" for t in (*shown, row["host_milliseconds_per_100_matrices"])))
     return table
 

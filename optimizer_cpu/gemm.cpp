@@ -1,4 +1,5 @@
-// gemm_, products of float32 or bfloat16 matrices on the CPU: picks an instruction set and starts the work.
+// gemm_ and newton_schulz_, products of float32 or bfloat16 matrices on the CPU: picks an instruction set and starts the
+// work.
 //
 // The rest is in headers. In reading order:
 //
@@ -9,6 +10,8 @@
 //     threads.h        who does which task
 //     gemm_float32.h   the instruction sets for float32
 //     gemm_portable.h, gemm_avx512.h, gemm_amx.h   those for bfloat16
+//     newton_schulz.h  the arguments of the iteration, checked
+//     newton_schulz_turns.h   who does which of its products
 #include "gemm.h"
 
 #include "gemm_amx.h"
@@ -16,6 +19,7 @@
 #include "gemm_float32.h"
 #include "gemm_portable.h"
 #include "gemm_tasks.h"
+#include "newton_schulz_turns.h"
 
 #include <string>
 #include <type_traits>
@@ -83,6 +87,17 @@ void gemm_cpu(const AnyGemm& any) {
         const auto& by = select<std::remove_pointer_t<decltype(call.c)>>(call.instructions);
         if (call.count > 0 && call.m > 0 && call.n > 0) {
           multiply(call, by);
+        }
+      },
+      any);
+}
+
+void newton_schulz_cpu(const AnyNewtonSchulz& any) {
+  std::visit(
+      [](const auto& call) {
+        const auto& by = select<std::remove_pointer_t<decltype(call.x)>>(call.instructions);
+        if (call.count > 0 && call.m > 0 && call.n > 0) {
+          iterate(call, by);
         }
       },
       any);

@@ -48,9 +48,9 @@ inline std::string take(String handle) {
 }
 
 inline void check_gemm_batch(const char* name, const Tensor& t, ScalarType dtype, int64_t count, int64_t rows,
-                             int64_t cols) {
+                             int64_t cols, const char* like = "A") {
   STD_TORCH_CHECK(t.is_cpu(), name, " must be on the CPU, got ", place(t));
-  STD_TORCH_CHECK(t.scalar_type() == dtype, name, " must be ", dtype, " as A is, got ", t.scalar_type());
+  STD_TORCH_CHECK(t.scalar_type() == dtype, name, " must be ", dtype, " as ", like, " is, got ", t.scalar_type());
   STD_TORCH_CHECK(t.dim() == 3 && t.size(0) == count && t.size(1) == rows && t.size(2) == cols, name, " must be (",
                   count, ", ", rows, ", ", cols, "), got ", shape(t));
 }

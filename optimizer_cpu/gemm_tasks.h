@@ -29,6 +29,7 @@ class Tasks {
   }
 
   int64_t threads() const { return threads_; }
+  int64_t cost() const { return cost_; }
   int64_t width() const { return width_; }
   int64_t size() const { return matrices_ * parts_.size(); }
 

@@ -5,6 +5,7 @@
 #include "../optimizer_common/move_blocks.h"
 #include "../optimizer_common/normalize.h"
 #include "../optimizer_cpu/gemm.h"
+#include "../optimizer_cpu/newton_schulz.h"
 
 #include <torch/csrc/stable/library.h>
 
@@ -42,6 +43,9 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "-> ()");
   ops.def("gemm_instructions(str dtype) -> str");
   ops.def(
+      "newton_schulz_(Tensor(a!) X, Tensor(b!) A, Tensor(c!) B, float[] coefficients, bool alone, str instructions) "
+      "-> ()");
+  ops.def(
       "hopper_gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, "
       "int sections=1) -> ()");
 }
@@ -55,6 +59,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("frobenius_norm_", TORCH_BOX((&Op<check_frobenius_norm, frobenius_norm_cpu>::call)));
   ops.impl("normalize_", TORCH_BOX((&Op<check_normalize, normalize_cpu>::call)));
   ops.impl("gemm_", TORCH_BOX((&Op<check_gemm, gemm_cpu>::call)));
+  ops.impl("newton_schulz_", TORCH_BOX((&Op<check_newton_schulz, newton_schulz_cpu>::call)));
 }
 
 // An operation without tensors has no device.

@@ -24,6 +24,7 @@ OPERATIONS = (
     "frobenius_norm_",
     "normalize_",
     "gemm_",
+    "newton_schulz_",
     "gemm_instructions",
     "hopper_gemm_",
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.kernels import test_move_blocks_contract as moves
 from tests.kernels import test_native_contract as passes
 from tests.kernels import test_native_gemm_contract as products
+from tests.kernels import test_newton_schulz as iterations
 from tests.kernels import test_normalize as norms
 from tests.kernels import test_quantized_momentum as codes
 from tests.kernels.test_native_ops import random
@@ -28,6 +29,8 @@ def refused_calls() -> dict[str, tuple[str, dict]]:
     calls += [("descend_", descend | bad) for bad in [*passes.BAD_DESCENTS.values(), *passes.SHARING_DESCENTS.values()]]
     calls += [("momentum_pack_", codes.arguments(**bad)) for bad in codes.BAD.values()]
     calls += [("gemm_", products.arguments(**bad)) for bad in [*products.BAD.values(), *products.SHARING.values()]]
+    refused = (bad for bad in iterations.BAD.values() if "instructions" not in bad)
+    calls += [("newton_schulz_", iterations.arguments(**bad)) for bad in refused]
     fields = [*moves.BEYOND_MATRICES.values(), *moves.BEYOND_BUFFER.values(), *({name: -1} for name in moves.FIELDS)]
     tables = [{"blocks": moves.table(moves.row(), moves.row(**bad))} for bad in fields]
     calls += [

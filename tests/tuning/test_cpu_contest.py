@@ -32,11 +32,11 @@ def test_the_faster_one_is_taken(kernel, measurements, table_clock, fastest):
 
 def test_a_wrong_product_is_not_taken(kernel, measurements, table_clock, monkeypatch):
     """Every table but torch's products is proven before it is timed."""
-    tune, products = kernel.tuning.tune, kernel.kernels.products
+    tune, products, native = kernel.tuning.tune, kernel.kernels.products, kernel.kernels.native_products
     (task,) = kernel.tuning.contest.tasks_of(CPU, FLOAT32, (96, 128), 1)
     kernel.tuning.contest.cpu_contest(task).candidates["NATIVE"].prove()
-    multiply = products.gemm_
-    monkeypatch.setattr(products, "gemm_", lambda C, *rest: multiply(C, *rest) or C.tril_())
+    multiply = native.gemm_
+    monkeypatch.setattr(native, "gemm_", lambda C, *rest: multiply(C, *rest) or C.tril_())
     seconds = {table.name: 1.0 for table in products.cpu_tables(FLOAT32).values()}
     clock = table_clock(seconds, name_of=products_of)
     assert "NATIVE failed its proof: not symmetric" in "".join(said_of(tune, clock, [task]))

@@ -15,6 +15,21 @@ def test_products_in_place_are_proven_and_wrong_ones_fail(kernel):
         prove_apply(lambda B, X, a: native.affine(B, X, a + 1), like, (48, 80))
 
 
+def test_an_iteration_in_one_call_is_proven_by_its_products_and_a_wrong_one_fails(kernel):
+    """What the proof compares is drawn for as many matrices as threads, so one of them may be wrong."""
+    proof, seen = kernel.tuning.proof, []
+    like, by_steps = torch.empty(0, dtype=torch.bfloat16), lambda X: 2 * X
+
+    def spoiled(X):
+        seen.append(len(X))
+        return torch.cat([2 * X[:-1], 3 * X[-1:]])
+
+    proof.prove_iteration(lambda X: X + X, by_steps, like, (48, 80))
+    with pytest.raises(proof.WrongResultError, match="step by step"):
+        proof.prove_iteration(spoiled, by_steps, like, (48, 80))
+    assert seen[0] > torch.get_num_threads()
+
+
 @pytest.mark.parametrize("place", [(70, 20), (229, 228), (201, 201)])
 def test_a_wrong_element_in_any_row_fails_the_proof(kernel, place):
     """Rows that are not compared element by element are summed; an element that is off by a half is found there."""

@@ -131,6 +131,14 @@ def multiplied(operations, dtype: torch.dtype, instructions: str, symmetric: boo
     return [bits(C)]
 
 
+def iterated(operations, dtype: torch.dtype, instructions: str) -> list[Tensor]:
+    """Matrices after two steps of the iteration."""
+    X = numbers(dtype, 8, shape=(3, 50, 110)) / 128
+    A, B = torch.zeros(2, 3, 50, 50, dtype=dtype)
+    operations.newton_schulz_(X, A, B, [3.4445, -4.775, 2.0315] * 2, True, instructions)
+    return [bits(X)]
+
+
 def multiplied_in_float32(operations) -> Iterator[tuple[str, list[Tensor]]]:
     """Yield the products by each of this processor's instructions; the portable ones round otherwise on ARM."""
     best = operations.gemm_instructions(torch.float32)
@@ -138,6 +146,7 @@ def multiplied_in_float32(operations) -> Iterator[tuple[str, list[Tensor]]]:
         where = f", {platform.machine()}" if instructions == "portable" else ""
         products = (multiplied(operations, torch.float32, instructions, symmetric) for symmetric in (True, False))
         yield f"gemm_ in float32, {instructions}{where}", _all(products)
+        yield f"newton_schulz_ in float32, {instructions}{where}", iterated(operations, torch.float32, instructions)
 
 
 def results(operations) -> Iterator[tuple[str, list[Tensor]]]:
@@ -157,6 +166,7 @@ def results(operations) -> Iterator[tuple[str, list[Tensor]]]:
     yield "frobenius_norm_, normalize_", _all(normalized(operations, dtype) for dtype in singles)
     products = (multiplied(operations, torch.bfloat16, "portable", symmetric) for symmetric in switch)
     yield "gemm_ in bfloat16, portable", _all(products)
+    yield "newton_schulz_ in bfloat16, portable", iterated(operations, torch.bfloat16, "portable")
     yield from multiplied_in_float32(operations)
 
 

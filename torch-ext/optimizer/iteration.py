@@ -188,9 +188,12 @@ def newton_schulz(
 ) -> Tensor:
     """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
 
-    The last step is written to `out` if that is given; if `products` work in place, X is overwritten. `squares`, two
+    The result is written to `out` if that is given; if `products` work in place, X is overwritten. `squares`, two
     tensors (..., m, m), is memory for the two m x m matrices of a step, if it is given.
     """
+    if products.newton_schulz is not None:
+        X = products.newton_schulz(X, schedule, squares)
+        return X if out is None else out.copy_(X)  # nothing is copied where both are one tensor
     first, second = squares or (None, None)
     for step, (a, b, c) in enumerate(schedule, 1):
         A = products.gram(X, first)  # X Xᵀ

@@ -21,8 +21,9 @@ from .kernels import predictions
 from .kernels.autocast import without_autocast
 from .kernels.gains import Circumstances
 from .kernels.machine import gpu_of
+from .kernels.native_products import fits_a_core
 from .kernels.normalization import frobenius_norm, native_passes_take, normalize
-from .kernels.products import fits_a_core, small_polar
+from .kernels.products import small_polar
 from .kernels.tracing import constant_while_traced, is_transformed
 from .schedules import resolve_schedule
 

@@ -34,6 +34,10 @@
 
         C = alpha A B + beta D            without beta D where `D` is None
 
+    newton_schulz_(X, A, B, coefficients, alone, instructions)
+
+        A = X Xᵀ,  B = c A A + b A,  X = B X + a X        for each a, b, c of the coefficients
+
     hopper_gemm_(C, A, B, D, alpha, beta, diagonal, sections=1)
 
         C = alpha A B + beta D + diagonal I       symmetric, on GPUs; documented in `hopper_gemm.py`
@@ -107,6 +111,15 @@ too.
 - `instructions` are "amx", "avx512_bf16" or "portable" for bfloat16, and "avx512", "avx2" or "portable" for float32;
   `gemm_instructions` returns the best ones here. Instructions that this processor or system lacks, and arguments that
   do not fit, raise RuntimeError before anything is written. The AMX configuration of each thread is restored.
+
+`newton_schulz_` takes X (b, m, n) with contiguous rows, and room for A and B: two contiguous tensors (rooms, m, m), at
+least one room. All are float32 or all bfloat16, on the CPU, and share no memory. `coefficients` are three numbers for
+each step. X gets, bit for bit, what three calls of `gemm_` for each step would make of it, the first two of them
+`symmetric`, with the same `instructions`. What is left in A and B is not defined.
+
+- With `alone` each thread takes one matrix after another through all steps, and waits for no other thread: faster if a
+  core's cache holds a matrix. That takes as many rooms as threads. Matrices that are left over, because there are fewer
+  than threads, are shared by all threads, product by product; so is every matrix without `alone`.
 
 A variant without a compiled library has the same operations in torch's functions (`portable/`), on every device that
 torch has. Their names begin with "portable_", because compiled ones of the same commit have the same namespace. All of
@@ -182,6 +195,7 @@ move_blocks_ = _traceable("move_blocks_")
 frobenius_norm_ = _traceable("frobenius_norm_")
 normalize_ = _traceable("normalize_")
 gemm_ = _traceable("gemm_")
+newton_schulz_ = _traceable("newton_schulz_")
 hopper_gemm_ = _traceable("hopper_gemm_")
 _gemm_instructions = getattr(ops, KIND + "gemm_instructions")
 

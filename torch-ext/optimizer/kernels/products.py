@@ -7,9 +7,9 @@ from typing import Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from . import native_products
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
 from .machine import supports_triton
-from .native import gemm_, gemm_instructions
 from .tuned import launches_hopper_gemm
 
 try:
@@ -37,6 +37,9 @@ class Products(NamedTuple):
     conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, also of two polynomials of one matrix
     affine: Callable[[Tensor, Tensor, float, Optional[Tensor]], Tensor]  # B, X, a, out -> a X + B X
     name: str
+    # All steps of the standard iteration in one call, if there is one, with the same bits: X, schedule, squares -> X,
+    # overwritten. `squares` is two tensors (..., m, m), or None.
+    newton_schulz: Optional[Callable[..., Tensor]] = None
     batched: bool = True  # takes X (B, m, n); False: one (m, n) at a time
     in_place: bool = False
     in_pairs: bool = False  # `hopper_gemm_` multiplies m x m matrices: pairs of multiprocessors take squares in rounds
@@ -47,8 +50,6 @@ class Products(NamedTuple):
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
-# The instructions with which `gemm_` multiplies on this processor.
-_INSTRUCTIONS = {dtype: gemm_instructions(dtype) for dtype in (torch.float32, torch.bfloat16)}
 # Those that have been measured to be faster than torch's products.
 _FASTER = ("avx2", "avx512", "avx512_bf16", "amx")
 
@@ -58,26 +59,6 @@ def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
     if a:
         A.diagonal(dim1=-2, dim2=-1).add_(a)
     return A
-
-
-def _symmetric_native(
-    A: Tensor,
-    B: Tensor,
-    D: Optional[Tensor] = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    out: Optional[Tensor] = None,
-) -> Tensor:
-    C = A.new_empty(A.size(0), A.size(1), B.size(2)) if out is None else out
-    gemm_(C, A, B, D, alpha, beta, True, _INSTRUCTIONS[A.dtype])
-    return C
-
-
-def _native_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
-    # In place unless the caller wants the result elsewhere: then half as much has to fit into the cache.
-    out = X if out is None else out
-    gemm_(out, B, X, X if a else None, 1.0, a, False, _INSTRUCTIONS[X.dtype])
-    return out
 
 
 def _single_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
@@ -105,12 +86,13 @@ SINGLE = Products(
     batched=False,
 )
 NATIVE = Products(
-    gram=lambda X, out=None: _symmetric_native(X, X.mT, out=out),
-    gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(_symmetric_native(A, A, A, c, b, out), a),
-    commuting=lambda A, B: _symmetric_native(A, B),
-    conjugated=lambda A, B: _symmetric_native(A, _symmetric_native(B, A)),
-    affine=_native_affine,
+    gram=lambda X, out=None: native_products.symmetric(X, X.mT, out=out),
+    gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(native_products.symmetric(A, A, A, c, b, out), a),
+    commuting=lambda A, B: native_products.symmetric(A, B),
+    conjugated=lambda A, B: native_products.symmetric(A, native_products.symmetric(B, A)),
+    affine=native_products.affine,
     name="gemm_",
+    newton_schulz=native_products.newton_schulz,
     in_place=True,
 )
 
@@ -119,7 +101,8 @@ def with_torchs_affine(products: Products) -> Products:
     """Return a table whose product that is not symmetric is torch's, which takes every dtype."""
     if products.affine is not NATIVE.affine:
         return products
-    return products._replace(affine=_one_by_one_affine, name=f"{products.name} + torch.mm", in_place=False)
+    name = f"{products.name} + torch.mm"
+    return products._replace(affine=_one_by_one_affine, name=name, newton_schulz=None, in_place=False)
 
 
 # In long and in large matrices most work is the product that is not symmetric, and torch's is faster there with AMX.
@@ -147,7 +130,7 @@ def _native_tables(instructions: str) -> dict[str, Products]:
     return {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native)}
 
 
-_CPU_TABLES = {dtype: _native_tables(instructions) for dtype, instructions in _INSTRUCTIONS.items()}
+_CPU_TABLES = {dtype: _native_tables(instructions) for dtype, instructions in native_products.INSTRUCTIONS.items()}
 
 
 def cpu_tables(dtype: torch.dtype) -> dict[str, Products]:
@@ -206,24 +189,15 @@ def _cpu_products(
 
 
 def _cpu_default(dtype: torch.dtype, m: int, n: int) -> str:
-    instructions = _INSTRUCTIONS.get(dtype)
+    instructions = native_products.INSTRUCTIONS.get(dtype)
     if instructions not in _FASTER:
         return "SINGLE"
     return "NATIVE_SYMMETRIC" if instructions == "amx" and _is_long_or_large(m, n) else "NATIVE"
 
 
-def fits_a_core(m: int, n: int, itemsize: int) -> bool:
-    """Whether one core of a CPU should work alone on m x n matrices: an iteration's tensors take up to 8 MiB.
-
-    The bound comes from timing both ways in bfloat16 on two cores with AMX: larger matrices are faster if all cores
-    share them.
-    """
-    return itemsize * (2 * m * n + 2 * m * m) <= 2**23
-
-
 def _is_long_or_large(m: int, n: int) -> bool:
     """Whether torch's product that is not symmetric is faster; by `sweep_orthogonalize.py` on two cores with AMX."""
-    return not fits_a_core(m, n, torch.bfloat16.itemsize) and (m >= 1536 or n >= 3 * m)
+    return not native_products.fits_a_core(m, n, torch.bfloat16.itemsize) and (m >= 1536 or n >= 3 * m)
 
 
 def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:

@@ -8,14 +8,14 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..iteration import Iteration, choose_iteration
+from ..iteration import Iteration, choose_iteration, newton_schulz
 from ..kernels.machine import supports_triton
 from ..kernels.measurement_file import Need
 from ..kernels.operands import DTYPES as OPERANDS
 from ..kernels.products import NATIVE, SINGLE, Products, cpu_tables, select_products, small_polar, symmetric_gemm
 from ..polar import matrices_together, polar_factors
 from ..schedules import resolve_schedule
-from .proof import Compute, prove_apply, prove_products
+from .proof import Compute, prove_apply, prove_iteration, prove_products
 from .race import Timed
 
 EPS = 1e-7
@@ -96,6 +96,10 @@ def _prove_table(table: Products, like: Tensor, size: tuple[int, int]) -> None:
     prove_products(compute if table.batched else partial(_one_by_one, compute), like, size)
     if table.affine is NATIVE.affine:
         prove_apply(table.affine, like, size)
+    if table.newton_schulz is not None:
+        schedule, one_by_one = resolve_schedule("polar_express", 5), table._replace(newton_schulz=None)
+        iterate = partial(newton_schulz, schedule=schedule, products=table)
+        prove_iteration(iterate, partial(iterate, products=one_by_one), like, size)
 
 
 def _symmetric_product(table: Products, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:

@@ -83,6 +83,19 @@ def prove_apply(apply: Apply, like: Tensor, size: tuple[int, int]) -> None:
         raise WrongResultError("a NaN changed another matrix")
 
 
+def prove_iteration(
+    together: Callable[[Tensor], Tensor], step_by_step: Callable[[Tensor], Tensor], like: Tensor, size: tuple[int, int]
+) -> None:
+    """Raise WrongResultError unless `together`, all steps in one call, gives wide matrices the bits of `step_by_step`.
+
+    Both may overwrite their argument. There are more matrices than threads, so that each thread gets a whole one.
+    """
+    X = adversarial(like, *size) / SCALE
+    X = X.repeat(torch.get_num_threads() // len(X) + 1, 1, 1)
+    if not torch.equal(together(X.clone()), step_by_step(X.clone())):
+        raise WrongResultError("other bits in one call than step by step")
+
+
 def adversarial(like: Tensor, m: int, k: int) -> Tensor:
     """Return X (3, m, k), each of Frobenius norm SCALE: normal entries, one dominant row, and rank one."""
     X = torch.stack([_normal(m, k), _normal(m, k), _normal(m, 1) @ _normal(1, k)])

@@ -47,15 +47,18 @@ def gemm_(
     """
     _check_operands(C, A, B, D, symmetric)
     _check_memory(C, A, B, D, symmetric)
-    if instructions != INSTRUCTIONS:
-        raise RuntimeError(
-            f"instructions must be one of those that this variant has, {INSTRUCTIONS}; got {instructions}"
-        )
+    check_instructions(instructions)
     for i, c in enumerate(C):
         product = alpha * (A[i].double() @ B[i].double())
         product = product if D is None else product + beta * D[i].double()
         result = narrowed(product, C.dtype)
         c.copy_(torch.where(_is_upper(c), result.mT, result) if symmetric else result)
+
+
+def check_instructions(name: str) -> None:
+    """Raise RuntimeError unless `name` is INSTRUCTIONS."""
+    if name != INSTRUCTIONS:
+        raise RuntimeError(f"instructions must be one of those that this variant has, {INSTRUCTIONS}; got {name}")
 
 
 def _is_upper(c: Tensor) -> Tensor:
@@ -70,10 +73,10 @@ def _check_operands(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmet
     count, m, k, n = *A.shape, B.size(2)
     if A.dtype not in (torch.float32, torch.bfloat16):
         raise RuntimeError(f"A must be float32 or bfloat16, got {name_of(A.dtype)}")
-    _check_batch("A", A, A.dtype, (count, m, k))
-    _check_batch("B", B, A.dtype, (count, k, n))
-    _check_batch("C", C, A.dtype, (count, m, n))
-    _check_rows("C", C)
+    check_batch("A", A, (count, m, k), A.dtype)
+    check_batch("B", B, (count, k, n), A.dtype)
+    check_batch("C", C, (count, m, n), A.dtype)
+    check_rows("C", C)
     if symmetric and m != n:
         raise RuntimeError(f"a symmetric result must be square, got {listed(C.shape)}")
     for name, t in ("A", A), ("B", B):
@@ -81,20 +84,22 @@ def _check_operands(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmet
             strides = listed(t.stride())
             raise RuntimeError(f"{name} must have a stride of 1 along rows or columns, got strides {strides}")
     if D is not None:
-        _check_batch("D", D, A.dtype, (count, m, n))
-        _check_rows("D", D)
+        check_batch("D", D, (count, m, n), A.dtype)
+        check_rows("D", D)
 
 
-def _check_batch(name: str, t: Tensor, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+def check_batch(name: str, t: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, like: str = "A") -> None:
+    """Raise RuntimeError unless `t` is on the CPU, of this shape, and of the dtype that the argument `like` has."""
     if not t.is_cpu:
         raise RuntimeError(f"{name} must be on the CPU, got {place(t)}")
     if t.dtype != dtype:
-        raise RuntimeError(f"{name} must be {name_of(dtype)} as A is, got {name_of(t.dtype)}")
+        raise RuntimeError(f"{name} must be {name_of(dtype)} as {like} is, got {name_of(t.dtype)}")
     if t.shape != shape:
         raise RuntimeError(f"{name} must be {listed(shape)}, got {listed(t.shape)}")
 
 
-def _check_rows(name: str, t: Tensor) -> None:
+def check_rows(name: str, t: Tensor) -> None:
+    """Raise RuntimeError unless the rows of `t` are runs of memory."""
     if not _has_runs(t, 2):
         raise RuntimeError(f"{name} must have a stride of 1 along rows, got strides {listed(t.stride())}")
 

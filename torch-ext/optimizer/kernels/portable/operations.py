@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple, Optional
 
-from . import descend, gemm, momentum_pack, move_blocks, norms
+from . import descend, gemm, momentum_pack, move_blocks, newton_schulz, norms
 
 
 class Operation(NamedTuple):
@@ -21,6 +21,7 @@ OPERATIONS = {
     "frobenius_norm_": Operation(norms.NORM_SCHEMA, norms.frobenius_norm_),
     "normalize_": Operation(norms.NORMALIZE_SCHEMA, norms.normalize_),
     "gemm_": Operation(gemm.SCHEMA, gemm.gemm_),
+    "newton_schulz_": Operation(newton_schulz.SCHEMA, newton_schulz.newton_schulz_),
     "gemm_instructions": Operation(gemm.INSTRUCTIONS_SCHEMA, gemm.gemm_instructions),
     # Compiled for GPUs of compute capability 9.0 or not at all: `hopper_gemm.is_built` says which.
     "hopper_gemm_": Operation(

@@ -1,0 +1,52 @@
+"""The products of an iteration on a CPU by the compiled `gemm_`, and all of them in one call."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from .native import gemm_, gemm_instructions, newton_schulz_
+
+# The instructions with which `gemm_` multiplies on this processor.
+INSTRUCTIONS = {dtype: gemm_instructions(dtype) for dtype in (torch.float32, torch.bfloat16)}
+
+
+def symmetric(
+    A: Tensor,
+    B: Tensor,
+    D: Optional[Tensor] = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Optional[Tensor] = None,
+) -> Tensor:
+    """Return alpha A B + beta D (b, m, m), symmetric; written to `out` if that is given."""
+    C = A.new_empty(A.size(0), A.size(1), B.size(2)) if out is None else out
+    gemm_(C, A, B, D, alpha, beta, True, INSTRUCTIONS[A.dtype])
+    return C
+
+
+def affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
+    """Return a X + B X (b, m, n), written to `out`, or to X if there is none: less has to fit into the cache then."""
+    out = X if out is None else out
+    gemm_(out, B, X, X if a else None, 1.0, a, False, INSTRUCTIONS[X.dtype])
+    return out
+
+
+def newton_schulz(X: Tensor, schedule: Sequence, squares: Optional[tuple[Tensor, Tensor]] = None) -> Tensor:
+    """Replace X (b, m, n) by all steps of the standard iteration, and return it; `squares` is room for its products."""
+    b, m, n = X.shape
+    A, B = squares or (X.new_empty(b, m, m), X.new_empty(b, m, m))
+    coefficients = [number for step in schedule for number in step]
+    newton_schulz_(X, A, B, coefficients, fits_a_core(m, n, X.element_size()), INSTRUCTIONS[X.dtype])
+    return X
+
+
+def fits_a_core(m: int, n: int, itemsize: int) -> bool:
+    """Whether one core of a CPU should work alone on m x n matrices: an iteration's tensors take up to 8 MiB.
+
+    The bound comes from timing both ways in bfloat16 on two cores with AMX, and again on two with AVX512_BF16: larger
+    matrices are faster if all cores share them.
+    """
+    return itemsize * (2 * m * n + 2 * m * m) <= 2**23
