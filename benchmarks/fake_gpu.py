@@ -114,16 +114,15 @@ def counted_step(optimizer: Optimizer) -> Work:
 
 
 def _replayed(kernel: ModuleType):
-    """Replaces `UpdateGraphs.packed` as if every batch had a graph: one kernel, and a copy of the norms."""
+    """Replaces `UpdateGraphs.packed` as if every batch had a graph: one kernel."""
     graphs, update = kernel.step.graphs, kernel.step.polar_update
 
     def packed(self, batch, count: int, eps: float):
         directions = update.packed_memory(batch, count, batch.device)
 
-        def replay() -> tuple[Tensor, Tensor]:
+        def replay() -> Tensor:
             factors = torch.empty_like(directions, dtype=batch.iteration.work_dtype).zero_()  # counts as the graph
-            norms = torch.empty(count, dtype=torch.float32, device=batch.device)
-            return update.as_parameter(batch, factors), norms.clone()
+            return update.as_parameter(batch, factors)
 
         return graphs.Packed(directions, update.norms_memory(batch, directions), replay)
 

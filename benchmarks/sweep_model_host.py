@@ -103,9 +103,8 @@ def replayed(kernel: ModuleType, launch: Callable[[], object]):
         key = graphs.kind_of(batch, count, eps)
         if key not in kept:
             directions = update.packed_memory(batch, count, batch.device)
-            updates, norms = update.as_parameter(batch, directions.half()), torch.ones(count)
-            of_directions = update.norms_memory(batch, directions)
-            kept[key] = graphs.Packed(directions, of_directions, lambda: (launch(), (updates, norms.clone()))[1])
+            updates, norms = update.as_parameter(batch, directions.half()), update.norms_memory(batch, directions)
+            kept[key] = graphs.Packed(directions, norms, lambda: (launch(), updates)[1])
         return kept[key]
 
     return packed

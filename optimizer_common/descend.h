@@ -1,6 +1,7 @@
 // The checked arguments of descend_; its contract is in torch-ext/optimizer/kernels/native.py.
 #pragma once
 
+#include "normalize.h"
 #include "numbers.h"
 
 namespace optimizer {
@@ -25,6 +26,7 @@ struct Descend {
   int32_t device;             // of the matrices
   std::vector<Place> places;  // one for each matrix
   std::vector<Matrix<3>> matrices;
+  MaybeTensor norms;  // of each update, if they are wanted
 
   bool in_double() const { return std::count(dtypes, dtypes + 2, ScalarType::Double) > 0; }
 };
@@ -93,9 +95,10 @@ inline std::vector<Matrix<3>> descend_matrices(const Tensors& parameter, const T
     const View views[] = {view_of(p, true), part_of(update, false, offsets, p, i),
                           view_of(remainder ? (*remainder)[i] : p, true)};
     Matrix<3> matrix{p.size(0), p.size(1), {views[0], views[1], views[2]}, i};
+    matrix.squares = squares_for(call.norms, p);
     if (!call.row_scale && !call.seeds.data) {
       simplify(matrix);
-    } else if (!call.row_scale && is_one_run(matrix) && call.places[i].row_length == matrix.cols) {
+    } else if (!call.row_scale && !call.norms && is_one_run(matrix) && call.places[i].row_length == matrix.cols) {
       collapse(matrix);  // the places of its elements are one running index
     }
     matrices.push_back(matrix);
@@ -108,17 +111,18 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
                              const Tensor& weight_decay, const Tensor& multiplier, int64_t decay_mode,
                              const MaybeInts& offsets, const MaybeTensor& row_scale, const MaybeTensor& seeds,
                              const MaybeInts& origins, const MaybeTensor& active, const MaybeTensor& found_inf,
-                             const MaybeTensors& remainder) {
+                             const MaybeTensors& remainder, const MaybeTensor& norms) {
   const int64_t count = parameter.size();
   const ScalarType dtype = dtype_of(parameter);
   check_matrices("parameter", parameter, update);
   check_buffer("update", update, parameter, offsets);
+  check_norms_of("update", update, offsets, norms);
   STD_TORCH_CHECK(decay_mode >= kDecoupled && decay_mode <= kCautious,
                   "decay_mode must be 0 (decoupled), 1 (independent) or 2 (cautious), got ", decay_mode);
   STD_TORCH_CHECK(!seeds || is_half(dtype) || count == 0,
                   "seeds ask for stochastic rounding, which is for float16 and bfloat16 parameters, got ", dtype);
   check_remainder(remainder, parameter, seeds);
-  Spans spans(2 * parameter.size() + 8);
+  Spans spans(2 * parameter.size() + 9);
   int64_t rows = 0;
   for (int64_t i = 0; i < count; ++i) {
     spans.write("parameter", parameter[i], i);
@@ -133,6 +137,9 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
   for (const auto& [name, input] : inputs) {
     spans.read(name, input);
   }
+  if (norms) {
+    spans.write("norms", *norms);
+  }
   spans.check();
   Descend call{.dtypes = {dtype, update.scalar_type(), remainder ? ScalarType::Short : dtype},
                .has_remainder = remainder.has_value(),
@@ -144,7 +151,8 @@ inline Descend check_descend(const Tensors& parameter, const Tensor& update, con
                .seeds = values<int64_t>("seeds", seeds, ScalarType::Long, count, update),
                .gate = gate(active, found_inf, count, update),
                .device = update.get_device_index(),
-               .places = check_places(parameter, origins)};
+               .places = check_places(parameter, origins),
+               .norms = norms};
   call.matrices = descend_matrices(parameter, update, offsets, remainder, call);
   return call;
 }

@@ -63,16 +63,6 @@ inline void check_momentum(const Tensors& momentum, const MaybeTensors& scale, c
   return scale ? check_codes(momentum, *scale, packed) : check_matrices("momentum", momentum, packed);
 }
 
-// Norms are those of normalize.h, of wide matrices: where packed ones are tall, of their transposes.
-inline void check_norms_of(const Tensor& packed, const MaybeInts& offsets, const MaybeTensor& norms) {
-  if (norms) {
-    STD_TORCH_CHECK(!offsets, "norms need a packed batch, so offsets must not be given");
-    STD_TORCH_CHECK(packed.scalar_type() != ScalarType::Double, "norms are those of float32, float16 or bfloat16, but "
-                    "packed is ", packed.scalar_type());
-    check_norms(*norms, packed);
-  }
-}
-
 inline Spans pack_spans(const Tensors& momentum, const MaybeTensors& scale, const Tensors& gradient,
                         const Tensor& packed) {
   Spans spans(3 * momentum.size() + 5);
@@ -106,9 +96,7 @@ inline void add_matrices(MomentumPack& call, const Tensors& momentum, const Mayb
     const Tensor& m = momentum[i];
     const View views[] = {view_of(m, true), view_of(gradient[i], false), part_of(packed, true, offsets, m, i)};
     Matrix<3> matrix{m.size(0), m.size(1), {views[0], views[1], views[2]}, i};
-    if (call.norms) {
-      matrix.squares = matrix.rows > matrix.cols ? Squares::kByColumns : Squares::kByRows;
-    }
+    matrix.squares = squares_for(call.norms, m);
     if (scale) {
       call.scales.push_back(turn_to_blocks(matrix, m, (*scale)[i]));
     } else {
@@ -130,7 +118,7 @@ inline MomentumPack check_momentum_pack(const Tensors& momentum, const Tensors& 
   check_momentum(momentum, momentum_scale, packed);
   check_matrices("gradient", gradient, packed);
   check_buffer("packed", packed, momentum, offsets);
-  check_norms_of(packed, offsets, norms);
+  check_norms_of("packed", packed, offsets, norms);
   Spans spans = pack_spans(momentum, momentum_scale, gradient, packed);
   spans.read("active", active);
   spans.read("grad_scale", grad_scale);

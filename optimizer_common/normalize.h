@@ -75,6 +75,21 @@ inline void check_norms(const Tensor& norms, const Tensor& X) {
                   "), contiguous, got ", shape(norms));
 }
 
+// The norms that a pass over a list of matrices brings along are those of its batch, whose matrices count as wide ones:
+// where they are tall, as their transposes.
+inline void check_norms_of(const char* name, const Tensor& batch, const MaybeInts& offsets, const MaybeTensor& norms) {
+  if (norms) {
+    STD_TORCH_CHECK(!offsets, "norms need a batch, so offsets must not be given");
+    STD_TORCH_CHECK(batch.scalar_type() != ScalarType::Double, "norms are those of float32, float16 or bfloat16, but ",
+                    name, " is ", batch.scalar_type());
+    check_norms(*norms, batch);
+  }
+}
+
+inline Squares squares_for(const MaybeTensor& norms, const Tensor& matrix) {
+  return !norms ? Squares::kUnused : matrix.size(0) > matrix.size(1) ? Squares::kByColumns : Squares::kByRows;
+}
+
 inline Batch batch_of(const Tensor& out, const Tensor& X, bool written) {
   const auto view = [](const Tensor& t, bool is_written) {
     return make_view(data_of(t, is_written), t.size(1), t.size(2), t.stride(1), t.stride(2));

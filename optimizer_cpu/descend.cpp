@@ -1,9 +1,9 @@
 // descend_ on the CPU: one pass over parameters and updates, tile by tile, by threads that take turns.
 //
 // The formula of one element is in element.h, the checked arguments are in descend.h; matrices.h cuts matrices into
-// tiles, tiles.h moves a tile between memory and arrays of T.
+// tiles, tiles.h moves a tile between memory and arrays of T, squares.h sums squares.
 #include "../optimizer_common/descend.h"
-#include "tiles.h"
+#include "squares.h"
 
 namespace optimizer {
 namespace {
@@ -44,16 +44,31 @@ OPTIMIZER_INLINE void split_tile(T* values, const Descend& call, const Matrix<3>
   store(remainder, call.dtypes[kRemainder], m.views[kRemainder], box);
 }
 
+// Where norms are wanted, it takes the squares of the updates, too.
 template <class T>
-OPTIMIZER_INLINE void descend_tile(const Descend& call, const Matrix<3>& m, const Box& box) {
-  if (!call.gate.is_open(m.index)) {
+OPTIMIZER_INLINE void load_updates(T* update, const Descend& call, UnitSums& sums, const Matrix<3>& m, const Box& box) {
+  load(update, call.dtypes[kUpdate], m.views[kUpdate], box);
+  if (m.squares == Squares::kByRows) {
+    sums.take_values(m.index, update, box);
+  } else if (m.squares == Squares::kByColumns) {  // loads them again, from the nearest cache
+    sums.take_lines(m, call.dtypes[kUpdate], m.views[kUpdate], box);
+  }
+}
+
+template <class T>
+OPTIMIZER_INLINE void descend_tile(const Descend& call, UnitSums& sums, const Matrix<3>& m, const Box& box) {
+  const bool is_open = call.gate.is_open(m.index);
+  if (!is_open && !call.norms) {
     return;
   }
   T parameter[kTileArea], update[kTileArea];
+  load_updates(update, call, sums, m, box);
+  if (!is_open) {
+    return;
+  }
   const Descent<T> by =
       make_descent<T>(call.lr[m.index], call.weight_decay[m.index], call.multiplier[m.index], call.decay_mode);
   load(parameter, call.dtypes[kParameter], m.views[kParameter], box);
-  load(update, call.dtypes[kUpdate], m.views[kUpdate], box);
   if (call.has_remainder) {
     join_tile(parameter, call, m, box);
   }
@@ -72,19 +87,27 @@ OPTIMIZER_INLINE void descend_tile(const Descend& call, const Matrix<3>& m, cons
   store(parameter, call.dtypes[kParameter], m.views[kParameter], box);
 }
 
-OPTIMIZER_CLONES void descend_in_float(const Descend& call, const Matrix<3>& m, const Box& box) {
-  descend_tile<float>(call, m, box);
+OPTIMIZER_CLONES void descend_in_float(const Descend& call, UnitSums& sums, const Matrix<3>& m, const Box& box) {
+  descend_tile<float>(call, sums, m, box);
 }
 
-OPTIMIZER_CLONES void descend_in_double(const Descend& call, const Matrix<3>& m, const Box& box) {
-  descend_tile<double>(call, m, box);
+OPTIMIZER_CLONES void descend_in_double(const Descend& call, UnitSums& sums, const Matrix<3>& m, const Box& box) {
+  descend_tile<double>(call, sums, m, box);
 }
 
 }  // namespace
 
 void descend_cpu(const Descend& call) {
   const auto descend = call.in_double() ? descend_in_double : descend_in_float;
-  for_each_tile(call.matrices, [&](const auto& m, const Box& box) { descend(call, m, box); });
+  UnitSums sums = unit_sums(call.norms, call.matrices);
+  std::vector<Matrix<3>> list = call.matrices;
+  if (!call.row_scale && !call.seeds.data) {  // which have a place by row and column
+    std::for_each(list.begin(), list.end(), collapse_whole_units<3>);
+  }
+  for_each_tile(std::move(list), [&](const auto& m, const Box& box) { descend(call, sums, m, box); });
+  if (call.norms) {
+    sums.write_norms(static_cast<double*>(call.norms->mutable_data_ptr()));
+  }
 }
 
 }  // namespace optimizer

@@ -70,16 +70,6 @@ OPTIMIZER_INLINE void average(T* update, const MomentumPack& call, const Matrix<
   store_momentum(momentum, call, m, box);
 }
 
-// Reads back what was packed, which the nearest cache still has.
-OPTIMIZER_INLINE void take_squares(UnitSums& sums, ScalarType dtype, const Matrix<3>& m, const Box& box) {
-  const View& packed = m.views[kPacked];
-  if (m.squares == Squares::kByRows) {
-    return sums.take(m.index, dtype, packed, box);
-  }
-  const View turned_view{packed.data, packed.col_stride, packed.row_stride};
-  sums.take(m.index, dtype, turned_view, {box.col, box.row, box.cols, box.rows});
-}
-
 template <class T>
 OPTIMIZER_INLINE void pack(const MomentumPack& call, UnitSums& sums, const Matrix<3>& m, const Box& box) {
   T update[kTileArea];
@@ -89,8 +79,8 @@ OPTIMIZER_INLINE void pack(const MomentumPack& call, UnitSums& sums, const Matri
     std::fill_n(update, box.rows * box.cols, T(0));
   }
   store(update, call.dtypes[kPacked], m.views[kPacked], box);
-  if (call.norms) {
-    take_squares(sums, call.dtypes[kPacked], m, box);
+  if (call.norms) {  // reads back what was packed, which the nearest cache still has
+    sums.take_lines(m, call.dtypes[kPacked], m.views[kPacked], box);
   }
 }
 
@@ -102,20 +92,11 @@ OPTIMIZER_CLONES void pack_in_double(const MomentumPack& call, UnitSums& sums, c
   pack<double>(call, sums, m, box);
 }
 
-// For matrices of one size, or for none.
-UnitSums unit_sums(const MomentumPack& call) {
-  if (!call.norms || call.matrices.empty()) {
-    return UnitSums(0, 0, 0);
-  }
-  const Matrix<3>& m = call.matrices[0];
-  return UnitSums(call.matrices.size(), std::min(m.rows, m.cols), std::max(m.rows, m.cols));
-}
-
 }  // namespace
 
 void momentum_pack_cpu(const MomentumPack& call) {
   const auto pack = call.in_double() ? pack_in_double : pack_in_float;
-  UnitSums sums = unit_sums(call);
+  UnitSums sums = unit_sums(call.norms, call.matrices);
   std::vector<Matrix<3>> list = call.matrices;
   if (call.scales.empty()) {  // which have a place by row and column
     std::for_each(list.begin(), list.end(), collapse_whole_units<3>);

@@ -40,7 +40,8 @@ OPTIMIZER_INLINE double sum_of(int64_t count, const Term& term) {
 
 // The square of a float is exact in double: whether a compiler contracts a sum of squares changes no bit, and nothing
 // overflows.
-OPTIMIZER_INLINE double square(float x) {
+template <class T>
+OPTIMIZER_INLINE double square(T x) {
   return static_cast<double>(x) * x;
 }
 
@@ -54,11 +55,10 @@ class UnitSums {
         memory_(count * units_ * sizeof(double)),
         sums_(reinterpret_cast<double*>(memory_.data())) {}
 
-  // Takes the squares of a tile of matrix i.
-  OPTIMIZER_INLINE void take(int64_t i, ScalarType dtype, const View& view, const Box& box) {
-    float values[kTileArea];
-    load(values, dtype, view, box);
-    const float* row = values;
+  // Takes the squares of a tile of matrix i, whose values are here row by row: floats, whatever T is.
+  template <class T>
+  OPTIMIZER_INLINE void take_values(int64_t i, const T* values, const Box& box) {
+    const T* row = values;
     for (int64_t r = 0; r < box.rows; ++r, row += box.cols) {
       double* const sums = sums_ + i * units_ + (box.row + r) * units_of_row_ + box.col / kUnit;
       for (int64_t c = 0; c < box.cols; c += kUnit) {
@@ -67,6 +67,22 @@ class UnitSums {
         sums[c / kUnit] = c + kUnit <= box.cols ? sum_of(kUnit, term) : sum_of(box.cols - c, term);
       }
     }
+  }
+
+  // Takes the squares of a tile of matrix i from memory.
+  OPTIMIZER_INLINE void take(int64_t i, ScalarType dtype, const View& view, const Box& box) {
+    float values[kTileArea];
+    load(values, dtype, view, box);
+    take_values(i, values, box);
+  }
+
+  // Takes them along the lines that m.squares names.
+  template <int N>
+  OPTIMIZER_INLINE void take_lines(const Matrix<N>& m, ScalarType dtype, const View& view, const Box& box) {
+    if (m.squares == Squares::kByRows) {
+      return take(m.index, dtype, view, box);
+    }
+    take(m.index, dtype, {view.data, view.col_stride, view.row_stride}, {box.col, box.row, box.cols, box.rows});
   }
 
   void write_norms(double* norms) const {
@@ -81,6 +97,15 @@ class UnitSums {
   CallMemory memory_;
   double* sums_;
 };
+
+// For a list of wide or turned matrices of one size; for nothing if no norms are wanted.
+template <int N>
+UnitSums unit_sums(const MaybeTensor& norms, const std::vector<Matrix<N>>& list) {
+  if (!norms || list.empty()) {
+    return UnitSums(0, 0, 0);
+  }
+  return UnitSums(list.size(), std::min(list[0].rows, list[0].cols), std::max(list[0].rows, list[0].cols));
+}
 
 // A contiguous matrix whose rows are whole units becomes a single row, so that short rows cost nothing.
 template <int N>

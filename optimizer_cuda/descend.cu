@@ -2,8 +2,9 @@
 //
 // The formula of one element is in element.h, the checked arguments are in descend.h; tiles.cuh moves tiles and
 // launches kernels. Tiles whose rows are runs of memory are moved in chunks, the others through shared memory.
+// Where norms are wanted, squares.cuh sums the squares of the updates, also those of matrices that stay as they are.
 #include "../optimizer_common/descend.h"
-#include "tiles.cuh"
+#include "squares.cuh"
 
 namespace optimizer {
 namespace {
@@ -24,6 +25,7 @@ struct DescendLaunch {
   Numbers device_lr, device_weight_decay, device_multiplier;  // each in place of the entry's, where given
   Values<int64_t> device_seeds;
   Gate device_gate;
+  double* sums;  // of each tile's squares, where norms are wanted
 };
 static_assert(sizeof(DescendLaunch) <= kMostParameterBytes);
 
@@ -70,9 +72,10 @@ __device__ void split_chunk(T (&values)[kChunk], T (&remainder)[kChunk]) {
   }
 }
 
+// `updates` is written only where squares are summed.
 template <class T, bool has_remainder>
-__device__ void descend_chunks(const DescendLaunch& call, const DescendEntry& entry, const Box& box,
-                               const Step<T>& step) {
+__device__ void descend_chunks(Exchange<T>& updates, const DescendLaunch& call, const DescendEntry& entry,
+                               const Box& box, const Step<T>& step) {
   const Matrix<3>& m = entry.matrix;
   for_each_chunk(box, [&](int row, int col, int count) {
     const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], box.row + row, box.col + col); };
@@ -81,6 +84,12 @@ __device__ void descend_chunks(const DescendLaunch& call, const DescendEntry& en
     load(update, call.dtypes[kUpdate], at(kUpdate), count, entry.aligned);
     if constexpr (has_remainder) {
       load(remainder, call.dtypes[kRemainder], at(kRemainder), count, entry.aligned);
+    }
+    if (call.sums) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        updates[row][col + i] = update[i];
+      }
     }
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
@@ -95,11 +104,15 @@ __device__ void descend_chunks(const DescendLaunch& call, const DescendEntry& en
     }
     store(parameter, call.dtypes[kParameter], at(kParameter), count, entry.aligned);
   });
+  if (call.sums) {
+    __syncthreads();
+  }
 }
 
+// Only reads the updates of a matrix that is not open.
 template <class T, bool has_remainder>
-__device__ void descend_elements(const DescendLaunch& call, const Matrix<3>& m, const Box& box, const Step<T>& step) {
-  __shared__ Exchange<T> updates;
+__device__ void descend_elements(Exchange<T>& updates, const DescendLaunch& call, const Matrix<3>& m, const Box& box,
+                                 const Step<T>& step, bool is_open) {
   const auto at = [&](int k, int row, int col) {
     return address(m.views[k], call.dtypes[k], box.row + row, box.col + col);
   };
@@ -107,6 +120,9 @@ __device__ void descend_elements(const DescendLaunch& call, const Matrix<3>& m, 
     updates[row][col] = load_one<T>(call.dtypes[kUpdate], at(kUpdate, row, col));
   });
   __syncthreads();
+  if (!is_open) {
+    return;
+  }
   for_each_element(box, m.views[kParameter], [&](int row, int col) {
     char* place = at(kParameter, row, col);
     const T parameter = load_one<T>(call.dtypes[kParameter], place);
@@ -125,16 +141,21 @@ __device__ void descend_elements(const DescendLaunch& call, const Matrix<3>& m, 
 // Kernels of their own for halves, whose registers the others need not hold.
 template <class T, bool has_remainder>
 __global__ void __launch_bounds__(kThreads) descend_kernel(const __grid_constant__ DescendLaunch call) {
+  __shared__ Exchange<T> updates;
   const DescendEntry& entry = find_entry(call, blockIdx.x);
-  if (!entry.is_open || !call.device_gate.is_open(entry.matrix.index)) {
+  const bool is_open = entry.is_open && call.device_gate.is_open(entry.matrix.index);
+  if (!is_open && !call.sums) {
     return;
   }
   const Box box = tile_box(entry.matrix, blockIdx.x);
   const Step<T> step = make_step<T>(call, entry);
-  if (entry.by_runs) {
-    descend_chunks<T, has_remainder>(call, entry, box, step);
+  if (entry.by_runs && is_open) {
+    descend_chunks<T, has_remainder>(updates, call, entry, box, step);
   } else {
-    descend_elements<T, has_remainder>(call, entry.matrix, box, step);
+    descend_elements<T, has_remainder>(updates, call, entry.matrix, box, step, is_open);
+  }
+  if (call.sums) {  // of floats, whatever T is
+    write_tile_sum(call.sums, updates, ScalarType::Float, entry.matrix, box);
   }
 }
 
@@ -154,14 +175,15 @@ void descend_cuda(const Descend& call) {
   const auto plain = call.in_double() ? descend_kernel<double, false> : descend_kernel<float, false>;
   const auto joined = call.in_double() ? descend_kernel<double, true> : descend_kernel<float, true>;
   const auto kernel = call.has_remainder ? joined : plain;
-  launch_all(call, parameters, kernel, [&](DescendEntry& entry) {
+  const auto fill = [&](DescendEntry& entry) {
     const int64_t i = entry.matrix.index;
     entry.place = call.places[i];
     entry.lr = call.lr.where(kHost).get(i, 0);
     entry.weight_decay = call.weight_decay.where(kHost).get(i, 0);
     entry.multiplier = call.multiplier.where(kHost).get(i, 0);
     entry.seed = call.seeds.where(kHost).get(i, 0);
-  });
+  };
+  launch_with_norms(call, parameters, [&] { launch_all(call, parameters, kernel, fill); });
 }
 
 }  // namespace optimizer

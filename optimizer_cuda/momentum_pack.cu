@@ -241,17 +241,6 @@ void launch_pack(const MomentumPack& call, PackLaunch& parameters) {
   launch_all(call, parameters, call.in_double() ? pack<double> : pack<float>, [](PackEntry&) {});
 }
 
-void launch_with_norms(const MomentumPack& call, PackLaunch& parameters) {
-  int64_t tiles = 0;
-  for (const Matrix<3>& m : call.matrices) {
-    tiles += ceil_div(m.rows, kTileSide) * ceil_div(m.cols, kTileSide);
-  }
-  const Tensor sums = tile_sums(*call.norms, tiles);
-  parameters.sums = static_cast<double*>(sums.mutable_data_ptr());
-  launch_pack(call, parameters);
-  norms_of_tiles(*call.norms, sums, call.device);
-}
-
 }  // namespace
 
 void momentum_pack_cuda(const MomentumPack& call) {
@@ -263,7 +252,7 @@ void momentum_pack_cuda(const MomentumPack& call) {
   parameters.grad_scale = call.grad_scale.where(kHost).get(0, 1);
   parameters.device_grad_scale = call.grad_scale.where(kDevice);
   parameters.device_gate = call.gate.where(kDevice);
-  return call.norms ? launch_with_norms(call, parameters) : launch_pack(call, parameters);
+  launch_with_norms(call, parameters, [&] { launch_pack(call, parameters); });
 }
 
 }  // namespace optimizer

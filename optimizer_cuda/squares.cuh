@@ -60,4 +60,21 @@ __device__ void write_tile_sum(double* sums, const Exchange<T>& tile, ScalarType
   }
 }
 
+// Launches a pass by launch(). Where norms are wanted, it has memory for the sums of its tiles, and what makes norms of
+// these follows.
+template <class Call, class Launch, class Work>
+void launch_with_norms(const Call& call, Launch& parameters, const Work& launch) {
+  if (!call.norms) {
+    return launch();
+  }
+  int64_t tiles = 0;
+  for (const auto& m : call.matrices) {
+    tiles += ceil_div(m.rows, kTileSide) * ceil_div(m.cols, kTileSide);
+  }
+  const Tensor sums = tile_sums(*call.norms, tiles);
+  parameters.sums = static_cast<double*>(sums.mutable_data_ptr());
+  launch();
+  norms_of_tiles(*call.norms, sums, call.device);
+}
+
 }  // namespace optimizer

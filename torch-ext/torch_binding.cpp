@@ -34,7 +34,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "descend_(Tensor(a!)[] parameter, Tensor update, Tensor lr, Tensor weight_decay, Tensor multiplier, "
       "int decay_mode=0, *, int[]? offsets=None, Tensor? row_scale=None, Tensor? seeds=None, int[]? origins=None, "
-      "Tensor? active=None, Tensor? found_inf=None, Tensor(b!)[]? remainder=None) -> ()");
+      "Tensor? active=None, Tensor? found_inf=None, Tensor(b!)[]? remainder=None, Tensor(c!)? norms=None) -> ()");
   ops.def("move_blocks_(Tensor(a!) matrices, Tensor(b!) buffer, Tensor blocks, bool to_buffer) -> ()");
   ops.def("frobenius_norm_(Tensor(a!) norms, Tensor X) -> ()");
   ops.def("normalize_(Tensor(a!) out, Tensor X, Tensor norms, float eps, float scale) -> ()");

@@ -56,7 +56,7 @@ BAD_PACKS = {
     "active must have 2": {"active": torch.tensor([True])},
     "found_inf must be Float": {"found_inf": torch.tensor(True)},
     "grad_scale must have 1": {"grad_scale": ones(2)},
-    "norms need a packed batch": {"packed": ones(24), "offsets": [0, 12], "norms": NORMS},
+    "norms need a batch": {"packed": ones(24), "offsets": [0, 12], "norms": NORMS},
     "but packed is Double": {"packed": ones(2, 3, 4, dtype=torch.float64), "norms": NORMS},
     "norms must be float64": {"norms": ones(2)},
     "norms must be .2., contiguous": {"norms": NORMS[:1]},
@@ -84,6 +84,10 @@ BAD_DESCENTS = {
     "remainder must be one per": {"remainder": [REMAINDER], "parameter": HALVES},
     "remainder must be Short": {"remainder": [*HALVES], "parameter": HALVES},
     "remainder.1. must have the shape": {"remainder": [REMAINDER, REMAINDER.mT], "parameter": HALVES},
+    "norms need a batch": {"update": ones(24), "offsets": [0, 12], "norms": NORMS},
+    "but update is Double": {"update": ones(2, 3, 4, dtype=torch.float64), "norms": NORMS},
+    "norms must be float64": {"norms": ones(2)},
+    "norms must be .2., contiguous": {"norms": NORMS[:1]},
     "nothing is left to round": {"remainder": [*REMAINDERS], "parameter": HALVES, "seeds": torch.tensor([1, 2])},
 }
 
@@ -110,6 +114,8 @@ SHARING_DESCENTS = {
     "parameter and row_scale": {"parameter": [ONE, ones(3, 4)], "row_scale": ONE.flatten()[5:11]},
     "one remainder twice": {"parameter": HALVES, "remainder": [REMAINDER, REMAINDER]},
     "parameter and remainder": {"parameter": HALVES, "remainder": [REMAINDER, HALVES[0].view(torch.int16)]},
+    "norms and parameter": {"norms": WIDE[:2], "parameter": [ONE, WIDE.view(torch.float32).view(3, 4)]},
+    "norms and update": {"norms": WIDE[:2], "update": WIDE.view(torch.bfloat16).view(2, 3, 4)},
     "parameter and lr": {"parameter": [ONE, ones(3, 4)], "lr": ONE[1, 1]},
 }
 
@@ -183,8 +189,6 @@ def test_operations_keep_torchs_rules_for_operators(native, case):
     """Schema, fake kernel and tracing under dynamic shapes; there is no gradient to register."""
     flat = {"packed": ones(24), "update": ones(24)} if case == "offsets" else {}
     for op, arguments in (native.momentum_pack_, pack_arguments()), (native.descend_, descend_arguments()):
-        if case == "norms" and op is native.descend_:  # which has no such argument
-            continue
         arguments |= {name: value for name, value in flat.items() if name in arguments} | OPTIONS[case]
         utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"
         torch.library.opcheck(op.default, (), arguments, test_utils=utilities)

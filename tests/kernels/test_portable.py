@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.test_descended_norms import assert_norms
 from tests.kernels.test_native_ops import FLOATS, MODES, names, random
+from tests.kernels.test_packed_norms import PACKED
 from tests.kernels.test_quantized_momentum import stored
 from tests.support import oracles
 
@@ -119,6 +121,16 @@ def test_descent_is_as_close_as_the_roundings_of_its_operands(both, name, dtypes
     allowed = 1.01 * oracles.unit_roundoff(*dtypes) * factor * (3 * parameter.double().abs() + 4 * before)
     allowed = allowed + spacing(compiled, compiled.dtype, computing)
     assert portable.dtype == compiled.dtype and ((compiled.double() - portable.double()).abs() <= allowed).all()
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("shape", [(3, 130, 70), (3, 70, 130), (0, 3, 4), (2, 3, 0)], ids=str)
+@pytest.mark.parametrize("dtypes", list(itertools.product(FLOATS, PACKED)), ids=names)
+def test_norms_of_a_descent_are_those_of_the_pass(portable_kernel, dtypes, shape):
+    parameter, update = list(random(shape, dtypes[0], 0)), random(shape, dtypes[1], 1)
+    active = torch.arange(shape[0]) != 1
+    for laid_out in update, update.mT.contiguous().mT:
+        assert_norms(portable_kernel.kernels.native, parameter, laid_out, active=active)
 
 
 @pytest.mark.kernels_ci

@@ -51,6 +51,45 @@ def test_metrics_are_the_norms_of_the_step(kernel, fallback, maximize):
     assert {key: value.item() for key, value in found.items()} == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"renormalize": "rows"}, {"stochastic_rounding": True}, {"master_weights": "split"}], ids=str
+)
+def test_norms_of_the_descent_are_those_of_a_pass(kernel, monkeypatch, settings):
+    """The pass rounds a norm to float32, and its product with the step's size."""
+    found = []
+    for descended in True, False:
+        if not descended:
+            monkeypatch.setattr(kernel.step.batch, "descended_norms", lambda *_: None)
+        params = named_parameters(torch.bfloat16)
+        optimizer = kernel.Muon(params.items(), **settings)
+        take_steps(optimizer, params, range(3))
+        metrics = {name: value.item() for name, value in optimizer.metrics().items()}
+        found.append((params, metrics, optimizer._norms[0].norms.dtype))
+    (params, metrics, wide), (others, passed, single) = found
+    assert same_bits(params, others) and (wide, single) == (torch.float64, torch.float32)
+    assert metrics == pytest.approx(passed, rel=2 * 2.0**-24, abs=0)
+
+
+@pytest.mark.parametrize(
+    "dtype, settings, passes",
+    [
+        (torch.float32, {}, 0),
+        (torch.float32, {"renormalize": "rows"}, 0),
+        (torch.float32, {"second_moment": "rows"}, 1),
+        (torch.float64, {}, 1),
+    ],
+    ids=str,
+)
+def test_norms_take_a_pass_only_where_the_descent_cannot_write_them(kernel, monkeypatch, dtype, settings, passes):
+    """Norms are those of updates before second moments change them, and the kernels' are not of float64."""
+    step, taken = kernel.step.batch, []
+    norms_of_updates = step.norms_of_updates
+    monkeypatch.setattr(step, "norms_of_updates", lambda updates: taken.append(1) or norms_of_updates(updates))
+    params = {"up.weight": Parameter(torch.zeros(24, 12, dtype=dtype))}
+    take_steps(kernel.Muon(params.items(), **settings), params, [0])
+    assert len(taken) == passes
+
+
 def test_update_rms_is_that_of_adamw(kernel):
     """0.2 with singular values of 1, which are within [0.863, 1.131] here."""
     params = {"wide.weight": Parameter(torch.zeros(64, 512))}

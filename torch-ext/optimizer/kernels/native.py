@@ -10,9 +10,11 @@
         norms = |packed|_F                of each matrix
 
     descend_(parameter, update, lr, weight_decay, multiplier, decay_mode=0, *,
-             offsets=None, row_scale=None, seeds=None, origins=None, active=None, found_inf=None, remainder=None)
+             offsets=None, row_scale=None, seeds=None, origins=None, active=None, found_inf=None, remainder=None,
+             norms=None)
 
         p = row_scale (p keep - lr multiplier u)
+        norms = |u|_F                     of each matrix
         keep = 1 - lr weight_decay        decay_mode 0, decoupled
                1 - weight_decay           1, independent
                1 - lr weight_decay        2, cautious: where p and u have one sign, else 1
@@ -66,9 +68,10 @@ on its own inputs alone: not on the rest of the list, strides, threads or level 
   code. In a block with the largest magnitude M, an element m loses at most sqrt(M |m|) / 127 + M / (4 127^2), which is
   at most M / 126 (`optimizer_common/quantize.h`). `packed` is computed from m before it is coded. A block that receives
   a NaN or an infinity stays NaN.
-- `norms` (B), contiguous, are the norms of what is stored in `packed`, of the dtype and the bits that `frobenius_norm_`
-  gives for `packed`, or for its `.mT` if it has more rows than columns. Where `packed` is zero because of `active` or
-  `found_inf`, so is the norm. Cannot be combined with `offsets` or with a float64 `packed`.
+- `norms` (B), contiguous, are the norms of what is stored in `packed` or `update`, of the dtype and the bits that
+  `frobenius_norm_` gives for it, or for its `.mT` if it has more rows than columns. Where `packed` is zero because of
+  `active` or `found_inf`, so is the norm. That of an update is written even if its parameter does not change. Cannot be
+  combined with `offsets` or with a `packed` or `update` of float64.
 
 RuntimeError is raised, before anything is written, for arguments that do not fit, for written tensors that overlap
 themselves, and for those that certainly share memory with another argument. Certain means that one starts at the

@@ -14,7 +14,7 @@ from ..rules.hyperball import REPLACING, move_on_sphere_
 from ..rules.momentum import Directions, pack_momentum_
 from .local_matrix import LocalMatrix, take_momentum
 from .moments import balance_parts_
-from .polar_update import as_parameter
+from .polar_update import as_parameter, descended_norms, norms_of_updates
 from .recipe import Recipes
 from .workspace import LocalBatch
 
@@ -53,7 +53,9 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     directions = Directions(as_parameter(batch, packed.directions), norms=packed.norms)
     pack_momentum_(momenta, gradients, directions, recipe.momentum, recipe.scaling)
     del gradients  # these may be the last references to their memory
-    updates, norms = packed.update()
+    updates = packed.update()
+    descended = descended_norms(batch, updates)
+    norms = norms_of_updates(updates) if descended is None else descended
     if batch.moments_shape is not None:
         balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
     elements, rule = updates.numel(), recipe.descent.times(work.multiplier)
@@ -62,7 +64,7 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
         norms = move_on_sphere_(moved, updates, rule.lr)
         updates, rule = moved, REPLACING
     scales, rounding, found_inf = row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf
-    options = DescentOptions(scales, rounding, found_inf, remainder=remainders(parts))
+    options = DescentOptions(scales, rounding, found_inf, remainder=remainders(parts), norms=descended)
     descend_packed_(parameters, updates, rule, options)
     return UpdateNorms(norms, elements, work.multiplier, recipe.descent.lr)
 

@@ -1,6 +1,6 @@
 """CUDA graphs from packed momentum to updates, one for each kind of batch: a replay is one launch.
 
-    gradients ─ momentum ─► directions ═ graph: normalise, products, norms ═► updates ─ descent ─► parameters
+    gradients ─ momentum ─► directions ═ graph: normalise, products ═► updates ─ descent ─► parameters
 
 What schedulers and scalers change, and what is missing, offloaded or released, lies before or behind a graph. Batches
 take turns on one stream, so all graphs of an optimizer on one device read one buffer, write another, and share one pool
@@ -103,28 +103,24 @@ class UpdateGraphs:
         updates, norms = as_parameter(batch, factors), norms_memory(batch, directions)
         with torch.no_grad(), without_autocast(kind.device.type):
             expected = polar_update(batch, directions, kind.eps)
-            update_norms = torch.empty_like(expected[1])
 
-            def update() -> None:
-                update_norms.copy_(polar_update(batch, directions, kind.eps, norms, factors)[1])
-
-            def replay() -> tuple[Tensor, Tensor]:
+            def replay() -> Tensor:
                 start()
-                return updates, update_norms.clone()  # which are read after the step
+                return updates
 
             packed = Packed(directions, norms, replay)
             packed.take_norms_()
 
             try:
+                update = partial(polar_update, batch, directions, kind.eps, norms, factors)
                 start = captured(update, kind.device, buffers[kind.device].pool)
             except RuntimeError as error:
                 if loses_gpu(error):
                     raise
                 return _left_eager(kind, f"it cannot be captured ({described(error)})")
             factors.fill_(math.nan)
-            update_norms.fill_(math.nan)
             start()
-        if not torch.equal(updates, expected[0]) or not torch.equal(update_norms, expected[1]):
+        if not torch.equal(updates, expected):
             return _left_eager(kind, "a CUDA graph gives other bits than eager launches")
         self._replays[kind] = packed
         return f"capture {kind}"

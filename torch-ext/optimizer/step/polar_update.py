@@ -21,14 +21,14 @@ from ..rules.equalization import equalize, evened, renormalize_
 
 
 class Packed(NamedTuple):
-    """Memory for the packed directions (B, m, n) of a batch, and what makes its updates and their norms of them.
+    """Memory for the packed directions (B, m, n) of a batch, and what makes its updates (B, rows, cols) of them.
 
     Whoever fills the directions fills `norms` (B,), too, with theirs, unless there are none.
     """
 
     directions: Tensor
     norms: Optional[Tensor]
-    update: Callable[[], tuple[Tensor, Tensor]]
+    update: Callable[[], Tensor]
 
     def take_norms_(self) -> None:
         """Write `norms`, if there are any, in a pass over the directions."""
@@ -49,9 +49,20 @@ def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:
     """
     if batch.equalization.before != "none" or batch.iteration.in_one_launch:
         return None
-    if not native_passes_take(packed, batch.iteration.work_dtype):
-        return None
-    return torch.empty(len(packed), dtype=exact_dtype(packed.device), device=packed.device)
+    return _memory_for_norms(packed) if native_passes_take(packed, batch.iteration.work_dtype) else None
+
+
+def descended_norms(batch: Batch, updates: Tensor) -> Optional[Tensor]:
+    """Return memory for the norms (B,) of a batch's updates, which the descent is to write; None if it cannot.
+
+    It can if it applies the updates as they come from orthogonalization, and if the native passes take them.
+    """
+    changed = batch.moments_shape is not None or batch.matrices[0].parameter.keeps_norm
+    return None if changed or not native_passes_take(updates) else _memory_for_norms(updates)
+
+
+def _memory_for_norms(matrices: Tensor) -> Tensor:
+    return torch.empty(len(matrices), dtype=exact_dtype(matrices.device), device=matrices.device)
 
 
 def _wide(packed: Tensor) -> Tensor:
@@ -70,8 +81,8 @@ def polar_update(
     norms: Optional[Tensor] = None,
     factors: Optional[Tensor] = None,
     squares: Optional[tuple[Tensor, Tensor]] = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the updates (B, rows, cols) of whole matrices from their packed momentum, and their norms (B,).
+) -> Tensor:
+    """Return the updates (B, rows, cols) of whole matrices from their packed momentum.
 
     `norms` (B,) are those of the packed momentum, if they are known. Polar factors are written to `factors` (B, m, n),
     of the work dtype, where that is given; `squares` is memory for `polar_factors`.
@@ -89,14 +100,21 @@ def equalized(batch: Batch, packed: Tensor, eps: float) -> Tensor:
     return as_parameter(batch, equalize(as_parameter(batch, packed), batch.equalization.before, eps))
 
 
-def update_of_factors(factors: Tensor, renormalization: str = "none") -> tuple[Tensor, Tensor]:
-    """Return the updates that polar factors (B, rows, cols) become, which they are in place, and their norms (B,).
+def update_of_factors(factors: Tensor, renormalization: str = "none") -> Tensor:
+    """Return the updates that polar factors (B, rows, cols) become, which they are in place.
 
-    Without `renormalization` they may be the same part of each matrix. Norms are Frobenius norms, at least float32, and
-    NaN for a matrix that is not finite.
+    Without `renormalization` they may be the same part of each matrix.
     """
     renormalize_(factors, renormalization)
-    dtype = torch.promote_types(factors.dtype, torch.float32)
-    if factors.device.type == "cpu":  # where torch's threads would hold the cores for a while after its own norm
-        return factors, frobenius_norm(factors).flatten().to(dtype)
-    return factors, torch.linalg.vector_norm(factors, dim=(-2, -1), dtype=dtype)
+    return factors
+
+
+def norms_of_updates(updates: Tensor) -> Tensor:
+    """Return the Frobenius norms (B,) of updates, in a pass over them, for those that the descent cannot write.
+
+    They are at least float32, and NaN for an update that is not finite.
+    """
+    dtype = torch.promote_types(updates.dtype, torch.float32)
+    if updates.device.type == "cpu":  # where torch's threads would hold the cores for a while after its own norm
+        return frobenius_norm(updates).flatten().to(dtype)
+    return torch.linalg.vector_norm(updates, dim=(-2, -1), dtype=dtype)

@@ -20,7 +20,7 @@ from ..rules.second_moment import balance_
 from .batch import UpdateNorms, remainders, row_scales, seeds
 from .local_matrix import LocalMatrix, momentum_of
 from .owned import LocalOwned
-from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
+from .polar_update import as_parameter, equalized, norms_of_updates, packed_memory, update_of_factors
 from .recipe import Recipe, Recipes
 from .team import team_factor
 from .workspace import LocalChunk
@@ -169,27 +169,27 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
 def _write_updates_(
     returned: Tensor,
     owned: LocalOwned,
-    updates: tuple[Tensor, Tensor],
+    updates: Tensor,
     verdicts: Tensor,
     recipes: Recipes,
     received: Tensor,
 ) -> UpdateNorms:
-    """Write the blocks of a batch's updates, which come with their norms, into `returned`; return the norms.
+    """Write the blocks of a batch's updates into `returned`; return the norms of the updates.
 
-    They are balanced before by the second moments in `received`, if there are any. Where norms of matrices are kept it
-    is the new matrices that are written, made of those in `received`.
+    The updates are balanced before by the second moments in `received`, if there are any. Where norms of matrices are
+    kept it is the new matrices that are written, made of those in `received`.
     """
-    directions, norms = updates
-    _balance_(owned, received, returned, directions, recipes)
+    norms = norms_of_updates(updates)
+    _balance_(owned, received, returned, updates, recipes)
     alive, matrices = verdicts.index_select(0, owned.positions) > 0, owned.batch.matrices
     lr = recipes.of(matrices).descent.lr
     if matrices[0].parameter.keeps_norm:
-        moved = received.new_empty(directions.shape)
+        moved = received.new_empty(updates.shape)
         move_blocks_(moved, received, owned.weights_in, to_buffer=False)
-        norms = move_on_sphere_(moved, directions, lr)
-        directions = moved
-    move_blocks_(directions, returned, owned.blocks_out, to_buffer=True)
-    return UpdateNorms(norms.where(alive, 0.0), directions.numel(), matrices[0].multiplier, lr)
+        norms = move_on_sphere_(moved, updates, lr)
+        updates = moved
+    move_blocks_(updates, returned, owned.blocks_out, to_buffer=True)
+    return UpdateNorms(norms.where(alive, 0.0), updates.numel(), matrices[0].multiplier, lr)
 
 
 def _balance_(owned: LocalOwned, received: Tensor, returned: Tensor, updates: Tensor, recipes: Recipes) -> None:

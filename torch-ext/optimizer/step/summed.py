@@ -16,7 +16,7 @@ from torch.profiler import record_function
 from ..plan.process_groups import explaining_timeouts
 from ..polar import factor_of_parts
 from .batch import UpdateNorms
-from .polar_update import update_of_factors
+from .polar_update import norms_of_updates, update_of_factors
 from .recipe import Recipes
 from .sharded import ShardedParts
 from .workspace import LocalBatch
@@ -43,7 +43,8 @@ def update_sum_(
     factor, present = yield from _summed_(sums, work, group)
     if not work.parts:
         return []
-    updates, norms = update_of_factors(factor.mT if batch.tall else factor)
+    updates = update_of_factors(factor.mT if batch.tall else factor)
+    norms = norms_of_updates(updates)
     parts.descend_(updates, work.multiplier, present)
     return [UpdateNorms(norms.where(present > 0, 0.0), factor.numel(), work.multiplier, recipe.descent.lr)]
 

@@ -12,6 +12,7 @@ from ..formats import HALVES, exact_dtype
 from ..master_weights import halves_of, joined
 from .arithmetic import computing_dtype, number, random_bits, round_stochastically
 from .memory import Memory
+from .norms import check_norms_of, norms_of_wide_
 from .pieces import Gate, Piece, of_piece, on_device, parts_of, pieces, stacked, write_
 from .refusals import (
     check_buffer,
@@ -29,7 +30,7 @@ from .refusals import (
 SCHEMA = (
     "(Tensor(a!)[] parameter, Tensor update, Tensor lr, Tensor weight_decay, Tensor multiplier, int decay_mode=0, *, "
     "int[]? offsets=None, Tensor? row_scale=None, Tensor? seeds=None, int[]? origins=None, Tensor? active=None, "
-    "Tensor? found_inf=None, Tensor(b!)[]? remainder=None) -> ()"
+    "Tensor? found_inf=None, Tensor(b!)[]? remainder=None, Tensor(c!)? norms=None) -> ()"
 )
 
 INDEPENDENT, CAUTIOUS = 1, 2
@@ -81,14 +82,16 @@ def descend_(
     active: Optional[Tensor] = None,
     found_inf: Optional[Tensor] = None,
     remainder: Optional[Sequence[Tensor]] = None,
+    norms: Optional[Tensor] = None,
 ) -> None:
-    """Apply weight decay and the scaled update to each parameter, in place."""
+    """Apply weight decay and the scaled update to each parameter, in place; write the updates' norms into `norms`."""
     numbers = {"lr": lr, "weight_decay": weight_decay, "multiplier": multiplier}
     beside = {"seeds": seeds, "active": active, "row_scale": row_scale, "found_inf": found_inf}
     check_matrices("parameter", parameter, update)
     check_buffer("update", update, parameter, offsets)
+    check_norms_of("update", update, offsets, norms)
     _check_options(parameter, decay_mode, seeds, remainder)
-    _check_memory(parameter, remainder, {"update": update, **numbers, **beside})
+    _check_memory(parameter, remainder, norms, {"update": update, **numbers, **beside})
     for name, t in numbers.items():
         check_numbers(name, t, len(parameter), update)
     _check_row_scale(row_scale, parameter, update)
@@ -106,6 +109,8 @@ def descend_(
         result = result if scales is None else result * stacked(scales, piece).to(dtype)
         result = result if draws is None else round_stochastically(result, draws.of(piece, p), parameter[0].dtype)
         _write_(parameter, remainder, piece, result, gate.is_open(piece))
+    if norms is not None:
+        norms_of_wide_(norms, update)
 
 
 def _write_(
@@ -188,7 +193,10 @@ def _check_remainder(p: Tensor, r: Tensor, i: int) -> None:
 
 
 def _check_memory(
-    parameter: Sequence[Tensor], remainder: Optional[Sequence[Tensor]], inputs: dict[str, Optional[Tensor]]
+    parameter: Sequence[Tensor],
+    remainder: Optional[Sequence[Tensor]],
+    norms: Optional[Tensor],
+    inputs: dict[str, Optional[Tensor]],
 ) -> None:
     memory = Memory()
     for i, (p, r) in enumerate(itertools.zip_longest(parameter, remainder or ())):
@@ -197,6 +205,8 @@ def _check_memory(
             memory.write("remainder", r, i)
     for name, t in inputs.items():
         memory.read(name, t)
+    if norms is not None:
+        memory.write("norms", norms)
     memory.check()
 
 

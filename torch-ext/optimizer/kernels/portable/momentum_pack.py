@@ -10,7 +10,7 @@ from torch import Tensor
 from ..formats import BLOCK
 from .arithmetic import computing_dtype, lerp
 from .memory import Memory
-from .norms import check_norms, frobenius_norm_
+from .norms import check_norms_of, norms_of_wide_
 from .pieces import Gate, Piece, on_device, parts_of, pieces, stacked, write_
 from .quantization import dequantized, quantized
 from .refusals import (
@@ -79,7 +79,7 @@ def momentum_pack_(
     """Update momentum in place and write each matrix's direction into `packed`, and its norm into `norms`."""
     _check_lists(momentum, gradient, packed, momentum_scale, beta)
     check_buffer("packed", packed, momentum, offsets)
-    _check_norms(norms, packed, offsets)
+    check_norms_of("packed", packed, offsets, norms)
     _check_memory(momentum, gradient, packed, momentum_scale, norms, (active, grad_scale, found_inf))
     if grad_scale is not None:
         check_numbers("grad_scale", grad_scale, 1, packed)
@@ -97,7 +97,7 @@ def momentum_pack_(
         lists.keep_(piece, m, is_open)
         write_(lists.packed, piece, u if is_open is None else u.masked_fill(~is_open, 0))
     if norms is not None:
-        frobenius_norm_(norms, packed.mT if packed.size(1) > packed.size(2) else packed)
+        norms_of_wide_(norms, packed)
 
 
 def _lists(
@@ -151,16 +151,6 @@ def _check_codes(momentum: Sequence[Tensor], scales: Sequence[Tensor], packed: T
 def _has_blocks_along_rows(momentum: Tensor, scale: Tensor) -> bool:
     rows, cols = momentum.shape
     return scale.shape == (rows, -(-cols // BLOCK))
-
-
-def _check_norms(norms: Optional[Tensor], packed: Tensor, offsets: Optional[Sequence[int]]) -> None:
-    if norms is None:
-        return
-    if offsets is not None:
-        raise RuntimeError("norms need a packed batch, so offsets must not be given")
-    if packed.dtype == torch.float64:
-        raise RuntimeError("norms are those of float32, float16 or bfloat16, but packed is Double")
-    check_norms(norms, packed)
 
 
 def _check_memory(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -103,6 +103,22 @@ def _check_batch(name: str, t: Tensor, X: Tensor) -> None:
         raise RuntimeError(f"{name} must be (batch, rows, cols), got {listed(t.shape)}")
     if t.shape != X.shape:
         raise RuntimeError(f"{name} must have the shape {listed(X.shape)} of X, got {listed(t.shape)}")
+
+
+def norms_of_wide_(norms: Tensor, batch: Tensor) -> None:
+    """Write the norms that a pass over matrices brings along: of `batch` (B, rows, cols), tall ones transposed."""
+    frobenius_norm_(norms, batch.mT if batch.size(1) > batch.size(2) else batch)
+
+
+def check_norms_of(name: str, batch: Tensor, offsets: Optional[Sequence[int]], norms: Optional[Tensor]) -> None:
+    """Refuse `norms`, if they are given, that `norms_of_wide_` cannot write for `batch`."""
+    if norms is None:
+        return
+    if offsets is not None:
+        raise RuntimeError("norms need a batch, so offsets must not be given")
+    if batch.dtype == torch.float64:
+        raise RuntimeError(f"norms are those of float32, float16 or bfloat16, but {name} is Double")
+    check_norms(norms, batch)
 
 
 def check_norms(norms: Tensor, X: Tensor) -> None:
