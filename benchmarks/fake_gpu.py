@@ -7,7 +7,7 @@ library may launch more than one behind an operation, as torch does where it cop
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import NamedTuple
@@ -33,6 +33,11 @@ SYNCS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "maske
 # The positions of the two factors among the arguments of these operations.
 PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "symmetric_gemm_": (0, 1)}
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device")
+# Of what a step in one process launches: what a schema marks as written is read, too, except for arguments of these
+# names, and `self` of these operations.
+OVERWRITTEN, OVERWRITING = ("packed", "norms", "out", "C"), ("zero_", "fill_", "copy_")
+# AdamW's schema marks gradients as written, but it only reads them, as long as it gets no scale.
+ONLY_READ = ("grads",)
 
 
 class Product(NamedTuple):
@@ -44,7 +49,10 @@ class Product(NamedTuple):
 
 
 class Work(TorchDispatchMode):
-    """Counts kernels, the products among them, the bytes that they read and write, and waits of the host."""
+    """Counts kernels, the products among them, the bytes that they read and write, and waits of the host.
+
+    A kernel that changes an element in place reads it and writes it. Memory that it reads twice counts once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,19 +65,44 @@ class Work(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
         name = operation.overloadpacket.__name__
-        read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.device.type == "cuda"]
-        written = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.device.type == "cuda"]
-        if read and (name in SYNCS or _leaves_the_device(name, result)):
+        given, made = _on_device((args, kwargs)), _on_device(result)
+        if given and (name in SYNCS or _leaves_the_device(name, result)):
             self.syncs[name] += 1
-        elif not operation.is_view and name not in EMPTY and (read or written):
+        elif not operation.is_view and name not in EMPTY and (given or made):
             self.kernels[name] += 1
-            moved = sum(x.numel() * x.element_size() for x in {id(x): x for x in (*read, *written)}.values())
+            read, written = _read_and_written(operation, args, kwargs or {})
+            moved = _bytes_of(read) + _bytes_of([*written, *made])
             self.bytes += moved
             if name in PRODUCTS:
                 A, B = (args[place] for place in PRODUCTS[name])
                 self.products[Product(name, A.size(0), (A.size(1), B.size(2), A.size(2)))] += 1
                 self.bytes_of_products += moved
         return result
+
+
+def _on_device(tree: object) -> list[Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.device.type == "cuda"]
+
+
+def _read_and_written(operation: torch._ops.OpOverload, args: Sequence, kwargs: Mapping) -> tuple[list, list]:
+    """Return the arguments that an operation reads, and those that it writes; many are both."""
+    read, written = [], []
+    given = {**dict(zip((argument.name for argument in operation._schema.arguments), args)), **kwargs}
+    overwritten = OVERWRITTEN + ("self",) * (operation.overloadpacket.__name__ in OVERWRITING)
+    for argument in operation._schema.arguments:
+        tensors = _on_device(given.get(argument.name))
+        marked = argument.alias_info is not None and argument.alias_info.is_write
+        if not (marked and argument.name in overwritten):
+            read += tensors
+        if marked and argument.name not in ONLY_READ:
+            written += tensors
+    return read, written
+
+
+def _bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Return how many bytes tensors have in memory, where a matrix and its transposed view count once."""
+    places = {(x.untyped_storage()._cdata, x.storage_offset(), x.numel()): x for x in tensors}
+    return sum(x.numel() * x.element_size() for x in places.values())
 
 
 def _leaves_the_device(name: str, result: object) -> bool:

@@ -1,19 +1,22 @@
 """The time on a GPU of a step counted on fake tensors, by the package's model of products. Nothing is timed.
 
-Products take what `kernels.predictions` says, everything else as long as moving its bytes takes, and each kernel a gap
-after the one before it. The host's time is not included, as in a step whose launches are replayed.
+Products take what `kernels.predictions` says, everything else as long as moving its bytes takes (`pass_seconds`), and
+each kernel a gap after the one before it. The host's time is not included, as in a step whose launches are replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from benchmarks.fake_gpu import GPU, Product, Work
+from benchmarks.fake_gpu import GPU, Product, Work, counted_step, fake_gpu, fake_optimizer
+from benchmarks.shapes import Parameter
 
 # Bytes that an H200 copies in a second, the share of that which a simple pass reaches, and the seconds between
 # two kernels of a graph. These are assumptions, like the rates of the products.
 COPIED, REACHED, GAP = 4.3e12, 0.8, 1e-6
+# Of an element in float32: AdamW reads the gradient; it reads and writes the parameter and two averages.
+ADAMW_BYTES = 28
 
 # The numbers of sections that `hopper_gemm_` is tried with, and how many pairs of multiprocessors its squares are cut
 # for: `kernels.tuned.COMPILED` and `kernels.hopper_gemm.PAIRS`.
@@ -51,6 +54,17 @@ def in_sections(predictions: ModuleType, gpu, size: tuple[int, int, int], sectio
     return max(sum(turns[pair::pairs]) for pair in range(pairs)) + predictions.DENSE_LAUNCH_SECONDS
 
 
+# Whose symmetric products a step has, by the ways of `fake_gpu` whose products are counted. "torch" has none.
+PREDICTED = {"torch": by_triton, "symmetric": by_triton, "compiled": by_cutlass}
+
+
+def predicted_step(kernel: ModuleType, parameters: Sequence[Parameter], way: str) -> float:
+    """Return the seconds of a step over a model whose products are launched in one of the ways PREDICTED."""
+    with fake_gpu(kernel, way):
+        work = counted_step(fake_optimizer(kernel, parameters))
+    return predicted_seconds(kernel, work, PREDICTED[way])
+
+
 def predicted_seconds(kernel: ModuleType, work: Work, symmetric: SymmetricSeconds = by_triton) -> float:
     """Return the seconds of a step's kernels on the GPU of `benchmarks.fake_gpu`."""
     predictions = kernel.kernels.predictions
@@ -63,11 +77,16 @@ def predicted_seconds(kernel: ModuleType, work: Work, symmetric: SymmetricSecond
         return predictions.dense_seconds(gpu, product.batch, product.size)
 
     products = sum(count * seconds(product) for product, count in work.products.items())
-    passes = (work.bytes - work.bytes_of_products) / (REACHED * COPIED)
-    return products + passes + GAP * (sum(work.kernels.values()) - sum(work.products.values()))
+    gaps = GAP * (sum(work.kernels.values()) - sum(work.products.values()))
+    return products + pass_seconds(work.bytes - work.bytes_of_products) + gaps
+
+
+def pass_seconds(moved: float) -> float:
+    """Return the seconds in which simple passes move bytes, those of a step as those of fused AdamW."""
+    return moved / (REACHED * COPIED)
 
 
 def goal_seconds(kernel: ModuleType, flop: float, elements: int) -> float:
-    """Return the goal for a step: fused AdamW over all elements, 28 bytes each, and 1.2 times the time of `flop`."""
+    """Return the goal for a step: one pass of fused AdamW over all elements, and 1.2 times the time of `flop`."""
     sustained = GPU[1] * kernel.kernels.predictions.RATES[GPU[0]].sustained
-    return 28 * elements / COPIED + 1.2 * flop / sustained
+    return pass_seconds(ADAMW_BYTES * elements) + 1.2 * flop / sustained

@@ -3,13 +3,14 @@
     python -m benchmarks.sweep_fake_step [--models NAME ...] [--output FILE]
 
 Each model has a row for torch's products, for symmetric ones by Triton, for those compiled with CUTLASS, which get
-matrices in whole rounds, and for CUDA graphs. Each replay of a graph counts as one launch; its contents and their bytes
-do not count. Counts are exact except for what libraries launch behind one operation. Bytes are those of all kernels,
-and those of passes alone, without what products read and write. A step must never wait for the device; if one does, the
-exit status is 1.
+matrices in whole rounds, and for CUDA graphs. Each replay of a graph counts as one launch, which writes its factors;
+what is inside does not count. Counts are exact except for what libraries launch behind one operation. Bytes are those
+of all kernels, and those of passes alone, without what products read and write. A pass that changes an element in place
+reads and writes it. A step must never wait for the device; if one does, the exit status is 1.
 
 Two columns are not counts: the time of the kernels by the package's model of products (`benchmarks.predicted_step`),
-which a GPU has yet to confirm, and the goal for it: fused AdamW and 1.2 times the ideal of symmetric products.
+which a GPU has yet to confirm, and the goal for it: fused AdamW and 1.2 times the ideal of symmetric products. Both
+take fused AdamW and our passes to move bytes at the same rate.
 """
 
 from __future__ import annotations
@@ -24,26 +25,19 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.built_kernel import load_built
-from benchmarks.fake_gpu import GPU, counted_step, fake_gpu, fake_optimizer
-from benchmarks.predicted_step import by_cutlass, by_triton, goal_seconds, predicted_seconds
+from benchmarks.fake_gpu import GPU, WAYS, counted_step, fake_gpu, fake_optimizer
+from benchmarks.predicted_step import PREDICTED, goal_seconds, predicted_seconds
 from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.shapes import MODELS, Parameter, matrix_counts
 from benchmarks.work import least_flop
 
 ROOT = Path(__file__).resolve().parent.parent
 USUAL = "gpt2-124m", "moe-64", "llama-1b", "llama-8b"
-# Each row's way of launching in `fake_gpu`, and whose symmetric products it predicts.
-ROWS = {
-    "torch": ("torch", by_triton),
-    "symmetric": ("symmetric", by_triton),
-    "compiled": ("compiled", by_cutlass),
-    "replayed": ("replayed", None),
-}
 
 
-def measure(kernel, model: str, row: str) -> dict:
-    """Return the row of a model whose products are launched as one of `ROWS` says."""
-    way, symmetric = ROWS[row]
+def measure(kernel, model: str, way: str) -> dict:
+    """Return the row of a model whose products are launched in one of `WAYS`."""
+    symmetric = PREDICTED.get(way)
     with fake_gpu(kernel, way):
         optimizer = fake_optimizer(kernel, MODELS[model])
         work = counted_step(optimizer)
@@ -51,7 +45,7 @@ def measure(kernel, model: str, row: str) -> dict:
         goal = goal_seconds(kernel, least_flop_of(kernel, MODELS[model]), elements)
     return {
         "model": model,
-        "way": row,
+        "way": way,
         "kernels": sum(work.kernels.values()),
         "bytes_an_element": work.bytes / elements,
         "pass_bytes_an_element": (work.bytes - work.bytes_of_products) / elements,
@@ -90,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     options = parser.parse_args(arguments)
     kernel, _ = load_built(options.build)
-    cases = {f"{model}, {row}": (model, row) for model in options.models for row in ROWS}
+    cases = {f"{model}, {way}": (model, way) for model in options.models for way in WAYS}
     settings = {"gpu": list(GPU), "device": "fake tensors"}
     path = options.output or default_path("fake-step", torch.device("cpu"))
     results = ResultFile(path, {**facts(kernel, torch.device("cpu"), {}), **settings}, list(cases))

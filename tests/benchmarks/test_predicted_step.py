@@ -1,4 +1,4 @@
-"""The model of the compiled product, which no GPU has run: what it must say whatever its rates are."""
+"""The model of the compiled product and of a step, which no GPU has run: what it must say whatever its rates are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.fake_gpu import GPU
-from benchmarks.predicted_step import PAIRS, SECTIONS, by_cutlass, in_sections
+from benchmarks.predicted_step import (
+    GAP,
+    PAIRS,
+    PREDICTED,
+    SECTIONS,
+    by_cutlass,
+    goal_seconds,
+    in_sections,
+    predicted_step,
+)
+from benchmarks.shapes import TINY_MODEL, Parameter
+from tools.lab import step_ways
 from tools.lab.tune import predicted_times
 
 
@@ -61,3 +72,25 @@ def test_the_lab_predicts_the_product_that_has_won(kernel, model, monkeypatch):
     )
     assert compiled == 2 * in_sections(predictions, gpu, (2, 4096, 4096), 5)
     assert triton == 2 * predictions.symmetric_seconds(gpu, 2, 4096, 4096)
+
+
+def test_the_goal_charges_adamw_what_a_prediction_charges_it(kernel):
+    """A step without matrices is AdamW's: one kernel for all parameters, and one that counts the steps."""
+    elements, kernels = 2**30, 2
+    predicted = predicted_step(kernel, [Parameter("w", (elements,))], "torch")
+    assert predicted == pytest.approx(goal_seconds(kernel, 0, elements) + kernels * GAP, rel=1e-6)
+
+
+def test_more_matrices_take_longer_in_every_way(kernel):
+    few, many = ([Parameter(f"{i}", (1024, 4096), True) for i in range(count)] for count in (2, 4))
+    for way in PREDICTED:
+        assert predicted_step(kernel, few, way) < predicted_step(kernel, many, way)
+
+
+@pytest.mark.parametrize("gpu, known", [(GPU, True), ((90, 114, 50 * 2**20), False), (None, False)])
+def test_the_lab_predicts_steps_on_the_gpu_of_the_model_alone(kernel, monkeypatch, gpu, known):
+    found = None if gpu is None else kernel.kernels.predictions.Gpu(*gpu)
+    monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda device: found)
+    predicted = step_ways.predicted_times(SimpleNamespace(kernel=kernel, device=None), TINY_MODEL)
+    expected = {way: 1e3 * predicted_step(kernel, TINY_MODEL, way) for way in PREDICTED}
+    assert list(predicted.values()) == (list(expected.values()) if known else [None] * len(PREDICTED))

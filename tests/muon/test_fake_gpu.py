@@ -1,4 +1,6 @@
-"""A step on a GPU that is not there: it never waits for the device, and its launches are those of its batches."""
+"""A step on a GPU that is not there: it never waits for the device, its launches are those of its batches, and each of
+its passes moves the bytes that its formula names.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import pytest
 import torch
 
 from benchmarks.fake_gpu import GPU, WAYS, Work, counted_step, fake_gpu, fake_optimizer
-from benchmarks.shapes import MODELS, TINY_MODEL, gpt2, matrix_counts
+from benchmarks.predicted_step import ADAMW_BYTES
+from benchmarks.shapes import MODELS, TINY_MODEL, gpt2
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -52,6 +55,69 @@ def test_what_waits_is_counted():
     assert sum(work.syncs.values()) == 1
 
 
+FULL, HALF = torch.float32, torch.float16
+
+
+def moved(operation, *operands: torch.Tensor | list[torch.Tensor], **options) -> int:
+    with Work() as work:
+        operation(*operands, **options)
+    assert sum(work.kernels.values()) == 1
+    return work.bytes
+
+
+@pytest.mark.parametrize("momentum, packed", [(FULL, FULL), (FULL, HALF), (torch.bfloat16, HALF)])
+def test_packing_reads_gradient_and_momentum_and_writes_momentum_and_directions(kernel, momentum, packed):
+    with fake_gpu(kernel, "torch"):
+        G, M = (torch.empty(48, 80, device="cuda", dtype=momentum) for _ in range(2))
+        U, norms = torch.empty(1, 48, 80, device="cuda", dtype=packed), torch.empty(1, device="cuda", dtype=FULL)
+        found = moved(kernel.kernels.native.momentum_pack_, [M], [G], U, 0.9, True, norms=norms)
+    assert found == G.numel() * (3 * momentum.itemsize + packed.itemsize) + norms.itemsize
+
+
+@pytest.mark.parametrize("parameter, update", [(FULL, HALF), (FULL, FULL), (torch.bfloat16, HALF)])
+def test_descent_reads_parameter_and_update_and_writes_the_parameter(kernel, parameter, update):
+    with fake_gpu(kernel, "torch"):
+        P, U = (
+            torch.empty(*size, device="cuda", dtype=d) for size, d in [((48, 80), parameter), ((1, 48, 80), update)]
+        )
+        numbers = [torch.empty(1) for _ in range(3)]
+        found = moved(kernel.kernels.native.descend_, [P], U, *numbers)
+    assert found == P.numel() * (2 * parameter.itemsize + update.itemsize)
+
+
+def test_normalizing_reads_a_matrix_and_its_norm_and_writes_another_matrix(kernel):
+    with fake_gpu(kernel, "torch"):
+        X, out = (torch.empty(1, 48, 80, device="cuda", dtype=dtype) for dtype in (FULL, HALF))
+        norms = torch.empty(1, device="cuda", dtype=torch.float64)
+        found = moved(kernel.kernels.native.normalize_, out, X, norms, 1e-7, 1.0)
+    assert found == X.numel() * (4 + 2) + 8
+
+
+def test_adamw_only_reads_the_gradient_and_changes_the_other_three():
+    with torch._subclasses.FakeTensorMode():
+        tensors = [[torch.empty(5000, device="cuda")] for _ in range(4)]
+        numbers = {"lr": 1.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8}
+        flags = {"amsgrad": False, "maximize": False}
+        found = moved(torch._fused_adamw_, *tensors, [], [torch.ones(())], **numbers, **flags)
+    assert found == 5000 * (4 + 3 * 8) == 5000 * ADAMW_BYTES
+
+
+def test_a_product_reads_a_matrix_and_its_transpose_once_and_only_writes_its_result(kernel):
+    with fake_gpu(kernel, "symmetric"):
+        X, C = (torch.empty(2, 48, k, device="cuda", dtype=HALF) for k in (80, 48))
+        scalars = [torch.ones(()) for _ in range(3)]
+        product = kernel.kernels.symmetric_gemm.symmetric_gemm_
+        gram, square = moved(product, X, X.mT, None, C, *scalars), moved(product, C, C, C, C.clone(), *scalars)
+    assert (gram, square) == (2 * (X.numel() + C.numel()), 2 * 2 * C.numel())
+
+
+def test_what_is_changed_in_place_moves_twice_and_what_is_overwritten_once():
+    with torch._subclasses.FakeTensorMode():
+        x, y = (torch.empty(1000, device="cuda") for _ in range(2))
+        found = [moved(f, *given) for f, given in [(x.mul_, (2.0,)), (x.fill_, (1.0,)), (x.zero_, ()), (x.add, (y,))]]
+    assert found == [8000, 4000, 4000, 12000]
+
+
 @pytest.mark.parametrize("method", ["standard", "gram"])
 def test_the_symmetric_kernel_adds_to_diagonals_itself(kernel, method):
     """One launch for each step of each batch, which torch's products need besides their own."""
@@ -77,17 +143,14 @@ def test_large_matrices_come_in_batches_that_fill_their_waves(kernel):
     assert tiles and all(n / (-(-n // multiprocessors) * multiprocessors) >= 0.9 for n in tiles)
 
 
-@pytest.mark.parametrize("model, shared", [("gpt2-124m", 1), ("moe-64", 0), ("llama-1b", 0), ("llama-8b", 0)])
-def test_few_sizes_with_one_short_side_take_the_gram_iteration(kernel, model, shared):
-    """If they were many, it would pay to work on their Gram matrices in one batch."""
-    sizes = {tuple(sorted(shape)) for shape in matrix_counts(MODELS[model])}
-    with fake_gpu(kernel, "symmetric"):
-        schedule, device = kernel.schedules.resolve_schedule("polar_express", 5), torch.device("cuda", 0)
-        choose = kernel.iteration.choose_iteration
-        methods = {size: choose(device, torch.float16, size, schedule).method for size in sizes}
-    assert all(methods[size] == "standard" for size in sizes if size[0] == size[1])
-    short_sides = [size[0] for size in sizes if methods[size] == "gram"]
-    assert len(short_sides) - len(set(short_sides)) == shared
+@pytest.mark.parametrize("model, shared", [("gpt2-124m", 2), ("moe-64", 1), ("llama-1b", 1), ("llama-8b", 1)])
+def test_few_shapes_with_one_short_side_take_the_gram_iteration(kernel, model, shared):
+    """Tall and wide matrices form separate batches, so shapes count, not sizes; squares take the standard iteration."""
+    with fake_gpu(kernel, "compiled"):
+        batches = fake_optimizer(kernel, MODELS[model])._plan.batches
+    chains = {batch.packed_shape for batch in batches if batch.iteration.method == "gram"}
+    assert all(batch.iteration.method == "standard" for batch in batches if len(set(batch.packed_shape)) == 1)
+    assert len(chains) - len({min(shape) for shape in chains}) == shared
 
 
 def test_launches_follow_batches_and_not_matrices(kernel):
