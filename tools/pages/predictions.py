@@ -5,18 +5,22 @@ python -m tools.pages.predictions [--check]
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.predicted_step import by_cutlass
+from benchmarks.predicted_step import PREDICTED, REACHED, by_cutlass
+from benchmarks.shapes import MODELS, matrix_counts
 from tools.lint.compiled import PACKAGE, kernel_module
 from tools.pages.generated import write_or_check
 from tools.pages.markdown import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/predictions.md"
+RESULTS = ROOT / "benchmarks/results"
 
 # Capability, multiprocessors and bytes of the second-level cache, from NVIDIA's data sheets and white papers.
 GPUS = {
@@ -28,7 +32,8 @@ COMPILED_FOR = 90
 SIDES = (1024, 1280, 1536, 2048, 3072, 4096, 5120, 8192)
 RATIOS = (1, 2, 4)
 # Other batches of square matrices, which show that the choice does not depend on the batch.
-SQUARES, BATCHES = (1024, 2048, 4096, 8192), (1, 7, 16)
+SQUARES, BATCHES = (1024, 2048, 3072, 4096, 5120, 8192), (1, 7, 16)
+NAMED = "gpt2-124m", "moe-64", "llama-1b", "llama-8b"
 
 INTRODUCTION = """\
 # Predictions
@@ -42,40 +47,108 @@ makes this page.
 Each row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time divided by the kernel's. The ideal
 is half of the product's FLOPs, since a symmetric result needs only half, at the rate that the device sustains. In most
 rows b is the number of matrices that are worked on together; if the gain is {worth} or more there, the kernel is taken
-for this m and k. The last rows of a table have 1, 7 or 16 matrices. The choice depends on the size alone, never on b,
-so that a matrix has the same bits in every batch.
+for this m and k. The last rows of a GPU's first table have 1, 7 or 16 matrices. The choice depends on the size alone,
+never on b, so that a matrix has the same bits in every batch.
+
+A second table has the sizes of four models (`benchmarks/shapes.py`), and the products of m x m matrices, k = m, which
+the iteration makes of them. On GPUs of compute capability 9.0 b is the number that fills the compiled product's rounds
+best; it is smaller if the model has fewer matrices of one shape. Below m = {smallest} the symmetric kernel has tiles
+that the model of products does not know. It predicts nothing for them, and torch's product is taken.
 
 The symmetric kernel is Triton's. GPUs of compute capability 9.0 have one more column: the time of `hopper_gemm_`, which
 is compiled with CUTLASS, by `benchmarks/predicted_step.py`, in the best number of sections. Only a measurement chooses
 that product, never the model.
 """
 
+STEPS = """\
+## Whole steps
+
+One step on a GPU like the H200, without the host's time. `python -m benchmarks.sweep_fake_step` counts the kernels of
+a step and the bytes of its passes on fake tensors; [this file](../benchmarks/results/{name})
+has the counts. `benchmarks/predicted_step.py` adds their times up. The goal is the time of fused AdamW for all
+parameters, and 1.2 times that of the ideal of all products. Our passes and fused AdamW are taken to move bytes at the
+same rate, {percent} % of what a copy reaches. Below m = {smallest} a step with symmetric products is predicted with the
+tiles of larger sizes. `make gpu-lab` puts these predictions beside the time of a step that is replayed from a CUDA
+graph.
+
+"""
+
 
 def page(predictions: ModuleType) -> str:
-    """Return the page, from the package's module."""
-    sections = [INTRODUCTION.format(worth=predictions.WORTH)]
+    """Return the page, from the package's module and the newest counts of steps."""
+    sections = [INTRODUCTION.format(worth=predictions.WORTH, smallest=predictions.SMALLEST)]
     for name, numbers in GPUS.items():
-        rows = list(rows_of(predictions, predictions.Gpu(*numbers)))
+        gpu = predictions.Gpu(*numbers)
         headings = ["b x m x k", "torch, µs", "symmetric, µs", "of the ideal", "gain", "taken"]
-        if numbers[0] == COMPILED_FOR:
+        if gpu.capability == COMPILED_FOR:
             headings.append("compiled, µs")
-        sections.append(f"## {name}\n\n{table(headings, rows, numbers=True)}\n")
-    return "\n".join(sections)
+        for title, sizes in ((f"## {name}", usual_sizes), (f"### {name}: sizes of models", sizes_of_models)):
+            rows = [row_of(predictions, gpu, size) for size in sizes(predictions, gpu)]
+            sections.append(f"{title}\n\n{table(headings, rows, numbers=True)}\n")
+    return "\n".join([*sections, steps(predictions)])
 
 
-def rows_of(predictions: ModuleType, gpu) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each size on one GPU: as many matrices as are worked on together, then the counts BATCHES."""
-    sizes = [(m, m * ratio) for m in SIDES for ratio in RATIOS]
-    together = [(predictions.matrices_together(gpu, m, 2), m, k) for m, k in sizes]
-    for batch, m, k in together + [(batch, m, m) for m in SQUARES for batch in BATCHES]:
-        dense = predictions.dense_seconds(gpu, batch, (m, m, k))
-        symmetric = predictions.symmetric_seconds(gpu, batch, m, k)
+def usual_sizes(predictions: ModuleType, gpu) -> Iterator[tuple[int, int, int]]:
+    """Yield (b, m, k): as many matrices of each size as are worked on together, then the counts BATCHES."""
+    for m in SIDES:
+        for ratio in RATIOS:
+            yield predictions.matrices_together(gpu, m, 2), m, m * ratio
+    for m in SQUARES:
+        for batch in BATCHES:
+            yield batch, m, m
+
+
+def sizes_of_models(predictions: ModuleType, gpu) -> list[tuple[int, int, int]]:
+    """Return (b, m, k) of each model's matrices, and of the m x m products that are made of them; none twice."""
+    found = {}
+    for name in NAMED:
+        most: Counter[tuple[int, int]] = Counter()
+        for shape, count in matrix_counts(MODELS[name]).items():
+            m, n = sorted(shape)
+            together = predictions.matrices_together(gpu, m, 2)
+            if gpu.capability == COMPILED_FOR:
+                together = predictions.in_whole_rounds(gpu, m, together)
+            for k in (m, n):
+                most[m, k] = max(most[m, k], min(count, together))
+        found.update(dict.fromkeys((batch, m, k) for (m, k), batch in sorted(most.items())))
+    return list(found)
+
+
+def row_of(predictions: ModuleType, gpu, size: tuple[int, int, int]) -> tuple[str, ...]:
+    """Return the cells of one size, (b, m, k), on one GPU."""
+    batch, m, k = size
+    dense, gain = predictions.dense_seconds(gpu, batch, (m, m, k)), predictions.predicted_gain(gpu, m, k)
+    if gain is None:
+        symmetric = "", "", "", "torch"
+    else:
+        seconds = predictions.symmetric_seconds(gpu, batch, m, k)
         ideal = batch * m * m * k / (gpu.multiprocessors * predictions.RATES[gpu.capability].sustained)
-        taken = "symmetric" if predictions.predicted_gain(gpu, m, k) >= predictions.WORTH else "torch"
-        times = f"{1e6 * dense:.1f}", f"{1e6 * symmetric:.1f}", f"{ideal / symmetric:.0%}"
-        row = f"{batch} x {m} x {k}", *times, f"{dense / symmetric:.2f}", taken
-        compiled = [by_cutlass(predictions, gpu, batch, m, k)] if gpu.capability == COMPILED_FOR else []
-        yield *row, *(f"{1e6 * seconds:.1f}" for seconds in compiled)
+        taken = "symmetric" if gain >= predictions.WORTH else "torch"
+        symmetric = micro(seconds), f"{ideal / seconds:.0%}", f"{dense / seconds:.2f}", taken
+    compiled = [by_cutlass(predictions, gpu, *size)] if gpu.capability == COMPILED_FOR else []
+    return f"{batch} x {m} x {k}", micro(dense), *symmetric, *map(micro, compiled)
+
+
+def micro(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f}"
+
+
+def steps(predictions: ModuleType) -> str:
+    """Return the section about whole steps, from the newest file of `benchmarks.sweep_fake_step`."""
+    file = max(RESULTS.glob("fake-step-*.json"))
+    rows = json.loads(file.read_text())["results"]
+    text = STEPS.format(name=file.name, percent=round(100 * REACHED), smallest=predictions.SMALLEST)
+    headings = ("model", *(f"{way}, ms" for way in PREDICTED), "goal, ms")
+    return text + table(headings, list(step_rows(rows)), numbers=True) + "\n"
+
+
+def step_rows(rows: Iterable[dict]) -> Iterator[tuple[str, ...]]:
+    """Yield the predicted milliseconds of each model's step with each kind of product, and its goal."""
+    found = {(row["model"], row["way"]): row for row in rows}
+    for model in dict.fromkeys(model for model, _ in found):
+        times = [found[model, way]["predicted_milliseconds"] for way in PREDICTED]
+        goal = found[model, next(iter(PREDICTED))]["goal_milliseconds"]
+        yield model, *(f"{time:.2f}" for time in (*times, goal))
 
 
 if __name__ == "__main__":
