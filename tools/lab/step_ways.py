@@ -44,7 +44,7 @@ def predicted_times(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, floa
     gpu = lab.kernel.kernels.machine.gpu_of(lab.device)
     is_modelled = gpu is not None and (gpu.capability, gpu.multiprocessors) == GPU[:2]
     return {
-        f"predicted, {way} products": 1e3 * predicted_step(lab.kernel, parameters, way) if is_modelled else None
+        f"predicted milliseconds, {way}": 1e3 * predicted_step(lab.kernel, parameters, way) if is_modelled else None
         for way in PREDICTED
     }
 

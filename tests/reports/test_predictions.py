@@ -1,0 +1,33 @@
+"""docs/predictions.md: it has each model's sizes, says nothing that the model does not, and is up to date."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.shapes import MODELS, matrix_counts
+from tools.lint.compiled import PACKAGE, kernel_module
+from tools.pages.predictions import GPUS, NAMED, PAGE, page, row_of, sizes_of_models
+
+
+@pytest.fixture(scope="module")
+def predictions():
+    return kernel_module(PACKAGE, "predictions")
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_size_of_a_model_and_its_square_are_listed_once(predictions, gpu):
+    listed = sizes_of_models(predictions, predictions.Gpu(*GPUS[gpu]))
+    sizes = {tuple(sorted(shape)) for name in NAMED for shape in matrix_counts(MODELS[name])}
+    assert {(m, k) for _, m, k in listed} == sizes | {(m, m) for m, _ in sizes}
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize("m", [512, 768, 1024])
+def test_where_the_model_is_silent_torch_is_taken_and_the_compiled_time_stays(predictions, m):
+    _, torchs, *symmetric, taken, compiled = row_of(predictions, predictions.Gpu(*GPUS["H100 SXM, H200"]), (1, m, m))
+    assert float(torchs) > 0 and float(compiled) > 0 and taken == "torch"
+    assert any(symmetric) == (m >= predictions.SMALLEST)
+
+
+def test_the_committed_page_is_what_the_model_says(predictions):
+    assert PAGE.read_text() == page(predictions)
