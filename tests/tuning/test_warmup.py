@@ -1,0 +1,85 @@
+"""What a warm-up measures on a device is used there, explained, and known to the next process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.rank_pool import load_kernel
+
+BUDGET = 20
+# A square size needs one measurement, which no budget ends.
+SIDES = {"cpu": 32, "cuda": 256}
+PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class WarmedUp(NamedTuple):
+    """What a warm-up said, stage by stage, and what `explain()` says after it of the kernel and of everything."""
+
+    stages: list[str]
+    kernel: str
+    notes: list[str]
+
+    @property
+    def measured(self) -> list[str]:
+        """What was said of measurements."""
+        words = "measured", "symmetric_gemm", "cpu_products"
+        return [said for said in self.stages if any(word in said for word in words)]
+
+
+def warm_up(kernel, place: str) -> WarmedUp:
+    """Warm up an optimizer of one matrix; its products are in a half precision, which has several candidates."""
+    matrix = Parameter(torch.ones(SIDES[place], SIDES[place], device=place))
+    optimizer = kernel.Muon([("layers.0.weight", matrix)], ns_dtype="float16" if place == "cuda" else "bfloat16")
+    stages: list[str] = []
+    optimizer.warmup(lambda done, total, what: stages.append(what), budget=BUDGET)
+    found = optimizer.explain()
+    return WarmedUp(stages, found.rows[0].kernel, list(found.notes))
+
+
+def warm_up_elsewhere(variants: str, place: str) -> WarmedUp:
+    """Warm up in a process that has measured nothing."""
+    return warm_up(load_kernel(Path(variants), None), place)
+
+
+def files() -> list[Path]:
+    return list(Path(os.environ["XDG_CACHE_HOME"]).glob("optimizer/*.json"))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_warm_up_has_measured_is_explained(kernel, measurements, place):
+    found = warm_up(kernel, place)
+    assert found.measured[-1].startswith("measured 1 products: ") and found.measured[-1].endswith("none failed")
+    assert found.kernel.endswith(", measured here") and len(files()) == 1
+    graphs = [note for note in found.notes if "CUDA graph" in note]
+    assert graphs == (["1 of 1 batches replay a CUDA graph, captured by warmup()"] if place == "cuda" else [])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_warm_up_takes_what_tune_has_measured(kernel, measurements, place):
+    said: list[str] = []
+    shape, dtype = (SIDES[place],) * 2, torch.float16 if place == "cuda" else torch.bfloat16
+    kernel.tune([shape], device=place, dtype=dtype, budget=BUDGET, progress=lambda *stage: said.append(stage[2]))
+    assert said[-1].startswith("measured 1 products: ")
+    found = warm_up(kernel, place)
+    assert not found.measured and found.kernel.endswith(", measured here")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nothing_is_measured_twice_by_another_process(kernel, measurements, place):
+    """Nor by this one after it has forgotten what it knew: both read the file."""
+    first = warm_up(kernel, place)
+    written = [file.read_bytes() for file in files()]
+    measurements.forget()
+    variants = str(Path(kernel.__file__).parents[1])
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        others = [warm_up(kernel, place), pool.apply(warm_up_elsewhere, (variants, place))]
+    for found in others:
+        assert not found.measured and (found.kernel, found.notes) == (first.kernel, first.notes)
+    assert [file.read_bytes() for file in files()] == written
