@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -12,12 +12,16 @@ from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 from benchmarks.peers import MissingError, load_peer
+from benchmarks.result_file import NEEDS_GPU
+from benchmarks.timing import replayed
 
 EPS = 1e-7
 STEPS = 5
 JORDAN = ((3.4445, -4.7750, 2.0315),) * STEPS
 
 OURS = "optimizer"
+REPLAYED = "optimizer, replayed"
+OWN = (OURS, REPLAYED)
 TORCH_PRODUCTS = "torch products"
 COMPILED = "torch.compile"
 TORCH_MUON = "torch.optim.Muon"
@@ -61,6 +65,29 @@ def find_contestant(name: str, task: Task) -> Contestant:
 
 def _ours(task: Task) -> Contestant:
     return Contestant(lambda G: task.kernel.polar.polar_factors(G, task.iteration, EPS), task.schedule)
+
+
+def _replayed(task: Task) -> Contestant:
+    """Ours as a CUDA graph, which is what steps replay after a warm-up; each G is captured in its place."""
+    if not task.kernel.step.graphs.can_capture(task.device):
+        raise MissingError(NEEDS_GPU)
+    ours = _ours(task)
+
+    @cache  # by the tensor itself, which the cache keeps where it is
+    def captured(G: Tensor) -> tuple[Callable[[], object], list[Tensor]]:
+        factors: list[Tensor] = []
+
+        def compute() -> None:
+            factors[:] = [ours.run(G)]
+
+        return replayed([compute], task.device), factors
+
+    def run(G: Tensor) -> Tensor:
+        start, factors = captured(G)
+        start()
+        return factors[0]
+
+    return ours._replace(run=run)
 
 
 def _torch_products(task: Task) -> Contestant:
@@ -117,12 +144,13 @@ def _dion(task: Task) -> Contestant:
 def _on_a_gpu(name: str, task: Task) -> ModuleType:
     peer = load_peer(name)
     if task.device.type == "cpu":
-        raise MissingError("needs a GPU")
+        raise MissingError(NEEDS_GPU)
     return peer
 
 
 _FINDERS = {
     OURS: _ours,
+    REPLAYED: _replayed,
     TORCH_PRODUCTS: _torch_products,
     COMPILED: _compiled,
     TORCH_MUON: _torch_muon,
@@ -134,3 +162,4 @@ _FINDERS = {
     DION: _dion,
 }
 NAMES = tuple(_FINDERS)
+PEERS = tuple(name for name in NAMES if name not in OWN)

@@ -48,9 +48,12 @@ def add_folder(folder: Path | None) -> None:
     sys.path.append(str(folder.resolve()))
 
 
-def load_peer(name: str) -> ModuleType:
-    """Return the module of the package called `name`. `MissingError` if it is not installed or cannot be imported."""
-    module = MODULES[name]
+def load_peer(name: str, module: str | None = None) -> ModuleType:
+    """Return a module of the package called `name`, by default the one in MODULES.
+
+    `MissingError` if the package is not installed or the module cannot be imported.
+    """
+    module = module or MODULES[name]
     package = module.partition(".")[0]
     if importlib.util.find_spec(package) is None:
         raise MissingError(NOT_INSTALLED)

@@ -17,6 +17,7 @@ from benchmarks.machine import describe, device_name
 RESULTS = Path(__file__).resolve().parent / "results"
 UNMEASURED = "unmeasured"
 NOT_INSTALLED = "not installed"
+NEEDS_GPU = "needs a GPU"
 
 
 def facts(kernel: ModuleType, device: torch.device, settings: dict) -> dict:

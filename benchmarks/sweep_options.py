@@ -22,9 +22,9 @@ TINY_DENSE_SIDE, TINY_ROUNDS = 64, 3
 
 
 def make_parser(description: str, names: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser with the options of sweeps against peers, for contestants called `names`."""
+    """Return a parser with the options of sweeps against peers, which are called `names`."""
     parser = plain_parser(description)
-    parser.add_argument("--contestants", help=f"of {', '.join(names)}; ours is always there")
+    parser.add_argument("--contestants", help=f"of {', '.join(names)}; ours are always there")
     parser.add_argument("--peers", type=Path, help="folder into which requirements/benchmark.txt was installed")
     return parser
 
@@ -71,9 +71,11 @@ def chosen(given: str | None, names: Sequence[str], default: Sequence[str], what
     return tuple(given.split(","))
 
 
-def chosen_contestants(given: str | None, names: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-    """Return the `chosen` contestants, always including ours, the first of `names`."""
-    return names[0], *(name for name in chosen(given, names, default, "contestants") if name != names[0])
+def chosen_contestants(
+    given: str | None, own: Sequence[str], peers: Sequence[str], default: Sequence[str]
+) -> tuple[str, ...]:
+    """Return our `own` contestants, which are always there, and those that are `chosen` among the peers."""
+    return *own, *chosen(given, peers, default, "contestants")
 
 
 def run_cases(

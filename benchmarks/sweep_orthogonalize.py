@@ -8,7 +8,8 @@ All contestants take turns on the same float32 matrices. A ratio is their time d
 as quartiles over the rounds. Ideal is the FLOP of the cheaper method with symmetric products (`work.least_flop`) at the
 rate that a large dense product of the work dtype reaches in the same rounds. Errors are those of the first matrix
 against each contestant's own polynomial in float64: relative in the Frobenius norm, and the largest of an entry.
-Compiled means the standard iteration over torch's products under `torch.compile`.
+Compiled means the standard iteration over torch's products under `torch.compile`. Replayed means ours as a CUDA graph,
+which is what steps run after a warm-up; a CPU has none.
 
 `--work-dtype` is that of ours and of torch's products; without it the device's default.
 
@@ -32,7 +33,7 @@ from benchmarks import peers
 from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import errors, exact_factor
 from benchmarks.orthogonalize_cases import CPU_SIZE, Case, default_cases, find_cases
-from benchmarks.orthogonalizers import COMPILED, NAMES, OURS, STEPS, Contestant, Task, find_contestant
+from benchmarks.orthogonalizers import COMPILED, NAMES, OURS, OWN, PEERS, STEPS, Contestant, Task, find_contestant
 from benchmarks.result_file import UNMEASURED
 from benchmarks.shapes import MODELS
 from benchmarks.sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
@@ -156,7 +157,7 @@ def _shown_error(outcome: dict) -> str:
 
 
 def main() -> None:
-    parser = make_parser("Time the orthogonalization against every peer that is installed.", NAMES)
+    parser = make_parser("Time the orthogonalization against every peer that is installed.", PEERS)
     parser.add_argument("--shapes", help=f"of {', '.join(MODELS)}, squares, and shapes like 64x1280x512")
     parser.add_argument("--work-dtype", choices=("float32", "bfloat16", "float16"), help="of the iteration")
     parser.add_argument("--beside-busy", action="store_true", help="also beside a busy process on every core")
@@ -164,8 +165,8 @@ def main() -> None:
     arguments = parser.parse_args()
     kernel, device = prepare(arguments)
     # Compiling takes seconds for every shape.
-    default = [name for name in NAMES if not (arguments.tiny and name == COMPILED)]
-    contestants = chosen_contestants(arguments.contestants, NAMES, default)
+    default = [name for name in PEERS if not (arguments.tiny and name == COMPILED)]
+    contestants = chosen_contestants(arguments.contestants, OWN, PEERS, default)
     rounds, side = sizes(arguments, device, ROUNDS)
     usual = kernel.iteration.default_work_dtype(torch.empty(0, device=device))
     work_dtype = arguments.work_dtype or str(usual).replace("torch.", "")

@@ -4,11 +4,12 @@
         [--peers DIR] [--minutes N] [--output FILE] [--beside-busy] [--tiny]
 
 All contestants take turns, each on its own float32 parameters and gradients. A ratio is their time divided by ours in
-the same round, given as quartiles over the rounds. The error is that of a first update, without its step size, from
-each contestant's own polynomial in float64: relative in the Frobenius norm, over one matrix of each shape. Ideal is the
-FLOP of the cheaper methods with symmetric products at the rate of a large dense product in the same rounds; `breakdown`
-says where the rest of our step goes. Peak memory is what a step takes in addition to what was held before it, on a CPU
-as far as torch knows it. Kernels are counted on GPUs only.
+the same round, given as quartiles over the rounds; on a GPU there is a second one, to ours after its warm-up. The error
+is that of a first update, without its step size, from each contestant's own polynomial in float64: relative in the
+Frobenius norm, over one matrix of each shape. Ideal is the FLOP of the cheaper methods with symmetric products at the
+rate of a large dense product in the same rounds; `breakdown` says where the rest of our step goes. Peak memory is what
+a step takes in addition to what was held before it, on a CPU as far as torch knows it; CUDA graphs have held theirs
+before. Kernels are counted on GPUs only.
 
 `--beside-busy` adds a case for each model in which other processes, one for each core, compute all the time.
 
@@ -34,7 +35,19 @@ from benchmarks.orthogonalizers import STEPS
 from benchmarks.result_file import UNMEASURED
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, matrix_counts
 from benchmarks.step_costs import PIECES, breakdown, host_milliseconds, launched_kernels, peak_bytes
-from benchmarks.step_rivals import LR, NAMES, OURS, SETTINGS, Rival, find_rival, make_weights, step_of
+from benchmarks.step_rivals import (
+    LR,
+    NAMES,
+    OURS,
+    OWN,
+    PEERS,
+    SETTINGS,
+    WARMED_UP,
+    Rival,
+    find_rival,
+    make_weights,
+    step_of,
+)
 from benchmarks.sweep_options import chosen, chosen_contestants, make_parser, prepare, run_cases, sizes
 from benchmarks.timing import Deadline, quartiles, ratios, run_rounds
 from benchmarks.work import dense_flop, ideal_seconds, least_flop, pass_bytes
@@ -73,6 +86,7 @@ def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline) -
         outcomes[name] = {
             "milliseconds": [1e3 * t for t in quartiles(times[name])],
             "ratio": list(ratios(times[name], times[OURS])),
+            "ratio_to_warmed_up": list(ratios(times[name], times[WARMED_UP])) if WARMED_UP in times else None,
             "error": errors[name],
             "peak_bytes": peak_bytes(step, device),
             "kernels": launched_kernels(step) if device.type == "cuda" else UNMEASURED,
@@ -171,7 +185,7 @@ def _first_step(name: str, parameters: Sequence[Parameter], bench: Bench) -> Cal
 
 def report(rows: list[dict]) -> Table:
     table = Table("model", "contestant", title="A step: ms, and others' time over ours (quartiles)")
-    for heading in "ms", "over ours", "error", "peak MB", "kernels":
+    for heading in "ms", "over ours", "over ours, warmed up", "error", "peak MB", "kernels":
         table.add_column(heading, justify="right")
     for row in rows:
         if row["status"] == UNMEASURED:
@@ -186,10 +200,14 @@ def report(rows: list[dict]) -> Table:
 def _cells(outcome: dict | str) -> list[str]:
     if isinstance(outcome, str):
         return [outcome]
-    low, middle, high = outcome["ratio"]
+    over = [_ratio_cell(outcome[key]) for key in ("ratio", "ratio_to_warmed_up")]
     error = outcome["error"] if isinstance(outcome["error"], str) else f"{outcome['error']:.1e}"
-    times = f"{outcome['milliseconds'][1]:.2f}", f"{middle:.2f} ({low:.2f}-{high:.2f})"
-    return [*times, error, f"{outcome['peak_bytes'] / 1e6:.1f}", str(outcome["kernels"])]
+    rest = error, f"{outcome['peak_bytes'] / 1e6:.1f}", str(outcome["kernels"])
+    return [f"{outcome['milliseconds'][1]:.2f}", *over, *rest]
+
+
+def _ratio_cell(ratio: Sequence[float] | None) -> str:
+    return "-" if ratio is None else "{1:.2f} ({0:.2f}-{2:.2f})".format(*ratio)
 
 
 def report_pieces(rows: list[dict]) -> Table:
@@ -204,12 +222,12 @@ def report_pieces(rows: list[dict]) -> Table:
 
 
 def main() -> None:
-    parser = make_parser("Time whole steps against every other Muon that is installed.", NAMES)
+    parser = make_parser("Time whole steps against every other Muon that is installed.", PEERS)
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--beside-busy", action="store_true", help="also beside a busy process on every core")
     arguments = parser.parse_args()
     kernel, device = prepare(arguments)
-    contestants = chosen_contestants(arguments.contestants, NAMES, NAMES)
+    contestants = chosen_contestants(arguments.contestants, OWN, PEERS, PEERS)
     rounds, side = sizes(arguments, device, ROUNDS)
     bench = Bench(kernel, device, contestants, rounds, side)
     default = CPU_MODELS if device.type == "cpu" else GPU_MODELS

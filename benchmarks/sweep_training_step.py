@@ -25,11 +25,11 @@ from torch.nn import functional
 
 from benchmarks import peers
 from benchmarks.result_file import ResultFile, facts
-from benchmarks.step_rivals import ADAMW, NAMES, OURS, SETTINGS, Weights, find_rival, step_of
+from benchmarks.step_rivals import ADAMW, OURS, OWN, PEERS, SETTINGS, Weights, find_rival, step_of
 from benchmarks.sweep_options import TINY_ROUNDS, chosen, chosen_contestants, make_parser, path_of, prepare
 from benchmarks.timing import Deadline, quartiles, run_rounds
 
-TRAINED = (OURS, "torch.optim.Muon", ADAMW)
+TRAINED = ("torch.optim.Muon", ADAMW)
 ROUNDS = {"cuda": 20, "cpu": 9}
 BACK_AND_FORTH, STEP = "forward and backward", "step"
 
@@ -184,11 +184,11 @@ def report(rows: list[dict]) -> Table:
 
 
 def main() -> None:
-    parser = make_parser("Time the optimizer's share of a training step.", NAMES)
+    parser = make_parser("Time the optimizer's share of a training step.", PEERS)
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
     arguments = parser.parse_args()
     kernel, device = prepare(arguments)
-    contestants = chosen_contestants(arguments.contestants, NAMES, TRAINED)
+    contestants = chosen_contestants(arguments.contestants, OWN, PEERS, TRAINED)
     bench = Bench(kernel, device, contestants, TINY_ROUNDS if arguments.tiny else ROUNDS[device.type])
     names = chosen(arguments.models, list(MODELS), DEFAULT[device.type], "models")
     models = {"tiny": TINY_MODEL} if arguments.tiny else {name: MODELS[name] for name in names}

@@ -9,6 +9,8 @@ import torch
 
 from benchmarks import orthogonalizers, peers
 from benchmarks.built_kernel import load_built
+from benchmarks.shapes import TINY_MODEL
+from benchmarks.step_rivals import find_rival, make_weights
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +43,32 @@ def brought_along(tmp_path, monkeypatch):
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).write_text(noted.format(function))
         (tmp_path / file).with_name("__init__.py").write_text("import nowhere")
+    (tmp_path / "dion/muon.py").write_text("from torch.optim import SGD as Muon\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     peers.add_folder(tmp_path)
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] in ("flash_muon", "dion")]:
         del sys.modules[name]
+
+
+def test_dion_steps_matrices_and_other_parameters(built, brought_along, monkeypatch):
+    """What it is given stands in an SGD that takes every argument."""
+    given = {}
+
+    class Muon(torch.optim.SGD):
+        def __init__(self, groups, lr, **settings):
+            super().__init__(groups, lr)
+            given.update(settings)
+
+    with pytest.raises(peers.MissingError, match=r"^needs a GPU$"):
+        find_rival("dion", built, torch.device("cpu"))
+    monkeypatch.setattr(peers.load_peer("dion", "dion.muon"), "Muon", Muon)
+    weights = make_weights(TINY_MODEL, torch.device("cpu"))
+    (optimizer,) = find_rival("dion", built, torch.device("cuda")).build(weights)
+    matrices, rest = optimizer.param_groups
+    assert matrices["params"] == weights.matrices and "algorithm" not in matrices
+    assert rest["params"] == weights.rest and rest["algorithm"] == "adamw"
+    assert given["mu"] == 0.95 and given["weight_decay"] == 0.1 and given["use_triton"]
 
 
 def task_on(built, device: str) -> orthogonalizers.Task:

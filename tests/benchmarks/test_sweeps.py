@@ -14,7 +14,7 @@ from benchmarks import shapes, timing, work
 from benchmarks.built_kernel import load_built
 from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import errors, exact_factor
-from benchmarks.result_file import UNMEASURED, ResultFile
+from benchmarks.result_file import NEEDS_GPU, UNMEASURED, ResultFile
 from benchmarks.step_costs import PIECES, host_milliseconds, replaced
 from benchmarks.timing import quartiles, ratios
 from tests.support.spectra import composed
@@ -64,6 +64,7 @@ def test_orthogonalize_sweep_has_its_columns(orthogonalize):
     for row in orthogonalize["results"]:
         present = {"optimizer", "torch products", "torch.optim.Muon"}
         check_contestants(row, present, {"torch.compile", "pytorch-optimizer", "gram-newton-schulz"})
+        assert row["contestants"]["optimizer, replayed"] == NEEDS_GPU
         assert row["contestants"]["torch.compile"] == UNMEASURED  # it takes seconds for every shape
         assert row["share_of_ideal"] == pytest.approx(row["ideal_milliseconds"] / row["milliseconds"])
         assert row["ideal_milliseconds"] == pytest.approx(1e3 * row["flop"] / row["dense_rate"])
@@ -75,7 +76,7 @@ def test_step_sweep_has_its_columns(step):
     row, busy = step["results"]
     assert (row["case"], busy["case"]) == ("tiny", "tiny beside busy cores") and busy["milliseconds"] > 0
     check_contestants(row, {"optimizer", "torch.optim.Muon", "AdamW"}, {"timm", "pytorch-optimizer", "muon-optimizer"})
-    assert row["contestants"]["AdamW"]["error"] == "-"
+    assert row["contestants"]["AdamW"]["error"] == "-" and row["contestants"]["optimizer, warmed up"] == NEEDS_GPU
     for outcome in (outcome for outcome in row["contestants"].values() if isinstance(outcome, dict)):
         assert outcome["peak_bytes"] >= 0 and "kernels" in outcome
     pieces = row["breakdown"]

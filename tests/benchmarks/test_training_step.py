@@ -36,6 +36,7 @@ def test_the_sweep_has_both_halves_and_their_share(rows):
 def test_a_contestant_that_is_missing_has_a_mark_for_a_row(rows):
     row = rows["gram-newton-schulz"]
     assert row["status"] in ("not installed", "needs a GPU") and "share" not in row
+    assert rows["optimizer, warmed up"]["status"] == "needs a GPU"
     (table,) = sweep_tables({"results": list(rows.values())})
     assert table.rows[-1] == ("tiny", "gram-newton-schulz", "", "", row["status"])
 

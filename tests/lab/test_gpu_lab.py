@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from benchmarks import machine
-from tools.lab import measure, tune, variant
+from tests.support.graphs_of_updates import counted_graphs
+from tools.lab import measure, step_ways, tune, variant
 from tools.lab.configs import read_entries, write_entry
 from tools.lab.items import STAGES, FailedError, Lab
 from tools.lab.records import FILE, Record, Records, append, read
@@ -113,6 +114,17 @@ def test_a_wrong_candidate_is_not_written_and_withdrawn(lab):
     assert failed.value.value["gain"] == 0.0
     entries = read_entries(lab.configs[0], machine.device_name(lab.device), "symmetric_gemm", "float16")
     assert entries == [failed.value.value]
+
+
+def test_ways_of_a_step_stand_side_by_side(lab):
+    """Launched kernel by kernel, after a warm-up, and captured whole. One that cannot be taken has a mark."""
+    with counted_graphs(lab.kernel, "cpu") as graphs:
+        rows = step_ways.compare_ways(lab, "gpt2-124m")["results"]
+    found = {row["step of"]: row["milliseconds"] for row in rows}
+    assert list(found)[:3] == ["optimizer", "optimizer, warmed up", "optimizer, whole step captured"]
+    assert all(time > 0 for time in found.values()) and graphs.replays > graphs.captures > 0
+    marked = {**rows[1], "milliseconds": "needs a GPU", "spread": None}
+    assert step_ways.row_of("optimizer, warmed up", None, "needs a GPU") == marked
 
 
 def test_entry_replaces_only_that_of_its_size(tmp_path):

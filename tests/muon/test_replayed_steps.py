@@ -5,6 +5,7 @@ What graphs share, and the memory that is free, is spoiled before each step. Gra
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -194,7 +195,7 @@ def test_another_eps_is_eager_until_the_next_warm_up(kernel, graphs):
 def test_loaded_state_is_that_of_the_next_step(kernel, graphs):
     """Loading makes new momentum buffers: a graph that read the old ones would not see these."""
     both = pair(kernel, graphs)
-    states = [optimizer.state_dict() for optimizer in both[:2]]
+    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in both[:2]]
     both.compare()
     for optimizer, state in zip(both[:2], states):
         optimizer.load_state_dict(state)

@@ -1,42 +1,49 @@
-"""The same step launched in different ways: kernel by kernel, as a CUDA graph, and compiled.
+"""The same step launched in different ways: kernel by kernel, as CUDA graphs, and compiled.
 
-Beside the replayed step, in which the host has no part, is what the model of products predicts for it with each kind of
-product (`benchmarks.predicted_step`).
+Beside the step that is captured whole, in which the host has no part, is what the model of products predicts for it
+with each kind of product (`benchmarks.predicted_step`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from unittest import mock
 
 import torch
 from torch.optim import _muon
 
+from benchmarks import peers
 from benchmarks.fake_gpu import GPU
 from benchmarks.predicted_step import PREDICTED, predicted_step
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
-from benchmarks.step_rivals import MOMENTUM, SCALARS, find_rival, make_weights, step_of
+from benchmarks.step_rivals import ADAMW, OURS, WARMED_UP, Weights, build_ours, find_rival, make_weights, step_of
 from benchmarks.timing import replayed, take_turns
 from tools.lab.items import Lab
 
-TORCH_MUON, ADAMW = "torch.optim.Muon", "AdamW"
-REPLAYED = "optimizer, replayed"
+TORCH_MUON = "torch.optim.Muon"
+CAPTURED = f"{OURS}, whole step captured"
 
 
 def compare_ways(lab: Lab, model: str) -> dict:
-    """Return a row for each way to take a step over a model's parameters: milliseconds, their spread, predictions."""
+    """Return a row for each way to take a step over a model's parameters: milliseconds, their spread, predictions.
+
+    A way that cannot be taken has a mark instead. As in the sweeps, warming up measures nothing: the lab tunes before.
+    """
     parameters = TINY_MODEL if lab.tiny else MODELS[model]
-    works = ways(lab, parameters)
-    for work in works.values():
-        work()  # makes state and compiles
-    times = take_turns(list(works.values()), lab.device, lab.rounds)
+    made = ways(lab, parameters)
+    works, marks = peers.admit(made, OURS, lambda name: after_first(made[name]()))
+    times = dict(zip(works, take_turns(list(works.values()), lab.device, lab.rounds)))
     predicted = predicted_times(lab, parameters)
-    rows = [
-        {"step of": name, "milliseconds": 1e3 * seconds, "spread": spread, **dict.fromkeys(predicted)}
-        for name, (seconds, spread) in zip(works, times)
-    ]
-    next(row for row in rows if row["step of"] == REPLAYED).update(predicted)
+    rows = [row_of(name, times.get(name), marks.get(name)) | dict.fromkeys(predicted) for name in made]
+    next(row for row in rows if row["step of"] == CAPTURED).update(predicted)
     return {"results": rows}
+
+
+def row_of(name: str, time: tuple[float, float] | None, mark: str | None) -> dict:
+    """Return the row of a way with its seconds and their spread, or with a mark that says why there are none."""
+    seconds, spread = time or (None, None)
+    return {"step of": name, "milliseconds": 1e3 * seconds if time else mark, "spread": spread}
 
 
 def predicted_times(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, float | None]:
@@ -49,30 +56,39 @@ def predicted_times(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, floa
     }
 
 
-def ways(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, Callable[[], object]]:
-    """Return the steps by name, each with its own parameters. Without a GPU there is no graph to replay."""
-    compiled = torch.compile(_muon._zeropower_via_newtonschulz, backend="eager" if lab.tiny else "inductor")
-    torchs = rival_step(lab, TORCH_MUON, parameters)
+def ways(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, Callable[[], Callable[[], object]]]:
+    """Return what makes each step, by name. All move the same parameters, so that large models fit beside each other.
 
-    def compiled_torchs() -> None:
-        with mock.patch.object(_muon, "_zeropower_via_newtonschulz", compiled):
-            torchs()
-
+    Without a GPU there are no graphs: what would be captured whole runs as it is.
+    """
+    weights = make_weights(parameters, lab.device)
     return {
-        "optimizer": our_step(lab, parameters),
-        REPLAYED: replayed([our_step(lab, parameters)], lab.device),
-        TORCH_MUON: torchs,
-        f"{TORCH_MUON}, its iteration compiled": compiled_torchs,
-        f"{ADAMW}, fused": rival_step(lab, ADAMW, parameters),
+        OURS: partial(rival_step, lab, OURS, weights),
+        WARMED_UP: partial(rival_step, lab, WARMED_UP, weights),
+        CAPTURED: lambda: replayed([step_of(build_ours(lab.kernel, weights, capturable=True))], lab.device),
+        TORCH_MUON: partial(rival_step, lab, TORCH_MUON, weights),
+        f"{TORCH_MUON}, its iteration compiled": partial(compiled_torchs, lab, weights),
+        f"{ADAMW}, fused": partial(rival_step, lab, ADAMW, weights),
     }
 
 
-def our_step(lab: Lab, parameters: Sequence[Parameter]) -> Callable[[], None]:
-    """Return a step of our optimizer that may be captured."""
-    weights = make_weights(parameters, lab.device)
-    groups = [{"params": weights.matrices, "use_muon": True}, {"params": weights.rest, "use_muon": False}]
-    return lab.kernel.Muon(groups, momentum=MOMENTUM, capturable=True, **SCALARS).step
+def after_first(step: Callable[[], object]) -> Callable[[], object]:
+    """Take a step, which makes state and compiles, and return it."""
+    step()
+    return step
 
 
-def rival_step(lab: Lab, name: str, parameters: Sequence[Parameter]) -> Callable[[], None]:
-    return step_of(find_rival(name, lab.kernel, lab.device).build(make_weights(parameters, lab.device)))
+def compiled_torchs(lab: Lab, weights: Weights) -> Callable[[], None]:
+    """Return a step of torch's Muon with its iteration compiled."""
+    compiled = torch.compile(_muon._zeropower_via_newtonschulz, backend="eager" if lab.tiny else "inductor")
+    torchs = rival_step(lab, TORCH_MUON, weights)
+
+    def step() -> None:
+        with mock.patch.object(_muon, "_zeropower_via_newtonschulz", compiled):
+            torchs()
+
+    return step
+
+
+def rival_step(lab: Lab, name: str, weights: Weights) -> Callable[[], None]:
+    return step_of(find_rival(name, lab.kernel, lab.device).build(weights))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+# The key of a contestant's time over that of ours after a warm-up.
+WARMED_UP = "ratio_to_warmed_up"
+
 
 class Table(NamedTuple):
     """A title, headings, and rows of one word for each heading."""
@@ -157,6 +160,7 @@ def sweep_tables(content: dict, name: str = "Results") -> Iterator[Table]:
         return
     if any("contestants" in row for row in rows):
         yield contest_table(rows, name)
+        yield from warmed_up_tables(rows, name)
         return
     measured = [row for row in rows if row.get("status") != "unmeasured"]
     for keys, (title, columns) in KINDS.items():
@@ -210,8 +214,23 @@ def contest_table(rows: list[dict], name: str) -> Table:
     return Table(f"{name}: {ours} and its peers", ("case", *(column.heading for column in columns)), shown)
 
 
-def ratio(outcome: dict | str) -> str:
+def warmed_up_tables(rows: list[dict], name: str) -> Iterator[Table]:
+    """Yield the table of each one's time over ours after its warm-up, if a sweep has measured that."""
+    raced = {row["case"]: row["contestants"] for row in rows if "contestants" in row}
+    compared = [peer for outcomes in raced.values() for peer, found in outcomes.items() if to_warmed_up(found)]
+    names = list(dict.fromkeys(compared))
+    if names:
+        shown = [(case, *(ratio(outcomes[peer], WARMED_UP) for peer in names)) for case, outcomes in raced.items()]
+        yield Table(
+            f"{name}: beside ours after its warm-up", ("case", *(f"{peer} / warmed up" for peer in names)), shown
+        )
+
+
+def to_warmed_up(outcome: dict | str) -> bool:
+    """Whether a contestant has run beside ours after its warm-up."""
+    return isinstance(outcome, dict) and outcome.get(WARMED_UP) is not None
+
+
+def ratio(outcome: dict | str, key: str = "ratio") -> str:
     """Return the median of a peer's time over ours, with its quartiles, or why there is none."""
-    if isinstance(outcome, str):
-        return outcome
-    return quartile_words(outcome["ratio"])
+    return outcome if isinstance(outcome, str) else quartile_words(outcome.get(key))
