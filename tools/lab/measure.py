@@ -1,4 +1,7 @@
-"""Stage 4: the sweeps in benchmarks/, each a program that writes a results file, and the ways to launch a step."""
+"""Stage 4: the sweeps in benchmarks/, each a program that writes a results file, and the ways to launch a step.
+
+Ours is in them as it is made and after a warm-up. Both use the configurations that stage 3 has written.
+"""
 
 from __future__ import annotations
 
