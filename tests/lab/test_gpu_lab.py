@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import machine
+from benchmarks.result_file import facts
+from benchmarks.sweep_bookkeeping import Result
 from tests.support.graphs_of_updates import counted_graphs
 from tools.lab import measure, step_ways, tune, variant
 from tools.lab.configs import read_entries, write_entry
-from tools.lab.items import STAGES, FailedError, Lab
+from tools.lab.items import STAGES, CutError, FailedError, Lab
 from tools.lab.records import FILE, Record, Records, append, read
 
 
@@ -123,8 +126,11 @@ def test_ways_of_a_step_stand_side_by_side(lab):
     found = {row["step of"]: row["milliseconds"] for row in rows}
     assert list(found)[:3] == ["optimizer", "optimizer, warmed up", "optimizer, whole step captured"]
     assert all(time > 0 for time in found.values()) and graphs.replays > graphs.captures > 0
-    marked = {**rows[1], "milliseconds": "needs a GPU", "spread": None}
-    assert step_ways.row_of("optimizer, warmed up", None, "needs a GPU") == marked
+    assert step_ways.row_of("a way", None, "needs a GPU") == {
+        "step of": "a way", "milliseconds": "needs a GPU", "spread": None,
+    }  # fmt: skip
+    headings = [heading for heading in rows[0] if heading.startswith("predicted milliseconds")]
+    assert len(headings) == 3 and all(row[heading] is None for row in rows for heading in headings)
 
 
 def test_entry_replaces_only_that_of_its_size(tmp_path):
@@ -148,6 +154,58 @@ def test_sweeps_leave_time_to_those_after_them():
     ]
 
 
+# What no run would measure.
+RESULT = Result("descend_", "tiny, 6", "float32 / float16", 1, 12345.0, *(1.0,) * 4, 1)
+MEASURED = {**asdict(RESULT), "status": "measured", "share_of_copy": 1.0, "speed_up": 1.0}
+
+
+@pytest.fixture
+def cut_sweep(lab, monkeypatch):
+    """A lab, a sweep, and its results after a run in which it was told to use no time."""
+    sweep = measure.SWEEPS[0]
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "TOLD", 0.0)
+        with pytest.raises(CutError, match="6 of 6 rows are unmeasured") as cut:
+            measure.measure(lab, sweep)
+    return lab, sweep, cut.value.value
+
+
+@pytest.mark.slow
+def test_a_sweep_without_time_is_finished_by_the_next_run(cut_sweep):
+    """What the first run has measured stays."""
+    lab, sweep, content = cut_sweep
+    for row in content["results"][2:4]:
+        row.update(MEASURED)
+    append(lab.out / FILE, Record("measure", "bookkeeping", "cut", 1.0, value=content))
+    rows = measure.measure(lab, sweep)["results"]
+    assert [row["status"] for row in rows] == ["measured"] * 6
+    assert [row["seconds"] == 12345.0 for row in rows] == [False, False, True, True, False, False]
+
+
+@pytest.mark.slow
+def test_rows_of_other_configurations_are_measured_again(cut_sweep):
+    lab, sweep, content = cut_sweep
+    for row in content["results"]:
+        row.update(MEASURED)
+    append(lab.out / FILE, Record("measure", "bookkeeping", "cut", 1.0, value={**content, "files": "others"}))
+    rows = measure.measure(lab, sweep)["results"]
+    assert all(row["status"] == "measured" and row["seconds"] < 12345 for row in rows)
+
+
+def test_a_sweep_that_time_has_left_out_keeps_its_rows(lab):
+    """It fails only if it ends by itself."""
+    done = {**facts(lab.kernel, lab.device, {}), "results": [{"case": "a", "status": "measured"}]}
+    append(lab.out / FILE, Record("measure", "bookkeeping", "cut", 1.0, value=done))
+    with pytest.raises(CutError, match="no time left") as cut:
+        measure.measure(replace(lab, until=0.0), measure.SWEEPS[0])
+    assert cut.value.value == done
+    with pytest.raises(CutError, match="out of time, no results"):
+        measure.judged(measure.OUT_OF_TIME, "stopped", lab.out / "none.json")
+    with pytest.raises(FailedError, match="status 1, no results; torn"):
+        measure.judged("status 1", "torn", lab.out / "none.json")
+
+
 def test_python_files_of_the_tree_make_a_build_dirty(tmp_path, repository):
     package = repository / "torch-ext/optimizer"
     (tmp_path / "kernels").mkdir()
@@ -160,6 +218,7 @@ def test_python_files_of_the_tree_make_a_build_dirty(tmp_path, repository):
 
 BARE = """
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 sys.modules["kernels"] = None
 from tools.lab import variant

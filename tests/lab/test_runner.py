@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub_clients import write_variant
-from tools.lab import runner
+from tools.lab import runner, stages
 from tools.lab.prove import prove
-from tools.lab.records import Records
+from tools.lab.records import INTERRUPTED, Record, Records, append
 from tools.lab.runner import Stage, run_stage
 
 STAGE = """
@@ -36,10 +36,28 @@ def items(lab):
 """
 
 
-def stage(out: Path, seconds: float) -> Stage:
+# Its first item needs two runs for its two parts.
+IN_PARTS = """
+from tools.lab.items import CutError, Item
+from tools.lab.records import FILE, read
+
+def count(lab):
+    (earlier,) = (record.value for record in read(lab.out / FILE)[1] if record.key == "parts")
+    parts = (earlier or 0) + 1
+    if parts < 2:
+        raise CutError(f"{parts} of 2 parts", parts)
+    return parts
+
+def items(lab):
+    yield Item("parts", lambda: count(lab))
+    yield Item("last", lambda: "reached")
+"""
+
+
+def stage(out: Path, seconds: float, items: str = STAGE) -> Stage:
     """The toy stage, over a toy kernel that loads at once."""
     out.mkdir(exist_ok=True)
-    (out / "toy_stage.py").write_text(STAGE)
+    (out / "toy_stage.py").write_text(items)
     write_variant(out / "variants/torch-cpu", "0000007", factor=2)
     order = {"variants": str(out / "variants"), "device": "cpu", "out": str(out), "configs": [], "tiny": False}
     return Stage("toy", "toy_stage", order, time.monotonic() + seconds, out / "lab.log")
@@ -74,14 +92,60 @@ def test_a_broken_item_is_recorded_and_the_rest_goes_on(toy_path):
 
 
 @pytest.mark.slow
-def test_a_stage_ends_with_its_time(toy_path, capsys):
+def test_a_stage_ends_with_its_time_and_the_next_run_does_what_is_left(toy_path, capsys):
+    """The end of its time says nothing about the item that was running."""
     records = Records(toy_path, {"device": "toy"})
-    toy = stage(toy_path, 8.0)
-    (toy_path / "toy_stage.py").write_text(STAGE.replace("else 0.5", "else 600"))
     began = time.monotonic()
-    assert not run_stage(toy, records)
+    assert not run_stage(stage(toy_path, 8.0, STAGE.replace("else 0.5", "else 600")), records)
     assert time.monotonic() - began < 12 and "its time is over" in capsys.readouterr().out
-    assert "last" not in records.of("toy")
+    found = records.of("toy")
+    assert records.left("toy") == ["hung", "dead", "killed", "last"]
+    assert found["hung"].problem == INTERRUPTED and found["wrong"].status == "failed"
+
+    (toy_path / "again").touch()
+    assert run_stage(stage(toy_path, 120), records)
+    assert {key for key, record in records.of("toy").items() if record.status != "ok"} == {"wrong", "broken"}
+
+
+@pytest.mark.slow
+def test_a_cut_item_goes_on_from_what_it_had(toy_path):
+    records = Records(toy_path, {"device": "toy"})
+    assert not run_stage(stage(toy_path, 120, IN_PARTS), records)
+    cut = records.of("toy")["parts"]
+    assert (cut.status, cut.problem, cut.value) == ("cut", "1 of 2 parts", 1)
+    assert records.of("toy")["last"].status == "ok" and records.left("toy") == ["parts"]
+    assert run_stage(stage(toy_path, 120, IN_PARTS), records)
+    assert (records.of("toy")["parts"].status, records.of("toy")["parts"].value) == ("ok", 2)
+
+
+def test_only_an_item_that_is_running_is_cut(tmp_path):
+    records = Records(tmp_path, {"device": "toy"})
+    died = "it ended its process, or did not end in 60 s; its process ended with status 1: it took 9 s"
+    for key, problem in (("died", died), ("runs", died.partition(";")[0]), ("wrong", "five")):
+        append(records.file, Record("toy", key, "failed", 0.0, problem, value=[1]))
+    runner.cut_running(records, "toy", 0.0)
+    assert records.left("toy") == ["runs"] and records.of("toy")["runs"].value == [1]
+
+
+@pytest.mark.parametrize("failed, left, status", [(0, [], 0), (1, [], 1), (1, ["tune"], 1), (0, ["tune"], 2)], ids=str)
+def test_exit_status_tells_failures_from_a_lack_of_time(tmp_path, monkeypatch, capsys, failed, left, status):
+    """Every stage is a stand-in that has ended, except for those that are `left`."""
+
+    def run(stage: Stage, records: Records) -> bool:
+        for key in "abcd" if stage.name in left else ():
+            append(records.file, Record(stage.name, key, "cut", 0.0))
+        return stage.name not in left
+
+    monkeypatch.setattr(stages, "prepare", lambda *_: tmp_path)
+    monkeypatch.setattr(stages, "identity", lambda *_: {"device": "toy"})
+    monkeypatch.setattr(stages, "find_variant", lambda folder: folder)
+    monkeypatch.setattr(stages, "prove", run)
+    monkeypatch.setattr(stages, "run_stage", run)
+    monkeypatch.setattr(stages, "write_report", lambda *_: failed)
+    monkeypatch.setattr(stages.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(stages.sys.stdout, "reconfigure", lambda **_: None, raising=False)
+    assert stages.run_stages(["--out", str(tmp_path)]) == status
+    assert ("[tune] 4 left: a, b, c and 1 more" in capsys.readouterr().out) == bool(left)
 
 
 @pytest.mark.slow
@@ -147,6 +211,22 @@ def test_a_broken_test_is_recorded_and_the_rest_goes_on(tmp_path):
     (tmp_path / "again").touch()
     assert {key for key, status in statuses().items() if status == "failed"} == {"wrong"}
     assert (tmp_path / "runs").read_text() == "x"
+
+
+@pytest.mark.slow
+def test_tests_that_were_not_reached_are_left_for_the_next_run(tmp_path):
+    records = Records(tmp_path, {"device": "toy"})
+    file = tmp_path / "test_toy.py"
+    file.write_text(TESTS)
+    given = (str(file), f"--rootdir={tmp_path}")
+    assert not prove(stage(tmp_path, 0.0), records, given)
+    assert records.left("prove") == ["pytest"]
+    assert not prove(stage(tmp_path, 15), records, given)
+    names = [key.rpartition("_")[2] for key in records.left("prove")]
+    assert names == ["hung", "dead", "lost", "last"], (tmp_path / "lab.log").read_text()
+    (tmp_path / "again").touch()
+    assert prove(stage(tmp_path, 120), records, given)
+    assert [key.rpartition("_")[2] for key, each in records.of("prove").items() if each.status == "failed"] == ["wrong"]
 
 
 TRIAL = """

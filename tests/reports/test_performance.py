@@ -22,6 +22,7 @@ def lab_report() -> dict:
         "prove": [
             record("prove", "NaN float16", "failed", "elsewhere"),
             record("prove", "graphs", "skipped", "no GPU"),
+            record("prove", "another", "cut"),
         ],
         "tune": [record("tune", "symmetric_gemm float16 64x64", value=entry)],
         "measure": [record("measure", "new", value={"results": [{"size": 3, "milliseconds": 0.25}]})],
@@ -47,8 +48,8 @@ def test_section_names_its_device_and_commit(tmp_path):
 
 def test_failures_are_shown_with_their_reason():
     tables = {table.title: table for table in lab_tables(lab_report())}
-    assert ("prove", "0", "1", "1") in tables["Verdicts"].rows
-    assert ("prove", "NaN float16", "failed", "elsewhere") in tables["What failed or was skipped"].rows
+    assert ("prove", "0", "1", "1", "1") in tables["Verdicts"].rows
+    assert ("prove", "NaN float16", "failed", "elsewhere") in tables["What failed, was skipped or cut"].rows
     assert tables["new"].headings == ("size", "milliseconds") and tables["new"].rows == [("3", "0.25")]
 
 

@@ -11,9 +11,18 @@ whole flow runs on the CPU with tiny sizes; that proves nothing and writes no re
 In runs of ten minutes, each perhaps on a fresh machine:
 
     python -m tools.build.variants --backend cuda        once, where nvcc is; carry build/ along with the sources
-    python -m tools.lab --out lab --only prove           again until no test is left
-    python -m tools.lab --out lab --only tune            again until no size is left
-    python -m tools.lab --out lab --only measure         again until every sweep has ended
+    python -m tools.lab --out lab --only prove           again while tests are left
+    python -m tools.lab --out lab --only tune            again while sizes are left
+    python -m tools.lab --out lab --only measure         again while sweeps are left
+
+At its end a run says what is left of the stages that it ran. Its exit status is
+
+    0   if everything that was asked for is done;
+    1   if something failed, whether or not something is left;
+    2   if nothing failed, but time ended first. Arguments that it does not know give 2, too.
+
+What time was too short for is recorded as `cut`, and the next run goes on with it. A sweep that was cut keeps the rows
+that it has measured, and the next run measures the others.
 
 Between two runs, carry `records.jsonl` and the device's file of configurations in `lab`. Also put that file into
 torch-ext/optimizer/kernels/configs, where `measure` reads it. All other files are written again. Records stay valid as

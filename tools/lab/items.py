@@ -32,6 +32,14 @@ class FailedError(Exception):
         self.value = value
 
 
+class CutError(Exception):
+    """An item that ran out of time. The message says what is missing; `value` is what it has found until then."""
+
+    def __init__(self, message: str, value: object = None):
+        super().__init__(message)
+        self.value = value
+
+
 @dataclass(frozen=True)
 class Lab:
     """What the items of a stage work with. `tiny` runs everything on a CPU with tiny sizes and proves nothing."""

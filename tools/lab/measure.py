@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.lab.items import FailedError, Item, Lab
+from benchmarks.result_file import UNMEASURED, facts
+from tools.lab.items import CutError, FailedError, Item, Lab
+from tools.lab.records import FILE, read
 from tools.lab.step_ways import compare_ways
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -73,8 +75,11 @@ def items(lab: Lab) -> Iterator[Item]:
 
 
 def item_of(lab: Lab, sweep: Sweep) -> Item:
-    name = sweep.program.removeprefix("sweep_")
-    return Item(name, partial(measure, lab, sweep), sweep.limit)
+    return Item(key_of(sweep), partial(measure, lab, sweep), sweep.limit)
+
+
+def key_of(sweep: Sweep) -> str:
+    return sweep.program.removeprefix("sweep_")
 
 
 def ways_of(lab: Lab, model: str) -> Item:
@@ -82,12 +87,14 @@ def ways_of(lab: Lab, model: str) -> Item:
 
 
 def measure(lab: Lab, sweep: Sweep) -> dict:
-    """Run a sweep and return its results."""
-    file = lab.out / f"{sweep.program}.json"
+    """Run a sweep, which continues the results of a cut run, and return all its results."""
+    file, earlier = lab.out / f"{sweep.program}.json", earlier_results(lab, sweep)
     seconds = seconds_for(sweep, lab.until - time.monotonic())
     if seconds <= 0:
-        raise FailedError("there was no time left for it")
+        raise CutError("there was no time left for it", earlier)
     file.unlink(missing_ok=True)
+    if earlier is not None:
+        file.write_text(json.dumps({name: value for name, value in earlier.items() if name != "ended"}))
     command = [sys.executable, "-m", f"benchmarks.{sweep.program}", "--build", lab.variants]
     command += ["--tiny"] if lab.tiny else sweep.options
     command += ["--output", file, "--minutes", str(TOLD * seconds / 60)]
@@ -98,14 +105,32 @@ def measure(lab: Lab, sweep: Sweep) -> dict:
     else:
         print(done.stdout, done.stderr, sep="\n")
         status, said = f"status {done.returncode}", (done.stderr or done.stdout).strip().splitlines()
-    last = said[-1][:300] if said else "it said nothing"
+    return judged(status, said[-1][:300] if said else "it said nothing", file)
+
+
+def judged(status: str, last: str, file: Path) -> dict:
+    """Return the results that a sweep has left in `file`, which is removed.
+
+    Raises `CutError` if time ended before all was measured, and `FailedError` if the sweep failed.
+    """
     if not file.exists():
-        raise FailedError(f"{status}, no results; {last}")
+        raise (CutError if status == OUT_OF_TIME else FailedError)(f"{status}, no results; {last}")
     content = {"ended": status, **json.loads(file.read_text())}
     file.unlink()
     if status not in ("status 0", OUT_OF_TIME):
         raise FailedError(f"{status}; {last}", content)
+    unmeasured = sum(row["status"] == UNMEASURED for row in content["results"])
+    if unmeasured:
+        raise CutError(f"{unmeasured} of {len(content['results'])} rows are unmeasured", content)
     return content
+
+
+def earlier_results(lab: Lab, sweep: Sweep) -> dict | None:
+    """Return what a cut run of the sweep has measured; None if there was none, or one with other configurations."""
+    records = {(record.stage, record.key): record.value for record in read(lab.out / FILE)[1]}
+    earlier = records.get(("measure", key_of(sweep)))
+    same = earlier is not None and facts(lab.kernel, lab.device, {}).items() <= earlier.items()
+    return earlier if same else None
 
 
 def seconds_for(sweep: Sweep, left: float) -> float:

@@ -1,12 +1,13 @@
 """Stage 2: the tests that need a GPU, run by pytest in a process that may hang, die or lose the GPU at one of them.
 
 pytest-timeout ends a worker that hangs, pytest-xdist starts another one and continues, and pytest-reportlog writes each
-verdict as it comes. This module is also a plugin of that run. It leaves out tests that passed in an earlier run, and
-ends a worker that has lost its GPU, because all later tests would fail in it.
+verdict as it comes. This module is also a plugin of that run. It leaves out tests that passed in an earlier run, notes
+which tests are to run, and ends a worker that has lost its GPU, because all later tests would fail in it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -24,33 +25,50 @@ LIMIT_SECONDS = 180
 RESTARTS = 100
 GPU_LOST, NO_TESTS = 3, 5
 STATUSES = {"passed": "ok", "failed": "failed", "skipped": "skipped"}
-PASSED = "OPTIMIZER_LAB_PASSED"
+PASSED, CHOSEN = "OPTIMIZER_LAB_PASSED", "OPTIMIZER_LAB_CHOSEN"
 
 # For a dry run: a few tests that need no GPU, run in the same way.
 REHEARSED = ("tests/muon/test_device.py", "-m", "not gpu", "-k", "scaled")
 
 
 def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: int = LIMIT_SECONDS) -> bool:
-    """Run the tests that need a GPU and have not passed, and record each. Return whether all of them were reached."""
+    """Run the tests that need a GPU and have not passed, and record each. Return whether none of them is left."""
     began = time.time()
-    log, passed = stage.log.with_name("prove.jsonl"), stage.log.with_name("passed.txt")
+    log, passed, listed = (stage.log.with_name(name) for name in ("prove.jsonl", "passed.txt", "chosen.txt"))
     log.unlink(missing_ok=True)
-    passed.write_text("\n".join(key for key, record in records.of("prove").items() if record.status != "failed"))
+    listed.unlink(missing_ok=True)
+    passed.write_text("\n".join(records.done("prove", math.inf)))
     chosen = tests or (REHEARSED if stage.order["tiny"] else ("-m", "gpu or multi_gpu"))
     command = [sys.executable, "-m", "pytest", "-p", "tools.lab.prove", "-p", "no:cacheprovider", "--tb=short"]
     command += ["-n1", f"--max-worker-restart={RESTARTS}", f"--timeout={limit}", "--timeout-method=thread"]
     command += [f"--report-log={log}", *chosen]
     local = f"org/optimizer={stage.order['variants']}"
-    status = run(stage, command, LOCAL_KERNELS=local, **{PASSED: str(passed)})
+    status = run(stage, command, LOCAL_KERNELS=local, **{PASSED: str(passed), CHOSEN: str(listed)})
     found = read_log(log)
     for node, verdict in found.items():
         append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.said[:2000]))
-    broken = status not in (None, 0, 1, NO_TESTS)  # it failed to start, for example at a file that cannot be imported
-    problem = f"it ended with status {status}; {last_line(stage.log)}" if broken else ""
-    append(records.file, Record("prove", "pytest", "failed" if broken else "ok", time.time() - began, problem))
+    append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed))
     if status is None:
         print(f"[prove] its time is over: {len(found)} tests came to their end")
-    return status is not None
+        note_unreached(records, listed)
+    return not records.left("prove")
+
+
+def verdict_of_run(status: int | None, seconds: float, log: Path, listed: Path) -> Record:
+    """Return the record of pytest itself, which ended with `status`, or was killed at the end of its time: None."""
+    if status not in (None, 0, 1, NO_TESTS):  # it failed to start, for example at a file that cannot be imported
+        return Record("prove", "pytest", "failed", seconds, f"it ended with status {status}; {last_line(log)}")
+    if status is None and not listed.exists():
+        return Record("prove", "pytest", "cut", seconds, "its time ended before it had found the tests")
+    return Record("prove", "pytest", "ok", seconds)
+
+
+def note_unreached(records: Records, listed: Path) -> None:
+    """Record those of the listed tests as cut that have no record yet."""
+    known = records.of("prove")
+    for node in listed.read_text().splitlines() if listed.exists() else ():
+        if node not in known:
+            append(records.file, Record("prove", node, "cut", 0.0))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -60,6 +78,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if done:
         config.hook.pytest_deselected(items=done)
         items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """List the tests that are to run; the list appears all at once, as the process may be killed at any time."""
+    listed = Path(os.environ[CHOSEN])
+    unfinished = listed.with_suffix(f".{os.getpid()}")
+    unfinished.write_text("\n".join(item.nodeid for item in session.items))
+    unfinished.replace(listed)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,11 +10,19 @@ from pathlib import Path
 FILE = "records.jsonl"
 # An item's problem while it is running, with its time limit. It stays if the item never ends.
 UNFINISHED = "it ended its process, or did not end in {} s"
+# The problem of an item that was running when the time of its stage ended.
+INTERRUPTED = "the time of the stage ended first"
+
+# Items with these statuses need not run again.
+DONE = ("ok", "skipped")
 
 
 @dataclass(frozen=True)
 class Record:
-    """When and how an item ended: `ok`, `failed` with its `problem`, or `skipped` with the reason."""
+    """When and how an item ended: `ok`, `failed` with its `problem`, or `skipped` with the reason.
+
+    `cut` means that time ended before the item did, or before it began; `value` is what it has found until then.
+    """
 
     stage: str
     key: str
@@ -52,8 +60,18 @@ class Records:
         return {record.key: record for record in self.all if record.stage == stage}
 
     def done(self, stage: str, since: float) -> list[str]:
-        """Return the keys of items that need not run again. Items that failed before `since` may be tried once more."""
-        return [key for key, record in self.of(stage).items() if record.status != "failed" or record.at >= since]
+        """Return the keys of items that need not run again.
+
+        Items that failed before `since` may be tried once more. Items that were cut are still to do.
+        """
+        found = self.of(stage).items()
+        return [
+            key for key, record in found if record.status in DONE or (record.status == "failed" and record.at >= since)
+        ]
+
+    def left(self, stage: str) -> list[str]:
+        """Return the keys of items that time was too short for."""
+        return [key for key, record in self.of(stage).items() if record.status == "cut"]
 
 
 def append(file: Path, record: Record) -> None:

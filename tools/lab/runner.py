@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tools.lab.records import UNFINISHED, Record, Records, append
+from tools.lab.records import INTERRUPTED, UNFINISHED, Record, Records, append
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,17 +34,18 @@ class Stage:
 
 
 def run_stage(stage: Stage, records: Records) -> bool:
-    """Run the items of a stage that are not done, and record each. Return whether all of them were reached."""
+    """Run the items of a stage that are not done, and record each. Return whether none of them is left."""
     since = time.time()
     while time.monotonic() < stage.until:
         done = records.done(stage.name, since)
-        failed = [key for key in records.of(stage.name) if key not in done]
+        failed = [key for key, record in records.of(stage.name).items() if record.status == "failed"]
         more = {"stage": stage.name, "module": stage.module, "skip": done, "failed": failed, "until": stage.until}
         place = stage.log.stat().st_size if stage.log.exists() else 0
         status = run(stage, [sys.executable, "-m", "tools.lab.worker"], json.dumps({**stage.order, **more}))
         if status == 0:
-            return True
+            return not records.left(stage.name)
         if status is None:
+            cut_running(records, stage.name, since)
             break
         end = f"its process ended with {described(status)}: {last_line(stage.log, place)}"
         if records.done(stage.name, since) == done:
@@ -58,10 +59,22 @@ def run_stage(stage: Stage, records: Records) -> bool:
 
 def explain_end(records: Records, stage: str, since: float, end: str) -> None:
     """Add to the record of an unfinished item how its process ended."""
-    for record in records.of(stage).values():
-        if record.at >= since and re.fullmatch(UNFINISHED.format(".*"), record.problem):
-            append(records.file, replace(record, problem=f"{record.problem}; {end}"))
-            print(f"[{stage}] {record.key}: {record.problem}; {end}")
+    for record in running(records, stage, since):
+        append(records.file, replace(record, problem=f"{record.problem}; {end}"))
+        print(f"[{stage}] {record.key}: {record.problem}; {end}")
+
+
+def cut_running(records: Records, stage: str, since: float) -> None:
+    """Record an unfinished item as cut, because the end of the stage's time says nothing about the item."""
+    for record in running(records, stage, since):
+        append(records.file, replace(record, status="cut", problem=INTERRUPTED))
+
+
+def running(records: Records, stage: str, since: float) -> list[Record]:
+    """Return the records of items that began after `since` and have not ended."""
+    unfinished = re.compile(UNFINISHED.format(r"\S+"))
+    found = records.of(stage).values()
+    return [record for record in found if record.at >= since and unfinished.fullmatch(record.problem)]
 
 
 def run(stage: Stage, command: Sequence[str], told: str = "", **more: str) -> int | None:

@@ -27,6 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # How the time is divided among the stages that run.
 SHARES = {"environment": 2, "prove": 9, "tune": 8, "measure": 6}
 
+# Exit statuses. A failure is said first, because more time would not mend it.
+FINISHED, FAILED, OUT_OF_TIME = 0, 1, 2
+
+# How many of the items that are left are named.
+NAMED = 3
+
 # Seconds kept for the report, and for ending a stage that does not end by itself.
 RESERVE_SECONDS = 15.0
 
@@ -56,7 +62,7 @@ def run_stages(arguments: Sequence[str] | None = None) -> int:
         variants = prepare(given.build, places.work, "cuda" if on_gpu else "cpu")
     except (BuildError, OSError) as error:
         print(f"gpu-lab: {error}", file=sys.stderr)
-        return 1
+        return FAILED
     device = "cuda" if on_gpu else "cpu"
     records = Records(places.out, identity(variants, torch.device(device)))
     if records.put_aside:
@@ -70,16 +76,33 @@ def run_stages(arguments: Sequence[str] | None = None) -> int:
         "tiny": not on_gpu,
     }
     chosen = [stage for stage in STAGES if stage == "environment" or not given.only or stage in given.only]
-    end = began + 60 * given.minutes - RESERVE_SECONDS
+    unfinished = run_chosen(chosen, order, began + 60 * given.minutes - RESERVE_SECONDS, records)
+    failed = write_report(records, places.results, time.strftime("%Y-%m-%d"))
+    for name in unfinished:
+        print(f"[{name}] {what_is_left(records.left(name))}")
+    print(f"gpu-lab: {clock(time.monotonic() - began)} of {clock(60 * given.minutes)}, {failed} failed")
+    return FAILED if failed else OUT_OF_TIME if unfinished else FINISHED
+
+
+def run_chosen(chosen: Sequence[str], order: dict, end: float, records: Records) -> list[str]:
+    """Run the chosen stages until `end` on the monotonic clock. Return those of which something is left."""
+    unfinished = []
     for i, name in enumerate(chosen):
         share = SHARES[name] / sum(SHARES[later] for later in chosen[i:])
         until = time.monotonic() + max(end - time.monotonic(), 0.0) * share
         print(f"[{name}] has {clock(until - time.monotonic())} of {clock(end - time.monotonic())}")
-        stage = Stage(name, f"tools.lab.{name}", order, until, places.out / "lab.log")
-        (prove if name == "prove" else run_stage)(stage, records)
-    failed = write_report(records, places.results, time.strftime("%Y-%m-%d"))
-    print(f"gpu-lab: {clock(time.monotonic() - began)} of {clock(60 * given.minutes)}, {failed} failed")
-    return int(failed > 0)
+        stage = Stage(name, f"tools.lab.{name}", order, until, records.file.with_name("lab.log"))
+        if not (prove if name == "prove" else run_stage)(stage, records):
+            unfinished.append(name)
+    return unfinished
+
+
+def what_is_left(keys: Sequence[str]) -> str:
+    """Return in words which items of a stage are left."""
+    if not keys:
+        return "did not come to its end"
+    more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+    return f"{len(keys)} left: {', '.join(keys[:NAMED])}{more}"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -3,7 +3,8 @@
     echo '{"stage": "tune", "skip": [...], ...}' | python -m tools.lab.worker
 
 An item is recorded as failed before it begins. That record stays if the item hangs or kills the process.
-After an error that makes the GPU unusable the process ends, too, and a new one continues.
+After an error that makes the GPU unusable the process ends, too, and a new one continues. Items that have no record yet
+are recorded as cut at the start, so that a run that ends early leaves behind what there is to do.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.built_kernel import find_variant, load_variant
-from tools.lab.items import FailedError, Item, Lab, NotApplicableError, loses_gpu
-from tools.lab.records import FILE, UNFINISHED, Record, append, clock
+from tools.lab.items import CutError, FailedError, Item, Lab, NotApplicableError, loses_gpu
+from tools.lab.records import FILE, UNFINISHED, Record, append, clock, read
 
 GPU_LOST = 3
 
@@ -33,9 +35,11 @@ def main() -> int:
     # Items that failed before come after those that were never tried.
     waiting = [item for item in importlib.import_module(order["module"]).items(lab) if item.key not in order["skip"]]
     waiting.sort(key=lambda item: item.key in order["failed"])
+    partial = note_waiting(order["stage"], waiting, lab.out / FILE)
     gc.freeze()  # these objects stay; collecting them again would cost time at every graph
     for place, item in enumerate(waiting, 1):
-        began = Record(order["stage"], item.key, "failed", 0.0, UNFINISHED.format(f"{item.limit:g}"))
+        problem = UNFINISHED.format(f"{item.limit:g}")
+        began = Record(order["stage"], item.key, "failed", 0.0, problem, partial.get(item.key))
         append(lab.out / FILE, began)
         faulthandler.dump_traceback_later(item.limit, exit=True)
         ended, lost = attempt(item, began)
@@ -46,6 +50,15 @@ def main() -> int:
         if lost:
             return GPU_LOST
     return 0
+
+
+def note_waiting(stage: str, waiting: Sequence[Item], file: Path) -> dict[str, object]:
+    """Record items that have no record yet as cut. Return, by its key, what each cut item has found in earlier runs."""
+    found = {record.key: record for record in read(file)[1] if record.stage == stage}
+    for item in waiting:
+        if item.key not in found:
+            append(file, Record(stage, item.key, "cut", 0.0))
+    return {key: record.value for key, record in found.items() if record.status == "cut"}
 
 
 def make_lab(order: dict) -> Lab:
@@ -68,6 +81,8 @@ def attempt(item: Item, began: Record) -> tuple[Record, bool]:
             torch.cuda.synchronize()  # an error of a kernel shows up here at the latest
     except NotApplicableError as reason:
         status, problem = "skipped", str(reason)
+    except CutError as found:
+        status, problem, value = "cut", str(found), found.value
     except FailedError as found:
         status, problem, value = "failed", str(found), found.value
     except torch.cuda.OutOfMemoryError as error:

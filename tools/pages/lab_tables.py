@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from tools.pages.tables import Table, micro, sweep_tables, words
 
+# `cut`: time ended before the item did.
+VERDICTS = ("ok", "failed", "skipped", "cut")
+
 
 def lab_tables(content: dict) -> Iterator[Table]:
     """Yield the tables of a report of the lab."""
@@ -31,12 +34,12 @@ def verdict_tables(stages: dict[str, list[dict]]) -> Iterator[Table]:
     counts = []
     for stage, records in stages.items():
         statuses = [record["status"] for record in records]
-        counts.append((stage, *(str(statuses.count(status)) for status in ("ok", "failed", "skipped"))))
-    yield Table("Verdicts", ("stage", "ok", "failed", "skipped"), counts)
+        counts.append((stage, *(str(statuses.count(status)) for status in VERDICTS)))
+    yield Table("Verdicts", ("stage", *VERDICTS), counts)
     troubled = [record for records in stages.values() for record in records if record["problem"]]
     if troubled:
         rows = [(r["stage"], r["key"], r["status"], r["problem"].replace("\n", " ")[:200]) for r in troubled]
-        yield Table("What failed or was skipped", ("stage", "item", "verdict", "reason"), rows)
+        yield Table("What failed, was skipped or cut", ("stage", "item", "verdict", "reason"), rows)
 
 
 def tuned_tables(records: Sequence[dict]) -> Iterator[Table]:
