@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 from torch import Tensor
@@ -30,6 +31,12 @@ _FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*
 _PORTABLE = (
     "portable operations: {variant} has no compiled library; the passes before and after the orthogonalization are "
     "many of torch's operations each, where compiled ones are one (docs/platforms.md says how much longer they took)"
+)
+
+# What `gram_float32` costs on a GPU. torch multiplies these matrices, as its setting for float32 says.
+_FLOAT32_ON_GPU = (
+    "gram_float32 multiplies the Gram matrices of {parameters} in float32. Unless torch.set_float32_matmul_precision "
+    "allows less, CUDA devices do that at full float32 precision, with a far lower rate than in half precision"
 )
 
 # The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.
@@ -87,7 +94,8 @@ def explanation_of(
             kept = state.get(p, {})
             rows.append(_in_group(row, p, group, frozen=not kept and not p.is_meta))
             held += sum(local_part(value).nbytes for value in kept.values() if isinstance(value, Tensor))
-    lines = [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *advice(rows), *remarks(rows)]
+    lines = [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *_slow_products(plan)]
+    lines += [*advice(rows), *remarks(rows)]
     if IS_PORTABLE:
         lines.append(_PORTABLE.format(variant=build_info().variant or "this build"))
     if plan.terms:
@@ -110,6 +118,21 @@ class _Work:
         kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
         owner = owners.pop() if len(owners) == 1 else "several"
         return row._replace(kernel=kernel, owner=owner, flops=sum(matrix.flops for matrix in matrices))
+
+
+def _slow_products(plan: Plan) -> list[str]:
+    """Return a note if Gram matrices are multiplied on CUDA devices in float32, and all else in half precision."""
+    of_sums = [batch.first for batch in plan.summed().values()]
+    slow = {}
+    for matrix in chain(*plan.matrices, of_sums):
+        iteration, parameter = matrix.iteration, matrix.parameter
+        raised = iteration.method == "gram_float32" and iteration.chain_dtype != iteration.work_dtype
+        if raised and parameter.device.type == "cuda":
+            slow[parameter.number] = parameter.name
+    if not slow:
+        return []
+    named = f"{len(slow)} parameters, such as {next(iter(slow.values()))}," if len(slow) > 1 else slow.popitem()[1]
+    return [_FLOAT32_ON_GPU.format(parameters=named)]
 
 
 def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
