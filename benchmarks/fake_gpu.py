@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import ModuleType
 from typing import NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -38,6 +40,49 @@ EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided
 OVERWRITTEN, OVERWRITING = ("packed", "norms", "out", "C"), ("zero_", "fill_", "copy_")
 # AdamW's schema marks gradients as written, but it only reads them, as long as it gets no scale.
 ONLY_READ = ("grads",)
+
+
+class Stream:
+    """A stream or an event that does nothing: operations on fake tensors are in no queue."""
+
+    def __init__(self, device: torch.device | None = None):
+        self.device = device
+
+    def wait_event(self, event: Stream) -> None: ...
+
+    def wait_stream(self, other: Stream) -> None: ...
+
+    def record(self, stream: Stream) -> None: ...
+
+    def synchronize(self) -> None:
+        raise RuntimeError("the host waits for a stream of the fake GPU")
+
+
+# What the package calls of torch.cuda to copy beside its work.
+_STREAMS = {"Stream": Stream, "Event": Stream, "current_stream": Stream, "stream": nullcontext}
+
+
+class Unguarded(TorchFunctionMode):
+    """Calls the operations behind those methods of tensors that ask for a real GPU before an operation is seen."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return _BEHIND.get(function, function)(*args, **(kwargs or {}))
+
+
+def _part(x: Tensor, index: object) -> Tensor:
+    """Return x[index]; on a GPU `index` is a number, a slice, or a tuple of these."""
+    if x.device.type != "cuda":
+        return x[index]
+    dim = 0
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, slice):
+            x, dim = torch.ops.aten.slice(x, dim, part.start, part.stop, part.step or 1), dim + 1
+        else:
+            x = x.select(dim, part)
+    return x
+
+
+_BEHIND = {Tensor.copy_: torch.ops.aten.copy_, Tensor.__invert__: torch.bitwise_not, Tensor.__getitem__: _part}
 
 
 class Product(NamedTuple):
@@ -66,7 +111,7 @@ class Work(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         name = operation.overloadpacket.__name__
         given, made = _on_device((args, kwargs)), _on_device(result)
-        if given and (name in SYNCS or _leaves_the_device(name, result)):
+        if given and (name in SYNCS or _is_waited_for(operation, args, kwargs or {}, result)):
             self.syncs[name] += 1
         elif not operation.is_view and name not in EMPTY and (given or made):
             self.kernels[name] += 1
@@ -84,10 +129,10 @@ def _on_device(tree: object) -> list[Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor) and x.device.type == "cuda"]
 
 
-def _read_and_written(operation: torch._ops.OpOverload, args: Sequence, kwargs: Mapping) -> tuple[list, list]:
+def _read_and_written(operation: OpOverload, args: Sequence, kwargs: Mapping) -> tuple[list, list]:
     """Return the arguments that an operation reads, and those that it writes; many are both."""
     read, written = [], []
-    given = {**dict(zip((argument.name for argument in operation._schema.arguments), args)), **kwargs}
+    given = _by_name(operation, args, kwargs)
     overwritten = OVERWRITTEN + ("self",) * (operation.overloadpacket.__name__ in OVERWRITING)
     for argument in operation._schema.arguments:
         tensors = _on_device(given.get(argument.name))
@@ -105,9 +150,17 @@ def _bytes_of(tensors: Sequence[Tensor]) -> int:
     return sum(x.numel() * x.element_size() for x in places.values())
 
 
-def _leaves_the_device(name: str, result: object) -> bool:
-    """Whether an operation copies from the device to the host."""
-    return name in ("_to_copy", "copy_") and isinstance(result, Tensor) and result.device.type == "cpu"
+def _is_waited_for(operation: OpOverload, args: Sequence, kwargs: Mapping, result: object) -> bool:
+    """Whether an operation copies from the device to the host, and the host waits for the copy."""
+    if operation.overloadpacket.__name__ not in ("_to_copy", "copy_"):
+        return False
+    waits = not _by_name(operation, args, kwargs).get("non_blocking", False)
+    return waits and isinstance(result, Tensor) and result.device.type == "cpu"
+
+
+def _by_name(operation: OpOverload, args: Sequence, kwargs: Mapping) -> dict[str, object]:
+    """Return the arguments of a call by their names in the schema."""
+    return {**dict(zip((argument.name for argument in operation._schema.arguments), args)), **kwargs}
 
 
 @contextmanager
@@ -119,11 +172,15 @@ def fake_gpu(kernel: ModuleType, way: str) -> Iterator[None]:
     table = tables.get(way, products.BATCHED)
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(Unguarded())
         gpu = kernel.kernels.predictions.Gpu(*GPU)
         stack.enter_context(mock.patch.object(kernel.polar, "gpu_of", lambda device: gpu))
         stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table}))
         if way == "replayed":
             stack.enter_context(mock.patch.object(kernel.step.graphs.UpdateGraphs, "packed", _replayed(kernel)))
+        for name, stand_in in _STREAMS.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream", lambda tensor, stream: None))
         yield
 
 

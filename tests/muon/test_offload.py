@@ -5,8 +5,10 @@ import random
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.support.simulated_streams import Deferred, Event, Queue
+from benchmarks.fake_gpu import Unguarded
+from tests.support.simulated_streams import Deferred, Event, Noted, Queue
 
 SHAPES = [[(3, 4), (7,), ()], [(16, 16)], [(0, 3), (5,)], [(2, 3, 4)], [(1,), (8, 8)]]
 DTYPES = torch.float32, torch.bfloat16, torch.float64
@@ -151,6 +153,24 @@ def test_chunks_must_be_used_one_at_a_time(offload, device):
         host.write_back(0)
     host.synchronize()  # a step that failed in between can be taken anew
     host.fetch(2)
+
+
+def test_each_direction_has_a_stream_of_its_own(offload, monkeypatch):
+    """On one stream a bus that carries both directions at once would carry one after the other."""
+    current, copies = Queue(), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Queue())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", lambda queue: Noted(queue, copies))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, queue: None, raising=False)
+    with FakeTensorMode(), Unguarded():
+        host = offload.HostChunks([[torch.empty(8, 8)] for _ in range(5)], torch.device("cuda"))
+        for k in range(5):
+            host.fetch(k)
+            host.write_back(k)
+    queues = {kind: {queue for queue, to in copies if to == kind} for kind in ("cuda", "cpu")}
+    assert len(copies) == 10 and all(len(used) == 1 for used in queues.values())
+    assert len({current}.union(*queues.values())) == 3
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -34,6 +34,19 @@ class Queue:
         return True
 
 
+class Noted(TorchFunctionMode):
+    """Notes into a list the queue that a copy is made in, and the kind of device that it goes to; makes no copy."""
+
+    def __init__(self, queue, copies):
+        super().__init__()
+        self.queue, self.copies = queue, copies
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        if function is not torch.Tensor.copy_:
+            return function(*arguments, **(options or {}))
+        self.copies.append((self.queue, arguments[0].device.type))
+
+
 class Event:
     recorded = None
 

@@ -174,3 +174,11 @@ def test_tasks_of_a_gpu_are_those_that_a_plan_asks_for(kernel):
     assert needs((512, 512)) == [("symmetric_gemm", 512, 512)]
     assert needs((100, 300)) == [("small_polar", 100, 300)]
     assert needs((500, 2050)) == [] and needs((512, 512), torch.float64) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_no_tile_of_32_competes_on_hopper(kernel, gpu, dtype):
+    """Its matrix instructions take 64 rows, and steps of 32 columns have twice as many barriers."""
+    for m in (16, 768, 1024, 8192):
+        configs = kernel.tuning.candidates.product_configs(CPU, dtype, m)
+        assert len(configs) > 8 and min(min(config.tile, config.tile_k) for config in configs) >= 64
