@@ -34,6 +34,7 @@ LEFT_OUT = pytest.StashKey[Counter[int]]()
 MARKERS = (
     "kernels_ci: the subset that the Hub's builder runs, under 60 seconds",
     "slow: needs more than ten seconds",
+    "every_run: a law of a Triton kernel that is tried in Triton's interpreter in every run; others are slow there",
     "many_blocks: needs more than a second on the model of CUDA, where it is slow",
     "integrations: needs what requirements/integrations.txt names (make test-integrations)",
     "stacks: installs other torches and Tritons from the registry",

@@ -125,9 +125,7 @@ def seed_of(item: pytest.Item) -> int:
     return zlib.crc32(item.nodeid.encode())
 
 
-@pytest.fixture(
-    params=[pytest.param("interpreter", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Interpreter | Gpu]:
     """Each place where kernels run, its device being the one on which tensors are made."""
     found = Gpu() if request.param == "cuda" else Interpreter(tmp_path)
@@ -155,6 +153,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what a place cannot run, and set apart what takes long there."""
     for item in items:
         if place_of(item) != SHIPPED and item.get_closest_marker("many_blocks"):
+            item.add_marker(pytest.mark.slow)
+        if interpreted(item) and not item.get_closest_marker("every_run"):
             item.add_marker(pytest.mark.slow)
     impossible = [item for item in items if not is_possible(item)]
     if impossible:

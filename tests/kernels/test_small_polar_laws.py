@@ -88,10 +88,10 @@ def test_the_error_is_that_of_the_iterations_roundings(polar, m, n):
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_windows_of_any_length_give_the_polynomial(polar, dtype, lengths):
     G = matrices(1, 17, 40).to(dtype)
-    result = polar(G, dtype, lengths, C=torch.empty(1, 17, 40))
-    assert_right(result, G, dtype, lengths)
+    assert_right(polar(G, dtype, lengths, C=torch.empty(1, 17, 40)), G, dtype, lengths)
 
 
+@pytest.mark.every_run
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_proof_finds_nothing_wrong(module, tuned, safe, dtype):
     """Of the smallest side; the tuner asks it of every other one that it writes."""

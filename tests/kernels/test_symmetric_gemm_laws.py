@@ -90,6 +90,7 @@ def test_products_err_by_their_roundings(compute, dtype, layout):
         check_product(compute(A, B, D, scalars), A, B, D, scalars)
 
 
+@pytest.mark.every_run
 @TILES_AND_DTYPES
 def test_proof_finds_nothing_wrong(place, module, small, dtype):
     prove_product(launching(module, small), dtype, place.sizes)

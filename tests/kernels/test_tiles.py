@@ -13,9 +13,7 @@ tl = triton.language
 interpreter = pytest.importorskip("triton.runtime.interpreter")
 
 pytestmark = pytest.mark.usefixtures("place")
-interpreter_alone = pytest.mark.parametrize(
-    "place", [pytest.param("interpreter", marks=pytest.mark.slow)], indirect=True
-)
+interpreter_alone = pytest.mark.parametrize("place", ["interpreter"], indirect=True)
 
 # Kernels find by name, among the globals of their module, what they call.
 grouped_lower_triangle = lower_triangle = None
@@ -115,6 +113,7 @@ def _write_all_but_one(out, COUNT: tl.constexpr):
     tl.store(out + index, index.to(tl.float32), mask=index != 3)
 
 
+@pytest.mark.every_run
 @interpreter_alone
 def test_programs_run_in_an_order_that_follows_from_a_seed():
     """The last of eight is the same one for 20 seeds with a chance of 8^-19."""
