@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.support.rank_measurements import CPU, SIZE, TABLES, fsdp, measuring
 from tests.support.rank_pool import JobError
+from tests.tuning.conftest import TableClock
 
 
 def kernels(optimizer) -> list[str]:
@@ -30,7 +31,7 @@ def own_favourite(kernel):
 
 def test_one_rank_measures_and_all_take_its_choice(fresh_pool):
     found = fresh_pool.run(own_favourite)
-    assert [measured for _, measured, _, _ in found] == [[(8, 16), (24, 40)], [], [], []]
+    assert [measured for _, measured, _, _ in found] == [[(24, 40), (8, 16)], [], [], []]  # most work first
     assert {tuple(said) for said, *_ in found} == {("torch.mm bfloat16, measured by rank 0",) * 3}
     assert all(len(set(totals)) == 1 for _, _, totals, _ in found)
     assert found[0][3].endswith("SINGLE") and found[3][3].endswith("SINGLE, by rank 0")
@@ -83,8 +84,11 @@ def test_each_kind_of_device_has_a_rank_that_measures(fresh_pool):
     assert [said[0].split()[0] for said, _ in found] == ["torch.mm", "gemm_", "torch.mm", "gemm_"]
 
 
-def overlapping(kernel):
-    """Each rank shares one matrix with all and one with each neighbour, of a ring; all of one size, and one not."""
+def overlapping(kernel, budget: float = 60.0):
+    """Each rank shares one matrix with all and one with each neighbour, of a ring; all of one size, and one not.
+
+    On the clocks of all ranks a stage takes ten seconds.
+    """
     rank, pairs = dist.get_rank(), [(0, 1), (1, 2), (2, 3), (0, 3)]
     meshes = [DeviceMesh("cpu", list(range(4))), *(DeviceMesh("cpu", list(pair)) for pair in pairs)]
     sizes = [SIZE, SIZE, (16, 48), SIZE, SIZE]
@@ -92,9 +96,14 @@ def overlapping(kernel):
     for i, (mesh, ranks) in enumerate(zip(meshes, [tuple(range(4)), *pairs])):
         if rank in ranks:
             named.append((f"layers.{i}.w", nn.Parameter(distribute_tensor(torch.ones(sizes[i]), mesh, [Shard(0)]))))
-    with measuring(kernel, TABLES[rank % 3]) as measured:
+    clock = TableClock({**dict.fromkeys(TABLES, 1.0), TABLES[rank % 3]: 0.5})
+
+    def ended(*stage) -> None:
+        clock.time += 10.0
+
+    with measuring(kernel, TABLES[rank % 3], clock=clock) as measured:
         optimizer = kernel.Muon(named, ns_dtype=torch.bfloat16)
-        optimizer.warmup(lambda *_: None)
+        optimizer.warmup(ended, budget)
         return {name: said for (name, _), said in zip(named, kernels(optimizer))}, measured
 
 
@@ -108,6 +117,11 @@ def test_overlapping_sets_agree_without_waiting_for_each_other(fresh_pool):
     assert all(len(said) == 1 for said in by_name.values()), by_name
     assert all("measured by rank 0" in said for name, (said,) in by_name.items() if name != "layers.2.w")
     assert [measured for _, measured in found] == [[SIZE], [(16, 48)], [], []]
+
+
+def test_overlapping_sets_have_one_budget(fresh_pool):
+    """Rank 1 measures for the second set of ranks, after the first set has used the budget up."""
+    assert [measured for _, measured in fresh_pool.run(overlapping, 15.0)] == [[SIZE], [], [], []]
 
 
 def agreed_elsewhere(kernel):

@@ -82,4 +82,4 @@ def prove_product(launch: Launch, dtype: torch.dtype, sizes=PROVEN_SIZES) -> Non
 
 def check_nan(compute: Callable[..., Tensor], X: Tensor) -> None:
     """Raise WrongResultError unless a NaN in X reaches, in X Xᵀ, its row and column, and changes no other bit."""
-    products.check_nan(lambda A, B, *_: compute(A, B), X)
+    products.check_nan(lambda A, B, *_: compute(A, B), X, compute(X, X.mT))

@@ -1,11 +1,17 @@
-"""What tests of tuning share: a clock that is a table."""
+"""What tests of tuning share: a clock that is a table, and contests of stand-ins on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+TABLES = ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC")
+EVEN = dict.fromkeys(TABLES, 1.0)
 
 
 class TableClock:
@@ -46,3 +52,43 @@ class TableClock:
 @pytest.fixture
 def table_clock():
     return TableClock
+
+
+@pytest.fixture
+def tune(kernel, measurements):
+    """The module, with a store that knows nothing."""
+    return kernel.tuning.tune
+
+
+@pytest.fixture
+def contests(kernel, tune, monkeypatch):
+    """Contests of stand-ins, each of which returns its name; `problems` are what their proofs find, or do."""
+    problems: dict[str, Exception | Callable[[], None]] = {}
+
+    def prove(name):
+        problem = problems.get(name)
+        if callable(problem):
+            problem()
+        elif problem is not None:
+            raise problem
+
+    def contest_of(task):
+        contest = kernel.tuning.contest
+        made = {name: contest.Candidate(partial(prove, name), lambda name=name: name, name) for name in TABLES}
+        entry = lambda winner, times: {"m": task.need.m, "k": task.need.k, "products": winner}  # noqa: E731
+        return contest.Contest(made, "NATIVE", "SINGLE", entry)
+
+    monkeypatch.setattr(tune, "contest_of", contest_of)
+    return problems
+
+
+def tasks(kernel, *sizes):
+    return [task for m, k in sizes for task in kernel.tuning.contest.tasks_of(CPU, BF16, (m, k), 1)]
+
+
+def chosen(kernel, m, k):
+    return kernel.kernels.products.select_products(CPU, BF16, m, k)
+
+
+def run(tuner, tune, todo) -> list[str]:
+    return [*(stage() for stage in tune.stages_of(tuner, todo)), tuner.summary()]

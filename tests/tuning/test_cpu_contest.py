@@ -43,6 +43,30 @@ def test_a_wrong_product_is_not_taken(kernel, measurements, table_clock, monkeyp
     assert products.select_products(CPU, FLOAT32, 1024, 1024).name == products.SINGLE.name
 
 
+def test_tables_prove_what_they_share_once(kernel, measurements, monkeypatch):
+    """Both tables of the compiled products multiply squares by the same functions."""
+    contest, proven = kernel.tuning.contest, []
+    prove = contest.prove_products
+    monkeypatch.setattr(contest, "prove_products", lambda *given: proven.append(given[2]) or prove(*given))
+    for size in ((48, 80), (32, 40)):
+        (task,) = contest.tasks_of(CPU, FLOAT32, size, 1)
+        for candidate in contest.cpu_contest(task).candidates.values():
+            candidate.prove()
+    assert proven == [(48, 80), (32, 40)]
+
+
+def test_an_iteration_is_proven_on_as_many_matrices_as_its_threads_take(kernel, monkeypatch):
+    """More than threads where each takes a whole one; one where all share it, because a step takes those one by one."""
+    contest, proven = kernel.tuning.contest, []
+    for name in ("prove_products", "prove_apply"):
+        monkeypatch.setattr(contest, name, lambda *_: None)
+    monkeypatch.setattr(contest, "prove_iteration", lambda *given: proven.append(tuple(given[3])))
+    for size in ((48, 80), (1024, 4096)):
+        (task,) = contest.tasks_of(CPU, FLOAT32, size, 1)
+        contest.cpu_contest(task).candidates["NATIVE"].prove()
+    assert proven == [(torch.get_num_threads() + 1, 48, 80), (1, 1024, 4096)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 def test_nothing_is_measured_where_there_is_no_choice(kernel, dtype):
     assert kernel.tuning.contest.tasks_of(CPU, dtype, (512, 1024), 1) == []

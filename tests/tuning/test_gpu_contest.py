@@ -20,7 +20,7 @@ def gpu(kernel, measurements, monkeypatch):
     """The CPU as a GPU: its key is one's, and a launch is what the kernel's stand-in for CPUs computes."""
     machine, candidates = kernel.kernels.machine, kernel.tuning.candidates
     key = machine.gpu_key("a GPU")
-    for module in (kernel.tuning.tune, candidates, kernel.kernels.gains):
+    for module in (kernel.tuning.tune, kernel.tuning.findings, candidates, kernel.kernels.gains):
         monkeypatch.setattr(module, "key_of", lambda device: key)
     monkeypatch.setattr(candidates, "target_of", lambda device: kernel.kernels.tuned.Target("cuda", 90))
     monkeypatch.setattr(kernel.kernels.symmetric_gemm, "launch_symmetric_gemm", Launch(kernel))
@@ -94,7 +94,7 @@ def test_torchs_products_stay_where_they_are_faster(kernel, gpu):
 def test_a_tie_leaves_torchs_products(kernel, gpu):
     """What is chosen stays: nothing had been measured."""
     finding = measure(kernel, {})
-    assert finding.entry["gain"] < 1 and not kernel.tuning.tune.is_ours(finding)
+    assert finding.entry["gain"] < 1 and not kernel.tuning.findings.is_ours(finding)
 
 
 def asymmetric(A, B, C):

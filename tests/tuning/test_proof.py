@@ -16,18 +16,34 @@ def test_products_in_place_are_proven_and_wrong_ones_fail(kernel):
 
 
 def test_an_iteration_in_one_call_is_proven_by_its_products_and_a_wrong_one_fails(kernel):
-    """What the proof compares is drawn for as many matrices as threads, so one of them may be wrong."""
-    proof, seen = kernel.tuning.proof, []
+    """Any of its matrices may be the wrong one."""
+    proof, shape = kernel.tuning.proof, (5, 48, 80)
     like, by_steps = torch.empty(0, dtype=torch.bfloat16), lambda X: 2 * X
 
     def spoiled(X):
-        seen.append(len(X))
+        assert X.shape == shape
         return torch.cat([2 * X[:-1], 3 * X[-1:]])
 
-    proof.prove_iteration(lambda X: X + X, by_steps, like, (48, 80))
+    proof.prove_iteration(lambda X: X + X, by_steps, like, shape)
     with pytest.raises(proof.WrongResultError, match="step by step"):
-        proof.prove_iteration(spoiled, by_steps, like, (48, 80))
-    assert seen[0] > torch.get_num_threads()
+        proof.prove_iteration(spoiled, by_steps, like, shape)
+
+
+@pytest.mark.parametrize("k", [100, 1100])
+def test_sums_of_products_are_those_of_their_elements(kernel, k):
+    """In groups of neighbours, of which the last one is shorter, and over more columns than are copied at a time."""
+    roundings, proof = kernel.tuning.roundings, kernel.tuning.proof
+    generator = torch.Generator().manual_seed(0)
+    A, B = (torch.randint(-8, 9, shape, generator=generator).bfloat16() for shape in ((33, k), (k, 130)))
+    signs = proof._signs_of_neighbours(130)
+    products, (_, magnitudes) = A.double() @ B.double(), roundings.sums_of_neighbours(B, signs)
+    grouped = [(products * signs.flatten()[:130])[:, i : i + 64].sum(1) for i in (0, 64, 128)]
+    exact, allowed = roundings.sums_of_product(A, B, 0.5, [(2.0, A[:, :1].expand(33, 130))], signs)
+    addend = 2.0 * A[:, :1].double() * signs.sum(1)
+    assert torch.equal(exact, 0.5 * torch.stack(grouped, 1) + addend)  # integers: float64 rounds nothing
+    assert torch.equal(magnitudes.sum(1), B.double().abs().sum(1)) and (allowed > 0).all()
+    entry, _ = roundings.product(A, B, 1.0)
+    assert torch.equal(entry, products)
 
 
 @pytest.mark.parametrize("place", [(70, 20), (229, 228), (201, 201)])

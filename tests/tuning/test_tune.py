@@ -4,58 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import Parameter
 
-CPU, BF16 = torch.device("cpu"), torch.bfloat16
-
-
-@pytest.fixture
-def tune(kernel, measurements):
-    """The module, with a store that knows nothing."""
-    return kernel.tuning.tune
-
-
-@pytest.fixture
-def contests(kernel, tune, monkeypatch):
-    """Contests of stand-ins, each of which returns its name; `problems` are what their proofs find."""
-    problems: dict[str, Exception] = {}
-
-    def prove(name):
-        if name in problems:
-            raise problems[name]
-
-    def contest_of(task):
-        contest = kernel.tuning.contest
-        made = {name: contest.Candidate(partial(prove, name), lambda name=name: name, name) for name in TABLES}
-        entry = lambda winner, times: {"m": task.need.m, "k": task.need.k, "products": winner}  # noqa: E731
-        return contest.Contest(made, "NATIVE", "SINGLE", entry)
-
-    monkeypatch.setattr(tune, "contest_of", contest_of)
-    return problems
-
-
-TABLES = ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC")
-EVEN = dict.fromkeys(TABLES, 1.0)
-
-
-def tasks(kernel, *sizes):
-    return [task for m, k in sizes for task in kernel.tuning.contest.tasks_of(CPU, BF16, (m, k), 1)]
-
-
-def chosen(kernel, m, k):
-    return kernel.kernels.products.select_products(CPU, BF16, m, k)
-
-
-def run(tuner, tune, todo) -> list[str]:
-    return [*(stage() for stage in tune.stages_of(tuner, todo)), tuner.summary()]
+from tests.tuning.conftest import BF16, EVEN, TABLES, chosen, run, tasks
 
 
 @pytest.mark.parametrize("fastest", TABLES)
@@ -100,32 +57,6 @@ def test_a_candidate_that_raises_is_left_out(kernel, tune, contests, table_clock
     contests["NATIVE_SYMMETRIC"] = ValueError("no such instructions")
     told = run(tune.Tuner(60.0, table_clock(EVEN)), tune, tasks(kernel, (24, 40)))
     assert "no such instructions" in told[0] and chosen(kernel, 24, 40).source == "measured here"
-
-
-def test_a_budget_ends_between_measurements(kernel, tune, contests, table_clock):
-    """Each takes a second by three first bursts and three rounds: two and the beginning of a third fit into 20."""
-    clock = table_clock(EVEN, per_burst=0.75)
-    todo = tasks(kernel, *((8 * i, 64) for i in range(1, 6)))
-    told = run(tune.Tuner(20.0, clock), tune, todo)
-    measured = [chosen(kernel, task.need.m, 64).source == "measured here" for task in todo]
-    count = sum(measured)
-    assert 1 <= count < 5 and measured == [True] * count + [False] * (5 - count)
-    assert sum("the time budget is used up" in text for text in told) == 5 - count
-    assert f"{5 - count} left to their default" in told[-1] and clock.time < 20 + 9
-
-
-def test_a_budget_of_nothing_measures_nothing(kernel, tune, contests, table_clock):
-    clock = table_clock(EVEN)
-    assert "1 left to their default" in run(tune.Tuner(0, clock), tune, tasks(kernel, (8, 8)))[-1] and not clock.bursts
-
-
-@pytest.mark.parametrize(
-    "budget, error", [(-1, ValueError), (math.nan, ValueError), ("60", TypeError), (True, TypeError)]
-)
-def test_a_budget_that_is_none_is_refused(kernel, budget, error):
-    for call in (partial(kernel.tune, [(8, 8)]), kernel.Muon([Parameter(torch.ones(8, 8))]).warmup):
-        with pytest.raises(error, match="budget"):
-            call(budget=budget)
 
 
 @pytest.mark.parametrize("shape", [(8,), (1, 2, 3, 4), (0, 8), (8, 2.5), ("a", "b"), (8, True)])

@@ -93,7 +93,7 @@ def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
     task = tuning.contest.Task(need, lab.device, count_of(lab, kernel, size))
     clock, seconds = tuning.race.Clock(lab.device), 0.0 if lab.tiny else RACE_SECONDS
     contest = tuning.gpu_contest.gpu_contest(task, configs, TINY_RAGGED if lab.tiny else None)
-    finding = tuning.tune.compete(task, contest, clock, seconds)
+    finding = tuning.findings.compete(task, contest, clock, lambda: seconds)
     leave_out(lab, finding)
     if finding.entry is None:
         raise FailedError(finding.said)
@@ -134,7 +134,7 @@ def leave_out(lab: Lab, finding) -> None:
     measurements, need = lab.kernel.kernels.measurements, finding.task.need
     if finding.failed:
         key = lab.kernel.kernels.machine.key_of(lab.device)
-        wrong = lab.kernel.tuning.tune.wrong_of(finding)
+        wrong = lab.kernel.tuning.findings.wrong_of(finding)
         measurements.keep(key, lab.kernel.kernels.measurement_file.Table({}, wrong))
         device = describe(lab.kernel, lab.device)["device"]
         withdraw(

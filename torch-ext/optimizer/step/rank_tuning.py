@@ -19,7 +19,8 @@ from ..plan.matrix import Matrix
 from ..plan.plan import Plan
 from ..plan.process_groups import Ranks, gathered, shortened, this_rank, world_size
 from ..tuning.contest import Task, tasks_of
-from ..tuning.tune import Finding, Stage, Tuner, stages_of, unmeasured
+from ..tuning.findings import Finding
+from ..tuning.tune import Stage, Tuner, largest_first, stages_of, unmeasured
 
 
 class Statement(NamedTuple):
@@ -55,13 +56,13 @@ def ordered(sets: Iterator[Ranks]) -> list[Ranks]:
 
 
 def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
-    """Return the measurements that matrices need, sorted, so that all ranks that share them have the same list."""
+    """Return the measurements that matrices need, most work first. All ranks that share them have the same list."""
     tasks: dict[tuple[Need, str], Task] = {}
     for some in grouped(matrices, lambda matrix: matrix.measured_as):
         for task in tasks_of(*some[0].measured_as, len(some)):
             key = task.need, str(task.device)
             tasks[key] = max(tasks.get(key, task), task, key=lambda task: task.count)
-    return [tasks[key] for key in sorted(tasks)]
+    return largest_first(tasks.values())
 
 
 def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
@@ -88,7 +89,12 @@ class Meeting:
         return key_of(self._tasks[0].device)
 
     def compare(self) -> str:
-        """Adopt what some of the ranks have agreed on before; RuntimeError if their agreements differ."""
+        """Adopt what some of the ranks have agreed on before; RuntimeError if their agreements differ.
+
+        The time budget of all ranks begins at their first comparison. Otherwise the budget of a rank that measures for
+        a later set of ranks would only begin when those of the sets before have ended.
+        """
+        self._tuner.begin(self._tasks[0].device)
         key, needs = self._key, [task.need for task in self._tasks]
         agreed = {need: agreement(key, need) for need in needs}
         agreed = {need: before for need, before in agreed.items() if before}

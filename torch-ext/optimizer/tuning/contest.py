@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ..iteration import Iteration, choose_iteration, newton_schulz
 from ..kernels.machine import supports_triton
 from ..kernels.measurement_file import Need
+from ..kernels.native_products import fits_a_core
 from ..kernels.operands import DTYPES as OPERANDS
 from ..kernels.products import NATIVE, SINGLE, Products, cpu_tables, select_products, small_polar, symmetric_gemm
 from ..polar import matrices_together, polar_factors
@@ -68,9 +69,13 @@ def cpu_contest(task: Task) -> Contest:
     before = next(name for name, table in tables.items() if table.name == default.name)
     G = drawn(device, max(1, min(task.count, matrices_together(device, size, iteration))), *size).to(dtype)
 
+    like = G.new_empty(0)
+    # Tables with the same symmetric products prove them once.
+    prove_squares = lru_cache(maxsize=None)(partial(_prove_squares, like, size))
+
     def candidate(table: Products) -> Candidate:
         run = partial(polar_factors, G, iteration._replace(products=table), EPS)
-        return Candidate(partial(_prove_table, table, G.new_empty(0), size), run, table.name)
+        return Candidate(partial(_prove_table, table, prove_squares, like, size), run, table.name)
 
     def entry(winner: str, times: Mapping[str, Timed]) -> dict[str, Any]:
         seconds = {name: time.seconds for name, time in times.items()}
@@ -88,25 +93,39 @@ def _standard_iteration(device: torch.device, dtype: torch.dtype, size: tuple[in
     return choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), "standard")
 
 
-def _prove_table(table: Products, like: Tensor, size: tuple[int, int]) -> None:
+def _prove_table(table: Products, prove_squares: Callable[..., None], like: Tensor, size: tuple[int, int]) -> None:
     """Raise WrongResultError if a table's symmetric or compiled products are wrong. torch's products are not tested."""
     if table.gram is SINGLE.gram:
         return
-    compute = partial(_symmetric_product, table)
-    prove_products(compute if table.batched else partial(_one_by_one, compute), like, size)
+    prove_squares(table.batched, table.gram, table.gram_affine, table.commuting)
     if table.affine is NATIVE.affine:
         prove_apply(table.affine, like, size)
     if table.newton_schulz is not None:
-        schedule, one_by_one = resolve_schedule("polar_express", 5), table._replace(newton_schulz=None)
+        # A second step takes what the first has made; further ones would do the same again.
+        schedule, one_by_one = resolve_schedule("polar_express", 2), table._replace(newton_schulz=None)
         iterate = partial(newton_schulz, schedule=schedule, products=table)
-        prove_iteration(iterate, partial(iterate, products=one_by_one), like, size)
+        # Threads share large matrices, which a step takes one by one. Of others each thread gets a whole one.
+        count = torch.get_num_threads() + 1 if fits_a_core(*size, like.element_size()) else 1
+        prove_iteration(iterate, partial(iterate, products=one_by_one), like, (count, *size))
 
 
-def _symmetric_product(table: Products, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
+def _prove_squares(like: Tensor, size: tuple[int, int], batched: bool, *products: Callable[..., Tensor]) -> None:
+    """Raise WrongResultError unless a table's `gram`, `gram_affine` and `commuting` are right."""
+    compute = partial(_symmetric_product, *products)
+    prove_products(compute if batched else partial(_one_by_one, compute), like, size)
+
+
+def _symmetric_product(
+    gram: Callable[..., Tensor],
+    gram_affine: Callable[..., Tensor],
+    commuting: Callable[..., Tensor],
+    *operands: Any,
+) -> Tensor:
+    A, B, D, scalars = operands
     if D is not None:
         alpha, beta, diagonal = scalars
-        return table.gram_affine(A, beta, alpha, diagonal)
-    return table.gram(A) if B.data_ptr() == A.data_ptr() else table.commuting(A, B)
+        return gram_affine(A, beta, alpha, diagonal)
+    return gram(A) if B.data_ptr() == A.data_ptr() else commuting(A, B)
 
 
 def _one_by_one(compute: Compute, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:

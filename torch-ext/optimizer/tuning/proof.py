@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Callable, Optional
+from typing import Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -49,8 +49,7 @@ def prove_products(compute: Compute, like: Tensor, size: tuple[int, int]) -> Non
     diagonal: not every product does that before it rounds.
     """
     X = adversarial(like, *size)
-    _prove(compute, X, X.mT, None, PLAIN)
-    check_nan(compute, X)
+    check_nan(compute, X, _prove(compute, X, X.mT, None, PLAIN))
     S = symmetric(like, size[0])
     _prove(compute, S, S, S, (*SCALED, 0.0))
     unit = S / SCALE**2  # exact, except for subnormal numbers
@@ -75,32 +74,35 @@ def prove_apply(apply: Apply, like: Tensor, size: tuple[int, int]) -> None:
     compute = lambda B, X, D, scalars: apply(B, X.clone(), scalars[1])  # noqa: E731 - it may overwrite X
     C = _alone_as_in_a_batch(compute, B, X, X, (1.0, BETA, 0.0))
     rows = checked_rows(size[0])
-    _check_entries(C[:, rows], *roundings.product(B[:, rows], X, 1.0, (BETA, X[:, rows])))
+    for b, x, c in zip(B, X, C):
+        _check_entries(c[rows], *roundings.product(b[rows], x, 1.0, (BETA, x[rows])))
     check_sums(C, B, X, X, (1.0, BETA, 0.0), is_symmetric=False)
-    spoiled = X.clone()
+    spoiled = X[:2].clone()
     spoiled[0, -1, -1] = math.nan
-    if not torch.equal(apply(B, spoiled, BETA)[1:], C[1:]):
+    if not torch.equal(apply(B[:2], spoiled, BETA)[1], C[1]):
         raise WrongResultError("a NaN changed another matrix")
 
 
 def prove_iteration(
-    together: Callable[[Tensor], Tensor], step_by_step: Callable[[Tensor], Tensor], like: Tensor, size: tuple[int, int]
+    together: Callable[[Tensor], Tensor], step_by_step: Callable[[Tensor], Tensor], like: Tensor, shape: Sequence[int]
 ) -> None:
     """Raise WrongResultError unless `together`, all steps in one call, gives wide matrices the bits of `step_by_step`.
 
-    Both may overwrite their argument. There are more matrices than threads, so that each thread gets a whole one.
+    Both may overwrite their argument. `shape` (count, m, k) has as many matrices as all threads need for their work.
     """
-    X = adversarial(like, *size) / SCALE
-    X = X.repeat(torch.get_num_threads() // len(X) + 1, 1, 1)
+    count, m, k = shape
+    X = adversarial(like, m, k) / SCALE
+    X = X.repeat(-(-count // len(X)), 1, 1)[:count]
     if not torch.equal(together(X.clone()), step_by_step(X.clone())):
         raise WrongResultError("other bits in one call than step by step")
 
 
 def adversarial(like: Tensor, m: int, k: int) -> Tensor:
     """Return X (3, m, k), each of Frobenius norm SCALE: normal entries, one dominant row, and rank one."""
-    X = torch.stack([_normal(m, k), _normal(m, k), _normal(m, 1) @ _normal(1, k)])
+    normal = _normal(m, k)
+    X = torch.stack([normal, normal, _normal(m, 1) @ _normal(1, k)])
     X[1, m // 2] *= 100 * math.sqrt(m)
-    return (SCALE * X / torch.linalg.matrix_norm(X, keepdim=True)).to(like.device, like.dtype)
+    return X.mul_(SCALE / torch.linalg.matrix_norm(X, keepdim=True)).to(like.device, like.dtype)
 
 
 def symmetric(like: Tensor, m: int) -> Tensor:
@@ -110,10 +112,12 @@ def symmetric(like: Tensor, m: int) -> Tensor:
     return S.tril() + S.tril(-1).mT
 
 
-def check_nan(compute: Compute, X: Tensor) -> None:
-    """Raise WrongResultError unless a NaN in X makes its row and column of X Xᵀ NaN and changes no other bit."""
-    clean, row = compute(X, X.mT, None, PLAIN), X.size(1) // 2
-    spoiled = X.clone()
+def check_nan(compute: Compute, X: Tensor, clean: Tensor) -> None:
+    """Raise WrongResultError unless a NaN in X makes its row and column of X Xᵀ NaN and changes no other bit.
+
+    `clean` is the product without the NaN. Two matrices are multiplied again, of which one has the NaN.
+    """
+    clean, spoiled, row = clean[:2], X[:2].clone(), X.size(1) // 2
     spoiled[0, row, X.size(2) // 2] = math.nan
     C = compute(spoiled, spoiled.mT, None, PLAIN)
     hit = torch.zeros_like(C, dtype=torch.bool)
@@ -175,12 +179,14 @@ def check_sums(
     start = torch.arange(0, C.size(2), NEIGHBOURS, device=C.device)
     for i in range(len(C)):
         alpha, addends = _terms(None if D is None else D[i], scalars, C[i])
-        exact, allowed = roundings.sums_of_product(C[i], A[i], B[i], alpha, addends, signs)
+        exact, allowed = roundings.sums_of_product(A[i], B[i], alpha, addends, signs)
         if is_symmetric and not torch.equal(B[i].mT, A[i]):
-            mirrored = roundings.sums_of_product(C[i], B[i].mT, A[i].mT, alpha, addends, signs)
+            mirrored = roundings.sums_of_product(B[i].mT, A[i].mT, alpha, addends, signs)
             exact, allowed = (torch.where(row < start, other, one) for other, one in zip(mirrored, (exact, allowed)))
             allowed[(row >= start) & (row < start + NEIGHBOURS)] = math.inf
-        _check_entries(C[i].double() @ signs, exact, allowed)
+        sums, magnitudes = roundings.sums_of_neighbours(C[i], signs)
+        magnitudes += NEIGHBOURS * torch.finfo(C.dtype).smallest_normal  # each number has at least this one's rounding
+        _check_entries(sums, exact, allowed + roundings.rounding_error(magnitudes, C.dtype))
 
 
 def checked_rows(m: int) -> Tensor:
@@ -201,10 +207,12 @@ def _terms(D: Optional[Tensor], scalars: tuple, like: Tensor) -> tuple[float, li
     return alpha, addends
 
 
-def _prove(compute: Compute, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> None:
+def _prove(compute: Compute, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
+    """Return alpha A B + beta D + diagonal I after its proof."""
     C = _alone_as_in_a_batch(compute, A, B, D, scalars)
     check_product(C, A, B, D, scalars, checked_rows(C.size(1)))
     check_sums(C, A, B, D, scalars)
+    return C
 
 
 def _alone_as_in_a_batch(compute: Compute, A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
@@ -222,9 +230,10 @@ def _check_entries(C: Tensor, exact: Tensor, allowed: Tensor) -> None:
 
 
 def _signs_of_neighbours(n: int) -> Tensor:
-    """Return random signs (n, groups), float64: column g has those of the g-th NEIGHBOURS rows, else zeros."""
-    signs = torch.randint(2, (n,), generator=torch.Generator("cpu").manual_seed(1), device="cpu").double() * 2 - 1
-    return torch.block_diag(*(part[:, None] for part in signs.split(NEIGHBOURS)))
+    """Return random signs (groups, NEIGHBOURS) for n neighbours, float64, and zeros in the rest of the last group."""
+    signs = torch.zeros(-(-n // NEIGHBOURS) * NEIGHBOURS, dtype=torch.float64, device="cpu")
+    signs[:n] = torch.randint(2, (n,), generator=torch.Generator("cpu").manual_seed(1), device="cpu") * 2 - 1
+    return signs.view(-1, NEIGHBOURS)
 
 
 def _normal(*shape: int, seed: int = 0) -> Tensor:

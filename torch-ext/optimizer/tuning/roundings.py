@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 # A number and the matrix that it multiplies in a sum.
 Addend = Tuple[float, Tensor]
+# As many columns are copied to float64 at a time: copies of whole matrices take longer than the sums, and more memory.
+PANEL = 1024
 
 
 def product(A: Tensor, B: Tensor, alpha: float, *addends: Addend) -> tuple[Tensor, Tensor]:
@@ -18,31 +20,53 @@ def product(A: Tensor, B: Tensor, alpha: float, *addends: Addend) -> tuple[Tenso
     magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). alpha, the product with it and
     each addend (beta, D) add a rounding, and the result is rounded to its dtype.
     """
-    dtype = A.dtype
-    A, B = A.double(), B.double()
-    exact, sizes = alpha * A @ B, abs(alpha) * A.abs() @ B.abs()
+    exact, sizes = _in_panels(A, B)
+    exact, sizes = alpha * exact, abs(alpha) * sizes
     for beta, D in addends:
         exact, sizes = exact + beta * D.double(), sizes + abs(beta) * D.double().abs()
     summing = _summing(A.size(-1), addends) * sizes
-    return exact, summing + rounding_error(exact.abs() + summing, dtype)
+    return exact, summing + rounding_error(exact.abs() + summing, A.dtype)
 
 
 def sums_of_product(
-    C: Tensor, A: Tensor, B: Tensor, alpha: float, addends: Sequence[Addend], signs: Tensor
+    A: Tensor, B: Tensor, alpha: float, addends: Sequence[Addend], signs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (alpha A B + Σ beta D) S in float64, and the most by which rounding may move C S from it.
+    """Return `sums_of_neighbours` of alpha A B + Σ beta D, and by how much roundings in float32 may move them.
 
-    S, `signs` (n, s), has entries -1, 0 and 1. No entry of A B is computed, so this takes the time of two products with
-    s columns. A number that was rounded to c is at most half the spacing around c away.
+    No entry of A B is computed, so this takes the time of two products with as many columns as there are groups.
     """
-    exact, sizes = alpha * A.double() @ (B.double() @ signs), abs(alpha) * A.double().abs() @ _sizes(B, signs)
+    exact, sizes = _in_panels(A, *sums_of_neighbours(B, signs))
+    exact, sizes = alpha * exact, abs(alpha) * sizes
     for beta, D in addends:
-        exact, sizes = exact + beta * D.double() @ signs, sizes + abs(beta) * _sizes(D, signs)
-    return exact, _summing(A.size(-1), addends) * sizes + rounding_error(C.double(), C.dtype) @ signs.abs()
+        sums, magnitudes = sums_of_neighbours(D, signs)
+        exact, sizes = exact + beta * sums, sizes + abs(beta) * magnitudes
+    return exact, _summing(A.size(-1), addends) * sizes
 
 
-def _sizes(matrix: Tensor, signs: Tensor) -> Tensor:
-    return matrix.double().abs() @ signs.abs()
+def sums_of_neighbours(matrix: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of neighbours in each row (m, groups) in float64: with signs, and of the magnitudes.
+
+    `signs` (groups, length) has zeros where the last group is longer than what is left of a row.
+    """
+    exact, magnitudes, length = [], [], signs.size(1)
+    rows = torch.nn.functional.pad(matrix, (0, signs.numel() - matrix.size(1)))
+    together = max(1, PANEL // length)
+    for panel, some in zip(rows.split(together * length, -1), signs.split(together)):
+        groups = panel.double().unflatten(-1, some.shape)
+        exact.append((groups * some).sum(-1))
+        magnitudes.append(groups.abs().sum(-1))
+    return torch.cat(exact, -1), torch.cat(magnitudes, -1)
+
+
+def _in_panels(A: Tensor, B: Tensor, magnitudes: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    """Return A B and |A| |B| in float64; `magnitudes` takes the place of |B|."""
+    exact, sizes = (A.new_zeros(*A.shape[:-1], B.size(-1), dtype=torch.float64) for _ in range(2))
+    magnitudes = B if magnitudes is None else magnitudes
+    for a, b, size in zip(A.split(PANEL, -1), B.split(PANEL, -2), magnitudes.split(PANEL, -2)):
+        a = a.double()
+        exact += a @ b.double()
+        sizes += a.abs() @ size.double().abs()
+    return exact, sizes
 
 
 def _summing(k: int, addends: Sequence[Addend]) -> float:

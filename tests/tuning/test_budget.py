@@ -1,0 +1,117 @@
+"""The time budget of tuning: what is measured in it, in which order, and what is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.tuning.conftest import BF16, CPU, EVEN, TABLES, chosen, run, tasks
+
+
+def measured(kernel, todo) -> list[bool]:
+    return [chosen(kernel, task.need.m, task.need.k).source == "measured here" for task in todo]
+
+
+def taking(clock, seconds: float, then: Exception | None = None) -> Callable[[], None]:
+    """A proof that takes a while on a clock, and may find something."""
+
+    def prove():
+        clock.time += seconds
+        if then is not None:
+            raise then
+
+    return prove
+
+
+def test_a_budget_ends_between_measurements(kernel, tune, contests, table_clock):
+    """Each takes 9 seconds for three first bursts and three rounds: two fit into 20, and a third would not."""
+    clock = table_clock(EVEN, per_burst=0.75)
+    todo = tasks(kernel, *((40, 64 + i) for i in range(5)))
+    told = run(tune.Tuner(20.0, clock), tune, todo)
+    assert measured(kernel, todo) == [True] * 2 + [False] * 3
+    assert ["the time budget has no room for it" in text for text in told] == [False] * 2 + [True] * 3 + [False]
+    assert all(f"40 x {64 + i} bfloat16" in told[-1] for i in range(2, 5)) and "3 left to their default" in told[-1]
+    assert clock.time <= 20
+
+
+def test_time_that_proofs_take_counts(kernel, tune, contests, table_clock):
+    """Three take 18 seconds, which leaves a third of 60 only the fewest rounds of a race, 9 seconds: two sizes fit."""
+    clock = table_clock(EVEN, per_burst=0.75)
+    contests.update(dict.fromkeys(TABLES, taking(clock, 6.0)))
+    todo = tasks(kernel, (40, 66), (40, 65), (40, 64))
+    run(tune.Tuner(60.0, clock), tune, todo)
+    assert measured(kernel, todo) == [True, True, False] and clock.time == 2 * (18 + 9)
+
+
+def test_no_proof_begins_after_the_time_is_up(kernel, measurements, tune, contests, table_clock):
+    """The one that has begun is finished, and what it has found is kept."""
+    clock, proven = table_clock(EVEN), []
+    wrong = kernel.tuning.proof.WrongResultError("not symmetric")
+    contests["NATIVE"] = taking(clock, 30.0, then=wrong)
+    contests["NATIVE_SYMMETRIC"] = lambda: proven.append("NATIVE_SYMMETRIC")
+    told = run(tune.Tuner(20.0, clock), tune, tasks(kernel, (24, 40)))
+    assert not proven and not clock.bursts
+    assert "24 x 40 bfloat16 cpu_products keeps its default: the time budget has no room for it" in told[0]
+    assert "1 left to their default (24 x 40 bfloat16 cpu_products)" in told[-1]
+    measurements.forget()
+    failed = measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16")
+    assert failed == {"NATIVE": "not symmetric"}
+
+
+def test_a_race_that_has_begun_gets_its_fewest_rounds(kernel, tune, contests, table_clock):
+    """The proofs leave one second, the first bursts take more."""
+    clock = table_clock(EVEN, per_burst=1.0)
+    contests["NATIVE"] = taking(clock, 19.0)
+    todo = tasks(kernel, (24, 40))
+    run(tune.Tuner(20.0, clock), tune, todo)
+    assert measured(kernel, todo) == [True] and len(clock.bursts) == 3 * (1 + 3)
+
+
+def test_a_smaller_size_may_fit_where_a_larger_one_does_not(kernel, tune, contests, table_clock):
+    """Of the same pace: after 9 of 16 seconds another 9 do not fit, but less than one does."""
+    clock = table_clock(EVEN, per_burst=0.75)
+    todo = tasks(kernel, (40, 64), (40, 63), (8, 64))
+    run(tune.Tuner(16.0, clock), tune, todo)
+    assert measured(kernel, todo) == [True, False, True]
+
+
+def test_sizes_with_most_work_come_first(kernel, tune, measurements, contests, monkeypatch, table_clock):
+    """By the number of matrices, too, in `tune` as in `warmup`."""
+    monkeypatch.setattr(tune, "Clock", table_clock(EVEN))
+    told = []
+    tell = lambda done, total, what: told.append(what.split(" bfloat16")[0])  # noqa: E731
+    kernel.tune([(8, 16), (40, 24), (64, 16, 8), (2, 24, 24)], dtype=BF16, device="cpu", progress=tell)
+    assert told[:3] == ["8 x 16", "24 x 24", "24 x 40"]
+    told.clear()
+    sizes = [(16, 32), (40, 56), (40, 40), (40, 40)]
+    kernel.Muon([(str(i), Parameter(torch.ones(size))) for i, size in enumerate(sizes)], ns_dtype=BF16).warmup(tell)
+    assert told[:3] == ["40 x 40", "40 x 56", "16 x 32"]
+
+
+def test_a_budget_begins_once(kernel, tune, contests, table_clock):
+    """When measuring does, even if the first measurement of this process comes later."""
+    clock = table_clock(EVEN)
+    tuner, todo = tune.Tuner(20.0, clock), tasks(kernel, (24, 40))
+    tuner.begin(CPU)
+    clock.time += 20
+    run(tuner, tune, todo)
+    assert measured(kernel, todo) == [False] and not clock.bursts
+
+
+def test_a_budget_of_nothing_measures_nothing(kernel, tune, contests, table_clock):
+    clock = table_clock(EVEN)
+    assert "1 left to their default" in run(tune.Tuner(0, clock), tune, tasks(kernel, (8, 8)))[-1] and not clock.bursts
+
+
+@pytest.mark.parametrize(
+    "budget, error", [(-1, ValueError), (math.nan, ValueError), ("60", TypeError), (True, TypeError)]
+)
+def test_a_budget_that_is_none_is_refused(kernel, budget, error):
+    for call in (partial(kernel.tune, [(8, 8)]), kernel.Muon([Parameter(torch.ones(8, 8))]).warmup):
+        with pytest.raises(error, match="budget"):
+            call(budget=budget)

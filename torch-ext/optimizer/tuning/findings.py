@@ -1,0 +1,121 @@
+"""What a contest finds: first each candidate is proven, then the correct ones are timed."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from types import MappingProxyType
+from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Optional
+
+import torch
+
+from ..kernels.autocast import without_autocast
+from ..kernels.machine import key_of
+from ..kernels.measurement_file import JUDGED, Table
+from ..kernels.measurements import failed, keep
+from ..kernels.trials import trial
+from .contest import Contest, Task
+from .proof import WrongResultError
+from .race import Clock, LostGpuError, Timed, decide, dropping, race
+
+OUT_OF_TIME = "the time budget has no room for it"
+
+
+class Finding(NamedTuple):
+    """The result of a task: the entry (None if nothing was measured), wrong candidates with reasons, and all times."""
+
+    task: Task
+    entry: Optional[Mapping[str, Any]]
+    failed: Mapping[str, str]
+    said: str
+    times: Mapping[str, Timed] = MappingProxyType({})
+
+
+def wrong_of(finding: Finding) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the candidates of a finding that are wrong, in the form of a table."""
+    need = finding.task.need
+    return {(need.kernel, need.dtype): dict(finding.failed)} if finding.failed else {}
+
+
+def is_ours(finding: Finding) -> bool:
+    """Whether one of the package's products was chosen, not torch's."""
+    judged = finding.entry[JUDGED[finding.task.need.kernel][0]]
+    return judged != "SINGLE" if isinstance(judged, str) else judged >= 1
+
+
+@torch.no_grad()
+def compete(task: Task, contest: Contest, clock: Clock, seconds: Callable[[], float], end: float = math.inf) -> Finding:
+    """Prove the candidates of a contest, race the correct ones, and return the result.
+
+    When the race begins, `seconds()` says about how long it may take. After `end` on the clock no proof and no race
+    begins. Candidates that have failed on this machine before are left out. Nothing is stored, with one exception: a
+    candidate that made the GPU unusable, for which RuntimeError is raised.
+    """
+    key = key_of(task.device)
+    known = failed(key, task.need.kernel, task.need.dtype)
+    asked = [name for name in contest.candidates if name not in known]
+
+    def around(name: str) -> ContextManager:  # torch's products have no trial: there is nothing to replace them
+        return nullcontext() if name == contest.rival else trial(key, task.need, name)
+
+    try:
+        with without_autocast(task.device.type):
+            proofs = {name: contest.candidates[name].prove for name in asked}
+            wrong, dropped = _proven(proofs, around, lambda: clock.now() < end)
+            if clock.now() >= end:
+                return left_out(task, OUT_OF_TIME, wrong)
+            runs = {name: contest.candidates[name].run for name in asked if name not in {**wrong, **dropped}}
+            times, more = race(runs, clock, seconds(), around)
+    except LostGpuError as lost:
+        keep(key, Table({}, {(task.need.kernel, task.need.dtype): {lost.name: lost.why}}))
+        raise RuntimeError(
+            f"{task.need.kernel} {lost.name} made {task.device} unusable for this process: start it again; it will "
+            f"leave this candidate out ({lost.why})"
+        ) from lost
+    return _found(task, contest, times, wrong, {**dropped, **more})
+
+
+def _found(
+    task: Task, contest: Contest, times: Mapping[str, Timed], wrong: Mapping[str, str], dropped: Mapping[str, str]
+) -> Finding:
+    """Return the result of a race, without the candidates that were wrong or dropped."""
+    if not times:
+        said = "; ".join(f"{name}: {why}" for name, why in {**wrong, **dropped}.items())
+        return left_out(task, f"nothing could be timed ({said})", wrong)
+    winner = decide(times, contest.before)
+    sentences = [f"{named(task)}: {contest.candidates[winner].said}"]
+    if winner != contest.rival and contest.rival in times:
+        sentences[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
+    sentences += [f"{name} failed its proof: {why}" for name, why in wrong.items()]
+    sentences += [f"{name} is left out: {why}" for name, why in dropped.items()]
+    return Finding(task, contest.entry(winner, times), wrong, "; ".join(sentences), times)
+
+
+def left_out(task: Task, why: str, wrong: Optional[Mapping[str, str]] = None) -> Finding:
+    """Return that a task keeps its default choice. Some candidates may be known to be wrong all the same."""
+    return Finding(task, None, wrong or {}, f"{named(task)} keeps its default: {why}")
+
+
+def _proven(
+    proofs: Mapping[str, Callable[[], None]], around: Callable[[str], ContextManager], in_time: Callable[[], bool]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the candidates that are wrong, and those that could not be proven this time, each with the reason.
+
+    No further candidate is proven once it is no longer `in_time`. Raises LostGpuError if one makes the GPU unusable,
+    and out-of-memory errors.
+    """
+    wrong, dropped = {}, {}
+    for name, prove in proofs.items():
+        if not in_time():
+            break
+        with dropping(name, dropped), around(name):
+            try:
+                prove()
+            except WrongResultError as error:
+                wrong[name] = str(error)
+    return wrong, dropped
+
+
+def named(task: Task) -> str:
+    """Return how messages name a task."""
+    return f"{task.need.m} x {task.need.k} {task.need.dtype} {task.need.kernel}"
