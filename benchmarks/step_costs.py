@@ -24,7 +24,7 @@ SHRINKING, SMALLEST_SIDE = 32, 4
 
 PRODUCTS = {
     "gram": "gram", "gram_affine": "square", "commuting": "square", "conjugated": "square", "affine": "affine",
-    "newton_schulz": "newton_schulz",
+    "newton_schulz": "newton_schulz", "gram_newton_schulz": "newton_schulz",
 }  # fmt: skip
 PIECES = (
     "momentum_pack", "normalise", "gram", "square", "affine", "newton_schulz", "small_polar", "descend", "adamw",
@@ -36,6 +36,7 @@ EMPTY_PRODUCTS = {
     "conjugated": lambda A, B: torch.empty_like(A),
     "affine": lambda B, X, a, out=None: torch.empty_like(X),
     "newton_schulz": lambda X, schedule, squares=None: X,
+    "gram_newton_schulz": lambda X, windows, squares=None: X,
 }
 
 

@@ -1,5 +1,5 @@
-// gemm_ and newton_schulz_, products of float32 or bfloat16 matrices on the CPU: picks an instruction set and starts the
-// work.
+// gemm_, newton_schulz_ and gram_newton_schulz_, products of float32 or bfloat16 matrices on the CPU: picks instruction
+// sets and starts the work.
 //
 // The rest is in headers. In reading order:
 //
@@ -10,8 +10,9 @@
 //     threads.h        who does which task
 //     gemm_float32.h   the instruction sets for float32
 //     gemm_portable.h, gemm_avx512.h, gemm_amx.h   those for bfloat16
-//     newton_schulz.h  the arguments of the iteration, checked
-//     newton_schulz_turns.h   who does which of its products
+//     newton_schulz.h  the arguments of the iterations, checked
+//     newton_schulz_links.h   their products, and what happens between them
+//     newton_schulz_turns.h   who does which
 #include "gemm.h"
 
 #include "gemm_amx.h"
@@ -84,7 +85,7 @@ std::string gemm_instructions(String dtype) {
 void gemm_cpu(const AnyGemm& any) {
   std::visit(
       [](const auto& call) {
-        const auto& by = select<std::remove_pointer_t<decltype(call.c)>>(call.instructions);
+        const auto& by = select<std::remove_const_t<std::remove_pointer_t<decltype(call.a.data)>>>(call.instructions);
         if (call.count > 0 && call.m > 0 && call.n > 0) {
           multiply(call, by);
         }
@@ -97,7 +98,19 @@ void newton_schulz_cpu(const AnyNewtonSchulz& any) {
       [](const auto& call) {
         const auto& by = select<std::remove_pointer_t<decltype(call.x)>>(call.instructions);
         if (call.count > 0 && call.m > 0 && call.n > 0) {
-          iterate(call, by);
+          iterate(call, by, [&](const Place& place) { return links_of(call, place, by); });
+        }
+      },
+      any);
+}
+
+void gram_newton_schulz_cpu(const AnyGramNewtonSchulz& any) {
+  std::visit(
+      [](const auto& call) {
+        const auto& by = select<std::remove_pointer_t<decltype(call.x)>>(call.instructions);
+        const auto& by_squares = select<float>(call.square_instructions);
+        if (call.count > 0 && call.m > 0 && call.n > 0) {
+          iterate(call, by, [&](const Place& place) { return links_of(call, place, by, by_squares); });
         }
       },
       any);

@@ -88,7 +88,8 @@ constexpr Instructions<BFloat16> kInstructions{.name = "amx",
                                               .arrange_a = {avx512::transpose, avx512::copy_rows},
                                               .arrange_b = {avx512::interleave, avx512::arrange_columns},
                                               .accumulate = accumulate,
-                                              .finish = avx512::finish};
+                                              .finish = avx512::finish,
+                                              .finish_in_float32 = float32::finish};
 
 }  // namespace optimizer::amx
 

@@ -3,7 +3,7 @@
 
 #if defined(__x86_64__)
 
-#include "gemm_blocks.h"
+#include "gemm_float32.h"
 
 #include <immintrin.h>
 
@@ -142,7 +142,8 @@ constexpr Instructions<BFloat16> kInstructions{.name = "avx512_bf16",
                                               .arrange_a = {transpose, copy_rows},
                                               .arrange_b = {interleave, arrange_columns},
                                               .accumulate = accumulate,
-                                              .finish = finish};
+                                              .finish = finish,
+                                              .finish_in_float32 = float32::finish};
 
 }  // namespace optimizer::avx512
 

@@ -6,7 +6,7 @@
 //     A            32 rows of 32 k each
 //     B, float32   for each k 32 columns
 //     B, bfloat16  two tiles of 16 columns: 16 pairs of k, each with 16 columns of (k, k + 1)
-//     C            four tiles of 16 x 16 float32, row by row
+//     C            four tiles of 16 x 16 float32, row by row, whatever the result will be
 #pragma once
 
 #include "gemm.h"
@@ -20,12 +20,12 @@ constexpr int64_t kTile = 16;
 constexpr int64_t kBlockArea = kBlock * kBlock;
 
 // What is done with the sums of a block.
-template <class Element>
+template <class Result>
 struct Epilogue {
   float alpha, beta;
   bool symmetric;
-  Element* c;
-  const Element* d;  // null where there is none
+  Result* c;
+  const Result* d;  // null where there is none
   int64_t c_stride, d_stride;
 };
 
@@ -37,6 +37,9 @@ struct alignas(64) TileState {
 // Packs a block of an operand; `stride` elements from run to run.
 template <class Element>
 using Arrange = void (*)(Element* to, const Element* from, int64_t stride);
+
+template <class Result>
+using Finish = void (*)(float* sums, const Epilogue<Result>& epilogue, const Box& box);
 
 // How much of a product a core works on at once, in blocks: as much as its caches hold.
 struct Sizes {
@@ -57,7 +60,18 @@ struct Instructions {
   Arrange<Element> arrange_a[2], arrange_b[2];  // [whether runs are along k]
   // sums += A B over so many steps; from zero where `first`.
   void (*accumulate)(float* sums, const Element* a, const Element* b, int64_t steps, bool first);
-  void (*finish)(float* sums, const Epilogue<Element>& epilogue, const Box& box);  // which changes the sums
+  // Results from sums, which are changed on the way.
+  Finish<Element> finish;
+  Finish<float> finish_in_float32 = nullptr;  // where Element is another type
+
+  template <class Result>
+  Finish<Result> finish_as() const {
+    if constexpr (std::is_same_v<Result, Element>) {
+      return finish;
+    } else {
+      return finish_in_float32;
+    }
+  }
 };
 
 // Where the number in this row and column of a block is among its sums.
@@ -78,16 +92,16 @@ OPTIMIZER_INLINE void copy_block(Element* to, int64_t to_stride, const Element* 
 }
 
 // sums = alpha sums + beta D, or alpha sums where there is no D.
-template <class Element>
-OPTIMIZER_INLINE void scale(float* sums, const Epilogue<Element>& by, const Box& box) {
+template <class Result>
+OPTIMIZER_INLINE void scale(float* sums, const Epilogue<Result>& by, const Box& box) {
   if (by.alpha != 1) {
     for (int64_t i = 0; i < kBlockArea; ++i) {
       sums[i] *= by.alpha;
     }
   }
   if (by.d) {
-    alignas(64) Element padded[kBlockArea];
-    const Element* d = by.d + box.row * by.d_stride + box.col;
+    alignas(64) Result padded[kBlockArea];
+    const Result* d = by.d + box.row * by.d_stride + box.col;
     int64_t stride = by.d_stride;
     if (box.rows < kBlock || box.cols < kBlock) {
       std::memset(static_cast<void*>(padded), 0, sizeof(padded));
@@ -107,13 +121,13 @@ OPTIMIZER_INLINE void scale(float* sums, const Epilogue<Element>& by, const Box&
 
 // Writes a block from its sums, and its mirror if the result is symmetric; on the diagonal the lower half is mirrored
 // in place. round(to, sums) rounds them to rows of 32, transpose(to, from, stride) is of 32 x 32.
-template <class Element, class Round, class Transpose>
-OPTIMIZER_INLINE void finish_block(float* sums, const Epilogue<Element>& by, const Box& box, Round round,
+template <class Result, class Round, class Transpose>
+OPTIMIZER_INLINE void finish_block(float* sums, const Epilogue<Result>& by, const Box& box, Round round,
                                    Transpose transpose) {
-  alignas(64) Element block[kBlockArea], mirror[kBlockArea];
+  alignas(64) Result block[kBlockArea], mirror[kBlockArea];
   scale(sums, by, box);
   round(block, sums);
-  Element* const c = by.c + box.row * by.c_stride + box.col;
+  Result* const c = by.c + box.row * by.c_stride + box.col;
   if (!by.symmetric) {
     return copy_block(c, by.c_stride, block, kBlock, box);
   }
@@ -121,7 +135,7 @@ OPTIMIZER_INLINE void finish_block(float* sums, const Epilogue<Element>& by, con
   if (box.row == box.col) {
     for (int64_t row = 0; row < kBlock; ++row) {
       const int64_t right = row * kBlock + row + 1;
-      std::memcpy(static_cast<void*>(block + right), mirror + right, (kBlock - row - 1) * sizeof(Element));
+      std::memcpy(static_cast<void*>(block + right), mirror + right, (kBlock - row - 1) * sizeof(Result));
     }
   } else {
     const Box mirrored{box.col, box.row, box.cols, box.rows};

@@ -1,7 +1,7 @@
 // The parts of a product in plain C++, for every processor.
 #pragma once
 
-#include "gemm_blocks.h"
+#include "gemm_float32.h"
 #include "tiles.h"
 
 namespace optimizer::portable {
@@ -80,6 +80,7 @@ constexpr Instructions<BFloat16> kInstructions{.name = "portable",
                                               .arrange_a = {arrange_a<false>, arrange_a<true>},
                                               .arrange_b = {arrange_b<false>, arrange_b<true>},
                                               .accumulate = accumulate,
-                                              .finish = finish};
+                                              .finish = finish,
+                                              .finish_in_float32 = float32::finish};
 
 }  // namespace optimizer::portable

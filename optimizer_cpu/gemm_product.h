@@ -62,10 +62,10 @@ struct Operand {
   }
 };
 
-template <class Element>
+template <class Element, class Result = Element>
 class Product {
  public:
-  Product(const Gemm<Element>& call, const Instructions<Element>& by)
+  Product(const Gemm<Element, Result>& call, const Instructions<Element>& by)
       : call_(call), by_(by), a_{call.a, by.arrange_a, call.m, call.k}, b_{call.b, by.arrange_b, call.n, call.k} {
     steps_ = ceil_div(call.k, kBlock);
     run_ = ceil_div(steps_, std::max<int64_t>(1, ceil_div(steps_, by.sizes.steps)));
@@ -75,7 +75,7 @@ class Product {
     width_ = b_run_ == steps_ ? width_ : by.sizes.cols;
   }
 
-  const Gemm<Element>& call() const { return call_; }
+  const Gemm<Element, Result>& call() const { return call_; }
   int64_t rows() const { return ceil_div(call_.m, kBlock); }
   int64_t cols() const { return ceil_div(call_.n, kBlock); }
   int64_t steps() const { return steps_; }
@@ -98,7 +98,7 @@ class Product {
     if (b_run_ == steps_) {
       b_.pack(buffers.b, part.matrix, cols, {0, steps_});
     }
-    const Epilogue<Element> epilogue = epilogue_of(part.matrix);
+    const Epilogue<Result> epilogue = epilogue_of(part.matrix);
     for (int64_t row = part.rows.begin; row < part.rows.end; row += by_.sizes.rows) {
       const Range rows{row, std::min(row + by_.sizes.rows, part.rows.end)};
       Range steps{0, run_};
@@ -116,7 +116,7 @@ class Product {
   // Adds these steps to the sums; the last ones lead to results. A block is finished after the next one's products have
   // been started, as different parts of a core do the two.
   void add_steps(const Part& part, const Buffers<Element>& buffers, Range steps,
-                 const Epilogue<Element>& epilogue) const {
+                 const Epilogue<Result>& epilogue) const {
     const bool last = steps.end == steps_;
     float* sums = buffers.sums;
     float* waiting = nullptr;
@@ -134,7 +134,7 @@ class Product {
         }
         by_.accumulate(sums, buffers.a, b, steps.size(), steps.begin == 0);
         if (last && waiting) {
-          by_.finish(waiting, epilogue, waiting_box);
+          by_.template finish_as<Result>()(waiting, epilogue, waiting_box);
         }
         waiting = sums;
         waiting_box = box(row, col);
@@ -143,7 +143,7 @@ class Product {
       }
     }
     if (last && waiting) {
-      by_.finish(waiting, epilogue, waiting_box);
+      by_.template finish_as<Result>()(waiting, epilogue, waiting_box);
     }
   }
 
@@ -153,7 +153,7 @@ class Product {
   }
 
   // Fetches the cache lines that `finish` will write, which it would otherwise wait for one after another.
-  static void prefetch(const Epilogue<Element>& by, const Box& box) {
+  static void prefetch(const Epilogue<Result>& by, const Box& box) {
     for (int64_t row = 0; row < box.rows; ++row) {
       __builtin_prefetch(by.c + (box.row + row) * by.c_stride + box.col, 1);
     }
@@ -162,9 +162,9 @@ class Product {
     }
   }
 
-  Epilogue<Element> epilogue_of(int64_t matrix) const {
-    const Element* d = call_.d.data ? call_.d.data + matrix * call_.d.batch_stride : nullptr;
-    Element* c = call_.c + matrix * call_.c_batch_stride;
+  Epilogue<Result> epilogue_of(int64_t matrix) const {
+    const Result* d = call_.d.data ? call_.d.data + matrix * call_.d.batch_stride : nullptr;
+    Result* c = call_.c + matrix * call_.c_batch_stride;
     return {call_.alpha, call_.beta, call_.symmetric, c, d, call_.c_stride, call_.d.stride};
   }
 
@@ -173,7 +173,7 @@ class Product {
     return {row * kBlock, col * kBlock, rows, cols};
   }
 
-  const Gemm<Element>& call_;
+  const Gemm<Element, Result>& call_;
   const Instructions<Element>& by_;
   Operand<Element> a_, b_;
   int64_t steps_, run_, b_run_;  // along k: in all, in one go, and for which B is packed at once

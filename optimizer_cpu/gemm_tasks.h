@@ -15,10 +15,10 @@ constexpr int64_t kBlockCost = 3;
 constexpr int64_t kTasksPerThread = 6;
 
 // The rectangles of blocks that results are cut into. Those of one matrix follow each other, the costly ones first.
-template <class Element>
+template <class Element, class Result = Element>
 class Tasks {
  public:
-  Tasks(const Product<Element>& product, int64_t matrices, int64_t grain, int64_t most_threads)
+  Tasks(const Product<Element, Result>& product, int64_t matrices, int64_t grain, int64_t most_threads)
       : product_(product), matrices_(matrices), height_(product.height()), width_(product.width()) {
     cut();
     threads_ = std::clamp<int64_t>(cost_ / grain, 1, most_threads);
@@ -75,15 +75,15 @@ class Tasks {
     return true;
   }
 
-  const Product<Element>& product_;
+  const Product<Element, Result>& product_;
   int64_t matrices_, height_, width_, threads_ = 1, cost_ = 0;
   std::vector<Part> parts_;
 };
 
-template <class Element>
-void multiply(const Gemm<Element>& call, const Instructions<Element>& by) {
-  const Product<Element> product(call, by);
-  const Tasks<Element> tasks(product, call.count, by.sizes.grain, most_threads());
+template <class Element, class Result>
+void multiply(const Gemm<Element, Result>& call, const Instructions<Element>& by) {
+  const Product<Element, Result> product(call, by);
+  const Tasks<Element, Result> tasks(product, call.count, by.sizes.grain, most_threads());
   const int64_t a_size = product.a_size(), b_size = product.b_size(tasks.width());
   const int64_t sums_size = product.sums_size(tasks.width());
   const int64_t bytes = (a_size + b_size) * sizeof(Element) + sums_size * sizeof(float);

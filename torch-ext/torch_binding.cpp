@@ -46,6 +46,9 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "newton_schulz_(Tensor(a!) X, Tensor(b!) A, Tensor(c!) B, float[] coefficients, bool alone, str instructions) "
       "-> ()");
   ops.def(
+      "gram_newton_schulz_(Tensor(a!) X, Tensor(b!) R, Tensor(c!) H, Tensor(d!) Q, Tensor(e!) T, float[] coefficients, "
+      "int[] windows, bool alone, str instructions, str square_instructions) -> ()");
+  ops.def(
       "hopper_gemm_(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, "
       "int sections=1) -> ()");
 }
@@ -60,6 +63,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("normalize_", TORCH_BOX((&Op<check_normalize, normalize_cpu>::call)));
   ops.impl("gemm_", TORCH_BOX((&Op<check_gemm, gemm_cpu>::call)));
   ops.impl("newton_schulz_", TORCH_BOX((&Op<check_newton_schulz, newton_schulz_cpu>::call)));
+  ops.impl("gram_newton_schulz_", TORCH_BOX((&Op<check_gram_newton_schulz, gram_newton_schulz_cpu>::call)));
 }
 
 // An operation without tensors has no device.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import mmap
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.gemm_kinds import BFLOAT16, FLOAT32, KINDS, SETS, Kind
+from tests.support.gemm_kinds import FLOAT32, KINDS, WIDER_KINDS, Kind, name_of, skip_unless_here
 
 PLAIN = 1.0, 0.0  # alpha, beta
 # Parts of a block, whole ones, more than one go along k, more than one part of a result.
@@ -29,12 +27,10 @@ def native(kernel):
     return kernel.kernels.native
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind.dtype}-{kind.instructions}".replace("torch.", ""))
+@pytest.fixture(params=KINDS + WIDER_KINDS, ids=name_of)
 def kind(request, native) -> Kind:
-    """Each instruction set that is here: the best one says which are."""
-    dtype, name = request.param
-    if SETS[dtype].index(name) < SETS[dtype].index(native.gemm_instructions(dtype)):
-        pytest.skip(f"this processor has no {name}")
+    """Each instruction set that is here."""
+    skip_unless_here(native, request.param)
     return request.param
 
 
@@ -43,8 +39,9 @@ def gemm(native, kind):
     """The operation with a result of its own, filled with NaN before."""
 
     def product(A, B, D=None, numbers=PLAIN, symmetric=False):
-        C = torch.full((len(A), A.size(1), B.size(2)), torch.nan, dtype=kind.dtype)
-        native.gemm_(C, A, B, D, *numbers, symmetric, kind.instructions)
+        C = torch.full((len(A), A.size(1), B.size(2)), torch.nan, dtype=kind.result)
+        addend = None if D is None else D.to(kind.result)
+        native.gemm_(C, A, B, addend, *numbers, symmetric, kind.instructions)
         return C
 
     return product
@@ -77,7 +74,7 @@ def test_products_err_by_their_roundings(gemm, shape, kind):
 
 def test_a_large_product_errs_by_its_roundings(native, kind):
     A, B = kind.random(1, 768, 768), kind.random(1, 768, 768, seed=1)
-    C = torch.empty_like(A)
+    C = torch.empty_like(A, dtype=kind.result)
     native.gemm_(C, A, B, None, *PLAIN, False, kind.instructions)
     assert within_error(C, A, B)
 
@@ -103,7 +100,8 @@ def test_the_processors_sums_in_float32_lose_no_more_than_the_first_go(gemm, kin
 def test_vectors_of_both_widths_give_the_same_bits(native):
     if native.gemm_instructions(FLOAT32) != "avx512":
         pytest.skip("this processor has no avx512")
-    A, B = Kind(FLOAT32, "avx2").random(2, 70, 600), Kind(FLOAT32, "avx2").random(2, 600, 50, seed=1)
+    avx2 = Kind(FLOAT32, "avx2", FLOAT32)
+    A, B = avx2.random(2, 70, 600), avx2.random(2, 600, 50, seed=1)
     results = [torch.full((2, 70, 50), torch.nan) for _ in range(2)]
     for C, name in zip(results, ("avx512", "avx2")):
         native.gemm_(C, A, B, None, *PLAIN, False, name)
@@ -119,6 +117,18 @@ def test_strides_change_no_bit(gemm, shape, layouts, kind):
     expected = gemm(A.contiguous(), B.contiguous(), D, (1.0, 0.5))
     wide = torch.cat([D, D], 2)[:, :, :n]
     assert torch.equal(gemm(LAYOUTS[layouts[0]](A), LAYOUTS[layouts[1]](B), wide, (1.0, 0.5)), expected)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_wider_result_rounds_to_the_narrow_one(native, kind, symmetric):
+    """The sums are the same; only the last rounding differs."""
+    if kind.result == kind.dtype:
+        pytest.skip("this result is not wider")
+    X = kind.random(2, 70, 400)
+    wide, narrow = (torch.empty(2, 70, 70, dtype=dtype) for dtype in (kind.result, kind.dtype))
+    for C in wide, narrow:
+        native.gemm_(C, X, X.mT, None, 0.7, 0.0, symmetric, kind.instructions)
+    assert torch.equal(wide.to(kind.dtype), narrow) and not torch.equal(wide, narrow.float())
 
 
 @pytest.mark.kernels_ci
@@ -155,7 +165,7 @@ def test_sizes_may_be_zero(gemm, shape, kind):
     b, m, n, k = shape
     A, B, D = (torch.ones(b, *sizes, dtype=kind.dtype) for sizes in ((m, k), (k, n), (m, n)))
     C = gemm(A, B, D, (1.0, 2.0))
-    assert torch.equal(C, torch.full((b, m, n), 2.0 + k, dtype=kind.dtype))
+    assert torch.equal(C, torch.full((b, m, n), 2.0 + k, dtype=kind.result))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -183,7 +193,7 @@ def test_nothing_beyond_the_operands_is_multiplied(gemm, beyond, kind):
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_nothing_is_written_outside_of_the_result(native, kind, symmetric):
-    around = torch.full((4, 60, 61), 7.0, dtype=kind.dtype)
+    around = torch.full((4, 60, 61), 7.0, dtype=kind.result)
     C, A = around[1:3, 5:50, 9:54], kind.random(2, 45, 70)
     native.gemm_(C, A, A.mT, None, *PLAIN, symmetric, kind.instructions)
     assert within_error(C.contiguous(), A, A.mT)
@@ -216,6 +226,8 @@ def test_torchs_products_before_and_after_ours_keep_their_bits(gemm, kind):
 @pytest.mark.parametrize("shape", [(1, 1), (33, 100), (100, 33), (352, 700)], ids=str)
 def test_b_and_d_may_be_replaced_by_the_result(native, kind, shape):
     """Columns are packed before they are overwritten, whoever computes them."""
+    if kind.result != kind.dtype:
+        pytest.skip("a wider result is no operand")
     A, X = kind.random(3, shape[0], shape[0]), kind.random(3, *shape, seed=1)
     expected = torch.empty_like(X)
     native.gemm_(expected, A, X, X, 2.0, -0.5, False, kind.instructions)
@@ -232,28 +244,3 @@ def test_products_in_two_threads_of_a_program_keep_their_bits(gemm, kind):
     expected = gemm(A, B)
     with ThreadPoolExecutor(2) as two:
         assert all(torch.equal(result, expected) for result in two.map(lambda _: gemm(A, B), range(40)))
-
-
-@pytest.fixture
-def tile_configuration(native):
-    """Functions that load and store this thread's configuration of AMX, 64 bytes: ldtilecfg and sttilecfg [rdi]."""
-    if native.gemm_instructions(BFLOAT16) != "amx":
-        pytest.skip("this processor has no amx")
-    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    code.write(bytes.fromhex("c4e2784907c3" + "c4e2794907c3"))
-    start = ctypes.addressof(ctypes.c_char.from_buffer(code))
-    load, store = (ctypes.CFUNCTYPE(None, ctypes.c_char_p)(start + 6 * i) for i in range(2))
-    yield load, store
-    load(bytes(64))
-
-
-@pytest.mark.parametrize("palette", [0, 1])
-def test_the_tiles_of_a_thread_stay_as_they_were_configured(native, tile_configuration, palette):
-    load, store = tile_configuration
-    given, found = bytearray(64), ctypes.create_string_buffer(64)
-    given[0], given[16], given[48] = palette, 48 * palette, 5 * palette  # one tile of 5 rows of 48 bytes, or none
-    X = Kind(BFLOAT16, "amx").random(3, 100, 100)
-    load(bytes(given))
-    native.gemm_(torch.empty_like(X), X, X, None, *PLAIN, False, "amx")
-    store(ctypes.cast(found, ctypes.c_char_p))
-    assert found.raw == given

@@ -27,6 +27,7 @@ OPERATIONS = (
     "normalize_",
     "gemm_",
     "newton_schulz_",
+    "gram_newton_schulz_",
     "gemm_instructions",
     "hopper_gemm_",
 )

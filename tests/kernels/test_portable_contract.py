@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.kernels import test_move_blocks_contract as moves
 from tests.kernels import test_native_contract as passes
 from tests.kernels import test_native_gemm_contract as products
-from tests.kernels import test_newton_schulz as iterations
+from tests.kernels import test_newton_schulz_contract as iterations
 from tests.kernels import test_normalize as norms
 from tests.kernels import test_quantized_momentum as codes
 from tests.kernels.test_native_ops import random
@@ -29,8 +29,8 @@ def refused_calls() -> dict[str, tuple[str, dict]]:
     calls += [("descend_", descend | bad) for bad in [*passes.BAD_DESCENTS.values(), *passes.SHARING_DESCENTS.values()]]
     calls += [("momentum_pack_", codes.arguments(**bad)) for bad in codes.BAD.values()]
     calls += [("gemm_", products.arguments(**bad)) for bad in [*products.BAD.values(), *products.SHARING.values()]]
-    refused = (bad for bad in iterations.BAD.values() if "instructions" not in bad)
-    calls += [("newton_schulz_", iterations.arguments(**bad)) for bad in refused]
+    calls += [("newton_schulz_", iterations.arguments(**bad)) for bad in _with_portable(iterations.BAD)]
+    calls += [("gram_newton_schulz_", iterations.gram_arguments(**bad)) for bad in _with_portable(iterations.BAD_GRAMS)]
     fields = [*moves.BEYOND_MATRICES.values(), *moves.BEYOND_BUFFER.values(), *({name: -1} for name in moves.FIELDS)]
     tables = [{"blocks": moves.table(moves.row(), moves.row(**bad))} for bad in fields]
     calls += [
@@ -41,6 +41,11 @@ def refused_calls() -> dict[str, tuple[str, dict]]:
     named = (dict(zip(("out", "X", "norms", "eps"), bad)) for bad in norms.BAD.values())
     calls += [("normalize_", {**bad, "scale": 1.0}) for bad in named]
     return {f"{i}-{name}": (name, given) for i, (name, given) in enumerate(calls)}
+
+
+def _with_portable(bad: dict[str, dict]) -> list[dict]:
+    """Return the changes that name no instructions: compiled ones have a list of others."""
+    return [changes for changes in bad.values() if not {"instructions", "square_instructions"} & set(changes)]
 
 
 CALLS = refused_calls()

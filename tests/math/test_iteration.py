@@ -65,10 +65,49 @@ def test_auto_takes_gram_for_non_squares_if_products_save_half(kernel, halving, 
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float16], ids=str)
-def test_auto_takes_gram_only_in_float16(choose, dtype):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_auto_loses_no_digits_where_users_choose_them(choose, dtype):
     for m, n in ((1, 100), (64, 64), (64, 6400)):
         assert choose(dtype, m, n).method == "standard"
+
+
+def test_auto_takes_float32_squares_of_bfloat16_where_the_products_prefer_them(kernel, choose, monkeypatch):
+    """The products know which size they are for. What a user asks for by name stays."""
+    tables, chosen = kernel.kernels.products.cpu_tables(torch.bfloat16), {}
+    monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_products", lambda *size: chosen["table"])
+    for chosen["table"], expected in (tables["NATIVE"], "standard"), (tables["NATIVE_GRAM"], "gram_float32"):
+        iteration = choose(torch.bfloat16, 64, 640)
+        assert (iteration.method, iteration.work_dtype) == (expected, torch.bfloat16)
+        assert choose(torch.bfloat16, 64, 640, "standard").method == "standard"
+        by_name = choose(torch.bfloat16, 64, 640, "gram_float32")
+        assert (by_name.products, by_name.chain_dtype) == (chosen["table"], torch.float32)
+    unsafe = kernel.schedules.resolve_schedule([(8.2, -22.5, 15.9)], 5)
+    assert choose(torch.bfloat16, 64, 640, schedule=unsafe).method == "standard"
+
+
+@pytest.mark.parametrize("instructions, expected", [("avx512_bf16", True), ("amx", False), ("portable", False)])
+def test_float32_squares_are_the_default_where_bfloat16_is_twice_as_fast(kernel, monkeypatch, instructions, expected):
+    """Five steps: 15 n + 5 m of bfloat16 against 3 n, and 17 m of float32 that count twice: n from about 2.5 m on.
+
+    Sides below 64 are padded to blocks.
+    """
+    products = kernel.kernels.products
+    monkeypatch.setitem(kernel.kernels.native_products.INSTRUCTIONS, torch.bfloat16, instructions)
+    monkeypatch.setattr(products, "failed_here", lambda *_: ())
+    takes = lambda m, n: products.select_products(CPU, torch.bfloat16, m, n).prefers_gram  # noqa: E731
+    for m in 64, 1000:
+        assert not takes(m, m) and not takes(m, int(2.5 * m) - 1)
+        assert takes(m, int(2.5 * m)) == expected
+    assert not takes(63, 6300)
+
+
+def test_where_the_gram_iteration_has_failed_its_proof_the_standard_one_runs(kernel, monkeypatch):
+    products = kernel.kernels.products
+    monkeypatch.setitem(kernel.kernels.native_products.INSTRUCTIONS, torch.bfloat16, "avx512_bf16")
+    for failed, expected in ((), "NATIVE_GRAM"), (("NATIVE_GRAM",), "NATIVE"), (("NATIVE_GRAM", "NATIVE"), "SINGLE"):
+        monkeypatch.setattr(products, "failed_here", lambda *_, failed=failed: failed)
+        table = products.select_products(CPU, torch.bfloat16, 64, 640)
+        assert table == products.cpu_tables(torch.bfloat16)[expected]._replace(source="by default")
 
 
 def test_auto_takes_standard_where_gram_is_unsafe(kernel, choose):
@@ -80,7 +119,7 @@ def test_auto_takes_standard_where_gram_is_unsafe(kernel, choose):
     "dtype, m, n, method, text",
     [
         (torch.float32, 64, 640, "auto", "standard torch.mm float32"),
-        (torch.bfloat16, 64, 640, "auto", "standard torch.mm bfloat16"),
+        (torch.bfloat16, 64, 128, "auto", "standard torch.mm bfloat16"),
         (torch.float16, 64, 640, "auto", "gram[2+3] torch.mm float16"),
         (torch.float16, 64, 64, "gram", "gram[2+3] torch.mm float16"),
         (torch.float32, 64, 64, "gram", "gram torch.mm float32"),
@@ -172,7 +211,7 @@ class Held(TorchDispatchMode):
 def test_peak_memory_follows_a_formula(kernel, choose, dtype, method, shape, batch):
     """For the matrices worked on together two copies and their squares, and the results where there are more.
 
-    One copy where the product that is not symmetric replaces it.
+    One copy where the product that is not symmetric replaces it; then the Gram iteration has four squares, else five.
     """
     m, n = shape
     iteration = choose(dtype, m, n, method)
@@ -181,14 +220,15 @@ def test_peak_memory_follows_a_formula(kernel, choose, dtype, method, shape, bat
         kernel.polar.polar_factors(G, iteration, eps=1e-7)
     copy = m * n * dtype.itemsize
     copies = 1 if iteration.products.affine is kernel.kernels.products.NATIVE.affine else 2
-    squares = (2 if method == "standard" else 5) * m * m * iteration.chain_dtype.itemsize
+    squares = (2 if method == "standard" else 4 if copies == 1 else 5) * m * m * iteration.chain_dtype.itemsize
     together = 1 if not iteration.products.batched else batch
     alone = 1 if not iteration.products.batched else 0
-    normalizing = copy + (4 * m * n if iteration.chain_dtype != dtype else 0)  # the chain's own copy
+    chains_copy = copies == 2 and iteration.chain_dtype != dtype
+    normalizing = copy + (4 * m * n if chains_copy else 0)
     formula = together * max(copies * copy + squares, normalizing) + (batch * copy if alone or together < batch else 0)
     # Norms and their intermediate results are a few numbers a row.
     assert held.peak <= formula + 64 * m * batch
-    if method == "standard":
+    if method == "standard" or copies == 1:
         assert held.peak >= formula
 
 

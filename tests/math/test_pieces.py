@@ -32,4 +32,4 @@ def test_nothing_is_copied_on_a_cpu(kernel, monkeypatch, shape):
         result = kernel.orthogonalize(G, dtype=torch.float32)
     assert torch.equal(result, expected)
     assert {"copy_", "clone", "_to_copy"}.isdisjoint(called.names)
-    assert any("mm" in name for name in called.names)
+    assert any(name.endswith(("mm", "newton_schulz_")) for name in called.names)

@@ -1,11 +1,11 @@
-"""Contests of torch's products and the compiled ones, in float32 on a CPU."""
+"""Contests of torch's products and the compiled ones on a CPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-CPU, FLOAT32 = torch.device("cpu"), torch.float32
+CPU, FLOAT32, BFLOAT16 = torch.device("cpu"), torch.float32, torch.bfloat16
 NAMES = ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC")
 
 
@@ -28,6 +28,44 @@ def test_the_faster_one_is_taken(kernel, measurements, table_clock, fastest):
     said_of(tune, table_clock(seconds, name_of=products_of), todo)
     chosen = products.select_products(CPU, FLOAT32, 400, 420)
     assert (chosen.name, chosen.source) == (tables[fastest].name, "measured here")
+
+
+def method_and_products_of(work) -> str:
+    """Return what is said of an iteration that is timed."""
+    _, iteration, _ = work.args
+    return f"{iteration.method} {iteration.products.name}"
+
+
+@pytest.mark.parametrize("fastest", [*NAMES, "NATIVE_GRAM"])
+def test_in_bfloat16_the_gram_iteration_with_float32_squares_competes(kernel, measurements, table_clock, fastest):
+    """What wins for a size is what `auto` runs there."""
+    tune, tables = kernel.tuning.tune, kernel.kernels.products.cpu_tables(BFLOAT16)
+    methods = {name: "gram_float32" if name == "NATIVE_GRAM" else "standard" for name in tables}
+    seconds = {f"{methods[name]} {table.name}": 0.5 if name == fastest else 1.0 for name, table in tables.items()}
+    todo = kernel.tuning.contest.tasks_of(CPU, BFLOAT16, (48, 80), 1)
+    said_of(tune, table_clock(seconds, name_of=method_and_products_of), todo)
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    chosen = kernel.iteration.choose_iteration(CPU, BFLOAT16, (48, 80), schedule)
+    assert (chosen.method, chosen.products) == (methods[fastest], tables[fastest]._replace(source="measured here"))
+
+
+@pytest.mark.parametrize(
+    "name, spoil",
+    [
+        ("gemm_", lambda multiply: lambda C, *rest: multiply(C, *rest) or C.dtype != FLOAT32 or C.mul_(1.001)),
+        ("gram_newton_schulz_", lambda iterate: lambda X, *rest: iterate(X, *rest) or X[-1, 0, 0].add_(0.01)),
+    ],
+)
+def test_wrong_float32_squares_and_wrong_steps_fail_their_proof(kernel, monkeypatch, name, spoil):
+    """An error of a thousandth is within bfloat16's rounding, but not within that of the float32 that it is kept in."""
+    native = kernel.kernels.native_products
+    (task,) = kernel.tuning.contest.tasks_of(CPU, BFLOAT16, (48, 80), 1)
+    candidates = kernel.tuning.contest.cpu_contest(task).candidates
+    candidates["NATIVE_GRAM"].prove()
+    monkeypatch.setattr(native, name, spoil(getattr(native, name)))
+    kernel.tuning.contest.cpu_contest(task).candidates["NATIVE"].prove()
+    with pytest.raises(kernel.tuning.proof.WrongResultError):
+        kernel.tuning.contest.cpu_contest(task).candidates["NATIVE_GRAM"].prove()
 
 
 def test_a_wrong_product_is_not_taken(kernel, measurements, table_clock, monkeypatch):

@@ -44,6 +44,15 @@ class Iteration(NamedTuple):
         return f"{self.method}{windows} {name} {str(self.work_dtype).replace('torch.', '')}"
 
     @property
+    def squares(self) -> tuple[int, torch.dtype]:
+        """How many m x m matrices, and of which dtype, a caller may hand over as memory for each matrix."""
+        if self.in_one_launch:
+            return 0, self.work_dtype
+        if self.method == "standard":
+            return 2, self.work_dtype
+        return 4 if self.products.gram_newton_schulz is not None else 0, self.chain_dtype
+
+    @property
     def explained(self) -> str:
         """The iteration in words, and how its products were chosen."""
         return f"{self}, {self.products.source}" if self.products.source else str(self)
@@ -59,9 +68,10 @@ def choose_iteration(
 ) -> Iteration:
     """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
-    `auto` takes the Gram iteration only in float16, and only if `iteration_costs` says that it is cheaper. In bfloat16
-    it diverges. Users choose float32 and float64 for their digits, and it loses two or three of them. Small matrices
-    run in one launch if that was measured to be faster.
+    `auto` takes the Gram iteration in float16 if `iteration_costs` says that it is cheaper. In bfloat16 it would
+    diverge, but not with float32 squares, which it takes where the products prefer them (`select_products`). Users
+    choose float32 and float64 for their digits, and it loses two or three of them. Small matrices run in one launch if
+    that was measured to be faster.
 
     Raises ValueError for an unknown method, for one that is not safe in this dtype with this schedule, and for a GPU
     that this build has no code for.
@@ -69,9 +79,12 @@ def choose_iteration(
     check_device(device)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    products = select_products(device, work_dtype, *size, circumstances)
+    if method == "auto" and products.prefers_gram and _restarts(schedule, torch.float32) is not None:
+        method = "gram_float32"
     chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
-    products = select_products(device, chain_dtype, *size, circumstances)
-    products = products if chain_dtype == work_dtype else with_torchs_affine(products)
+    if chain_dtype != work_dtype and not products.float32_squares:
+        products = with_torchs_affine(select_products(device, chain_dtype, *size, circumstances))
     in_one_launch = small_choice(device, work_dtype, *size, circumstances.among)
     small = chain_dtype == work_dtype and not circumstances.transformed and (in_one_launch.gain or 0) >= 1
     if small:
@@ -184,7 +197,7 @@ def newton_schulz(
     schedule: Schedule,
     products: Products,
     out: Optional[Tensor] = None,
-    squares: Optional[tuple[Tensor, Tensor]] = None,
+    squares: Optional[Sequence[Tensor]] = None,
 ) -> Tensor:
     """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
 
@@ -193,7 +206,7 @@ def newton_schulz(
     """
     if products.newton_schulz is not None:
         X = products.newton_schulz(X, schedule, squares)
-        return X if out is None else out.copy_(X)  # nothing is copied where both are one tensor
+        return X if out is None or out is X else out.copy_(X)
     first, second = squares or (None, None)
     for step, (a, b, c) in enumerate(schedule, 1):
         A = products.gram(X, first)  # X Xᵀ
@@ -209,17 +222,29 @@ def gram_newton_schulz(
     products: Products,
     chain_dtype: torch.dtype,
     out: Optional[Tensor] = None,
+    squares: Optional[Sequence[Tensor]] = None,
 ) -> Tensor:
     """Return what `newton_schulz` returns, computed from R = X Xᵀ (..., m, m) in `chain_dtype` within each window.
 
     A step h(R) = a I + b R + c R² turns X into h(R) X, and R into h(R) R h(R). X itself is multiplied only at the end
     of a window, by the product Q of the window's steps. All of these are polynomials of one R, so they commute.
+    `squares`, four tensors (..., m, m), is memory for the products of one call, if there is one.
     Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
     """
+    if products.gram_newton_schulz is not None:
+        X = products.gram_newton_schulz(X, windows, squares)
+        return X if out is None or out is X else out.copy_(X)
     for end, window in enumerate(windows, 1):
-        Q = window_product(products.gram(X.to(chain_dtype)), window, products)
+        Q = window_product(gram_matrix(X, products, chain_dtype), window, products)
         X = products.affine(Q.to(X.dtype), X, 0.0, out if end == len(windows) else None)  # Q X
     return X
+
+
+def gram_matrix(X: Tensor, products: Products, chain_dtype: torch.dtype) -> Tensor:
+    """Return X Xᵀ (..., m, m) of X (..., m, n) in `chain_dtype`."""
+    if products.float32_squares and X.dtype != chain_dtype:
+        return products.gram(X, X.new_empty(*X.shape[:-1], X.size(-2), dtype=chain_dtype))
+    return products.gram(X.to(chain_dtype))
 
 
 def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:

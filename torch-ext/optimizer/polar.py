@@ -13,6 +13,7 @@ from .iteration import (
     check_work_dtype,
     choose_iteration,
     default_work_dtype,
+    gram_matrix,
     gram_newton_schulz,
     newton_schulz,
     window_product,
@@ -51,7 +52,7 @@ def orthogonalize(
     `dtype` is amplified by up to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
 
     `method` is `standard`; `gram`, which iterates on the small G Gᵀ; `gram_float32`, which keeps that matrix in
-    float32; or `auto`, the cheaper of the first two if both are safe (`choose_iteration`).
+    float32; or `auto`, the fastest among those that are safe (`choose_iteration`).
 
     The result does not depend on `torch.autocast`. The norm never overflows, a zero matrix gives zeros even with `eps`
     0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.
@@ -84,18 +85,19 @@ def polar_factors(
     eps: float,
     out: Optional[Tensor] = None,
     norms: Optional[Tensor] = None,
-    squares: Optional[tuple[Tensor, Tensor]] = None,
+    squares: Optional[Sequence[Tensor]] = None,
 ) -> Tensor:
     """Return the polar factors of a batch G (B, m, n), B at least 1, in the work dtype and without checks.
 
     They are written to `out`, of G's shape and the work dtype, if that is given: on a CPU with runs of memory along the
     longer side. `norms` (B,) are G's Frobenius norms, if the caller knows them; an iteration in one launch takes none.
-    `squares`, two tensors (b, m, m) of the work dtype, is memory that the standard iteration uses, if it is given: for
-    as many matrices as are worked on together, or for all of them.
+    `squares`, as many tensors (b, m, m) as `Iteration.squares` says, is memory that it uses, if it is given: for as
+    many matrices as are worked on together, or for all of them.
 
     For each of `matrices_together` matrices this takes memory for two copies in the work dtype and two
     m x m matrices, in the Gram iteration five; or, during the normalisation, for one copy in the work dtype and one in
-    float32. On a CPU the compiled products need one copy. If `out` is given, that is the copy.
+    float32. On a CPU the compiled products need one copy, and in the Gram iteration four m x m matrices. If `out` is
+    given, that is the copy.
     """
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
@@ -120,8 +122,8 @@ def polar_factors(
         if through_copies:
             place.copy_(_polar_factor(X, iteration, eps, norm=norm))
         else:
-            pair = squares and tuple(x[0] if single else x[: end - start] for x in squares)
-            _polar_factor(X, iteration, eps, place, norm, pair)
+            room = squares and tuple(x[0] if single else x[: end - start] for x in squares)
+            _polar_factor(X, iteration, eps, place, norm, room)
     return factors.mT if tall else factors
 
 
@@ -163,11 +165,11 @@ def _polar_factor(
     eps: float,
     out: Optional[Tensor] = None,
     norm: Optional[Tensor] = None,
-    squares: Optional[tuple[Tensor, Tensor]] = None,
+    squares: Optional[Sequence[Tensor]] = None,
 ) -> Tensor:
     """Return the polar factors of wide G (..., m, n), written to `out` if that is given; `norm` is (..., 1, 1).
 
-    `squares`, two tensors (..., m, m), is memory for the standard iteration, if it is given.
+    `squares`, as many tensors (..., m, m) as `Iteration.squares` says, is memory for them, if it is given.
     """
     if iteration.in_one_launch:
         windows = iteration.windows
@@ -181,7 +183,7 @@ def _polar_factor(
     # The normalised matrix is passed on, not kept in a variable, so the second step can use the first one's memory.
     if iteration.method == "standard":
         return newton_schulz(normalize(*normalized), windows[0], products, out, squares)
-    return gram_newton_schulz(normalize(*normalized), windows, products, iteration.chain_dtype, out)
+    return gram_newton_schulz(normalize(*normalized), windows, products, iteration.chain_dtype, out, squares)
 
 
 def factor_of_parts(
@@ -202,7 +204,7 @@ def factor_of_parts(
     X = normalize(wide, iteration.work_dtype, eps, iteration.scale, squares.sqrt().view(-1, 1, 1))
     del wide
     for window in iteration.windows:
-        R = _each(iteration, iteration.products.gram, X.to(iteration.chain_dtype))
+        R = _each(iteration, partial(gram_matrix, products=iteration.products, chain_dtype=iteration.chain_dtype), X)
         R = R.to(torch.promote_types(R.dtype, torch.float32))
         yield R
         steps = partial(window_product, window=window, products=iteration.products)

@@ -40,6 +40,12 @@
 
         A = X Xᵀ,  B = c A A + b A,  X = B X + a X        for each a, b, c of the coefficients
 
+    gram_newton_schulz_(X, R, H, Q, T, coefficients, windows, alone, instructions, square_instructions)
+
+        R = X Xᵀ                                          for each window, then
+        H = c R R + b R + a I,  Q = Q H,  R = H R H       for each a, b, c of its steps, then
+        X = Q X
+
     hopper_gemm_(C, A, B, D, alpha, beta, diagonal, sections=1)
 
         C = alpha A B + beta D + diagonal I       symmetric, on GPUs; documented in `hopper_gemm.py`
@@ -100,10 +106,10 @@ that do not fit raise RuntimeError before anything is written.
 - A matrix and the same matrix times a power of two give the same bits, as long as the norm and its inverse are normal
   numbers.
 
-`gemm_` takes batches A (b, m, k), B (b, k, n), D and C (b, m, n), all float32 or all bfloat16, on the CPU. C and D have
-contiguous rows, A and B contiguous rows or columns. A, B and D may share memory. C must not share memory with them,
-with one exception: without `symmetric`, C may be B itself, which the result replaces, and then D may be that tensor,
-too.
+`gemm_` takes batches A (b, m, k), B (b, k, n), D and C (b, m, n), all float32 or all bfloat16, on the CPU; C and D may
+also be float32 where A and B are bfloat16. C and D have contiguous rows, A and B contiguous rows or columns. A, B and D
+may share memory. C must not share memory with them, with one exception: without `symmetric`, C may be B itself, which
+the result replaces, and then D may be that tensor, too.
 
 - Sums are in float32, in an order that follows from k alone, with one rounding at the end: a matrix gets the same bits
   alone and in any batch, with any number of threads. Different `instructions` may round differently, and "portable"
@@ -119,6 +125,13 @@ too.
 least one room. All are float32 or all bfloat16, on the CPU, and share no memory. `coefficients` are three numbers for
 each step. X gets, bit for bit, what three calls of `gemm_` for each step would make of it, the first two of them
 `symmetric`, with the same `instructions`. What is left in A and B is not defined.
+
+`gram_newton_schulz_` takes such X, too, and four squares like those, but of float32, whatever X is. `windows` are the
+numbers of steps in each window, at least one. Q begins as the first H, and R is not needed after the last. Each product
+is that of a call of `gemm_`: X Xᵀ and Q X with `instructions`, Q rounded to X's dtype before; those of squares are
+`symmetric` and with `square_instructions`, which are instructions for float32. H R H is H T with T = R H.
+
+In both:
 
 - With `alone` each thread takes one matrix after another through all steps, and waits for no other thread: faster if a
   core's cache holds a matrix. That takes as many rooms as threads. Matrices that are left over, because there are fewer
@@ -199,6 +212,7 @@ frobenius_norm_ = _traceable("frobenius_norm_")
 normalize_ = _traceable("normalize_")
 gemm_ = _traceable("gemm_")
 newton_schulz_ = _traceable("newton_schulz_")
+gram_newton_schulz_ = _traceable("gram_newton_schulz_")
 hopper_gemm_ = _traceable("hopper_gemm_")
 _gemm_instructions = getattr(ops, KIND + "gemm_instructions")
 

@@ -1,4 +1,4 @@
-"""The products of an iteration on a CPU by the compiled `gemm_`, and all of them in one call."""
+"""The products of an iteration on a CPU by the compiled `gemm_`, and all of an iteration in one call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
-from .native import gemm_, gemm_instructions, newton_schulz_
+from .native import gemm_, gemm_instructions, gram_newton_schulz_, newton_schulz_
 
 # The instructions with which `gemm_` multiplies on this processor.
 INSTRUCTIONS = {dtype: gemm_instructions(dtype) for dtype in (torch.float32, torch.bfloat16)}
@@ -21,7 +21,7 @@ def symmetric(
     beta: float = 0.0,
     out: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return alpha A B + beta D (b, m, m), symmetric; written to `out` if that is given."""
+    """Return alpha A B + beta D (b, m, m), symmetric; written to `out` if that is given, also in float32."""
     C = A.new_empty(A.size(0), A.size(1), B.size(2)) if out is None else out
     gemm_(C, A, B, D, alpha, beta, True, INSTRUCTIONS[A.dtype])
     return C
@@ -40,6 +40,20 @@ def newton_schulz(X: Tensor, schedule: Sequence, squares: Optional[tuple[Tensor,
     A, B = squares or (X.new_empty(b, m, m), X.new_empty(b, m, m))
     coefficients = [number for step in schedule for number in step]
     newton_schulz_(X, A, B, coefficients, fits_a_core(m, n, X.element_size()), INSTRUCTIONS[X.dtype])
+    return X
+
+
+def gram_newton_schulz(X: Tensor, windows: Sequence[Sequence], squares: Optional[Sequence[Tensor]] = None) -> Tensor:
+    """Replace X (b, m, n) by all steps of the Gram iteration with float32 squares, and return it.
+
+    `squares` is room for four of them, (b, m, m) each.
+    """
+    b, m, n = X.shape
+    R, H, Q, T = squares or (X.new_empty(b, m, m, dtype=torch.float32) for _ in range(4))
+    coefficients = [number for window in windows for step in window for number in step]
+    alone = fits_a_core(m, n, torch.float32.itemsize)
+    names = INSTRUCTIONS[X.dtype], INSTRUCTIONS[torch.float32]
+    gram_newton_schulz_(X, R, H, Q, T, coefficients, list(map(len, windows)), alone, *names)
     return X
 
 

@@ -39,7 +39,7 @@ def normalize(
         new = out is None
         normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=as_given) if new else out.view(batch.shape)
         normalize_(normalized, batch, norm.reshape(-1), eps, scale)
-        return normalized.view(G.shape)
+        return normalized.view(G.shape) if new else out
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     normalized = (G * multiplier(norm, eps, scale, exact)).to(work_dtype)
     return normalized if out is None else out.copy_(normalized)

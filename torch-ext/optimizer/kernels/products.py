@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, Iterator, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -37,9 +37,13 @@ class Products(NamedTuple):
     conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, also of two polynomials of one matrix
     affine: Callable[[Tensor, Tensor, float, Optional[Tensor]], Tensor]  # B, X, a, out -> a X + B X
     name: str
-    # All steps of the standard iteration in one call, if there is one, with the same bits: X, schedule, squares -> X,
-    # overwritten. `squares` is two tensors (..., m, m), or None.
+    # All steps of an iteration in one call, if there is one, with the same bits: X, schedule, squares -> X, which is
+    # overwritten. `squares` is memory for two m x m matrices of each X, or None. The Gram iteration takes windows, and
+    # four squares.
     newton_schulz: Optional[Callable[..., Tensor]] = None
+    gram_newton_schulz: Optional[Callable[..., Tensor]] = None
+    float32_squares: bool = False  # `gram` also writes X Xᵀ to a float32 `out`, and all others take such squares
+    prefers_gram: bool = False  # the Gram iteration with float32 squares is faster than the standard one
     batched: bool = True  # takes X (B, m, n); False: one (m, n) at a time
     in_place: bool = False
     in_pairs: bool = False  # `hopper_gemm_` multiplies m x m matrices: pairs of multiprocessors take squares in rounds
@@ -52,6 +56,11 @@ class Products(NamedTuple):
 
 # Those that have been measured to be faster than torch's products.
 _FASTER = ("avx2", "avx512", "avx512_bf16", "amx")
+
+# With AVX512_BF16 a core multiplies bfloat16 about twice as fast as float32. The Gram iteration replaces products of
+# 15 n + 5 m by 3 n in bfloat16 and 17 m in float32, for five steps: it is faster from n = 2.5 m on. `gemm_` pads to
+# blocks of 32, so small squares cost more.
+_GRAM_SIDE, _GRAM_RATIO = 64, 2.5
 
 
 def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
@@ -93,6 +102,8 @@ NATIVE = Products(
     affine=native_products.affine,
     name="gemm_",
     newton_schulz=native_products.newton_schulz,
+    gram_newton_schulz=native_products.gram_newton_schulz,
+    float32_squares=True,
     in_place=True,
 )
 
@@ -101,8 +112,8 @@ def with_torchs_affine(products: Products) -> Products:
     """Return a table whose product that is not symmetric is torch's, which takes every dtype."""
     if products.affine is not NATIVE.affine:
         return products
-    name = f"{products.name} + torch.mm"
-    return products._replace(affine=_one_by_one_affine, name=name, newton_schulz=None, in_place=False)
+    whole = {"newton_schulz": None, "gram_newton_schulz": None, "float32_squares": False}
+    return products._replace(affine=_one_by_one_affine, name=f"{products.name} + torch.mm", in_place=False, **whole)
 
 
 # In long and in large matrices most work is the product that is not symmetric, and torch's is faster there with AMX.
@@ -125,12 +136,14 @@ SYMMETRIC = BATCHED._replace(
 )
 
 
-def _native_tables(instructions: str) -> dict[str, Products]:
+def _native_tables(dtype: torch.dtype, instructions: str) -> dict[str, Products]:
     native = NATIVE._replace(name=f"gemm_ ({instructions})")
-    return {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native)}
+    tables = {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native)}
+    # For float32 it would be a choice of fewer digits, which only the user makes (`choose_iteration`).
+    return tables if dtype == torch.float32 else {**tables, "NATIVE_GRAM": native._replace(prefers_gram=True)}
 
 
-_CPU_TABLES = {dtype: _native_tables(instructions) for dtype, instructions in native_products.INSTRUCTIONS.items()}
+_CPU_TABLES = {dtype: _native_tables(dtype, name) for dtype, name in native_products.INSTRUCTIONS.items()}
 
 
 def cpu_tables(dtype: torch.dtype) -> dict[str, Products]:
@@ -183,16 +196,18 @@ def _cpu_products(
     for measured_m, measured_n, name, source in measured_sizes(device, dtype, "cpu_products", among):
         if (measured_m, measured_n) == (m, n) and name in tables:  # a loop, as in `nearest_of`
             return tables[name]._replace(source=source)
-    name = _cpu_default(dtype, m, n)
-    name = "SINGLE" if name in failed_here(device, dtype, "cpu_products") else name
+    failures = failed_here(device, dtype, "cpu_products")
+    name = next(name for name in (*_cpu_defaults(dtype, m, n), "SINGLE") if name not in failures)
     return tables[name]._replace(source="by default")
 
 
-def _cpu_default(dtype: torch.dtype, m: int, n: int) -> str:
+def _cpu_defaults(dtype: torch.dtype, m: int, n: int) -> Iterator[str]:
+    """Yield the tables that are taken without a measurement: the first that has not failed."""
     instructions = native_products.INSTRUCTIONS.get(dtype)
-    if instructions not in _FASTER:
-        return "SINGLE"
-    return "NATIVE_SYMMETRIC" if instructions == "amx" and _is_long_or_large(m, n) else "NATIVE"
+    if instructions == "avx512_bf16" and m >= _GRAM_SIDE and n >= _GRAM_RATIO * m:
+        yield "NATIVE_GRAM"
+    if instructions in _FASTER:
+        yield "NATIVE_SYMMETRIC" if instructions == "amx" and _is_long_or_large(m, n) else "NATIVE"
 
 
 def _is_long_or_large(m: int, n: int) -> bool:

@@ -53,12 +53,12 @@ class Batch:
     def memory(self, count: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Return sizes and dtypes of the memory that `count` of its matrices need: directions, and factors.
 
-        The standard iteration also needs squares: twice (b, m, m) for the b matrices that it works on together.
+        Some iterations also need squares (`Iteration.squares`): each (b, m, m) for the b matrices that are worked on
+        together.
         """
-        size, work_dtype, m = (count, *self.packed_shape), self.iteration.work_dtype, min(self.packed_shape)
-        uses_squares = self.iteration.method == "standard" and not self.iteration.in_one_launch
-        squares = [((min(count, self._together), m, m), work_dtype)] * 2 if uses_squares else []
-        return [(size, self.packed_dtype), (size, work_dtype), *squares]
+        size, m, (squares, dtype) = (count, *self.packed_shape), min(self.packed_shape), self.iteration.squares
+        room = [((min(count, self._together), m, m), dtype)] * squares
+        return [(size, self.packed_dtype), (size, self.iteration.work_dtype), *room]
 
     @property
     def memory_bytes(self) -> int:
@@ -74,7 +74,7 @@ class Batch:
         """
         (m, n), iteration, count = sorted(self.packed_shape), self.iteration, len(self.matrices)
         work, chain = iteration.work_dtype.itemsize, iteration.chain_dtype.itemsize
-        squares = 0 if iteration.method == "standard" else 5
+        squares = 0 if iteration.method == "standard" or iteration.squares[0] else 5
         one = max(2 * m * n * work + squares * m * m * chain, m * n * (work + 4))
         equalized = 0 if self.equalization.before == "none" else count * m * n * self.packed_dtype.itemsize
         balanced = 0 if self.moments_shape is None else count * m * n * work

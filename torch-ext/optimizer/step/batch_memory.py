@@ -24,7 +24,7 @@ class Views(NamedTuple):
 
     directions: Tensor
     factors: Tensor
-    squares: Optional[tuple[Tensor, Tensor]]
+    squares: Optional[tuple[Tensor, ...]]
 
 
 class BatchMemory:

@@ -7,7 +7,7 @@ a state (`rules.second_moment`) is called afterwards, where that state is. docs/
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ def polar_update(
     eps: float,
     norms: Optional[Tensor] = None,
     factors: Optional[Tensor] = None,
-    squares: Optional[tuple[Tensor, Tensor]] = None,
+    squares: Optional[Sequence[Tensor]] = None,
 ) -> Tensor:
     """Return the updates (B, rows, cols) of whole matrices from their packed momentum.
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..iteration import Iteration, choose_iteration, newton_schulz
+from ..iteration import Iteration, choose_iteration, gram_matrix, gram_newton_schulz, newton_schulz
 from ..kernels.machine import supports_triton
 from ..kernels.measurement_file import Need
 from ..kernels.native_products import fits_a_core
@@ -16,7 +16,7 @@ from ..kernels.operands import DTYPES as OPERANDS
 from ..kernels.products import NATIVE, SINGLE, Products, cpu_tables, select_products, small_polar, symmetric_gemm
 from ..polar import matrices_together, polar_factors
 from ..schedules import resolve_schedule
-from .proof import Compute, prove_apply, prove_iteration, prove_products
+from .proof import Compute, prove_apply, prove_gram, prove_iteration, prove_products
 from .race import Timed
 
 EPS = 1e-7
@@ -64,24 +64,27 @@ def cpu_contest(task: Task) -> Contest:
     """Return the contest of the CPU's tables of products. Each is timed on whole iterations."""
     device, dtype = task.device, getattr(torch, task.need.dtype)
     size = task.need.m, task.need.k
-    iteration = _standard_iteration(device, dtype, size)
     default, tables = select_products(device, dtype, *size), cpu_tables(dtype)
-    before = next(name for name, table in tables.items() if table.name == default.name)
-    G = drawn(device, max(1, min(task.count, matrices_together(device, size, iteration))), *size).to(dtype)
+    before = next(name for name, table in tables.items() if table == default._replace(source=""))
+    iterations = {name: _iteration(device, dtype, size, table) for name, table in tables.items()}
+    together = matrices_together(device, size, iterations[before])
+    G = drawn(device, max(1, min(task.count, together)), *size).to(dtype)
 
     like = G.new_empty(0)
     # Tables with the same symmetric products prove them once.
-    prove_squares = lru_cache(maxsize=None)(partial(_prove_squares, like, size))
+    prove_squares = lru_cache(maxsize=None)(_prove_squares)
 
-    def candidate(table: Products) -> Candidate:
-        run = partial(polar_factors, G, iteration._replace(products=table), EPS)
-        return Candidate(partial(_prove_table, table, prove_squares, like, size), run, table.name)
+    def candidate(name: str) -> Candidate:
+        table, iteration = tables[name], iterations[name]
+        run = partial(polar_factors, G, iteration, EPS)
+        said = f"{iteration.method} {table.name}" if table.prefers_gram else table.name
+        return Candidate(partial(_prove_table, iteration, prove_squares, like, size), run, said)
 
     def entry(winner: str, times: Mapping[str, Timed]) -> dict[str, Any]:
         seconds = {name: time.seconds for name, time in times.items()}
         return {"m": size[0], "k": size[1], "products": winner, "count": len(G), "seconds": seconds}
 
-    return Contest({name: candidate(table) for name, table in tables.items()}, before, "SINGLE", entry)
+    return Contest({name: candidate(name) for name in tables}, before, "SINGLE", entry)
 
 
 def drawn(device: torch.device, *shape: int) -> Tensor:
@@ -89,24 +92,39 @@ def drawn(device: torch.device, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator(device).manual_seed(0), device=device)
 
 
-def _standard_iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> Iteration:
-    return choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), "standard")
+def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], table: Products) -> Iteration:
+    """Return the iteration that a table is for."""
+    method = "gram_float32" if table.prefers_gram else "standard"
+    return choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method)._replace(products=table)
 
 
-def _prove_table(table: Products, prove_squares: Callable[..., None], like: Tensor, size: tuple[int, int]) -> None:
+def _prove_table(iteration: Iteration, prove_squares: Callable[..., None], like: Tensor, size: tuple[int, int]) -> None:
     """Raise WrongResultError if a table's symmetric or compiled products are wrong. torch's products are not tested."""
+    table, chain_dtype = iteration.products, iteration.chain_dtype
     if table.gram is SINGLE.gram:
         return
-    prove_squares(table.batched, table.gram, table.gram_affine, table.commuting)
+    if chain_dtype != like.dtype:
+        prove_gram(lambda A, *_: gram_matrix(A, table, chain_dtype), like, size)
+    chain, of_squares = like.to(chain_dtype), size if chain_dtype == like.dtype else (size[0], size[0])
+    prove_squares(chain, of_squares, table.batched, table.gram, table.gram_affine, table.commuting)
     if table.affine is NATIVE.affine:
         prove_apply(table.affine, like, size)
     if table.newton_schulz is not None:
-        # A second step takes what the first has made; further ones would do the same again.
-        schedule, one_by_one = resolve_schedule("polar_express", 2), table._replace(newton_schulz=None)
-        iterate = partial(newton_schulz, schedule=schedule, products=table)
         # Threads share large matrices, which a step takes one by one. Of others each thread gets a whole one.
-        count = torch.get_num_threads() + 1 if fits_a_core(*size, like.element_size()) else 1
-        prove_iteration(iterate, partial(iterate, products=one_by_one), like, (count, *size))
+        count = torch.get_num_threads() + 1 if fits_a_core(*size, chain_dtype.itemsize) else 1
+        prove_iteration(*_together_and_step_by_step(iteration), like, (count, *size))
+
+
+def _together_and_step_by_step(iteration: Iteration) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Return an iteration in one call, and one product after another: as few steps as do all that steps do."""
+    table = iteration.products
+    one_by_one = table._replace(newton_schulz=None, gram_newton_schulz=None)
+    if iteration.method == "standard":  # the second step takes what the first has made
+        iterate = partial(newton_schulz, schedule=resolve_schedule("polar_express", 2))
+    else:  # the second step of three is neither the first nor the last of its window
+        windows = (resolve_schedule("polar_express", 3),)
+        iterate = partial(gram_newton_schulz, windows=windows, chain_dtype=iteration.chain_dtype)
+    return partial(iterate, products=table), partial(iterate, products=one_by_one)
 
 
 def _prove_squares(like: Tensor, size: tuple[int, int], batched: bool, *products: Callable[..., Tensor]) -> None:

@@ -48,13 +48,18 @@ def prove_products(compute: Compute, like: Tensor, size: tuple[int, int]) -> Non
     The operands are made on the device and in the dtype of `like`, which may be empty. Nothing is added to the
     diagonal: not every product does that before it rounds.
     """
-    X = adversarial(like, *size)
-    check_nan(compute, X, _prove(compute, X, X.mT, None, PLAIN))
+    prove_gram(compute, like, size)
     S = symmetric(like, size[0])
     _prove(compute, S, S, S, (*SCALED, 0.0))
     unit = S / SCALE**2  # exact, except for subnormal numbers
     other = (torch.eye(size[0], device=like.device) - unit.float()).to(like.dtype)
     _prove(compute, unit, other, None, PLAIN)
+
+
+def prove_gram(compute: Compute, like: Tensor, size: tuple[int, int]) -> None:
+    """Raise WrongResultError unless `compute` is right for X Xᵀ of m x k matrices; its results may be wider than X."""
+    X = adversarial(like, *size)
+    check_nan(compute, X, _prove(compute, X, X.mT, None, PLAIN))
 
 
 def prove_launch(compute: Compute, like: Tensor, size: tuple[int, int]) -> None:
@@ -158,9 +163,9 @@ def check_product(
     for i in range(len(C)):  # one at a time, because float64 takes four times the memory
         alpha, addends = _terms(None if D is None else D[i], scalars, C[i])
         addends = [(factor, addend[rows]) for factor, addend in addends]
-        exact, allowed = roundings.product(A[i][rows], B[i], alpha, *addends)
+        exact, allowed = roundings.product(A[i][rows], B[i], alpha, *addends, dtype=C.dtype)
         if not torch.equal(B[i].mT, A[i]):
-            mirrored = roundings.product(B[i].mT[rows], A[i].mT, alpha, *addends)
+            mirrored = roundings.product(B[i].mT[rows], A[i].mT, alpha, *addends, dtype=C.dtype)
             exact, allowed = (torch.where(above, other, one) for other, one in zip(mirrored, (exact, allowed)))
         _check_entries(C[i][rows], exact, allowed)
 

@@ -13,19 +13,21 @@ Addend = Tuple[float, Tensor]
 PANEL = 1024
 
 
-def product(A: Tensor, B: Tensor, alpha: float, *addends: Addend) -> tuple[Tensor, Tensor]:
+def product(
+    A: Tensor, B: Tensor, alpha: float, *addends: Addend, dtype: Optional[torch.dtype] = None
+) -> tuple[Tensor, Tensor]:
     """Return alpha A B + Σ beta D in float64, and the largest rounding error that each entry may have.
 
     A sum of k products in float32, in any order, has an error of at most k roundings of the sum of the products'
     magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). alpha, the product with it and
-    each addend (beta, D) add a rounding, and the result is rounded to its dtype.
+    each addend (beta, D) add a rounding, and the result is rounded to its dtype: A's, if none is given.
     """
     exact, sizes = _in_panels(A, B)
     exact, sizes = alpha * exact, abs(alpha) * sizes
     for beta, D in addends:
         exact, sizes = exact + beta * D.double(), sizes + abs(beta) * D.double().abs()
     summing = _summing(A.size(-1), addends) * sizes
-    return exact, summing + rounding_error(exact.abs() + summing, A.dtype)
+    return exact, summing + rounding_error(exact.abs() + summing, dtype or A.dtype)
 
 
 def sums_of_product(

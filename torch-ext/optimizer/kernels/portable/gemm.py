@@ -75,7 +75,9 @@ def _check_operands(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmet
         raise RuntimeError(f"A must be float32 or bfloat16, got {name_of(A.dtype)}")
     check_batch("A", A, (count, m, k), A.dtype)
     check_batch("B", B, (count, k, n), A.dtype)
-    check_batch("C", C, (count, m, n), A.dtype)
+    has_choice = A.dtype == torch.bfloat16
+    of_result = torch.float32 if has_choice and C.dtype == torch.float32 else A.dtype
+    check_batch("C", C, (count, m, n), of_result, "as A is, or float32" if has_choice else "as A is")
     check_rows("C", C)
     if symmetric and m != n:
         raise RuntimeError(f"a symmetric result must be square, got {listed(C.shape)}")
@@ -84,16 +86,16 @@ def _check_operands(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmet
             strides = listed(t.stride())
             raise RuntimeError(f"{name} must have a stride of 1 along rows or columns, got strides {strides}")
     if D is not None:
-        check_batch("D", D, (count, m, n), A.dtype)
+        check_batch("D", D, (count, m, n), of_result, "as C is")
         check_rows("D", D)
 
 
-def check_batch(name: str, t: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, like: str = "A") -> None:
-    """Raise RuntimeError unless `t` is on the CPU, of this shape, and of the dtype that the argument `like` has."""
+def check_batch(name: str, t: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, like: str = "as A is") -> None:
+    """Raise RuntimeError unless `t` is on the CPU and of this shape and dtype; `like` says why of this dtype."""
     if not t.is_cpu:
         raise RuntimeError(f"{name} must be on the CPU, got {place(t)}")
     if t.dtype != dtype:
-        raise RuntimeError(f"{name} must be {name_of(dtype)} as {like} is, got {name_of(t.dtype)}")
+        raise RuntimeError(f"{name} must be {name_of(dtype)} {like}, got {name_of(t.dtype)}")
     if t.shape != shape:
         raise RuntimeError(f"{name} must be {listed(shape)}, got {listed(t.shape)}")
 
@@ -119,4 +121,4 @@ def _check_memory(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmetri
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
+    return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())

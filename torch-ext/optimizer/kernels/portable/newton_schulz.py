@@ -1,8 +1,9 @@
-"""`newton_schulz_` by the portable `gemm_`; its contract is in `kernels/native.py`."""
+"""`newton_schulz_` and `gram_newton_schulz_` by the portable `gemm_`; their contracts are in `kernels/native.py`."""
 
 from __future__ import annotations
 
-from typing import Sequence
+from itertools import accumulate
+from typing import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,43 +13,102 @@ from .memory import Memory
 from .refusals import listed, name_of
 
 SCHEMA = "(Tensor(a!) X, Tensor(b!) A, Tensor(c!) B, float[] coefficients, bool alone, str instructions) -> ()"
+GRAM_SCHEMA = (
+    "(Tensor(a!) X, Tensor(b!) R, Tensor(c!) H, Tensor(d!) Q, Tensor(e!) T, float[] coefficients, int[] windows, "
+    "bool alone, str instructions, str square_instructions) -> ()"
+)
 
 
 def newton_schulz_(
     X: Tensor, A: Tensor, B: Tensor, coefficients: Sequence[float], alone: bool, instructions: str
 ) -> None:
     """Replace each X by a X + (b A + c A²) X with A = X Xᵀ, step by step, one matrix after another."""
-    _check(X, A, B, coefficients)
+    _check(X, {"A": A, "B": B}, X.dtype, "as X is")
+    steps = _steps(coefficients)
     check_instructions(instructions)
     for i in range(len(X)):
         x, square, polynomial = X[i : i + 1], A[:1], B[:1]
-        for first in range(0, len(coefficients), 3):
-            a, b, c = coefficients[first : first + 3]
+        for a, b, c in steps:
             gemm_(square, x, x.mT, None, 1.0, 0.0, True, INSTRUCTIONS)
             gemm_(polynomial, square, square, square, c, b, True, INSTRUCTIONS)
             gemm_(x, polynomial, x, x if a else None, 1.0, a, False, INSTRUCTIONS)
 
 
-def _check(X: Tensor, A: Tensor, B: Tensor, coefficients: Sequence[float]) -> None:
+def gram_newton_schulz_(
+    X: Tensor,
+    R: Tensor,
+    H: Tensor,
+    Q: Tensor,
+    T: Tensor,
+    coefficients: Sequence[float],
+    windows: Sequence[int],
+    alone: bool,
+    instructions: str,
+    square_instructions: str,
+) -> None:
+    """Replace each X by the product of all steps with it, from R = X Xᵀ in each window, one matrix after another."""
+    _check(X, {"R": R, "H": H, "Q": Q, "T": T}, torch.float32, "whatever X is")
+    steps = _steps(coefficients)
+    _check_windows(windows, len(steps))
+    check_instructions(instructions)
+    check_instructions(square_instructions)
+    for i in range(len(X)):
+        x, ends = X[i : i + 1], list(accumulate(windows))
+        for start, end in zip([0, *ends], ends):
+            product = _window_product(x, [square[:1] for square in (R, H, Q, T)], steps[start:end])
+            gemm_(x, product.to(x.dtype), x, None, 1.0, 0.0, False, INSTRUCTIONS)
+
+
+def _window_product(x: Tensor, squares: Sequence[Tensor], steps: Sequence[Sequence[float]]) -> Tensor:
+    """Return Q of one matrix (1, m, n), in one of `squares`, which are overwritten."""
+    R, H, Q, T = squares
+    gemm_(R, x, x.mT, None, 1.0, 0.0, True, INSTRUCTIONS)
+    for step, (a, b, c) in enumerate(steps, 1):
+        polynomial = Q if step == 1 else H
+        gemm_(polynomial, R, R, R, c, b, True, INSTRUCTIONS)
+        if a:
+            polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
+        if step > 1:
+            gemm_(T, Q, polynomial, None, 1.0, 0.0, True, INSTRUCTIONS)
+            Q, T = T, Q
+        if step < len(steps):
+            factor = Q if step == 1 else polynomial
+            gemm_(T, R, factor, None, 1.0, 0.0, True, INSTRUCTIONS)
+            gemm_(R, factor, T, None, 1.0, 0.0, True, INSTRUCTIONS)
+    return Q
+
+
+def _steps(coefficients: Sequence[float]) -> list[Sequence[float]]:
+    """Return the three coefficients of each step."""
+    if len(coefficients) % 3:
+        raise RuntimeError(f"coefficients must be three for each step, got {len(coefficients)}")
+    return [coefficients[first : first + 3] for first in range(0, len(coefficients), 3)]
+
+
+def _check_windows(windows: Sequence[int], steps: int) -> None:
+    if any(window < 1 for window in windows):
+        raise RuntimeError(f"windows must have at least one step each, got {listed(windows)}")
+    if sum(windows) != steps:
+        raise RuntimeError(f"windows must have {steps} steps in all, got {listed(windows)}")
+
+
+def _check(X: Tensor, squares: Mapping[str, Tensor], dtype: torch.dtype, like: str) -> None:
+    first, A = next(iter(squares.items()))
     if X.dtype not in (torch.float32, torch.bfloat16):
         raise RuntimeError(f"X must be float32 or bfloat16, got {name_of(X.dtype)}")
     if X.ndim != 3 or A.ndim != 3:
         shapes = f"{listed(X.shape)} and {listed(A.shape)}"
-        raise RuntimeError(f"X and A must be (batch, m, n) and (rooms, m, m), got {shapes}")
+        raise RuntimeError(f"X and {first} must be (batch, m, n) and (rooms, m, m), got {shapes}")
     (count, m, n), rooms = X.shape, len(A)
-    check_batch("X", X, (count, m, n), X.dtype, "X")
+    check_batch("X", X, (count, m, n), X.dtype)
     check_rows("X", X)
     if rooms == 0 < count:
-        raise RuntimeError(f"A must have room for a matrix, got {listed(A.shape)}")
-    squares = ("A", A), ("B", B)
-    for name, t in squares:
-        check_batch(name, t, (rooms, m, m), X.dtype, "X")
-    for name, t in squares:
+        raise RuntimeError(f"{first} must have room for a matrix, got {listed(A.shape)}")
+    memory = Memory()
+    memory.write("X", X)
+    for name, t in squares.items():
+        check_batch(name, t, (rooms, m, m), dtype, like)
         if not t.is_contiguous():
             raise RuntimeError(f"{name} must be contiguous, got strides {listed(t.stride())}")
-    memory = Memory()
-    for name, t in (("X", X), *squares):
         memory.write(name, t)
     memory.check()
-    if len(coefficients) % 3:
-        raise RuntimeError(f"coefficients must be three for each step, got {len(coefficients)}")

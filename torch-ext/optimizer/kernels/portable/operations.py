@@ -22,6 +22,7 @@ OPERATIONS = {
     "normalize_": Operation(norms.NORMALIZE_SCHEMA, norms.normalize_),
     "gemm_": Operation(gemm.SCHEMA, gemm.gemm_),
     "newton_schulz_": Operation(newton_schulz.SCHEMA, newton_schulz.newton_schulz_),
+    "gram_newton_schulz_": Operation(newton_schulz.GRAM_SCHEMA, newton_schulz.gram_newton_schulz_),
     "gemm_instructions": Operation(gemm.INSTRUCTIONS_SCHEMA, gemm.gemm_instructions),
     # Compiled for GPUs of compute capability 9.0 or not at all: `hopper_gemm.is_built` says which.
     "hopper_gemm_": Operation(
