@@ -29,35 +29,57 @@ def taking(clock, seconds: float, then: Exception | None = None) -> Callable[[],
 
 
 def test_a_budget_ends_between_measurements(kernel, tune, contests, table_clock):
-    """Each takes 9 seconds for three first bursts and three rounds: two fit into 20, and a third would not."""
+    """Each takes 9 seconds for three first bursts and three rounds: the third begins in time, and is the last one."""
     clock = table_clock(EVEN, per_burst=0.75)
     todo = tasks(kernel, *((40, 64 + i) for i in range(5)))
     told = run(tune.Tuner(20.0, clock), tune, todo)
-    assert measured(kernel, todo) == [True] * 2 + [False] * 3
-    assert ["the time budget has no room for it" in text for text in told] == [False] * 2 + [True] * 3 + [False]
-    assert all(f"40 x {64 + i} bfloat16" in told[-1] for i in range(2, 5)) and "3 left to their default" in told[-1]
-    assert clock.time <= 20
+    assert measured(kernel, todo) == [True] * 3 + [False] * 2
+    assert ["the time budget has no room for it" in text for text in told] == [False] * 3 + [True] * 2 + [False]
+    assert all(f"40 x {64 + i} bfloat16" in told[-1] for i in range(3, 5)) and "2 left to their default" in told[-1]
+    assert clock.time == 3 * 9
 
 
-def test_time_that_proofs_take_counts(kernel, tune, contests, table_clock):
-    """Three take 18 seconds, which leaves a third of 60 only the fewest rounds of a race, 9 seconds: two sizes fit."""
+def test_proofs_may_take_half_of_the_time_if_others_wait(kernel, tune, contests, table_clock):
+    """Three proofs take 18 seconds, which leaves a third of 60 only the fewest rounds of a race, 9 seconds.
+
+    The last proof of the last size would begin after the end: its race has two candidates, and takes 6 seconds.
+    """
     clock = table_clock(EVEN, per_burst=0.75)
     contests.update(dict.fromkeys(TABLES, taking(clock, 6.0)))
     todo = tasks(kernel, (40, 66), (40, 65), (40, 64))
-    run(tune.Tuner(60.0, clock), tune, todo)
-    assert measured(kernel, todo) == [True, True, False] and clock.time == 2 * (18 + 9)
+    told = run(tune.Tuner(60.0, clock), tune, todo)
+    assert measured(kernel, todo) == [True] * 3 and clock.time == 2 * (18 + 9) + 12 + 6
+    assert ["is left out: the time budget" in text for text in told] == [False, False, True, False]
 
 
-def test_no_proof_begins_after_the_time_is_up(kernel, measurements, tune, contests, table_clock):
-    """The one that has begun is finished, and what it has found is kept."""
+def test_proofs_leave_others_that_wait_half_of_the_time(kernel, tune, contests, table_clock):
+    """The third proof of the first size would begin after half of 20 seconds."""
+    clock = table_clock(EVEN)
+    contests.update(dict.fromkeys(TABLES, taking(clock, 5.0)))
+    todo = tasks(kernel, (40, 65), (40, 64))
+    run(tune.Tuner(20.0, clock), tune, todo)
+    assert measured(kernel, todo) == [True] * 2 and clock.time == 10 + 10
+
+
+def test_each_call_measures_a_size_however_slow_its_proofs(kernel, tune, contests, table_clock):
+    clock = table_clock(EVEN)
+    contests.update(dict.fromkeys(TABLES, taking(clock, 50.0)))
+    todo = tasks(kernel, (40, 65), (40, 64))
+    for expected in [True, False], [True, True]:
+        run(tune.Tuner(1.0, clock), tune, tune.largest_first(tune.unmeasured(todo)))
+        assert measured(kernel, todo) == expected
+
+
+def test_what_a_late_proof_has_found_is_kept(kernel, measurements, tune, contests, table_clock):
+    """No other begins after it, and torch's products are timed alone."""
     clock, proven = table_clock(EVEN), []
     wrong = kernel.tuning.proof.WrongResultError("not symmetric")
     contests["NATIVE"] = taking(clock, 30.0, then=wrong)
     contests["NATIVE_SYMMETRIC"] = lambda: proven.append("NATIVE_SYMMETRIC")
     told = run(tune.Tuner(20.0, clock), tune, tasks(kernel, (24, 40)))
-    assert not proven and not clock.bursts
-    assert "24 x 40 bfloat16 cpu_products keeps its default: the time budget has no room for it" in told[0]
-    assert "1 left to their default (24 x 40 bfloat16 cpu_products)" in told[-1]
+    assert not proven and set(clock.bursts) == {"SINGLE"}
+    assert "NATIVE failed its proof: not symmetric" in told[0]
+    assert "NATIVE_SYMMETRIC is left out: the time budget has no room for it" in told[0]
     measurements.forget()
     failed = measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16")
     assert failed == {"NATIVE": "not symmetric"}
@@ -70,14 +92,6 @@ def test_a_race_that_has_begun_gets_its_fewest_rounds(kernel, tune, contests, ta
     todo = tasks(kernel, (24, 40))
     run(tune.Tuner(20.0, clock), tune, todo)
     assert measured(kernel, todo) == [True] and len(clock.bursts) == 3 * (1 + 3)
-
-
-def test_a_smaller_size_may_fit_where_a_larger_one_does_not(kernel, tune, contests, table_clock):
-    """Of the same pace: after 9 of 16 seconds another 9 do not fit, but less than one does."""
-    clock = table_clock(EVEN, per_burst=0.75)
-    todo = tasks(kernel, (40, 64), (40, 63), (8, 64))
-    run(tune.Tuner(16.0, clock), tune, todo)
-    assert measured(kernel, todo) == [True, False, True]
 
 
 def test_sizes_with_most_work_come_first(kernel, tune, measurements, contests, monkeypatch, table_clock):

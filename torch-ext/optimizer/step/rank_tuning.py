@@ -94,12 +94,12 @@ class Meeting:
         The time budget of all ranks begins at their first comparison. Otherwise the budget of a rank that measures for
         a later set of ranks would only begin when those of the sets before have ended.
         """
-        self._tuner.begin(self._tasks[0].device)
         key, needs = self._key, [task.need for task in self._tasks]
         agreed = {need: agreement(key, need) for need in needs}
         agreed = {need: before for need, before in agreed.items() if before}
         mine = Statement(key.device, agreed, all_failed(key), sorted(self._tuner.left()))
         statements = dict(zip(self._ranks, gathered(mine, self._ranks, "measurements", self._names)))
+        self._tuner.begin(self._tasks[0].device)  # not before slower ranks have come
         self._left = {need for statement in statements.values() for need in statement.left}
         for rank, statement in statements.items():
             self._kinds.setdefault(statement.kind, rank)

@@ -44,16 +44,20 @@ def is_ours(finding: Finding) -> bool:
 
 
 @torch.no_grad()
-def compete(task: Task, contest: Contest, clock: Clock, seconds: Callable[[], float], end: float = math.inf) -> Finding:
+def compete(
+    task: Task, contest: Contest, clock: Clock, seconds: Callable[[], float], proofs_end: float = math.inf
+) -> Finding:
     """Prove the candidates of a contest, race the correct ones, and return the result.
 
-    When the race begins, `seconds()` says about how long it may take. After `end` on the clock no proof and no race
-    begins. Candidates that have failed on this machine before are left out. Nothing is stored, with one exception: a
-    candidate that made the GPU unusable, for which RuntimeError is raised.
+    After `proofs_end` on the clock no proof begins, and what is proven by then is raced: the default and torch's
+    products in any case. When the race begins, `seconds()` says about how long it may take. Candidates that have failed
+    on this machine before are left out. Nothing is stored, with one exception: a candidate that made the GPU unusable,
+    for which RuntimeError is raised.
     """
     key = key_of(task.device)
     known = failed(key, task.need.kernel, task.need.dtype)
     asked = [name for name in contest.candidates if name not in known]
+    asked.sort(key=lambda name: (name != contest.before, name != contest.rival))
 
     def around(name: str) -> ContextManager:  # torch's products have no trial: there is nothing to replace them
         return nullcontext() if name == contest.rival else trial(key, task.need, name)
@@ -61,9 +65,7 @@ def compete(task: Task, contest: Contest, clock: Clock, seconds: Callable[[], fl
     try:
         with without_autocast(task.device.type):
             proofs = {name: contest.candidates[name].prove for name in asked}
-            wrong, dropped = _proven(proofs, around, lambda: clock.now() < end)
-            if clock.now() >= end:
-                return left_out(task, OUT_OF_TIME, wrong)
+            wrong, dropped = _proven(proofs, around, lambda: clock.now() < proofs_end)
             runs = {name: contest.candidates[name].run for name in asked if name not in {**wrong, **dropped}}
             times, more = race(runs, clock, seconds(), around)
     except LostGpuError as lost:
@@ -101,13 +103,14 @@ def _proven(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the candidates that are wrong, and those that could not be proven this time, each with the reason.
 
-    No further candidate is proven once it is no longer `in_time`. Raises LostGpuError if one makes the GPU unusable,
-    and out-of-memory errors.
+    The first two are proven in any case, others only as long as it is `in_time`. Raises LostGpuError if one makes the
+    GPU unusable, and out-of-memory errors.
     """
     wrong, dropped = {}, {}
-    for name, prove in proofs.items():
-        if not in_time():
-            break
+    for number, (name, prove) in enumerate(proofs.items()):
+        if number > 1 and not in_time():
+            dropped[name] = OUT_OF_TIME
+            continue
         with dropping(name, dropped), around(name):
             try:
                 prove()

@@ -30,7 +30,6 @@ class Tuner:
         self._clock = clock or Clock
         self._budget = budget
         self._end: Optional[float] = None  # set when measuring begins
-        self._paces: dict[tuple[torch.device, str, str], float] = {}  # seconds for each of a task's `_work`
         self.findings: list[Finding] = []
 
     def begin(self, device: torch.device) -> tuple[Clock, float]:
@@ -42,16 +41,16 @@ class Tuner:
     def measure(self, task: Task, waiting: int) -> Finding:
         """Measure a task, store the result and return it. `waiting` other tasks share the remaining time.
 
-        A task that would take longer than the remaining time, at the pace of the one before, is left out.
+        Its race gets its share of the time, less what its proofs have taken; but at least the fewest rounds. Its
+        proofs may take more than that, up to half of the time if other tasks wait: else these might never be measured.
         """
         clock, end = self.begin(task.device)
         now = clock.now()
-        pace = task.device, task.need.kernel, task.need.dtype
-        if now >= end or now + self._paces.get(pace, 0.0) * _work(task) > end:
+        if now >= end:
             return self.leave(task)
-        share = now + (end - now) / (waiting + 1)
+        share, proofs_end = now + (end - now) / (waiting + 1), now + (end - now) / (2 if waiting else 1)
         try:
-            finding = compete(task, contest_of(task), clock, lambda: share - clock.now(), end)
+            finding = compete(task, contest_of(task), clock, lambda: share - clock.now(), proofs_end)
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
@@ -59,8 +58,6 @@ class Tuner:
         found = {task.need: finding.entry} if finding.entry is not None else {}
         if found or finding.failed:
             keep(key_of(task.device), Table(found, wrong_of(finding)))
-        if found:
-            self._paces[pace] = (clock.now() - now) / _work(task)
         return self._noted(finding)
 
     def leave(self, task: Task, why: str = OUT_OF_TIME) -> Finding:
@@ -131,8 +128,8 @@ def tune(
     there. Sizes that this machine has measured are not measured again. If you build images: the folder is
     $XDG_CACHE_HOME/optimizer, by default ~/.cache/optimizer. `Muon.warmup` does the same for its own matrices.
 
-    `budget` is about how many seconds all of this takes, proofs included. Sizes with most work come first. A proof or a
-    race that has begun when the time is up is finished, with few rounds. Sizes that are left out keep their default,
+    `budget` is about how many seconds all of this takes, proofs included. Sizes with most work come first. The size
+    that is being measured when the time is up is finished, with the fewest rounds. Those after it keep their default,
     and the progress names them. `progress(done, total, what)` is called after each size; None draws a line. Raises
     ValueError or TypeError for shapes, dtypes, devices and budgets that make no sense, before anything is measured.
     """
