@@ -106,13 +106,12 @@ inline AnyNewtonSchulz check_newton_schulz(const Tensor& x, const Tensor& a, con
 }
 
 inline void check_windows(const std::vector<int64_t>& windows, size_t steps) {
-  int64_t sum = 0;
+  int64_t left = steps;
   for (const int64_t window : windows) {
     STD_TORCH_CHECK(window > 0, "windows must have at least one step each, got ", tuple(windows));
-    sum += window;
+    left -= std::min(window, left + 1);  // below zero if there are not so many, whatever the sum would be
   }
-  STD_TORCH_CHECK(sum == static_cast<int64_t>(steps), "windows must have ", steps, " steps in all, got ",
-                  tuple(windows));
+  STD_TORCH_CHECK(left == 0, "windows must have ", steps, " steps in all, got ", tuple(windows));
 }
 
 // As many arguments as the op has.

@@ -205,7 +205,7 @@ Links links_of(const NewtonSchulz<Element>& call, const Place& place, const Inst
 }
 
 // In each window R = X Xᵀ. A step turns R into h(R) R h(R), where h(R) = c R R + b R + a I; the product Q of all h is
-// applied to X at the end.
+// applied to X at the end. A single step adds a X instead: then a is not rounded to X's type with the rest.
 template <class Element>
 Links links_of(const GramNewtonSchulz<Element>& call, const Place& place, const Instructions<Element>& by,
                const Instructions<float>& by_squares) {
@@ -219,22 +219,23 @@ Links links_of(const GramNewtonSchulz<Element>& call, const Place& place, const 
     for (int64_t left = window; left > 0; --left, ++step) {
       float* const polynomial = left == window ? q : h;
       chain.add_polynomial(polynomial, r, *step);
-      chain.add_to_diagonal(polynomial, step->a);
+      chain.add_to_diagonal(polynomial, window == 1 ? 0 : step->a);
       if (left < window) {
         chain.add_product(t, q, polynomial);
         std::swap(q, t);
       }
       if (left > 1) {
-        chain.add_product(t, r, left == window ? q : h);
-        chain.add_product(r, left == window ? q : h, t);
+        chain.add_product(t, r, polynomial);
+        chain.add_product(r, polynomial, t);
       }
     }
+    const float addend = window == 1 ? step[-1].a : 0;
     if constexpr (std::is_same_v<Element, float>) {
-      chain.add_affine(q, call.m * call.m, 0);
+      chain.add_affine(q, call.m * call.m, addend);
     } else {
       Element* const rounded = reinterpret_cast<Element*>(t);
       chain.add_rounding(rounded, q);
-      chain.add_affine(rounded, call.m * call.m * int64_t(sizeof(float) / sizeof(Element)), 0);
+      chain.add_affine(rounded, call.m * call.m * int64_t(sizeof(float) / sizeof(Element)), addend);
     }
   }
   return chain.take();

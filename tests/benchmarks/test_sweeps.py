@@ -186,11 +186,11 @@ def counted_with_symmetry(run, products) -> float:
 def test_flop_formulas_match_torchs_counter(built, m, n):
     X, products = torch.randn(m, n, generator=torch.Generator().manual_seed(0)), built.kernels.products.SINGLE
     schedule = built.schedules.resolve_schedule("polar_express", 5)
-    standard = lambda products: built.iteration.newton_schulz(X, schedule, products)  # noqa: E731
+    standard = lambda products: built.kernels.newton_schulz.newton_schulz(X, schedule, products)  # noqa: E731
     assert counted(lambda: standard(products)) == work.dense_flop(m, n, 5)
     assert counted_with_symmetry(standard, products) == work.standard_flop(m, n, 5)
     windows = schedule[:2], schedule[2:]
-    gram = lambda products: built.iteration.gram_newton_schulz(X, windows, products, X.dtype)  # noqa: E731
+    gram = lambda products: built.kernels.newton_schulz.gram_newton_schulz(X, windows, products, X.dtype)  # noqa: E731
     assert counted_with_symmetry(gram, products) == work.gram_flop(m, n, 5, 2)
 
 

@@ -137,8 +137,8 @@ def test_iteration_is_the_same_with_symmetric_products(kernel):
     schedule = kernel.polar_express(steps=3)
     products = kernel.kernels.products
     X = kernel.kernels.normalization.normalize(G, torch.float32, 1e-7)
-    ours = kernel.iteration.newton_schulz(X, schedule, products.SYMMETRIC)
-    torchs = kernel.iteration.newton_schulz(X, schedule, products.BATCHED)
+    ours = kernel.kernels.newton_schulz.newton_schulz(X, schedule, products.SYMMETRIC)
+    torchs = kernel.kernels.newton_schulz.newton_schulz(X, schedule, products.BATCHED)
     # Both round to float32 after every product; errors grow by at most the product of the first coefficients.
     gain = torch.tensor([a for a, _, _ in schedule]).prod().item()
     torch.testing.assert_close(ours, torchs, rtol=0, atol=16 * gain * torch.finfo(torch.float32).eps)

@@ -42,7 +42,7 @@ def kind(request, native) -> Kind:
     return request.param
 
 
-@pytest.fixture(params=[None, (3,), (1, 2)], ids=str)
+@pytest.fixture(params=[None, (3,), (1, 2), (2, 1)], ids=str)
 def way(request, kind, native) -> Way:
     """Each iteration with each instruction set; squares have the best for float32."""
     return Way(kind, request.param, native.gemm_instructions(FLOAT32))
@@ -72,9 +72,12 @@ def step_by_step(native, X: Tensor, way: Way) -> Tensor:
         return X
     ends = list(accumulate(way.windows))
     for start, end in zip([0, *ends], ends):
-        R = product(native, X, X.mT, instructions, FLOAT32)
-        Q = product_of_steps(native, R, STEPS[start:end], way.square_instructions)
-        native.gemm_(X, Q.to(X.dtype), X, None, 1.0, 0.0, False, instructions)
+        R, a = product(native, X, X.mT, instructions, FLOAT32), 0.0
+        steps = STEPS[start:end]
+        if len(steps) == 1:  # which adds a X itself
+            a, steps = steps[0][0], [(0.0, *steps[0][1:])]
+        Q = product_of_steps(native, R, steps, way.square_instructions)
+        native.gemm_(X, Q.to(X.dtype), X, X if a else None, 1.0, a, False, instructions)
     return X
 
 
@@ -173,15 +176,17 @@ def test_without_steps_or_matrices_nothing_happens(native, way):
 @pytest.mark.parametrize("method", ["standard", "gram_float32"])
 def test_a_compiled_iteration_is_the_eager_one(kernel, method):
     """The iterations call them where products are compiled, and only there; `out` gets the result."""
-    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    schedule, steps = kernel.schedules.resolve_schedule("polar_express", 5), kernel.kernels.newton_schulz
     X = normalized(Kind(BFLOAT16, "", BFLOAT16), 3, 40, 70)
 
-    def iterate(X, out=None, products=kernel.kernels.products.NATIVE):
-        if method == "standard":
-            return kernel.iteration.newton_schulz(X.clone(), schedule, products, out)
-        return kernel.iteration.gram_newton_schulz(X.clone(), (schedule[:2], schedule[2:]), products, FLOAT32, out)
+    products = kernel.kernels.products.cpu_tables(BFLOAT16)["NATIVE" if method == "standard" else "NATIVE_GRAM"]
 
-    one_by_one = kernel.kernels.products.NATIVE._replace(newton_schulz=None, gram_newton_schulz=None)
+    def iterate(X, out=None, products=products):
+        if method == "standard":
+            return steps.newton_schulz(X.clone(), schedule, products, out)
+        return steps.gram_newton_schulz(X.clone(), (schedule[:1], schedule[1:]), products, FLOAT32, out)
+
+    one_by_one = products._replace(newton_schulz=None, gram_newton_schulz=None)
     expected, out = iterate(X, products=one_by_one), torch.empty_like(X)
     assert torch.equal(iterate(X), expected)
     assert torch.equal(torch.compile(iterate, fullgraph=True, backend="aot_eager")(X), expected)

@@ -54,6 +54,7 @@ BAD_GRAMS = {
     "coefficients must be three for each step, got 4": {"coefficients": [1.0] * 4},
     r"windows must have at least one step each, got \(3, 0\)": {"windows": [3, 0]},
     r"windows must have 3 steps in all, got \(1, 1\)": {"windows": [1, 1]},
+    r"windows must have 3 steps in all, got \(9.*5807, 9.*5807, 5\)": {"windows": [2**63 - 1, 2**63 - 1, 5]},
     "got mmx": {"instructions": "mmx"},
     "got sse": {"square_instructions": "sse"},
 }

@@ -150,7 +150,8 @@ def test_bound_detects_a_dropped_restart(kernel, name, schedule):
     errors = {}
     for spectrum in SPECTRA:
         X = between_vectors(normalized(spectrum)).half()
-        without = kernel.iteration.gram_newton_schulz(X, [schedule], kernel.kernels.products.SINGLE, torch.float16)
+        iterate, single = kernel.kernels.newton_schulz.gram_newton_schulz, kernel.kernels.products.SINGLE
+        without = iterate(X, [schedule], single, torch.float16)
         exact = between_vectors(composed(schedule, normalized(spectrum)))
         errors[spectrum] = (without.double() - exact).norm().nan_to_num(torch.inf)
     assert any(errors[spectrum] > bound(schedule, spectrum, "float16-gram") for spectrum in SPECTRA)

@@ -26,7 +26,7 @@ def gram_error(kernel, schedule, restarts, dtype, spectrum):
     left, right = singular_vectors(64, 160, seed=0)
     X = ((left * sigma) @ right.mT).to(dtype)
     windows = kernel.stability.split(schedule, restarts)
-    factor = kernel.iteration.gram_newton_schulz(X, windows, kernel.kernels.products.SINGLE, dtype).double()
+    factor = kernel.kernels.newton_schulz.gram_newton_schulz(X, windows, kernel.kernels.products.SINGLE, dtype).double()
     exact = composed(schedule, sigma)
     return ((factor - (left * exact) @ right.mT).norm() / exact.norm()).nan_to_num(torch.inf).item()
 
@@ -56,12 +56,12 @@ def test_folded_scale_changes_no_bit_in_float64(kernel, scale):
         schedule = kernel.schedules.resolve_schedule(name, 5)
         folded = kernel.schedules.with_folded_scale(schedule, scale)
         plain, shifted = (
-            kernel.iteration.newton_schulz(factor * X, steps, products)
+            kernel.kernels.newton_schulz.newton_schulz(factor * X, steps, products)
             for factor, steps in ((1, schedule), (scale, folded))
         )
         assert torch.equal(plain, shifted)
         plain, shifted = (
-            kernel.iteration.gram_newton_schulz(factor * X, split(steps, (2,)), products, torch.float64)
+            kernel.kernels.newton_schulz.gram_newton_schulz(factor * X, split(steps, (2,)), products, torch.float64)
             for factor, steps in ((1, schedule), (scale, folded))
         )
         assert torch.equal(plain, shifted)

@@ -181,7 +181,9 @@ def test_restarts_with_ten_times_the_bound_err_more(kernel, stability, schedule)
         for sigma in spectra:
             sigma = sigma / sigma.norm()
             X = ((left * sigma) @ right.mT).half()
-            factor = kernel.iteration.gram_newton_schulz(X, windows, kernel.kernels.products.SINGLE, X.dtype).double()
+            factor = kernel.kernels.newton_schulz.gram_newton_schulz(
+                X, windows, kernel.kernels.products.SINGLE, X.dtype
+            ).double()
             exact = composed(schedule, sigma)
             error = ((factor - (left * exact) @ right.mT).norm() / exact.norm()).nan_to_num(torch.inf).item()
             errors[restarts] = max(errors[restarts], error)

@@ -120,14 +120,17 @@ def test_the_state_is_as_large_as_said(kernel, case):
 
 
 def test_work_is_that_of_the_standard_iteration(kernel):
-    """Of torch's products, which save nothing: 4 m² n + 2 m³ for a wide m x n matrix at each step."""
+    """4 m² n + 2 m³ for a wide m x n matrix at each step, or 3 m² n + m³ where half of symmetric products is saved."""
+    products = kernel.kernels.products.select_products(torch.device("cpu"), torch.float32, 16, 48)
+    saves = {1.0: lambda m, n: 4 * m * m * n + 2 * m**3, 2.0: lambda m, n: 3 * m * m * n + m**3}[products.gram_gain]
     params = {"tall.weight": Parameter(torch.zeros(48, 16)), "square.weight": Parameter(torch.zeros(16, 16))}
     params["vector"] = Parameter(torch.zeros(16))
     rows = kernel.Muon(params.items(), ns_steps=3, ns_coefficients="quintic", **SMALL).explain().rows
-    expected = {"tall.weight": 3 * (4 * 16**2 * 48 + 2 * 16**3), "square.weight": 3 * 6 * 16**3, "vector": None}
+    expected = {"tall.weight": 3 * saves(16, 48), "square.weight": 3 * saves(16, 16), "vector": None}
     assert {row.name: row.flops for row in rows} == expected
     shares = re.findall(r"([0-9.]+)%", str(kernel.Muon(params.items(), **SMALL).explain()))
-    assert [float(share) for share in shares] == [70.0, 30.0]  # 14 to 6
+    # 14 to 6, or 10 to 4.
+    assert [float(share) for share in shares] == ([70.0, 30.0] if products.gram_gain == 1 else [71.4, 28.6])
 
 
 def test_print_sums_bytes_and_work_over_a_line(kernel):

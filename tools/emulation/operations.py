@@ -139,6 +139,14 @@ def iterated(operations, dtype: torch.dtype, instructions: str) -> list[Tensor]:
     return [bits(X)]
 
 
+def iterated_with_float32_squares(operations, instructions: str) -> list[Tensor]:
+    """bfloat16 matrices after two steps of the Gram iteration, whose squares have these instructions."""
+    X, squares = numbers(torch.bfloat16, 8, shape=(3, 50, 110)) / 128, torch.zeros(4, 2, 50, 50)
+    steps = [3.4445, -4.775, 2.0315] * 2
+    operations.gram_newton_schulz_(X, *squares, steps, [2], True, "portable", instructions)
+    return [bits(X)]
+
+
 def multiplied_in_float32(operations) -> Iterator[tuple[str, list[Tensor]]]:
     """Yield the products by each of this processor's instructions; the portable ones round otherwise on ARM."""
     best = operations.gemm_instructions(torch.float32)
@@ -147,6 +155,8 @@ def multiplied_in_float32(operations) -> Iterator[tuple[str, list[Tensor]]]:
         products = (multiplied(operations, torch.float32, instructions, symmetric) for symmetric in (True, False))
         yield f"gemm_ in float32, {instructions}{where}", _all(products)
         yield f"newton_schulz_ in float32, {instructions}{where}", iterated(operations, torch.float32, instructions)
+        squares = iterated_with_float32_squares(operations, instructions)
+        yield f"gram_newton_schulz_ in bfloat16, float32 squares, {instructions}{where}", squares
 
 
 def results(operations) -> Iterator[tuple[str, list[Tensor]]]:

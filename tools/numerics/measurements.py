@@ -137,9 +137,10 @@ def scale_row(kernel: ModuleType, m: int) -> dict:
 def run(kernel: ModuleType, X: Tensor, schedule, restarts: tuple[int, ...] | None) -> Tensor:
     """Return the standard iteration, or the Gram iteration with these restarts, over torch's products."""
     products = kernel.kernels.products.SINGLE
+    steps = kernel.kernels.newton_schulz
     if restarts is None:
-        return kernel.iteration.newton_schulz(X, schedule, products)
-    return kernel.iteration.gram_newton_schulz(X, kernel.stability.split(schedule, restarts), products, X.dtype)
+        return steps.newton_schulz(X, schedule, products)
+    return steps.gram_newton_schulz(X, kernel.stability.split(schedule, restarts), products, X.dtype)
 
 
 def relative(actual: Tensor, exact: Tensor) -> float:

@@ -1,8 +1,8 @@
-"""How matrices of one size are orthogonalized on one device, and the steps: method, dtypes, schedule, products."""
+"""How matrices of one size are orthogonalized on one device: method, dtypes, schedule, products."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ METHODS = ("auto", "standard", "gram", "gram_float32")
 
 # bfloat16 only if the processor multiplies it natively: elsewhere each product would first convert to float32.
 _CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+# With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
+_GRAM_STEPS = 4
 
 # The largest part of a sum that may be kept in float16: its range, with 1 % to spare for rounding.
 _LARGEST_PART = 0.99 * torch.finfo(torch.float16).max
@@ -69,7 +72,7 @@ def choose_iteration(
     """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
     `auto` takes the Gram iteration in float16 if `iteration_costs` says that it is cheaper. In bfloat16 it would
-    diverge, but not with float32 squares, which it takes where the products prefer them (`select_products`). Users
+    diverge, but not with float32 squares: it takes those where `select_products` does, for _GRAM_STEPS or more. Users
     choose float32 and float64 for their digits, and it loses two or three of them. Small matrices run in one launch if
     that was measured to be faster.
 
@@ -79,12 +82,15 @@ def choose_iteration(
     check_device(device)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    products = select_products(device, work_dtype, *size, circumstances)
-    if method == "auto" and products.prefers_gram and _restarts(schedule, torch.float32) is not None:
-        method = "gram_float32"
-    chain_dtype = torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
+    products = select_products(device, work_dtype, *size, circumstances, method)
+    if method == "auto" and products.float32_squares:
+        is_safe = _restarts(schedule, work_dtype, "gram_float32") is not None
+        method = "gram_float32" if is_safe and len(schedule) >= _GRAM_STEPS else "standard"
+        if method == "standard":
+            products = select_products(device, work_dtype, *size, circumstances, method)
+    chain_dtype = _chain_dtype(work_dtype, method)
     if chain_dtype != work_dtype and not products.float32_squares:
-        products = with_torchs_affine(select_products(device, chain_dtype, *size, circumstances))
+        products = with_torchs_affine(select_products(device, chain_dtype, *size, circumstances, "standard"))
     in_one_launch = small_choice(device, work_dtype, *size, circumstances.among)
     small = chain_dtype == work_dtype and not circumstances.transformed and (in_one_launch.gain or 0) >= 1
     if small:
@@ -94,7 +100,7 @@ def choose_iteration(
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, small)
     if method == "standard" or (method == "auto" and work_dtype != torch.float16):
         return standard
-    restarts = _restarts(schedule, chain_dtype)
+    restarts = _restarts(schedule, work_dtype, method)
     if restarts is None and method != "auto":
         raise ValueError(
             f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} "
@@ -120,8 +126,8 @@ def summed_iteration(
     None if that is not safe with this schedule, for float64, because it would lose digits, and on a device without
     float64, because ranks sum squared norms in it.
     """
-    chain_dtype = torch.float32 if method == "gram_float32" else work_dtype
-    if work_dtype == torch.float64 or exact_dtype(device) != torch.float64 or _restarts(schedule, chain_dtype) is None:
+    is_safe = _restarts(schedule, work_dtype, method) is not None
+    if work_dtype == torch.float64 or exact_dtype(device) != torch.float64 or not is_safe:
         return None
     return choose_iteration(device, work_dtype, size, schedule, method, circumstances)
 
@@ -184,75 +190,19 @@ def _largest_value(schedule: Schedule) -> float:
     return largest_value(schedule)
 
 
+def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:
+    return torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
+
+
 @constant_while_traced
-def _restarts(schedule: Schedule, chain_dtype: torch.dtype) -> Optional[tuple[int, ...]]:
-    """Return the steps before which the Gram iteration restarts; None if it is not safe, as always in bfloat16."""
+def _restarts(schedule: Schedule, work_dtype: torch.dtype, method: str) -> Optional[tuple[int, ...]]:
+    """Return the steps before which the Gram iteration restarts; None if it is not safe, as with squares in bfloat16.
+
+    The product of a window's steps is rounded to the work dtype, and may be as large as that of their first
+    coefficients: where X has hardly anything, rounding adds so much. In bfloat16 the first step, whose coefficient is
+    the largest, is a window of its own. What is added then is what the standard iteration adds after its first step.
+    """
+    chain_dtype = _chain_dtype(work_dtype, method)
     if chain_dtype == torch.bfloat16:
         return None
-    return restart_positions(schedule, torch.finfo(chain_dtype).eps / 2)
-
-
-def newton_schulz(
-    X: Tensor,
-    schedule: Schedule,
-    products: Products,
-    out: Optional[Tensor] = None,
-    squares: Optional[Sequence[Tensor]] = None,
-) -> Tensor:
-    """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
-
-    The result is written to `out` if that is given; if `products` work in place, X is overwritten. `squares`, two
-    tensors (..., m, m), is memory for the two m x m matrices of a step, if it is given.
-    """
-    if products.newton_schulz is not None:
-        X = products.newton_schulz(X, schedule, squares)
-        return X if out is None or out is X else out.copy_(X)
-    first, second = squares or (None, None)
-    for step, (a, b, c) in enumerate(schedule, 1):
-        A = products.gram(X, first)  # X Xᵀ
-        diagonal = a if products.a_on_diagonal else 0.0
-        B = products.gram_affine(A, b, c, diagonal, second)  # b A + c A², and a I where that replaces a X
-        X = products.affine(B, X, a - diagonal, out if step == len(schedule) else None)  # a X + B X
-    return X
-
-
-def gram_newton_schulz(
-    X: Tensor,
-    windows: Sequence[Schedule],
-    products: Products,
-    chain_dtype: torch.dtype,
-    out: Optional[Tensor] = None,
-    squares: Optional[Sequence[Tensor]] = None,
-) -> Tensor:
-    """Return what `newton_schulz` returns, computed from R = X Xᵀ (..., m, m) in `chain_dtype` within each window.
-
-    A step h(R) = a I + b R + c R² turns X into h(R) X, and R into h(R) R h(R). X itself is multiplied only at the end
-    of a window, by the product Q of the window's steps. All of these are polynomials of one R, so they commute.
-    `squares`, four tensors (..., m, m), is memory for the products of one call, if there is one.
-    Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
-    """
-    if products.gram_newton_schulz is not None:
-        X = products.gram_newton_schulz(X, windows, squares)
-        return X if out is None or out is X else out.copy_(X)
-    for end, window in enumerate(windows, 1):
-        Q = window_product(gram_matrix(X, products, chain_dtype), window, products)
-        X = products.affine(Q.to(X.dtype), X, 0.0, out if end == len(windows) else None)  # Q X
-    return X
-
-
-def gram_matrix(X: Tensor, products: Products, chain_dtype: torch.dtype) -> Tensor:
-    """Return X Xᵀ (..., m, m) of X (..., m, n) in `chain_dtype`."""
-    if products.float32_squares and X.dtype != chain_dtype:
-        return products.gram(X, X.new_empty(*X.shape[:-1], X.size(-2), dtype=chain_dtype))
-    return products.gram(X.to(chain_dtype))
-
-
-def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
-    """Return Q (..., m, m), the product of a window's steps, for the Gram matrix R = X Xᵀ at the window's start."""
-    Q = None
-    for step, (a, b, c) in enumerate(window, 1):
-        H = products.gram_affine(R, b, c, a)  # a I + b R + c R²
-        Q = H if Q is None else products.commuting(Q, H)
-        if step < len(window):
-            R = products.conjugated(H, R)
-    return Q
+    return restart_positions(schedule, torch.finfo(chain_dtype).eps / 2, work_dtype == torch.bfloat16)

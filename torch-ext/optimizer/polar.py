@@ -8,21 +8,13 @@ from typing import Callable, Generator, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from .iteration import (
-    Iteration,
-    check_work_dtype,
-    choose_iteration,
-    default_work_dtype,
-    gram_matrix,
-    gram_newton_schulz,
-    newton_schulz,
-    window_product,
-)
+from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
 from .kernels import predictions
 from .kernels.autocast import without_autocast
 from .kernels.gains import Circumstances
 from .kernels.machine import gpu_of
 from .kernels.native_products import fits_a_core
+from .kernels.newton_schulz import apply_window, gram_matrix, gram_newton_schulz, newton_schulz
 from .kernels.normalization import frobenius_norm, native_passes_take, normalize
 from .kernels.products import small_polar
 from .kernels.tracing import constant_while_traced, is_transformed
@@ -207,9 +199,8 @@ def factor_of_parts(
         R = _each(iteration, partial(gram_matrix, products=iteration.products, chain_dtype=iteration.chain_dtype), X)
         R = R.to(torch.promote_types(R.dtype, torch.float32))
         yield R
-        steps = partial(window_product, window=window, products=iteration.products)
-        Q = _each(iteration, steps, R.to(iteration.chain_dtype))
-        X = _each(iteration, lambda Q, X: iteration.products.affine(Q, X, 0.0, None), Q.to(X.dtype), X)  # Q X
+        steps = partial(apply_window, window=window, products=iteration.products)
+        X = _each(iteration, steps, R.to(iteration.chain_dtype), X)
     return X, counts.float()
 
 

@@ -106,10 +106,10 @@ that do not fit raise RuntimeError before anything is written.
 - A matrix and the same matrix times a power of two give the same bits, as long as the norm and its inverse are normal
   numbers.
 
-`gemm_` takes batches A (b, m, k), B (b, k, n), D and C (b, m, n), all float32 or all bfloat16, on the CPU; C and D may
-also be float32 where A and B are bfloat16. C and D have contiguous rows, A and B contiguous rows or columns. A, B and D
-may share memory. C must not share memory with them, with one exception: without `symmetric`, C may be B itself, which
-the result replaces, and then D may be that tensor, too.
+`gemm_` takes batches A (b, m, k), B (b, k, n), D and C (b, m, n), all float32 or all bfloat16, on the CPU. C and D may
+also both be float32 where A and B are bfloat16. C and D have contiguous rows, A and B contiguous rows or columns. A, B
+and D may share memory. C must not share memory with them, with one exception: without `symmetric`, C may be B itself,
+which the result replaces, and then D may be that tensor, too.
 
 - Sums are in float32, in an order that follows from k alone, with one rounding at the end: a matrix gets the same bits
   alone and in any batch, with any number of threads. Different `instructions` may round differently, and "portable"
@@ -127,15 +127,19 @@ each step. X gets, bit for bit, what three calls of `gemm_` for each step would 
 `symmetric`, with the same `instructions`. What is left in A and B is not defined.
 
 `gram_newton_schulz_` takes such X, too, and four squares like those, but of float32, whatever X is. `windows` are the
-numbers of steps in each window, at least one. Q begins as the first H, and R is not needed after the last. Each product
-is that of a call of `gemm_`: X Xᵀ and Q X with `instructions`, Q rounded to X's dtype before; those of squares are
-`symmetric` and with `square_instructions`, which are instructions for float32. H R H is H T with T = R H.
+numbers of steps in each window, at least one. Q begins as the first H, and R is not needed after the last. A window of
+one step has no a I in H, and X = Q X + a X.
+
+- Each product is that of a call of `gemm_`: X Xᵀ and Q X with `instructions`, Q rounded to X's dtype before; those of
+  squares are `symmetric` and with `square_instructions`, which are instructions for float32. H R H is H T with T = R H.
+- a is added to the diagonal in float32, after H is rounded to it. What is left in the squares is not defined.
 
 In both:
 
 - With `alone` each thread takes one matrix after another through all steps, and waits for no other thread: faster if a
   core's cache holds a matrix. That takes as many rooms as threads. Matrices that are left over, because there are fewer
-  than threads, are shared by all threads, product by product; so is every matrix without `alone`.
+  than threads, are shared by all threads, product by product. So is every matrix without `alone` or without so many
+  rooms.
 
 A variant without a compiled library has the same operations in torch's functions (`portable/`), on every device that
 torch has. Their names begin with "portable_", because compiled ones of the same commit have the same namespace. All of

@@ -42,8 +42,8 @@ class Products(NamedTuple):
     # four squares.
     newton_schulz: Optional[Callable[..., Tensor]] = None
     gram_newton_schulz: Optional[Callable[..., Tensor]] = None
-    float32_squares: bool = False  # `gram` also writes X Xᵀ to a float32 `out`, and all others take such squares
-    prefers_gram: bool = False  # the Gram iteration with float32 squares is faster than the standard one
+    # For the Gram iteration with float32 squares, and for no other: `gram` also writes X Xᵀ to a float32 `out`.
+    float32_squares: bool = False
     batched: bool = True  # takes X (B, m, n); False: one (m, n) at a time
     in_place: bool = False
     in_pairs: bool = False  # `hopper_gemm_` multiplies m x m matrices: pairs of multiprocessors take squares in rounds
@@ -58,9 +58,9 @@ class Products(NamedTuple):
 _FASTER = ("avx2", "avx512", "avx512_bf16", "amx")
 
 # With AVX512_BF16 a core multiplies bfloat16 about twice as fast as float32. The Gram iteration replaces products of
-# 15 n + 5 m by 3 n in bfloat16 and 17 m in float32, for five steps: it is faster from n = 2.5 m on. `gemm_` pads to
-# blocks of 32, so small squares cost more.
-_GRAM_SIDE, _GRAM_RATIO = 64, 2.5
+# 15 n + 5 m by 6 n in bfloat16 and 14 m in float32, for five steps: it is faster from about n = 2.75 m on. `gemm_` pads
+# to blocks of 32, so small squares cost more.
+_GRAM_SIDE, _GRAM_RATIO = 64, 2.75
 
 
 def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
@@ -102,9 +102,9 @@ NATIVE = Products(
     affine=native_products.affine,
     name="gemm_",
     newton_schulz=native_products.newton_schulz,
-    gram_newton_schulz=native_products.gram_newton_schulz,
-    float32_squares=True,
     in_place=True,
+    gram_gain=2.0,  # it computes half of a symmetric product, at torch's rate
+    square_gain=2.0,
 )
 
 
@@ -112,8 +112,8 @@ def with_torchs_affine(products: Products) -> Products:
     """Return a table whose product that is not symmetric is torch's, which takes every dtype."""
     if products.affine is not NATIVE.affine:
         return products
-    whole = {"newton_schulz": None, "gram_newton_schulz": None, "float32_squares": False}
-    return products._replace(affine=_one_by_one_affine, name=f"{products.name} + torch.mm", in_place=False, **whole)
+    name, whole = f"{products.name} + torch.mm", {"newton_schulz": None, "gram_newton_schulz": None}
+    return products._replace(affine=_one_by_one_affine, name=name, in_place=False, **whole)
 
 
 # In long and in large matrices most work is the product that is not symmetric, and torch's is faster there with AMX.
@@ -138,9 +138,13 @@ SYMMETRIC = BATCHED._replace(
 
 def _native_tables(dtype: torch.dtype, instructions: str) -> dict[str, Products]:
     native = NATIVE._replace(name=f"gemm_ ({instructions})")
-    tables = {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native)}
-    # For float32 it would be a choice of fewer digits, which only the user makes (`choose_iteration`).
-    return tables if dtype == torch.float32 else {**tables, "NATIVE_GRAM": native._replace(prefers_gram=True)}
+    squares = {"newton_schulz": None, "gram_newton_schulz": native_products.gram_newton_schulz}
+    if dtype == torch.float32:  # `auto` loses no digits there; who asks for the Gram iteration gets it in one call, too
+        native = native._replace(gram_newton_schulz=native_products.gram_newton_schulz)
+        return {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native)}
+    # Float32 squares are multiplied at half of bfloat16's rate.
+    gram = native._replace(**squares, float32_squares=True, square_gain=1.0)
+    return {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native), "NATIVE_GRAM": gram}
 
 
 _CPU_TABLES = {dtype: _native_tables(dtype, name) for dtype, name in native_products.INSTRUCTIONS.items()}
@@ -155,9 +159,14 @@ def cpu_tables(dtype: torch.dtype) -> dict[str, Products]:
 
 
 def select_products(
-    device: torch.device, dtype: torch.dtype, m: int, n: int, circumstances: Circumstances = ALONE
+    device: torch.device,
+    dtype: torch.dtype,
+    m: int,
+    n: int,
+    circumstances: Circumstances = ALONE,
+    method: str = "auto",
 ) -> Products:
-    """Return the table for wide m x n matrices.
+    """Return the table for wide m x n matrices of a method; with `auto` it may be one for float32 squares.
 
     On a CPU the table is the one that was measured to be fastest (`cpu_tables`). Without a measurement, float32 and
     bfloat16 use the compiled product if the processor has instructions with which it was faster elsewhere. torch's
@@ -167,7 +176,8 @@ def select_products(
     autograd or torch.func goes through the matrices (`circumstances.transformed`), only torch's products are used.
     """
     if device.type == "cpu":
-        return SINGLE if circumstances.transformed else _cpu_products(device, dtype, m, n, circumstances.among)
+        among = circumstances.among
+        return SINGLE if circumstances.transformed else _cpu_products(device, dtype, (m, n), among, method)
     if circumstances.transformed:
         return BATCHED
     gram = symmetric_choice(device, dtype, m, n, circumstances.among)
@@ -188,17 +198,19 @@ def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Prod
 
 
 def _cpu_products(
-    device: torch.device, dtype: torch.dtype, m: int, n: int, among: Optional[tuple[int, ...]]
+    device: torch.device, dtype: torch.dtype, size: tuple[int, int], among: Optional[tuple[int, ...]], method: str
 ) -> Products:
-    tables = cpu_tables(dtype)
+    tables, failures = cpu_tables(dtype), failed_here(device, dtype, "cpu_products")
     if len(tables) == 1:
         return SINGLE
-    for measured_m, measured_n, name, source in measured_sizes(device, dtype, "cpu_products", among):
-        if (measured_m, measured_n) == (m, n) and name in tables:  # a loop, as in `nearest_of`
+    able = [name for name, table in tables.items() if method == "auto" or not table.float32_squares]
+    if method == "gram_float32" and native_products.INSTRUCTIONS[dtype] in _FASTER:
+        able = [name for name in tables if name not in able and name not in failures] or able
+    for *measured, name, source in measured_sizes(device, dtype, "cpu_products", among):
+        if tuple(measured) == size and name in able:  # a loop, as in `nearest_of`
             return tables[name]._replace(source=source)
-    failures = failed_here(device, dtype, "cpu_products")
-    name = next(name for name in (*_cpu_defaults(dtype, m, n), "SINGLE") if name not in failures)
-    return tables[name]._replace(source="by default")
+    defaults = (name for name in (*_cpu_defaults(dtype, *size), "SINGLE", *able) if name in able)
+    return tables[next(name for name in defaults if name not in failures)]._replace(source="by default")
 
 
 def _cpu_defaults(dtype: torch.dtype, m: int, n: int) -> Iterator[str]:

@@ -128,8 +128,8 @@ class Matrix:
     def measured_as(self) -> tuple[torch.device, torch.dtype, tuple[int, int]]:
         """Device, dtype, and short and long side: what measurements of its products are looked up by."""
         size = min(self.rows, self.cols), max(self.rows, self.cols)
-        work_dtype, chain_dtype = self.iteration.work_dtype, self.iteration.chain_dtype
-        return self.parameter.device, work_dtype if self.iteration.products.float32_squares else chain_dtype, size
+        device, iteration = self.parameter.device, self.iteration
+        return device, iteration.work_dtype if device.type == "cpu" else iteration.chain_dtype, size
 
     @property
     def batch_key(self) -> Hashable:

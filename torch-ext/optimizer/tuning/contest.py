@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any, Callable, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from ..iteration import Iteration, choose_iteration, gram_matrix, gram_newton_schulz, newton_schulz
+from ..iteration import Iteration, choose_iteration
 from ..kernels.machine import supports_triton
 from ..kernels.measurement_file import Need
 from ..kernels.native_products import fits_a_core
+from ..kernels.newton_schulz import gram_matrix, gram_newton_schulz, newton_schulz
 from ..kernels.operands import DTYPES as OPERANDS
 from ..kernels.products import NATIVE, SINGLE, Products, cpu_tables, select_products, small_polar, symmetric_gemm
 from ..polar import matrices_together, polar_factors
@@ -71,14 +72,14 @@ def cpu_contest(task: Task) -> Contest:
     G = drawn(device, max(1, min(task.count, together)), *size).to(dtype)
 
     like = G.new_empty(0)
-    # Tables with the same symmetric products prove them once.
-    prove_squares = lru_cache(maxsize=None)(_prove_squares)
+    # What several tables have in common is proven once.
+    proofs = tuple(lru_cache(maxsize=None)(proof) for proof in (_prove_squares, prove_apply))
 
     def candidate(name: str) -> Candidate:
         table, iteration = tables[name], iterations[name]
         run = partial(polar_factors, G, iteration, EPS)
-        said = f"{iteration.method} {table.name}" if table.prefers_gram else table.name
-        return Candidate(partial(_prove_table, iteration, prove_squares, like, size), run, said)
+        said = f"{iteration.method} {table.name}" if table.float32_squares else table.name
+        return Candidate(partial(_prove_table, iteration, proofs, like, size), run, said)
 
     def entry(winner: str, times: Mapping[str, Timed]) -> dict[str, Any]:
         seconds = {name: time.seconds for name, time in times.items()}
@@ -94,13 +95,15 @@ def drawn(device: torch.device, *shape: int) -> Tensor:
 
 def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], table: Products) -> Iteration:
     """Return the iteration that a table is for."""
-    method = "gram_float32" if table.prefers_gram else "standard"
+    method = "gram_float32" if table.float32_squares else "standard"
     return choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method)._replace(products=table)
 
 
-def _prove_table(iteration: Iteration, prove_squares: Callable[..., None], like: Tensor, size: tuple[int, int]) -> None:
+def _prove_table(
+    iteration: Iteration, proofs: tuple[Callable[..., None], ...], like: Tensor, size: tuple[int, int]
+) -> None:
     """Raise WrongResultError if a table's symmetric or compiled products are wrong. torch's products are not tested."""
-    table, chain_dtype = iteration.products, iteration.chain_dtype
+    table, chain_dtype, (prove_squares, prove_affine) = iteration.products, iteration.chain_dtype, proofs
     if table.gram is SINGLE.gram:
         return
     if chain_dtype != like.dtype:
@@ -108,23 +111,21 @@ def _prove_table(iteration: Iteration, prove_squares: Callable[..., None], like:
     chain, of_squares = like.to(chain_dtype), size if chain_dtype == like.dtype else (size[0], size[0])
     prove_squares(chain, of_squares, table.batched, table.gram, table.gram_affine, table.commuting)
     if table.affine is NATIVE.affine:
-        prove_apply(table.affine, like, size)
-    if table.newton_schulz is not None:
-        # Threads share large matrices, which a step takes one by one. Of others each thread gets a whole one.
-        count = torch.get_num_threads() + 1 if fits_a_core(*size, chain_dtype.itemsize) else 1
-        prove_iteration(*_together_and_step_by_step(iteration), like, (count, *size))
-
-
-def _together_and_step_by_step(iteration: Iteration) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Return an iteration in one call, and one product after another: as few steps as do all that steps do."""
-    table = iteration.products
+        prove_affine(table.affine, like, size)
+    # Threads share large matrices, which a step takes one by one. Of others each thread gets a whole one.
+    count = torch.get_num_threads() + 1 if fits_a_core(*size, chain_dtype.itemsize) else 1
     one_by_one = table._replace(newton_schulz=None, gram_newton_schulz=None)
-    if iteration.method == "standard":  # the second step takes what the first has made
-        iterate = partial(newton_schulz, schedule=resolve_schedule("polar_express", 2))
-    else:  # the second step of three is neither the first nor the last of its window
-        windows = (resolve_schedule("polar_express", 3),)
-        iterate = partial(gram_newton_schulz, windows=windows, chain_dtype=iteration.chain_dtype)
-    return partial(iterate, products=table), partial(iterate, products=one_by_one)
+    for iterate in _in_one_call(table, chain_dtype):
+        prove_iteration(partial(iterate, products=table), partial(iterate, products=one_by_one), like, (count, *size))
+
+
+def _in_one_call(table: Products, chain_dtype: torch.dtype) -> Iterator[Callable[..., Tensor]]:
+    """Yield the iterations that a table makes in one call: with as few steps as do all that steps do."""
+    if table.newton_schulz is not None:  # the second step takes what the first has made
+        yield partial(newton_schulz, schedule=resolve_schedule("polar_express", 2))
+    if table.gram_newton_schulz is not None:  # a window of one step, and one with a step that is neither first nor last
+        steps = resolve_schedule("polar_express", 4)
+        yield partial(gram_newton_schulz, windows=(steps[:1], steps[1:]), chain_dtype=chain_dtype)
 
 
 def _prove_squares(like: Tensor, size: tuple[int, int], batched: bool, *products: Callable[..., Tensor]) -> None:

@@ -56,7 +56,8 @@ def gram_newton_schulz_(
         x, ends = X[i : i + 1], list(accumulate(windows))
         for start, end in zip([0, *ends], ends):
             product = _window_product(x, [square[:1] for square in (R, H, Q, T)], steps[start:end])
-            gemm_(x, product.to(x.dtype), x, None, 1.0, 0.0, False, INSTRUCTIONS)
+            a = steps[start][0] if end == start + 1 else 0.0  # a single step adds a X
+            gemm_(x, product.to(x.dtype), x, x if a else None, 1.0, a, False, INSTRUCTIONS)
 
 
 def _window_product(x: Tensor, squares: Sequence[Tensor], steps: Sequence[Sequence[float]]) -> Tensor:
@@ -66,15 +67,14 @@ def _window_product(x: Tensor, squares: Sequence[Tensor], steps: Sequence[Sequen
     for step, (a, b, c) in enumerate(steps, 1):
         polynomial = Q if step == 1 else H
         gemm_(polynomial, R, R, R, c, b, True, INSTRUCTIONS)
-        if a:
+        if a and len(steps) > 1:
             polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
         if step > 1:
             gemm_(T, Q, polynomial, None, 1.0, 0.0, True, INSTRUCTIONS)
             Q, T = T, Q
         if step < len(steps):
-            factor = Q if step == 1 else polynomial
-            gemm_(T, R, factor, None, 1.0, 0.0, True, INSTRUCTIONS)
-            gemm_(R, factor, T, None, 1.0, 0.0, True, INSTRUCTIONS)
+            gemm_(T, R, polynomial, None, 1.0, 0.0, True, INSTRUCTIONS)
+            gemm_(R, polynomial, T, None, 1.0, 0.0, True, INSTRUCTIONS)
     return Q
 
 

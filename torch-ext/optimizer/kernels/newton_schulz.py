@@ -1,0 +1,88 @@
+"""The steps of a Newton-Schulz iteration: the standard one, and the Gram iteration, which works on small matrices."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from ..schedules import Schedule
+from .products import Products
+
+
+def newton_schulz(
+    X: Tensor,
+    schedule: Schedule,
+    products: Products,
+    out: Optional[Tensor] = None,
+    squares: Optional[Sequence[Tensor]] = None,
+) -> Tensor:
+    """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
+
+    The result is written to `out` if that is given; if `products` work in place, X is overwritten. `squares`, two
+    tensors (..., m, m), is memory for the two m x m matrices of a step, if it is given.
+    """
+    if products.newton_schulz is not None:
+        X = products.newton_schulz(X, schedule, squares)
+        return X if out is None or out is X else out.copy_(X)
+    first, second = squares or (None, None)
+    for step, (a, b, c) in enumerate(schedule, 1):
+        A = products.gram(X, first)  # X Xᵀ
+        diagonal = a if products.a_on_diagonal else 0.0
+        B = products.gram_affine(A, b, c, diagonal, second)  # b A + c A², and a I where that replaces a X
+        X = products.affine(B, X, a - diagonal, out if step == len(schedule) else None)  # a X + B X
+    return X
+
+
+def gram_newton_schulz(
+    X: Tensor,
+    windows: Sequence[Schedule],
+    products: Products,
+    chain_dtype: torch.dtype,
+    out: Optional[Tensor] = None,
+    squares: Optional[Sequence[Tensor]] = None,
+) -> Tensor:
+    """Return what `newton_schulz` returns, computed from R = X Xᵀ (..., m, m) in `chain_dtype` within each window.
+
+    A step h(R) = a I + b R + c R² turns X into h(R) X, and R into h(R) R h(R). X itself is multiplied only at the end
+    of a window, by the product Q of the window's steps. All of these are polynomials of one R, so they commute.
+    `squares`, four tensors (..., m, m), is memory for the products of one call, if there is one.
+    Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
+    """
+    if products.gram_newton_schulz is not None:
+        X = products.gram_newton_schulz(X, windows, squares)
+        return X if out is None or out is X else out.copy_(X)
+    for end, window in enumerate(windows, 1):
+        R = gram_matrix(X, products, chain_dtype)
+        X = apply_window(R, X, window, products, out if end == len(windows) else None)
+    return X
+
+
+def gram_matrix(X: Tensor, products: Products, chain_dtype: torch.dtype) -> Tensor:
+    """Return X Xᵀ (..., m, m) of X (..., m, n) in `chain_dtype`."""
+    if products.float32_squares and X.dtype != chain_dtype:
+        return products.gram(X, X.new_empty(*X.shape[:-1], X.size(-2), dtype=chain_dtype))
+    return products.gram(X.to(chain_dtype))
+
+
+def apply_window(R: Tensor, X: Tensor, window: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
+    """Return Q X for X (..., m, n), whose Gram matrix R (..., m, m) is, and the product Q of a window's steps.
+
+    A single step adds a X, as the standard iteration does: a I + b R + c R² would be rounded to X's dtype as a whole.
+    """
+    if len(window) == 1 and not products.a_on_diagonal:
+        a, b, c = window[0]
+        return products.affine(products.gram_affine(R, b, c, 0.0).to(X.dtype), X, a, out)
+    return products.affine(window_product(R, window, products).to(X.dtype), X, 0.0, out)
+
+
+def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
+    """Return Q (..., m, m), the product of a window's steps, for the Gram matrix R = X Xᵀ at the window's start."""
+    Q = None
+    for step, (a, b, c) in enumerate(window, 1):
+        H = products.gram_affine(R, b, c, a)  # a I + b R + c R²
+        Q = H if Q is None else products.commuting(Q, H)
+        if step < len(window):
+            R = products.conjugated(H, R)
+    return Q
