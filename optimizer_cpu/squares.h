@@ -55,7 +55,8 @@ class UnitSums {
         memory_(count * units_ * sizeof(double)),
         sums_(reinterpret_cast<double*>(memory_.data())) {}
 
-  // Takes the squares of a tile of matrix i, whose values are here row by row: floats, whatever T is.
+  // Takes the squares of a tile of matrix i, whose values are here row by row. They are exact floats even where T is
+  // double.
   template <class T>
   OPTIMIZER_INLINE void take_values(int64_t i, const T* values, const Box& box) {
     const T* row = values;

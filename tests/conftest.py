@@ -45,7 +45,7 @@ MARKERS = (
 # The Hub's builder runs the tests in a copy without the folder tools/.
 IN_BUILDER = not (ROOT / "tools").is_dir()
 # These build or publish, which takes the Hub's own package and tools/.
-NEED_HUB = ("benchmarks", "delivery", "examples", "lab/test_gpu_lab.py", "lab/test_runner.py")
+NEED_HUB = ("benchmarks", "delivery", "examples", "lab")
 collect_ignore = [] if kernels and not IN_BUILDER else list(NEED_HUB)
 
 

@@ -183,6 +183,17 @@ def test_a_sweep_without_time_is_finished_by_the_next_run(cut_sweep):
     assert [row["seconds"] == 12345.0 for row in rows] == [False, False, True, True, False, False]
 
 
+@pytest.mark.parametrize("files, kept", [({}, True), ({"files": "others"}, False)], ids=["same", "others"])
+def test_a_killed_sweep_leaves_its_rows_in_its_file(lab, files, kept):
+    """The record has only what the run before had measured."""
+    sweep, here = measure.SWEEPS[0], facts(lab.kernel, lab.device, {})
+    recorded = {**here, "results": [{"case": "a", "status": "measured"}, {"case": "b", "status": "unmeasured"}]}
+    left = {**here, **files, "results": [{"case": case, "status": "measured"} for case in "ab"]}
+    append(lab.out / FILE, Record("measure", "bookkeeping", "cut", 1.0, value=recorded))
+    (lab.out / f"{sweep.program}.json").write_text(json.dumps(left))
+    assert measure.earlier_results(lab, sweep) == json.loads(json.dumps(left if kept else recorded))
+
+
 @pytest.mark.slow
 def test_rows_of_other_configurations_are_measured_again(cut_sweep):
     lab, sweep, content = cut_sweep
@@ -218,7 +229,6 @@ def test_python_files_of_the_tree_make_a_build_dirty(tmp_path, repository):
 
 BARE = """
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 sys.modules["kernels"] = None
 from tools.lab import variant

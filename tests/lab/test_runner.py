@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.hub_clients import write_variant
 from tools.lab import runner, stages
-from tools.lab.prove import prove
 from tools.lab.records import INTERRUPTED, Record, Records, append
 from tools.lab.runner import Stage, run_stage
 
@@ -127,6 +126,22 @@ def test_only_an_item_that_is_running_is_cut(tmp_path):
     assert records.left("toy") == ["runs"] and records.of("toy")["runs"].value == [1]
 
 
+@pytest.mark.parametrize(
+    "recorded, ended",
+    [({}, False), ({"start": "failed"}, False), ({"a": "ok", "b": "cut"}, False), ({"a": "ok", "b": "failed"}, True)],
+)
+def test_a_stage_whose_last_item_ends_with_its_time_has_nothing_left(tmp_path, monkeypatch, recorded, ended):
+    """A process that was killed before it listed its items has not come to its end."""
+
+    def run(stage: Stage, *_) -> None:
+        for key, status in recorded.items():
+            append(records.file, Record(stage.name, key, status, 0.0))
+
+    records = Records(tmp_path, {"device": "toy"})
+    monkeypatch.setattr(runner, "run", run)
+    assert run_stage(stage(tmp_path, 60), records) == ended
+
+
 @pytest.mark.parametrize("failed, left, status", [(0, [], 0), (1, [], 1), (1, ["tune"], 1), (0, ["tune"], 2)], ids=str)
 def test_exit_status_tells_failures_from_a_lack_of_time(tmp_path, monkeypatch, capsys, failed, left, status):
     """Every stage is a stand-in that has ended, except for those that are `left`."""
@@ -167,66 +182,6 @@ def test_a_process_that_cannot_be_killed_holds_nothing_up(tmp_path, monkeypatch)
     assert runner.run(stage(tmp_path, 2.0), [sys.executable, "-c", program]) is None
     assert time.monotonic() - began < 10
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-
-
-TESTS = """
-import os, time
-from pathlib import Path
-
-AGAIN = Path(__file__).with_name("again")
-
-def test_right(): pass
-def test_wrong(): assert 2 + 2 == 5
-def test_hung(): AGAIN.exists() or time.sleep(600)
-def test_dead(): AGAIN.exists() or os._exit(7)
-def test_lost():
-    if not AGAIN.exists():
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-def test_last():
-    with Path(__file__).with_name("runs").open("a") as runs:
-        runs.write("x")
-"""
-
-
-@pytest.mark.slow
-def test_a_broken_test_is_recorded_and_the_rest_goes_on(tmp_path):
-    records = Records(tmp_path, {"device": "toy"})
-    file = tmp_path / "test_toy.py"
-    file.write_text(TESTS)
-
-    def statuses() -> dict[str, str]:
-        toy = stage(tmp_path, 120)
-        assert prove(toy, records, (str(file), f"--rootdir={tmp_path}"), limit=3), toy.log.read_text()
-        return {key.rpartition("_")[2]: record.status for key, record in records.of("prove").items()}
-
-    assert statuses() == {
-        **dict.fromkeys(("wrong", "hung", "dead", "lost"), "failed"),
-        "right": "ok",
-        "last": "ok",
-        "pytest": "ok",
-    }
-    assert all(
-        "crashed" in record.problem for key, record in records.of("prove").items() if key.endswith(("dead", "lost"))
-    )
-    (tmp_path / "again").touch()
-    assert {key for key, status in statuses().items() if status == "failed"} == {"wrong"}
-    assert (tmp_path / "runs").read_text() == "x"
-
-
-@pytest.mark.slow
-def test_tests_that_were_not_reached_are_left_for_the_next_run(tmp_path):
-    records = Records(tmp_path, {"device": "toy"})
-    file = tmp_path / "test_toy.py"
-    file.write_text(TESTS)
-    given = (str(file), f"--rootdir={tmp_path}")
-    assert not prove(stage(tmp_path, 0.0), records, given)
-    assert records.left("prove") == ["pytest"]
-    assert not prove(stage(tmp_path, 15), records, given)
-    names = [key.rpartition("_")[2] for key in records.left("prove")]
-    assert names == ["hung", "dead", "lost", "last"], (tmp_path / "lab.log").read_text()
-    (tmp_path / "again").touch()
-    assert prove(stage(tmp_path, 120), records, given)
-    assert [key.rpartition("_")[2] for key, each in records.of("prove").items() if each.status == "failed"] == ["wrong"]
 
 
 TRIAL = """

@@ -1,6 +1,8 @@
-"""What a device without float64 refuses and decides otherwise, and what the model of such a device refuses."""
+"""What is decided otherwise without a library or without float64, and what such a device and its model refuse."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 import torch
@@ -31,6 +33,25 @@ def test_the_iteration_is_in_float32_and_said_to_be(portable_kernel, kind):
         optimizer = portable_kernel.Muon(drawn(narrow.device, torch.bfloat16, 0).items())
         kernels = [row.kernel for row in optimizer.explain() if row.branch == "muon"]
     assert len(kernels) == 4 and all("torch.bmm float32" in each for each in kernels)
+
+
+@pytest.mark.parametrize("has_float64", [False, True])
+def test_norms_of_updates_take_one_operation_a_batch(portable_kernel, monkeypatch, has_float64):
+    """Torch's functions would write them in the descent in dozens of launches, with or without float64."""
+    step, counts = portable_kernel.step.batch, []
+    with narrow_device(portable_kernel, "xpu", has_float64) as narrow:
+        for norms in step.norms_of_updates, lambda updates: updates[:, 0, 0]:
+            monkeypatch.setattr(step, "norms_of_updates", norms)
+            parameters = drawn(narrow.device, torch.float32, 0)
+            optimizer = portable_kernel.Muon(parameters.items())
+            for name, gradient in drawn(narrow.device, torch.float32, 1).items():
+                parameters[name].grad = gradient
+            narrow.operations.clear()
+            optimizer.step()
+            counts.append(narrow.operations)
+            narrow.operations = Counter()
+    taken, left_out = counts
+    assert taken - left_out == {"linalg_vector_norm": len(optimizer._plan.batches)}
 
 
 @pytest.mark.parametrize("method", ["gram", "gram_float32"])

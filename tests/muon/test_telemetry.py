@@ -76,16 +76,21 @@ def test_norms_of_the_descent_are_those_of_a_pass(kernel, monkeypatch, settings)
         (torch.float32, {}, 0),
         (torch.float32, {"renormalize": "rows"}, 0),
         (torch.float32, {"second_moment": "rows"}, 1),
+        (torch.float32, {"experimental_hyperball": True}, 0),
         (torch.float64, {}, 1),
+        (torch.float64, {"experimental_hyperball": True}, 0),
     ],
     ids=str,
 )
 def test_norms_take_a_pass_only_where_the_descent_cannot_write_them(kernel, monkeypatch, dtype, settings, passes):
-    """Norms are those of updates before second moments change them, and the kernels' are not of float64."""
+    """Norms are those of updates before second moments change them, and the kernels' are not of float64.
+
+    Hyperball's are of its own steps.
+    """
     step, taken = kernel.step.batch, []
     norms_of_updates = step.norms_of_updates
     monkeypatch.setattr(step, "norms_of_updates", lambda updates: taken.append(1) or norms_of_updates(updates))
-    params = {"up.weight": Parameter(torch.zeros(24, 12, dtype=dtype))}
+    params = {"up.weight": Parameter(torch.ones(24, 12, dtype=dtype))}
     take_steps(kernel.Muon(params.items(), **settings), params, [0])
     assert len(taken) == passes
 

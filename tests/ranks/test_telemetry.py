@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 from torch import nn
@@ -17,6 +18,12 @@ from tests.support.sharded_models import (
     whole_gradient,
     whole_parameter,
 )
+
+
+def metrics_without_a_pass(kernel, case: Case):
+    """Return the metrics of a step that fails if an owner takes norms of the updates that it has made."""
+    with mock.patch.object(kernel.step.sharded, "norms_of_updates", None):
+        return metrics_of_step(kernel, case)
 
 
 def metrics_of_step(kernel, case: Case, part=sharded):
@@ -44,3 +51,13 @@ def test_metrics_of_ranks_add_up_to_those_of_one_process(kernel, pools, name, sp
     # In two orders of summation, of float32 norms; NaN where the whole is.
     assert sum(own[key] ** 2 for own in found) ** 0.5 == pytest.approx(alone[key], rel=1e-6, nan_ok=True)
     assert all(math.isfinite(own["muon_update_norm"]) for own in found if not own["matrices_not_finite"])
+
+
+def test_an_owner_takes_no_norms_that_hyperball_replaces(kernel, pools):
+    specs = tuple(Spec(f"layers.{i}.up.weight", (24, 16), LAYOUTS["rows"]) for i in range(3))
+    case = Case(specs, {"experimental_hyperball": True})
+    found = pools(4).run(metrics_without_a_pass, case)
+    with one_thread():
+        alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
+    key = "muon_update_norm"
+    assert sum(own[key] ** 2 for own in found) ** 0.5 == pytest.approx(alone[key], rel=1e-6) and alone[key] > 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from benchmarks.predicted_step import PREDICTED
 from benchmarks.shapes import MODELS, matrix_counts
 from tools.lint.compiled import PACKAGE, kernel_module
-from tools.pages.predictions import GPUS, NAMED, PAGE, page, row_of, sizes_of_models
+from tools.pages.predictions import GPUS, NAMED, PAGE, RESULTS, page, row_of, sizes_of_models, strict_goal
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +30,14 @@ def test_where_the_model_is_silent_torch_is_taken_and_the_compiled_time_stays(pr
     _, torchs, *symmetric, taken, compiled = row_of(predictions, predictions.Gpu(*GPUS["H100 SXM, H200"]), (1, m, m))
     assert float(torchs) > 0 and float(compiled) > 0 and taken == "torch"
     assert any(symmetric) == (m >= predictions.SMALLEST)
+
+
+def test_the_page_says_rightly_that_the_largest_models_goal_depends_on_the_rate_of_adamw():
+    """As it is charged, the step meets the goal; if AdamW were as fast as a copy, it would miss it."""
+    rows = json.loads(max(RESULTS.glob("fake-step-*.json")).read_text())["results"]
+    found = {row["way"]: row for row in rows if row["model"] == "llama-8b"}
+    best = min(found[way]["predicted_milliseconds"] for way in PREDICTED)
+    assert strict_goal(rows, "llama-8b") < best < found["torch"]["goal_milliseconds"]
 
 
 def test_the_committed_page_is_what_the_model_says(predictions):

@@ -6,6 +6,7 @@ a tensor of float64 on it, and operands on two devices. The package's operations
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
@@ -78,12 +79,13 @@ def narrow_device(kernel: ModuleType, kind: str, has_float64: bool = False) -> I
 
 
 class NarrowDevice(TorchDispatchMode):
-    """The device of `narrow_device`; `waits` counts the operations that read a value from it."""
+    """The device of `narrow_device`; `operations` counts torch's on it, `waits` those that read a value from it."""
 
     def __init__(self, kernel: ModuleType, kind: str, has_float64: bool):
         super().__init__()
         self._has_float64 = has_float64
         self.device = torch.device(kind, 0)
+        self.operations: Counter[str] = Counter()
         self.waits = 0
         native, operations = kernel.kernels.native, kernel.kernels.portable.operations.OPERATIONS
         self._functions = {native.KIND + name: operation.function for name, operation in operations.items()}
@@ -102,6 +104,7 @@ class NarrowDevice(TorchDispatchMode):
             raise RuntimeError(f"{operation} has operands on {self.device} and on the CPU")
         wanted = kwargs.get("device")
         to_device = bool(here) if wanted is None else torch.device(wanted).type == self.device.type
+        self.operations[name] += to_device
         self.waits += bool(here) and (name == "_local_scalar_dense" or not to_device)
         originals = {id(x.host): x for x in here}
         args, kwargs = _mapped(_on_host, args), _mapped(_on_host, kwargs)

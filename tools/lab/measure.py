@@ -94,7 +94,10 @@ def measure(lab: Lab, sweep: Sweep) -> dict:
         raise CutError("there was no time left for it", earlier)
     file.unlink(missing_ok=True)
     if earlier is not None:
-        file.write_text(json.dumps({name: value for name, value in earlier.items() if name != "ended"}))
+        content = json.dumps({name: value for name, value in earlier.items() if name != "ended"})
+        unfinished = file.with_suffix(".unfinished")  # as this process may be killed while it writes
+        unfinished.write_text(content)
+        unfinished.replace(file)
     command = [sys.executable, "-m", f"benchmarks.{sweep.program}", "--build", lab.variants]
     command += ["--tiny"] if lab.tiny else sweep.options
     command += ["--output", file, "--minutes", str(TOLD * seconds / 60)]
@@ -126,11 +129,14 @@ def judged(status: str, last: str, file: Path) -> dict:
 
 
 def earlier_results(lab: Lab, sweep: Sweep) -> dict | None:
-    """Return what a cut run of the sweep has measured; None if there was none, or one with other configurations."""
+    """Return what cut runs of the sweep have measured; None if there were none, or only with other configurations."""
+    file = lab.out / f"{sweep.program}.json"
     records = {(record.stage, record.key): record.value for record in read(lab.out / FILE)[1]}
-    earlier = records.get(("measure", key_of(sweep)))
-    same = earlier is not None and facts(lab.kernel, lab.device, {}).items() <= earlier.items()
-    return earlier if same else None
+    # A run that was killed has left its file, which began with the record's rows.
+    found = [json.loads(file.read_text())] if file.exists() else []
+    found.append(records.get(("measure", key_of(sweep))) or {})
+    now = facts(lab.kernel, lab.device, {}).items()
+    return next((earlier for earlier in found if now <= earlier.items()), None)
 
 
 def seconds_for(sweep: Sweep, left: float) -> float:

@@ -50,7 +50,7 @@ def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: in
     append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed))
     if status is None:
         print(f"[prove] its time is over: {len(found)} tests came to their end")
-        note_unreached(records, listed)
+    note_unreached(records, listed)  # pytest may also stop by itself, after too many crashes
     return not records.left("prove")
 
 

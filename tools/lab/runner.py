@@ -18,6 +18,8 @@ from tools.lab.records import INTERRUPTED, UNFINISHED, Record, Records, append
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# The key of a record that says why a stage could not begin.
+START = "start"
 # Seconds to wait for a killed process, which may be stuck in the driver.
 END_SECONDS = 10.0
 
@@ -49,12 +51,17 @@ def run_stage(stage: Stage, records: Records) -> bool:
             break
         end = f"its process ended with {described(status)}: {last_line(stage.log, place)}"
         if records.done(stage.name, since) == done:
-            append(records.file, Record(stage.name, "start", "failed", 0.0, end))
+            append(records.file, Record(stage.name, START, "failed", 0.0, end))
             print(f"[{stage.name}] {end}")
             return False
         explain_end(records, stage.name, since, end)
     print(f"[{stage.name}] its time is over")
-    return False
+    return came_to_its_end(records, stage.name)
+
+
+def came_to_its_end(records: Records, stage: str) -> bool:
+    """Whether no item of a stage is left. Without a record of an item its process had not listed them yet."""
+    return bool(records.of(stage).keys() - {START}) and not records.left(stage)
 
 
 def explain_end(records: Records, stage: str, since: float, end: str) -> None:

@@ -25,7 +25,7 @@ class DescentOptions(NamedTuple):
     origins: for each matrix that is a part of a larger one, its first row and column there, and the number of columns
         of the whole; `seeds` then round the part as they would round the whole.
     remainder: B int16 matrices, the lower halves of float32 masters, which change together with bfloat16 parameters.
-    norms: (B,), in `exact_dtype`, to which the norms of the directions are written, of all of them.
+    norms: (B,), in `exact_dtype`; it receives the norm of every direction, also of inactive ones.
     """
 
     row_scale: Optional[Tensor] = None

@@ -54,12 +54,13 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
     pack_momentum_(momenta, gradients, directions, recipe.momentum, recipe.scaling)
     del gradients  # these may be the last references to their memory
     updates = packed.update()
-    descended = descended_norms(batch, updates)
-    norms = norms_of_updates(updates) if descended is None else descended
+    descended, keeps_norm = descended_norms(batch, updates), batch.matrices[0].parameter.keeps_norm
+    # Before second moments change the updates. Hyperball has norms of its own.
+    norms = norms_of_updates(updates) if descended is None and not keeps_norm else descended
     if batch.moments_shape is not None:
         balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
     elements, rule = updates.numel(), recipe.descent.times(work.multiplier)
-    if batch.matrices[0].parameter.keeps_norm:
+    if keeps_norm:
         moved = torch.stack(parameters)
         norms = move_on_sphere_(moved, updates, rule.lr)
         updates, rule = moved, REPLACING

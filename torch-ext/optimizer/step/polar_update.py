@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
-from ..kernels.native import frobenius_norm_
+from ..kernels.native import IS_PORTABLE, frobenius_norm_
 from ..kernels.normalization import frobenius_norm, native_passes_take
 from ..plan.batches import Batch
 from ..polar import polar_factors
@@ -55,10 +55,11 @@ def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:
 def descended_norms(batch: Batch, updates: Tensor) -> Optional[Tensor]:
     """Return memory for the norms (B,) of a batch's updates, which the descent is to write; None if it cannot.
 
-    It can if it applies the updates as they come from orthogonalization, and if the native passes take them.
+    It can if it applies the updates as they come from orthogonalization, and if the compiled passes take them. Torch's
+    functions would read the updates once more for the norms, in many launches.
     """
     changed = batch.moments_shape is not None or batch.matrices[0].parameter.keeps_norm
-    return None if changed or not native_passes_take(updates) else _memory_for_norms(updates)
+    return None if IS_PORTABLE or changed or not native_passes_take(updates) else _memory_for_norms(updates)
 
 
 def _memory_for_norms(matrices: Tensor) -> Tensor:

@@ -179,11 +179,12 @@ def _write_updates_(
     The updates are balanced before by the second moments in `received`, if there are any. Where norms of matrices are
     kept it is the new matrices that are written, made of those in `received`.
     """
-    norms = norms_of_updates(updates)
-    _balance_(owned, received, returned, updates, recipes)
     alive, matrices = verdicts.index_select(0, owned.positions) > 0, owned.batch.matrices
-    lr = recipes.of(matrices).descent.lr
-    if matrices[0].parameter.keeps_norm:
+    lr, keeps_norm = recipes.of(matrices).descent.lr, matrices[0].parameter.keeps_norm
+    # Before second moments change the updates. Hyperball has norms of its own.
+    norms = None if keeps_norm else norms_of_updates(updates)
+    _balance_(owned, received, returned, updates, recipes)
+    if keeps_norm:
         moved = received.new_empty(updates.shape)
         move_blocks_(moved, received, owned.weights_in, to_buffer=False)
         norms = move_on_sphere_(moved, updates, lr)
