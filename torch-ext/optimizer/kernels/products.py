@@ -138,12 +138,12 @@ SYMMETRIC = BATCHED._replace(
 
 def _native_tables(dtype: torch.dtype, instructions: str) -> dict[str, Products]:
     native = NATIVE._replace(name=f"gemm_ ({instructions})")
-    squares = {"newton_schulz": None, "gram_newton_schulz": native_products.gram_newton_schulz}
+    whole = native_products.gram_newton_schulz
     if dtype == torch.float32:  # `auto` loses no digits there; who asks for the Gram iteration gets it in one call, too
-        native = native._replace(gram_newton_schulz=native_products.gram_newton_schulz)
+        native = native._replace(gram_newton_schulz=whole)
         return {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native)}
     # Float32 squares are multiplied at half of bfloat16's rate.
-    gram = native._replace(**squares, float32_squares=True, square_gain=1.0)
+    gram = native._replace(newton_schulz=None, gram_newton_schulz=whole, float32_squares=True, square_gain=1.0)
     return {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native), "NATIVE_GRAM": gram}
 
 
