@@ -2,8 +2,8 @@
 
     python -m tools.numerics.report [--build DIR] [--from FILE]
 
-Takes about a minute on one thread, with the same seeds each time. With --from nothing is measured: page and figures are
-made from a results file.
+Takes about five minutes on one thread, with the same seeds each time. With --from nothing is measured: page and figures
+are made from a results file.
 """
 
 from __future__ import annotations
