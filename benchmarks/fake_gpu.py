@@ -37,7 +37,7 @@ PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "symmetric_gemm_": (0, 1)}
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device")
 # Of what a step in one process launches: what a schema marks as written is read, too, except for arguments of these
 # names, and `self` of these operations.
-OVERWRITTEN, OVERWRITING = ("packed", "norms", "out", "C"), ("zero_", "fill_", "copy_")
+OVERWRITTEN, OVERWRITING = ("packed", "norms", "out", "C"), ("zero_", "_foreach_zero_", "fill_", "copy_")
 # AdamW's schema marks gradients as written, but it only reads them, as long as it gets no scale.
 ONLY_READ = ("grads",)
 
@@ -174,7 +174,7 @@ def fake_gpu(kernel: ModuleType, way: str) -> Iterator[None]:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(Unguarded())
         gpu = kernel.kernels.predictions.Gpu(*GPU)
-        stack.enter_context(mock.patch.object(kernel.polar, "gpu_of", lambda device: gpu))
+        stack.enter_context(mock.patch.object(kernel.polar.packing, "gpu_of", lambda device: gpu))
         stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table}))
         if way == "replayed":
             stack.enter_context(mock.patch.object(kernel.step.graphs.UpdateGraphs, "packed", _replayed(kernel)))
@@ -204,16 +204,20 @@ def counted_step(optimizer: Optimizer) -> Work:
 
 
 def _replayed(kernel: ModuleType):
-    """Replaces `UpdateGraphs.packed` as if every batch had a graph: one kernel."""
+    """Replaces `UpdateGraphs.packed` as if every chain had a graph: one kernel."""
     graphs, update = kernel.step.graphs, kernel.step.polar_update
 
-    def packed(self, batch, count: int, eps: float):
-        directions = update.packed_memory(batch, count, batch.device)
+    def packed(self, counts: Sequence[tuple]):
+        members = []
+        for batch, count, eps in counts:
+            directions = update.packed_memory(batch, count, batch.device)
+            members.append(graphs.Packed(batch, eps, directions, update.norms_memory(batch, directions)))
 
-        def replay() -> Tensor:
-            factors = torch.empty_like(directions, dtype=batch.iteration.work_dtype).zero_()  # counts as the graph
-            return update.as_parameter(batch, factors)
+        def replay() -> list[Tensor]:
+            factors = [torch.empty_like(each.directions, dtype=each.batch.iteration.work_dtype) for each in members]
+            torch._foreach_zero_(factors)  # counts as the graph
+            return [update.as_parameter(each.batch, factor) for each, factor in zip(members, factors)]
 
-        return graphs.Packed(directions, update.norms_memory(batch, directions), replay)
+        return graphs.PackedChain(members, replay)
 
     return packed

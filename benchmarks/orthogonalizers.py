@@ -64,7 +64,7 @@ def find_contestant(name: str, task: Task) -> Contestant:
 
 
 def _ours(task: Task) -> Contestant:
-    return Contestant(lambda G: task.kernel.polar.polar_factors(G, task.iteration, EPS), task.schedule)
+    return Contestant(lambda G: task.kernel.polar.factors.polar_factors(G, task.iteration, EPS), task.schedule)
 
 
 def _replayed(task: Task) -> Contestant:
@@ -92,13 +92,13 @@ def _replayed(task: Task) -> Contestant:
 
 def _torch_products(task: Task) -> Contestant:
     iteration = task.over_torch
-    return Contestant(lambda G: task.kernel.polar.polar_factors(G, iteration, EPS), task.schedule)
+    return Contestant(lambda G: task.kernel.polar.factors.polar_factors(G, iteration, EPS), task.schedule)
 
 
 def _compiled(task: Task) -> Contestant:
     iteration = task.over_torch
     compiled = torch.compile(
-        lambda G: task.kernel.polar.polar_factors(G, iteration, EPS), dynamic=False, mode=task.compile_mode
+        lambda G: task.kernel.polar.factors.polar_factors(G, iteration, EPS), dynamic=False, mode=task.compile_mode
     )
     if task.device.type == "cuda":
         return Contestant(compiled, task.schedule)

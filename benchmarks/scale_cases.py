@@ -92,7 +92,7 @@ def untouched(kernel: ModuleType) -> Iterator[None]:
         replace(Tensor, "index_select", lambda buffer, dim, places: buffer.new_zeros(places.shape))
         replace(kernel.iteration, "select_products", lambda *_: kernel.kernels.products.BATCHED)
         replace(kernel.plan.batches, "matrices_together", _together_on_a_gpu(kernel))
-        replace(kernel.step.graphs, "polar_update", _updates_of_a_small_matrix(kernel))
+        replace(kernel.step.graphs, "polar_updates", _updates_of_small_matrices(kernel))
         replace(kernel.step.sharded, "norms_of_updates", _norms_of_a_small_matrix(kernel))
         yield
 
@@ -157,17 +157,19 @@ def _together_on_a_gpu(kernel: ModuleType):
     return together
 
 
-def _updates_of_a_small_matrix(kernel: ModuleType):
-    """Return a replacement of `polar_update`: as many operations on one small matrix, and a batch that nobody wrote."""
+def _updates_of_small_matrices(kernel: ModuleType):
+    """Return a replacement of `polar_updates`: as many operations on a small matrix, and batches that nobody wrote."""
     step = kernel.step.polar_update
     small = torch.eye(4).unsqueeze(0)
 
-    def update(batch, packed: Tensor, eps: float, norms: Tensor | None = None, *memory) -> Tensor:
-        one = None if norms is None else norms[:1]
-        step.update_of_factors(kernel.polar.polar_factors(small.to(packed.dtype), batch.iteration, eps, norms=one))
-        return step.as_parameter(batch, torch.empty(packed.shape, dtype=batch.iteration.work_dtype))
+    def update(packed: step.Packed) -> Tensor:
+        batch, norms = packed.batch, None if packed.norms is None else packed.norms[:1]
+        directions = small.to(packed.directions.dtype)
+        step.update_of_factors(kernel.polar.factors.polar_factors(directions, batch.iteration, packed.eps, norms=norms))
+        factors = torch.empty(packed.directions.shape, dtype=batch.iteration.work_dtype)
+        return step.as_parameter(batch, factors)
 
-    return update
+    return lambda members: list(map(update, members))
 
 
 def _norms_of_a_small_matrix(kernel: ModuleType):

@@ -32,7 +32,7 @@ PIECES = (
 EMPTY_PRODUCTS = {
     "gram": lambda X, out=None: X.new_empty(*X.shape[:-1], X.size(-2)),
     "gram_affine": lambda A, b, c, a, out=None: torch.empty_like(A),
-    "commuting": lambda A, B: torch.empty_like(A),
+    "commuting": lambda A, B, out=None: torch.empty_like(A),
     "conjugated": lambda A, B: torch.empty_like(A),
     "affine": lambda B, X, a, out=None: torch.empty_like(X),
     "newton_schulz": lambda X, schedule, squares=None: X,

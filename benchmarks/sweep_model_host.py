@@ -73,12 +73,13 @@ def build(kernel: ModuleType, parameters: Sequence[Parameter]):
 
 def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitStack) -> None:
     """Make the package plan and pack as on a GPU, and launch nothing itself."""
-    products, batches = kernel.kernels.products, kernel.plan.batches
+    products, batches, chain_of = kernel.kernels.products, kernel.plan.batches, kernel.polar.chains.chain_of
     lengths = batch_lengths(parameters, batches.BATCH_BYTES)
     table = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6)
     length = mock.patch.object(batches, "_length", lambda matrix, _: lengths[matrix.rows, matrix.cols])
     stack.enter_context(length)
-    stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table}))
+    as_on_gpu = {chain_of: lambda device, iteration: chain_of(torch.device("cuda"), iteration)}
+    stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table, **as_on_gpu}))
     stack.callback(lambda ops: None, empty_adamw())
     stack.enter_context(mock.patch.object(kernel.kernels.prepared, "can_launch_on", lambda A: type(A) is Tensor))
 
@@ -95,16 +96,19 @@ def empty_adamw() -> Library:
 
 
 def replayed(kernel: ModuleType, launch: Callable[[], object]):
-    """Replaces `UpdateGraphs.packed` as if every batch had a graph: static memory, and one launch for a replay."""
+    """Replaces `UpdateGraphs.packed` as if every chain had a graph: static memory, and one launch for a replay."""
     graphs, update = kernel.step.graphs, kernel.step.polar_update
     kept: dict[tuple, object] = {}
 
-    def packed(self, batch, count: int, eps: float):
-        key = graphs.kind_of(batch, count, eps)
+    def packed(self, counts: Sequence[tuple]):
+        key = graphs.kinds_of(counts)
         if key not in kept:
-            directions = update.packed_memory(batch, count, batch.device)
-            updates, norms = update.as_parameter(batch, directions.half()), update.norms_memory(batch, directions)
-            kept[key] = graphs.Packed(directions, norms, lambda: (launch(), updates)[1])
+            members, updates = [], []
+            for batch, count, eps in counts:
+                directions = update.packed_memory(batch, count, batch.device)
+                members.append(graphs.Packed(batch, eps, directions, update.norms_memory(batch, directions)))
+                updates.append(update.as_parameter(batch, directions.half()))
+            kept[key] = graphs.PackedChain(members, lambda: (launch(), updates)[1])
         return kept[key]
 
     return packed

@@ -110,13 +110,13 @@ def test_imports_point_down_the_floors():
 
 PLANTED = {
     "an optimizer below muon": ("step/update.py", "from torch.optim import Optimizer", "begins with muon"),
-    "an optimizer in the mathematics": ("polar.py", "import torch.optim", "begins with muon"),
+    "an optimizer in the mathematics": ("polar/factors.py", "import torch.optim", "begins with muon"),
     "process groups below the plan": ("parameters/state.py", "import torch.distributed as dist", "begins with plan"),
     "a process group's name in a rule": ("rules/momentum.py", "from torch import distributed", "begins with plan"),
     "an import from above": ("plan/owners.py", "from ..step import update", "from above"),
     "a circle inside a floor": ("plan/owners.py", "from . import messages", "go round"),
-    "a hidden import": ("polar.py", "def late():\n    import math", "hides an import"),
-    "a guard": ("polar.py", "try:\n    import math\nexcept ImportError:\n    pass", "kernels/products.py alone"),
+    "a hidden import": ("polar/factors.py", "def late():\n    import math", "hides an import"),
+    "a guard": ("iteration.py", "try:\n    import math\nexcept ImportError:\n    pass", "kernels/products.py alone"),
     "a condition": ("kernels/products.py", "if torch:\n    import math", "kernels/native.py alone"),
     "process groups in the tuning": ("tuning/race.py", "import torch.distributed", "begins with plan"),
     "another library": ("muon.py", "import numpy", "needs numpy"),

@@ -72,11 +72,11 @@ def test_rounds_of_pairs_are_as_full_as_they_can_be(predictions, h100, m, most, 
 
 def test_the_product_that_works_in_rounds_gets_whole_rounds(kernel, predictions, monkeypatch):
     """25 matrices of 512 rows fit into the cache, 22 fill a round of 66 pairs with three squares each."""
-    monkeypatch.setattr(kernel.polar, "gpu_of", lambda device: predictions.Gpu(*H100))
+    monkeypatch.setattr(kernel.polar.packing, "gpu_of", lambda device: predictions.Gpu(*H100))
     device, size = torch.device("cuda", 0), (512, 2048)
     iteration = kernel.iteration.choose_iteration(device, torch.float16, size, ((3.4445, -4.775, 2.0315),) * 5)
     in_pairs = iteration._replace(products=iteration.products._replace(in_pairs=True))
-    assert [kernel.polar.matrices_together(device, size, each) for each in (iteration, in_pairs)] == [25, 22]
+    assert [kernel.polar.packing.matrices_together(device, size, each) for each in (iteration, in_pairs)] == [25, 22]
 
 
 def test_unknown_gpus_and_small_sizes_are_not_predicted(predictions, h100):

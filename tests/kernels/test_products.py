@@ -108,6 +108,6 @@ def test_an_iteration_errs_no_more_than_with_torchs_products(kernel, products, s
     schedule, errors = kernel.schedules.resolve_schedule("polar_express", 5), {}
     iteration = kernel.iteration.choose_iteration(CPU, FLOAT32, shape[1:], schedule, "standard")
     for name, table in products.cpu_tables(FLOAT32).items():
-        factors = kernel.polar.polar_factors(G, iteration._replace(products=table), 1e-7)
+        factors = kernel.polar.factors.polar_factors(G, iteration._replace(products=table), 1e-7)
         errors[name] = (factors.double() - exact).norm()
     assert max(errors.values()) <= 2 * errors["SINGLE"]

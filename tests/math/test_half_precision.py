@@ -109,7 +109,7 @@ def with_parts(products, largest):
     return products._replace(
         gram=lambda X, out=None: noted(products.gram(X, out), X, X.mT),
         gram_affine=lambda A, b, c, a, out=None: noted(products.gram_affine(A, b, c, a, out), A, A),
-        commuting=lambda A, B: noted(products.commuting(A, B), A, B),
+        commuting=lambda A, B, out=None: noted(products.commuting(A, B, out), A, B),
         conjugated=lambda A, B: noted(products.conjugated(A, B), B @ A, A, B),
         affine=lambda B, X, a, out=None: noted(products.affine(B, X, a, out), B, X),
     )
@@ -140,7 +140,7 @@ def test_no_part_of_a_sum_leaves_float16s_range(kernel, name, method):
             products=with_parts(kernel.kernels.products.SINGLE, largest),
         )
         for G in few_rows(kernel, schedule):
-            kernel.polar.polar_factors(G[None], iteration, eps=0)
+            kernel.polar.factors.polar_factors(G[None], iteration, eps=0)
         assert (max(largest) <= limit) == (scale == 8), (scale, max(largest))
         if name == "polar_express" and scale == 8 and method == "standard":
             assert max(largest) > 0.98 * limit
@@ -156,7 +156,7 @@ def test_rank_one_is_accurate_at_every_scale(kernel, scale, method):
         schedule = kernel.schedules.resolve_schedule(name, 5)
         iteration = at_scale(kernel, schedule, scale, method)
         for G in (one_entry, spread):
-            factor = kernel.polar.polar_factors(G[None], iteration, eps=0)[0].double()
+            factor = kernel.polar.factors.polar_factors(G[None], iteration, eps=0)[0].double()
             expected = composed(schedule, 1.0) * G.double() / G.norm()
             # One number stands for all: its roundings, about 16, may go one way, 4 times as far as chance would.
             X = Carried.exact(G.double() / G.norm(), seed=0).to(torch.float16)

@@ -179,7 +179,7 @@ def test_peak_memory_follows_a_formula(kernel, choose, dtype, method, shape, bat
     iteration = choose(dtype, m, n, method)
     G = torch.randn(batch, m, n, generator=torch.Generator().manual_seed(0))
     with Held(G) as held:
-        kernel.polar.polar_factors(G, iteration, eps=1e-7)
+        kernel.polar.factors.polar_factors(G, iteration, eps=1e-7)
     copy = m * n * dtype.itemsize
     copies = 1 if iteration.products.affine is kernel.kernels.products.NATIVE.affine else 2
     squares = (2 if method == "standard" else 4 if copies == 1 else 5) * m * m * iteration.chain_dtype.itemsize
@@ -215,6 +215,6 @@ def test_one_launch_agrees_with_separate_products(kernel, choose, method, shape)
     """Both within what float16 makes of the polynomial: each errs as the accuracy tests allow, so twice that apart."""
     G = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     iteration = choose(torch.float16, 40, 96, method)
-    products = kernel.polar.polar_factors(G, iteration, eps=1e-7).double()
-    together = kernel.polar.polar_factors(G, iteration._replace(in_one_launch=True), eps=1e-7).double()
+    products = kernel.polar.factors.polar_factors(G, iteration, eps=1e-7).double()
+    together = kernel.polar.factors.polar_factors(G, iteration._replace(in_one_launch=True), eps=1e-7).double()
     assert (products - together).norm() <= 1e-2 * products.norm()

@@ -25,7 +25,7 @@ def test_nothing_is_copied_on_a_cpu(kernel, monkeypatch, shape):
 
     torch's threads would do that, and then look for more work on the cores that the products need.
     """
-    monkeypatch.setattr(kernel.polar, "_CORE_CACHE", 2 * 4 * 24 * 24 * 4)  # two matrices for each thread
+    monkeypatch.setattr(kernel.polar.packing, "_CORE_CACHE", 2 * 4 * 24 * 24 * 4)  # two matrices for each thread
     G = torch.randn(shape, generator=torch.Generator().manual_seed(10))
     expected = kernel.orthogonalize(G, dtype=torch.float32)
     with Called() as called:

@@ -66,6 +66,6 @@ def test_what_is_kept_is_what_the_largest_batch_takes(kernel):
     kept = 0
     for batch in plan_of(optimizer).batches:
         (m, n), count, work = sorted(batch.packed_shape), len(batch.matrices), batch.iteration.work_dtype.itemsize
-        together = min(count, kernel.polar.matrices_together(batch.device, (m, n), batch.iteration))
+        together = min(count, kernel.polar.packing.matrices_together(batch.device, (m, n), batch.iteration))
         kept = max(kept, count * m * n * (batch.packed_dtype.itemsize + work) + 2 * together * m * m * work)
     assert kept <= allocations.held <= kept + 1024

@@ -25,7 +25,7 @@ def set_gradients(params, seed: int) -> None:
 
 def break_off(kernel, optimizer) -> None:
     """Run out of memory behind the momentum of the first batch."""
-    failing = mock.patch.object(kernel.step.graphs, "polar_update", side_effect=torch.OutOfMemoryError("no memory"))
+    failing = mock.patch.object(kernel.step.graphs, "polar_updates", side_effect=torch.OutOfMemoryError("no memory"))
     with failing, pytest.raises(torch.OutOfMemoryError):
         optimizer.step()
 

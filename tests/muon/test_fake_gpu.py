@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.fake_gpu import GPU, WAYS, Work, counted_step, fake_gpu, fake_optimizer
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, gpt2
 
+SYMMETRIC = "symmetric_gemm_"
+
 # The optimizer compares the addresses of offloaded momentum, which are all 0 here; torch warns of that.
 ADDRESSES = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 
@@ -85,13 +87,13 @@ def test_what_waits_is_counted():
 
 @pytest.mark.parametrize("method", ["standard", "gram"])
 def test_the_symmetric_kernel_adds_to_diagonals_itself(kernel, method):
-    """One launch for each step of each batch, which torch's products need besides their own."""
+    """One launch for each step of each chain, which torch's products need besides their own."""
     added = {}
     for way in ("torch", "symmetric"):
         with fake_gpu(kernel, way):
             optimizer = fake_optimizer(kernel, TINY_MODEL, ns_method=method)
             added[way] = counted_step(optimizer).kernels["add_"]
-    assert added == {"torch": 5 * len(optimizer._plan.batches), "symmetric": 0}
+    assert added == {"torch": 5 * len(optimizer._plan.chains()), "symmetric": 0}
 
 
 def test_large_matrices_come_in_batches_that_fill_their_waves(kernel):
@@ -100,22 +102,36 @@ def test_large_matrices_come_in_batches_that_fill_their_waves(kernel):
     with fake_gpu(kernel, "symmetric"):
         optimizer = fake_optimizer(kernel, MODELS["llama-1b"])
         products = counted_step(optimizer).products
-    squares = [
-        p for p in products if p.operation == "symmetric_gemm_" and p.size[2] == p.size[0] > predictions.SMALLEST
-    ]
+    squares = [p for p in products if p.operation == SYMMETRIC and p.size[2] == p.size[0] > predictions.SMALLEST]
     side = {p: -(-p.size[0] // predictions.TILE) for p in squares}
     tiles = [p.batch * side[p] * (side[p] + 1) // 2 for p in squares]
     assert tiles and all(n / (-(-n // multiprocessors) * multiprocessors) >= 0.9 for n in tiles)
 
 
-@pytest.mark.parametrize("model, shared", [("gpt2-124m", 2), ("moe-64", 1), ("llama-1b", 1), ("llama-8b", 1)])
-def test_few_shapes_with_one_short_side_take_the_gram_iteration(kernel, model, shared):
-    """Tall and wide matrices form separate batches, so shapes count, not sizes; squares take the standard iteration."""
+@pytest.mark.parametrize("model, count", [("gpt2-124m", 3), ("moe-64", 1), ("llama-1b", 1), ("llama-8b", 1)])
+def test_batches_with_one_short_side_share_a_chain_if_they_fit(kernel, model, count):
+    """GPT-2's three long shapes do. One batch of a larger model takes most of the memory for a chain."""
     with fake_gpu(kernel, "compiled"):
-        batches = fake_optimizer(kernel, MODELS[model])._plan.batches
-    chains = {batch.packed_shape for batch in batches if batch.iteration.method == "gram"}
-    assert all(batch.iteration.method == "standard" for batch in batches if len(set(batch.packed_shape)) == 1)
-    assert len(chains) - len({min(shape) for shape in chains}) == shared
+        chains = fake_optimizer(kernel, MODELS[model])._plan.chains()
+    longest = max(chains, key=len)
+    assert len(longest) == count and len({min(batch.packed_shape) for batch in longest}) == 1
+    assert all(batch.iteration.method == "gram" for batch in longest) or count == 1
+    assert all(sum(b.packed_bytes for b in chain) <= kernel.polar.packing.BATCH_BYTES for chain in chains)
+
+
+def test_a_shared_chain_is_multiplied_as_one_batch(kernel):
+    """GPT-2's m x m products: 36 matrices in four rounds of 9; X Xᵀ and Q X once for each shape and window."""
+    with fake_gpu(kernel, "compiled"):
+        products = counted_step(fake_optimizer(kernel, MODELS["gpt2-124m"])).products
+    squares = {
+        p.batch: count for p, count in products.items() if p.size == (768, 768, 768) and p.operation == SYMMETRIC
+    }
+    long = {(p.operation, p.batch, p.size): count for p, count in products.items() if p.size != (768, 768, 768)}
+    assert squares == {6: 20, 9: 4 * 14}
+    assert long == {
+        (SYMMETRIC, 12, (768, 768, 2304)): 2, (SYMMETRIC, 12, (768, 768, 3072)): 4,
+        ("bmm", 12, (768, 2304, 768)): 2, ("bmm", 12, (768, 3072, 768)): 4,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("side", [256, 512])
@@ -153,7 +169,7 @@ def test_a_row_says_how_its_products_were_chosen(kernel, monkeypatch, source):
     tables = {"by the model": {}, "shipped": {"symmetric_gemm": {"float16": [entry]}}}
     monkeypatch.setattr(kernels.measurements, "shipped", lambda name: (name, tables[source]))
     monkeypatch.setattr(kernels.gains, "key_of", lambda device: kernels.machine.gpu_key("Imagined GPU"))
-    for module in (kernels.gains, kernel.polar):
+    for module in (kernels.gains, kernel.polar.packing):
         monkeypatch.setattr(module, "gpu_of", lambda device: gpu)
     with FakeTensorMode(allow_non_fake_inputs=True):
         (row,) = fake_optimizer(kernel, [Parameter("a.weight", (4096, 4096), True)]).explain().rows
@@ -161,14 +177,14 @@ def test_a_row_says_how_its_products_were_chosen(kernel, monkeypatch, source):
 
 
 def test_launches_follow_batches_and_not_matrices(kernel):
-    """Four shapes make four batches, in twelve layers as in two."""
+    """Four shapes make two chains, of the square and of the long ones, in twelve layers as in two."""
     counts = {}
     for way in WAYS:
         for layers in (2, 12):
             with fake_gpu(kernel, way):
                 optimizer = fake_optimizer(kernel, gpt2(layers=layers, hidden=256, vocabulary=64, context=8))
                 counts[way, layers] = sum(counted_step(optimizer).kernels.values())
-                batches = len(optimizer._plan.batches)
+                batches, chains = len(optimizer._plan.batches), len(optimizer._plan.chains())
     assert all(counts[way, 2] == counts[way, 12] for way in WAYS)
-    # Momentum, the graph, descent; and AdamW with its count of steps.
-    assert counts["replayed", 12] == 3 * batches + 2
+    # Momentum and descent of each batch, a graph for each chain; and AdamW with its count of steps.
+    assert (batches, chains) == (4, 2) and counts["replayed", 12] == 2 * batches + chains + 2

@@ -128,7 +128,7 @@ def test_groups_differing_in_offload_share_no_batch(kernel, monkeypatch):
     monkeypatch.setattr(kernel.plan.batches, "_length", lambda *_: 4)
     params = [Parameter(torch.ones(8, 8)) for _ in range(4)]
     optimizer = kernel.Muon([{"params": params[:3], "offload": True}, {"params": params[3:]}])
-    works = workspace_of(optimizer).batches
+    works = [work for chain in workspace_of(optimizer).chains for work in chain]
     assert [(len(work.parts), work.host is not None) for work in works] == [(3, True), (1, False)]
 
 
@@ -153,7 +153,7 @@ def test_failed_step_leaves_momentum_in_host_memory(kernel, monkeypatch):
         raise MemoryError("of the test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(kernel.step.batch, "update_batch_", fail)
+        patch.setattr(kernel.step.batch, "update_chain_", fail)
         set_gradients(others, 7)
         with pytest.raises(MemoryError):
             offloaded.step()

@@ -39,22 +39,22 @@ def own_measurements(kernel, tmp_path_factory):
 
 
 class Pair(NamedTuple):
-    """An optimizer without graphs and one whose batches all have one, over equal parameters."""
+    """An optimizer without graphs and one whose chains all have one, over equal parameters."""
 
     eager: Any
     replayed: Any
     graphs: Graphs
 
     @property
-    def batches(self) -> int:
-        return len(self.replayed._plan.batches)
+    def chains(self) -> int:
+        return len(self.replayed._plan.chains())
 
     def compare(
         self, before: Callable[[Any, int], object] = lambda optimizer, step: None, left_out: int = 0, **options: Any
     ) -> None:
         """Take the same steps with both and compare all bits; `before` a step is called with each optimizer.
 
-        All batches replay a graph in each step, but for so many that are `left_out` over all steps.
+        All chains replay a graph in each step, but for so many that are `left_out` over all steps.
         """
         expected = steps(self.eager, COUNT, before=partial(before, self.eager), **options)
 
@@ -64,7 +64,7 @@ class Pair(NamedTuple):
 
         count = self.graphs.replays
         found = steps(self.replayed, COUNT, before=spoiled, **options)
-        assert self.graphs.replays - count == COUNT * self.batches - left_out
+        assert self.graphs.replays - count == COUNT * self.chains - left_out
         assert same_bits(found, expected)
 
 
@@ -79,7 +79,7 @@ def pair(kernel: ModuleType, graphs: Graphs, dtype: torch.dtype = torch.float32,
     eager = kernel.Muon(parameters(graphs.place, dtype), cuda_graphs=False, **{**SETTINGS, **settings})
     replayed = kernel.Muon(parameters(graphs.place, dtype), **{**SETTINGS, **settings})
     replayed.warmup(lambda *_: None, budget=BUDGET)
-    count = len(replayed._plan.batches)
+    count = len(replayed._plan.chains())
     assert f"{count} of {count} batches replay a CUDA graph, captured by warmup()" in replayed.explain().notes
     assert not any("CUDA graph" in note for note in eager.explain().notes)
     return Pair(eager, replayed, graphs)
@@ -150,7 +150,7 @@ def test_a_step_that_overflows_moves_nothing(kernel, graphs, capturable):
         scaler.update()
         moved.append(not same_bits(parameters_of(optimizer), before))
 
-    both.compare(scale, left_out=0 if capturable else both.batches, take=take)
+    both.compare(scale, left_out=0 if capturable else both.chains, take=take)
     assert moved == 2 * [step != overflow for step in range(COUNT)]
     assert all(scaler.get_scale() == 512.0 for scaler in scalers.values())
 
@@ -163,7 +163,8 @@ def test_a_batch_that_misses_a_gradient_is_eager_in_that_step(kernel, graphs, se
         if step == 1:
             parameters_of(optimizer)[number].grad = None
 
-    without = [any(m.parameter.number == number for m in batch.matrices) for batch in both.replayed._plan.batches]
+    chains = both.replayed._plan.chains()
+    without = [any(m.parameter.number == number for batch in chain for m in batch.matrices) for chain in chains]
     both.compare(lose, left_out=sum(without))
     assert any(without) and not all(without)
 
@@ -187,7 +188,7 @@ def test_another_eps_is_eager_until_the_next_warm_up(kernel, graphs):
     for optimizer in both[:2]:
         for group in optimizer.param_groups:
             group["eps"] = 1e4  # which a gradient's norm is below
-    both.compare(left_out=COUNT * both.batches)
+    both.compare(left_out=COUNT * both.chains)
     both.replayed.warmup(lambda *_: None, budget=BUDGET)
     both.compare()
 

@@ -103,7 +103,7 @@ def test_step_that_failed_keeps_no_gradient(kernel, monkeypatch):
         raise MemoryError("of the test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(kernel.step.graphs, "polar_update", fail)
+        patch.setattr(kernel.step.graphs, "polar_updates", fail)
         with pytest.raises(MemoryError):
             optimizer.step()
     optimizer.zero_grad()

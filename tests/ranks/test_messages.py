@@ -174,7 +174,7 @@ def order_of_step(kernel, case: Case):
     optimizer = muon(kernel, case, params)
     for i, (spec, p) in enumerate(zip(case.specs, params)):
         p.grad = sharded(whole_gradient(case, 1, i), spec.layout).data
-    found, send, update = [], dist.all_to_all_single, kernel.step.batch.update_batch_
+    found, send, update = [], dist.all_to_all_single, kernel.step.batch.update_chain_
 
     def recorded(name, function):
         def call(*arguments, **options):
@@ -184,7 +184,7 @@ def order_of_step(kernel, case: Case):
         return call
 
     sending = mock.patch.object(dist, "all_to_all_single", recorded("message", send))
-    with sending, mock.patch.object(kernel.step.batch, "update_batch_", recorded("batch", update)):
+    with sending, mock.patch.object(kernel.step.batch, "update_chain_", recorded("batch", update)):
         optimizer.step()
     return found, len(plan_of(optimizer).batches), len(chunks_of(optimizer))
 

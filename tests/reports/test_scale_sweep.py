@@ -48,11 +48,11 @@ def test_targets_stand_for_the_models_that_have_one():
 
 
 def test_a_step_goes_its_whole_way_and_what_stood_in_is_gone_after_it(kernel):
-    before = torch._foreach_copy_, torch.Tensor.index_select, kernel.step.graphs.polar_update, dist.all_to_all_single
+    before = torch._foreach_copy_, torch.Tensor.index_select, kernel.step.graphs.polar_updates, dist.all_to_all_single
     with imagined(8), untouched(kernel):
         optimizer = build_optimizer(kernel, TINY_CASES[0])
         for _ in range(3):
             optimizer.step()
         assert optimizer.metrics()["matrices"] > 0
-    after = torch._foreach_copy_, torch.Tensor.index_select, kernel.step.graphs.polar_update, dist.all_to_all_single
+    after = torch._foreach_copy_, torch.Tensor.index_select, kernel.step.graphs.polar_updates, dist.all_to_all_single
     assert after == before and not dist.is_initialized()

@@ -52,7 +52,7 @@ class Graphs:
 
         So a graph that reads the memory of a step before, or of a freed tensor, reads NaN.
         """
-        for packed in optimizer._graphs._replays.values():
+        for packed in (member for chain in optimizer._graphs._replays.values() for member in chain.members):
             packed.directions.fill_(math.nan)
             packed.take_norms_()  # NaN, too
         if self.place == "cuda":

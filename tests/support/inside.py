@@ -41,7 +41,8 @@ def chunks_of(optimizer) -> list:
 
 def host_of(optimizer):
     """Return the one object that has the momentum of an optimizer in host memory; None where there is none."""
-    hosts = {id(work.host): work.host for work in workspace_of(optimizer).batches if work.host is not None}
+    works = [work for chain in workspace_of(optimizer).chains for work in chain]
+    hosts = {id(work.host): work.host for work in works if work.host is not None}
     return next(iter(hosts.values()), None)
 
 
@@ -93,7 +94,7 @@ def iterate(kernel: ModuleType, G: Tensor, dtype: torch.dtype, method: str, prod
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
     iteration = kernel.iteration.choose_iteration(G.device, dtype, tuple(sorted(G.shape[1:])), schedule, method)
     chosen = iteration._replace(products=getattr(kernel.kernels.products, products), in_one_launch=False)
-    return kernel.polar.polar_factors(G, chosen, 1e-7)
+    return kernel.polar.factors.polar_factors(G, chosen, 1e-7)
 
 
 def always_exchanged(kernel: ModuleType):

@@ -114,4 +114,4 @@ def norm_as_in_references(kernel, monkeypatch, eps):
     monkeypatch.undo()
     if eps is not None:
         norm = kernel.kernels.normalization.frobenius_norm
-        monkeypatch.setattr(kernel.polar, "normalize", lambda G, *_: G / (norm(G) + eps).to(G.dtype))
+        monkeypatch.setattr(kernel.polar.factors, "normalize", lambda G, *_: G / (norm(G) + eps).to(G.dtype))

@@ -78,6 +78,15 @@ def descended(operations, dtypes, decay_mode: int, halves: bool = False, **optio
     return [bits(parameter), remainder]
 
 
+def descended_with_norms(operations, dtype: torch.dtype) -> list[Tensor]:
+    """The norms of updates that a parameter descends by, which lie by rows, and by columns."""
+    norms, scalars = torch.zeros(2, 1, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    by_rows = numbers(dtype, 9, shape=(1, 83, 77))
+    for norm, update in zip(norms, (by_rows, by_rows.mT.contiguous().mT)):
+        operations.descend_([torch.zeros(83, 77)], update, *scalars, 0, norms=norm)
+    return [bits(norms)]
+
+
 def ways_to_descend(dtype: torch.dtype) -> list[dict]:
     """The options of `descended` that parameters of `dtype` can have."""
     seeded = [{"seeds": torch.tensor([5])}] if dtype.itemsize == 2 else []
@@ -172,6 +181,7 @@ def results(operations) -> Iterator[tuple[str, list[Tensor]]]:
     yield "momentum_pack_, norms", _all(packed_with_norms(operations, dtype) for dtype in singles)
     ways = [(dtypes, mode, how) for dtypes, _ in ways[::2] for mode in range(3) for how in ways_to_descend(dtypes[0])]
     yield "descend_", _all(descended(operations, dtypes, mode, **how) for dtypes, mode, how in ways)
+    yield "descend_, norms", _all(descended_with_norms(operations, dtype) for dtype in singles)
     yield "move_blocks_", _all(moved(operations, dtype) for dtype in FLOATS)
     yield "frobenius_norm_, normalize_", _all(normalized(operations, dtype) for dtype in singles)
     products = (multiplied(operations, torch.bfloat16, "portable", symmetric) for symmetric in switch)

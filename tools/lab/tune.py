@@ -155,7 +155,7 @@ def compare_methods(lab: Lab, size: tuple[int, int]) -> dict:
     read_again(lab)
     schedule = lab.kernel.schedules.resolve_schedule("polar_express", 5)
     chosen = lab.kernel.iteration.choose_iteration(lab.device, torch.float16, size, schedule)
-    together = lab.kernel.polar.matrices_together(lab.device, size, chosen)
+    together = lab.kernel.polar.packing.matrices_together(lab.device, size, chosen)
     X = lab.kernel.tuning.contest.drawn(lab.device, min(count_of(lab, PRODUCT, size), together), *size)
     methods = ("standard", "gram")
     orthogonalize = partial(lab.kernel.orthogonalize, X, dtype=torch.float16)

@@ -10,7 +10,7 @@ from .kernels.gram_matrix import matmul_transpose
 from .kernels.provenance import build_info
 from .muon import Muon
 from .plan.exchanges import ExchangeOptions
-from .polar import orthogonalize
+from .polar.factors import orthogonalize
 from .schedules import polar_express
 from .tuning.tune import tune
 

@@ -309,7 +309,7 @@ class Muon(Optimizer):
         whole state, and an estimate of the FLOPs of its orthogonalization. Later steps do not change the table.
         """
         self._refresh()
-        notes = self._graphs.described(self._plan.all_batches(), self.param_groups) if self._cuda_graphs else ()
+        notes = self._graphs.described(self._plan.chains(), self.param_groups) if self._cuda_graphs else ()
         return explanation_of(self.param_groups, self._plan, self._reasons, self.state, notes)
 
     def warmup(self, progress: Optional[Progress] = None, budget: float = 60.0) -> None:
@@ -333,7 +333,7 @@ class Muon(Optimizer):
             lambda: connections(self._plan),
             lambda: measurements(self._plan, tuner),
             lambda: kernels(self._current_plan(), self.param_groups),
-            lambda: self._graphs.stages(self._plan.all_batches() if self._cuda_graphs else (), self.param_groups),
+            lambda: self._graphs.stages(self._plan.chains() if self._cuda_graphs else (), self.param_groups),
         )
         warm_up(phases, progress or Line("warm-up"))
 
@@ -492,7 +492,7 @@ class Muon(Optimizer):
             if workspace.exchanges or workspace.sums:
                 self._norms = update_shared_(workspace, recipes, self._exchange.chunks_in_flight)
             else:
-                self._norms = update_local_(workspace.batches, recipes)
+                self._norms = update_local_(workspace.chains, recipes)
             for work in workspace.fallback:
                 update_fallback_(work, self.param_groups[work.batch.group], scalings)
         finally:

@@ -94,7 +94,13 @@ def explanation_of(
             kept = state.get(p, {})
             rows.append(_in_group(row, p, group, frozen=not kept and not p.is_meta))
             held += sum(local_part(value).nbytes for value in kept.values() if isinstance(value, Tensor))
-    lines = [*map(str, plan.exchanges), *map(described, plan.sums), *notes, *_slow_products(plan)]
+    lines = [
+        *map(str, plan.exchanges),
+        *map(described, plan.sums),
+        *notes,
+        *_shared_products(plan),
+        *_slow_products(plan),
+    ]
     lines += [*advice(rows), *remarks(rows)]
     if IS_PORTABLE:
         lines.append(_PORTABLE.format(variant=build_info().variant or "this build"))
@@ -118,6 +124,15 @@ class _Work:
         kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
         owner = owners.pop() if len(owners) == 1 else "several"
         return row._replace(kernel=kernel, owner=owner, flops=sum(matrix.flops for matrix in matrices))
+
+
+def _shared_products(plan: Plan) -> list[str]:
+    """Return a note for each short side whose matrices, of several shapes, share m x m products."""
+    shared: dict[int, int] = {}
+    for batch in chain.from_iterable(some for some in plan.chains() if len(some) > 1):
+        m = min(batch.packed_shape)
+        shared[m] = shared.get(m, 0) + len(batch.matrices)
+    return [f"{count} matrices with a short side of {m} share their {m} x {m} products" for m, count in shared.items()]
 
 
 def _slow_products(plan: Plan) -> list[str]:

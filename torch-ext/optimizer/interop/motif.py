@@ -20,7 +20,7 @@ from ..kernels.gram_matrix import matmul_transpose
 from ..muon import Muon as MuonOfPackage
 from ..parameters.routing import bare_name
 from ..plan.exchanges import ExchangeOptions
-from ..polar import orthogonalize
+from ..polar.factors import orthogonalize
 from ..schedules import Schedule, polar_express
 
 # The kernel adds this to the norm of a sum of gradients.

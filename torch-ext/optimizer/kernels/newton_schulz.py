@@ -59,30 +59,42 @@ def gram_newton_schulz(
     return X
 
 
-def gram_matrix(X: Tensor, products: Products, chain_dtype: torch.dtype) -> Tensor:
-    """Return X Xᵀ (..., m, m) of X (..., m, n) in `chain_dtype`."""
+def gram_matrix(X: Tensor, products: Products, chain_dtype: torch.dtype, out: Optional[Tensor] = None) -> Tensor:
+    """Return X Xᵀ (..., m, m) of X (..., m, n) in `chain_dtype`, written to `out` if that is given."""
     if products.float32_squares and X.dtype != chain_dtype:
-        return products.gram(X, X.new_empty(*X.shape[:-1], X.size(-2), dtype=chain_dtype))
-    return products.gram(X.to(chain_dtype))
+        out = X.new_empty(*X.shape[:-1], X.size(-2), dtype=chain_dtype) if out is None else out
+        return products.gram(X, out)
+    return products.gram(X.to(chain_dtype), out)
 
 
 def apply_window(R: Tensor, X: Tensor, window: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
-    """Return Q X for X (..., m, n), whose Gram matrix R (..., m, m) is, and the product Q of a window's steps.
+    """Return X (..., m, n), whose Gram matrix R (..., m, m) is, after a window's steps."""
+    Q = window_product(R, window, products).to(X.dtype)
+    return products.affine(Q, X, addend(window, products), out)
+
+
+def addend(window: Schedule, products: Products) -> float:
+    """Return beta of Q X + beta X, which a window's steps make of X; Q is their `window_product`.
 
     A single step adds a X, as the standard iteration does: a I + b R + c R² would be rounded to X's dtype as a whole.
     """
-    if len(window) == 1 and not products.a_on_diagonal:
-        a, b, c = window[0]
-        return products.affine(products.gram_affine(R, b, c, 0.0).to(X.dtype), X, a, out)
-    return products.affine(window_product(R, window, products).to(X.dtype), X, 0.0, out)
+    return window[0][0] if len(window) == 1 and not products.a_on_diagonal else 0.0
 
 
-def window_product(R: Tensor, window: Schedule, products: Products) -> Tensor:
-    """Return Q (..., m, m), the product of a window's steps, for the Gram matrix R = X Xᵀ at the window's start."""
+def window_product(R: Tensor, window: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
+    """Return Q (..., m, m) for the Gram matrix R = X Xᵀ at a window's start, written to `out` if that is given.
+
+    Q is the product of the window's steps, less the `addend`.
+    """
     Q = None
     for step, (a, b, c) in enumerate(window, 1):
-        H = products.gram_affine(R, b, c, a)  # a I + b R + c R²
-        Q = H if Q is None else products.commuting(Q, H)
+        place = out if step == len(window) else None
+        diagonal = a - addend(window, products)
+        if Q is None:
+            H = Q = products.gram_affine(R, b, c, diagonal, place)  # a I + b R + c R²
+        else:
+            H = products.gram_affine(R, b, c, diagonal)
+            Q = products.commuting(Q, H, place)
         if step < len(window):
             R = products.conjugated(H, R)
     return Q

@@ -33,7 +33,7 @@ class Products(NamedTuple):
 
     gram: Callable[..., Tensor]  # X, out -> X Xᵀ
     gram_affine: Callable[..., Tensor]  # A, b, c, a, out -> a I + b A + c A²
-    commuting: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B, of two polynomials of one matrix
+    commuting: Callable[..., Tensor]  # A, B, out -> A B, of two polynomials of one matrix
     conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, also of two polynomials of one matrix
     affine: Callable[[Tensor, Tensor, float, Optional[Tensor]], Tensor]  # B, X, a, out -> a X + B X
     name: str
@@ -51,6 +51,7 @@ class Products(NamedTuple):
     # torch's time divided by this table's: for X Xᵀ, and for the products of two m x m matrices.
     gram_gain: float = 1.0
     square_gain: float = 1.0
+    square_name: str = ""  # the kernel for m x m matrices, if it was chosen apart from that for X Xᵀ
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
@@ -88,7 +89,7 @@ def _batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None
 SINGLE = Products(
     gram=lambda X, out=None: torch.mm(X, X.mT, out=out),
     gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(torch.addmm(A, A, A, beta=b, alpha=c, out=out), a),
-    commuting=torch.mm,
+    commuting=lambda A, B, out=None: torch.mm(A, B, out=out),
     conjugated=lambda A, B: torch.mm(torch.mm(B, A), A),
     affine=_single_affine,
     name="torch.mm",
@@ -97,7 +98,7 @@ SINGLE = Products(
 NATIVE = Products(
     gram=lambda X, out=None: native_products.symmetric(X, X.mT, out=out),
     gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(native_products.symmetric(A, A, A, c, b, out), a),
-    commuting=lambda A, B: native_products.symmetric(A, B),
+    commuting=lambda A, B, out=None: native_products.symmetric(A, B, out=out),
     conjugated=lambda A, B: native_products.symmetric(A, native_products.symmetric(B, A)),
     affine=native_products.affine,
     name="gemm_",
@@ -121,7 +122,7 @@ NATIVE_SYMMETRIC = with_torchs_affine(NATIVE)
 BATCHED = Products(
     gram=lambda X, out=None: torch.bmm(X, X.mT, out=out),
     gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(torch.baddbmm(A, A, A, beta=b, alpha=c, out=out), a),
-    commuting=torch.bmm,
+    commuting=lambda A, B, out=None: torch.bmm(A, B, out=out),
     conjugated=lambda A, B: torch.bmm(torch.bmm(B, A), A),
     affine=_batched_affine,
     name="torch.bmm",
@@ -130,7 +131,7 @@ BATCHED = Products(
 SYMMETRIC = BATCHED._replace(
     gram=lambda X, out=None: symmetric_product(X, X.mT, out=out),
     gram_affine=lambda A, b, c, a, out=None: symmetric_product(A, A, A, c, b, out, a),
-    commuting=lambda A, B: symmetric_product(A, B),
+    commuting=lambda A, B, out=None: symmetric_product(A, B, out=out),
     conjugated=lambda A, B: symmetric_product(A, symmetric_product(B, A)),
     name="symmetric_gemm",
 )
@@ -187,7 +188,7 @@ def select_products(
     name = " + ".join(dict.fromkeys(table.name for table in (long, short, BATCHED)))
     gains = tuple(max(known.gain or 0, 1.0) for known in (gram, square))
     source = " and ".join(dict.fromkeys(known.source or "by default" for known in (gram, square)))
-    table = short._replace(gram=long.gram, name=name)
+    table = short._replace(gram=long.gram, name=name, square_name=short.name)
     return table._replace(gram_gain=gains[0], square_gain=gains[1], source=source)
 
 

@@ -9,15 +9,12 @@ from typing import Callable, Hashable, Iterable, Optional, Sequence, TypeVar
 import torch
 
 from ..iteration import Iteration
-from ..polar import even_pieces, matrices_together
+from ..polar.chains import chain_of
+from ..polar.packing import BATCH_BYTES, even_pieces, matrices_together, packed_together
 from ..rules.equalization import Equalization
 from .matrix import Matrix
 
 Member = TypeVar("Member")
-
-# The most that a batch packs on a GPU. The last wave of tiles takes as long as a full one, and should be one of many.
-# Eight float32 matrices of 2048 x 8192 are 512 MiB: 9 waves on an H100 for the work of 8.2. Four are 5 for that of 4.1.
-BATCH_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +69,34 @@ class Batch:
         If updates are balanced by second moments, a copy of the factors is counted instead of that work if it is
         larger.
         """
-        (m, n), iteration, count = sorted(self.packed_shape), self.iteration, len(self.matrices)
-        work, chain = iteration.work_dtype.itemsize, iteration.chain_dtype.itemsize
-        squares = 0 if iteration.method == "standard" or iteration.squares[0] else 5
-        one = max(2 * m * n * work + squares * m * m * chain, m * n * (work + 4))
+        (m, n), count, work = sorted(self.packed_shape), len(self.matrices), self.iteration.work_dtype.itemsize
         equalized = 0 if self.equalization.before == "none" else count * m * n * self.packed_dtype.itemsize
         balanced = 0 if self.moments_shape is None else count * m * n * work
-        return equalized + max(self._together * one, balanced)
+        return equalized + max(self._iteration_bytes, balanced)
+
+    @property
+    def shared(self) -> Hashable:
+        """What batches have in common that share their m x m products (`chains`); itself, if it shares none."""
+        goes_once = self.equalization.rounds(*self.packed_shape) == 1
+        chain = chain_of(self.device, self.iteration)
+        if chain is None or self.matrices[0].parameter.offloaded or not goes_once:
+            return self
+        return self.device, min(self.packed_shape), chain
+
+    @property
+    def packed_bytes(self) -> int:
+        """The bytes of its packed directions."""
+        return len(self.matrices) * math.prod(self.packed_shape) * self.packed_dtype.itemsize
+
+    @property
+    def _iteration_bytes(self) -> int:
+        (m, n), iteration, count = sorted(self.packed_shape), self.iteration, len(self.matrices)
+        work, square = iteration.work_dtype.itemsize, m * m * iteration.chain_dtype.itemsize
+        if chain_of(self.device, iteration) is not None:
+            rounded = 0 if iteration.chain_dtype == iteration.work_dtype else m * m * work
+            return count * (m * n * work + 2 * square + rounded) + self._together * 5 * square
+        squares = 0 if iteration.method == "standard" or iteration.squares[0] else 5
+        return self._together * max(2 * m * n * work + squares * square, m * n * (work + 4))
 
     @property
     def _together(self) -> int:
@@ -86,6 +104,10 @@ class Batch:
         single = not self.iteration.products.batched and not self.iteration.in_one_launch
         m, n = sorted(self.packed_shape)
         return 1 if single else matrices_together(self.device, (m, n), self.iteration)
+
+
+# Batches that are packed at one time and share their m x m products; or one batch.
+Chain = tuple[Batch, ...]
 
 
 def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
@@ -104,6 +126,28 @@ def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) 
         for some in slices(members, _length(first, chunk_bytes)):
             batches.append(Batch(tuple(some), first.iteration, transposed, shape, first.parameter.packed_dtype))
     return tuple(batches)
+
+
+def chains(
+    members: Iterable[Member], batch_of: Callable[[Member], Batch], most_bytes: Optional[int] = None
+) -> tuple[tuple[Member, ...], ...]:
+    """Return members, each with a batch, in chains, which are packed at one time and share their m x m products.
+
+    A chain packs at most `most_bytes` (None: BATCH_BYTES), or is one batch. On a GPU, batches of the Gram iteration
+    share a chain if their matrices have one short side: 12 matrices of 768 x 2304 and 24 of 768 x 3072 multiply as 36
+    of 768 x 768 in between. Offloaded momentum comes to the device batch by batch, so those are chains of one.
+    """
+    result: list[list[Member]] = []
+    for some in grouped(members, lambda member: batch_of(member).shared):
+        room = 0
+        for member in some:
+            size = batch_of(member).packed_bytes
+            if size > room:
+                result.append([])
+                room = most_bytes or BATCH_BYTES
+            result[-1].append(member)
+            room -= size
+    return tuple(map(tuple, result))
 
 
 def grouped(members: Iterable[Member], key: Callable[[Member], Hashable]) -> list[list[Member]]:
@@ -126,4 +170,4 @@ def _length(matrix: Matrix, chunk_bytes: Optional[int]) -> int:
     device, rows, cols = matrix.parameter.device, matrix.rows, matrix.cols
     if device.type == "cpu" and chunk_bytes is None:
         return matrices_together(device, (min(rows, cols), max(rows, cols)), matrix.iteration)
-    return max(1, (chunk_bytes or BATCH_BYTES) // (rows * cols * matrix.parameter.packed_dtype.itemsize))
+    return packed_together((rows, cols), matrix.parameter.packed_dtype.itemsize, chunk_bytes or BATCH_BYTES)

@@ -11,7 +11,7 @@ from typing import Optional, Sequence
 from torch.distributed import ProcessGroup
 
 from ..parameters.settings import flag
-from .batches import Batch, grouped, plan_batches
+from .batches import Batch, chains, grouped, plan_batches
 from .blocks import Block, blocks_of
 from .costs import flops, useful_chunks, useful_copies
 from .layout import Layout, mesh_of
@@ -78,9 +78,14 @@ class Chunk:
     """Matrices of one family that travel together: this rank's messages, and the batches of them that it owns."""
 
     messages: Messages
-    batches: tuple[OwnedBatch, ...]
+    chains: tuple[tuple[OwnedBatch, ...], ...]
     teams: tuple[tuple[Team, Optional[OwnedBatch]], ...]  # this rank's teams; with a batch if it owns the matrix
     names: str  # of the first few parameters, for error messages
+
+    @property
+    def batches(self) -> list[OwnedBatch]:
+        """The batches of all chains."""
+        return list(itertools.chain.from_iterable(self.chains))
 
     @property
     def first(self) -> Matrix:
@@ -124,8 +129,8 @@ class Exchange:
         """
         buffers = [chunk.messages.buffer_bytes(*self._itemsizes) for chunk in self.chunks]
         together = max(sum(buffers[i : i + self.in_flight + 1]) for i in range(len(buffers)))
-        batches = [each.batch for chunk in self.chunks for each in chunk.batches]
-        works = [(batch.memory_bytes, batch.work_bytes) for batch in batches]
+        chained = [[each.batch for each in some] for chunk in self.chunks for some in chunk.chains]
+        works = [(sum(b.memory_bytes for b in some), sum(b.work_bytes for b in some)) for some in chained]
         works += [(0, team.work_bytes) for chunk in self.chunks for team, _ in chunk.teams]
         if not works:
             return together
@@ -229,7 +234,7 @@ def _chunk(messages: Messages, chunk_bytes: Optional[int]) -> Chunk:
     teams = [team_of(matrix, ranks) for matrix, ranks in messages.teams]
     return Chunk(
         messages,
-        tuple(map(owned, plan_batches(alone, chunk_bytes))),
+        chains(map(owned, plan_batches(alone, chunk_bytes)), lambda each: each.batch, chunk_bytes),
         tuple((team, owned(team.batch) if team.matrix in positions else None) for team in teams),
         shortened(names_of_parameters(matrix for matrix, _ in messages.owners)),
     )

@@ -39,6 +39,7 @@ class Parameter:
     equalization: Equalization
     moments_view: Optional[MatrixView]  # of the tensor with its second moments, if it has any
     keeps_norm: bool = False  # Hyperball: a step replaces its matrices by others of the same norm
+    offloaded: bool = False  # its momentum is in host memory between steps
 
     def matrices(self, group: Group, choose: Callable[..., Iteration]) -> tuple[Matrix, ...]:
         """Return its matrices by the settings of its group. `choose` is `choose_iteration` with a cache.

@@ -23,7 +23,7 @@ from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
 from ..tuning.contest import tasks_of
 from .agreement import Terms, terms_of
-from .batches import Batch, grouped, plan_batches
+from .batches import Batch, Chain, chains, grouped, plan_batches
 from .exchanges import Exchange, ExchangeOptions, plan_exchanges
 from .layout import layout_of, local_part
 from .matrix import Matrix, Parameter
@@ -79,10 +79,15 @@ class Plan:
         chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
         return list({team.ranks: team for chunk in chunks for team, _ in chunk.teams}.values())
 
+    def chains(self) -> list[Chain]:
+        """Return all chains of batches that this process orthogonalizes."""
+        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
+        owned = [tuple(each.batch for each in some) for chunk in chunks for some in chunk.chains]
+        return [*chains(self.batches, lambda batch: batch), *owned]
+
     def all_batches(self) -> list[Batch]:
         """Return every batch that this process orthogonalizes."""
-        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
-        return [*self.batches, *(owned.batch for chunk in chunks for owned in chunk.batches)]
+        return list(itertools.chain.from_iterable(self.chains()))
 
 
 def make_plan(
@@ -201,6 +206,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 equalization=Equalization(group["equalize"], group["renormalize"]),
                 moments_view=moments_in_group(name, p, group),
                 keeps_norm=group["experimental_hyperball"],
+                offloaded=group["offload"],
             )
             yield parameter, not p.is_meta and p not in state
 

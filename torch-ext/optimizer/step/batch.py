@@ -1,4 +1,4 @@
-"""The update of one batch of this process: momentum, orthogonalization, descent."""
+"""The update of one chain of batches of this process: momentum, orthogonalization, descent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..rules.hyperball import REPLACING, move_on_sphere_
 from ..rules.momentum import Directions, pack_momentum_
 from .local_matrix import LocalMatrix, take_momentum
 from .moments import balance_parts_
-from .polar_update import as_parameter, descended_norms, norms_of_updates
-from .recipe import Recipes
+from .polar_update import Packed, as_parameter, descended_norms, norms_of_updates
+from .recipe import Recipe, Recipes
 from .workspace import LocalBatch
 
 
@@ -28,33 +28,47 @@ class UpdateNorms(NamedTuple):
     lr: Tensor
 
 
-def update_local_(batches: Iterable[LocalBatch], recipes: Recipes) -> list[UpdateNorms]:
+def update_local_(chains: Iterable[Sequence[LocalBatch]], recipes: Recipes) -> list[UpdateNorms]:
     """Update the matrices of this process that have a gradient, and their momentum, in place; return their norms."""
     norms = []
-    for work in batches:
-        present = work.with_gradients()
-        if present is not work:
-            _scale_rows_of_absent_(work, recipes)
-        if not present.parts:
+    for chain in chains:
+        present = [work.with_gradients() for work in chain]
+        for work, some in zip(chain, present):
+            if some is not work:
+                _scale_rows_of_absent_(work, recipes)
+        # Offloaded momentum comes to the device for this batch only, which is then its whole chain.
+        host, chunk = chain[0].host, chain[0].host_chunk
+        present = [work for work in present if work.parts]
+        if not present:
             continue
-        with nullcontext() if work.host is None else work.host.borrowed(work.host_chunk) as momenta:
-            if momenta is not None:  # borrowed copies on the device, for this batch only
-                take_momentum(work.parts, momenta)
-            norms.append(update_batch_(present, recipes))
+        with nullcontext() if host is None else host.borrowed(chunk) as momenta:
+            if momenta is not None:
+                take_momentum(chain[0].parts, momenta)
+            norms += update_chain_(present, recipes)
     return norms
 
 
-def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
-    """Update the parameters and momentum buffers of one batch in place, from its gradients."""
-    batch, parts = work.batch, work.parts
-    recipe = recipes.of_groups(work.group_numbers, batch.matrices[0].parameter.sharers)
-    parameters, momenta, gradients = work.tensors()
-    packed = recipes.graphs.packed(batch, len(parts), recipe.eps)
-    directions = Directions(as_parameter(batch, packed.directions), norms=packed.norms)
-    pack_momentum_(momenta, gradients, directions, recipe.momentum, recipe.scaling)
-    del gradients  # these may be the last references to their memory
+def update_chain_(chain: Sequence[LocalBatch], recipes: Recipes) -> list[UpdateNorms]:
+    """Update the parameters and momentum buffers of a chain's batches in place, from its gradients."""
+    every = [recipes.of_groups(work.group_numbers, work.batch.matrices[0].parameter.sharers) for work in chain]
+    packed = recipes.graphs.packed([(work.batch, len(work.parts), recipe.eps) for work, recipe in zip(chain, every)])
+    for work, recipe, member in zip(chain, every, packed.members):
+        _pack_(work, recipe, member)
     updates = packed.update()
-    descended, keeps_norm = descended_norms(batch, updates), batch.matrices[0].parameter.keeps_norm
+    return [_descend_(*each, recipes.groups) for each in zip(chain, every, updates)]
+
+
+def _pack_(work: LocalBatch, recipe: Recipe, packed: Packed) -> None:
+    """Take a batch's gradients, which are let go, into its momentum, and pack its directions."""
+    directions = Directions(as_parameter(work.batch, packed.directions), norms=packed.norms)
+    pack_momentum_(work.momentum(), work.take_gradients(), directions, recipe.momentum, recipe.scaling)
+
+
+def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor, groups: Sequence[Group]) -> UpdateNorms:
+    """Move a batch's parameters by their updates, which are changed."""
+    batch, parts = work.batch, work.parts
+    parameters, keeps_norm = work.parameters(), batch.matrices[0].parameter.keeps_norm
+    descended = descended_norms(batch, updates)
     # Before second moments change the updates. Hyperball has norms of its own.
     norms = norms_of_updates(updates) if descended is None and not keeps_norm else descended
     if batch.moments_shape is not None:
@@ -64,8 +78,9 @@ def update_batch_(work: LocalBatch, recipes: Recipes) -> UpdateNorms:
         moved = torch.stack(parameters)
         norms = move_on_sphere_(moved, updates, rule.lr)
         updates, rule = moved, REPLACING
-    scales, rounding, found_inf = row_scales(parts), seeds(parts, recipes.groups), recipe.scaling.found_inf
-    options = DescentOptions(scales, rounding, found_inf, remainder=remainders(parts), norms=descended)
+    options = DescentOptions(
+        row_scales(parts), seeds(parts, groups), recipe.scaling.found_inf, remainder=remainders(parts), norms=descended
+    )
     descend_packed_(parameters, updates, rule, options)
     return UpdateNorms(norms, elements, work.multiplier, recipe.descent.lr)
 

@@ -1,10 +1,11 @@
-"""CUDA graphs from packed momentum to updates, one for each kind of batch: a replay is one launch.
+"""CUDA graphs from packed momentum to updates, one for each kind of chain: a replay is one launch.
 
     gradients ─ momentum ─► directions ═ graph: normalise, products ═► updates ─ descent ─► parameters
 
-What schedulers and scalers change, and what is missing, offloaded or released, lies before or behind a graph. Batches
-take turns on one stream, so all graphs of an optimizer on one device read one buffer, write another, and share one pool
-for what lies between. Each also reads the norms of its directions, from a buffer of its kind.
+A chain is a batch, or several that share products (`plan.batches.chains`). What schedulers and scalers change, and
+what is missing, offloaded or released, lies before or behind a graph. Chains take turns on one stream, so all graphs of
+an optimizer on one device read one buffer, write another, and share one pool for what lies between. Each also reads the
+norms of its directions, from a buffer of its kind.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from ..iteration import Iteration
 from ..kernels.autocast import without_autocast
 from ..kernels.graphs import captured
 from ..parameters.settings import Group
-from ..plan.batches import Batch
+from ..plan.batches import Batch, Chain
 from ..rules.equalization import Equalization
 from ..tuning.race import described, loses_gpu
 from ..tuning.tune import Stage
 from .batch_memory import BatchMemory
-from .polar_update import Packed, as_parameter, norms_memory, packed_memory, polar_update
+from .polar_update import Packed, PackedChain, as_parameter, norms_memory, packed_memory, polar_updates
+
+# Each part of a buffer begins at a multiple of so many bytes, as new tensors do.
+_LINE = 512
 
 
 class Kind(NamedTuple):
@@ -51,97 +55,121 @@ class Kind(NamedTuple):
         return f"{self.count} x {self.packed_shape[0]} x {self.packed_shape[1]} {self.iteration}{self.equalization}"
 
 
+# The kinds of a chain's batches.
+Kinds = tuple[Kind, ...]
+
+
 class UpdateGraphs:
-    """The graphs of one optimizer; without any, as before a warm-up, every batch is updated eagerly."""
+    """The graphs of one optimizer; without any, as before a warm-up, every chain is updated eagerly."""
 
     def __init__(self) -> None:
-        self._replays: dict[Kind, Packed] = {}
+        self._replays: dict[Kinds, PackedChain] = {}
         self._host = BatchMemory()
 
-    def packed(self, batch: Batch, count: int, eps: float) -> Packed:
-        """Return where `count` matrices of a batch are to be packed, and what then updates them.
+    def packed(self, counts: Sequence[tuple[Batch, int, float]]) -> PackedChain:
+        """Return where matrices of a chain's batches are to be packed, and what then updates them.
 
-        That is a graph if one was captured for as many matrices and this `eps`. On a CPU batches take turns in one
-        memory. So updates there hold until the next batch, as those of graphs hold until the next replay.
+        `counts` has each batch, the number of its matrices, and its eps. What updates them is a graph if one was
+        captured for these. On a CPU batches take turns in one memory. So updates there hold until the next batch, as
+        those of graphs hold until the next replay.
         """
-        replay = self._replays.get(kind_of(batch, count, eps)) if self._replays else None
+        replay = self._replays.get(kinds_of(counts)) if self._replays else None
         if replay is not None and not torch.cuda.is_current_stream_capturing():
             return replay
+        members = [self._eager(*each) for each in counts]
+        return PackedChain(members, partial(polar_updates, members))
+
+    def _eager(self, batch: Batch, count: int, eps: float) -> Packed:
         if batch.device.type == "cpu":
             directions, *memory = self._host.views(batch, count)
         else:  # torch keeps the memory of such devices for the next batch
             directions, memory = packed_memory(batch, count, batch.device), ()
-        norms = norms_memory(batch, directions)
-        return Packed(directions, norms, partial(polar_update, batch, directions, eps, norms, *memory))
+        return Packed(batch, eps, directions, norms_memory(batch, directions), *memory)
 
-    def described(self, batches: Iterable[Batch], groups: Sequence[Group]) -> list[str]:
+    def described(self, chains: Iterable[Chain], groups: Sequence[Group]) -> list[str]:
         """Return a line with the number of captured batches among those that could be; an empty list if none could."""
-        kinds = [_whole(batch, groups) for batch in batches if can_capture(batch.device)]
-        replayed = sum(kind in self._replays for kind in kinds)
-        return [f"{replayed} of {len(kinds)} batches replay a CUDA graph, captured by warmup()"] if kinds else []
+        able = [_whole(chain, groups) for chain in chains if can_capture(chain[0].device)]
+        replayed, count = sum(len(kinds) for kinds in able if kinds in self._replays), sum(map(len, able))
+        return [f"{replayed} of {count} batches replay a CUDA graph, captured by warmup()"] if able else []
 
-    def stages(self, batches: Iterable[Batch], groups: Sequence[Group]) -> list[Stage]:
-        """Return what captures a graph for each kind of whole batches on GPUs; the first lets go of all that are there.
+    def stages(self, chains: Iterable[Chain], groups: Sequence[Group]) -> list[Stage]:
+        """Return what captures a graph for each kind of whole chain on GPUs; the first lets go of all that are there.
 
         Each returns what it has done.
         """
-        kinds = {_whole(batch, groups): batch for batch in batches if can_capture(batch.device)}
+        every = {_whole(chain, groups): chain for chain in chains if can_capture(chain[0].device)}
         buffers: dict[torch.device, _Buffers] = {}
-        captures = [partial(self._capture, kind, batch, buffers) for kind, batch in kinds.items()]
-        return [partial(self._make_room, list(kinds), buffers), *captures] if kinds else []
+        captures = [partial(self._capture, kinds, chain, buffers) for kinds, chain in every.items()]
+        return [partial(self._make_room, list(every), buffers), *captures] if every else []
 
-    def _make_room(self, kinds: Sequence[Kind], buffers: dict[torch.device, _Buffers]) -> str:
+    def _make_room(self, every: Sequence[Kinds], buffers: dict[torch.device, _Buffers]) -> str:
         self._replays = {}
-        for device in {kind.device for kind in kinds}:
-            buffers[device] = _Buffers(device, [kind for kind in kinds if kind.device == device])
-        return f"memory for {len(kinds)} CUDA graphs"
+        for device in {kinds[0].device for kinds in every}:
+            buffers[device] = _Buffers(device, [kinds for kinds in every if kinds[0].device == device])
+        return f"memory for {len(every)} CUDA graphs"
 
-    def _capture(self, kind: Kind, batch: Batch, buffers: dict[torch.device, _Buffers]) -> str:
+    def _capture(self, kinds: Kinds, chain: Chain, buffers: dict[torch.device, _Buffers]) -> str:
         """Capture a graph, and keep it if its bits are those of the eager update."""
-        directions, factors = buffers[kind.device].views(kind)
-        directions.normal_(generator=torch.Generator(kind.device).manual_seed(0))
-        updates, norms = as_parameter(batch, factors), norms_memory(batch, directions)
-        with torch.no_grad(), without_autocast(kind.device.type):
-            expected = polar_update(batch, directions, kind.eps)
+        device = kinds[0].device
+        members = [_packed(*each) for each in zip(chain, kinds, buffers[device].views(kinds))]
+        for member in members:
+            member.directions.normal_(generator=torch.Generator(device).manual_seed(0))
+        updates = [as_parameter(member.batch, member.factors) for member in members]
+        with torch.no_grad(), without_autocast(device.type):
+            expected = polar_updates([member._replace(norms=None, factors=None) for member in members])
 
-            def replay() -> Tensor:
+            def replay() -> list[Tensor]:
                 start()
                 return updates
 
-            packed = Packed(directions, norms, replay)
-            packed.take_norms_()
-
+            for member in members:
+                member.take_norms_()
             try:
-                update = partial(polar_update, batch, directions, kind.eps, norms, factors)
-                start = captured(update, kind.device, buffers[kind.device].pool)
+                start = captured(partial(polar_updates, members), device, buffers[device].pool)
             except RuntimeError as error:
                 if loses_gpu(error):
                     raise
-                return _left_eager(kind, f"it cannot be captured ({described(error)})")
-            factors.fill_(math.nan)
+                return _left_eager(kinds, f"it cannot be captured ({described(error)})")
+            for member in members:
+                member.factors.fill_(math.nan)
             start()
-        if not torch.equal(updates, expected):
-            return _left_eager(kind, "a CUDA graph gives other bits than eager launches")
-        self._replays[kind] = packed
-        return f"capture {kind}"
+        if not all(map(torch.equal, updates, expected)):
+            return _left_eager(kinds, "a CUDA graph gives other bits than eager launches")
+        self._replays[kinds] = PackedChain(members, replay)
+        return f"capture {_shown(kinds)}"
 
 
 class _Buffers:
     """Shared by all graphs on a device: memory for directions and factors, and the pool of temporary memory."""
 
-    def __init__(self, device: torch.device, kinds: Sequence[Kind]):
-        sizes = [max(sizes) for sizes in zip(*(kind.bytes for kind in kinds))]
-        self._directions, self._factors = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
+    def __init__(self, device: torch.device, every: Sequence[Kinds]):
+        directions, factors = (max(sum(sizes) for sizes in of_all) for of_all in zip(*map(_room, every)))
+        self._directions, self._factors = (
+            torch.empty(size, dtype=torch.uint8, device=device) for size in (directions, factors)
+        )
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def views(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        """Return the directions and the factors (B, m, n) of a kind."""
-        size, memory = (kind.count, *kind.packed_shape), (self._directions, self._factors)
-        dtypes = kind.packed_dtype, kind.iteration.work_dtype
-        directions, factors = (
-            buffer[:length].view(dtype).view(size) for buffer, length, dtype in zip(memory, kind.bytes, dtypes)
+    def views(self, kinds: Kinds) -> list[tuple[Tensor, Tensor]]:
+        """Return the directions and the factors (B, m, n) of a chain's kinds."""
+        of_directions, of_factors = (
+            buffer[: sum(sizes)].split(sizes) for buffer, sizes in zip((self._directions, self._factors), _room(kinds))
         )
-        return directions, factors
+        return [
+            (_cut(directions, kind, kind.packed_dtype), _cut(factors, kind, kind.iteration.work_dtype))
+            for kind, directions, factors in zip(kinds, of_directions, of_factors)
+        ]
+
+
+def _room(kinds: Kinds) -> tuple[list[int], list[int]]:
+    """Return the bytes of each kind's directions, and of its factors, with what is left free behind them."""
+    directions, factors = zip(*(kind.bytes for kind in kinds))
+    return [[-(-size // _LINE) * _LINE for size in sizes] for sizes in (directions, factors)]
+
+
+def _cut(part: Tensor, kind: Kind, dtype: torch.dtype) -> Tensor:
+    """Return a part of a buffer as matrices (B, m, n) of a kind."""
+    size = (kind.count, *kind.packed_shape)
+    return part[: math.prod(size) * dtype.itemsize].view(dtype).view(size)
 
 
 def can_capture(device: torch.device) -> bool:
@@ -149,18 +177,29 @@ def can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _left_eager(kind: Kind, why: str) -> str:
-    """Warn that a batch has no graph, and return that."""
-    warnings.warn(f"{kind} is launched eagerly: {why}", RuntimeWarning, stacklevel=2)
-    return f"eager {kind}"
+def kinds_of(counts: Iterable[tuple[Batch, int, float]]) -> Kinds:
+    """Return the kinds of so many matrices of a chain's batches, with their eps."""
+    return tuple(
+        Kind(count, b.packed_shape, b.transposed, b.packed_dtype, b.iteration, b.equalization, eps, b.device)
+        for b, count, eps in counts
+    )
 
 
-def kind_of(batch: Batch, count: int, eps: float) -> Kind:
-    """Return the kind of `count` matrices of a batch."""
-    shape, dtype = (batch.packed_shape, batch.transposed), batch.packed_dtype
-    return Kind(count, *shape, dtype, batch.iteration, batch.equalization, eps, batch.device)
+def _whole(chain: Chain, groups: Sequence[Group]) -> Kinds:
+    """Return the kinds of a chain whose matrices all have gradients."""
+    return kinds_of((batch, len(batch.matrices), groups[batch.first_group]["eps"]) for batch in chain)
 
 
-def _whole(batch: Batch, groups: Sequence[Group]) -> Kind:
-    """Return the kind of a batch whose matrices all have gradients."""
-    return kind_of(batch, len(batch.matrices), groups[batch.first_group]["eps"])
+def _packed(batch: Batch, kind: Kind, views: tuple[Tensor, Tensor]) -> Packed:
+    directions, factors = views
+    return Packed(batch, kind.eps, directions, norms_memory(batch, directions), factors)
+
+
+def _left_eager(kinds: Kinds, why: str) -> str:
+    """Warn that a chain has no graph, and return that."""
+    warnings.warn(f"{_shown(kinds)} is launched eagerly: {why}", RuntimeWarning, stacklevel=2)
+    return f"eager {_shown(kinds)}"
+
+
+def _shown(kinds: Kinds) -> str:
+    return " with ".join(map(str, kinds))

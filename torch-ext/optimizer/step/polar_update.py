@@ -16,24 +16,36 @@ from ..kernels.formats import exact_dtype
 from ..kernels.native import IS_PORTABLE, frobenius_norm_
 from ..kernels.normalization import frobenius_norm, native_passes_take
 from ..plan.batches import Batch
-from ..polar import polar_factors
+from ..polar.chains import Operand, chained_polar_factors
+from ..polar.factors import polar_factors
 from ..rules.equalization import equalize, evened, renormalize_
 
 
 class Packed(NamedTuple):
-    """Memory for the packed directions (B, m, n) of a batch, and what makes its updates (B, rows, cols) of them.
+    """Memory for the packed directions (B, m, n) of a batch, and what their polar update is made with.
 
-    Whoever fills the directions fills `norms` (B,), too, with theirs, unless there are none.
+    Whoever fills the directions fills `norms` (B,), too, with theirs, unless there are none. Polar factors are written
+    to `factors` (B, m, n), of the work dtype, where that is given; `squares` is memory for `polar_factors`.
     """
 
+    batch: Batch
+    eps: float
     directions: Tensor
     norms: Optional[Tensor]
-    update: Callable[[], Tensor]
+    factors: Optional[Tensor] = None
+    squares: Optional[Sequence[Tensor]] = None
 
     def take_norms_(self) -> None:
         """Write `norms`, if there are any, in a pass over the directions."""
         if self.norms is not None:
             frobenius_norm_(self.norms, _wide(self.directions))
+
+
+class PackedChain(NamedTuple):
+    """The batches of a chain as they are packed, and what makes their updates (B, rows, cols) of them."""
+
+    members: Sequence[Packed]
+    update: Callable[[], Sequence[Tensor]]
 
 
 def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
@@ -75,24 +87,30 @@ def as_parameter(batch: Batch, packed: Tensor) -> Tensor:
     return packed.mT if batch.transposed else packed
 
 
-def polar_update(
-    batch: Batch,
-    packed: Tensor,
-    eps: float,
-    norms: Optional[Tensor] = None,
-    factors: Optional[Tensor] = None,
-    squares: Optional[Sequence[Tensor]] = None,
-) -> Tensor:
-    """Return the updates (B, rows, cols) of whole matrices from their packed momentum.
+def polar_updates(members: Sequence[Packed]) -> list[Tensor]:
+    """Return the updates (B, rows, cols) of a chain's whole matrices from their packed momentum."""
+    if len(members) == 1:
+        return [_polar_update(*members)]
+    operands = [
+        Operand(equalized(batch, directions, eps), batch.iteration, eps, factors, norms)
+        for batch, eps, directions, norms, factors, _ in members
+    ]
+    factors = chained_polar_factors(operands)
+    return [_update_of_batch(each.batch, factor) for each, factor in zip(members, factors)]
 
-    `norms` (B,) are those of the packed momentum, if they are known. Polar factors are written to `factors` (B, m, n),
-    of the work dtype, where that is given; `squares` is memory for `polar_factors`.
-    """
-    directions = equalized(batch, packed, eps)
+
+def _polar_update(packed: Packed) -> Tensor:
+    """Return the updates of a batch that shares no products with others."""
+    batch, eps, directions, norms, factors, squares = packed
+    directions = equalized(batch, directions, eps)
     factors = polar_factors(directions, batch.iteration, eps, factors, norms, squares)
     for _ in range(1, batch.equalization.rounds(*batch.packed_shape)):
         directions = evened(directions, factors)
         factors = polar_factors(directions, batch.iteration, eps, factors, None, squares)
+    return _update_of_batch(batch, factors)
+
+
+def _update_of_batch(batch: Batch, factors: Tensor) -> Tensor:
     return update_of_factors(as_parameter(batch, factors), batch.equalization.after)
 
 

@@ -154,13 +154,15 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
             norms.append(_write_updates_(returned, owned, updates, verdicts, recipes, received))
             del updates
         del factor
-    for owned in work.owned:
-        packed = recipes.graphs.packed(owned.batch, len(owned.positions), recipes.of(owned.batch.matrices).eps)
-        _assemble_(owned, received, packed.directions)
-        packed.take_norms_()
+    for chain in work.owned:
+        counts = [(owned.batch, len(owned.positions), recipes.of(owned.batch.matrices).eps) for owned in chain]
+        packed = recipes.graphs.packed(counts)
+        for owned, member in zip(chain, packed.members):
+            _assemble_(owned, received, member.directions)
+            member.take_norms_()
         updates = packed.update()
-        norms.append(_write_updates_(returned, owned, updates, verdicts, recipes, received))
-        del packed, updates  # before the next batch is put together
+        norms += [_write_updates_(returned, *each, verdicts, recipes, received) for each in zip(chain, updates)]
+        del packed, updates, member  # before the next chain is put together
     matrices, places = work.verdicts_out
     returned.index_copy_(0, places, verdicts.index_select(0, matrices).to(returned.dtype))
     return returned, norms

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ..plan.process_groups import explaining_timeouts
-from ..polar import factor_of_parts
+from ..polar.factors import factor_of_parts
 from .batch import UpdateNorms
 from .polar_update import norms_of_updates, update_of_factors
 from .recipe import Recipes

@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from ..plan.process_groups import explaining_timeouts, this_rank
 from ..plan.teams import Team
-from ..polar import factor_of_parts
+from ..polar.factors import factor_of_parts
 
 
 @record_function("muon.orthogonalize")

@@ -31,7 +31,7 @@ def update_shared_(workspace: Workspace, recipes: Recipes, in_flight: int) -> li
     sums = ([update_sum_(work, recipes, group_of(ranks)) for work in works] for ranks, works in workspace.sums)
     rounds = advanced(chain(chunks, sums), in_flight)
     results = next(rounds, [])  # the first parts are on their way
-    norms = update_local_(workspace.batches, recipes)
+    norms = update_local_(workspace.chains, recipes)
     for ended in rounds:
         results += ended
     return norms + list(chain.from_iterable(results))

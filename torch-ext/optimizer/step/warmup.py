@@ -7,20 +7,20 @@ comes: those that compile depend on what those before have measured.
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Hashable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 
 from ..kernels.autocast import without_autocast
 from ..parameters.settings import Group
-from ..plan.batches import Batch
+from ..plan.batches import Batch, Chain
 from ..plan.exchanges import Exchange
 from ..plan.plan import Plan
 from ..plan.process_groups import Ranks, all_reduce_sum_, explaining_timeouts, group_of
 from ..tuning.progress import Progress
 from ..tuning.tune import Stage
-from .polar_update import packed_memory, polar_update
+from .polar_update import Packed, packed_memory, polar_updates
 
 Phase = Callable[[], Sequence[Stage]]
 
@@ -45,7 +45,7 @@ def connections(plan: Plan) -> list[Stage]:
 
 
 def kernels(plan: Plan, groups: Sequence[Group]) -> list[Stage]:
-    """Return a stage for each kind of batch, which compiles its kernels by a run on zeros."""
+    """Return a stage for each kind of chain, which compiles its kernels by a run on zeros."""
     return [partial(_told, what, run) for what, run in _kernels(plan, groups)]
 
 
@@ -82,15 +82,22 @@ def _exchange_a_byte(exchange: Exchange) -> None:
 
 
 def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callable[[], None]]]:
-    batches = plan.all_batches()
-    kinds = {(b.packed_shape, b.transposed, b.packed_dtype, b.iteration, b.equalization): b for b in batches}
-    for batch in kinds.values():
-        count, first = len(batch.matrices), batch.matrices[0]
-        what = f"{count} x {first.rows} x {first.cols} {batch.iteration}"
-        yield what, partial(_orthogonalize_zeros, batch, groups[first.parameter.group]["eps"])
+    chains = {tuple(map(_kind, chain)): chain for chain in plan.chains()}
+    for chain in chains.values():
+        what = " with ".join(
+            f"{len(b.matrices)} x {b.matrices[0].rows} x {b.matrices[0].cols} {b.iteration}" for b in chain
+        )
+        yield what, partial(_orthogonalize_zeros, chain, groups)
 
 
-def _orthogonalize_zeros(batch: Batch, eps: float) -> None:
-    device = batch.matrices[0].parameter.device
-    with without_autocast(device.type):
-        polar_update(batch, packed_memory(batch, len(batch.matrices), device).zero_(), eps)
+def _kind(batch: Batch) -> Hashable:
+    return batch.packed_shape, batch.transposed, batch.packed_dtype, batch.iteration, batch.equalization
+
+
+def _orthogonalize_zeros(chain: Chain, groups: Sequence[Group]) -> None:
+    members = []
+    for batch in chain:
+        zeros = packed_memory(batch, len(batch.matrices), batch.device).zero_()
+        members.append(Packed(batch, groups[batch.first_group]["eps"], zeros, None))
+    with without_autocast(chain[0].device.type):
+        polar_updates(members)

@@ -13,7 +13,7 @@ from ..kernels.formats import HALVES
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
 from ..parameters.state import BUFFER, MOMENTS, REMAINDER, SCALE, integers
-from ..plan.batches import Batch, grouped
+from ..plan.batches import Batch, chains, grouped
 from ..plan.exchanges import Chunk
 from ..plan.gradients import Gradients
 from ..plan.layout import has_shards, local_part
@@ -63,14 +63,21 @@ class LocalBatch(NamedTuple):
         present = [part for part in self.parts if part.source.has_gradient]
         return self if len(present) == len(self.parts) else self.of(present)
 
-    def tensors(self) -> tuple[list[Tensor], MomentumBuffers, list[Tensor]]:
-        """Return parameters, momentum and gradients of its parts, which all have one; gradients once in a step."""
-        tensors = self.parts[0].tensors
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of its parts."""
+        views = self.parts[0].tensors.views
+        return [views[i] for i in self.places]
+
+    def momentum(self) -> MomentumBuffers:
+        """Return the momentum of its parts."""
+        return self.parts[0].tensors.momentum_at(self.places)
+
+    def take_gradients(self) -> list[Tensor]:
+        """Return the gradients of its parts, which all have one; only once in a step."""
         if self.gradients:
-            gradients = [tensors.gradients[i] for i in self.gradients]
-        else:
-            gradients = [part.source.take_gradient(part.place) for part in self.parts]
-        return [tensors.views[i] for i in self.places], tensors.momentum_at(self.places), gradients
+            gradients = self.parts[0].tensors.gradients
+            return [gradients[i] for i in self.gradients]
+        return [part.source.take_gradient(part.place) for part in self.parts]
 
 
 class LocalChunk(NamedTuple):
@@ -84,7 +91,7 @@ class LocalChunk(NamedTuple):
     verdicts_in: Tensor  # place of each part's flag in the returned message
     presence_in: Tensor  # (2, flags): owned matrix, place of the flag
     verdicts_out: Tensor  # (2, flags): owned matrix, place of the flag
-    owned: Sequence[LocalOwned]
+    owned: Sequence[Sequence[LocalOwned]]  # chains
     teams: Sequence[tuple[Team, Optional[LocalOwned]]]  # with a batch if this rank owns the matrix
     moments: Optional[MovedMoments]  # None if no part has second moments
 
@@ -118,8 +125,9 @@ class Workspace:
         first = 0
         for source in self.parameters:
             first = self._add(source, sources[source], groups, first)
-        offloaded = [groups[batch.matrices[0].parameter.group]["offload"] for batch in plan.batches]
-        self.batches = _with_host(list(map(self._local_batch, plan.batches)), offloaded, state)
+        offloaded = [batch.matrices[0].parameter.offloaded for batch in plan.batches]
+        batches = _with_host(list(map(self._local_batch, plan.batches)), offloaded, state)
+        self.chains = chains(batches, lambda work: work.batch)
         self.exchanges = [(each.ranks, [self._local_chunk(chunk) for chunk in each.chunks]) for each in plan.exchanges]
         self.sums = [(batches[0].ranks, list(map(self._local_batch, batches))) for batches in plan.sums]
         self.fallback = [
@@ -167,7 +175,7 @@ class Workspace:
 
     def synchronize(self) -> None:
         """Wait until all offloaded momentum is back in host memory."""
-        for host in {work.host for work in self.batches} - {None}:
+        for host in {work.host for chain in self.chains for work in chain} - {None}:
             host.synchronize()
 
     def _matrices(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -205,7 +213,7 @@ class Workspace:
             verdicts_in=indices(holder.verdict_places),
             presence_in=indices(owner.presence_places, (-1, 2)).T,
             verdicts_out=indices(owner.verdict_places, (-1, 2)).T,
-            owned=[local_owned(owned, device) for owned in chunk.batches],
+            owned=[[local_owned(owned, device) for owned in chain] for chain in chunk.chains],
             teams=[(team, owned and local_owned(owned, device)) for team, owned in chunk.teams],
             moments=moved_moments(holder, chunk.first.parameter.moments_dtype, device),
         )

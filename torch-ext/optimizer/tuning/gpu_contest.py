@@ -13,7 +13,8 @@ from ..kernels.gains import Gain
 from ..kernels.hopper_gemm import cuts
 from ..kernels.products import BATCHED, small_choice, small_polar, symmetric_choice, symmetric_gemm
 from ..kernels.tuned import COMPILED, Config, SmallConfig
-from ..polar import matrices_together, polar_factors
+from ..polar.factors import polar_factors
+from ..polar.packing import matrices_together, packed_together
 from ..schedules import resolve_schedule
 from .candidates import product_configs, small_configs
 from .contest import EPS, Candidate, Contest, Task, drawn
@@ -86,9 +87,10 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
     configs = product_configs(device, dtype, m) if configs is None else configs
     configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again
-    count = max(1, min(task.count, _together(device, dtype, (m, max(m, k)), configs)))
-    X = drawn(device, count, m, k).to(dtype) / k**0.5
     long = k != m
+    most = packed_together((m, k), torch.float32.itemsize) if long else _together(device, dtype, m, configs)
+    count = max(1, min(task.count, most))
+    X = drawn(device, count, m, k).to(dtype) / k**0.5
     results = [X.new_empty(count, m, m) for _ in range(1 if long else 2)]
     launch = symmetric_gemm.launch_symmetric_gemm
     alpha, beta = SCALED
@@ -149,11 +151,12 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
     return _Ways(configs, prove, run, torchs, small_choice(device, dtype, *size), len(G))
 
 
-def _together(device: torch.device, dtype: torch.dtype, size: tuple[int, int], configs: Sequence[AnyConfig]) -> int:
-    """Return how many matrices a step works on together, in whole rounds if a product that works in rounds competes."""
-    iteration = _iteration(device, dtype, size)
+def _together(device: torch.device, dtype: torch.dtype, m: int, configs: Sequence[AnyConfig]) -> int:
+    """Return how many squares a step works on together, in whole rounds if a product that works in rounds competes."""
+    iteration = _iteration(device, dtype, (m, m))
     in_pairs = any(config in COMPILED for config in configs)
-    return matrices_together(device, size, iteration._replace(products=iteration.products._replace(in_pairs=in_pairs)))
+    products = iteration.products._replace(in_pairs=in_pairs)
+    return matrices_together(device, (m, m), iteration._replace(products=products))
 
 
 def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> Iteration:

@@ -8,23 +8,16 @@ from typing import Callable, Generator, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from .iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
-from .kernels import predictions
-from .kernels.autocast import without_autocast
-from .kernels.gains import Circumstances
-from .kernels.machine import gpu_of
-from .kernels.native_products import fits_a_core
-from .kernels.newton_schulz import apply_window, gram_matrix, gram_newton_schulz, newton_schulz
-from .kernels.normalization import frobenius_norm, native_passes_take, normalize
-from .kernels.products import small_polar
-from .kernels.tracing import constant_while_traced, is_transformed
-from .schedules import resolve_schedule
-
-# Bytes of the cache that each core of a CPU usually has to itself.
-_CORE_CACHE = 2**21
-
-# Stands for a device that torch does not describe.
-_SMALL_GPU = predictions.Gpu(0, 1, 2**21)
+from ..iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
+from ..kernels.autocast import without_autocast
+from ..kernels.gains import Circumstances
+from ..kernels.newton_schulz import apply_window, gram_matrix, gram_newton_schulz, newton_schulz
+from ..kernels.normalization import frobenius_norm, native_passes_take, normalize
+from ..kernels.products import small_polar
+from ..kernels.tracing import is_transformed
+from ..schedules import resolve_schedule
+from .chains import Operand, as_factor, chain_of, chained_polar_factors
+from .packing import even_pieces, matrices_together
 
 
 def orthogonalize(
@@ -89,15 +82,17 @@ def polar_factors(
     For each of `matrices_together` matrices this takes memory for two copies in the work dtype and two
     m x m matrices, in the Gram iteration five; or, during the normalisation, for one copy in the work dtype and one in
     float32. On a CPU the compiled products need one copy, and in the Gram iteration four m x m matrices. If `out` is
-    given, that is the copy.
+    given, that is the copy. `chained_polar_factors` says what the Gram iteration takes on a GPU.
     """
+    if chain_of(G.device, iteration) is not None:
+        return chained_polar_factors([Operand(G, iteration, eps, out, norms)])[0]
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
     wide = _by_rows(wide, iteration)
     single = not iteration.products.batched and not iteration.in_one_launch
     length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
     if out is None and len(wide) <= length and not single:
-        factors = _polar_factor(wide, iteration, eps, norm=_as_factor(norms))
+        factors = _polar_factor(wide, iteration, eps, norm=as_factor(norms))
         return factors.mT if tall else factors
     if out is None:
         by_rows = torch.contiguous_format if wide.device.type == "cpu" else torch.preserve_format
@@ -109,7 +104,7 @@ def polar_factors(
         # Products that take one matrix at a time take it as (m, n), without a batch dimension.
         X, place, norm = (
             x if x is None else x.select(0, start) if single else x.narrow(0, start, end - start)
-            for x in (wide, factors, _as_factor(norms))
+            for x in (wide, factors, as_factor(norms))
         )
         if through_copies:
             place.copy_(_polar_factor(X, iteration, eps, norm=norm))
@@ -117,38 +112,6 @@ def polar_factors(
             room = squares and tuple(x[0] if single else x[: end - start] for x in squares)
             _polar_factor(X, iteration, eps, place, norm, room)
     return factors.mT if tall else factors
-
-
-def _as_factor(norms: Optional[Tensor]) -> Optional[Tensor]:
-    """Return norms (B,) as (B, 1, 1), one for each matrix of a batch."""
-    return None if norms is None else norms.view(-1, 1, 1)
-
-
-def even_pieces(count: int, length: int) -> list[tuple[int, int]]:
-    """Return start and end of the fewest possible pieces of at most `length` out of `count`, as even as possible."""
-    pieces = -(-count // length)
-    return [(piece * count // pieces, (piece + 1) * count // pieces) for piece in range(pieces)]
-
-
-def matrices_together(device: torch.device, size: tuple[int, int], iteration: Iteration) -> int:
-    """Return how many wide matrices of `size` are worked on together at most.
-
-    A GPU gets as many as fill it (`predictions.matrices_together`), in whole rounds of a product that works in rounds.
-    On a CPU each thread works alone on matrices that fit (`fits_a_core`), on as many as have their four m x m matrices
-    in its core's cache. Larger matrices come one at a time.
-    """
-    m, n = size
-    itemsize = iteration.chain_dtype.itemsize
-    if device.type != "cpu":
-        gpu = gpu_of(device) or _SMALL_GPU
-        most = predictions.matrices_together(gpu, m, itemsize)
-        return predictions.in_whole_rounds(gpu, m, most) if iteration.products.in_pairs else most
-    return max(1, _CORE_CACHE // (4 * m * m * itemsize)) * _threads() if fits_a_core(m, n, itemsize) else 1
-
-
-@constant_while_traced
-def _threads() -> int:
-    return torch.get_num_threads()
 
 
 def _polar_factor(

@@ -1,0 +1,117 @@
+"""One chain of m x m products for matrices of several lengths: the bits that each length has alone, on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.allocations import Allocations
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+EPS = 1e-7
+# Batches with one short side; the second and third are tall.
+SHAPES = [(3, 24, 40), (2, 40, 24), (4, 96, 24), (1, 24, 24)]
+
+
+def drawn(shape, seed: int = 0):
+    return by_long_side(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def by_long_side(matrices):
+    """The same matrices, with runs of memory along the longer side: products on a CPU need that."""
+    return matrices.mT.contiguous().mT if matrices.size(-2) > matrices.size(-1) else matrices
+
+
+@pytest.fixture
+def iteration(kernel):
+    """The Gram iteration with products whose bits do not depend on the batch."""
+
+    def of(steps: int, products=None):
+        schedule = kernel.schedules.resolve_schedule("polar_express", steps)
+        chosen = kernel.iteration.choose_iteration(CPU, torch.float32, (24, 96), schedule, "gram")
+        windows = tuple((step,) for step in schedule) if steps == 1 else (schedule[:2], schedule[2:])
+        return chosen._replace(windows=windows, products=products or kernel.kernels.products.NATIVE)
+
+    return of
+
+
+@pytest.mark.parametrize("together", [1, 3, 10])
+@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_matrix_gets_the_bits_that_it_has_alone(kernel, monkeypatch, iteration, together, steps, written):
+    """However many are worked on at once; in one window and in two, of one step and of several."""
+    monkeypatch.setattr(kernel.polar.chains, "matrices_together", lambda *_: together)
+    chain, chosen = kernel.polar.chains, iteration(steps)
+    batches = [drawn(shape, seed) for seed, shape in enumerate(SHAPES)]
+    before = [G.clone() for G in batches]
+    outs = [torch.full_like(G, torch.nan) if written else None for G in batches]
+    norms = [torch.linalg.vector_norm(G.double(), dim=(1, 2)) if written else None for G in batches]
+    found = chain.chained_polar_factors(
+        [chain.Operand(G, chosen, EPS, out, norm) for G, out, norm in zip(batches, outs, norms)]
+    )
+    for G, old, factors, out in zip(batches, before, found, outs):
+        alone = [kernel.polar.factors.polar_factors(g[None], chosen, EPS)[0] for g in G]
+        assert torch.equal(factors, torch.stack(alone)) and torch.equal(G, old)
+        assert out is None or torch.equal(out, factors)
+
+
+def test_products_with_the_long_side_are_those_of_each_shape(kernel, iteration):
+    """Tables may differ there: a shape may have been measured, another not."""
+    products = kernel.kernels.products
+    half = products.NATIVE._replace(affine=lambda *operands: products.NATIVE.affine(*operands).mul_(0.5))
+    others = [products.NATIVE, half]
+    chosen = [iteration(5, table) for table in others]
+    operands = [kernel.polar.chains.Operand(drawn((2, 24, 60)), each, EPS) for each in chosen]
+    together = kernel.polar.chains.chained_polar_factors(operands)
+    for operand, factors in zip(operands, together):
+        assert torch.equal(factors, *kernel.polar.chains.chained_polar_factors([operand]))
+    assert not torch.equal(*together)
+
+
+def test_gradients_go_through_a_chain(kernel, iteration):
+    """Those of the steps one after the other, in float64: the same operations, so up to their order."""
+    chosen = iteration(5, kernel.kernels.products.BATCHED)._replace(work_dtype=torch.float64, chain_dtype=torch.float64)
+    G, weights = drawn((3, 24, 40)).double().requires_grad_(), drawn((3, 24, 40), 1).double()
+    gradients = []
+    for factors in (
+        kernel.polar.chains.chained_polar_factors([kernel.polar.chains.Operand(G, chosen, EPS)])[0],
+        kernel.polar.factors.polar_factors(G, chosen, EPS),
+    ):
+        gradients += torch.autograd.grad((factors * weights).sum(), G)
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
+
+
+def test_what_shares_a_chain(kernel):
+    """The Gram iterations of a GPU whose m x m products are the same, if they take several matrices; none on a CPU."""
+    products, chain_of = kernel.kernels.products, kernel.polar.chains.chain_of
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+
+    def of(n: int, method: str, table, device=GPU):
+        chosen = kernel.iteration.choose_iteration(CPU, torch.float16, (24, n), schedule, method)
+        return chain_of(device, chosen._replace(products=table))
+
+    batched = products.BATCHED._replace(square_name="torch.bmm")
+    assert of(48, "gram", batched) == of(96, "gram", batched._replace(gram=torch.matmul, gram_gain=1.4)) is not None
+    assert of(48, "gram", batched) != of(48, "gram_float32", batched)
+    assert of(48, "gram", batched) != of(48, "gram", batched._replace(square_name="symmetric_gemm"))
+    assert of(48, "standard", batched) is of(48, "gram", batched, CPU) is of(48, "gram", products.SINGLE) is None
+
+
+@pytest.mark.parametrize("together", [1, 2, 6])
+@pytest.mark.parametrize("method", ["gram", "gram_float32"])
+def test_peak_memory_follows_a_formula(kernel, monkeypatch, method, together):
+    """A copy of all matrices, their factors, two squares of each, and five of each that is worked on at once."""
+    monkeypatch.setattr(kernel.polar.chains, "matrices_together", lambda *_: together)
+    schedule, m = kernel.schedules.resolve_schedule("polar_express", 5), 64
+    chosen = kernel.iteration.choose_iteration(CPU, torch.float16, (m, 4 * m), schedule, method)
+    chosen = chosen._replace(products=kernel.kernels.products.BATCHED)
+    batches = [drawn((2, m, 2 * m)), drawn((4, 4 * m, m))]
+    elements, count, square = sum(G.numel() for G in batches), 6, m * m * chosen.chain_dtype.itemsize
+    rounded = 0 if method == "gram" else m * m * 2
+    # `gram_float32` makes a float32 copy of the long matrices for torch's product, one batch at a time.
+    wide = 0 if method == "gram" else max(G.numel() for G in batches) * 4
+    formula = 2 * 2 * elements + count * (2 * square + rounded) + max(5 * together * square, wide)
+    with Allocations() as held:
+        kernel.polar.chains.chained_polar_factors([kernel.polar.chains.Operand(G, chosen, EPS) for G in batches])
+    # Norms and their intermediate results are a few numbers a row; what is counted later is freed before.
+    assert 2 * 2 * elements + 2 * count * square <= held.peak <= formula + 64 * m * count

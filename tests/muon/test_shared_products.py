@@ -1,0 +1,125 @@
+"""Steps whose batches share m x m products, as on a GPU, on a CPU: they have the bits of batches that share none."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.graphs_of_updates import counted_graphs, same_bits, steps
+from tests.support.inside import plan_of
+from tests.support.shared_products import shared_as_on_a_gpu
+
+# Three shapes with one short side, one with another, and a vector.
+SHAPES = [(12, 20)] * 3 + [(30, 12)] * 2 + [(12, 40), (8, 24), (20,)]
+SETTINGS = dict(lr=2e-2, weight_decay=0.1, ns_dtype="float32", ns_method="gram")
+
+
+@pytest.fixture
+def sharing(kernel):
+    return partial(shared_as_on_a_gpu, kernel)
+
+
+def parameters() -> list[tuple[str, Parameter]]:
+    generator = torch.Generator().manual_seed(0)
+    return [(f"layers.{i}.weight", Parameter(torch.randn(s, generator=generator))) for i, s in enumerate(SHAPES)]
+
+
+def lost(optimizer, step: int) -> None:
+    """Take away gradients: of one matrix of a shape, of a whole shape, of all that share products."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for number in {0: (1,), 1: (5,), 2: range(6), 3: ()}[step]:
+        params[number].grad = None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"decay_mode": "cautious", "momentum_dtype": "bfloat16"},
+        {"second_moment": "rows"},
+        {"equalize": "rows", "renormalize": "columns"},
+        {"experimental_hyperball": True, "weight_decay": 0.0},
+        {"release_grads": True},
+    ],
+    ids=str,
+)
+def test_shared_products_change_no_bit(kernel, sharing, settings):
+    settings = {**SETTINGS, **settings}
+    expected = steps(kernel.Muon(parameters(), **settings), 4)
+    with sharing():
+        optimizer = kernel.Muon(parameters(), **settings)
+        found = steps(optimizer, 4)
+        assert sorted(map(len, plan_of(optimizer).chains())) == [1, 3]
+        assert "6 matrices with a short side of 12 share their 12 x 12 products" in optimizer.explain().notes
+    assert same_bits(found, expected)
+
+
+def test_missing_gradients_leave_the_others_their_bits(kernel, sharing):
+    results = []
+    for context in (torch.no_grad, sharing):
+        with context():
+            optimizer = kernel.Muon(parameters(), **SETTINGS)
+            results.append(steps(optimizer, 4, before=lambda step, optimizer=optimizer: lost(optimizer, step)))
+    assert same_bits(*results)
+
+
+def test_offloaded_momentum_comes_batch_by_batch(kernel, sharing):
+    expected = steps(kernel.Muon(parameters(), **SETTINGS))
+    with sharing():
+        optimizer = kernel.Muon(parameters(), offload=True, **SETTINGS)
+        assert same_bits(steps(optimizer), expected)
+        assert all(len(chain) == 1 for chain in plan_of(optimizer).chains())
+
+
+@pytest.mark.parametrize("most, lengths", [(12 * 20 * 4 * 3 + 12 * 30 * 4 * 2, [1, 1, 2]), (1, [1, 1, 1, 1])])
+def test_a_chain_packs_no_more_than_its_limit(kernel, sharing, monkeypatch, most, lengths):
+    monkeypatch.setattr(kernel.plan.batches, "BATCH_BYTES", most)
+    with sharing():
+        optimizer = kernel.Muon(parameters(), **SETTINGS)
+        optimizer.step()
+        chains = plan_of(optimizer).chains()
+        assert sorted(map(len, chains)) == lengths
+        assert all(len(chain) == 1 or sum(batch.packed_bytes for batch in chain) <= most for chain in chains)
+
+
+def test_metrics_are_those_of_batches_that_share_nothing(kernel, sharing):
+    def metrics():
+        optimizer = kernel.Muon(parameters(), **SETTINGS)
+        steps(optimizer, 1)
+        return optimizer.metrics()
+
+    expected = metrics()
+    with sharing():
+        found = metrics()
+    assert found.keys() == expected.keys() and found["matrices"] == expected["matrices"] == 7
+    # The same norms, whose squares are added in another order.
+    for key, value in expected.items():
+        torch.testing.assert_close(torch.as_tensor(found[key]), torch.as_tensor(value), rtol=1e-6, atol=0)
+
+
+def test_a_chain_is_one_graph(kernel, sharing):
+    expected = steps(kernel.Muon(parameters(), **SETTINGS))
+    with sharing(), counted_graphs(kernel, "cpu") as counted:
+        optimizer, said = kernel.Muon(parameters(), **SETTINGS), []
+        optimizer.warmup(lambda done, total, what: said.append(what), budget=0)
+        assert counted.captures == 2 and any(what.count(" with ") == 2 for what in said)
+        assert "4 of 4 batches replay a CUDA graph, captured by warmup()" in optimizer.explain().notes
+        found = steps(optimizer, before=lambda step: counted.spoil(optimizer))
+        assert counted.replays - counted.captures == 3 * 2
+    assert same_bits(found, expected)
+
+
+def test_a_chain_that_misses_a_gradient_is_eager_in_that_step(kernel, sharing):
+    results = []
+    for context in (torch.no_grad, sharing):
+        with context(), counted_graphs(kernel, "cpu") as counted:
+            optimizer = kernel.Muon(parameters(), **SETTINGS)
+            optimizer.warmup(lambda *_: None, budget=0)
+            before = counted.replays
+            results.append(steps(optimizer, 4, before=lambda step, optimizer=optimizer: lost(optimizer, step)))
+            replays = counted.replays - before
+    assert same_bits(*results)
+    assert replays == 4 + 1  # the other short side in each step, and the chain in the last
