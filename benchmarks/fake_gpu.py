@@ -167,9 +167,9 @@ def _by_name(operation: OpOverload, args: Sequence, kwargs: Mapping) -> dict[str
 def fake_gpu(kernel: ModuleType, way: str) -> Iterator[None]:
     """Make the package treat fake tensors as a GPU's, and launch its products in one of `WAYS`."""
     products = kernel.kernels.products
-    symmetric = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6)
-    tables = {"symmetric": symmetric, "compiled": symmetric._replace(in_pairs=True)}
-    table = tables.get(way, products.BATCHED)
+    symmetric = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6, square_name="symmetric_gemm")
+    tables = {"symmetric": symmetric, "compiled": symmetric._replace(square_name="hopper_gemm")}
+    table = tables.get(way, products.BATCHED._replace(square_name="torch.bmm"))
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(Unguarded())

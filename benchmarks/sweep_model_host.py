@@ -75,7 +75,7 @@ def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitSta
     """Make the package plan and pack as on a GPU, and launch nothing itself."""
     products, batches, chain_of = kernel.kernels.products, kernel.plan.batches, kernel.polar.chains.chain_of
     lengths = batch_lengths(parameters, batches.BATCH_BYTES)
-    table = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6)
+    table = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6, square_name="symmetric_gemm")
     length = mock.patch.object(batches, "_length", lambda matrix, _: lengths[matrix.rows, matrix.cols])
     stack.enter_context(length)
     as_on_gpu = {chain_of: lambda device, iteration: chain_of(torch.device("cuda"), iteration)}

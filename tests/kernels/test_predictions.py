@@ -70,13 +70,36 @@ def test_rounds_of_pairs_are_as_full_as_they_can_be(predictions, h100, m, most, 
     assert full[count] == max(full.values()) and count == max(n for n in full if full[n] == full[count])
 
 
-def test_the_product_that_works_in_rounds_gets_whole_rounds(kernel, predictions, monkeypatch):
-    """25 matrices of 512 rows fit into the cache, 22 fill a round of 66 pairs with three squares each."""
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("m, most", [(128, 400), (512, 25), (768, 11), (1008, 6)])
+def test_small_matrices_take_the_least_time_each(predictions, h100, m, most, symmetric):
+    count = predictions.in_full_waves(h100, m, most, symmetric)
+
+    def each(n: int) -> float:
+        seconds = (
+            predictions.symmetric_seconds(h100, n, m, m) if symmetric else predictions.dense_seconds(h100, n, (m,) * 3)
+        )
+        return seconds / n
+
+    assert each(count) == min(each(n) for n in range(1, most + 1))
+
+
+def test_where_nothing_is_predicted_as_many_as_there_may_be_are_multiplied(predictions, h100):
+    assert predictions.in_full_waves(h100._replace(capability=100), 768, 11, False) == 11
+    assert predictions.in_full_waves(h100, predictions.SMALLEST, 6, True) == 6
+
+
+def test_each_product_of_squares_gets_full_waves_or_rounds(kernel, predictions, monkeypatch):
+    """25 matrices of 512 rows fit into the cache, 22 fill a round of 66 pairs with three squares each.
+
+    16 fill a wave of torch's tiles, 128 of 132; two waves of 10 tiles of the symmetric kernel take 25.
+    """
     monkeypatch.setattr(kernel.polar.packing, "gpu_of", lambda device: predictions.Gpu(*H100))
     device, size = torch.device("cuda", 0), (512, 2048)
     iteration = kernel.iteration.choose_iteration(device, torch.float16, size, ((3.4445, -4.775, 2.0315),) * 5)
-    in_pairs = iteration._replace(products=iteration.products._replace(in_pairs=True))
-    assert [kernel.polar.packing.matrices_together(device, size, each) for each in (iteration, in_pairs)] == [25, 22]
+    names = "torch.bmm", "symmetric_gemm", "hopper_gemm"
+    each = [iteration._replace(products=iteration.products._replace(square_name=name)) for name in names]
+    assert [kernel.polar.packing.matrices_together(device, size, one) for one in each] == [16, 25, 22]
 
 
 def test_unknown_gpus_and_small_sizes_are_not_predicted(predictions, h100):

@@ -32,12 +32,12 @@ def test_where_the_model_is_silent_torch_is_taken_and_the_compiled_time_stays(pr
     assert any(symmetric) == (m >= predictions.SMALLEST)
 
 
-def test_the_page_says_rightly_that_the_largest_models_goal_depends_on_the_rate_of_adamw():
-    """As it is charged, the step meets the goal; if AdamW were as fast as a copy, it would miss it."""
+def test_the_page_says_rightly_that_the_largest_model_meets_its_goal_at_any_rate_of_adamw():
+    """As it is charged, and if it were as fast as a copy."""
     rows = json.loads(max(RESULTS.glob("fake-step-*.json")).read_text())["results"]
     found = {row["way"]: row for row in rows if row["model"] == "llama-8b"}
     best = min(found[way]["predicted_milliseconds"] for way in PREDICTED)
-    assert strict_goal(rows, "llama-8b") < best < found["torch"]["goal_milliseconds"]
+    assert best < strict_goal(rows, "llama-8b") < found["torch"]["goal_milliseconds"]
 
 
 def test_the_committed_page_is_what_the_model_says(predictions):

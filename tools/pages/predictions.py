@@ -46,14 +46,16 @@ makes this page.
 
 Each row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time divided by the kernel's. The ideal
 is half of the product's FLOPs, since a symmetric result needs only half, at the rate that the device sustains. In most
-rows b is the number of matrices that are worked on together; if the gain is {worth} or more there, the kernel is taken
-for this m and k. The last rows of a GPU's first table have 1, 7 or 16 matrices. The choice depends on the size alone,
-never on b, so that a matrix has the same bits in every batch.
+rows b is the number of matrices whose m x m products are launched together; if the gain is {worth} or more there, the
+kernel is taken for this m and k. X Xᵀ of long matrices is launched for whole batches, which may have more. The last
+rows of a GPU's first table have 1, 7 or 16 matrices. The choice depends on the size alone, never on b, so that a matrix
+has the same bits in every batch.
 
 A second table has the sizes of four models (`benchmarks/shapes.py`), and the products of m x m matrices, k = m, which
 the iteration makes of them. On GPUs of compute capability 9.0 b is the number that fills the compiled product's rounds
-best; it is smaller if the model has fewer matrices of one shape. Below m = {smallest} the symmetric kernel has tiles
-that the model of products does not know. It predicts nothing for them, and torch's product is taken.
+best; it is smaller if the model has fewer matrices of one shape. On others, below m = {smallest}, it is the number for
+which torch's product takes least time per matrix. Below m = {smallest} the symmetric kernel has tiles that the model of
+products does not know. It predicts nothing for them, and torch's product is taken.
 
 The symmetric kernel is Triton's. GPUs of compute capability 9.0 have one more column: the time of `hopper_gemm_`, which
 is compiled with CUTLASS, by `benchmarks/predicted_step.py`, in the best number of sections. Only a measurement chooses
@@ -67,10 +69,9 @@ One step on a GPU like the H200, without the host's time. `python -m benchmarks.
 a step and the bytes of its passes on fake tensors; [this file](../benchmarks/results/{name})
 has the counts. `benchmarks/predicted_step.py` adds their times up. The goal is the time of fused AdamW for all
 parameters, and 1.2 times that of the ideal of all products. Our passes and fused AdamW are taken to move bytes at the
-same rate, {percent} % of what a copy reaches. So goals charge AdamW at the same share of the copy's rate as predictions
-charge passes, and whether Llama 8B meets its goal depends on that share: if AdamW alone reached the whole rate, the
-goal would be {strict:.2f} ms. Below m = {smallest} a step with symmetric products is predicted with the tiles of larger
-sizes. `make gpu-lab` puts these predictions beside the time of a step that is replayed from a CUDA graph.
+same rate, {percent} % of what a copy reaches. Llama 8B also meets the goal that it would have if AdamW alone reached
+the whole rate, {strict:.2f} ms. Below m = {smallest} a step with symmetric products is predicted with the tiles of
+larger sizes. `make gpu-lab` puts these predictions beside the time of a step that is replayed from a CUDA graph.
 
 """
 
@@ -109,6 +110,8 @@ def sizes_of_models(predictions: ModuleType, gpu) -> list[tuple[int, int, int]]:
             together = predictions.matrices_together(gpu, m, 2)
             if gpu.capability == COMPILED_FOR:
                 together = predictions.in_whole_rounds(gpu, m, together)
+            else:
+                together = predictions.in_full_waves(gpu, m, together, symmetric=False)
             for k in (m, n):
                 most[m, k] = max(most[m, k], min(count, together))
         found.update(dict.fromkeys((batch, m, k) for (m, k), batch in sorted(most.items())))

@@ -97,6 +97,22 @@ def in_whole_rounds(gpu: Gpu, m: int, most: int) -> int:
     return max(range(1, most + 1), key=lambda count: (count / _ceil(count * squares, pairs), count))
 
 
+def in_full_waves(gpu: Gpu, m: int, most: int, symmetric: bool) -> int:
+    """Return the number of m x m matrices, up to `most`, for which a product takes least time per matrix.
+
+    The product is the symmetric kernel's, or torch's: 132 multiprocessors multiply 7 matrices of 768 rows in one wave
+    of torch's tiles, and 11 in two. From SMALLEST on, `most` fill enough waves. It is also the answer for capabilities
+    without rates.
+    """
+    if gpu.capability not in RATES or m >= SMALLEST:
+        return most
+
+    def seconds(count: int) -> float:
+        return symmetric_seconds(gpu, count, m, m) if symmetric else dense_seconds(gpu, count, (m, m, m))
+
+    return max(range(1, most + 1), key=lambda count: (count / seconds(count), count))
+
+
 def dense_seconds(gpu: Gpu, batch: int, size: tuple[int, int, int]) -> float:
     """Return the seconds of torch's product of (batch, m, k) and (batch, k, n) with its best tiles; size: m, n, k."""
     m, n, k = size

@@ -46,12 +46,11 @@ class Products(NamedTuple):
     float32_squares: bool = False
     batched: bool = True  # takes X (B, m, n); False: one (m, n) at a time
     in_place: bool = False
-    in_pairs: bool = False  # `hopper_gemm_` multiplies m x m matrices: pairs of multiprocessors take squares in rounds
     a_on_diagonal: bool = False  # the standard iteration multiplies (a I + B) X, because a X + B X would copy X first
     # torch's time divided by this table's: for X Xᵀ, and for the products of two m x m matrices.
     gram_gain: float = 1.0
     square_gain: float = 1.0
-    square_name: str = ""  # the kernel for m x m matrices, if it was chosen apart from that for X Xᵀ
+    square_name: str = ""  # the kernel for m x m matrices on a GPU, which may be another than that for X Xᵀ
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
@@ -195,7 +194,7 @@ def select_products(
 def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Products:
     """Return `SYMMETRIC`, named after the kernel that it launches for (m, k)."""
     compiled = launches_hopper_gemm(device, dtype, m, k)
-    return SYMMETRIC._replace(name="hopper_gemm", in_pairs=True) if compiled else SYMMETRIC
+    return SYMMETRIC._replace(name="hopper_gemm") if compiled else SYMMETRIC
 
 
 def _cpu_products(

@@ -30,7 +30,7 @@ def packed_together(size: tuple[int, int], itemsize: int, most_bytes: int = BATC
 def matrices_together(device: torch.device, size: tuple[int, int], iteration: Iteration) -> int:
     """Return how many wide matrices of `size` are worked on together at most.
 
-    A GPU gets as many as fill it (`predictions.matrices_together`), in whole rounds of a product that works in rounds.
+    A GPU gets as many as fill it (`predictions.matrices_together`), in full waves or rounds of the product of squares.
     On a CPU each thread works alone on matrices that fit (`fits_a_core`), on as many as have their four m x m matrices
     in its core's cache. Larger matrices come one at a time.
     """
@@ -38,8 +38,10 @@ def matrices_together(device: torch.device, size: tuple[int, int], iteration: It
     itemsize = iteration.chain_dtype.itemsize
     if device.type != "cpu":
         gpu = gpu_of(device) or _SMALL_GPU
-        most = predictions.matrices_together(gpu, m, itemsize)
-        return predictions.in_whole_rounds(gpu, m, most) if iteration.products.in_pairs else most
+        most, squares = predictions.matrices_together(gpu, m, itemsize), iteration.products.square_name
+        if squares == "hopper_gemm":
+            return predictions.in_whole_rounds(gpu, m, most)
+        return predictions.in_full_waves(gpu, m, most, squares == "symmetric_gemm")
     return max(1, _CORE_CACHE // (4 * m * m * itemsize)) * _threads() if fits_a_core(m, n, itemsize) else 1
 
 

@@ -154,8 +154,8 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
 def _together(device: torch.device, dtype: torch.dtype, m: int, configs: Sequence[AnyConfig]) -> int:
     """Return how many squares a step works on together, in whole rounds if a product that works in rounds competes."""
     iteration = _iteration(device, dtype, (m, m))
-    in_pairs = any(config in COMPILED for config in configs)
-    products = iteration.products._replace(in_pairs=in_pairs)
+    name = "hopper_gemm" if any(config in COMPILED for config in configs) else "symmetric_gemm"
+    products = iteration.products._replace(square_name=name)
     return matrices_together(device, (m, m), iteration._replace(products=products))
 
 
