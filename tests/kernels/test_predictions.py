@@ -71,7 +71,7 @@ def test_rounds_of_pairs_are_as_full_as_they_can_be(predictions, h100, m, most, 
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("m, most", [(128, 400), (512, 25), (768, 11), (1008, 6)])
+@pytest.mark.parametrize("m, most", [(128, 400), (512, 25), (768, 11), (1024, 6)])
 def test_small_matrices_take_the_least_time_each(predictions, h100, m, most, symmetric):
     count = predictions.in_full_waves(h100, m, most, symmetric)
 
@@ -86,7 +86,18 @@ def test_small_matrices_take_the_least_time_each(predictions, h100, m, most, sym
 
 def test_where_nothing_is_predicted_as_many_as_there_may_be_are_multiplied(predictions, h100):
     assert predictions.in_full_waves(h100._replace(capability=100), 768, 11, False) == 11
-    assert predictions.in_full_waves(h100, predictions.SMALLEST, 6, True) == 6
+    assert predictions.in_full_waves(h100, predictions.SMALLEST + 16, 6, True) == 6
+
+
+def test_the_best_count_is_found_at_once_for_tiny_matrices(kernel, predictions, monkeypatch, h100):
+    """The cache holds millions of them; each count that is tried costs the host about a microsecond."""
+    tried, dense = [], predictions.dense_seconds
+    monkeypatch.setattr(predictions, "dense_seconds", lambda *size: tried.append(size) or dense(*size))
+    for m in 1, 8, 64:
+        most = predictions.matrices_together(h100, m, 2)
+        assert most >= predictions.in_full_waves(h100, m, most, False) >= 0.9 * most
+        assert most >= predictions.in_whole_rounds(h100, m, most) >= 0.9 * most
+    assert len(tried) <= 3 * 3 * (predictions.WAVES + 1)
 
 
 def test_each_product_of_squares_gets_full_waves_or_rounds(kernel, predictions, monkeypatch):

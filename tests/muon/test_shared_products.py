@@ -19,6 +19,8 @@ SETTINGS = dict(lr=2e-2, weight_decay=0.1, ns_dtype="float32", ns_method="gram")
 
 @pytest.fixture
 def sharing(kernel):
+    if not kernel.iteration.select_products(torch.device("cpu"), torch.float32, 12, 20, method="gram").batched:
+        pytest.skip("needs products of this processor whose bits do not depend on the batch")
     return partial(shared_as_on_a_gpu, kernel)
 
 
@@ -55,6 +57,28 @@ def test_shared_products_change_no_bit(kernel, sharing, settings):
         assert sorted(map(len, plan_of(optimizer).chains())) == [1, 3]
         assert "6 matrices with a short side of 12 share their 12 x 12 products" in optimizer.explain().notes
     assert same_bits(found, expected)
+
+
+def test_groups_that_differ_share_products_and_keep_their_rules(kernel, sharing):
+    def optimizer():
+        named = parameters()
+        other = {"eps": 1e-2, "lr": 0.3, "momentum": 0.5, "equalize": "columns"}
+        return kernel.Muon([{"params": named[:2]}, {"params": named[2:], **other}], **SETTINGS)
+
+    expected = steps(optimizer())
+    with sharing():
+        sharing_one = optimizer()
+        assert same_bits(steps(sharing_one), expected)
+        assert max(map(len, plan_of(sharing_one).chains())) == 4
+
+
+def test_what_goes_twice_through_the_iteration_shares_nothing(kernel, sharing):
+    settings = {**SETTINGS, "equalize": "experimental_aurora"}
+    expected = steps(kernel.Muon(parameters(), **settings))
+    with sharing():
+        optimizer = kernel.Muon(parameters(), **settings)
+        assert same_bits(steps(optimizer), expected)
+        assert all(len(chain) == 1 for chain in plan_of(optimizer).chains())
 
 
 def test_missing_gradients_leave_the_others_their_bits(kernel, sharing):

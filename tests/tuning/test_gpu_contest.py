@@ -182,14 +182,3 @@ def test_no_tile_of_32_competes_on_hopper(kernel, gpu, dtype):
     for m in (16, 768, 1024, 8192):
         configs = kernel.tuning.candidates.product_configs(CPU, dtype, m)
         assert len(configs) > 8 and min(min(config.tile, config.tile_k) for config in configs) >= 64
-
-
-def test_matrices_of_all_lengths_count_for_the_products_that_they_share(kernel):
-    """X Xᵀ is multiplied for each length apart, and for the most matrices of a kind; squares for all of them."""
-    contest, cuda = kernel.tuning.contest, torch.device("cuda", 0)
-    every = [task for size, count in {(256, 512): 3, (256, 1024): 4, (256, 256): 5}.items()
-             for task in contest.tasks_of(cuda, HALF, size, count)]  # fmt: skip
-    every += contest.tasks_of(cuda, HALF, (256, 512), 2)
-    merged = contest.one_for_each(every, lambda task: task.need)
-    counts = {(task.need.m, task.need.k): task.count for task in merged if task.need.kernel == "symmetric_gemm"}
-    assert counts == {(256, 512): 3, (256, 1024): 4, (256, 256): 3 + 4 + 5 + 2}

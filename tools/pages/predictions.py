@@ -94,7 +94,8 @@ def usual_sizes(predictions: ModuleType, gpu) -> Iterator[tuple[int, int, int]]:
     """Yield (b, m, k): as many matrices of each size as are worked on together, then the counts BATCHES."""
     for m in SIDES:
         for ratio in RATIOS:
-            yield predictions.matrices_together(gpu, m, 2), m, m * ratio
+            most, gain = predictions.matrices_together(gpu, m, 2), predictions.predicted_gain(gpu, m, m)
+            yield predictions.in_full_waves(gpu, m, most, gain >= predictions.WORTH), m, m * ratio
     for m in SQUARES:
         for batch in BATCHES:
             yield batch, m, m

@@ -126,8 +126,8 @@ class Muon(Optimizer):
             pass. Its key `report` is a function called one step later with the counts of clipped and non-finite heads.
         capturable: allow a CUDA graph to capture the step. It repeats numbers in groups and reads tensors on the GPU.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
-        cuda_graphs: let `warmup()` capture the orthogonalization of each kind of batch on a GPU in a CUDA graph, which
-            steps replay in one launch. They keep memory for the largest batch. Others run eagerly.
+        cuda_graphs: let `warmup()` capture the orthogonalization of batches on a GPU in CUDA graphs. A step replays
+            each in one launch. They keep memory for the most that is worked on together. Other batches run eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
     Group keys: a group dict may have every argument marked *group* in docs/arguments.md, and:

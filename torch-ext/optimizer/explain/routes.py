@@ -127,12 +127,16 @@ class _Work:
 
 
 def _shared_products(plan: Plan) -> list[str]:
-    """Return a note for each short side whose matrices, of several shapes, share m x m products."""
-    shared: dict[int, int] = {}
-    for batch in chain.from_iterable(some for some in plan.chains() if len(some) > 1):
-        m = min(batch.packed_shape)
-        shared[m] = shared.get(m, 0) + len(batch.matrices)
-    return [f"{count} matrices with a short side of {m} share their {m} x {m} products" for m, count in shared.items()]
+    """Return a note for each short side whose matrices share m x m products with those of other batches."""
+    shared: dict[int, list[int]] = {}
+    for some in plan.chains():
+        if len(some) > 1:
+            shared.setdefault(min(some[0].packed_shape), []).append(sum(len(batch.matrices) for batch in some))
+    return [
+        f"{sum(counts)} matrices with a short side of {m} share their {m} x {m} products"
+        + (f", in {len(counts)} chains" if len(counts) > 1 else "")
+        for m, counts in shared.items()
+    ]
 
 
 def _slow_products(plan: Plan) -> list[str]:

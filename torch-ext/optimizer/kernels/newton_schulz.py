@@ -68,7 +68,7 @@ def gram_matrix(X: Tensor, products: Products, chain_dtype: torch.dtype, out: Op
 
 
 def apply_window(R: Tensor, X: Tensor, window: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
-    """Return X (..., m, n), whose Gram matrix R (..., m, m) is, after a window's steps."""
+    """Return what a window's steps make of X (..., m, n), whose Gram matrix is R (..., m, m)."""
     Q = window_product(R, window, products).to(X.dtype)
     return products.affine(Q, X, addend(window, products), out)
 

@@ -94,23 +94,37 @@ def in_whole_rounds(gpu: Gpu, m: int, most: int) -> int:
     """
     side = _ceil(m, SQUARE)
     squares, pairs = side * (side + 1) // 2, max(1, gpu.multiprocessors // 2)
-    return max(range(1, most + 1), key=lambda count: (count / _ceil(count * squares, pairs), count))
+    return max(_ends(squares, pairs, most), key=lambda count: (count / _ceil(count * squares, pairs), count))
 
 
 def in_full_waves(gpu: Gpu, m: int, most: int, symmetric: bool) -> int:
     """Return the number of m x m matrices, up to `most`, for which a product takes least time per matrix.
 
     The product is the symmetric kernel's, or torch's: 132 multiprocessors multiply 7 matrices of 768 rows in one wave
-    of torch's tiles, and 11 in two. From SMALLEST on, `most` fill enough waves. It is also the answer for capabilities
+    of torch's tiles, and 11 in two. Above SMALLEST, `most` fill enough waves. It is also the answer for capabilities
     without rates.
     """
-    if gpu.capability not in RATES or m >= SMALLEST:
+    if gpu.capability not in RATES or m > SMALLEST:
         return most
+    side = _ceil(m, TILE)
+    dense = [_ceil(m, rows) * _ceil(m, cols) for rows, cols, _ in DENSE_TILES]
+    tiles = [side * (side + 1) // 2] if symmetric else dense
+    ends = set().union(*(_ends(each, gpu.multiprocessors, most) for each in tiles))
 
     def seconds(count: int) -> float:
         return symmetric_seconds(gpu, count, m, m) if symmetric else dense_seconds(gpu, count, (m, m, m))
 
-    return max(range(1, most + 1), key=lambda count: (count / seconds(count), count))
+    return max(ends, key=lambda count: (count / seconds(count), count))
+
+
+def _ends(tiles: int, units: int, most: int) -> set[int]:
+    """Return `most`, and the counts below it that end one of the last waves of so many units; others cannot be best.
+
+    Each of `most` matrices has so many tiles. Waves before the last WAVES would be as full, and launched more often.
+    """
+    last = most * tiles // units
+    ends = (wave * units // tiles for wave in range(max(1, last - WAVES + 1), last + 1))
+    return {most, *(count for count in ends if count)}
 
 
 def dense_seconds(gpu: Gpu, batch: int, size: tuple[int, int, int]) -> float:

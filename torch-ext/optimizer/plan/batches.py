@@ -1,4 +1,4 @@
-"""Batches: the matrices of this process that are orthogonalized in one call."""
+"""Batches: the matrices of this process that are packed together, and chains of batches that share products."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Batch:
 
     @property
     def work_bytes(self) -> int:
-        """The most bytes that it takes beside `memory`: equalized directions, and what `polar_factors` works in.
+        """The most bytes that it takes beside `memory`: equalized directions, and what the iteration works in.
 
         If updates are balanced by second moments, a copy of the factors is counted instead of that work if it is
         larger.
@@ -93,17 +93,21 @@ class Batch:
         (m, n), iteration, count = sorted(self.packed_shape), self.iteration, len(self.matrices)
         work, square = iteration.work_dtype.itemsize, m * m * iteration.chain_dtype.itemsize
         if chain_of(self.device, iteration) is not None:
-            rounded = 0 if iteration.chain_dtype == iteration.work_dtype else m * m * work
-            return count * (m * n * work + 2 * square + rounded) + self._together * 5 * square
+            # Of all matrices: the copy; then what normalises it, or Gram matrices and products, rounded, and made of a
+            # copy in the chain's dtype.
+            other = iteration.chain_dtype != iteration.work_dtype
+            squares = 2 * square + (m * m * work + m * n * iteration.chain_dtype.itemsize if other else 0)
+            exact = max(4, self.packed_dtype.itemsize)
+            return count * (m * n * work + max(squares, m * n * exact)) + self._together * 5 * square
         squares = 0 if iteration.method == "standard" or iteration.squares[0] else 5
         return self._together * max(2 * m * n * work + squares * square, m * n * (work + 4))
 
     @property
     def _together(self) -> int:
-        """How many of its matrices `polar_factors` works on together at most."""
+        """How many of its matrices are worked on together at most."""
         single = not self.iteration.products.batched and not self.iteration.in_one_launch
         m, n = sorted(self.packed_shape)
-        return 1 if single else matrices_together(self.device, (m, n), self.iteration)
+        return 1 if single else min(len(self.matrices), matrices_together(self.device, (m, n), self.iteration))
 
 
 # Batches that are packed at one time and share their m x m products; or one batch.

@@ -122,7 +122,7 @@ class Exchange:
         return sum(chunk.messages.sent_bytes(self.position, *self._itemsizes) for chunk in self.chunks)
 
     def held_bytes(self) -> int:
-        """Return the most bytes that this rank holds at a time: buffers of chunks under way, and the work on a batch.
+        """Return the most bytes that this rank holds at a time: buffers of chunks under way, and the work on a chain.
 
         If this rank lacks a gradient that other ranks have, zeros and a copy of its momentum come on top. So does what
         a CPU keeps from larger batches outside of this exchange.

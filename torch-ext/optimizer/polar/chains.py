@@ -26,7 +26,7 @@ from .packing import even_pieces, matrices_together
 
 
 class Operand(NamedTuple):
-    """Matrices G (B, m, n) whose polar factors are needed, with the other arguments of `polar.polar_factors`."""
+    """Matrices G (B, m, n) whose polar factors are needed, with the other arguments of `factors.polar_factors`."""
 
     G: Tensor
     iteration: Iteration
@@ -48,8 +48,8 @@ class Operand(NamedTuple):
 def chain_of(device: torch.device, iteration: Iteration) -> Optional[tuple]:
     """Return what iterations with one short side must have in common to share their m x m products.
 
-    None if they share none: on a CPU, where threads take matrices one by one, in the standard iteration, in one launch,
-    and if products take one matrix at a time.
+    None if they share none: on a CPU, where each thread takes a matrix; in the standard iteration; in one launch; and
+    if products take one matrix at a time.
     """
     one_by_one = device.type == "cpu" or not iteration.products.batched
     if one_by_one or iteration.in_one_launch or iteration.method == "standard":
@@ -62,7 +62,8 @@ def chained_polar_factors(operands: Sequence[Operand]) -> list[Tensor]:
 
     The operands' matrices have one short side, and their iterations one `chain_of`. Factors are written to `out`
     where that is given. Besides factors this takes memory for a copy of all matrices in the work dtype, for two m x m
-    matrices of each, and for five more of each that is worked on at once.
+    matrices of each, and for five more of each that is worked on at once. If the chain has another dtype, one batch at
+    a time is copied to that.
     """
     first = operands[0].iteration
     windows, places = first.windows, [_places(operand) for operand in operands]
@@ -85,14 +86,13 @@ def as_factor(norms: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def _places(operand: Operand) -> tuple[Optional[Tensor], Optional[Tensor]]:
-    """Return where an operand's wide matrices are by turns: the last of them, its factors, in the first place.
+    """Return two tensors that an operand's wide matrices are written to in turn. The factors end in the first.
 
-    Autograd and torch.func support no product with an `out` argument, so there is none if they go through the matrices.
+    Without an `out`, each product makes a new tensor: autograd, torch.func and torch.compile take no others.
     """
-    if is_transformed(operand.G):
+    if operand.out is None:
         return None, None
-    out = torch.empty_like(operand.G, dtype=operand.iteration.work_dtype) if operand.out is None else operand.out
-    places = out, torch.empty_like(out)
+    places = operand.out, torch.empty_like(operand.out)
     return tuple(place.mT for place in places) if operand.is_tall else places
 
 
@@ -110,7 +110,8 @@ def _gram_matrices(Xs: Sequence[Tensor], tables: Sequence[Products], chain_dtype
 def _window_products(R: Tensor, window: Schedule, iteration: Iteration) -> Tensor:
     """Return the product of a window's steps (b, m, m), of as many matrices at once as are worked on together."""
     products, m = iteration.products, R.size(1)
-    length = len(R) if is_transformed(R) else matrices_together(R.device, (m, m), iteration)
+    whole = torch.compiler.is_compiling() or is_transformed(R)  # which take no part of a tensor as an `out` argument
+    length = len(R) if whole else matrices_together(R.device, (m, m), iteration)
     pieces = even_pieces(len(R), length)
     if len(pieces) == 1:
         return window_product(R, window, products)

@@ -17,7 +17,7 @@ from ..kernels.products import small_polar
 from ..kernels.tracing import is_transformed
 from ..schedules import resolve_schedule
 from .chains import Operand, as_factor, chain_of, chained_polar_factors
-from .packing import even_pieces, matrices_together
+from .packing import even_pieces, matrices_together, packed_together
 
 
 def orthogonalize(
@@ -82,10 +82,11 @@ def polar_factors(
     For each of `matrices_together` matrices this takes memory for two copies in the work dtype and two
     m x m matrices, in the Gram iteration five; or, during the normalisation, for one copy in the work dtype and one in
     float32. On a CPU the compiled products need one copy, and in the Gram iteration four m x m matrices. If `out` is
-    given, that is the copy. `chained_polar_factors` says what the Gram iteration takes on a GPU.
+    given, that is the copy. `chained_polar_factors` says what the Gram iteration takes on a GPU, for as many
+    matrices as a step packs together.
     """
     if chain_of(G.device, iteration) is not None:
-        return chained_polar_factors([Operand(G, iteration, eps, out, norms)])[0]
+        return _in_batches(Operand(G, iteration, eps, out, norms))
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
     wide = _by_rows(wide, iteration)
@@ -112,6 +113,20 @@ def polar_factors(
             room = squares and tuple(x[0] if single else x[: end - start] for x in squares)
             _polar_factor(X, iteration, eps, place, norm, room)
     return factors.mT if tall else factors
+
+
+def _in_batches(operand: Operand) -> Tensor:
+    """Return the polar factors of an operand that shares no products, of as many matrices at once as are packed."""
+    length = packed_together(operand.G.shape[-2:], operand.G.element_size())
+    pieces = even_pieces(len(operand.G), length)
+    if len(pieces) == 1:
+        return chained_polar_factors([operand])[0]
+    G, iteration, eps, out, norms = operand
+    factors = []
+    for start, end in pieces:
+        place, norm = (x if x is None else x[start:end] for x in (out, norms))
+        factors += chained_polar_factors([Operand(G[start:end], iteration, eps, place, norm)])
+    return torch.cat(factors) if out is None else out
 
 
 def _polar_factor(

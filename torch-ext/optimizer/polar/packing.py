@@ -37,7 +37,8 @@ def matrices_together(device: torch.device, size: tuple[int, int], iteration: It
     m, n = size
     itemsize = iteration.chain_dtype.itemsize
     if device.type != "cpu":
-        gpu = gpu_of(device) or _SMALL_GPU
+        # AMD's capabilities have numbers of NVIDIA's, whose rates do not hold there.
+        gpu = (None if torch.version.hip else gpu_of(device)) or _SMALL_GPU
         most, squares = predictions.matrices_together(gpu, m, itemsize), iteration.products.square_name
         if squares == "hopper_gemm":
             return predictions.in_whole_rounds(gpu, m, most)

@@ -160,7 +160,7 @@ class _Buffers:
         ]
 
 
-def _room(kinds: Kinds) -> tuple[list[int], list[int]]:
+def _room(kinds: Kinds) -> list[list[int]]:
     """Return the bytes of each kind's directions, and of its factors, with what is left free behind them."""
     directions, factors = zip(*(kind.bytes for kind in kinds))
     return [[-(-size // _LINE) * _LINE for size in sizes] for sizes in (directions, factors)]

@@ -22,7 +22,7 @@ from ..rules.equalization import equalize, evened, renormalize_
 
 
 class Packed(NamedTuple):
-    """Memory for the packed directions (B, m, n) of a batch, and what their polar update is made with.
+    """Memory for the packed directions (B, m, n) of a batch, and what their polar update needs.
 
     Whoever fills the directions fills `norms` (B,), too, with theirs, unless there are none. Polar factors are written
     to `factors` (B, m, n), of the work dtype, where that is given; `squares` is memory for `polar_factors`.

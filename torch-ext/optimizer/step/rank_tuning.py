@@ -18,7 +18,7 @@ from ..plan.batches import grouped
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan
 from ..plan.process_groups import Ranks, gathered, shortened, this_rank, world_size
-from ..tuning.contest import Task, one_for_each, tasks_of
+from ..tuning.contest import Task, tasks_of
 from ..tuning.findings import Finding
 from ..tuning.tune import Stage, Tuner, largest_first, stages_of, unmeasured
 
@@ -57,9 +57,12 @@ def ordered(sets: Iterator[Ranks]) -> list[Ranks]:
 
 def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
     """Return the measurements that matrices need, most work first. All ranks that share them have the same list."""
-    alike = grouped(matrices, lambda matrix: matrix.measured_as)
-    tasks = (task for some in alike for task in tasks_of(*some[0].measured_as, len(some)))
-    return largest_first(one_for_each(tasks, lambda task: (task.need, str(task.device))))
+    tasks: dict[tuple[Need, str], Task] = {}
+    for some in grouped(matrices, lambda matrix: matrix.measured_as):
+        for task in tasks_of(*some[0].measured_as, len(some)):
+            key = task.need, str(task.device)
+            tasks[key] = max(tasks.get(key, task), task, key=lambda task: task.count)
+    return largest_first(tasks.values())
 
 
 def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:

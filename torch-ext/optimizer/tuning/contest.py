@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any, Callable, Hashable, Iterable, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -60,22 +60,6 @@ def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], co
     needs = [Need("symmetric_gemm", name, m, n), Need("symmetric_gemm", name, m, m)] if m % 16 + n % 16 == 0 else []
     needs += [Need("small_polar", name, m, n)] if small_polar.fits(m, n, dtype) else []
     return [Task(need, device, count) for need in dict.fromkeys(needs)]
-
-
-def one_for_each(tasks: Iterable[Task], key: Callable[[Task], Hashable]) -> list[Task]:
-    """Return one task for each key, in the order of the first ones: the task with the largest count.
-
-    On a GPU matrices of all lengths share m x m products (`chains`), so counts of those are added.
-    """
-    merged: dict[Hashable, Task] = {}
-    for task in tasks:
-        before, need = merged.get(key(task)), task.need
-        if before is not None:
-            is_shared = need.kernel == "symmetric_gemm" and need.m == need.k
-            count = before.count + task.count if is_shared else max(before.count, task.count)
-            task = before._replace(count=count)
-        merged[key(task)] = task
-    return list(merged.values())
 
 
 def cpu_contest(task: Task) -> Contest:

@@ -13,7 +13,7 @@ from ..kernels.capabilities import check_device
 from ..kernels.machine import key_of
 from ..kernels.measurement_file import Need, Table
 from ..kernels.measurements import keep, own_measurement
-from .contest import Contest, Task, cpu_contest, one_for_each, tasks_of
+from .contest import Contest, Task, cpu_contest, tasks_of
 from .findings import OUT_OF_TIME, Finding, compete, is_ours, left_out, named, wrong_of
 from .gpu_contest import gpu_contest
 from .progress import Line, Progress
@@ -87,15 +87,16 @@ class Tuner:
         return ", ".join([*parts, f"failed their proof: {', '.join(wrong)}" if wrong else "none failed"])
 
 
-def unmeasured(tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks that this machine has not measured, one for each need of a kind of device."""
-    keys = {task.device: key_of(task.device) for task in tasks}
-    left = [
-        task
-        for task in tasks
-        if keys[task.device] is not None and own_measurement(keys[task.device], task.need) is None
-    ]
-    return one_for_each(left, lambda task: (keys[task.device], task.need))
+def unmeasured(tasks: Iterable[Task]) -> list[Task]:
+    """Return the tasks that this machine has not measured. One task for each need: the one with the largest count."""
+    largest: dict[tuple, Task] = {}
+    for task in tasks:
+        key = key_of(task.device)
+        if key is not None and own_measurement(key, task.need) is None:
+            before = largest.get((key, task.need))
+            if before is None or task.count > before.count:
+                largest[key, task.need] = task
+    return list(largest.values())
 
 
 def largest_first(tasks: Iterable[Task]) -> list[Task]:
