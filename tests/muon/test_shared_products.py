@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from benchmarks.step_costs import replaced
+from tests.support.allocations import Allocations
 from tests.support.graphs_of_updates import counted_graphs, same_bits, steps
 from tests.support.inside import plan_of
 from tests.support.shared_products import shared_as_on_a_gpu
@@ -107,6 +109,24 @@ def test_a_chain_packs_no_more_than_its_limit(kernel, sharing, monkeypatch, most
         chains = plan_of(optimizer).chains()
         assert sorted(map(len, chains)) == lengths
         assert all(len(chain) == 1 or sum(batch.packed_bytes for batch in chain) <= most for chain in chains)
+
+
+@pytest.mark.parametrize("method, dtype", [("gram", "float32"), ("gram_float32", "float16")])
+def test_a_chain_takes_no_more_memory_than_is_planned(kernel, sharing, method, dtype):
+    """What ranks say they hold is the sum of a chain's batches. At least copies and factors are held at once."""
+    products, update = kernel.kernels.products, kernel.step.polar_update
+    with sharing(), replaced(kernel, {products.select_products: lambda *_, **__: products.BATCHED}):
+        optimizer = kernel.Muon(parameters(), **{**SETTINGS, "ns_method": method, "ns_dtype": dtype})
+        optimizer.step()
+        chain = max(plan_of(optimizer).chains(), key=len)
+        members = []
+        for batch in chain:
+            directions = update.packed_memory(batch, len(batch.matrices), batch.device).fill_(1.0)
+            members.append(update.Packed(batch, 1e-7, directions, None))
+        with Allocations() as held:
+            update.polar_updates(members)
+        factors = sum(batch.memory_bytes - batch.packed_bytes for batch in chain)
+        assert 2 * factors <= held.peak <= factors + sum(batch.work_bytes for batch in chain)
 
 
 def test_metrics_are_those_of_batches_that_share_nothing(kernel, sharing):

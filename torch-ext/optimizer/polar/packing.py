@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ..iteration import Iteration
@@ -39,10 +41,7 @@ def matrices_together(device: torch.device, size: tuple[int, int], iteration: It
     if device.type != "cpu":
         # AMD's capabilities have numbers of NVIDIA's, whose rates do not hold there.
         gpu = (None if torch.version.hip else gpu_of(device)) or _SMALL_GPU
-        most, squares = predictions.matrices_together(gpu, m, itemsize), iteration.products.square_name
-        if squares == "hopper_gemm":
-            return predictions.in_whole_rounds(gpu, m, most)
-        return predictions.in_full_waves(gpu, m, most, squares == "symmetric_gemm")
+        return _together_on(gpu, m, itemsize, iteration.products.square_name)
     return max(1, _CORE_CACHE // (4 * m * m * itemsize)) * _threads() if fits_a_core(m, n, itemsize) else 1
 
 
@@ -50,6 +49,15 @@ def even_pieces(count: int, length: int) -> list[tuple[int, int]]:
     """Return start and end of the fewest possible pieces of at most `length` out of `count`, as even as possible."""
     pieces = -(-count // length)
     return [(piece * count // pieces, (piece + 1) * count // pieces) for piece in range(pieces)]
+
+
+@constant_while_traced
+@functools.cache
+def _together_on(gpu: predictions.Gpu, m: int, itemsize: int, square_name: str) -> int:
+    most = predictions.matrices_together(gpu, m, itemsize)
+    if square_name == "hopper_gemm":
+        return predictions.in_whole_rounds(gpu, m, most)
+    return predictions.in_full_waves(gpu, m, most, square_name == "symmetric_gemm")
 
 
 @constant_while_traced
