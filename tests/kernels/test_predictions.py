@@ -48,6 +48,18 @@ def test_gain_stays_below_two_and_nears_its_rates(predictions, h100):
     assert gains[16384] == pytest.approx(2 * 0.62 / 0.97, rel=0.05)
 
 
+@pytest.mark.parametrize("name, kernel_wins", [("A100", True), ("H100", False)])
+def test_the_choice_holds_at_the_numbers_that_are_launched(predictions, h100, name, kernel_wins):
+    """Each of torch and the kernel at its best: an H100 multiplies four 1024 x 1024 in one wave of torch's tiles."""
+    gpu = {"A100": predictions.Gpu(80, 108, 40 * 2**20), "H100": h100}[name]
+    counts = range(1, predictions.matrices_together(gpu, 1024, 2) + 1)
+    for k in (1024, 4096):
+        dense = min(predictions.dense_seconds(gpu, b, (1024, 1024, k)) / b for b in counts)
+        symmetric = min(predictions.symmetric_seconds(gpu, b, 1024, k) / b for b in counts)
+        assert math.isclose(predictions.predicted_gain(gpu, 1024, k), dense / symmetric)
+        assert (dense / symmetric >= predictions.WORTH) == kernel_wins
+
+
 def test_half_a_wave_of_a_lone_matrix_is_no_gain(predictions, h100):
     """136 tiles for 132 multiprocessors are two waves, of which the second is nearly empty."""
     times = [predictions.symmetric_seconds(h100, batch, 2048, 2048) / batch for batch in (1, 15)]

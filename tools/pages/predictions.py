@@ -46,10 +46,12 @@ makes this page.
 
 Each row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time divided by the kernel's. The ideal
 is half of the product's FLOPs, since a symmetric result needs only half, at the rate that the device sustains. In most
-rows b is the number of matrices whose m x m products are launched together; if the gain is {worth} or more there, the
-kernel is taken for this m and k. X Xᵀ of long matrices is launched for whole batches, which may have more. The last
-rows of a GPU's first table have 1, 7 or 16 matrices. The choice depends on the size alone, never on b, so that a matrix
-has the same bits in every batch.
+rows b is the number of matrices whose m x m products are launched together. X Xᵀ of long matrices is launched for whole
+batches, which may have more. The last rows of a GPU's first table have 1, 7 or 16 matrices.
+
+The kernel is taken if the gain per matrix is at least {worth}, where torch and the kernel each multiply as many
+matrices as suits it best. So the choice depends on m and k alone, never on b, and a matrix has the same bits in every
+batch. For instance, an H100 SXM takes torch's product for m = 1024: four matrices fill one wave of torch's tiles.
 
 A second table has the sizes of four models (`benchmarks/shapes.py`), and the products of m x m matrices, k = m, which
 the iteration makes of them. On GPUs of compute capability 9.0 b is the number that fills the compiled product's rounds

@@ -62,15 +62,17 @@ WORTH = 1.1
 
 
 def predicted_gain(gpu: Gpu, m: int, k: int) -> Optional[float]:
-    """Return torch's time divided by the symmetric kernel's for X Xᵀ of X (b, m, k) in half precision, or None.
+    """Return torch's time divided by the symmetric kernel's for X Xᵀ of X (m, k) in half precision, or None.
 
-    None means that there is no prediction. b is `matrices_together`, which depends on m alone: the answer, and with it
-    the bits of a matrix, are the same for every batch.
+    None means that there is no prediction. Times are per matrix, each at the number of matrices `in_full_waves`. That
+    number depends on m alone: the answer, and with it the bits of a matrix, are the same for every batch.
     """
     if gpu.capability not in RATES or m < SMALLEST:
         return None
-    batch = matrices_together(gpu, m, 2)
-    return dense_seconds(gpu, batch, (m, m, k)) / symmetric_seconds(gpu, batch, m, k)
+    most = matrices_together(gpu, m, 2)
+    dense, symmetric = (in_full_waves(gpu, m, most, symmetric) for symmetric in (False, True))
+    dense_each = dense_seconds(gpu, dense, (m, m, k)) / dense
+    return dense_each / (symmetric_seconds(gpu, symmetric, m, k) / symmetric)
 
 
 def matrices_together(gpu: Gpu, m: int, itemsize: int) -> int:
