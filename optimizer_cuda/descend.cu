@@ -85,12 +85,6 @@ __device__ void descend_chunks(Exchange<T>& updates, const DescendLaunch& call, 
     if constexpr (has_remainder) {
       load(remainder, call.dtypes[kRemainder], at(kRemainder), count, entry.aligned);
     }
-    if (call.sums) {
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        updates[row][col + i] = update[i];
-      }
-    }
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       if constexpr (has_remainder) {
@@ -103,6 +97,12 @@ __device__ void descend_chunks(Exchange<T>& updates, const DescendLaunch& call, 
       store(remainder, call.dtypes[kRemainder], at(kRemainder), count, entry.aligned);
     }
     store(parameter, call.dtypes[kParameter], at(kParameter), count, entry.aligned);
+    if (call.sums) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        updates[row][col + i] = update[i];
+      }
+    }
   });
   if (call.sums) {
     __syncthreads();
