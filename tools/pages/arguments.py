@@ -22,8 +22,8 @@ INTRODUCTION = """\
 
 Names and order follow `torch.optim.Muon`; arguments that it does not have are keyword-only. *Group* says whether a
 parameter group may have its own value. *Change* says what happens if you change the value between two steps: the next
-step reads it, or makes a new plan with it. AdamW (or NAdamW, by `fallback`) updates the parameters that are not
-matrices; they are called the fallback's parameters.
+step reads it, or makes a new plan with it. Where it is empty, give the value when the optimizer is made. AdamW (or
+NAdamW, by `fallback`) updates the parameters that are not matrices; they are called the fallback's parameters.
 
 `python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
 
@@ -57,6 +57,7 @@ def page(package: Path) -> str:
     roles, meanings = roles_of_settings(package), dict(meanings_of(docstring))
     rows = []
     for name, default in defaults(muon):
+        default = constant(package, tree, default) if default.isupper() else default
         group = "yes" if name in roles else ""
         when = WHEN[roles[name]] if name in roles else ""
         rows.append(f"| `{name}` | {f'`{default}`' if default else ''} | {group} | {when} | {meanings[name]} |\n")
@@ -73,6 +74,15 @@ def defaults(muon: ast.ClassDef) -> Iterator[tuple[str, str]]:
         yield argument.arg, "" if default is None else ast.unparse(default)
     for argument, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True):
         yield argument.arg, ast.unparse(default)
+
+
+def constant(package: Path, tree: ast.Module, name: str) -> str:
+    """Return the source of the value of a constant that a file of the package, `tree`, imports by its name."""
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+    module = next(node.module for node in imports if name in (alias.name for alias in node.names))
+    body = ast.parse(package.joinpath(*module.split(".")).with_suffix(".py").read_text()).body
+    assigned = (node for node in body if isinstance(node, ast.Assign))
+    return ast.unparse(next(node.value for node in assigned if name in map(ast.unparse, node.targets)))
 
 
 def meanings_of(docstring: str) -> Iterator[tuple[str, str]]:

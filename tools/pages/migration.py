@@ -23,9 +23,10 @@ INDEX = """\
 # Coming from another Muon
 
 Each page has the call there and the call here that takes the same steps, then a line for every argument. Where a page
-says that nothing changes, both took the same steps in a test: in float64, three steps from the same parameters with the
-same gradients end within 3e-11 of the distance moved. As packages run, most iterate in bfloat16, where a first
-step is within 5 % of its length from the exact one, and so is ours.
+says that nothing changes, both took the same steps in a test. In float64, three steps from the same parameters with the
+same gradients end at points that differ by less than 3e-11 of the distance moved; *tested against* says what took the
+steps there. As packages run, most iterate in bfloat16: a first step differs from the exact one by up to 5 % of its
+length, and so does ours.
 
 | from | tested against |
 | --- | --- |
@@ -65,8 +66,8 @@ Here:
 ```python
 {here}```
 
-`matrices` and `rest` are lists of `(name, parameter)`. Both calls take the same steps: in float64, three of them end
-within 3e-11 of the distance moved.
+`matrices` and `rest` are lists of `(name, parameter)`. Both calls take the same steps: in float64, three of them end at
+points that differ by less than 3e-11 of the distance moved. [What was run there](#tested-against) is below.
 
 ## Line by line
 

@@ -27,6 +27,16 @@ Every figure on this page comes from a file in [benchmarks/results]({results}), 
 beside it. `python -m tools.pages.performance` makes the page from these files. `make gpu-lab` makes the file of a GPU,
 `benchmarks/sweep_*.py` make the others. A value after ± is the spread of the measurements. Ranges are quartiles, or the
 smallest and the largest of several seeds.
+
+| column | meaning |
+| --- | --- |
+| of copy | the rate at which bytes move, as a share of that of a plain copy |
+| ideal ms | the time of the FLOPs, with half of each symmetric product's, at the rate of torch's large product |
+| of ideal | ideal ms as a share of the time that was measured |
+| error | the distance of a first update from the exact one, as a share of its norm |
+| host ms / 100 matrices | the time that the host needs besides products |
+| peak MB | the most memory that a step takes beside what was held before |
+| kernels | how many were launched, counted on GPUs only |
 """
 
 

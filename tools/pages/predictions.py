@@ -69,8 +69,8 @@ STEPS = """\
 
 One step on a GPU like the H200, without the host's time. `python -m benchmarks.sweep_fake_step` counts the kernels of
 a step and the bytes of its passes on fake tensors; [this file](../benchmarks/results/{name})
-has the counts. `benchmarks/predicted_step.py` adds their times up. The goal is the time of fused AdamW for all
-parameters, and 1.2 times that of the ideal of all products. Our passes and fused AdamW are taken to move bytes at the
+has the counts. `benchmarks/predicted_step.py` adds their times up. The goal is a sum: the time of fused AdamW for
+all parameters, plus 1.2 times the ideal time of all products. Our passes and fused AdamW are taken to move bytes at the
 same rate, {percent} % of what a copy reaches. Llama 8B also meets the goal that it would have if AdamW alone reached
 the whole rate, {strict:.2f} ms. Below m = {smallest} a step with symmetric products is predicted with the tiles of
 larger sizes. `make gpu-lab` puts these predictions beside the time of a step that is replayed from a CUDA graph.

@@ -71,16 +71,17 @@ class Muon(Optimizer):
         weight_decay: decay of every parameter of the group, a float or a tensor with one element, read at every step.
         momentum: decay rate (beta) of the running average of gradients.
         nesterov: use Nesterov momentum.
-        ns_coefficients: coefficients of the Newton-Schulz iteration: the name of a preset in `schedules.PRESETS`, one
-            `(a, b, c)`, or a sequence of them, whose last one is repeated.
+        ns_coefficients: coefficients of the Newton-Schulz iteration: `polar_express`, `polar_express_safer`, `quintic`,
+            `original` (Keller Jordan's), `deepseek_v4` (needs `ns_steps=10`), one `(a, b, c)`, or a sequence of them,
+            whose last one is repeated. `schedules.PRESETS` has the sources.
         eps: a matrix is divided by max(norm, eps) first. With 0 the gradient's scale has no effect on the update.
         ns_steps: number of steps of the iteration.
         adjust_lr_fn: what `lr` is multiplied by for a matrix: `match_rms_adamw` (updates have the size of AdamW's),
             `original` (Keller Jordan's; None means the same), `rms_to_rms` (torch's newer name is `spectral_unclamped`,
             which works too), or a function of the matrix's rows and columns.
-        use_addmm, foreach, fused: torch's choices between implementations. None and False change nothing. True is
-            accepted only if it is the case anyway: `use_addmm` always, `fused` in a group that only AdamW updates,
-            `foreach` in one that only NAdamW updates.
+        use_addmm: torch's choice between implementations. It changes nothing here.
+        foreach, fused: torch's choices between implementations. None and False change nothing. True raises unless it is
+            the case anyway: `fused` in a group that only AdamW updates, `foreach` in one that only NAdamW updates.
         update_rms: root mean square of an update with `match_rms_adamw`, before `lr`: 0.2, and 0.18 in DeepSeek-V4.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it natively, and float32 elsewhere.
@@ -120,14 +121,16 @@ class Muon(Optimizer):
         momentum_dtype: dtype of new momentum buffers; None means the parameter's. `int8` stores 8-bit codes with one
             float32 scale for every 64 neighbours in the last dimension (docs/momentum.md). A change to or from `int8`
             converts the buffers that exist; any other change applies to new buffers only.
-        offload: keep momentum in host memory, pinned for a GPU, which holds it for three batches at a time. Read it by
-            `state_dict()`, which waits for it. Not with `capturable`, and not for matrices that ranks share.
+        offload: keep momentum in host memory, pinned for a GPU, which holds it for three batches at a time. To read it,
+            call `state_dict()`, which waits for copies under way. Not with `capturable`, nor for matrices that ranks
+            share.
         qk_clip: settings of QK-clip, a dict (`qk_clip.heads.clip_settings`); call `observe_qk_logits` in the forward
             pass. Its key `report` is a function called one step later with the counts of clipped and non-finite heads.
-        capturable: allow a CUDA graph to capture the step. It repeats numbers in groups and reads tensors on the GPU.
+        capturable: allow a CUDA graph to capture the whole step. A replay repeats the numbers that groups had then, and
+            reads anew what groups have as tensors on the GPU.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
         cuda_graphs: let `warmup()` capture the orthogonalization of batches on a GPU in CUDA graphs. A step replays
-            each in one launch. They keep memory for the most that is worked on together. Other batches run eagerly.
+            each in one launch. They share memory for the largest batch or chain of batches. Other batches run eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
     Group keys: a group dict may have every argument marked *group* in docs/arguments.md, and:
