@@ -71,6 +71,42 @@ def test_gradient_on_some_copies_raises_with_name_and_ranks(pools, number, ranks
         assert as_promised
 
 
+SPLIT = LAYOUTS["rows"]
+APART = (
+    Spec("layers.0.up.bias", (12,), SPLIT),
+    Spec("tok_embeddings.weight", (12, 8), SPLIT),
+    Spec("experts.up.weight", (4, 12, 8), SPLIT),
+)
+
+
+@on_every_backend()
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+@pytest.mark.parametrize("number", range(len(APART)), ids=[spec.name for spec in APART])
+def test_parts_that_are_not_exchanged_need_their_gradients_together(pools, number, fallback):
+    """Otherwise ranks would count different steps. Three of a vector's elements, or one expert, are on each rank."""
+    for error, as_promised in pools(4).run(step_without, Case(APART, {"fallback": fallback}), number, (1, 2)):
+        assert f"of {APART[number].name}, ranks [0, 3] had a gradient and ranks [1, 2] had none" in error
+        assert "torch.zeros_like(p)" in error and as_promised
+
+
+def step_with_an_empty_part(kernel, without: int):
+    """Two elements on four ranks: ranks 2 and 3 have none, and no say. Returns the bias, as far as it is here."""
+    case = Case((Spec("b.bias", (2,), SPLIT),))
+    optimizer, (p,) = built(kernel, case)
+    set_gradients(case, [p], 1)
+    if dist.get_rank() == without:
+        p.grad = None
+    before = p.to_local().clone()
+    optimizer.step()
+    optimizer.state_dict()
+    return bool((p.to_local() != before).any())
+
+
+@on_every_backend()
+def test_ranks_with_an_empty_part_need_no_gradient(pools):
+    assert pools(4).run(step_with_an_empty_part, 3) == [True, True, False, False]
+
+
 def steps_of_plain_copies(kernel, without: int):
     """Under DDP, as plain parameters: one rank has no gradient of a small matrix, which nobody sends."""
     p, q = (nn.Parameter(torch.full((8, 6), 1.0, device=device_of_ranks())) for _ in range(2))

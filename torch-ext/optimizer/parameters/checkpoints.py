@@ -109,9 +109,14 @@ def _difference(groups: Sequence[Group], saved: Sequence[Group]) -> str:
 
 
 def _places(groups: Sequence[Group]) -> Iterator[tuple[str, Place]]:
-    """Yield each name that a user has given, without what wrappers add, with its group and its place there."""
+    """Yield each name that a user has given, without what wrappers add, with its group and its place there.
+
+    A group with more names than parameters says no places: a stage of a pipeline that reads one parameter's settings
+    from a flattened checkpoint gets the names of the whole group that saved it.
+    """
     for number, group in enumerate(groups):
-        for place, name in enumerate(names_of(group) if "param_names" in group else ()):
+        names = group.get("param_names", ())
+        for place, name in enumerate(names if len(names) <= len(group["params"]) else ()):
             if not _MADE_UP.fullmatch(name):
                 yield bare_name(name), (number, place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from typing import Any, Container, Iterator, Mapping, NamedTuple, Optional, Sequence
@@ -13,17 +14,17 @@ from torch import Tensor
 from ..iteration import default_work_dtype
 from ..parameters.groups import names_of
 from ..parameters.settings import COMPARED_AT_EVERY_STEP, COMPARED_ONCE, Group
-from .layout import Layout, layout_of, local_part
+from .layout import Layout, layout_of, length, local_part, runs_of
 from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
 
 
-class Copies(NamedTuple):
-    """Parameters with the same layout in several copies. All copies of a part must be updated alike."""
+class Alike(NamedTuple):
+    """Parameters that sets of ranks must treat alike. Each of these ranks is in one of the sets."""
 
     positions: tuple[int, ...]  # among the parameters of the terms; only those whose part on this rank is not empty
-    sharers: tuple[Ranks, ...]  # for each part, the ranks that have a copy of it
-    part: int  # the number of this rank's part
-    weight: int  # this rank's `counterweight` among the sharers of its part
+    sharers: tuple[Ranks, ...]  # the sets of ranks
+    part: int  # the number of this rank's set
+    weight: int  # this rank's `counterweight` in its set, 0 if it is in none
 
 
 class Terms(NamedTuple):
@@ -35,7 +36,8 @@ class Terms(NamedTuple):
     lines: tuple[str, ...]
     places: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and its position there
     device: torch.device
-    copies: tuple[Copies, ...]
+    copies: tuple[Alike, ...]  # parameters in several copies: the ranks that have a copy of one part, for each part
+    apart: tuple[Alike, ...]  # parameters whose parts are updated without an exchange: the ranks that have a part
     weight: int  # this rank's `counterweight` among all of these ranks
     digest: str  # of the common line and the lines
 
@@ -59,6 +61,7 @@ class _Shared(NamedTuple):
     device: torch.device
     layout: Layout
     is_empty: bool  # this rank's part has no elements
+    is_apart: bool  # ranks update their parts of it without an exchange
 
 
 def terms_of(
@@ -67,11 +70,13 @@ def terms_of(
     failed: Mapping[Ranks, str],
     replica_ranks: Optional[Ranks],
     state: Container[Tensor],
+    exchanged: Container[tuple[int, int]],
 ) -> dict[Ranks, Terms]:
     """Return the terms for each set of ranks that shares parameters with this rank.
 
     `common_line` is part of all terms. `failed` has, for some sets, a line about kernels that failed their proof here.
-    `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen.
+    `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen. `exchanged` are the
+    places of Muon's parameters all of whose matrices have owners.
     """
     shared: dict[Ranks, list[_Shared]] = {}
     for number, group in enumerate(groups):
@@ -81,7 +86,8 @@ def terms_of(
                 continue
             frozen = ", frozen" if not p.is_meta and p not in state else ""
             line, local = _line_of(name, p, layout, group) + frozen, local_part(p)
-            entry = _Shared(name, line, (number, position), local.device, layout, not local.numel())
+            is_apart = bool(layout.split_dims) and (number, position) not in exchanged
+            entry = _Shared(name, line, (number, position), local.device, layout, not local.numel(), is_apart)
             shared.setdefault(layout.mesh.members, []).append(entry)
     return {ranks: _terms(ranks, common_line, failed.get(ranks, ""), entries) for ranks, entries in shared.items()}
 
@@ -96,13 +102,30 @@ def counterweight(ranks: Ranks) -> int:
 
 
 def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Shared]) -> Terms:
-    names, lines, places, devices, _, _ = zip(*parameters)
+    names, lines, places, devices, _, _, _ = zip(*parameters)
     digest = hashlib.sha256("\n".join((common_line, *lines)).encode()).hexdigest()
-    copies = tuple(_copies(parameters))
-    return Terms(common_line, failed, names, lines, places, devices[0], copies, counterweight(ranks), digest)
+    alike = tuple(_copies(parameters)), tuple(_apart(parameters))
+    return Terms(common_line, failed, names, lines, places, devices[0], *alike, counterweight(ranks), digest)
 
 
-def _copies(parameters: Sequence[_Shared]) -> Iterator[Copies]:
+def _apart(parameters: Sequence[_Shared]) -> Iterator[Alike]:
+    """Yield the parameters whose parts are updated without an exchange, grouped by the ranks that have a part."""
+    alike: dict[Ranks, list[int]] = {}
+    for position, parameter in enumerate(parameters):
+        if parameter.is_apart:
+            alike.setdefault(_holders(parameter.layout), []).append(position)
+    for holders, positions in alike.items():
+        is_here = this_rank() in holders
+        yield Alike(tuple(positions) if is_here else (), (holders,), 0, counterweight(holders) if is_here else 0)
+
+
+@functools.lru_cache(maxsize=256)
+def _holders(layout: Layout) -> Ranks:
+    """Return the ranks whose parts are not empty."""
+    return tuple(rank for rank in layout.mesh.members if all(map(length, runs_of(layout, rank))))
+
+
+def _copies(parameters: Sequence[_Shared]) -> Iterator[Alike]:
     """Yield the parameters that have several copies, grouped by the ranks that their copies are on."""
     alike: dict[tuple, list[int]] = {}
     for position, parameter in enumerate(parameters):
@@ -116,7 +139,7 @@ def _copies(parameters: Sequence[_Shared]) -> Iterator[Copies]:
         here = tuple(position for position in positions if not parameters[position].is_empty)
         part = layout.part_of(this_rank())
         in_order = tuple(tuple(sharers[number]) for number in range(len(sharers)))
-        yield Copies(here, in_order, part, counterweight(in_order[part]))
+        yield Alike(here, in_order, part, counterweight(in_order[part]))
 
 
 def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device, names: str) -> str:

@@ -101,11 +101,14 @@ def make_plan(
     local: list[Matrix] = []
     exchanged: list[Matrix] = []
     summed: list[Matrix] = []
+    with_owners = set()  # places of parameters all of whose matrices have owners
     choose = functools.lru_cache(maxsize=None)(choose_iteration)
     matrices = []
     for parameter, frozen in _parameters(groups, state, replica_ranks):
         every = parameter.matrices(groups[parameter.group], choose)
         matrices.append(every)
+        if all(matrix.has_owner for matrix in every):
+            with_owners.add((parameter.group, parameter.position))
         if not parameter.is_here:
             continue
         owned = [] if frozen else [matrix for matrix in every if matrix.has_owner]
@@ -113,13 +116,14 @@ def make_plan(
         summed += filter(None, sums.values())
         exchanged += [matrix for matrix in owned if not sums.get(matrix)]
         local += [every[index] for index in local_indices(parameter) if not every[index].has_owner]
+    failed_here = failures([*itertools.chain(*matrices), *summed])
     return Plan(
         matrices=tuple(matrices),
         batches=plan_batches(local),
         exchanges=plan_exchanges(exchanged, this_rank(), options),
         sums=plan_sums(summed, this_rank(), options.chunk_bytes),
         fallback=tuple(_fallback_batches(groups, replica_ranks)),
-        terms=terms_of(groups, common_line, failures([*itertools.chain(*matrices), *summed]), replica_ranks, state),
+        terms=terms_of(groups, common_line, failed_here, replica_ranks, state, with_owners),
     )
 
 

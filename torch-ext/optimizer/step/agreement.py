@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.agreement import Terms, difference_of_lines
+from ..plan.agreement import Alike, Terms, difference_of_lines
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened, this_rank
 
 
@@ -26,7 +26,7 @@ class Statement(NamedTuple):
     has_met: bool  # whether it has met these ranks before with this plan
     digest: str  # of its plan
     settings: str
-    absent: tuple[frozenset[str], ...]  # for each set of replicas, the parameters without a gradient
+    absent: tuple[frozenset[str], ...]  # for each entry of `_need_gradients`, the parameters without a gradient
 
     @property
     def identity(self) -> str:
@@ -34,19 +34,24 @@ class Statement(NamedTuple):
         return f"{self.act} of {self.optimizer} with plan {self.digest[:12]}"
 
     def codes(self, terms: Terms) -> tuple[int, int, int]:
-        """Return numbers whose sums over the ranks are 0 if actions, settings and the gradients of replicas agree."""
+        """Return numbers whose sums over the ranks are 0 if actions, settings and present gradients agree."""
         identity, settings = (terms.weight * code_of(text) for text in (self.identity, self.settings))
-        return identity, settings, code_of_copies(terms, [sorted(absent) for absent in self.absent])
+        return identity, settings, code_of_alike(_need_gradients(terms), [sorted(absent) for absent in self.absent])
+
+
+def _need_gradients(terms: Terms) -> tuple[Alike, ...]:
+    """Return the parameters that need a gradient on all ranks of a set or on none."""
+    return (*terms.copies, *terms.apart)
 
 
 def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[str], ...]:
-    """Return, for each set of replicas, the parameters that have no gradient on this rank now."""
+    """Return, for each entry of `_need_gradients`, the parameters that have no gradient on this rank now."""
 
     def is_absent(i: int) -> bool:
         number, position = terms.places[i]
         return groups[number]["params"][position].grad is None
 
-    return tuple(frozenset(terms.names[i] for i in each.positions if is_absent(i)) for each in terms.copies)
+    return tuple(frozenset(terms.names[i] for i in each.positions if is_absent(i)) for each in _need_gradients(terms))
 
 
 class Meeting:
@@ -110,14 +115,14 @@ class Meeting:
                 f"ranks had different settings for {self._names}: rank {first} had {statements[first].settings}, rank "
                 f"{odd} had {statements[odd].settings}"
             )
-        return _absent_copies(statements, self._terms)
+        return _absent_somewhere(statements, self._terms)
 
     def all_are_new(self) -> bool:
         """Return whether none of the ranks has met the others with this plan; the host waits."""
         return self._result()[4] == len(self._ranks)
 
     def _differences(self) -> list[bool]:
-        """Return whether ranks differ in their action, in settings, and in which replicas have gradients."""
+        """Return whether ranks differ in their action, in settings, and in which parameters have gradients."""
         return [total != 0 for total in self._result()[1:4]]
 
     def _result(self) -> list[int]:
@@ -147,13 +152,13 @@ def raise_disputes(meetings: Iterable[Meeting]) -> None:
         )
 
 
-def code_of_copies(terms: Terms, contents: Sequence[Any]) -> int:
-    """Return a number whose sum over the ranks is 0 if all replicas of a part have the same content.
+def code_of_alike(entries: Sequence[Alike], contents: Sequence[Any]) -> int:
+    """Return a number whose sum over the ranks is 0 if, for each of `entries`, each set of ranks has one content.
 
-    `contents` are this rank's values for each set of `terms.copies`; their texts are compared.
+    `contents` are this rank's values for each entry; their texts are compared.
     """
-    entries = enumerate(zip(terms.copies, contents))
-    return sum(copies.weight * code_of(f"{i} {copies.part} {content!r}") for i, (copies, content) in entries)
+    pairs = enumerate(zip(entries, contents))
+    return sum(entry.weight * code_of(f"{i} {entry.part} {content!r}") for i, (entry, content) in pairs)
 
 
 def code_of(text: str) -> int:
@@ -168,13 +173,16 @@ def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Sta
     return first, next(odd, others[-1])
 
 
-def _absent_copies(statements: Mapping[int, Statement], terms: Terms) -> str:
-    """Return a text that names a parameter of which only some replicas of a part had a gradient."""
-    for number, copies in enumerate(terms.copies):
-        absent = {rank: statements[rank].absent[number] for ranks in copies.sharers for rank in ranks}
-        for name, ranks in itertools.product(sorted(set().union(*absent.values())), copies.sharers):
+def _absent_somewhere(statements: Mapping[int, Statement], terms: Terms) -> str:
+    """Return a text that names a parameter that only some ranks of a set had a gradient of."""
+    for number, alike in enumerate(_need_gradients(terms)):
+        absent = {rank: statements[rank].absent[number] for ranks in alike.sharers for rank in ranks}
+        for name, ranks in itertools.product(sorted(set().union(*absent.values())), alike.sharers):
             without = [rank for rank in ranks if name in absent[rank]]
             if 0 < len(without) < len(ranks):
                 having = [rank for rank in ranks if rank not in without]
-                return f"of one part of {name}, ranks {having} had a gradient and ranks {without} had none"
+                found = f"{name}, ranks {having} had a gradient and ranks {without} had none"
+                if number < len(terms.copies):
+                    return f"of one part of {found}"
+                return f"of {found} for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"
     raise AssertionError(f"rank {this_rank()} received a difference that does not exist")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.agreement import Copies, Terms
+from ..plan.agreement import Alike, Terms
 from ..plan.layout import local_part
 from ..plan.plan import State
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened
-from .agreement import code_of_copies
+from .agreement import code_of_alike
 
 # Integers by the size of an element.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -37,7 +37,7 @@ def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: S
         raise RuntimeError(f"copies have drifted apart: {'; '.join(disputes[:3])}{rest}")
 
 
-def _sums(copies: Copies, terms: Terms, groups: Sequence[Group], state: State) -> Sums:
+def _sums(copies: Alike, terms: Terms, groups: Sequence[Group], state: State) -> Sums:
     """Return a checksum of each tensor of which this rank has a replica, by name."""
     named = [pair for position in copies.positions for pair in _tensors(position, terms, groups, state)]
     if not named:
@@ -82,8 +82,8 @@ def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State)
 def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[str]:
     """Return a sentence for each shard of a tensor that differs between replicas, with the ranks."""
     names = shortened(terms.names)
-    code = torch.tensor([code_of_copies(terms, [list(its.items()) for its in sums])], dtype=torch.int64, device="cpu")
-    total = code.to(terms.device)
+    code = code_of_alike(terms.copies, [list(its.items()) for its in sums])
+    total = torch.tensor([code], dtype=torch.int64, device="cpu").to(terms.device)
     all_reduce_sum_(total, ranks, "checksums of copies", names)
     if not total.item():
         return []

@@ -69,6 +69,9 @@ def traced_step(attributes: Mapping[str, Any]) -> None:
     handle = attributes["_handle"]
     torch._dynamo.comptime.comptime(_break_graph_if_changed)
     parameters = [p for group in attributes["param_groups"] for p in group["params"]]
+    # The tracer finds entries of the state by their places. Because of `id`, a call with other parameters, or with
+    # entries in another order, gets a graph of its own.
+    [id(p) for p in (*parameters, *attributes["state"])]
     # Without a gradient the op still writes a parameter, as backends drop an op that writes nothing.
     indices = [i for i, p in enumerate(parameters) if p.grad is not None] or [0]
     moved = [parameters[i] for i in indices]
@@ -116,7 +119,10 @@ def _take_step(
     every = [p for group in optimizer.param_groups for p in group["params"]]
     before = [p.grad for p in every]
     moved = [every[i] for i in indices]
-    places = list(zip([*moved, *_state_tensors(moved, optimizer.state)], [*parameters, *states]))
+    own = [*moved, *_state_tensors(moved, optimizer.state)]
+    if len(own) != len(parameters) + len(states):
+        raise RuntimeError(f"a graph has {len(parameters) + len(states)} tensors of Muon, which has {len(own)} now")
+    places = list(zip(own, [*parameters, *states]))
     copies = [(place, value) for place, value in places if not value.is_set_to(place)]
     try:
         _set_gradients(every, [None] * len(every))
