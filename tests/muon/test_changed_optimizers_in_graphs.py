@@ -26,8 +26,9 @@ def replace_parameter(optimizer, params: Params) -> None:
 
 
 def swap_parameters(optimizer, params: Params) -> None:
-    listed = optimizer.param_groups[0]["params"]
-    listed[0], listed[1] = listed[1], listed[0]
+    group = optimizer.param_groups[0]
+    for key in ("params", "param_names"):
+        group[key][0], group[key][1] = group[key][1], group[key][0]
 
 
 def delete_state(optimizer, params: Params) -> None:

@@ -162,3 +162,45 @@ def test_a_plan_that_changes_on_one_rank_is_named(pools, what):
     for error, unmoved in pools(4).run(changed_plan_on_a_rank, Case((SMALL, BIAS)), what):
         assert unmoved and "rank 2" in error
         assert ("'ns_steps': 3" in error) if what == "a setting" else ("step 1 of new optimizer 0" in error)
+
+
+def error_beside_a_copy(kernel, case: Case) -> str:
+    """Rank 0 keeps a copy of the first optimizer, and then all make a second one."""
+    first, params = built(kernel, case)
+    set_gradients(case, params, 1)
+    first.step()
+    kept = copy.deepcopy(first) if dist.get_rank() == 0 else None
+    second, params = built(kernel, case)
+    set_gradients(case, params, 1)
+    with pytest.raises(RuntimeError) as caught:
+        second.step()
+        second.state_dict()
+    del kept
+    return str(caught.value)
+
+
+@on_every_backend()
+def test_a_copy_that_one_rank_keeps_is_hinted_at(pools):
+    for error in pools(4).run(error_beside_a_copy, Case((Spec("up.weight", (12, 8), LAYOUTS["rows"]),))):
+        assert "make the same optimizers on all ranks, in the same order, copies included" in error
+
+
+def error_of_loaded_momentum(kernel, case: Case) -> str:
+    """Rank 1 alone loads momentum in another dtype, which a file keeps."""
+    optimizer, params = built(kernel, case)
+    set_gradients(case, params, 1)
+    saved = optimizer.state_dict()
+    if dist.get_rank() == 1:
+        for entry in saved["state"].values():
+            entry["momentum_buffer"] = entry["momentum_buffer"].to(torch.bfloat16)
+    optimizer.load_state_dict(saved)
+    with pytest.raises(ValueError) as caught:
+        optimizer.step()
+    return str(caught.value)
+
+
+@on_every_backend()
+def test_momentum_that_ranks_have_loaded_in_several_dtypes_raises(pools):
+    """The matrices would travel in chunks of other sizes."""
+    for error in pools(4).run(error_of_loaded_momentum, Case((Spec("up.weight", (12, 8), LAYOUTS["rows"]),))):
+        assert "momentum in torch.float32" in error and "momentum in torch.bfloat16" in error

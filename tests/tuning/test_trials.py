@@ -106,3 +106,20 @@ def test_a_candidate_that_takes_long_is_named(kernel, measurements, need, monkey
     with trials.trial(kernel.kernels.machine.key_of(CPU), need, "NATIVE"):
         time.sleep(0.2)
     assert len(told) == 1 and "NATIVE" in told[0] and "the next one leaves this candidate out" in told[0]
+
+
+def test_a_mark_that_two_processes_see_counts_once(kernel, measurements, need, monkeypatch):
+    """Processes that start together find the same mark; here another one judges it just before this one does."""
+    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(CPU)
+    mark = trials._mark(key, need, "NATIVE")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before"}))
+    has_ended, tables = trials._has_ended, []
+
+    def judged_elsewhere(content) -> bool:
+        monkeypatch.setattr(trials, "_has_ended", has_ended)
+        tables.append(trials.left_behind(key))
+        return has_ended(content)
+
+    monkeypatch.setattr(trials, "_has_ended", judged_elsewhere)
+    tables.append(trials.left_behind(key))
+    assert [table.failed for table in tables] == [{}, {}] and not marks()

@@ -169,6 +169,7 @@ class Muon(Optimizer):
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
     _said_idle = False  # whether it has warned that no parameter has a gradient
+    _is_made = False  # whether the constructor has checked all groups at once
 
     @with_known_arguments
     def __init__(
@@ -236,6 +237,7 @@ class Muon(Optimizer):
         self._refresh()
         for line in advice(routed(self.param_groups, self._reasons)) + idle_keys(self.param_groups):
             warn_user(line)
+        self._is_made = True
 
     def step(self, closure: Optional[Callable[[], Any]] = None):
         """Update every parameter that has a gradient; call `closure` first, if given, and return its result.
@@ -388,18 +390,18 @@ class Muon(Optimizer):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         count = sum(len(group["params"]) for group in self.param_groups)
         groups, reasons = split_group(param_group, self.defaults, self._is_muon, count)
-        before, first = len(self.param_groups), self._premises is None  # `first`: __init__ checks all groups at once
+        before = len(self.param_groups)
         try:
             for group in groups:
                 super().add_param_group(group)
-            if not first:
+            if self._is_made:
                 self._refresh()
         except Exception:
             del self.param_groups[before:]
             self._forget_plan()
             raise
         self._reasons.update(reasons)
-        added = () if first else self.param_groups[before:]
+        added = self.param_groups[before:] if self._is_made else ()
         for line in advice(routed(added, reasons)) + idle_keys(added, self.defaults["expert_keys"]):
             warn_user(line)
 
@@ -450,6 +452,7 @@ class Muon(Optimizer):
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
         self.__dict__.setdefault("_graphs", UpdateGraphs())  # a copy makes its own
+        self._is_made = True
         self._handle = handle_of(self)
         self._forget_plan()
         self._agreement.forget()
@@ -519,6 +522,7 @@ class Muon(Optimizer):
         seen = params, gradients.absent, self.param_groups
         if self._premises is None or not self._premises.hold(*seen) or self._lacks_state():
             premises = Premises(*seen)
+            premises.check_names(self._premises)
             self._make_plan()
             self._premises, self._entries = premises, entries(self.state)
         now = dependencies(self.param_groups, self.state)
@@ -547,6 +551,8 @@ class Muon(Optimizer):
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
             self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
+        present = {p for _, _, p in named}
+        self._reasons = {p: reason for p, reason in self._reasons.items() if p in present}
 
     def _forget_plan(self) -> None:
         self._synchronize()

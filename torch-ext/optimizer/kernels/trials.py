@@ -44,8 +44,9 @@ def trial(key: Key, need: Need, candidate: str) -> Iterator[None]:
 def left_behind(key: Key) -> Table:
     """Return as failures the candidates that were overdue, or whose trials ended two processes of this machine.
 
-    Their marks are deleted. A process may also be killed from outside, once by chance, so the first mark of a candidate
-    that was not overdue only counts as a first time.
+    Their marks are deleted, each by the process that could rename it, so that one mark counts once. A process may also
+    be killed from outside, once by chance, so the first mark of a candidate that was not overdue only counts as a first
+    time.
     """
     table, file = empty(), file_of(key)
     for mark in file.parent.glob(f"{file.stem}.*.trial") if file is not None else ():
@@ -54,11 +55,13 @@ def left_behind(key: Key) -> Table:
             what = [content[field] for field in ("kernel", "dtype", "candidate")]
             if not all(isinstance(word, str) for word in what) or not _has_ended(content):
                 continue
+            mark = mark.rename(mark.with_suffix(f".{os.getpid()}-{threading.get_ident()}"))
             if content["overdue"] or _ended_before(file, what):
                 why = f"the process that tried it did not come to its end; delete {file} to have it tried again"
                 table.failed.setdefault((what[0], what[1]), {})[what[2]] = why
             mark.unlink()
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # foreign, or being written
+        # Foreign, being written, or judged by another process, which has renamed it.
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     return table
 

@@ -26,10 +26,8 @@ REMAINDER = "remainder"
 # `(p, shape, dtype)` -> memory for a tensor of this shape on the same devices, sharded over ranks like `p`.
 Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
-# State that is removed when the settings of a group no longer ask for it.
-_AT_REQUEST = (MOMENTS, SCALE, REMAINDER)
 # Every key of this package. State that wrappers such as timm's Lookahead keep under other keys is not touched.
-_OURS = {BUFFER, *_AT_REQUEST, "step", "exp_avg", "exp_avg_sq"}
+_OURS = {BUFFER, SCALE, MOMENTS, REMAINDER, "step", "exp_avg", "exp_avg_sq"}
 
 
 class StateTensor(NamedTuple):
@@ -87,9 +85,8 @@ def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, State
     They belong on the device of `p`, or in host memory for momentum of groups with `offload`. `memory` makes tensors of
     other shapes than that of `p`. Tensors that the group no longer asks for are removed. Call `check_shapes` before.
     """
-    for key in _AT_REQUEST:
-        if key not in wanted:
-            state.pop(key, None)
+    for key in _OURS - wanted.keys():
+        state.pop(key, None)
     for key, kind in wanted.items():
         if key in state:
             state[key] = placed(p, state[key], kind, memory)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..iteration import default_work_dtype
 from ..parameters.groups import names_of
 from ..parameters.settings import COMPARED_AT_EVERY_STEP, COMPARED_ONCE, Group
+from ..parameters.state import BUFFER
 from .layout import Layout, layout_of, length, local_part, runs_of
 from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
 
@@ -69,7 +70,7 @@ def terms_of(
     common_line: str,
     failed: Mapping[Ranks, str],
     replica_ranks: Optional[Ranks],
-    state: Container[Tensor],
+    state: Mapping[Tensor, Mapping[str, Tensor]],
     exchanged: Container[tuple[int, int]],
 ) -> dict[Ranks, Terms]:
     """Return the terms for each set of ranks that shares parameters with this rank.
@@ -84,8 +85,7 @@ def terms_of(
             layout = layout_of(name, p, replica_ranks)
             if layout is None or this_rank() not in layout.mesh:
                 continue
-            frozen = ", frozen" if not p.is_meta and p not in state else ""
-            line, local = _line_of(name, p, layout, group) + frozen, local_part(p)
+            line, local = f"{_line_of(name, p, layout, group)}{_line_of_state(p, state)}", local_part(p)
             is_apart = bool(layout.split_dims) and (number, position) not in exchanged
             entry = _Shared(name, line, (number, position), local.device, layout, not local.numel(), is_apart)
             shared.setdefault(layout.mesh.members, []).append(entry)
@@ -156,6 +156,13 @@ def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device
     pairs = itertools.zip_longest(*plans, fillvalue="nothing more")
     first, other = next(pair for pair in pairs if pair[0] != pair[1])
     return f"ranks disagree about what they update: rank {ranks[0]} has {first}, rank {odd} has {other}"
+
+
+def _line_of_state(p: Tensor, state: Mapping[Tensor, Mapping[str, Tensor]]) -> str:
+    """Return what ranks compare of a parameter's state: that it has none, or the dtype that momentum was loaded in."""
+    if p.is_meta or p in state:
+        return f", momentum in {state[p][BUFFER].dtype}" if BUFFER in state.get(p, ()) else ""
+    return ", frozen"
 
 
 def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:

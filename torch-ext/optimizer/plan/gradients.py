@@ -13,7 +13,7 @@ from ..parameters.settings import Group
 from .layout import has_shards, lie_alike, local_part
 from .premises import Premises
 
-_LAYOUT, _SHAPE = attrgetter("layout"), attrgetter("shape")
+_LAYOUT, _SHAPE, _DTYPE = attrgetter("layout"), attrgetter("shape"), attrgetter("dtype")
 
 
 class Gradients:
@@ -28,19 +28,21 @@ class Gradients:
 
 
 def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[Group]) -> None:
-    """Raise ValueError unless gradients are dense, of their parameter's shape and lie on ranks as that does.
+    """Raise ValueError unless gradients are dense, of their parameter's shape and dtype, and lie on ranks as that does.
 
     `groups` have the names of the parameters.
     """
     sharded = premises.has_shards or has_shards(gradients.kinds)
-    params, shapes, present = premises.params, premises.shapes, gradients.tensors
+    each = premises.params, premises.shapes, premises.dtypes, gradients.tensors
     if gradients.absent:
-        there = [i for i in range(len(params)) if i not in gradients.absent]
-        params, shapes, present = ([each[i] for i in there] for each in (params, shapes, present))
+        there = [i for i in range(len(gradients.tensors)) if i not in gradients.absent]
+        each = tuple([of_all[i] for i in there] for of_all in each)
+    _, shapes, dtypes, present = each
     # Almost always: with `map` no Python code runs for each.
-    if not sharded and set(map(_LAYOUT, present)) <= {torch.strided} and list(map(_SHAPE, present)) == shapes:
+    as_parameters = list(map(_SHAPE, present)) == shapes and list(map(_DTYPE, present)) == dtypes
+    if not sharded and as_parameters and set(map(_LAYOUT, present)) <= {torch.strided}:
         return
-    for p, shape, gradient in zip(params, shapes, present):
+    for p, shape, dtype, gradient in zip(*each):
         if gradient.layout != torch.strided:
             raise ValueError(
                 f"gradients must be dense, that of {_name_in(groups, p)} is {gradient.layout}: write nn.Embedding(..., "
@@ -50,6 +52,11 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
             raise ValueError(
                 f"the gradient of {_name_in(groups, p)} has shape {tuple(gradient.shape)}, needs {tuple(shape)}, its "
                 "parameter's"
+            )
+        if gradient.dtype != dtype:
+            raise ValueError(
+                f"the gradient of {_name_in(groups, p)} is in {gradient.dtype}, needs {dtype}, its parameter's: write "
+                "p.grad = p.grad.to(p.dtype) before the step"
             )
         if sharded and not lie_alike(p, gradient):
             raise ValueError(

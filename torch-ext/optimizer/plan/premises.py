@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Collection, Sequence
+from typing import Any, Collection, Optional, Sequence
 
 from torch import Tensor
 
+from ..parameters.groups import names_of
 from ..parameters.settings import Group
 from .layout import laid_out
 from .plan import choices, planned_settings
@@ -19,7 +20,9 @@ class Premises:
         """`absent` are the numbers of the parameters that have no gradient."""
         self.params = params  # of all groups
         self.shapes = [p.shape for p in params]  # whole ones, also of parameters that ranks share
+        self.dtypes = [p.dtype for p in params]
         self.device_types = {p.device.type for p in params}
+        self._names = [name for group in groups for name, _ in zip(names_of(group), group["params"])]
         self._laid_out = laid_out(params)
         self._frozen = _frozen(params, absent)
         self._settings = _settings_of(groups)
@@ -28,6 +31,18 @@ class Premises:
     def has_shards(self) -> bool:
         """Whether any of the parameters is a DTensor."""
         return self._laid_out.has_shards
+
+    def check_names(self, before: Optional[Premises]) -> None:
+        """Raise ValueError if a parameter has the name now that another one had `before`: names decide what is done."""
+        if before is None:
+            return
+        known = dict(zip(before.params, before._names))
+        for name, p in zip(self._names, self.params):
+            if known.get(p, name) != name and name in known.values():
+                raise ValueError(
+                    f"the parameter {known[p]} {tuple(p.shape)} would be called {name} now, as another one was before: "
+                    "if you remove or reorder a group's params, do the same with its param_names"
+                )
 
     def hold(self, params: Sequence[Tensor], absent: Collection[int], groups: Sequence[Group]) -> bool:
         """Return whether all of that is still the same."""

@@ -1,0 +1,131 @@
+"""Groups that somebody changes after the optimizer is made: what cannot work raises, and nothing else is mistaken."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of
+
+
+def experts_after_a_matrix(kernel):
+    """A convolution and a stack of experts of one shape: only names tell them apart."""
+    params = {"conv.weight": Parameter(torch.ones(4, 8, 8)), "experts.weight": Parameter(torch.ones(4, 8, 8))}
+    return params, kernel.Muon(params.items())
+
+
+def test_a_parameter_that_gets_the_name_of_another_raises_with_both(kernel):
+    """It would be updated as what the other one was, here experts as one 4 x 64 matrix."""
+    params, optimizer = experts_after_a_matrix(kernel)
+    (group,) = optimizer.param_groups
+    del group["params"][0]
+    set_gradients(params, 0)
+    before = params["experts.weight"].detach().clone()
+    with pytest.raises(ValueError, match=r"experts.weight \(4, 8, 8\) would be called conv.weight now.*param_names"):
+        optimizer.step()
+    assert torch.equal(params["experts.weight"], before)
+    del group["param_names"][0]
+    optimizer.step()
+    (row,) = optimizer.explain().rows
+    assert row.name == "experts.weight" and row.matrices == 4
+
+
+def test_reordered_parameters_need_reordered_names(kernel):
+    _, optimizer = experts_after_a_matrix(kernel)
+    (group,) = optimizer.param_groups
+    group["params"].reverse()
+    with pytest.raises(ValueError, match="param_names"):
+        optimizer.explain()
+    group["param_names"].reverse()
+    assert {row.name: row.matrices for row in optimizer.explain().rows} == {"experts.weight": 4, "conv.weight": 1}
+
+
+def test_names_may_change_for_all_parameters_at_once(kernel):
+    params, optimizer = experts_after_a_matrix(kernel)
+    (group,) = optimizer.param_groups
+    group["param_names"] = [f"module.{name}" for name in params]
+    group["params"].append(Parameter(torch.ones(8, 8)))
+    assert [row.name for row in optimizer.explain().rows][:2] == [f"module.{name}" for name in params]
+
+
+def test_a_replaced_parameter_is_free(kernel):
+    """Wrappers replace parameters so that the memory of whole ones is free."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    name = next(name for name, p in params.items() if p is optimizer.param_groups[0]["params"][0])
+    replaced = weakref.ref(params[name])
+    params[name] = optimizer.param_groups[0]["params"][0] = Parameter(torch.ones_like(params[name]))
+    set_gradients(params, 0)
+    optimizer.step()
+    gc.collect()
+    assert replaced() is None
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        copy.deepcopy,
+        lambda optimizer: pickle.loads(pickle.dumps(optimizer)),
+        lambda it: it.load_state_dict(saved(it)) or it,
+    ],
+    ids=["deepcopy", "pickle", "load_state_dict"],
+)
+def test_a_late_group_is_checked_and_explained_after_copies_and_loads(kernel, used):
+    optimizer = used(kernel.Muon(named_parameters().items()))
+    before = len(optimizer.param_groups)
+    impossible = {"params": [("a.weight", Parameter(torch.ones(8, 64)))], "ns_method": "gram", "ns_dtype": "bfloat16"}
+    with pytest.raises(ValueError, match="gram"):
+        optimizer.add_param_group(impossible)
+    assert len(optimizer.param_groups) == before
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.add_param_group({"params": [("b.w", Parameter(torch.ones(8, 16, 12)))]})
+    assert any("b.w" in str(warning.message) for warning in caught)
+
+
+def saved(optimizer):
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def test_a_group_that_gets_the_other_branch_keeps_no_state_of_the_first(kernel):
+    """A file with the state of both could not be loaded."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    set_gradients(params, 0)
+    optimizer.step()
+    optimizer.param_groups[0]["use_muon"] = False
+    optimizer.step()
+    assert {"momentum_buffer"}.isdisjoint(optimizer.state[optimizer.param_groups[0]["params"][0]])
+    expected = state_of(optimizer, params)
+    optimizer.load_state_dict(saved(optimizer))
+    assert same_bits(state_of(optimizer, params), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.int32], ids=str)
+@pytest.mark.parametrize("name", ["up.weight", "up.bias"])
+def test_a_gradient_of_another_dtype_raises_before_anything_moves(kernel, name, dtype):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    set_gradients(params, 0)
+    params[name].grad_dtype = None
+    params[name].grad = gradient_of(name, params[name], 0).to(dtype)
+    before = {key: value.clone() for key, value in {**params, **state_of(optimizer, params)}.items()}
+    with pytest.raises(ValueError, match=rf"gradient of {name} is in {dtype}, needs torch.float32"):
+        optimizer.step()
+    assert same_bits({**params, **state_of(optimizer, params)}, before)
+    params[name].grad = params[name].grad.real.float()
+    optimizer.step()
+
+
+def test_overflow_on_two_devices_uncounts_one_step(kernel):
+    """GradScaler adds the flags of devices up."""
+    steps = [torch.tensor(3.0), torch.tensor(7.0)]
+    kernel.rules.fallback.uncount_overflow_(steps, torch.tensor([2.0]))
+    assert [step.item() for step in steps] == [2.0, 6.0]
