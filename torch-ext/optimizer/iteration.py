@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .kernels.capabilities import check_device
-from .kernels.formats import exact_dtype
+from .kernels.formats import exact_dtype, float32_roundoffs
 from .kernels.gains import ALONE, Circumstances
-from .kernels.products import Products, select_products, small_choice, with_torchs_affine
+from .kernels.products import SINGLE, Products, select_products, small_choice, with_torchs_affine
 from .kernels.tracing import constant_while_traced
 from .schedules import Schedule, largest_value, with_folded_scale
 from .stability import MAX_WINDOWS, restart_positions, split
@@ -25,6 +25,9 @@ _CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else t
 
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
+
+# The Gram iteration diverges if its m x m matrices are rounded more than in float16.
+_GRAM_ROUNDOFF = torch.finfo(torch.float16).eps / 2
 
 # The largest part of a sum that may be kept in float16: its range, with 1 % to spare for rounding.
 _LARGEST_PART = 0.99 * torch.finfo(torch.float16).max
@@ -84,7 +87,7 @@ def choose_iteration(
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     products = select_products(device, work_dtype, *size, circumstances, method)
     if method == "auto" and products.float32_squares:
-        is_safe = _restarts(schedule, work_dtype, "gram_float32") is not None
+        is_safe = _restarts(schedule, work_dtype, _roundoff(device, torch.float32, products)) is not None
         method = "gram_float32" if is_safe and len(schedule) >= _GRAM_STEPS else "standard"
         if method == "standard":
             products = select_products(device, work_dtype, *size, circumstances, method)
@@ -100,11 +103,11 @@ def choose_iteration(
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, small)
     if method == "standard" or (method == "auto" and work_dtype != torch.float16):
         return standard
-    restarts = _restarts(schedule, work_dtype, method)
+    restarts = _restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products))
     if restarts is None and method != "auto":
         raise ValueError(
-            f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} "
-            f"with up to {MAX_WINDOWS} windows: use 'standard'"
+            f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} with up to "
+            f"{MAX_WINDOWS} windows{_less_than(chain_dtype, device)}: use 'standard'"
         )
     if method == "auto":
         costs = iteration_costs(*size, len(schedule), len(restarts or ()) + 1, products)
@@ -126,7 +129,8 @@ def summed_iteration(
     None if that is not safe with this schedule, for float64, because it would lose digits, and on a device without
     float64, because ranks sum squared norms in it.
     """
-    is_safe = _restarts(schedule, work_dtype, method) is not None
+    roundoff = _roundoff(device, _chain_dtype(work_dtype, method), None)
+    is_safe = _restarts(schedule, work_dtype, roundoff) is not None
     if work_dtype == torch.float64 or exact_dtype(device) != torch.float64 or not is_safe:
         return None
     return choose_iteration(device, work_dtype, size, schedule, method, circumstances)
@@ -194,15 +198,30 @@ def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:
     return torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
 
 
+def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional[Products]) -> float:
+    """Return the relative rounding of the m x m matrices that `products` multiply; None stands for torch's products.
+
+    A user may let torch round the factors of float32 products. `gemm_` does not.
+    """
+    if chain_dtype != torch.float32 or (device.type == "cpu" and products not in (None, SINGLE)):
+        return torch.finfo(chain_dtype).eps / 2
+    return float32_roundoffs()[device.type != "cuda"]
+
+
+def _less_than(chain_dtype: torch.dtype, device: torch.device) -> str:
+    """Return words about float32 products that a user has let torch round; none for others."""
+    exact = _roundoff(device, chain_dtype, None) == torch.finfo(chain_dtype).eps / 2
+    return "" if exact else ", because torch.set_float32_matmul_precision allows less than float32"
+
+
 @constant_while_traced
-def _restarts(schedule: Schedule, work_dtype: torch.dtype, method: str) -> Optional[tuple[int, ...]]:
-    """Return the steps before which the Gram iteration restarts; None if it is not safe, as with squares in bfloat16.
+def _restarts(schedule: Schedule, work_dtype: torch.dtype, roundoff: float) -> Optional[tuple[int, ...]]:
+    """Return the steps before which the Gram iteration restarts; None if it is not safe, as with bfloat16's `roundoff`.
 
     The product of a window's steps is rounded to the work dtype, and may be as large as that of their first
     coefficients: where X has hardly anything, rounding adds so much. In bfloat16 the first step, whose coefficient is
     the largest, is a window of its own. What is added then is what the standard iteration adds after its first step.
     """
-    chain_dtype = _chain_dtype(work_dtype, method)
-    if chain_dtype == torch.bfloat16:
+    if roundoff > _GRAM_ROUNDOFF:
         return None
-    return restart_positions(schedule, torch.finfo(chain_dtype).eps / 2, work_dtype == torch.bfloat16)
+    return restart_positions(schedule, roundoff, work_dtype == torch.bfloat16)

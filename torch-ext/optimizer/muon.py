@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from .explain import Explanation, brief, explanation_of
 from .kernels.autocast import autocasts, without_autocast
+from .kernels.formats import float32_roundoffs
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
 from .parameters.changed_settings import check_live_numbers, checked_settings, make_plain_
@@ -546,6 +547,7 @@ class Muon(Optimizer):
         bring_states_(self.param_groups, self.state, self._replica_ranks)
         clip = self._clip or "no qk_clip"
         common_line = f"{self._exchange} among {self._replica_ranks}, release_grads={self._release_grads}, {clip}"
+        common_line += f", float32 products rounded by {float32_roundoffs()}"
         self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)
         self._agreement.follow(self._plan.terms)
         if self._clip is not None:

@@ -13,6 +13,19 @@ HALVES = (torch.float16, torch.bfloat16)
 BLOCK = 64
 
 
+# Half the distance from 1 to the next number, for what `torch.set_float32_matmul_precision` lets torch round factors of
+# float32 products to.
+_ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
+
+
+@constant_while_traced
+def float32_roundoffs() -> tuple[float, float]:
+    """Return the relative rounding of factors in torch's float32 products on CUDA devices, and on all others."""
+    settings = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+    on_cuda, elsewhere = (_ROUNDOFFS.get(setting, 2.0**-24) for setting in settings)
+    return on_cuda, elsewhere
+
+
 @constant_while_traced
 def exact_dtype(device: torch.device, wanted: torch.dtype = torch.float64) -> torch.dtype:
     """Return `wanted`, or float32 where that is float64 and the device has none: on Apple's and on some Intel GPUs.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..iteration import choose_iteration, default_work_dtype
+from ..kernels.formats import float32_roundoffs
 from ..kernels.machine import key_of
 from ..kernels.measurements import changed, failed, work_among_ranks
 from ..parameters.groups import names_of
@@ -127,13 +128,14 @@ def make_plan(
     )
 
 
-def choices() -> tuple[int, int]:
-    """Return two numbers that change whenever the choice of iterations may change.
+def choices() -> tuple[int, int, tuple[float, float]]:
+    """Return numbers that change whenever the choice of iterations may change.
 
-    The first counts changes of measurements; the second is the number of CPU threads, for which measurements hold.
+    The first counts changes of measurements; the second is the number of CPU threads, for which measurements hold. The
+    last two are how much torch rounds the factors of float32 products.
     """
     work_among_ranks(world_size() > 1)
-    return changed(), torch.get_num_threads()
+    return changed(), torch.get_num_threads(), float32_roundoffs()
 
 
 def failures(matrices: Iterable[Matrix]) -> dict[Ranks, str]:

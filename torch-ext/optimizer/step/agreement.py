@@ -17,6 +17,8 @@ from ..parameters.settings import Group
 from ..plan.agreement import Alike, Terms, difference_of_lines
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened, this_rank
 
+_GIVE_ZEROS = " for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"
+
 
 class Statement(NamedTuple):
     """What a rank reports about its next action on shared parameters."""
@@ -183,8 +185,6 @@ def _absent_somewhere(statements: Mapping[int, Statement], terms: Terms) -> str:
             without = [rank for rank in ranks if name in absent[rank]]
             if 0 < len(without) < len(ranks):
                 having = [rank for rank in ranks if rank not in without]
-                found = f"{name}, ranks {having} had a gradient and ranks {without} had none"
-                if number < len(terms.copies):
-                    return f"of one part of {found}"
-                return f"of {found} for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"
+                what, remedy = ("one part of ", "") if number < len(terms.copies) else ("", _GIVE_ZEROS)
+                return f"of {what}{name}, ranks {having} had a gradient and ranks {without} had none{remedy}"
     raise AssertionError(f"rank {this_rank()} received a difference that does not exist")
