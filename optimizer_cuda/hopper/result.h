@@ -84,9 +84,13 @@ struct PieceSums {
   float at[kPieceSums];
 };
 
+// A piece's elements of D; zeros where there is no D.
 template <class Machine>
 OPTIMIZER_INLINE Pairs load_addend(const Machine& machine, const Result& result, const Part& part, int col) {
   Pairs pairs{};
+  if (!result.d) {
+    return pairs;
+  }
   const uint16_t* const matrix = result.d + part.matrix * result.d_matrix;
 #pragma unroll
   for (int i = 0; i < kPieceSums; i += 2) {
@@ -98,14 +102,10 @@ OPTIMIZER_INLINE Pairs load_addend(const Machine& machine, const Result& result,
   return pairs;
 }
 
-// The finished elements of a piece from its sums.
+// The finished elements of a piece from its sums and its elements of D.
 template <class Machine>
 OPTIMIZER_INLINE Pairs finish(const Machine& machine, const Result& result, const Part& part, int col,
-                              const PieceSums& sums) {
-  Pairs pairs{};
-  if (result.d) {
-    pairs = load_addend(machine, result, part, col);
-  }
+                              const PieceSums& sums, Pairs pairs) {
 #pragma unroll
   for (int i = 0; i < kPieceSums; i += 2) {
     uint32_t& pair = pairs.at[i / 4][i / 2 % 2];
@@ -171,17 +171,27 @@ OPTIMIZER_INLINE void put_diagonal_piece(Machine& machine, int buffer, const Pai
 }
 
 // Writes a part and its mirror image from `sums_of(piece)`; `turn` counts the warp group's pieces through the whole
-// kernel.
+// kernel. D's elements of a piece are asked for before the piece before it is written: its barriers keep the compiler
+// from moving loads across them, so each piece would wait for memory.
 template <class Machine, class SumsOf>
 OPTIMIZER_INLINE void write_part(Machine& machine, int& turn, const Result& result, const Part& part,
                                  const SumsOf& sums_of) {
+  const auto is_written = [&](int piece) {
+    return piece < kPieces && part.col + piece * kPiece <= part.row && part.row < result.m;
+  };
+  Pairs addend{};
+  if (is_written(0)) {
+    addend = load_addend(machine, result, part, part.col);
+  }
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     const int col = part.col + piece * kPiece;
-    if (col > part.row || part.row >= result.m) {
+    if (!is_written(piece)) {
       continue;
     }
-    const Pairs pairs = finish(machine, result, part, col, sums_of(piece));
+    const Pairs next = is_written(piece + 1) ? load_addend(machine, result, part, col + kPiece) : Pairs{};
+    const Pairs pairs = finish(machine, result, part, col, sums_of(piece), addend);
+    addend = next;
     if (col == part.row) {
       write_piece(machine, turn, part.matrix, part.row, col,
                   [&](int buffer) { put_diagonal_piece(machine, buffer, pairs); });
