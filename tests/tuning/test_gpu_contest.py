@@ -86,6 +86,16 @@ def test_sections_compete_only_where_squares_are_left_over(kernel, gpu, rows, se
         assert found == sections
 
 
+def test_what_needs_no_compiling_is_proven_first(kernel, gpu, monkeypatch):
+    """After the default and torch's products, also where configurations of Triton's kernel are shipped."""
+    tuned, candidates = kernel.kernels.tuned, kernel.tuning.candidates
+    shipped = [tuned.Config(32, 32, 8, 4, 2), tuned.COMPILED[1]]
+    monkeypatch.setattr(candidates, "_shipped", lambda *_: shipped)
+    configs = candidates.product_configs(CPU, HALF, SIZE[0])
+    safe = tuned.safe_config(tuned.Target("cuda", 90), HALF, SIZE[0], False, True)
+    assert configs[0] == safe and {*configs[1:4]} == {*tuned.COMPILED} and configs[4] == shipped[0]
+
+
 def test_torchs_products_stay_where_they_are_faster(kernel, gpu):
     finding = measure(kernel, {"torch": 0.5})
     assert finding.entry["gain"] == 0.5 and "torch's products" in finding.said
