@@ -1,7 +1,8 @@
 """A step on a fake GPU: with torch's fake tensors each operation is seen, and none is carried out.
 
-It counts what torch would launch: one kernel for each operation except views and empty tensors. A
-library may launch more than one behind an operation, as torch does where it copies the addend of `baddbmm`.
+It counts what would be launched: all kernels of the package's operations, and one for each other operation except
+views and empty tensors. A library may launch more than one behind an operation, as torch does where it copies the
+addend of `baddbmm`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ WAYS = "torch", "symmetric", "compiled", "replayed"
 SYNCS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 # The positions of the two factors among the arguments of these operations.
 PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "symmetric_gemm_": (0, 1)}
+# Those that pass over lists, and how many matrices one launch takes: kMatrices in optimizer_cuda/tiles.cuh.
+IN_LISTS, MATRICES = {"momentum_pack_": "momentum", "descend_": "parameter"}, 128
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device")
 # Of what a step in one process launches: what a schema marks as written is read, too, except for arguments of these
 # names, and `self` of these operations.
@@ -114,7 +117,7 @@ class Work(TorchDispatchMode):
         if given and (name in SYNCS or _is_waited_for(operation, args, kwargs or {}, result)):
             self.syncs[name] += 1
         elif not operation.is_view and name not in EMPTY and (given or made):
-            self.kernels[name] += 1
+            self.kernels += _launched(operation, args, kwargs or {})
             read, written = _read_and_written(operation, args, kwargs or {})
             moved = _bytes_of(read) + _bytes_of([*written, *made])
             self.bytes += moved
@@ -123,6 +126,14 @@ class Work(TorchDispatchMode):
                 self.products[Product(name, A.size(0), (A.size(1), B.size(2), A.size(2)))] += 1
                 self.bytes_of_products += moved
         return result
+
+
+def _launched(operation: OpOverload, args: Sequence, kwargs: Mapping) -> Counter[str]:
+    """Return the kernels that an operation launches. Norms are roots of the sums that another kernel has written."""
+    name, given = operation.overloadpacket.__name__, _by_name(operation, args, kwargs)
+    matrices = len(given[IN_LISTS[name]]) if name in IN_LISTS else 1
+    has_roots = name == "frobenius_norm_" or (name in IN_LISTS and given.get("norms") is not None)
+    return Counter({name: -(-matrices // MATRICES), "take_roots": int(has_roots)})
 
 
 def _on_device(tree: object) -> list[Tensor]:

@@ -13,7 +13,8 @@ from benchmarks.fake_gpu import GPU, Product, Work, counted_step, fake_gpu, fake
 from benchmarks.shapes import Parameter
 
 # Bytes that an H200 copies in a second, the share of that which a simple pass reaches, and the seconds between
-# two kernels of a graph. These are assumptions, like the rates of the products.
+# two kernels of a graph. These are assumptions, like the rates of the products. An H100 copies less: the lab predicts
+# with what it has measured.
 COPIED, REACHED, GAP = 4.3e12, 0.8, 1e-6
 # Of an element in float32: AdamW reads the gradient; it reads and writes the parameter and two averages.
 ADAMW_BYTES = 28
@@ -22,21 +23,23 @@ ADAMW_BYTES = 28
 # for: `kernels.tuned.COMPILED` and `kernels.hopper_gemm.PAIRS`.
 SECTIONS, PAIRS = (1, 3, 5), 66
 
-# The seconds of X Xᵀ of X (batch, m, k) on a GPU: from the package's predictions, a `Gpu`, batch, m and k.
+# Batch, m and k of X (batch, m, k).
+Size = tuple[int, int, int]
+# The seconds of X Xᵀ on a GPU: from the package's predictions, a `Gpu`, X's size, and the bytes copied in a second.
 SymmetricSeconds = Callable[..., float]
 
 
-def by_triton(predictions: ModuleType, gpu, batch: int, m: int, k: int) -> float:
-    """Return the seconds of the kernel that Triton compiles."""
-    return predictions.symmetric_seconds(gpu, batch, m, k)
+def by_triton(predictions: ModuleType, gpu, size: Size, copied: float = COPIED) -> float:
+    """Return the seconds of the kernel that Triton compiles, by a model that knows no rate of copies."""
+    return predictions.symmetric_seconds(gpu, *size)
 
 
-def by_cutlass(predictions: ModuleType, gpu, batch: int, m: int, k: int) -> float:
+def by_cutlass(predictions: ModuleType, gpu, size: Size, copied: float = COPIED) -> float:
     """Return the seconds of `hopper_gemm_` in the best of the numbers of SECTIONS, which `warmup` tries, too."""
-    return min(in_sections(predictions, gpu, (batch, m, k), sections) for sections in SECTIONS)
+    return min(in_sections(predictions, gpu, size, sections, copied) for sections in SECTIONS)
 
 
-def in_sections(predictions: ModuleType, gpu, size: tuple[int, int, int], sections: int) -> float:
+def in_sections(predictions: ModuleType, gpu, size: Size, sections: int, copied: float = COPIED) -> float:
     """Return the seconds of `hopper_gemm_` for X Xᵀ of X `size`, (batch, m, k), with one number of sections.
 
     Its tiles, two for each square, and its main loop are those of torch's fastest product. So it is assumed to reach
@@ -47,7 +50,7 @@ def in_sections(predictions: ModuleType, gpu, size: tuple[int, int, int], sectio
     squares = side * (side + 1) // 2
     cut = squares % PAIRS if sections > 1 else 0
     product = 2 * rows * cols * k / (predictions.RATES[gpu.capability].sustained * part)
-    sums = 2 * 4 * predictions.SQUARE**2 * pairs / COPIED
+    sums = 2 * 4 * predictions.SQUARE**2 * pairs / copied
     # Pairs take turns at the whole squares of a matrix, then at its sections, then at the next matrix.
     of_matrix = [product] * (squares - cut) + [product / sections + sums] * (cut * sections)
     turns = [seconds + predictions.DENSE_TILE_SECONDS for seconds in of_matrix] * batch
@@ -58,32 +61,34 @@ def in_sections(predictions: ModuleType, gpu, size: tuple[int, int, int], sectio
 PREDICTED = {"torch": by_triton, "symmetric": by_triton, "compiled": by_cutlass}
 
 
-def predicted_step(kernel: ModuleType, parameters: Sequence[Parameter], way: str) -> float:
+def predicted_step(kernel: ModuleType, parameters: Sequence[Parameter], way: str, copied: float = COPIED) -> float:
     """Return the seconds of a step over a model whose products are launched in one of the ways PREDICTED."""
     with fake_gpu(kernel, way):
         work = counted_step(fake_optimizer(kernel, parameters))
-    return predicted_seconds(kernel, work, PREDICTED[way])
+    return predicted_seconds(kernel, work, PREDICTED[way], copied)
 
 
-def predicted_seconds(kernel: ModuleType, work: Work, symmetric: SymmetricSeconds = by_triton) -> float:
-    """Return the seconds of a step's kernels on the GPU of `benchmarks.fake_gpu`."""
+def predicted_seconds(
+    kernel: ModuleType, work: Work, symmetric: SymmetricSeconds = by_triton, copied: float = COPIED
+) -> float:
+    """Return the seconds of a step's kernels on the GPU of `benchmarks.fake_gpu`, with any rate of copies."""
     predictions = kernel.kernels.predictions
     gpu = predictions.Gpu(*GPU)
 
     def seconds(product: Product) -> float:
         if product.operation == "symmetric_gemm_":
             m, _, k = product.size
-            return symmetric(predictions, gpu, product.batch, m, k)
+            return symmetric(predictions, gpu, (product.batch, m, k), copied)
         return predictions.dense_seconds(gpu, product.batch, product.size)
 
     products = sum(count * seconds(product) for product, count in work.products.items())
     gaps = GAP * (sum(work.kernels.values()) - sum(work.products.values()))
-    return products + pass_seconds(work.bytes - work.bytes_of_products) + gaps
+    return products + pass_seconds(work.bytes - work.bytes_of_products, copied) + gaps
 
 
-def pass_seconds(moved: float) -> float:
+def pass_seconds(moved: float, copied: float = COPIED) -> float:
     """Return the seconds in which simple passes move bytes, those of a step as those of fused AdamW."""
-    return moved / (REACHED * COPIED)
+    return moved / (REACHED * copied)
 
 
 def goal_seconds(kernel: ModuleType, flop: float, elements: int) -> float:

@@ -44,8 +44,8 @@ MARKERS = (
 )
 # The Hub's builder runs the tests in a copy without the folder tools/.
 IN_BUILDER = not (ROOT / "tools").is_dir()
-# These build or publish, which takes the Hub's own package and tools/.
-NEED_HUB = ("benchmarks", "delivery", "examples", "lab")
+# These build, publish or draw, or train in other libraries. That takes the Hub's own package and others, and tools/.
+NEED_HUB = ("benchmarks", "delivery", "examples", "integrations", "lab", "reports")
 collect_ignore = [] if kernels and not IN_BUILDER else list(NEED_HUB)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +21,11 @@ from benchmarks.predicted_step import (
 )
 from benchmarks.shapes import TINY_MODEL, Parameter
 from tools.lab import step_ways
+from tools.lab.records import Record, Records, append
 from tools.lab.tune import predicted_times
+
+# What the lab has recorded on a GPU that copies more slowly than the model's.
+COPY = Record("environment", "copy", "ok", 1.0, value={"giga_bytes": 3e3})
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def test_nothing_is_faster_than_its_flops(model, batch, m):
     predictions, gpu = model
     times = [in_sections(predictions, gpu, (batch, m, m), sections) for sections in SECTIONS]
     rate = gpu.multiprocessors * predictions.RATES[gpu.capability].sustained
-    assert min(times) > batch * m**3 / rate and by_cutlass(predictions, gpu, batch, m, m) == min(times)
+    assert min(times) > batch * m**3 / rate and by_cutlass(predictions, gpu, (batch, m, m)) == min(times)
 
 
 def test_few_squares_that_are_left_are_worth_cutting(model):
@@ -58,19 +64,26 @@ def test_few_squares_that_are_left_are_worth_cutting(model):
     assert five < three < whole
 
 
-def test_the_lab_predicts_the_product_that_has_won(kernel, model, monkeypatch):
+def lab_in(folder: Path, kernel, *records: Record) -> SimpleNamespace:
+    """The lab with these records in its folder."""
+    file = Records(folder, {"device": "a GPU"}).file
+    for record in records:
+        append(file, record)
+    return SimpleNamespace(kernel=kernel, device=None, out=folder)
+
+
+def test_the_lab_predicts_the_product_that_has_won(kernel, model, monkeypatch, tmp_path):
     """As `gpu_contest` times square matrices, by two products."""
     (predictions, gpu), tuned = model, kernel.kernels.tuned
     monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda device: gpu)
-    lab, task = (
-        SimpleNamespace(kernel=kernel),
-        SimpleNamespace(need=("symmetric_gemm", "float16", 4096, 4096), device=None),
-    )
+    lab = lab_in(tmp_path, kernel, COPY)
+    task = SimpleNamespace(need=("symmetric_gemm", "float16", 4096, 4096), device=None)
     compiled, triton = (
         predicted_times(lab, task, {**config._asdict(), "count": 2})["predicted_seconds"]
         for config in (tuned.COMPILED[-1], tuned.Config(128, 64, 8, 8, 3))
     )
-    assert compiled == 2 * in_sections(predictions, gpu, (2, 4096, 4096), 5)
+    assert compiled == 2 * in_sections(predictions, gpu, (2, 4096, 4096), 5, 3e12)
+    assert compiled > 2 * in_sections(predictions, gpu, (2, 4096, 4096), 5)
     assert triton == 2 * predictions.symmetric_seconds(gpu, 2, 4096, 4096)
 
 
@@ -87,10 +100,23 @@ def test_more_matrices_take_longer_in_every_way(kernel):
         assert predicted_step(kernel, few, way) < predicted_step(kernel, many, way)
 
 
-@pytest.mark.parametrize("gpu, known", [(GPU, True), ((90, 114, 50 * 2**20), False), (None, False)])
-def test_the_lab_predicts_steps_on_the_gpu_of_the_model_alone(kernel, monkeypatch, gpu, known):
+@pytest.mark.parametrize(
+    "gpu, records, known",
+    [
+        (GPU, [COPY], True),
+        (GPU, [], False),
+        (GPU, [replace(COPY, status="failed", value=None)], False),
+        ((90, 114, 50 * 2**20), [COPY], False),
+        (None, [COPY], False),
+    ],
+)
+def test_the_lab_predicts_steps_by_its_own_copy_on_a_gpu_like_the_models(
+    kernel, monkeypatch, tmp_path, gpu, records, known
+):
+    """An H100 has the multiprocessors of an H200, but a slower memory."""
     found = None if gpu is None else kernel.kernels.predictions.Gpu(*gpu)
     monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda device: found)
-    predicted = step_ways.predicted_times(SimpleNamespace(kernel=kernel, device=None), TINY_MODEL)
-    expected = {way: 1e3 * predicted_step(kernel, TINY_MODEL, way) for way in PREDICTED}
-    assert list(predicted.values()) == (list(expected.values()) if known else [None] * len(PREDICTED))
+    predicted = step_ways.predicted_times(lab_in(tmp_path, kernel, *records), TINY_MODEL)
+    expected = [1e3 * predicted_step(kernel, TINY_MODEL, way, 3e12) for way in PREDICTED]
+    assert list(predicted.values()) == (expected if known else [None] * len(PREDICTED))
+    assert all(time > 1e3 * predicted_step(kernel, TINY_MODEL, way) for way, time in zip(PREDICTED, expected))

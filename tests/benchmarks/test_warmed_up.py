@@ -11,7 +11,7 @@ from benchmarks.peers import MissingError
 from benchmarks.shapes import TINY_MODEL
 from benchmarks.step_rivals import ADAMW, OURS, WARMED_UP, find_rival, make_weights, step_of
 from benchmarks.timing import Deadline
-from tests.support.graphs_of_updates import counted_graphs
+from tests.support.graphs_of_updates import FORBIDDEN, counted_graphs
 from tools.pages.tables import sweep_tables
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ def test_a_contestant_with_a_batch_that_is_launched_eagerly_is_refused(built, gr
 
     def refuse_the_second(work, device, pool):
         if graphs.captures == 1:
-            raise RuntimeError("operation not permitted when stream is capturing")
+            raise RuntimeError(FORBIDDEN)
         return graphs.captured(work, device, pool)
 
     monkeypatch.setattr(built.step.graphs, "captured", refuse_the_second)

@@ -104,6 +104,7 @@ def test_it_competes_on_its_gpu_alone(kernel, monkeypatch, gpu, dtype, competes)
     configs = candidates.product_configs(torch.device("cpu"), dtype, 2048)
     assert [config in configs for config in tuned.COMPILED] == [competes] * len(tuned.COMPILED)
     assert configs[0] not in tuned.COMPILED
+    assert (configs[1:4] == [*tuned.COMPILED]) == competes
 
 
 @pytest.mark.parametrize("fastest", ["whole", "sections", "Triton"])

@@ -48,7 +48,8 @@ def test_it_passes_the_proof(hopper_product, dtype, m, k, sections):
         alpha, beta, diagonal = scalars
         return hopper_product(A, B, D, alpha, beta, A.new_full((len(A), m, m), torch.nan), diagonal, sections)
 
-    products.prove_launch(compute, torch.empty(0, dtype=dtype, device="cuda"), (m, k))
+    like = torch.empty(0, dtype=dtype, device="cuda")
+    products.prove_launch(compute, products.operands_of(like, (m, k)))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

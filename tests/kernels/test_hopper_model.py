@@ -160,7 +160,7 @@ def test_it_passes_the_proof_that_a_gpu_asks_of_it(dtype, size, sections):
     def compute(A, B, D, scalars):
         return hopper_model.product(A, B, D, scalars, sections=sections)
 
-    products.prove_launch(compute, torch.empty(0, dtype=dtype), size)
+    products.prove_launch(compute, products.operands_of(torch.empty(0, dtype=dtype), size))
 
 
 WAITS = [(what, 1) for what in Omitted if what not in (Omitted.NOTHING, Omitted.FENCE)]

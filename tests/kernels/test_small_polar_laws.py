@@ -23,6 +23,7 @@ from tests.support.small_polynomial import (
     matrices,
     prove_small,
     steps_of,
+    whole_matrices,
 )
 from tests.support.symmetric_products import DTYPES, every_other
 
@@ -200,8 +201,9 @@ def test_every_entry_is_written_and_nothing_around_it(polar, m, n):
         assert (buffer == 7.0).all()
 
 
-def test_strides_do_not_change_a_bit(polar):
-    G = matrices(2, 17, 40)
+def test_strides_do_not_change_a_bit_but_of_the_norm(polar):
+    """Norms are exact here. Others depend on the order of their sum, which follows from strides on a GPU."""
+    G = whole_matrices(2, 17, 40)
     contiguous = polar(G)
     tall = G.mT.contiguous().mT
     for view in (tall, every_other(G), every_other(G.mT.contiguous()).mT):
@@ -211,7 +213,7 @@ def test_strides_do_not_change_a_bit(polar):
 
 @pytest.mark.parametrize("m, n", [(1, 7), (3, 33), (33, 47)])
 def test_nothing_is_read_behind_a_matrix(place, polar, m, n):
-    G = matrices(2, m, n)
+    G = whole_matrices(2, m, n)
     assert torch.equal(polar(place.guarded(G)), polar(G))
     assert torch.equal(polar(place.guarded(G.mT.contiguous()).mT), polar(G))
 
@@ -220,7 +222,7 @@ def test_nothing_is_read_behind_a_matrix(place, polar, m, n):
 def test_offsets_need_more_than_31_bits(place, polar, far):
     shape, strides = PLACES[far]
     G, C = (place.sparse(2**31 + 2**21).as_strided(shape, strides) for _ in range(2))
-    X = G.copy_(matrices(*shape)).contiguous()
+    X = G.copy_(whole_matrices(*shape)).contiguous()
     assert torch.equal(polar(G, C=C), polar(X))
 
 

@@ -176,8 +176,10 @@ def test_numbers_and_tensors_give_the_same_bits(compute):
 
 
 def test_a_sum_of_no_terms_leaves_the_addend(compute):
-    A, D = torch.empty(2, 40, 0), symmetric(2, 40)
-    assert torch.equal(compute(A, A.mT, D, NUMBERS), torch.tensor(BETA) * D + DIAGONAL * torch.eye(40))
+    """Its products with beta are exact, so a fused multiply-add, as on a GPU, rounds as a sum of them does."""
+    A, D = torch.empty(2, 40, 0), symmetric(2, 40).bfloat16().float()
+    beta, diagonal = -4.75, 3.5
+    assert torch.equal(compute(A, A.mT, D, (ALPHA, beta, diagonal)), beta * D + diagonal * torch.eye(40))
     assert torch.equal(compute(A, A.mT), torch.zeros(2, 40, 40))
 
 

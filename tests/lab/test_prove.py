@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -53,6 +56,30 @@ def test_a_broken_test_is_recorded_and_the_rest_goes_on(tmp_path):
     (tmp_path / "again").touch()
     assert {key for key, status in statuses().items() if status == "failed"} == {"wrong"}
     assert (tmp_path / "runs").read_text() == "x"
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_imported_is_named_and_the_rest_goes_on(tmp_path):
+    records, broken = Records(tmp_path, {"device": "toy"}), tmp_path / "test_broken.py"
+    (tmp_path / "test_toy.py").write_text("def test_right(): pass")
+    broken.write_text("import no_such_module")
+    given = (str(tmp_path), f"--rootdir={tmp_path}")
+    assert prove(stage(tmp_path, 120), records, given)
+    found = records.of("prove")
+    assert found["test_toy.py::test_right"].status == "ok" and found["pytest"].status == "failed"
+    assert found["pytest"].problem == "test_broken.py: ModuleNotFoundError: No module named 'no_such_module'"
+    broken.write_text("def test_mended(): pass")
+    assert prove(stage(tmp_path, 120), records, given)
+    assert {record.status for record in records.of("prove").values()} == {"ok"} and len(records.of("prove")) == 3
+
+
+@pytest.mark.slow
+def test_every_file_imports_where_only_what_the_requirements_name_is_installed(repository):
+    command = [sys.executable, "-m", "pytest", "-p", "tests.support.bare_machine", "-p", "no:cacheprovider"]
+    command += ["--collect-only", "-qq", "-m", "gpu or multi_gpu"]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, module.NO_TESTS), done.stdout[-4000:]
 
 
 @pytest.mark.slow

@@ -4,11 +4,13 @@ its passes moves the bytes that its formula names.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.fake_gpu import GPU, WAYS, Work, counted_step, fake_gpu, fake_optimizer
+from benchmarks.fake_gpu import GPU, MATRICES, WAYS, Work, counted_step, fake_gpu, fake_optimizer
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, gpt2
 
 SYMMETRIC = "symmetric_gemm_"
@@ -186,5 +188,22 @@ def test_launches_follow_batches_and_not_matrices(kernel):
                 counts[way, layers] = sum(counted_step(optimizer).kernels.values())
                 batches, chains = len(optimizer._plan.batches), len(optimizer._plan.chains())
     assert all(counts[way, 2] == counts[way, 12] for way in WAYS)
-    # Momentum and descent of each batch, a graph for each chain; and AdamW with its count of steps.
-    assert (batches, chains) == (4, 2) and counts["replayed", 12] == 2 * batches + chains + 2
+    # Momentum and descent of each batch, and norms for both; a graph for each chain; AdamW with its count of steps.
+    assert (batches, chains) == (4, 2) and counts["replayed", 12] == 4 * batches + chains + 2
+
+
+@pytest.mark.parametrize("settings, passes", [({}, 2), ({"equalize": "rows"}, 3)], ids=str)
+def test_kernels_that_take_the_roots_of_norms_are_counted(kernel, settings, passes):
+    """Behind momentum and descent, and behind the pass over directions that equalizing asks for."""
+    with fake_gpu(kernel, "torch"):
+        optimizer = fake_optimizer(kernel, TINY_MODEL, **settings)
+        kernels = counted_step(optimizer).kernels
+    assert kernels["take_roots"] == passes * len(optimizer._plan.batches)
+
+
+@pytest.mark.parametrize("count, launches", [(MATRICES, 1), (MATRICES + 1, 2)])
+def test_long_lists_take_several_launches(kernel, count, launches):
+    assert f"kMatrices = {MATRICES};" in Path("optimizer_cuda/tiles.cuh").read_text()
+    with fake_gpu(kernel, "torch"):
+        kernels = counted_step(fake_optimizer(kernel, [Parameter(f"{i}", (8, 16), True) for i in range(count)])).kernels
+    assert kernels["momentum_pack_"] == kernels["descend_"] == launches and kernels["take_roots"] == 2

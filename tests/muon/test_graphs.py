@@ -10,7 +10,16 @@ import copy
 import pytest
 import torch
 
-from tests.support.graphs_of_updates import SETTINGS, Graphs, counted_graphs, parameters, same_bits, steps
+from tests.support.graphs_of_updates import (
+    FORBIDDEN,
+    INVALIDATED,
+    SETTINGS,
+    Graphs,
+    counted_graphs,
+    parameters,
+    same_bits,
+    steps,
+)
 
 
 @pytest.fixture
@@ -58,15 +67,25 @@ def test_a_graph_with_other_bits_is_not_used(kernel, simulated, monkeypatch):
     assert simulated.replays == before
 
 
-def test_what_cannot_be_captured_stays_eager_and_says_so(kernel, simulated, monkeypatch):
+@pytest.mark.parametrize("said", [FORBIDDEN, INVALIDATED], ids=["forbidden", "invalidated"])
+def test_what_cannot_be_captured_stays_eager_and_says_so(kernel, simulated, monkeypatch, said):
     def refuse(work, device, pool):
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise RuntimeError(said)
 
     monkeypatch.setattr(kernel.step.graphs, "captured", refuse)
     optimizer = kernel.Muon(parameters(), **SETTINGS)
-    with pytest.warns(RuntimeWarning, match="is launched eagerly: it cannot be captured .*not permitted"):
+    with pytest.warns(RuntimeWarning, match=f"is launched eagerly: it cannot be captured .*{said.splitlines()[0]}"):
         optimizer.warmup(lambda *_: None)
     assert same_bits(steps(optimizer), steps(kernel.Muon(parameters(), **SETTINGS)))
+
+
+def test_a_gpu_lost_in_a_capture_is_an_error(kernel, simulated, monkeypatch):
+    def lose(work, device, pool):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nat capture_end()")
+
+    monkeypatch.setattr(kernel.step.graphs, "captured", lose)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        kernel.Muon(parameters(), **SETTINGS).warmup(lambda *_: None)
 
 
 def test_graphs_can_be_switched_off_and_are_explained(kernel, simulated):

@@ -28,6 +28,16 @@ SHAPES = {
 BLOCKS = (1 << 24, 1 << 21, 1 << 18, 1 << 14, 1 << 9)
 
 
+# What torch says where a work does something that its capture forbids, and then where that capture is to end.
+FORBIDDEN, INVALIDATED = (
+    f"CUDA error: {what}\nCUDA kernel errors might be asynchronously reported at some other API call."
+    for what in (
+        "operation not permitted when stream is capturing",
+        "operation failed due to a previous error during capture",
+    )
+)
+
+
 class Graphs:
     """Counts captures and replays in a place."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,16 +20,27 @@ class Verdict(NamedTuple):
 def read_log(file: Path) -> dict[str, Verdict]:
     """Return the verdict of each test that came to an end; a line that was cut off with the process is left out."""
     found: dict[str, Verdict] = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
-        try:
-            report = json.loads(line)
-        except ValueError:
-            continue
-        if report.get("$report_type") == "TestReport" and (report["when"] == "call" or report["outcome"] != "passed"):
+    for report in _reports(file, "TestReport"):
+        if report["when"] == "call" or report["outcome"] != "passed":
             earlier = found.get(report["nodeid"])
             if earlier is None or earlier.outcome == "passed":  # what fails in its setup or after it has failed
                 found[report["nodeid"]] = Verdict(report["outcome"], first_words(report), report["duration"])
     return found
+
+
+def uncollected(file: Path) -> dict[str, str]:
+    """Return why tests could not be collected, by the names of their files: the last line of what was said."""
+    failed = (report for report in _reports(file, "CollectReport") if report["outcome"] == "failed")
+    return {report["nodeid"]: first_words(report).splitlines()[-1].removeprefix("E").strip() for report in failed}
+
+
+def _reports(file: Path, kind: str) -> Iterator[dict]:
+    """Yield the reports of a kind in a log."""
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with contextlib.suppress(ValueError):
+            report = json.loads(line)
+            if report.get("$report_type") == kind:
+                yield report
 
 
 def first_words(report: dict) -> str:

@@ -23,6 +23,11 @@ def matrices(batch: int, m: int, n: int, seed: int = 0) -> Tensor:
     return drawn.bfloat16().float().to(torch.get_default_device())
 
 
+def whole_matrices(batch: int, m: int, n: int) -> Tensor:
+    """Whole numbers that every dtype holds. Their norms have the same bits in whatever order squares are added."""
+    return matrices(batch, m, n).mul_(16).round_()
+
+
 def prove_small(launch: Callable[..., None], side: int, dtype: torch.dtype) -> None:
     """Raise WrongResultError unless a launch on matrices that are padded to `side` rows gives their polynomial."""
     small.prove_small(launch, torch.empty(0, dtype=dtype), (side, 2 * side), side)

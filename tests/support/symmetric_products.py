@@ -77,7 +77,7 @@ def scaled_product(module, A: Tensor, B: Tensor, D: Tensor | None, scalars: tupl
 def prove_product(launch: Launch, dtype: torch.dtype, sizes=PROVEN_SIZES) -> None:
     """Raise WrongResultError unless a launch computes the product on the default device, in each of the sizes."""
     for size in sizes:
-        products.prove_launch(partial(product, launch), torch.empty(0, dtype=dtype), size)
+        products.prove_launch(partial(product, launch), products.operands_of(torch.empty(0, dtype=dtype), size))
 
 
 def check_nan(compute: Callable[..., Tensor], X: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -86,6 +87,16 @@ def test_sections_compete_only_where_squares_are_left_over(kernel, gpu, rows, se
         assert found == sections
 
 
+def test_what_needs_no_compiling_is_proven_first(kernel, gpu, monkeypatch):
+    """After the default and torch's products, also where configurations of Triton's kernel are shipped."""
+    tuned, candidates = kernel.kernels.tuned, kernel.tuning.candidates
+    shipped = [tuned.Config(32, 32, 8, 4, 2), tuned.COMPILED[1]]
+    monkeypatch.setattr(candidates, "_shipped", lambda *_: shipped)
+    configs = candidates.product_configs(CPU, HALF, SIZE[0])
+    safe = tuned.safe_config(tuned.Target("cuda", 90), HALF, SIZE[0], False, True)
+    assert configs[0] == safe and {*configs[1:4]} == {*tuned.COMPILED} and configs[4] == shipped[0]
+
+
 def test_torchs_products_stay_where_they_are_faster(kernel, gpu):
     finding = measure(kernel, {"torch": 0.5})
     assert finding.entry["gain"] == 0.5 and "torch's products" in finding.said
@@ -143,6 +154,21 @@ def test_where_all_launches_are_wrong_torchs_products_stay(kernel, gpu, measurem
     assert kernel.kernels.gains.gain_of(CPU, HALF, "symmetric_gemm", SIZE, None) == (0.0, "measured here")
     safe = kernel.kernels.tuned.safe_config(kernel.kernels.tuned.Target("cuda", 90), HALF, SIZE[0], False, True)
     assert kernel.kernels.tuned.nearest("a GPU", HALF, *SIZE) is None and "-".join(map(str, safe)) in finding.failed
+
+
+def test_matrices_of_proofs_are_drawn_once_and_let_go(kernel, gpu, monkeypatch):
+    """Two for the size that is measured and two for the one where tiles are cut, however many launches are proven."""
+    proof, drawn = kernel.tuning.proof, []
+    adversarial = proof.adversarial
+
+    def noted(*given):
+        X = adversarial(*given)
+        drawn.append(weakref.ref(X))
+        return X
+
+    monkeypatch.setattr(proof, "adversarial", noted)
+    measure(kernel, {})
+    assert len(drawn) == 4 and not any(reference() is not None for reference in drawn)
 
 
 def test_a_launch_without_resources_is_left_out(kernel, gpu):

@@ -69,8 +69,9 @@ def test_a_wrong_element_in_any_row_fails_the_proof(kernel, place):
         result[:, row, col] *= 1.5
         return result
 
-    proof.prove_products(product, like, (300, 320))
+    operands = proof.operands_of(like, (300, 320))
+    proof.prove_products(product, operands)
     with pytest.raises(proof.WrongResultError, match="times what rounding can explain"):
-        proof.prove_products(spoiled, like, (300, 320))
+        proof.prove_products(spoiled, operands)
     with pytest.raises(proof.WrongResultError, match="times what rounding can explain"):
         proof.prove_apply(applied, like, (300, 320))

@@ -7,6 +7,8 @@ import itertools
 import pytest
 import torch
 
+from tests.support.graphs_of_updates import INVALIDATED
+
 CPU = torch.device("cpu")
 
 
@@ -56,6 +58,16 @@ def test_who_raises_is_left_out_and_named(race, table_clock):
 
     times, dropped = race.race({**works("a"), "b": too_large}, table_clock({"a": 1.0}), seconds=1.0)
     assert list(times) == ["a"] and "out of resources" in dropped["b"]
+
+
+def test_who_cannot_be_captured_is_left_out(race, table_clock):
+    """Its capture has ended, and the GPU is as it was."""
+
+    def refused():
+        raise RuntimeError(INVALIDATED)
+
+    times, dropped = race.race({**works("a"), "b": refused}, table_clock({"a": 1.0}), seconds=1.0)
+    assert list(times) == ["a"] and "during capture" in dropped["b"]
 
 
 @pytest.mark.parametrize(

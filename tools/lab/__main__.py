@@ -37,7 +37,7 @@ import sys
 from importlib.util import find_spec
 
 # The import names of what requirements/gpu.txt installs.
-NEEDED = ("torch", "pytest", "pytest_timeout", "xdist", "pytest_reportlog", "expecttest", "hypothesis", "rich")
+NEEDED = ("torch", "pytest", "pytest_timeout", "xdist", "pytest_reportlog", "expecttest", "numpy", "hypothesis", "rich")
 
 
 def main() -> int:

@@ -11,12 +11,13 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.report_log import read_log
+from tests.support.report_log import read_log, uncollected
 from tools.lab.items import loses_gpu
 from tools.lab.records import Record, Records, append
 from tools.lab.runner import Stage, last_line, run
@@ -47,19 +48,25 @@ def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: in
     found = read_log(log)
     for node, verdict in found.items():
         append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.said[:2000]))
-    append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed))
+    append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed, uncollected(log)))
     if status is None:
         print(f"[prove] its time is over: {len(found)} tests came to their end")
     note_unreached(records, listed)  # pytest may also stop by itself, after too many crashes
     return not records.left("prove")
 
 
-def verdict_of_run(status: int | None, seconds: float, log: Path, listed: Path) -> Record:
-    """Return the record of pytest itself, which ended with `status`, or was killed at the end of its time: None."""
-    if status not in (None, 0, 1, NO_TESTS):  # it failed to start, for example at a file that cannot be imported
+def verdict_of_run(status: int | None, seconds: float, log: Path, listed: Path, broken: Mapping[str, str]) -> Record:
+    """Return the record of pytest itself, which ended with `status`, or was killed at the end of its time: None.
+
+    It has failed, too, if files are `broken`, each for a reason: the others run, and tests of these have no records.
+    """
+    if status not in (None, 0, 1, NO_TESTS):  # it failed to start
         return Record("prove", "pytest", "failed", seconds, f"it ended with status {status}; {last_line(log)}")
     if status is None and not listed.exists():
         return Record("prove", "pytest", "cut", seconds, "its time ended before it had found the tests")
+    if broken:
+        said = "; ".join(f"{name}: {why}" for name, why in broken.items())
+        return Record("prove", "pytest", "failed", seconds, said[:2000])
     return Record("prove", "pytest", "ok", seconds)
 
 

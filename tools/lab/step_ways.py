@@ -19,6 +19,7 @@ from benchmarks.predicted_step import PREDICTED, predicted_step
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
 from benchmarks.step_rivals import ADAMW, OURS, WARMED_UP, Weights, build_ours, find_rival, make_weights, step_of
 from benchmarks.timing import replayed, take_turns
+from tools.lab.environment import copied_in_a_second
 from tools.lab.items import Lab
 
 TORCH_MUON = "torch.optim.Muon"
@@ -47,13 +48,15 @@ def row_of(name: str, time: tuple[float, float] | None, mark: str | None) -> dic
 
 
 def predicted_times(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, float | None]:
-    """Return the predicted milliseconds of a step by heading; each is None on GPUs that differ from the model's."""
-    gpu = lab.kernel.kernels.machine.gpu_of(lab.device)
-    is_modelled = gpu is not None and (gpu.capability, gpu.multiprocessors) == GPU[:2]
-    return {
-        f"predicted milliseconds, {way}": 1e3 * predicted_step(lab.kernel, parameters, way) if is_modelled else None
-        for way in PREDICTED
-    }
+    """Return the predicted milliseconds of a step by heading.
+
+    Each is None on GPUs that differ from the model's in more than their rate of copies, and where that was not timed.
+    """
+    gpu, copied = lab.kernel.kernels.machine.gpu_of(lab.device), copied_in_a_second(lab)
+    headings = {way: f"predicted milliseconds, {way}" for way in PREDICTED}
+    if gpu is None or copied is None or (gpu.capability, gpu.multiprocessors) != GPU[:2]:
+        return dict.fromkeys(headings.values())
+    return {heading: 1e3 * predicted_step(lab.kernel, parameters, way, copied) for way, heading in headings.items()}
 
 
 def ways(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, Callable[[], Callable[[], object]]]:

@@ -33,6 +33,7 @@ from tools.lab.candidates import (
     target,
 )
 from tools.lab.configs import read_entries, withdraw, write_entry
+from tools.lab.environment import copied_in_a_second
 from tools.lab.items import FailedError, Item, Lab
 
 # (m, k) of the product. Sizes of common layers come first, because the time may run out.
@@ -111,15 +112,15 @@ def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
 def predicted_times(lab: Lab, task, entry: dict) -> dict[str, float]:
     """Return the times that the package's model predicts for what was timed; empty if it predicts nothing.
 
-    `benchmarks.predicted_step` predicts the compiled product's.
+    `benchmarks.predicted_step` predicts the compiled product's, for which the lab must have timed a copy.
     """
     (kernel, _, m, k), predictions, tuned = task.need, lab.kernel.kernels.predictions, lab.kernel.kernels.tuned
-    gpu = lab.kernel.kernels.machine.gpu_of(task.device)
-    if kernel != PRODUCT or gpu is None or predictions.predicted_gain(gpu, m, k) is None:
+    gpu, copied = lab.kernel.kernels.machine.gpu_of(task.device), copied_in_a_second(lab)
+    if kernel != PRODUCT or gpu is None or copied is None or predictions.predicted_gain(gpu, m, k) is None:
         return {}
     size, config = (entry["count"], m, k), tuned.Config(*(entry[field] for field in tuned.Config._fields))
     if config in tuned.COMPILED:
-        ours = in_sections(predictions, gpu, size, config.sections)
+        ours = in_sections(predictions, gpu, size, config.sections, copied)
     else:
         ours = predictions.symmetric_seconds(gpu, *size)
     products = 1 if k != m else 2  # for square matrices the iteration's two products, as `gpu_contest` times them

@@ -132,7 +132,7 @@ def row_of(predictions: ModuleType, gpu, size: tuple[int, int, int]) -> tuple[st
         ideal = batch * m * m * k / (gpu.multiprocessors * predictions.RATES[gpu.capability].sustained)
         taken = "symmetric" if gain >= predictions.WORTH else "torch"
         symmetric = micro(seconds), f"{ideal / seconds:.0%}", f"{dense / seconds:.2f}", taken
-    compiled = [by_cutlass(predictions, gpu, *size)] if gpu.capability == COMPILED_FOR else []
+    compiled = [by_cutlass(predictions, gpu, size)] if gpu.capability == COMPILED_FOR else []
     return f"{batch} x {m} x {k}", micro(dense), *symmetric, *map(micro, compiled)
 
 

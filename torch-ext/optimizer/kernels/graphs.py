@@ -12,7 +12,7 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
     """Run `work` once, record it as a CUDA graph, and return a function that launches the graph.
 
     The graph's memory comes from `pool`; None makes a new pool. A graph uses the addresses of its capture, so the
-    tensors that `work` reads and writes must keep theirs.
+    tensors that `work` reads and writes must keep theirs. The current stream stays current, also if a capture fails.
     """
     stream = _capture_stream(device.index)
     with torch.cuda.device(device):
@@ -22,9 +22,12 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
             work()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as data loaders or NCCL's watchdog, may keep making calls that a capture forbids.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            work()
+        try:
+            # Other threads, such as data loaders or NCCL's watchdog, may keep making calls that a capture forbids.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                work()
+        finally:  # torch leaves the capture's stream current if it cannot begin or end the capture
+            torch.cuda.set_stream(current)
 
     def start(kept: Callable[[], object] = work) -> None:  # `kept` keeps the graph's tensors alive
         graph.replay()

@@ -9,7 +9,8 @@ Newton-Schulz. `scale` must be folded into the coefficients (`with_folded_scale`
 
 X and the square matrices are rounded to the work dtype once per product. Sums run in float32, from k = 0 up, and
 float32 operands are multiplied exactly as they are. C has one rounding. The bits of a matrix do not depend on the batch
-or on the grid. They may depend on whether its address is a multiple of 16 bytes.
+or on the grid. They may depend on the strides of G and on whether its address is a multiple of 16 bytes: by these the
+compiler shares entries among threads, so they decide in which order the squares of the norm are added.
 
 Each program has its own part of a scratch buffer, where X is padded with zeros, and the squares, too, if they live
 there: no product needs a mask, and all loads are wide.

@@ -26,12 +26,14 @@ from ..kernels.tuned import (
 def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Config]:
     """Return the symmetric product's configurations to try for results of m rows: safe, shipped and usual ones.
 
-    If the compiled Hopper product runs on this device, it is among them, in each number of sections.
+    If the compiled Hopper product runs on this device, it comes after the safe one, in each number of sections: others
+    take seconds to compile, after which a budget may have no room for more.
     """
     target = target_of(device)
     safe = safe_config(target, dtype, m, symmetric_gemm.reads_descriptors(device), True)
-    every = [safe, *_shipped(device, dtype, "symmetric_gemm", Config), *usual_configs(target, dtype)]
-    return _distinct(config for config in every if config not in COMPILED or is_built())
+    others = [*_shipped(device, dtype, "symmetric_gemm", Config), *usual_configs(target, dtype)]
+    others.sort(key=lambda config: config not in COMPILED)
+    return _distinct(config for config in [safe, *others] if config not in COMPILED or is_built())
 
 
 def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[SmallConfig]:

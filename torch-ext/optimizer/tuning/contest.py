@@ -18,7 +18,7 @@ from ..kernels.products import NATIVE, SINGLE, Products, cpu_tables, select_prod
 from ..polar.factors import polar_factors
 from ..polar.packing import matrices_together
 from ..schedules import resolve_schedule
-from .proof import Compute, prove_apply, prove_gram, prove_iteration, prove_products
+from .proof import Compute, adversarial, operands_of, prove_apply, prove_gram, prove_iteration, prove_products
 from .race import Timed
 
 EPS = 1e-7
@@ -108,7 +108,7 @@ def _prove_table(
     if table.gram is SINGLE.gram:
         return
     if chain_dtype != like.dtype:
-        prove_gram(lambda A, *_: gram_matrix(A, table, chain_dtype), like, size)
+        prove_gram(lambda A, *_: gram_matrix(A, table, chain_dtype), adversarial(like, *size))
     chain, of_squares = like.to(chain_dtype), size if chain_dtype == like.dtype else (size[0], size[0])
     prove_squares(chain, of_squares, table.batched, table.gram, table.gram_affine, table.commuting)
     if table.affine is NATIVE.affine:
@@ -132,7 +132,7 @@ def _in_one_call(table: Products, chain_dtype: torch.dtype) -> Iterator[Callable
 def _prove_squares(like: Tensor, size: tuple[int, int], batched: bool, *products: Callable[..., Tensor]) -> None:
     """Raise WrongResultError unless a table's `gram`, `gram_affine` and `commuting` are right."""
     compute = partial(_symmetric_product, *products)
-    prove_products(compute if batched else partial(_one_by_one, compute), like, size)
+    prove_products(compute if batched else partial(_one_by_one, compute), operands_of(like, size))
 
 
 def _symmetric_product(

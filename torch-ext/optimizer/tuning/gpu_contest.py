@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -19,7 +19,7 @@ from ..polar.packing import matrices_together, packed_together
 from ..schedules import resolve_schedule
 from .candidates import product_configs, small_configs
 from .contest import EPS, Candidate, Contest, Task, drawn
-from .proof import DIAGONAL, PLAIN, SCALED, prove_launch
+from .proof import DIAGONAL, PLAIN, SCALED, Operands, operands_of, prove_launch
 from .race import Timed
 from .small_proof import prove_small
 
@@ -109,12 +109,16 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
         else:
             BATCHED.commuting(X, BATCHED.gram_affine(X, beta, alpha, DIAGONAL))
 
-    prove = partial(_prove_product, X.new_empty(0), (ragged, (m, k)))
+    # All candidates are proven with the same matrices, which takes less time than to draw them anew.
+    draw = lru_cache(maxsize=None)(partial(operands_of, X.new_empty(0)))
+    prove = partial(_prove_product, draw, (ragged, (m, k)))
     return _Ways(configs, prove, run, torchs, symmetric_choice(device, dtype, m, k), count)
 
 
-def _prove_product(like: Tensor, sizes: Sequence[tuple[int, int]], config: Config) -> None:
-    """Raise WrongResultError unless a configuration is right for these sizes."""
+def _prove_product(
+    draw: Callable[[tuple[int, int]], Operands], sizes: Sequence[tuple[int, int]], config: Config
+) -> None:
+    """Raise WrongResultError unless a configuration is right for what `draw` returns for each of these sizes."""
     launch = symmetric_gemm.launch_symmetric_gemm
 
     def compute(A: Tensor, B: Tensor, D: Optional[Tensor], scalars: tuple) -> Tensor:
@@ -124,7 +128,7 @@ def _prove_product(like: Tensor, sizes: Sequence[tuple[int, int]], config: Confi
         return C
 
     for size in sizes:
-        prove_launch(compute, like, size)
+        prove_launch(compute, draw(size))
 
 
 def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:

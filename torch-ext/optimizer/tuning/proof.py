@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Callable, Optional, Sequence
+from typing import Callable, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -42,33 +42,43 @@ class WrongResultError(AssertionError):
     """A kernel returned something other than it promises. The message says what."""
 
 
-def prove_products(compute: Compute, like: Tensor, size: tuple[int, int]) -> None:
-    """Raise WrongResultError unless `compute` is right for X Xᵀ, b A + c A² and A B of m x k matrices.
+class Operands(NamedTuple):
+    """Matrices as `adversarial` and `symmetric` make them. Proofs do not change them."""
 
-    The operands are made on the device and in the dtype of `like`, which may be empty. Nothing is added to the
-    diagonal: not every product does that before it rounds.
+    X: Tensor  # (3, m, k)
+    S: Tensor  # (3, m, m)
+
+
+def operands_of(like: Tensor, size: tuple[int, int]) -> Operands:
+    """Draw operands of m x k matrices, on the device and in the dtype of `like`, which may be empty."""
+    return Operands(adversarial(like, *size), symmetric(like, size[0]))
+
+
+def prove_products(compute: Compute, operands: Operands) -> None:
+    """Raise WrongResultError unless `compute` is right for X Xᵀ, b A + c A² and A B.
+
+    Nothing is added to the diagonal: not every product does that before it rounds.
     """
-    prove_gram(compute, like, size)
-    S = symmetric(like, size[0])
+    X, S = operands
+    prove_gram(compute, X)
     _prove(compute, S, S, S, (*SCALED, 0.0))
     unit = S / SCALE**2  # exact, except for subnormal numbers
-    other = (torch.eye(size[0], device=like.device) - unit.float()).to(like.dtype)
+    other = (torch.eye(S.size(1), device=S.device) - unit.float()).to(S.dtype)
     _prove(compute, unit, other, None, PLAIN)
 
 
-def prove_gram(compute: Compute, like: Tensor, size: tuple[int, int]) -> None:
-    """Raise WrongResultError unless `compute` is right for X Xᵀ of m x k matrices; its results may be wider than X."""
-    X = adversarial(like, *size)
+def prove_gram(compute: Compute, X: Tensor) -> None:
+    """Raise WrongResultError unless `compute` is right for X Xᵀ; its results may be wider than X."""
     check_nan(compute, X, _prove(compute, X, X.mT, None, PLAIN))
 
 
-def prove_launch(compute: Compute, like: Tensor, size: tuple[int, int]) -> None:
+def prove_launch(compute: Compute, operands: Operands) -> None:
     """Do what `prove_products` does, also for a I + b A + c A² with one rounding, and check where NaNs of D go.
 
     A NaN in D, which may be any matrix, must reach only its place.
     """
-    prove_products(compute, like, size)
-    X, S = adversarial(like, *size), symmetric(like, size[0])
+    prove_products(compute, operands)
+    X, S = operands
     _prove(compute, S, S, S, (*SCALED, DIAGONAL))
     check_nan_in_addend(partial(compute, X, X.mT), S)
 

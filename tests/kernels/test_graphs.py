@@ -1,0 +1,88 @@
+"""Capturing a graph leaves the current stream as it was, on a simulated GPU."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.graphs_of_updates import FORBIDDEN, INVALIDATED
+
+
+class Stream:
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+
+class Gpu:
+    """Has a current stream. Like torch's, its captures do not give it back if they cannot begin or end."""
+
+    def __init__(self, fails: str | None):
+        self.current = self.first = Stream()
+        self.fails = fails
+
+    def set_stream(self, stream: Stream) -> None:
+        self.current = stream
+
+    @contextmanager
+    def stream(self, stream: Stream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    @contextmanager
+    def graph(self, graph: object, pool: object, stream: Stream, capture_error_mode: str):
+        before, self.current = self.current, stream
+        if self.fails == "to begin":
+            raise RuntimeError("a capture to this pool is underway")
+        try:
+            yield
+        finally:
+            if self.fails == "to end":
+                raise RuntimeError(INVALIDATED)
+            self.current = before
+
+
+@pytest.fixture
+def gpu(request, kernel, monkeypatch) -> Gpu:
+    made = Gpu(getattr(request, "param", None))
+    monkeypatch.setattr(kernel.kernels.graphs, "_capture_stream", lambda index: Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.current)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    for name in "set_stream", "stream", "graph":
+        monkeypatch.setattr(torch.cuda, name, getattr(made, name))
+    return made
+
+
+def capture(kernel, work) -> object:
+    return kernel.kernels.graphs.captured(work, torch.device("cuda", 0))
+
+
+def test_work_is_captured_on_another_stream(kernel, gpu):
+    seen = []
+    capture(kernel, lambda: seen.append(gpu.current))()
+    assert len(seen) == 2 and gpu.first not in seen and gpu.current is gpu.first
+
+
+@pytest.mark.parametrize("gpu", ["to begin", "to end"], indirect=True)
+def test_a_failed_capture_gives_the_current_stream_back(kernel, gpu):
+    with pytest.raises(RuntimeError, match="captur"):
+        capture(kernel, lambda: None)
+    assert gpu.current is gpu.first
+
+
+@pytest.mark.parametrize("gpu", ["to end"], indirect=True)
+def test_work_that_breaks_its_capture_gives_the_current_stream_back(kernel, gpu):
+    calls = []
+
+    def work() -> None:
+        calls.append(None)
+        if len(calls) == 2:  # the first call is outside the capture
+            raise RuntimeError(FORBIDDEN)
+
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        capture(kernel, work)
+    assert gpu.current is gpu.first
