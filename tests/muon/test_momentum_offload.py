@@ -192,3 +192,22 @@ def test_replaced_momentum_buffer_is_used(kernel):
         optimizer.state[params["up.weight"]]["momentum_buffer"] = torch.ones(24, 12)
         take_steps(optimizer, params, [1])
     assert same_bits(*both)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_momentum_that_is_changed_between_steps_counts(kernel, device, offload):
+    """Also that of a batch without a gradient, which the step before has fetched ahead."""
+    params = {f"{i}.weight": Parameter(torch.ones(8, 4 + 4 * i, device=device)) for i in range(3)}
+    optimizer = kernel.Muon(params.items(), offload=offload)
+    set_gradients(params, 0)
+    optimizer.step()
+    set_gradients(params, 1, without=("1.weight", "2.weight"))
+    optimizer.step()
+    for p in params.values():
+        optimizer.state[p]["momentum_buffer"].zero_()
+    set_gradients(params, 2)
+    optimizer.step()
+    optimizer.state_dict()  # waits for momentum on its way
+    for name, momentum in momentum_of(optimizer, params).items():
+        gradient = params[name.split("/")[0]].grad
+        torch.testing.assert_close(momentum.to(gradient.device), gradient * (1 - 0.95))

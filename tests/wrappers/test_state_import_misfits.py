@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn import Parameter
 
 from tests.support.published_muons import CASES, FOREIGN, dion_case, fresh, motif_case, timm_case, torch_case
 from tests.support.small_model import named_parameters, take_steps
@@ -145,3 +146,26 @@ def test_the_rate_that_corrected_decay_is_measured_by_is_noted_where_a_source_br
     source = torch.optim.Muon([torch.nn.Parameter(torch.ones(12, 20))], lr=0.03)
     notes = kernel.import_state(optimizer, source.state_dict(), "torch")
     assert "decay_lr, which is not in the source, stays 0.001" in " ".join(notes)
+
+
+@pytest.mark.parametrize("source", ["timm", "keller_jordan", "adamw"])
+def test_a_file_of_this_package_is_refused_under_other_names(kernel, source):
+    """Its settings would become the source's: AdamW's ratio 1, other coefficients."""
+    optimizer = kernel.Muon(named_parameters().items(), lr=0.02, adamw_lr=0.002)
+    with pytest.raises(ValueError, match=r"this package saved it: optimizer\.load_state_dict"):
+        kernel.import_state(optimizer, optimizer.state_dict(), source)
+    assert optimizer.param_groups[1]["lr_factor"] == pytest.approx(0.1)
+
+
+def test_names_that_differ_by_a_wrappers_part_alone_find_their_parameters(kernel):
+    """PEFT keeps a saved module beside its original; without PEFT's parts both have one name."""
+    names = "head.original_module.weight", "head.modules_to_save.default.weight"
+    params = {name: Parameter(torch.ones(4, 8)) for name in names}
+    source = torch.optim.AdamW(params.items())
+    for size, p in enumerate(params.values(), 1):
+        p.grad = torch.full_like(p, size)
+    source.step()
+    optimizer = kernel.Muon(params.items(), is_muon=lambda name, p: False)
+    kernel.import_state(optimizer, source.state_dict(), "adamw")
+    for p in params.values():
+        assert torch.equal(optimizer.state[p]["exp_avg"], source.state[p]["exp_avg"])

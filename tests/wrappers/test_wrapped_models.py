@@ -62,7 +62,7 @@ def test_lora_of_a_head_that_only_the_model_tells_stays_with_adamw(kernel):
         adapted.lora_B = nn.ModuleDict({"default": nn.Linear(8, 40, bias=False)})
         parent.add_module(key, adapted)
     assert chosen(kernel.groups_for(model)) == {
-        "pe": "matrix",
+        "pe": "embedding",
         "block.base_layer.weight": "matrix",
         "block.base_layer.bias": "vector",
         "block.lora_A.default.weight": "lora:a",

@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 from torch import Tensor
 
 from ..muon import Muon
-from ..parameters.checkpoints import said_of, source_of
+from ..parameters.checkpoints import THIS_PACKAGE, said_of, source_of
 from ..parameters.groups import listed, names_of
 from ..parameters.mistakes import check_state_dict
 from ..parameters.routing import bare_name
@@ -79,8 +79,9 @@ def import_state(
     if known is None or (adamw_state_dict is not None and source != "torch"):
         raise ValueError(f"source must be one of {', '.join(SOURCES)}, torch with adamw_state_dict, got {source!r}")
     entries = _entries(state_dict, known.branch_of)
-    if source in _SURE and source_of(state_dict) != source:
-        raise ValueError(f"the state was not saved by source={source!r}: {said_of(source_of(state_dict))}")
+    likely = source_of(state_dict)
+    if likely == THIS_PACKAGE or (source in _SURE and likely != source):
+        raise ValueError(f"the state was not saved by source={source!r}: {said_of(likely)}")
     if adamw_state_dict is not None:
         entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
     if names is None and source == "adamw" and all(entry.name is None for entry in entries):
@@ -100,7 +101,7 @@ def import_state(
         else:
             problems.append(f"{parameter.name} is missing in the source")
     if problems:
-        raise ValueError(_refusal(problems, source, source_of(state_dict)))
+        raise ValueError(_refusal(problems, source, likely))
     for parameter, entry in pairs:
         if entry.state:
             state[parameter.key] = translated_state(entry.state, entry.group, parameter.branch, known)
@@ -133,6 +134,7 @@ def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[st
 
 
 def _named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
+    names = list(names)
     if len(names) != len(entries):
         raise ValueError(f"{len(names)} names were given for {len(entries)} parameters of the source")
     return [entry._replace(name=name) for entry, name in zip(entries, names)]
@@ -143,7 +145,8 @@ def _shapes_by_group(entries: Sequence[Entry]) -> list[list[Optional[tuple[int, 
     groups: dict[int, list[Optional[tuple[int, ...]]]] = {}
     for entry in entries:
         average = entry.state.get("exp_avg")
-        groups.setdefault(id(entry.group), []).append(None if average is None else tuple(average.shape))
+        shape = tuple(average.shape) if isinstance(average, Tensor) else None
+        groups.setdefault(id(entry.group), []).append(shape)
     return list(groups.values())
 
 
@@ -158,16 +161,8 @@ def _matched(
     parameters: list[Entry], entries: list[Entry], source: Source
 ) -> tuple[list[tuple[Entry, Entry]], list[Entry], list[str]]:
     """Return pairs of parameter and entry (by name, then by order), parameters without an entry, and all problems."""
-    by_name = {bare_name(parameter.name): parameter for parameter in parameters}
-    pairs, unmatched, problems = [], [], []
-    for entry in entries:
-        if entry.name is None:
-            continue
-        parameter = by_name.pop(bare_name(entry.name), None)
-        if parameter is None:
-            problems.append(f"{entry.name} of the source is not here, or comes twice")
-        else:
-            pairs.append((parameter, entry))
+    pairs, strangers = _matched_by_name(parameters, [entry for entry in entries if entry.name is not None])
+    unmatched, problems = [], [f"{entry.name} of the source is not here, or comes twice" for entry in strangers]
     named = {parameter.key for parameter, _ in pairs}
     unclear = {str(entry.branch) for entry in entries if entry.name is None} - set(_BRANCHES)
     if unclear:
@@ -188,6 +183,23 @@ def _matched(
                 rest = sorted(rest, key=lambda parameter: parameter.shape, reverse=True)
             pairs += zip(rest, unnamed)
     return pairs, unmatched, problems + [text for pair in pairs for text in _misfits(*pair, source)]
+
+
+def _matched_by_name(
+    parameters: Sequence[Entry], entries: Sequence[Entry]
+) -> tuple[list[tuple[Entry, Entry]], list[Entry]]:
+    """Return pairs of parameter and entry, and the entries without a parameter.
+
+    Names count as they are, then without what wrappers add, which two names of PEFT's saved modules have in common.
+    """
+    pairs, rest = [], list(entries)
+    for key in str, bare_name:
+        taken = {parameter.key for parameter, _ in pairs}
+        by_name = {key(parameter.name): parameter for parameter in parameters if parameter.key not in taken}
+        found = [(by_name.pop(key(entry.name), None), entry) for entry in rest]
+        pairs += [(parameter, entry) for parameter, entry in found if parameter is not None]
+        rest = [entry for parameter, entry in found if parameter is None]
+    return pairs, rest
 
 
 def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:

@@ -109,6 +109,10 @@ class HostChunks:
                 stream.synchronize()
         self._held, self._in_use = [None] * SLOTS, None
 
+    def forget(self) -> None:
+        """Forget chunks that were fetched ahead and not used: only the host's tensors count. Waits for nothing."""
+        self._held = [None] * SLOTS
+
     def _overlaps(self, host: Tensor) -> bool:
         """Whether copies of a tensor run beside the host: without streams nothing would say when they are done."""
         return self._streams is not None and host.is_contiguous()

@@ -15,6 +15,8 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Union
 
+from ..parameters.routing import lora_factor
+
 Layer = Union[str, int]
 Shapes = Mapping[str, tuple[int, ...]]
 Weights = dict[tuple[Layer, ...], list[str]]  # layer's keys -> names: a query and a key weight, or a fused one
@@ -26,6 +28,8 @@ _ROLES = {
     **dict.fromkeys(("k_proj", "wk", "kv_b_proj", "wkv_b"), "key"),
     **dict.fromkeys(("qkv", "qkv_proj", "in_proj_weight"), "fused"),
 }
+# The weight of queries in `nn.MultiheadAttention(kdim=...)`, which `layers` may name.
+_OF_QUERIES = "q_proj_weight"
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _COUNTS = ("head_dim", "num_kv_heads", *_LATENT)
 _INDICES = ("q_indices", "k_indices")
@@ -94,9 +98,9 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
 def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
     """Return the attentions that `settings` describe among parameters with these names and shapes.
 
-    A weight's bias is scaled like the weight. A layer that is found by name has its module's name as a key, and also
-    the last number in that name, unless several layers have that number. Raises ValueError if weights are missing, or
-    if a weight does not consist of whole heads.
+    A weight's bias, and the outer factor of its LoRA, are scaled like the weight. A layer that is found by name has its
+    module's name as a key, and also the last number in that name, unless several layers have that number. Raises
+    ValueError if weights are missing, or if a weight does not consist of whole heads.
     """
     found = _found_by_name(shapes) if settings.layers is None else _named_weights(settings.layers, shapes)
     names = [name for weights in found.values() for name in weights]
@@ -106,11 +110,29 @@ def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
     first = 0
     for keys, weights in found.items():
         heads, runs = _layer_runs(settings, weights, shapes)
-        biases = {f"{name[:-6]}bias": runs[name] for name in weights if name.endswith("weight")}
-        runs.update((bias, rows) for bias, rows in biases.items() if bias in shapes)
+        runs.update(_scaled_alike(weights, runs, shapes))
         layers.append(Attention(keys, heads, first, runs))
         first += heads
     return layers
+
+
+def _scaled_alike(
+    weights: list[str], runs: Mapping[str, tuple[Run, ...]], shapes: Shapes
+) -> dict[str, tuple[Run, ...]]:
+    """Return the runs of what is added to the results of `weights`: biases, and the outer factors of LoRA.
+
+    Weights of `nn.MultiheadAttention(kdim=...)` have one bias together: of queries, then of keys, then of values.
+    """
+    alike: dict[str, tuple[Run, ...]] = {}
+    for name in weights:
+        module = name[: -len("weight")] if name.endswith("weight") else None
+        factors = [other for other in shapes if module and other.startswith(module) and lora_factor(other) == "lora:b"]
+        alike.update(dict.fromkeys([f"{module}bias", *factors], runs[name]))
+    if weights[0].endswith(_OF_QUERIES):
+        bias, joint = f"{weights[0][: -len(_OF_QUERIES)]}in_proj_bias", [run for name in weights for run in runs[name]]
+        values = shapes.get(bias, (0,))[0] - sum(run.rows for run in joint)
+        alike[bias] = (*joint, Run(values, (), 0.0))
+    return {name: rows for name, rows in alike.items() if name in shapes}
 
 
 def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> tuple[int, dict[str, tuple[Run, ...]]]:
@@ -185,8 +207,14 @@ def _found_by_name(shapes: Shapes) -> Weights:
     for name, shape in shapes.items():
         parts = name.split(".")
         for i in range(len(parts))[-2:]:
-            if len(shape) == 2 and parts[i] in _ROLES:
-                modules.setdefault(".".join(parts[:i]), {})[_ROLES[parts[i]]] = name
+            if len(shape) != 2 or parts[i] not in _ROLES or lora_factor(name):
+                continue
+            roles, role = modules.setdefault(".".join(parts[:i]), {}), _ROLES[parts[i]]
+            if role in roles:
+                raise ValueError(
+                    f"qk_clip takes {roles[role]} or {name} as {role}: name the right ones in its `layers`"
+                )
+            roles[role] = name
     if not modules:
         raise ValueError("qk_clip finds no query and key weights by their names: give them in its `layers`")
     numbers = {module: [int(part) for part in module.split(".") if part.isdigit()][-1:] for module in modules}

@@ -30,7 +30,7 @@ class UpdateNorms(NamedTuple):
 
 def update_local_(chains: Iterable[Sequence[LocalBatch]], recipes: Recipes) -> list[UpdateNorms]:
     """Update the matrices of this process that have a gradient, and their momentum, in place; return their norms."""
-    norms = []
+    norms, hosts = [], set()
     for chain in chains:
         present = [work.with_gradients() for work in chain]
         for work, some in zip(chain, present):
@@ -38,6 +38,7 @@ def update_local_(chains: Iterable[Sequence[LocalBatch]], recipes: Recipes) -> l
                 _scale_rows_of_absent_(work, recipes)
         # Offloaded momentum comes to the device for this batch only, which is then its whole chain.
         host, chunk = chain[0].host, chain[0].host_chunk
+        hosts.add(host)
         present = [work for work in present if work.parts]
         if not present:
             continue
@@ -45,6 +46,9 @@ def update_local_(chains: Iterable[Sequence[LocalBatch]], recipes: Recipes) -> l
             if momenta is not None:
                 take_momentum(chain[0].parts, momenta)
             norms += update_chain_(present, recipes)
+    # The next chunk was fetched ahead, also if none of its matrices has a gradient. Its momentum may change until then.
+    for host in filter(None, hosts):
+        host.forget()
     return norms
 
 

@@ -61,7 +61,8 @@ def gradient_norms(groups: Iterable[Group], grad_scale: Optional[Tensor]) -> dic
 def _norm(tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device="cpu")
-    norms, exact = torch._foreach_norm(tensors), torch.float64
-    for norm in norms:  # a dtype that each of their devices has
-        exact = exact_dtype(norm.device, exact)
-    return torch.stack([norm.to(exact).to(norms[0].device) for norm in norms]).norm()
+    exact = torch.float64
+    for device in {tensor.device for tensor in tensors}:  # a dtype that each of them has
+        exact = exact_dtype(device, exact)
+    norms = torch._foreach_norm(tensors, 2, exact)
+    return torch.stack([norm.to(norms[0].device) for norm in norms]).norm()

@@ -1,0 +1,55 @@
+"""QK-clip scales what is added to queries and keys like their weights: LoRA, and the bias that projections share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+HEAD, FACTOR = 4, 0.5  # alpha 0.5 of a logit that is four times the threshold
+
+
+def clipped(kernel, named: dict[str, Parameter], layer, **clip) -> None:
+    """Take a step that only clips."""
+    settings = {"head_dim": HEAD, "threshold": 100, **clip}
+    optimizer = kernel.Muon(named.items(), lr=0.0, weight_decay=0.0, qk_clip=settings)
+    for p in named.values():
+        p.grad = torch.ones_like(p)
+    optimizer.observe_qk_logits(layer, torch.tensor([400.0, 400.0]))
+    optimizer.step()
+
+
+def adapted(seed: int) -> dict[str, Parameter]:
+    torch.manual_seed(seed)
+    shapes = {"weight": (8, 8), "lora_A": (4, 8), "lora_B": (8, 4)}
+    return {name: Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+
+
+def test_an_adapter_that_belongs_to_the_projection_is_scaled_with_it(kernel):
+    """Rows of W + B A are those of W and of B; A stays."""
+    projections = {f"attn.{role}_proj": adapted(seed) for seed, role in enumerate("qk")}
+    named = {f"{module}.{name}": p for module, parts in projections.items() for name, p in parts.items()}
+
+    def effective(parts: dict[str, Parameter]) -> Tensor:
+        return (parts["weight"] + parts["lora_B"] @ parts["lora_A"]).detach()
+
+    before = {module: effective(parts) for module, parts in projections.items()}
+    clipped(kernel, named, "attn")
+    for module, parts in projections.items():
+        torch.testing.assert_close(effective(parts), FACTOR * before[module])
+
+
+def test_two_weights_of_one_role_are_asked_about(kernel):
+    named = {f"attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "wq", "k_proj")}
+    with pytest.raises(ValueError, match=r"takes attn\.q_proj\.weight or attn\.wq\.weight as query: .* `layers`"):
+        kernel.Muon(named.items(), qk_clip={"head_dim": HEAD})
+
+
+def test_the_bias_of_separate_weights_is_scaled_as_far_as_they_reach(kernel):
+    """torch has one bias for the queries, keys and values of an attention with other widths of keys."""
+    attention = nn.MultiheadAttention(8, 2, kdim=4, vdim=4)
+    nn.init.ones_(attention.in_proj_bias)
+    named = {f"attn.{name}": p for name, p in attention.named_parameters()}
+    clipped(kernel, named, 0, layers=[("attn.q_proj_weight", "attn.k_proj_weight")])
+    assert attention.in_proj_bias.tolist() == [FACTOR] * 16 + [1.0] * 8
