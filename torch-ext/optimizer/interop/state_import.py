@@ -89,8 +89,7 @@ def import_state(
     entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
     shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
-    parameters = _entries(target, branch_by_flag)
-    parameters = [parameter._replace(shape=shape) for parameter, shape in zip(parameters, shapes)]
+    parameters = [each._replace(shape=shape) for each, shape in zip(_entries(target, branch_by_flag), shapes)]
     pairs, unmatched, problems = _matched(parameters, entries, known)
     state = {}
     for parameter in unmatched:
