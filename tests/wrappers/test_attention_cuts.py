@@ -82,10 +82,13 @@ WHOLE = {
     "keys and values alone, without a size": ((64, 32), dict(dim=32, num_heads=4), ""),
     "keys or a narrow attention": ((48, 32), dict(dim=32, num_heads=4), ""),
     "another number of key heads": ((48, 32), dict(head_dim=8, num_heads=4, num_kv_heads=2), ""),
-    "unequal parts of each head, as EfficientFormer": ((192, 32), dict(num_heads=4, key_dim=8, val_dim=32), ""),
+    "each head's rows together, as EfficientFormer": (
+        (192, 64), dict(num_heads=4, key_dim=8, val_dim=32), "192x64 split 4*(8+8+32)",
+    ),
+    "each head's rows together, but not these": ((50, 64), dict(num_heads=4, key_dim=8, val_dim=32), ""),
     "each head's rows together, as TinyViT": ((96, 32), dict(num_heads=4, key_dim=8, val_dim=8), "96x32 split 12*8"),
     "values of another size": ((96, 32), dict(head_dim=8, v_head_dim=16, num_heads=4), ""),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WHOLE)

@@ -64,8 +64,10 @@ def attention_parts(
     sizes = _sizes(role, around, config)
     if sizes.latent is not None and role != FUSED:
         return _latent_parts(role, rows[role], sizes.latent, by_head)
-    # Timm's attentions with this attribute have the query, key and value rows of each head together, too.
-    whole = not by_head and leaf != BY_HEAD and not _first(around[0], ("val_dim",))
+    key, value = _first(around[0], ("key_dim",)), _first(around[0], ("val_dim",))
+    if role == FUSED and key and value:  # timm's: each head has its query, key and value rows together
+        return _by_head(role, rows[role], (key, key, value))
+    whole = not by_head and leaf != BY_HEAD
     if whole and role != FUSED:
         return role, None, None
     if role == FUSED and sizes.value not in (None, sizes.head):
