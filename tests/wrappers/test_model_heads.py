@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from tests.support.model_of_many_kinds import chosen
 
@@ -55,6 +56,13 @@ NETWORKS = {
     "lenet": (lenet(), {"fc3.weight": LAST}),
     "wrapped": (Model(model=lenet()), {"model.fc3.weight": LAST}),
     "compiled": (torch.compile(lenet()), {"_orig_mod.fc3.weight": LAST}),
+    "last layer compiled": (
+        Model(up=linear(16, 8), down=torch.compile(linear(10, 16))), {"down._orig_mod.weight": LAST},
+    ),
+    "policy and value, checkpointed": (
+        Model(trunk=linear(16, 8), act=checkpoint_wrapper(linear(6, 16)), value=checkpoint_wrapper(linear(4, 16))),
+        {"act._checkpoint_wrapped_module.weight": LAST, "value._checkpoint_wrapped_module.weight": LAST},
+    ),
     "policy and value": (
         Model(trunk=linear(16, 8), act=linear(6, 16), value=linear(4, 16)),
         {"act.weight": LAST, "value.weight": LAST},
@@ -128,6 +136,26 @@ def test_a_head_that_is_told_to_be_nothing_is_none(kernel):
     """As timm's without classes: what else there is decides."""
     model = Classifier(up=linear(16, 8), own=linear(10, 16))
     model.told = nn.Identity()
+    assert matrices(kernel, model) == {"up.weight": "matrix", "own.weight": LAST}
+
+
+class Asking(Model):
+    """Wants a name, and refuses for want of a head."""
+
+    error = TypeError
+
+    def get_classifier(self, name):
+        return self.own
+
+    def get_output_embeddings(self):
+        raise self.error("no head")
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_a_method_that_raises_tells_no_head(kernel, error):
+    """What else there is decides."""
+    model = Asking(up=linear(16, 8), own=linear(10, 16))
+    model.error = error
     assert matrices(kernel, model) == {"up.weight": "matrix", "own.weight": LAST}
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from tests.support.model_of_many_kinds import Network, chosen
 
@@ -77,6 +78,21 @@ def test_a_wrapped_models_config_is_read(kernel):
     model = nn.ModuleDict({"attn": nn.ModuleDict({"q_proj": nn.Linear(24, 24, bias=False)})})
     model.config = type("Config", (), {"head_dim": 8})()
     assert chosen(kernel.groups_for(Wrapper(model)))["module.attn.q_proj.weight"] == "queries: 24x24 split 8+8+8"
+
+
+class SelfAttention(nn.Module):
+    """Known by its class alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads = 4
+        self.query = checkpoint_wrapper(nn.Linear(32, 32, bias=False))
+
+
+def test_wrappers_around_layer_and_attention_do_not_hide_it(kernel):
+    model = nn.ModuleDict({"mix": checkpoint_wrapper(SelfAttention())})
+    (reason,) = chosen(kernel.groups_for(model)).values()
+    assert reason == "queries: 32x32 split 4*8"
 
 
 def test_shared_modules_come_once(kernel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, NamedTuple, Optional
+from typing import Any, Iterator, List, NamedTuple, Sequence
 
 from torch import nn
 
@@ -43,6 +43,14 @@ def adapted(module: nn.Module) -> nn.Module:
     return module if layer is None else adapted(layer)
 
 
+def without_wrappers(owners: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the modules around a parameter, the innermost first, without wrappers and adapters."""
+    keys = (*_ADAPTED, *MODEL_WRAPPERS)
+    pairs = zip(owners[1:], owners)
+    kept = [outer for outer, inner in pairs if not any(getattr(outer, key, None) is inner for key in keys)]
+    return [owners[0], *kept]
+
+
 def unwrapped(model: nn.Module) -> list[nn.Module]:
     """Return the model and the models that it wraps, from the outside inwards."""
     models = [model]
@@ -59,8 +67,8 @@ def _told(module: nn.Module) -> Iterator[nn.Module]:
     for method in _TELL:
         try:
             head = getattr(module, method)()
-        except (AttributeError, NotImplementedError):
-            continue
+        except (AttributeError, NotImplementedError, TypeError, ValueError):
+            continue  # also a method that needs arguments, such as the name of one of several heads
         # timm's distilled models return two.
         for each in head if isinstance(head, (tuple, list)) else (head,):
             if isinstance(each, nn.Module) and _holds(each):
@@ -118,7 +126,7 @@ def _last_layers(network: nn.Module) -> list[nn.Module]:
     if not parts or not _is_linear(parts[-1]):
         return []
     last = parts[-1]
-    beside = [] if isinstance(network, nn.Sequential) else _beside(adapted(last), parts[-2::-1])
+    beside = [] if isinstance(network, nn.Sequential) else _beside(_layer(last), parts[-2::-1])
     rest = [part for part in parts if part not in (last, *beside)]
     matrix = any(p.ndim > 1 and min(p.shape) > 1 for part in rest for p in part.parameters())
     return [last, *beside] if matrix else []
@@ -128,7 +136,7 @@ def _beside(last: Any, before: list[nn.Module]) -> list[nn.Module]:
     """Return the layers right before the last one with the same input, such as a policy next to a value."""
     found: list[nn.Module] = []
     for part in before:
-        layer = adapted(part)
+        layer = _layer(part)
         same = _is_linear(part) and layer.in_features == last.in_features != layer.out_features
         if not same:
             break
@@ -136,5 +144,10 @@ def _beside(last: Any, before: list[nn.Module]) -> list[nn.Module]:
     return found
 
 
-def _is_linear(module: Optional[nn.Module]) -> bool:
-    return module is not None and isinstance(adapted(module), nn.Linear)
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(_layer(module), nn.Linear)
+
+
+def _layer(module: nn.Module) -> nn.Module:
+    """Return the layer inside wrappers and adapters, such as one that is compiled alone."""
+    return adapted(unwrapped(module)[-1])

@@ -17,7 +17,7 @@ from ..parameters.routing import UNDECIDED, bare_name, decide, role_by_name, uni
 from ..parameters.settings import SETTINGS
 from ..parameters.synonyms import taken_branch, wish_of
 from .heads import adapted, heads_of, unwrapped
-from .layers import Cutting, cut_of, stack_in
+from .layers import Cutting, cut_of, is_norm, stack_in
 
 Patterns = Mapping[str, Mapping[str, Any]]
 # The reason for a guessed head: it is the last linear layer of the network.
@@ -50,14 +50,15 @@ def groups_for(
 ) -> Groups:
     """Return the trainable parameters of `model` as groups for `Muon`; print them to see each choice.
 
-    Queries, keys and values are cut by head, in fused weights, grouped queries and latent attention too. Gate and up
-    are two matrices, and a stack of E experts is E matrices. Weights of transformers' `Conv1D` are (in, out). Modules
-    decide before names: `nn.Embedding` is an embedding, a convolution is not a stack. The head is the one that methods
-    of transformers' and timm's models return, or that a name shows, or else the last linear layer at the top level of
-    the network, with the reason `output_head:last_linear`. Vectors, norms, biases and the names in
-    `model.no_weight_decay()` get no weight decay. Each group has a `role`, such as `queries` or `embedding`, by which
-    you can find it to set its `lr`, and a `reason` for `explain()`. A group whose parameters may be stacks or
-    convolutions has no branch yet: set `stacked` in it. Tied parameters come once, under their first name.
+    Queries, keys and values are cut by head, in fused weights, grouped queries and latent attention too, if sizes show
+    the heads. Gate and up are two matrices, and a stack of E experts is E matrices. Weights of transformers' `Conv1D`
+    are (in, out). Modules decide before names: `nn.Embedding` is an embedding, `nn.LayerNorm` is a norm, a convolution
+    is not a stack. The head is the one that methods of transformers' and timm's models return, or that a name shows, or
+    else the last linear layer at the top level of the network, with the reason `output_head:last_linear`. Vectors,
+    norms, biases and the names in `model.no_weight_decay()` get no weight decay. Each group has a `role`, such as
+    `queries` or `embedding`, by which you can find it to set its `lr`, and a `reason` for `explain()`. A group whose
+    parameters may be stacks or convolutions has no branch yet: set `stacked` in it. Tied parameters come once, under
+    their first name.
 
     Args:
         config: an object with sizes that modules lack; None uses the `config` attributes of modules.
@@ -143,6 +144,8 @@ class _Chooser:
         around = {module for owners in every for module in owners}
         if any(isinstance(adapted(module), (nn.Embedding, nn.EmbeddingBag)) for module in around):
             return "adamw", "embedding"
+        if p.ndim > 1 and is_norm(every[0][0]):
+            return "adamw", "norm"
         # Weights of an adapter around the head are inside it, too.
         if not around.isdisjoint(self._heads.told):
             return "adamw", "output_head"
@@ -183,7 +186,7 @@ def _role(name: str, p: Tensor, reason: str) -> str:
     """Return the role of a parameter of the fallback: by its modules, else by its name, else routing's `reason`."""
     if sum(size > 1 for size in p.shape) < 2:
         return "vector"
-    told = reason.startswith(("embedding", "output_head"))
+    told = reason.startswith(("embedding", "output_head", "norm"))
     return (reason if told else role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
 
 

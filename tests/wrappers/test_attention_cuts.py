@@ -1,0 +1,138 @@
+"""How attentions are cut whose head size is not stated: by the number of heads and the rows, or not at all.
+
+Attributes and shapes are those of real classes, made small.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from tests.support.model_of_many_kinds import Conv1D, chosen
+
+
+def attention(shapes, **attributes):
+    """A model whose only attention has these attributes and layers; shapes are (out, in)."""
+    inside = nn.Module()
+    for key, value in attributes.items():
+        setattr(inside, key, value)
+    for name, (outputs, inputs) in shapes.items():
+        inside.add_module(name, nn.Linear(inputs, outputs, bias=False))
+    return nn.ModuleDict({"attn": inside})
+
+
+def cuts(kernel, model, **options):
+    """What follows the roles, by layer."""
+    reasons = chosen(kernel.groups_for(model, **options))
+    return {name.split(".")[1]: reason.partition(": ")[2] for name, reason in reasons.items()}
+
+
+def three(*rows, columns=32):
+    return {name: (n, columns) for name, n in zip(("q_proj", "k_proj", "v_proj"), rows)}
+
+
+# By hand: layers, attributes, and what each weight is by head.
+BY_HEAD = {
+    "output wider than input, as SAM 2": (
+        {"qkv": (192, 32)}, dict(dim=32, dim_out=64, num_heads=4), {"qkv": "192x32 split 12*16"},
+    ),
+    "heads narrower than the model, as SAM": (
+        three(16, 16, 16), dict(hidden_size=32, num_attention_heads=4),
+        {"q_proj": "16x32 split 4*4", "k_proj": "16x32 split 4*4", "v_proj": "16x32 split 4*4"},
+    ),
+    "grouped queries without a number of key heads": (
+        three(32, 16, 16), dict(hidden_size=32, num_heads=4),
+        {"q_proj": "32x32 split 4*8", "k_proj": "16x32 split 8+8", "v_proj": "16x32 split 8+8"},
+    ),
+    "values with a size of their own, as MiMo-V2": (
+        three(32, 16, 32), dict(head_dim=8, v_head_dim=16),
+        {"q_proj": "32x32 split 4*8", "k_proj": "16x32 split 8+8", "v_proj": "32x32 split 16+16"},
+    ),
+    "linear attention, as OlmoHybrid": (
+        three(24, 24, 48), dict(head_k_dim=6, head_v_dim=12, num_k_heads=4, hidden_size=32),
+        {"q_proj": "24x32 split 4*6", "k_proj": "24x32 split 4*6", "v_proj": "48x32 split 4*12"},
+    ),
+    "values of another size that only rows show": (
+        three(32, 32, 64), dict(num_heads=4),
+        {"q_proj": "32x32 split 4*8", "k_proj": "32x32 split 4*8", "v_proj": "64x32 split 4*16"},
+    ),
+    "only the number of heads, as CaiT": ({"qkv": (96, 32)}, dict(num_heads=4), {"qkv": "96x32 split 12*8"}),
+    "fused grouped queries": (
+        {"qkv": (32, 24)}, dict(num_heads=4, num_kv_heads=2), {"qkv": "32x24 split 8*4"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BY_HEAD)
+def test_heads_follow_from_their_number_and_the_rows(kernel, case):
+    """Whatever a config outside says of other attentions."""
+    shapes, attributes, expected = BY_HEAD[case]
+    model = attention(shapes, **attributes)
+    assert cuts(kernel, model) == expected
+    assert cuts(kernel, model, config=SimpleNamespace(head_dim=2, num_heads=16, num_kv_heads=1)) == expected
+
+
+# By hand: fused weights (out, in), attributes, and their parts if heads stay together; "" for one part.
+WHOLE = {
+    "output wider than input, as SAM 2": ((192, 32), dict(dim=32, dim_out=64, num_heads=4), "192x32 split 64+64+64"),
+    "only the number of heads": ((96, 32), dict(num_heads=4), "96x32 split 32+32+32"),
+    "a known number of key heads": ((64, 32), dict(head_dim=8, num_heads=4, num_kv_heads=2), "64x32 split 32+16+16"),
+    "a known size of heads": ((48, 32), dict(head_dim=8, num_heads=4), "48x32 split 32+8+8"),
+    "keys and values alone, as GCViT": ((64, 32), dict(head_dim=8, num_heads=4), ""),
+    "keys and values alone, without a size": ((64, 32), dict(dim=32, num_heads=4), ""),
+    "keys or a narrow attention": ((48, 32), dict(dim=32, num_heads=4), ""),
+    "another number of key heads": ((48, 32), dict(head_dim=8, num_heads=4, num_kv_heads=2), ""),
+    "each head's rows together, as EfficientFormer": (
+        (192, 64), dict(num_heads=4, key_dim=8, val_dim=32), "192x64 split 4*(8+8+32)",
+    ),
+    "each head's rows together, but not these": ((50, 64), dict(num_heads=4, key_dim=8, val_dim=32), ""),
+    "each head's rows together, as TinyViT": ((96, 32), dict(num_heads=4, key_dim=8, val_dim=8), "96x32 split 12*8"),
+    "values of another size": ((96, 32), dict(head_dim=8, v_head_dim=16, num_heads=4), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_queries_keys_and_values_are_cut_if_sizes_agree(kernel, case):
+    """Otherwise the weight stays whole, and a note says so."""
+    shape, attributes, expected = WHOLE[case]
+    groups = kernel.groups_for(attention({"qkv": shape}, **attributes), heads=False)
+    (reason,) = chosen(groups).values()
+    assert reason == "queries, keys and values" + (f": {expected}" if expected else "")
+    assert bool(groups.choices.notes) == (not expected)
+
+
+def test_queries_beside_a_fused_weight_are_not_in_it(kernel):
+    """As in GPT-2's cross attention."""
+    inside = nn.ModuleDict({"c_attn": Conv1D(64, 32), "q_attn": Conv1D(32, 32)})
+    inside.head_dim, inside.num_heads = 8, 4
+    fused = cuts(kernel, nn.ModuleDict({"crossattention": inside}), heads=False)["c_attn"]
+    assert fused == "64x32 transposed split 32+32"
+
+
+def test_a_number_of_heads_from_outside_counts_only_for_attentions_as_wide_as_the_model(kernel):
+    model = nn.ModuleDict({"wide": attention(three(32, 16, 32)), "narrow": attention(three(16, 16, 16))})
+    groups = kernel.groups_for(model, config=SimpleNamespace(hidden_size=32, num_attention_heads=4))
+    assert chosen(groups) == {
+        "wide.attn.q_proj.weight": "queries: 32x32 split 4*8",
+        "wide.attn.k_proj.weight": "keys: 16x32 split 8+8",
+        "wide.attn.v_proj.weight": "values: 32x32 split 16+16",
+        "narrow.attn.q_proj.weight": "queries",
+        "narrow.attn.k_proj.weight": "keys",
+        "narrow.attn.v_proj.weight": "values",
+    }
+    assert len(groups.choices.notes) == 3 and all("are not cut, because sizes" in note for note in groups.choices.notes)
+
+
+class PerLayer:
+    """As a config of transformers in which layers differ."""
+
+    num_attention_heads = 4
+
+    @property
+    def num_key_value_heads(self):
+        raise RuntimeError("it varies across layers")
+
+
+def test_a_config_may_refuse_a_size(kernel):
+    model = attention({"q_proj": (32, 32)}, head_dim=8, config=PerLayer())
+    assert cuts(kernel, model) == {"q_proj": "32x32 split 4*8"}

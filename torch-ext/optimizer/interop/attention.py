@@ -1,0 +1,208 @@
+"""The rows of an attention's weight that belong together: heads, or the queries, keys and values of a fused weight.
+
+Sizes are attributes of the modules around a weight, from the attention outwards, or of their configs, with the names of
+transformers, torch, timm and nanoGPT. A head size that nothing states follows from the number of heads and the rows of
+the weight and of those beside it; a weight whose rows allow two answers is not cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from torch import nn
+
+from ..parameters.routing import bare_name
+
+# In this weight each head has its query, key and value rows together, so it can only be cut by head.
+BY_HEAD = "query_key_value"
+FUSED = "queries, keys and values"
+ROLES = {
+    "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj", "q_proj_weight"},
+    "keys": {"k", "k_proj", "key", "key_proj", "wk", "to_k", "k_lin", "k_proj_weight"},
+    "values": {"v", "v_proj", "value", "value_proj", "wv", "to_v", "v_lin", "v_proj_weight"},
+    FUSED: {"qkv", "qkv_proj", "c_attn", "wqkv", "Wqkv", "to_qkv", "in_proj_weight", BY_HEAD},
+    "latent keys and values": {"kv_b_proj"},
+    "latent and rotary key": {"kv_a_proj_with_mqa"},
+}
+_ROLE_OF = {leaf: role for role, leaves in ROLES.items() for leaf in leaves}
+_HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "d_kv", "dim_head")
+_KEY_DIM, _VALUE_DIM = ("head_k_dim",), ("v_head_dim", "head_v_dim")
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead", "heads")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads")
+_WIDTHS = ("embed_dim", "hidden_size", "n_embd", "d_model", "dim", "dim_out")
+_LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_UNFIT = "sizes do not show how many rows each of its heads has: give split_rows in patterns"
+
+# The role of a weight, the row counts of its parts (None for one part), and the reason if it is not cut but could be.
+Parts = Tuple[str, Optional[Tuple[int, ...]], Optional[str]]
+# The rows of the weights of an attention, by role.
+Rows = Mapping[str, int]
+
+
+class _Sizes(NamedTuple):
+    """What modules and configs state about the heads of a weight.
+
+    Rows of a head, and of a head's values; numbers of heads, and of heads of keys; widths that all heads together may
+    have; whether the attention itself has the number of heads; and for latent attention the position-free, rotary and
+    value rows.
+    """
+
+    head: Optional[int] = None
+    value: Optional[int] = None
+    heads: Optional[int] = None
+    key_heads: Optional[int] = None
+    widths: tuple[int, ...] = ()
+    own: bool = False
+    latent: Optional[tuple[int, ...]] = None
+
+
+def attention_parts(
+    leaf: str, rows: Rows, columns: int, around: Sequence[nn.Module], config: Any, by_head: bool
+) -> Parts:
+    """Return the parts of the weight called `leaf`; `around` are the attention and the modules around it."""
+    role = _ROLE_OF[leaf]
+    sizes = _sizes(role, around, config)
+    if sizes.latent is not None and role != FUSED:
+        return _latent_parts(role, rows[role], sizes.latent, by_head)
+    key, value = _first(around[0], ("key_dim",)), _first(around[0], ("val_dim",))
+    if role == FUSED and key and value:  # timm's: each head has its query, key and value rows together
+        return _by_head(role, rows[role], (key, key, value))
+    whole = not by_head and leaf != BY_HEAD
+    if whole and role != FUSED:
+        return role, None, None
+    if role == FUSED and sizes.value not in (None, sizes.head):
+        return role, None, "heads of values have a size of their own: give split_rows in patterns"
+    if sizes.own:
+        sizes = sizes._replace(widths=(*sizes.widths, columns))
+    head = sizes.head or _inferred(role, rows, sizes)
+    if whole:
+        return _whole_parts(rows, sizes._replace(head=head))
+    if head is None:
+        unknown = "no head size is known: give a config, or split_rows in patterns"
+        return role, None, _UNFIT if sizes.heads else unknown
+    return _by_head(role, rows[role], (head,))
+
+
+def rows_by_role(attention: nn.Module, axis: int) -> dict[str, int]:
+    """Return the size along `axis` of the first weight of each role in an attention."""
+    rows: dict[str, int] = {}
+    for name, p in attention.named_parameters():
+        role = _ROLE_OF.get(leaf_of(name))
+        if role is not None and p.ndim > 1:
+            rows.setdefault(role, p.size(axis))
+    return rows
+
+
+def leaf_of(name: str) -> str:
+    """Return the name of a weight's module, or that of a parameter that is not called `weight`."""
+    parts = bare_name(name).split(".")
+    return parts[-2] if parts[-1] == "weight" and len(parts) > 1 else parts[-1]
+
+
+def _by_head(role: str, rows: int, head: tuple[int, ...]) -> Parts:
+    """Return the parts of all heads; each head has the parts `head`."""
+    size = sum(head)
+    if rows % size:
+        return role, None, f"heads of {size} rows do not divide its row count: give split_rows in patterns"
+    return role, head * (rows // size), None
+
+
+def _latent_parts(role: str, rows: int, latent: tuple[int, ...], by_head: bool) -> Parts:
+    """Return the parts of multi-head latent attention: up-projections by head, and the shared rotary key."""
+    nope, rope, value = latent
+    if role == "latent and rotary key":
+        return role, (rows - rope, rope), None
+    head = {"queries": (nope + rope,), "latent keys and values": (nope, value)}.get(role)
+    return _by_head(role, rows, head) if by_head and head else (role, None, None)
+
+
+def _whole_parts(rows: Rows, sizes: _Sizes) -> Parts:
+    """Return the queries, keys and values of a fused weight, or its keys and values if queries have a weight beside it.
+
+    Keys and values have equally many rows: as many as the queries, or a known number of heads.
+    """
+    if _without_queries(rows):
+        return FUSED, (rows[FUSED] // 2, rows[FUSED] // 2) if rows[FUSED] % 2 == 0 else None, None
+    if sizes.heads is None:
+        return FUSED, None, "the number of heads is not known: give a config, or split_rows in patterns"
+    if sizes.head is None:
+        return FUSED, None, _UNFIT
+    queries, pair = sizes.head * sizes.heads, 2 * sizes.head
+    rest = rows[FUSED] - queries
+    # As many rows for keys and values together as for queries may be keys and values without queries.
+    grouped = rest == pair * sizes.key_heads if sizes.key_heads else 0 < rest < 2 * queries and rest != queries
+    if rest != 2 * queries and (not grouped or rest % pair):
+        return FUSED, None, _UNFIT
+    return FUSED, (queries, rest // 2, rest // 2), None
+
+
+def _without_queries(rows: Rows) -> bool:
+    """Whether the fused weight has only keys and values, as in GPT-2's cross attention."""
+    return "queries" in rows and "keys" not in rows
+
+
+def _inferred(role: str, rows: Rows, sizes: _Sizes) -> Optional[int]:
+    """Return the rows of a head by the number of heads, or None if that is not certain.
+
+    It is certain if all heads together are as wide as the model. If the attention itself has the number of heads, the
+    rows of the queries are enough, and so is the number of heads of keys.
+    """
+    query = _quotient(rows.get("queries"), sizes.heads)
+    key_heads = sizes.key_heads or sizes.heads or 0
+    if role == FUSED:
+        fused = (0 if _without_queries(rows) else sizes.heads or 0) + 2 * key_heads
+        size = agreed = _quotient(rows[role], fused)
+        certain = sizes.key_heads is not None
+    elif query is None:
+        size = agreed = _quotient(rows[role], key_heads)
+        certain = sizes.key_heads is not None
+    else:
+        key_heads = sizes.key_heads or _quotient(rows.get("keys"), query)
+        size = _quotient(rows[role], key_heads) if role == "values" and key_heads else query
+        agreed, certain = query, True
+    usual = [_quotient(width, sizes.heads) for width in sizes.widths]
+    return size if (certain and sizes.own) or agreed in usual else None
+
+
+def _sizes(role: str, around: Sequence[nn.Module], config: Any) -> _Sizes:
+    """Return what the innermost source states that has a head size or a number of heads, for latent roles all sizes.
+
+    If that source has no number of heads, the next one outwards tells it.
+    """
+    sources = [source for owner in around for source in (owner, getattr(owner, "config", None))] + [config]
+    keys = (*_VALUE_DIM, *_HEAD_DIM) if role == "values" else (*_KEY_DIM, *_HEAD_DIM)
+    for i, source in enumerate(sources):
+        latent = tuple(size for size in (_first(source, (key,)) for key in _LATENT) if size is not None)
+        if len(latent) == len(_LATENT):
+            return _Sizes(_first(source, keys), latent=latent)
+        head = _first(source, keys)
+        if role.startswith("latent") or not (head or _first(source, _HEADS)):
+            continue
+        counting = next((each for each in sources[i:] if _first(each, _HEADS)), None)
+        counts = (source, counting, getattr(counting, "config", None))
+        return _Sizes(
+            head,
+            _first(source, _VALUE_DIM),
+            _first(counting, _HEADS),
+            next(filter(None, (_first(each, _KEY_HEADS) for each in counts)), None),
+            tuple(width for width in (_first(counting, (key,)) for key in _WIDTHS) if width is not None),
+            counting is around[0],
+        )
+    return _Sizes()
+
+
+def _first(source: Any, keys: Iterable[str]) -> Optional[int]:
+    sizes = (_attribute(source, key) for key in keys)
+    return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0), None)
+
+
+def _attribute(source: Any, key: str) -> Any:
+    try:
+        return getattr(source, key, None)
+    except Exception:  # transformers' configs raise errors of their own for sizes that differ between layers
+        return None
+
+
+def _quotient(rows: Optional[int], count: Optional[int]) -> Optional[int]:
+    """Return rows / count if both are known and it is a whole number, else None."""
+    return rows // count if rows and count and rows % count == 0 else None
