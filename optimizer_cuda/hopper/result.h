@@ -171,8 +171,8 @@ OPTIMIZER_INLINE void put_diagonal_piece(Machine& machine, int buffer, const Pai
 }
 
 // Writes a part and its mirror image from `sums_of(piece)`; `turn` counts the warp group's pieces through the whole
-// kernel. D's elements of a piece are asked for before the piece before it is written: its barriers keep the compiler
-// from moving loads across them, so each piece would wait for memory.
+// kernel. A piece's elements of D are loaded before the previous piece is written: the barriers of that write keep the
+// compiler from moving loads across them, and each piece would wait for memory.
 template <class Machine, class SumsOf>
 OPTIMIZER_INLINE void write_part(Machine& machine, int& turn, const Result& result, const Part& part,
                                  const SumsOf& sums_of) {

@@ -11,11 +11,11 @@ from tests.support.spectra import SPECTRA, with_spectrum
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
-@pytest.fixture(params=["high", "medium"])
-def allowed(request):
+@pytest.fixture
+def allow():
+    """`torch.set_float32_matmul_precision`, until the end of the test."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(request.param)
-    yield request.param
+    yield torch.set_float32_matmul_precision
     torch.set_float32_matmul_precision(before)
 
 
@@ -25,25 +25,24 @@ def windows(kernel, device, dtype, method):
     return [len(window) for window in iteration.windows]
 
 
-def test_float32_squares_of_a_gpu_restart_as_those_of_float16_do(kernel, allowed):
+@pytest.mark.parametrize("setting", ["high", "medium"])
+def test_float32_squares_of_a_gpu_restart_as_those_of_float16_do(kernel, allow, setting):
     """CUDA devices round to TF32, which has float16's digits, for both settings."""
+    allow(setting)
     expected = windows(kernel, CUDA, torch.float16, "gram")
     assert windows(kernel, CUDA, torch.float16, "gram_float32") == expected == [2, 3]
     assert windows(kernel, CUDA, torch.float32, "gram") == expected
-    torch.set_float32_matmul_precision("highest")
+    allow("highest")
     assert windows(kernel, CUDA, torch.float16, "gram_float32") == [5]
 
 
-def test_torchs_products_rounded_to_bfloat16_are_refused(kernel):
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="this processor rounds nothing to bfloat16")
+def test_torchs_products_rounded_to_bfloat16_are_refused(kernel, allow):
     """Gradients go through torch's products on a CPU, too."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        G = torch.randn(64, 256, requires_grad=True)
-        with pytest.raises(ValueError, match=r"not safe .* because torch.set_float32_matmul_precision allows less"):
-            kernel.orthogonalize(G, dtype=torch.float32, method="gram")
-    finally:
-        torch.set_float32_matmul_precision(before)
+    allow("medium")
+    G = torch.randn(64, 256, requires_grad=True)
+    with pytest.raises(ValueError, match=r"not safe .* because torch.set_float32_matmul_precision lets torch round"):
+        kernel.orthogonalize(G, dtype=torch.float32, method="gram")
 
 
 def tf32(X: Tensor) -> Tensor:
@@ -65,12 +64,14 @@ def with_rounded_factors(kernel):
     )
 
 
-@pytest.mark.parametrize("spectrum", ["one_huge", "power_law", "rank_one", "log_spaced"])
-def test_restarts_keep_the_error_of_tf32_small(kernel, allowed, spectrum):
-    """With one window, that of a matrix with one huge singular value was 37 times the norm of the result.
+@pytest.mark.parametrize("spectrum", ["one_huge", "clustered", "rank_one", "log_spaced"])
+def test_restarts_keep_the_error_of_tf32_small(kernel, allow, spectrum):
+    """With one window the errors are 3 to 1,500.
 
-    `stability.LIMIT` bounds what rounding one Gram matrix changes in the worst case.
+    `stability.LIMIT` bounds what rounding a Gram matrix changes in the worst case. Spread over the matrix it is that
+    bound divided by the root of the side.
     """
+    allow("high")
     X = with_spectrum(SPECTRA[spectrum](64), 64, 256, seed=0)
     X /= X.norm()
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
@@ -79,4 +80,4 @@ def test_restarts_keep_the_error_of_tf32_small(kernel, allowed, spectrum):
     rounded = iterate(X.float(), iteration.windows, with_rounded_factors(kernel), torch.float32)
     exact = iterate(X, iteration.windows, kernel.kernels.products.SINGLE, torch.float64)
     error = torch.linalg.matrix_norm(rounded.double() - exact, 2)
-    assert error <= kernel.stability.LIMIT
+    assert error <= kernel.stability.LIMIT / 64**0.5

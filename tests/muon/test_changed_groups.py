@@ -55,6 +55,18 @@ def test_names_may_change_for_all_parameters_at_once(kernel):
     assert [row.name for row in optimizer.explain().rows][:2] == [f"module.{name}" for name in params]
 
 
+def test_parameters_without_names_may_be_removed_and_added_again(kernel):
+    """Their names are made up by their number, and decide nothing."""
+    params = [Parameter(torch.ones(8, 8)) for _ in range(3)]
+    optimizer = kernel.Muon(params)
+    optimizer.explain()
+    del optimizer.param_groups[0]["params"][0]
+    optimizer.explain()
+    optimizer.param_groups.pop(0)
+    optimizer.add_param_group({"params": params[:2]})
+    assert len(optimizer.explain().rows) == 2
+
+
 def test_a_replaced_parameter_is_free(kernel):
     """Wrappers replace parameters so that the memory of whole ones is free."""
     params = named_parameters()
@@ -108,19 +120,22 @@ def test_a_group_that_gets_the_other_branch_keeps_no_state_of_the_first(kernel):
     assert same_bits(state_of(optimizer, params), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.int32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["up.weight", "up.bias"])
 def test_a_gradient_of_another_dtype_raises_before_anything_moves(kernel, name, dtype):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     set_gradients(params, 0)
-    params[name].grad_dtype = None
-    params[name].grad = gradient_of(name, params[name], 0).to(dtype)
+    p = params[name]
+    p.grad, p.grad_dtype = None, dtype
+    p.grad = gradient_of(name, p, 0).to(dtype)
     before = {key: value.clone() for key, value in {**params, **state_of(optimizer, params)}.items()}
     with pytest.raises(ValueError, match=rf"gradient of {name} is in {dtype}, needs torch.float32"):
         optimizer.step()
     assert same_bits({**params, **state_of(optimizer, params)}, before)
-    params[name].grad = params[name].grad.real.float()
+    g, p.grad = p.grad, None  # as the error says
+    p.grad_dtype = p.dtype
+    p.grad = g.to(p.dtype)
     optimizer.step()
 
 

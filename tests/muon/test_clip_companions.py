@@ -20,24 +20,35 @@ def clipped(kernel, named: dict[str, Parameter], layer, **clip) -> None:
     optimizer.step()
 
 
-def adapted(seed: int) -> dict[str, Parameter]:
+def adapted(seed: int, weight: str, outer: str) -> dict[str, Parameter]:
     torch.manual_seed(seed)
-    shapes = {"weight": (8, 8), "lora_A": (4, 8), "lora_B": (8, 4)}
+    shapes = {weight: (8, 8), outer.replace("B", "A"): (4, 8), outer: (8, 4)}
     return {name: Parameter(torch.randn(shape)) for name, shape in shapes.items()}
 
 
-def test_an_adapter_that_belongs_to_the_projection_is_scaled_with_it(kernel):
+@pytest.mark.parametrize(
+    "weight, outer", [("weight", "lora_B"), ("base_layer.weight", "lora_B.default.weight")], ids=["loralib", "PEFT"]
+)
+def test_an_adapter_that_belongs_to_the_projection_is_scaled_with_it(kernel, weight, outer):
     """Rows of W + B A are those of W and of B; A stays."""
-    projections = {f"attn.{role}_proj": adapted(seed) for seed, role in enumerate("qk")}
+    projections = {f"attn.{role}_proj": adapted(seed, weight, outer) for seed, role in enumerate("qk")}
     named = {f"{module}.{name}": p for module, parts in projections.items() for name, p in parts.items()}
 
     def effective(parts: dict[str, Parameter]) -> Tensor:
-        return (parts["weight"] + parts["lora_B"] @ parts["lora_A"]).detach()
+        W, A, B = parts.values()
+        return (W + B @ A).detach()
 
     before = {module: effective(parts) for module, parts in projections.items()}
     clipped(kernel, named, "attn")
     for module, parts in projections.items():
         torch.testing.assert_close(effective(parts), FACTOR * before[module])
+
+
+def test_a_factor_with_other_rows_than_its_weight_is_refused(kernel):
+    """loralib's MergedLinear adapts only some of the fused parts."""
+    named = {"attn.qkv.weight": Parameter(torch.ones(24, 8)), "attn.qkv.lora_B": Parameter(torch.ones(16, 4))}
+    with pytest.raises(ValueError, match=r"would scale attn\.qkv\.lora_B, which has 16 rows, like a weight of 24"):
+        kernel.Muon(named.items(), qk_clip={"head_dim": HEAD})
 
 
 def test_two_weights_of_one_role_are_asked_about(kernel):

@@ -72,7 +72,7 @@ def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
         ("layers.0.attn.pos_bias_u", (8, 64), "bias"),
         ("layers.0.attn.rel_pos_h", (127, 64), "embedding:rel_pos_h"),
         ("encoder.positional_encoding", (128, 64), "embedding:positional_encoding"),
-        ("encoder.pos_enc.weight", (128, 64), "embedding:pos_enc"),
+        ("encoder.pos_encodings", (128, 64), "embedding:pos_encodings"),
         ("encoder.pe", (1, 128, 64), "leading_unit_dims"),
         ("layers.0.q_clip.scale", (48, 128), "scale"),
         ("layers.0.lora_A.weight", (2, 64), "min_dim_too_small:2"),

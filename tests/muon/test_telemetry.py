@@ -223,7 +223,7 @@ def test_explain_says_what_runs(kernel):
 
 @pytest.mark.parametrize("dtype, size", [(torch.float32, 1e30), (torch.bfloat16, 1e30), (torch.float16, 6e4)])
 def test_norms_of_large_gradients_are_finite_and_as_exact_as_of_small_ones(kernel, dtype, size):
-    """Squares and sums are float64: 96 entries of one size have a norm of sqrt(96) times it."""
+    """96 entries of one size have a norm of sqrt(96) times it; 96 additions in float64 err by at most 96 * 1.1e-16."""
     params = {"up.weight": Parameter(torch.ones(8, 12, dtype=dtype)), "up.bias": Parameter(torch.ones(96, dtype=dtype))}
     optimizer = kernel.Muon(params.items())
     for p in params.values():
@@ -231,4 +231,4 @@ def test_norms_of_large_gradients_are_finite_and_as_exact_as_of_small_ones(kerne
     optimizer.step()
     metrics, entry = optimizer.metrics(), params["up.bias"].grad[0].double()
     for key in ("muon_gradient_norm", "fallback_gradient_norm"):
-        torch.testing.assert_close(metrics[key], 96**0.5 * entry, rtol=1e-12, atol=0)
+        torch.testing.assert_close(metrics[key], 96**0.5 * entry, rtol=2e-14, atol=0)

@@ -182,7 +182,7 @@ def error_beside_a_copy(kernel, case: Case) -> str:
 @on_every_backend()
 def test_a_copy_that_one_rank_keeps_is_hinted_at(pools):
     for error in pools(4).run(error_beside_a_copy, Case((Spec("up.weight", (12, 8), LAYOUTS["rows"]),))):
-        assert "make the same optimizers on all ranks, in the same order, copies included" in error
+        assert "make the same optimizers on all ranks, in the same order; copies by copy.deepcopy count, too" in error
 
 
 def error_of_loaded_momentum(kernel, case: Case) -> str:

@@ -48,7 +48,7 @@ def train_inside(kernel, case: Case, name: str):
 def test_steps_over_ranks_have_the_bits_that_they_have_without(pools, name, settings):
     specs = (*model(LAYOUTS["rows"], seed=3), Spec("long.weight", (600, 4), LAYOUTS["rows"]))
     specs += (Spec("norm.bias", (29,), LAYOUTS["rows"]),)
-    case = Case(specs, {"ns_dtype": "float32", "chunk_bytes": 900, **settings}, steps=3, missing="here and there")
+    case = Case(specs, {"ns_dtype": "float32", "chunk_bytes": 900, **settings}, steps=3, missing="everywhere")
     for inside, outside in zip(pools(4).run(train_inside, case, name), pools(4).run(train, case)):
         assert_same(case, inside, outside)
 

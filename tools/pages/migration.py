@@ -24,9 +24,9 @@ INDEX = """\
 
 Each page has the call there and the call here that takes the same steps, then a line for every argument. Where a page
 says that nothing changes, both took the same steps in a test. In float64, three steps from the same parameters with the
-same gradients end at points that differ by less than 3e-11 of the distance moved; *tested against* says what took the
-steps there. As packages run, most iterate in bfloat16: a first step differs from the exact one by up to 5 % of its
-length, and so does ours.
+same gradients end at points that differ by less than 3e-11 of the distance moved; the column *tested against* names the
+code that took the other steps. As published, most packages iterate in bfloat16: a first step differs from the exact one
+by up to 5 % of its length, and so does ours.
 
 | from | tested against |
 | --- | --- |
@@ -67,7 +67,8 @@ Here:
 {here}```
 
 `matrices` and `rest` are lists of `(name, parameter)`. Both calls take the same steps: in float64, three of them end at
-points that differ by less than 3e-11 of the distance moved. [What was run there](#tested-against) is below.
+points that differ by less than 3e-11 of the distance moved. [Tested against](#tested-against) names
+the code on the other side.
 
 ## Line by line
 

@@ -107,7 +107,7 @@ def choose_iteration(
     if restarts is None and method != "auto":
         raise ValueError(
             f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} with up to "
-            f"{MAX_WINDOWS} windows{_less_than(chain_dtype, device)}: use 'standard'"
+            f"{MAX_WINDOWS} windows{_blame_of_rounding(schedule, (work_dtype, chain_dtype))}: use 'standard'"
         )
     if method == "auto":
         costs = iteration_costs(*size, len(schedule), len(restarts or ()) + 1, products)
@@ -201,17 +201,19 @@ def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:
 def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional[Products]) -> float:
     """Return the relative rounding of the m x m matrices that `products` multiply; None stands for torch's products.
 
-    A user may let torch round the factors of float32 products. `gemm_` does not.
+    A user may let torch round the factors of float32 products. `gemm_` does not, nor do processors without bfloat16.
     """
-    if chain_dtype != torch.float32 or (device.type == "cpu" and products not in (None, SINGLE)):
-        return torch.finfo(chain_dtype).eps / 2
-    return float32_roundoffs()[device.type != "cuda"]
+    exact = chain_dtype != torch.float32 or device.type == "mps"
+    if device.type == "cpu":
+        exact = exact or products not in (None, SINGLE) or _CPU_WORK_DTYPE == torch.float32
+    return torch.finfo(chain_dtype).eps / 2 if exact else float32_roundoffs()[device.type != "cuda"]
 
 
-def _less_than(chain_dtype: torch.dtype, device: torch.device) -> str:
-    """Return words about float32 products that a user has let torch round; none for others."""
-    exact = _roundoff(device, chain_dtype, None) == torch.finfo(chain_dtype).eps / 2
-    return "" if exact else ", because torch.set_float32_matmul_precision allows less than float32"
+def _blame_of_rounding(schedule: Schedule, dtypes: tuple[torch.dtype, torch.dtype]) -> str:
+    """Return words about float32 products that torch may round, if the schedule is safe without that; else none."""
+    work_dtype, chain_dtype = dtypes
+    is_safe = _restarts(schedule, work_dtype, torch.finfo(chain_dtype).eps / 2) is not None
+    return ", because torch.set_float32_matmul_precision lets torch round float32 factors" if is_safe else ""
 
 
 @constant_while_traced

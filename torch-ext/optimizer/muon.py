@@ -81,8 +81,8 @@ class Muon(Optimizer):
             `original` (Keller Jordan's; None means the same), `rms_to_rms` (torch's newer name is `spectral_unclamped`,
             which works too), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
-        foreach, fused: torch's choices between implementations. None and False change nothing. True raises unless it is
-            the case anyway: `fused` in a group that only AdamW updates, `foreach` in one that only NAdamW updates.
+        foreach, fused: torch's choices between implementations. None and False change nothing. True raises unless that
+            is what runs: `fused` in a group that only AdamW updates, `foreach` in one that only NAdamW updates.
         update_rms: root mean square of an update with `match_rms_adamw`, before `lr`: 0.2, and 0.18 in DeepSeek-V4.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it natively, and float32 elsewhere.
@@ -122,16 +122,17 @@ class Muon(Optimizer):
         momentum_dtype: dtype of new momentum buffers; None means the parameter's. `int8` stores 8-bit codes with one
             float32 scale for every 64 neighbours in the last dimension (docs/momentum.md). A change to or from `int8`
             converts the buffers that exist; any other change applies to new buffers only.
-        offload: keep momentum in host memory, pinned for a GPU, which holds it for three batches at a time. To read it,
-            call `state_dict()`, which waits for copies under way. Not with `capturable`, nor for matrices that ranks
-            share.
+        offload: keep momentum in host memory, pinned for a GPU, which holds it for three batches at a time. To read
+            momentum, call `state_dict()`, which waits for copies under way. Not with `capturable`, nor for matrices
+            that ranks share.
         qk_clip: settings of QK-clip, a dict (`qk_clip.heads.clip_settings`); call `observe_qk_logits` in the forward
             pass. Its key `report` is a function called one step later with the counts of clipped and non-finite heads.
-        capturable: allow a CUDA graph to capture the whole step. A replay repeats the numbers that groups had then, and
-            reads anew what groups have as tensors on the GPU.
+        capturable: allow a CUDA graph to capture the whole step. A replay repeats the numbers that groups had at the
+            capture, and reads anew what groups have as tensors on the GPU.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
         cuda_graphs: let `warmup()` capture the orthogonalization of batches on a GPU in CUDA graphs. A step replays
-            each in one launch. They share memory for the largest batch or chain of batches. Other batches run eagerly.
+            each in one launch. All graphs share one pool of memory, as large as the largest batch or
+            chain of batches needs. Other batches run eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
     Group keys: a group dict may have every argument marked *group* in docs/arguments.md, and:
@@ -246,11 +247,12 @@ class Muon(Optimizer):
         Parameters and state change in place; gradients do not. `torch.autocast` has no effect. In a compiled function
         the step is one op of the graph, or breaks the graph (`docs/faq.md` says when).
 
-        Raises ValueError or TypeError, before anything is changed, for sparse gradients, for parameters whose shape no
-        longer matches their state, and for changed settings that cannot work. Raises RuntimeError for work that a CUDA
-        graph being captured would not repeat; after a step that failed halfway, until a state is loaded; and if ranks
-        do not take the same step (other settings, other optimizers, gradients on some replicas only). In the last case
-        nothing that these ranks share has changed. With parameters on a GPU the next call raises it.
+        Raises ValueError or TypeError, before anything is changed, for sparse gradients and those of another dtype, for
+        parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
+        RuntimeError for work that a CUDA graph being captured would not repeat; after a step that failed halfway, until
+        a state is loaded; and if ranks do not take the same step (other settings, other optimizers, gradients on only
+        some of the ranks that need them together). In the last case nothing that these ranks share has changed. With
+        parameters on a GPU the next call raises it.
         """
         if torch.compiler.is_dynamo_compiling() and is_traceable(vars(self), closure):
             return traced_step(vars(self))

@@ -35,9 +35,9 @@ _PORTABLE = (
 
 # What `gram_float32` costs on a GPU. torch multiplies these matrices, as its setting for float32 says.
 _FLOAT32_ON_GPU = (
-    "gram_float32 multiplies the Gram matrices of {parameters} in float32. Unless torch.set_float32_matmul_precision "
-    "allows less, CUDA devices do that at full float32 precision, with a far lower rate than in half precision. If it "
-    "does, the iteration restarts more often, because it would diverge"
+    "gram_float32 multiplies the Gram matrices of {parameters} in float32. CUDA devices multiply at full float32 "
+    "precision, at a far lower rate than in half precision. If torch.set_float32_matmul_precision allows TF32, they "
+    "are faster, and the iteration restarts more often, because it would diverge otherwise"
 )
 
 # The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.

@@ -189,7 +189,8 @@ def _matched_by_name(
 ) -> tuple[list[tuple[Entry, Entry]], list[Entry]]:
     """Return pairs of parameter and entry, and the entries without a parameter.
 
-    Names count as they are, then without what wrappers add, which two names of PEFT's saved modules have in common.
+    Whole names are compared first, then names without the components of wrappers: PEFT's `original_module` and
+    `modules_to_save` differ only in these.
     """
     pairs, rest = [], list(entries)
     for key in str, bare_name:

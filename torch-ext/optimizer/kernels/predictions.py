@@ -70,9 +70,8 @@ def predicted_gain(gpu: Gpu, m: int, k: int) -> Optional[float]:
     if gpu.capability not in RATES or m < SMALLEST:
         return None
     most = matrices_together(gpu, m, 2)
-    dense, symmetric = (in_full_waves(gpu, m, most, symmetric) for symmetric in (False, True))
-    dense_each = dense_seconds(gpu, dense, (m, m, k)) / dense
-    return dense_each / (symmetric_seconds(gpu, symmetric, m, k) / symmetric)
+    torchs, ours = (in_full_waves(gpu, m, most, is_symmetric) for is_symmetric in (False, True))
+    return (dense_seconds(gpu, torchs, (m, m, k)) / torchs) / (symmetric_seconds(gpu, ours, m, k) / ours)
 
 
 def matrices_together(gpu: Gpu, m: int, itemsize: int) -> int:

@@ -27,7 +27,7 @@ _SIGNS: Sequence[tuple[str, frozenset[str]]] = (
     ("adamw", frozenset({"amsgrad", "exp_avg_sq"})),
 )
 # Names that this package made for parameters without names.
-_MADE_UP = re.compile(r"(param|unnamed)_\d+")
+MADE_UP = re.compile(r"(param|unnamed)_\d+")
 
 Place = tuple[int, int]
 
@@ -111,13 +111,13 @@ def _difference(groups: Sequence[Group], saved: Sequence[Group]) -> str:
 def _places(groups: Sequence[Group]) -> Iterator[tuple[str, Place]]:
     """Yield each name that a user has given, without what wrappers add, with its group and its place there.
 
-    A group with more names than parameters says no places: a stage of a pipeline that reads one parameter's settings
+    A group with more names than parameters yields nothing: a stage of a pipeline that reads one parameter's settings
     from a flattened checkpoint gets the names of the whole group that saved it.
     """
     for number, group in enumerate(groups):
         names = group.get("param_names", ())
         for place, name in enumerate(names if len(names) <= len(group["params"]) else ()):
-            if not _MADE_UP.fullmatch(name):
+            if not MADE_UP.fullmatch(name):
                 yield bare_name(name), (number, place)
 
 

@@ -32,14 +32,15 @@ _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
 # Names of embedding tables: anywhere, or only at the top level, since deeper layers with such names are not tables.
 _EMBEDDING = re.compile(
     r"(?<!un)embed|(^|_)emb($|_)|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$|^relative_attention_bias$"
-    r"|^trainable_tokens_delta$|^rel_pos(_[hw])?$|^pe$|(^|_)pos(ition(al)?)?_enc(oding)?$"
+    r"|^trainable_tokens_delta$|(^|_)pos(ition(al)?)?_enc(odings?)?$"
 )
 _TOP_TABLES = {"shared", "tok", "pos"}
 # The module that projects patches (torchvision's is `conv_proj`); its weight is at most two modules below.
 _PATCHES = re.compile(r"(^|_)patch(es)?_embed(ding|er)?s?\d*$")
 _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
 # Names of parameters, not of layers: numbers that are added or multiplied, also one for each head and offset.
-_BIAS, _SCALE = re.compile(r"(^|_)bias(es)?(_|$)"), re.compile(r"^(scales?|gamma)$")
+_BIAS, _SCALE = re.compile(r"(^|_)bias(es)?(_[a-z0-9]{1,3})?$"), re.compile(r"^(layer_)?(scales?|gammas?)$")
+_POSITIONS = re.compile(r"^pe$|^rel_pos(_[hw])?$")
 # Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
 _HEADS |= {"unembed", "decoder", "qa_outputs"}
@@ -157,6 +158,8 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     narrow = shape[0] < shape[1] or adapted != bare
     if "router" in parts or (layer in _ROUTERS and narrow and not is_stack):
         return f"router:{layer}"
+    if _POSITIONS.search(parts[-1]):
+        return f"embedding:{parts[-1]}"
     if parts[-1] in ("a_log", "a_logs"):
         return f"state_space:{parts[-1]}"
     if _BIAS.search(parts[-1]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from typing import Any, Container, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ class Terms(NamedTuple):
     places: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and its position there
     device: torch.device
     copies: tuple[Alike, ...]  # parameters in several copies: the ranks that have a copy of one part, for each part
-    apart: tuple[Alike, ...]  # parameters whose parts are updated without an exchange: the ranks that have a part
+    apart: tuple[Alike, ...]  # the fallback's shards, each of which counts its steps: the ranks that have a part
     weight: int  # this rank's `counterweight` among all of these ranks
     digest: str  # of the common line and the lines
 
@@ -62,7 +62,7 @@ class _Shared(NamedTuple):
     device: torch.device
     layout: Layout
     is_empty: bool  # this rank's part has no elements
-    is_apart: bool  # ranks update their parts of it without an exchange
+    is_apart: bool  # it is sharded, and the fallback updates the parts on their ranks
 
 
 def terms_of(
@@ -71,13 +71,11 @@ def terms_of(
     failed: Mapping[Ranks, str],
     replica_ranks: Optional[Ranks],
     state: Mapping[Tensor, Mapping[str, Tensor]],
-    exchanged: Container[tuple[int, int]],
 ) -> dict[Ranks, Terms]:
     """Return the terms for each set of ranks that shares parameters with this rank.
 
     `common_line` is part of all terms. `failed` has, for some sets, a line about kernels that failed their proof here.
-    `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen. `exchanged` are the
-    places of Muon's parameters all of whose matrices have owners.
+    `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen.
     """
     shared: dict[Ranks, list[_Shared]] = {}
     for number, group in enumerate(groups):
@@ -86,7 +84,7 @@ def terms_of(
             if layout is None or this_rank() not in layout.mesh:
                 continue
             line, local = f"{_line_of(name, p, layout, group)}{_line_of_state(p, state)}", local_part(p)
-            is_apart = bool(layout.split_dims) and (number, position) not in exchanged
+            is_apart = bool(layout.split_dims) and not group["use_muon"]
             entry = _Shared(name, line, (number, position), local.device, layout, not local.numel(), is_apart)
             shared.setdefault(layout.mesh.members, []).append(entry)
     return {ranks: _terms(ranks, common_line, failed.get(ranks, ""), entries) for ranks, entries in shared.items()}
@@ -109,11 +107,14 @@ def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Sh
 
 
 def _apart(parameters: Sequence[_Shared]) -> Iterator[Alike]:
-    """Yield the parameters whose parts are updated without an exchange, grouped by the ranks that have a part."""
-    alike: dict[Ranks, list[int]] = {}
+    """Yield the fallback's sharded parameters, grouped by the ranks that have a part."""
+    of_layouts: dict[Layout, list[int]] = {}
     for position, parameter in enumerate(parameters):
         if parameter.is_apart:
-            alike.setdefault(_holders(parameter.layout), []).append(position)
+            of_layouts.setdefault(parameter.layout, []).append(position)
+    alike: dict[Ranks, list[int]] = {}
+    for layout, positions in of_layouts.items():
+        alike.setdefault(_holders(layout), []).extend(positions)
     for holders, positions in alike.items():
         is_here = this_rank() in holders
         yield Alike(tuple(positions) if is_here else (), (holders,), 0, counterweight(holders) if is_here else 0)
@@ -122,7 +123,9 @@ def _apart(parameters: Sequence[_Shared]) -> Iterator[Alike]:
 @functools.lru_cache(maxsize=256)
 def _holders(layout: Layout) -> Ranks:
     """Return the ranks whose parts are not empty."""
-    return tuple(rank for rank in layout.mesh.members if all(map(length, runs_of(layout, rank))))
+    ranks, parts = layout.mesh.members, list(map(layout.part_of, layout.mesh.members))
+    has_something = {part: all(map(length, runs_of(layout, rank))) for part, rank in dict(zip(parts, ranks)).items()}
+    return tuple(rank for part, rank in zip(parts, ranks) if has_something[part])
 
 
 def _copies(parameters: Sequence[_Shared]) -> Iterator[Alike]:

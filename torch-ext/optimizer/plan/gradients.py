@@ -55,8 +55,9 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
             )
         if gradient.dtype != dtype:
             raise ValueError(
-                f"the gradient of {_name_in(groups, p)} is in {gradient.dtype}, needs {dtype}, its parameter's: write "
-                "p.grad = p.grad.to(p.dtype) before the step"
+                f"the gradient of {_name_in(groups, p)} is in {gradient.dtype}, needs {dtype}, its parameter's: leave "
+                "p.grad_dtype as it is, or write before the step: "
+                "g, p.grad = p.grad, None; p.grad_dtype = p.dtype; p.grad = g.to(p.dtype)"
             )
         if sharded and not lie_alike(p, gradient):
             raise ValueError(

@@ -102,14 +102,11 @@ def make_plan(
     local: list[Matrix] = []
     exchanged: list[Matrix] = []
     summed: list[Matrix] = []
-    with_owners = set()  # places of parameters all of whose matrices have owners
     choose = functools.lru_cache(maxsize=None)(choose_iteration)
     matrices = []
     for parameter, frozen in _parameters(groups, state, replica_ranks):
         every = parameter.matrices(groups[parameter.group], choose)
         matrices.append(every)
-        if all(matrix.has_owner for matrix in every):
-            with_owners.add((parameter.group, parameter.position))
         if not parameter.is_here:
             continue
         owned = [] if frozen else [matrix for matrix in every if matrix.has_owner]
@@ -124,15 +121,15 @@ def make_plan(
         exchanges=plan_exchanges(exchanged, this_rank(), options),
         sums=plan_sums(summed, this_rank(), options.chunk_bytes),
         fallback=tuple(_fallback_batches(groups, replica_ranks)),
-        terms=terms_of(groups, common_line, failed_here, replica_ranks, state, with_owners),
+        terms=terms_of(groups, common_line, failed_here, replica_ranks, state),
     )
 
 
 def choices() -> tuple[int, int, tuple[float, float]]:
     """Return numbers that change whenever the choice of iterations may change.
 
-    The first counts changes of measurements; the second is the number of CPU threads, for which measurements hold. The
-    last two are how much torch rounds the factors of float32 products.
+    The first counts changes of measurements; the second is the number of CPU threads, for which measurements hold; the
+    third is how much torch rounds the factors of float32 products, on CUDA devices and elsewhere.
     """
     work_among_ranks(world_size() > 1)
     return changed(), torch.get_num_threads(), float32_roundoffs()

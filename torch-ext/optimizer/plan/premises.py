@@ -7,6 +7,7 @@ from typing import Any, Collection, Optional, Sequence
 
 from torch import Tensor
 
+from ..parameters.checkpoints import MADE_UP
 from ..parameters.groups import names_of
 from ..parameters.settings import Group
 from .layout import laid_out
@@ -33,12 +34,12 @@ class Premises:
         return self._laid_out.has_shards
 
     def check_names(self, before: Optional[Premises]) -> None:
-        """Raise ValueError if a parameter has the name now that another one had `before`: names decide what is done."""
+        """Raise ValueError if a parameter now has a name that a user gave to another one: names decide routing."""
         if before is None:
             return
-        known = dict(zip(before.params, before._names))
+        known, taken = dict(zip(before.params, before._names)), set(before._names)
         for name, p in zip(self._names, self.params):
-            if known.get(p, name) != name and name in known.values():
+            if known.get(p, name) != name and name in taken and not MADE_UP.fullmatch(name):
                 raise ValueError(
                     f"the parameter {known[p]} {tuple(p.shape)} would be called {name} now, as another one was before: "
                     "if you remove or reorder a group's params, do the same with its param_names"

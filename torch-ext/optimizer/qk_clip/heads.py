@@ -15,7 +15,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Union
 
-from ..parameters.routing import lora_factor
+from ..parameters.routing import bare_name, lora_factor
 
 Layer = Union[str, int]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -125,14 +125,23 @@ def _scaled_alike(
     """
     alike: dict[str, tuple[Run, ...]] = {}
     for name in weights:
-        module = name[: -len("weight")] if name.endswith("weight") else None
-        factors = [other for other in shapes if module and other.startswith(module) and lora_factor(other) == "lora:b"]
+        if not name.endswith("weight"):
+            continue
+        module, bare = name[: -len("weight")], bare_name(name)[: -len("weight")]
+        factors = [other for other in shapes if lora_factor(other) == "lora:b" and bare_name(other).startswith(bare)]
         alike.update(dict.fromkeys([f"{module}bias", *factors], runs[name]))
     if weights[0].endswith(_OF_QUERIES):
         bias, joint = f"{weights[0][: -len(_OF_QUERIES)]}in_proj_bias", [run for name in weights for run in runs[name]]
         values = shapes.get(bias, (0,))[0] - sum(run.rows for run in joint)
         alike[bias] = (*joint, Run(values, (), 0.0))
-    return {name: rows for name, rows in alike.items() if name in shapes}
+    alike = {name: rows for name, rows in alike.items() if name in shapes}
+    for name, rows in alike.items():
+        count = sum(run.rows for run in rows)
+        if shapes[name][0] != count:
+            raise ValueError(
+                f"qk_clip would scale {name}, which has {shapes[name][0]} rows, like a weight of {count} rows"
+            )
+    return alike
 
 
 def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> tuple[int, dict[str, tuple[Run, ...]]]:
@@ -205,9 +214,9 @@ def _found_by_name(shapes: Shapes) -> Weights:
     """Return, for each module that has them, the names of its fused weight or of its query and key weights."""
     modules: dict[str, dict[str, str]] = {}
     for name, shape in shapes.items():
-        parts = name.split(".")
+        parts = bare_name(name).split(".")
         for i in range(len(parts))[-2:]:
-            if len(shape) != 2 or parts[i] not in _ROLES or lora_factor(name):
+            if len(shape) != 2 or parts[i] not in _ROLES or not name.endswith("weight") or lora_factor(name):
                 continue
             roles, role = modules.setdefault(".".join(parts[:i]), {}), _ROLES[parts[i]]
             if role in roles:

@@ -135,7 +135,11 @@ class Meeting:
     def _in_words(self, statements: Mapping[int, Statement]) -> str:
         first, odd = _first_difference(statements, lambda statement: statement.identity)
         are_new = not any(statements[rank].has_met for rank in (first, odd))
-        hint = ": make the same optimizers on all ranks, in the same order, copies included" if are_new else ""
+        hint = (
+            ": make the same optimizers on all ranks, in the same order; copies by copy.deepcopy count, too"
+            if are_new
+            else ""
+        )
         return (
             f"ranks do not do the same with {self._names}, and nothing that they share was changed: rank {first} was "
             f"in {statements[first].identity}, rank {odd} in {statements[odd].identity}{hint}"

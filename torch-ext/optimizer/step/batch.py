@@ -46,7 +46,8 @@ def update_local_(chains: Iterable[Sequence[LocalBatch]], recipes: Recipes) -> l
             if momenta is not None:
                 take_momentum(chain[0].parts, momenta)
             norms += update_chain_(present, recipes)
-    # The next chunk was fetched ahead, also if none of its matrices has a gradient. Its momentum may change until then.
+    # A chunk whose matrices have no gradient was fetched ahead for nothing, and its momentum in host memory may change
+    # before the next step.
     for host in filter(None, hosts):
         host.forget()
     return norms

@@ -64,5 +64,6 @@ def _norm(tensors: list[Tensor]) -> Tensor:
     exact = torch.float64
     for device in {tensor.device for tensor in tensors}:  # a dtype that each of them has
         exact = exact_dtype(device, exact)
-    norms = torch._foreach_norm(tensors, 2, exact)
-    return torch.stack([norm.to(norms[0].device) for norm in norms]).norm()
+    # In float64 no square overflows. Norms do not come in a dtype that is narrower than a gradient's.
+    norms = torch._foreach_norm(tensors, 2, exact) if exact == torch.float64 else torch._foreach_norm(tensors)
+    return torch.stack([norm.to(exact).to(norms[0].device) for norm in norms]).norm()

@@ -119,10 +119,13 @@ def _take_step(
     every = [p for group in optimizer.param_groups for p in group["params"]]
     before = [p.grad for p in every]
     moved = [every[i] for i in indices]
-    own = [*moved, *_state_tensors(moved, optimizer.state)]
-    if len(own) != len(parameters) + len(states):
-        raise RuntimeError(f"a graph has {len(parameters) + len(states)} tensors of Muon, which has {len(own)} now")
-    places = list(zip(own, [*parameters, *states]))
+    present = [*moved, *_state_tensors(moved, optimizer.state)]
+    if len(present) != len(parameters) + len(states):
+        raise RuntimeError(
+            f"a compiled step was traced with {len(parameters) + len(states)} tensors of parameters and state, and the "
+            f"optimizer has {len(present)} now: compile the step again (torch._dynamo.reset())"
+        )
+    places = list(zip(present, [*parameters, *states]))
     copies = [(place, value) for place, value in places if not value.is_set_to(place)]
     try:
         _set_gradients(every, [None] * len(every))
