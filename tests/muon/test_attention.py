@@ -132,3 +132,8 @@ def test_impossible_settings_are_refused(attention, settings, error, message):
 def test_weights_that_do_not_fit_are_refused_by_name(plan, settings, shapes, message):
     with pytest.raises(ValueError, match=message):
         plan(settings, shapes)
+
+
+def test_a_layer_has_its_modules_name_with_and_without_wrappers(plan):
+    layers = plan({"head_dim": 4}, pair(2, layer="_orig_mod.layers.3.attn"))
+    assert set(layers) == {"layers.3.attn", "_orig_mod.layers.3.attn", 3}

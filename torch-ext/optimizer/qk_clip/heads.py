@@ -212,18 +212,20 @@ def _named_weights(layers: Iterable[tuple[Layer, tuple[Layer, ...]]], shapes: Sh
 
 def _found_by_name(shapes: Shapes) -> Weights:
     """Return, for each module that has them, the names of its fused weight or of its query and key weights."""
-    modules: dict[str, dict[str, str]] = {}
+    candidates: dict[tuple[str, str], list[str]] = {}
     for name, shape in shapes.items():
+        if len(shape) != 2 or lora_factor(name) or "parametrizations" in name:
+            continue
         parts = bare_name(name).split(".")
         for i in range(len(parts))[-2:]:
-            if len(shape) != 2 or parts[i] not in _ROLES or not name.endswith("weight") or lora_factor(name):
-                continue
-            roles, role = modules.setdefault(".".join(parts[:i]), {}), _ROLES[parts[i]]
-            if role in roles:
-                raise ValueError(
-                    f"qk_clip takes {roles[role]} or {name} as {role}: name the right ones in its `layers`"
-                )
-            roles[role] = name
+            if parts[i] in _ROLES:
+                candidates.setdefault((".".join(parts[:i]), _ROLES[parts[i]]), []).append(name)
+    modules: dict[str, dict[str, str]] = {}
+    for (module, role), names in candidates.items():
+        weights = [name for name in names if name.endswith("weight")]  # others may be its scale or mask
+        if len(weights) > 1:
+            raise ValueError(f"qk_clip takes {' or '.join(weights)} as {role}: name the right one in its `layers`")
+        modules.setdefault(module, {})[role] = (weights or names)[-1]
     if not modules:
         raise ValueError("qk_clip finds no query and key weights by their names: give them in its `layers`")
     numbers = {module: [int(part) for part in module.split(".") if part.isdigit()][-1:] for module in modules}
@@ -232,9 +234,15 @@ def _found_by_name(shapes: Shapes) -> Weights:
         if set(roles) not in ({"fused"}, {"query", "key"}):
             raise ValueError(f"qk_clip needs one fused weight, or query and key, in {module!r}, found {roles}")
         is_alone = list(numbers.values()).count(numbers[module]) == 1
-        keys = (module, *numbers[module]) if is_alone else (module,)
-        found[keys] = [roles[role] for role in ("fused", "query", "key") if role in roles]
+        names = [roles[role] for role in ("fused", "query", "key") if role in roles]
+        keys = dict.fromkeys((module, _module_of(names[0]), *(numbers[module] if is_alone else ())))
+        found[tuple(keys)] = names
     return found
+
+
+def _module_of(name: str) -> str:
+    """Return the name of a weight's attention as the model has it, with the components of wrappers."""
+    return name.rpartition("." + next(part for part in name.split(".") if part in _ROLES))[0]
 
 
 def _count(key: str, value: Any) -> int:
