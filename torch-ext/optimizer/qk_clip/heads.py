@@ -132,8 +132,7 @@ def _scaled_alike(
         alike.update(dict.fromkeys([f"{module}bias", *factors], runs[name]))
     if weights[0].endswith(_OF_QUERIES):
         bias, joint = f"{weights[0][: -len(_OF_QUERIES)]}in_proj_bias", [run for name in weights for run in runs[name]]
-        values = shapes.get(bias, (0,))[0] - sum(run.rows for run in joint)
-        alike[bias] = (*joint, Run(values, (), 0.0))
+        alike[bias] = (*joint, Run(shapes.get(bias, (0,))[0] - sum(run.rows for run in joint), (), 0.0))
     alike = {name: rows for name, rows in alike.items() if name in shapes}
     for name, rows in alike.items():
         count = sum(run.rows for run in rows)
