@@ -56,13 +56,16 @@ class Run(NamedTuple):
     exponent: float
 
 
+Runs = dict[str, tuple[Run, ...]]  # of weights and what is added to their results, by name
+
+
 class Attention(NamedTuple):
     """One layer whose logits can be observed under any of `keys`."""
 
     keys: tuple[Layer, ...]
     heads: int  # number of heads that have logits
     first: int  # number of heads in all layers before this one
-    weights: dict[str, tuple[Run, ...]]  # of weights and their biases
+    weights: Runs
 
 
 def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
@@ -106,44 +109,39 @@ def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
     names = [name for weights in found.values() for name in weights]
     if len(set(names)) < len(names):
         raise ValueError(f"each weight may be in one layer of qk_clip, {max(names, key=names.count)} is in several")
+    adapters = [name for name in shapes if lora_factor(name) == "lora:b"]
     layers: list[Attention] = []
     first = 0
     for keys, weights in found.items():
         heads, runs = _layer_runs(settings, weights, shapes)
-        runs.update(_scaled_alike(weights, runs, shapes))
+        runs.update(_scaled_alike(weights, runs, shapes, adapters))
         layers.append(Attention(keys, heads, first, runs))
         first += heads
     return layers
 
 
-def _scaled_alike(
-    weights: list[str], runs: Mapping[str, tuple[Run, ...]], shapes: Shapes
-) -> dict[str, tuple[Run, ...]]:
-    """Return the runs of what is added to the results of `weights`: biases, and the outer factors of LoRA.
+def _scaled_alike(weights: list[str], runs: Runs, shapes: Shapes, adapters: list[str]) -> Runs:
+    """Return the runs of what is added to the results of `weights`: biases, and their outer factors of LoRA.
 
     Weights of `nn.MultiheadAttention(kdim=...)` have one bias together: of queries, then of keys, then of values.
     """
-    alike: dict[str, tuple[Run, ...]] = {}
-    for name in weights:
-        if not name.endswith("weight"):
-            continue
+    alike: Runs = {}
+    for name in (each for each in weights if each.endswith("weight")):
         module, bare = name[: -len("weight")], bare_name(name)[: -len("weight")]
-        factors = [other for other in shapes if lora_factor(other) == "lora:b" and bare_name(other).startswith(bare)]
-        alike.update(dict.fromkeys([f"{module}bias", *factors], runs[name]))
+        factors = (adapter for adapter in adapters if bare_name(adapter).startswith(bare))
+        alike.update(dict.fromkeys((f"{module}bias", *factors), runs[name]))
     if weights[0].endswith(_OF_QUERIES):
         bias, joint = f"{weights[0][: -len(_OF_QUERIES)]}in_proj_bias", [run for name in weights for run in runs[name]]
         alike[bias] = (*joint, Run(shapes.get(bias, (0,))[0] - sum(run.rows for run in joint), (), 0.0))
     alike = {name: rows for name, rows in alike.items() if name in shapes}
     for name, rows in alike.items():
-        count = sum(run.rows for run in rows)
-        if shapes[name][0] != count:
-            raise ValueError(
-                f"qk_clip would scale {name}, which has {shapes[name][0]} rows, like a weight of {count} rows"
-            )
+        has, needs = shapes[name][0], sum(run.rows for run in rows)
+        if has != needs:
+            raise ValueError(f"qk_clip would scale {name}, which has {has} rows, like a weight of {needs} rows")
     return alike
 
 
-def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> tuple[int, dict[str, tuple[Run, ...]]]:
+def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> tuple[int, Runs]:
     """Return the number of query heads, and the runs of a layer's query and key weights or of its fused one.
 
     A fused weight has the rows of all queries, then of all keys, then of all values. The key weight of latent attention
@@ -213,7 +211,7 @@ def _found_by_name(shapes: Shapes) -> Weights:
     """Return, for each module that has them, the names of its fused weight or of its query and key weights."""
     candidates: dict[tuple[str, str], list[str]] = {}
     for name, shape in shapes.items():
-        if len(shape) != 2 or lora_factor(name) or "parametrizations" in name:
+        if len(shape) != 2 or lora_factor(name) or "parametrizations" in name:  # these are not the weight itself
             continue
         parts = bare_name(name).split(".")
         for i in range(len(parts))[-2:]:
