@@ -52,3 +52,16 @@ def test_an_attribute_of_a_parameter_goes_before_its_norm(kernel):
     model = nn.ModuleDict({"post": nn.RMSNorm((8, 16))})
     model["post"].weight.use_muon = True
     assert chosen(kernel.groups_for(model)) == {"post.weight": "use_muon"}
+
+
+def test_scales_of_heads_are_not_decayed(kernel):
+    """Decay would pull them to zero, as it would norms."""
+
+    class Clip(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8, 16))
+
+    model = nn.ModuleDict({"q_clip": Clip(), "up": nn.Linear(16, 32)})
+    decays = {name: group.get("weight_decay") for group in kernel.groups_for(model) for name, _ in group["params"]}
+    assert decays["q_clip.scale"] == 0.0 and decays["up.weight"] is None

@@ -55,8 +55,8 @@ def groups_for(
     are (in, out). Modules decide before names: `nn.Embedding` is an embedding, `nn.LayerNorm` is a norm, a convolution
     is not a stack. The head is the one that methods of transformers' and timm's models return, or that a name shows, or
     else the last linear layer at the top level of the network, with the reason `output_head:last_linear`. Vectors,
-    norms, biases and the names in `model.no_weight_decay()` get no weight decay. Each group has a `role`, such as
-    `queries` or `embedding`, by which you can find it to set its `lr`, and a `reason` for `explain()`. A group whose
+    norms, biases, scales and the names in `model.no_weight_decay()` get no weight decay. Each group has a `role`, such
+    as `queries` or `embedding`, by which you can find it to set its `lr`, and a `reason` for `explain()`. A group whose
     parameters may be stacks or convolutions has no branch yet: set `stacked` in it. Tied parameters come once, under
     their first name.
 
@@ -123,7 +123,7 @@ class _Chooser:
     def _decays(self, names: list[str], role: str) -> bool:
         if self._rule is not None:
             return names[0] not in self._rule
-        return role not in ("vector", "norm", "bias") and self._said.isdisjoint(map(bare_name, names))
+        return role not in ("vector", "norm", "bias", "scale") and self._said.isdisjoint(map(bare_name, names))
 
     def remarks(self, rows: Iterable[Route]) -> list[str]:
         """Return a line for each missing piece of information that no pattern gives either."""
