@@ -1,0 +1,69 @@
+"""The variant of the CPU compiled with a sanitizer of GCC, and runs of pytest in which that watches the operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from tests.support.rank_pool import REPO_ID
+from tools.build import compilers, variants
+from tools.build.assembly import assemble
+from tools.build.machines import Machine
+from tools.build.recipe import read_build
+from tools.build.variant_metadata import write_metadata
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Sanitizer(NamedTuple):
+    """Flags of the compiler, what it must find before all other libraries, and what it is told in the environment."""
+
+    flags: tuple[str, ...]
+    libraries: tuple[str, ...]
+    variables: dict[str, str]
+
+
+# GCC fuses products with sums where it optimizes more, which laws of float32 products ask for.
+FUSED = "-fexpensive-optimizations"
+# Optimized little, because it takes three times as long to compile otherwise. Python leaks by design.
+MEMORY = Sanitizer(
+    ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all", "-g1", "-O1", FUSED),
+    ("libasan.so", "libstdc++.so"),
+    {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"},
+)
+
+
+def build_sanitized_variant(tree: Path, folder: Path, sanitizer: Sanitizer) -> tuple[Path, Machine]:
+    """Return the variant of `tree`, the repository or a copy of it, and the machine that it is compiled for."""
+    job = dataclasses.replace(variants.plan(ROOT, read_build(ROOT), "cpu", folder / "work"), root=tree)
+    with ExitStack() as stack:
+        for name in ("compile_line", "link_line"):
+            line = partial(extended, getattr(compilers, name), sanitizer.flags)
+            stack.enter_context(mock.patch.object(compilers, name, line))
+        library = compilers.compile_library(job)
+    variant = folder / "build" / job.variant_name
+    assemble(variant, job, library)
+    write_metadata(variant, job.recipe, job.ops, job.revision)
+    return variant, job.machine
+
+
+def extended(line: Callable[..., list], flags: Sequence[str], *arguments) -> list:
+    """Return a command with flags at its end, which count more than others before them."""
+    return [*line(*arguments), *flags]
+
+
+def run_sanitized(variant: Path, machine: Machine, sanitizer: Sanitizer, arguments: Sequence[str]):
+    """Return the finished process of a pytest that tests `variant`. It has died if the sanitizer found something."""
+    preloaded = " ".join(str(machine.library(name)) for name in sanitizer.libraries)
+    variables = {"LD_PRELOAD": preloaded, "LOCAL_KERNELS": f"{REPO_ID}={variant.parent}", **sanitizer.variables}
+    command = [sys.executable, "-m", "pytest", "--capture=no", "-p", "no:cacheprovider", *arguments]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
