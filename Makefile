@@ -37,9 +37,10 @@ aarch64: setup
 processors: build build-aarch64
 	$(PY) -m tools.emulation.compare build
 
-# LOCAL_KERNELS names the build to test where the Hub's builder has made one; here the tests make it.
+# LOCAL_KERNELS names the build to test where the Hub's builder has made one; here the tests make it. A file's tests run in
+# one process, because its fixtures and the pools of ranks are made once in each.
 test: setup lint
-	env -u LOCAL_KERNELS $(PY) -m pytest -m "not slow and not integrations"
+	env -u LOCAL_KERNELS $(PY) -m pytest -m "not slow and not integrations" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # What takes more than ten seconds: killed ranks, long runs, other variants and processors, the model of CUDA.
 test-slow: setup

@@ -6,13 +6,14 @@ import contextlib
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
 import pytest
 import torch
+from filelock import FileLock
 
 from tests.support.portable_variant import write_portable_variant
 from tests.support.rank_pool import DEVICES, REPO_ID, Pools, load_kernel
@@ -74,6 +75,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if gpus_needed(item) <= here]
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send what was left out to the process that writes the summary, where this one runs tests for it."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash.get(LEFT_OUT, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Take that; every process leaves out the same, and one that has died tells nothing."""
+    if hasattr(node, "workeroutput"):
+        node.config.stash[LEFT_OUT] = Counter(node.workeroutput["left_out"])
+
+
 def gpus_needed(item: pytest.Item) -> int:
     """Return how many GPUs a test needs by its markers."""
     several = item.get_closest_marker("multi_gpu")
@@ -119,11 +133,32 @@ def native_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def variant(repository: Path, native_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`built_once(build)` returns what `build(folder)` returned to the first process of a run that called it; others
+    wait for it. A process that runs tests beside others has its folder in one that is theirs, too.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    common = folder.parent if hasattr(request.config, "workerinput") else folder
+
+    def built_once(build: Callable[[Path], Path]) -> Path:
+        result = common / f"{build.__name__}.result"
+        with FileLock(f"{result}.lock"):
+            if not result.exists():
+                result.write_text(str(build(Path(tempfile.mkdtemp(dir=common)))))
+        return Path(result.read_text())
+
+    return built_once
+
+
+@pytest.fixture(scope="session")
+def variant(repository: Path, native_backend: str, built_once: Callable[..., Path]) -> Path:
     from tools.build.variants import build_variants
 
-    (built,) = build_variants(repository, [native_backend], tmp_path_factory.mktemp("build"))
-    return built.path
+    def build_shipped_variant(folder: Path) -> Path:
+        (built,) = build_variants(repository, [native_backend], folder)
+        return built.path
+
+    return built_once(build_shipped_variant)
 
 
 @pytest.fixture(scope="session")

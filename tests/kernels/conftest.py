@@ -2,8 +2,8 @@
 One of a Triton kernel: in Triton's interpreter, and on the GPU that is here.
 
 TRITON_INTERPRET=1 must be set before Triton is imported, and in the interpreter an access out of bounds ends the
-process: a session's laws for the interpreter run together in one process of their own, and each tells here what it
-found there.
+process: a file's laws for the interpreter run together in one process of their own, and each tells here what it found
+there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +32,7 @@ from tests.support.symmetric_products import PROVEN_SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
-VERDICTS = pytest.StashKey[dict[str, str]]()
+VERDICTS = pytest.StashKey[dict[Path, dict[str, str]]]()  # by the file of the laws
 
 
 class Interpreter:
@@ -86,12 +86,15 @@ class Gpu:
 
 
 @pytest.fixture(scope="session")
-def modelled_kernel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+def modelled_kernel(repository: Path, built_once: Callable[..., Path]) -> ModuleType:
     """The package whose operations are the CUDA kernels, run by the model of CUDA."""
     # Imported here: it builds, for which it takes the folder tools/.
     from tests.support.modelled_cuda import build_modelled_variant
 
-    folder = build_modelled_variant(repository, tmp_path_factory.mktemp("modelled")).parent
+    def build_model(folder: Path) -> Path:
+        return build_modelled_variant(repository, folder)
+
+    folder = built_once(build_model).parent
     with mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"{REPO_ID}={folder}"}):
         return load_kernel(folder, "cpu")
 
@@ -172,11 +175,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Tell what a law found in the interpreter's process, in place of running it in this one."""
     if INTERPRETING or not interpreted(pyfuncitem):
         return None
-    session = pyfuncitem.session
-    if VERDICTS not in session.stash:
+    session, file = pyfuncitem.session, pyfuncitem.path
+    known = session.stash.setdefault(VERDICTS, {})
+    if file not in known:
         pyfuncitem._request.getfixturevalue("kernel")  # says by LOCAL_KERNELS what the process shall load
-        session.stash[VERDICTS] = verdicts([item.nodeid for item in session.items if interpreted(item)])
-    problem = session.stash[VERDICTS].get(pyfuncitem.nodeid, "it did not come to its end there")
+        known[file] = verdicts([item.nodeid for item in session.items if item.path == file and interpreted(item)])
+    problem = known[file].get(pyfuncitem.nodeid, "it did not come to its end there")
     if problem:
         pytest.fail(f"in the interpreter, by seed {seed_of(pyfuncitem)}: {problem}", pytrace=False)
     return True
