@@ -19,11 +19,11 @@ from .layout import Layout, layout_of, length, local_part, runs_of
 from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
 
 
-class Alike(NamedTuple):
-    """Parameters that sets of ranks must treat alike. Each of these ranks is in one of the sets."""
+class RankSets(NamedTuple):
+    """Sets of ranks, and parameters that all ranks of a set must treat alike. No rank is in two of the sets."""
 
     positions: tuple[int, ...]  # among the parameters of the terms; only those whose part on this rank is not empty
-    sharers: tuple[Ranks, ...]  # the sets of ranks
+    sets: tuple[Ranks, ...]
     part: int  # the number of this rank's set
     weight: int  # this rank's `counterweight` in its set, 0 if it is in none
 
@@ -37,8 +37,8 @@ class Terms(NamedTuple):
     lines: tuple[str, ...]
     places: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and its position there
     device: torch.device
-    copies: tuple[Alike, ...]  # parameters in several copies: the ranks that have a copy of one part, for each part
-    apart: tuple[Alike, ...]  # the fallback's shards, each of which counts its steps: the ranks that have a part
+    copies: tuple[RankSets, ...]  # parameters in several copies; a set has the ranks with a copy of one part
+    local_shards: tuple[RankSets, ...]  # shards of the fallback, which counts steps for each; the ranks that have one
     weight: int  # this rank's `counterweight` among all of these ranks
     digest: str  # of the common line and the lines
 
@@ -62,7 +62,7 @@ class _Shared(NamedTuple):
     device: torch.device
     layout: Layout
     is_empty: bool  # this rank's part has no elements
-    is_apart: bool  # it is sharded, and the fallback updates the parts on their ranks
+    is_local_shard: bool  # it is sharded, and the fallback updates the parts on their ranks
 
 
 def terms_of(
@@ -84,8 +84,8 @@ def terms_of(
             if layout is None or this_rank() not in layout.mesh:
                 continue
             line, local = f"{_line_of(name, p, layout, group)}{_line_of_state(p, state)}", local_part(p)
-            is_apart = bool(layout.split_dims) and not group["use_muon"]
-            entry = _Shared(name, line, (number, position), local.device, layout, not local.numel(), is_apart)
+            is_local_shard = bool(layout.split_dims) and not group["use_muon"]
+            entry = _Shared(name, line, (number, position), local.device, layout, not local.numel(), is_local_shard)
             shared.setdefault(layout.mesh.members, []).append(entry)
     return {ranks: _terms(ranks, common_line, failed.get(ranks, ""), entries) for ranks, entries in shared.items()}
 
@@ -102,22 +102,22 @@ def counterweight(ranks: Ranks) -> int:
 def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Shared]) -> Terms:
     names, lines, places, devices, _, _, _ = zip(*parameters)
     digest = hashlib.sha256("\n".join((common_line, *lines)).encode()).hexdigest()
-    alike = tuple(_copies(parameters)), tuple(_apart(parameters))
-    return Terms(common_line, failed, names, lines, places, devices[0], *alike, counterweight(ranks), digest)
+    sets = tuple(_copies(parameters)), tuple(_local_shards(parameters))
+    return Terms(common_line, failed, names, lines, places, devices[0], *sets, counterweight(ranks), digest)
 
 
-def _apart(parameters: Sequence[_Shared]) -> Iterator[Alike]:
+def _local_shards(parameters: Sequence[_Shared]) -> Iterator[RankSets]:
     """Yield the fallback's sharded parameters, grouped by the ranks that have a part."""
     of_layouts: dict[Layout, list[int]] = {}
     for position, parameter in enumerate(parameters):
-        if parameter.is_apart:
+        if parameter.is_local_shard:
             of_layouts.setdefault(parameter.layout, []).append(position)
-    alike: dict[Ranks, list[int]] = {}
+    of_holders: dict[Ranks, list[int]] = {}
     for layout, positions in of_layouts.items():
-        alike.setdefault(_holders(layout), []).extend(positions)
-    for holders, positions in alike.items():
+        of_holders.setdefault(_holders(layout), []).extend(positions)
+    for holders, positions in of_holders.items():
         is_here = this_rank() in holders
-        yield Alike(tuple(positions) if is_here else (), (holders,), 0, counterweight(holders) if is_here else 0)
+        yield RankSets(tuple(positions) if is_here else (), (holders,), 0, counterweight(holders) if is_here else 0)
 
 
 @functools.lru_cache(maxsize=256)
@@ -128,21 +128,21 @@ def _holders(layout: Layout) -> Ranks:
     return tuple(rank for part, rank in zip(parts, ranks) if has_something[part])
 
 
-def _copies(parameters: Sequence[_Shared]) -> Iterator[Alike]:
+def _copies(parameters: Sequence[_Shared]) -> Iterator[RankSets]:
     """Yield the parameters that have several copies, grouped by the ranks that their copies are on."""
-    alike: dict[tuple, list[int]] = {}
+    of_layouts: dict[tuple, list[int]] = {}
     for position, parameter in enumerate(parameters):
         if parameter.layout.copies > 1:
-            alike.setdefault((parameter.layout.mesh, parameter.layout.splits), []).append(position)
-    for positions in alike.values():
+            of_layouts.setdefault((parameter.layout.mesh, parameter.layout.splits), []).append(position)
+    for positions in of_layouts.values():
         layout = parameters[positions[0]].layout
-        sharers: dict[int, list[int]] = {}
+        of_parts: dict[int, list[int]] = {}
         for rank in layout.mesh.members:
-            sharers.setdefault(layout.part_of(rank), []).append(rank)
+            of_parts.setdefault(layout.part_of(rank), []).append(rank)
         here = tuple(position for position in positions if not parameters[position].is_empty)
         part = layout.part_of(this_rank())
-        in_order = tuple(tuple(sharers[number]) for number in range(len(sharers)))
-        yield Alike(here, in_order, part, counterweight(in_order[part]))
+        in_order = tuple(tuple(of_parts[number]) for number in range(len(of_parts)))
+        yield RankSets(here, in_order, part, counterweight(in_order[part]))
 
 
 def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device, names: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.agreement import Alike, Terms, difference_of_lines
+from ..plan.agreement import RankSets, Terms, difference_of_lines
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened, this_rank
 
 _GIVE_ZEROS = " for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"
@@ -38,12 +38,12 @@ class Statement(NamedTuple):
     def codes(self, terms: Terms) -> tuple[int, int, int]:
         """Return numbers whose sums over the ranks are 0 if actions, settings and present gradients agree."""
         identity, settings = (terms.weight * code_of(text) for text in (self.identity, self.settings))
-        return identity, settings, code_of_alike(_need_gradients(terms), [sorted(absent) for absent in self.absent])
+        return identity, settings, code_of_sets(_need_gradients(terms), [sorted(absent) for absent in self.absent])
 
 
-def _need_gradients(terms: Terms) -> tuple[Alike, ...]:
+def _need_gradients(terms: Terms) -> tuple[RankSets, ...]:
     """Return the parameters that need a gradient on all ranks of a set or on none."""
-    return (*terms.copies, *terms.apart)
+    return (*terms.copies, *terms.local_shards)
 
 
 def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[str], ...]:
@@ -160,7 +160,7 @@ def raise_disputes(meetings: Iterable[Meeting]) -> None:
         )
 
 
-def code_of_alike(entries: Sequence[Alike], contents: Sequence[Any]) -> int:
+def code_of_sets(entries: Sequence[RankSets], contents: Sequence[Any]) -> int:
     """Return a number whose sum over the ranks is 0 if, for each of `entries`, each set of ranks has one content.
 
     `contents` are this rank's values for each entry; their texts are compared.
@@ -183,9 +183,9 @@ def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Sta
 
 def _absent_somewhere(statements: Mapping[int, Statement], terms: Terms) -> str:
     """Return a text that names a parameter that only some ranks of a set had a gradient of."""
-    for number, alike in enumerate(_need_gradients(terms)):
-        absent = {rank: statements[rank].absent[number] for ranks in alike.sharers for rank in ranks}
-        for name, ranks in itertools.product(sorted(set().union(*absent.values())), alike.sharers):
+    for number, entry in enumerate(_need_gradients(terms)):
+        absent = {rank: statements[rank].absent[number] for ranks in entry.sets for rank in ranks}
+        for name, ranks in itertools.product(sorted(set().union(*absent.values())), entry.sets):
             without = [rank for rank in ranks if name in absent[rank]]
             if 0 < len(without) < len(ranks):
                 having = [rank for rank in ranks if rank not in without]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.agreement import Alike, Terms
+from ..plan.agreement import RankSets, Terms
 from ..plan.layout import local_part
 from ..plan.plan import State
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened
-from .agreement import code_of_alike
+from .agreement import code_of_sets
 
 # Integers by the size of an element.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -37,7 +37,7 @@ def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: S
         raise RuntimeError(f"copies have drifted apart: {'; '.join(disputes[:3])}{rest}")
 
 
-def _sums(copies: Alike, terms: Terms, groups: Sequence[Group], state: State) -> Sums:
+def _sums(copies: RankSets, terms: Terms, groups: Sequence[Group], state: State) -> Sums:
     """Return a checksum of each tensor of which this rank has a replica, by name."""
     named = [pair for position in copies.positions for pair in _tensors(position, terms, groups, state)]
     if not named:
@@ -82,7 +82,7 @@ def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State)
 def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[str]:
     """Return a sentence for each shard of a tensor that differs between replicas, with the ranks."""
     names = shortened(terms.names)
-    code = code_of_alike(terms.copies, [list(its.items()) for its in sums])
+    code = code_of_sets(terms.copies, [list(its.items()) for its in sums])
     total = torch.tensor([code], dtype=torch.int64, device="cpu").to(terms.device)
     all_reduce_sum_(total, ranks, "checksums of copies", names)
     if not total.item():
@@ -91,8 +91,8 @@ def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[
     return [
         sentence
         for number, copies in enumerate(terms.copies)
-        for sharers in copies.sharers
-        for sentence in _differences({rank: of_all[rank][number] for rank in sharers})
+        for holders in copies.sets
+        for sentence in _differences({rank: of_all[rank][number] for rank in holders})
     ]
 
 
