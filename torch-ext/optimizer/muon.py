@@ -121,7 +121,8 @@ class Muon(Optimizer):
             float64 parameters are not affected; float16 raises. None: each step rounds to the parameter's dtype.
         momentum_dtype: dtype of new momentum buffers; None means the parameter's. `int8` stores 8-bit codes with one
             float32 scale for every 64 neighbours in the last dimension (docs/momentum.md). A change to or from `int8`
-            converts the buffers that exist; any other change applies to new buffers only.
+            converts the buffers that exist; any other change applies to new buffers only. `float16` holds nothing above
+            65504: larger momentum becomes infinite, and its matrix NaN.
         offload: keep momentum in host memory, pinned for a GPU, which holds it for three batches at a time. To read
             momentum, call `state_dict()`, which waits for copies under way. Not with `capturable`, nor for matrices
             that ranks share.
