@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
 from tests.support.rank_pool import device_of_ranks, one_by_one
@@ -87,3 +88,22 @@ def test_rows_of_halves_are_scaled_in_float32(kernel, pools, layout, overflow):
     assert not any(torch.equal(weight, weight.bfloat16().float()) for weight in expected)
     for result in pools(4).run(clipped_on_ranks, layout, second):
         assert all(map(bits_equal, result, expected))
+
+
+def steps_beside_weights_of_others(kernel):
+    """Take steps with queries and keys that the first two ranks share, and a matrix of this rank; return that."""
+    mesh = DeviceMesh(device_of_ranks(), [0, 1])
+    values = {name: draw(HEADS * HEAD, WIDTH, seed=i) for i, name in enumerate(WEIGHTS)}
+    params = {name: distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None) for name, value in values.items()}
+    params = {name: torch.nn.Parameter(p) for name, p in {**params, "mlp.up.weight": draw(9, 7, seed=5)}.items()}
+    optimizer = kernel.Muon(params.items(), lr=0.02, ns_dtype="float32", qk_clip=CLIP)
+    for _ in range(2):
+        for p in params.values():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    return params["mlp.up.weight"].detach()
+
+
+def test_ranks_without_the_weights_clip_nothing(pools):
+    first, *others = pools(4).run(steps_beside_weights_of_others)
+    assert all(torch.equal(first, other) for other in others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from unittest import mock
 
 import pytest
 import torch
@@ -28,3 +29,18 @@ def error_of_unsorted_group(kernel):
 )
 def test_process_group_in_another_order_raises(pools):
     pools(2).run(error_of_unsorted_group)
+
+
+def error_of_a_capture_after_loading(kernel):
+    """Loading forgets the plan, which is made again before a step is judged."""
+    p = nn.Parameter(torch.ones(4, 4))
+    optimizer = kernel.Muon([("up.weight", p)], exchange=kernel.ExchangeOptions(process_group=dist.group.WORLD))
+    p.grad = torch.ones(4, 4)
+    optimizer.load_state_dict(optimizer.state_dict())
+    capturing = mock.patch.multiple(torch.cuda, is_initialized=lambda: True, is_current_stream_capturing=lambda: True)
+    with capturing, pytest.raises(RuntimeError, match="several ranks share"):
+        optimizer.step()
+
+
+def test_a_step_of_shared_parameters_is_never_captured(pools):
+    pools(2).run(error_of_a_capture_after_loading)

@@ -53,6 +53,31 @@ def test_metrics_of_ranks_add_up_to_those_of_one_process(kernel, pools, name, sp
     assert all(math.isfinite(own["muon_update_norm"]) for own in found if not own["matrices_not_finite"])
 
 
+def metrics_of_one_gradient(kernel, case: Case, part=sharded):
+    """Return the metrics of a step in which only the first parameter has a gradient."""
+    params = [part(whole_parameter(case, i), spec.layout) for i, spec in enumerate(case.specs)]
+    optimizer = muon(kernel, case, params)
+    params[0].grad = part(whole_gradient(case, 1, 0), case.specs[0].layout).data
+    optimizer.step()
+    return {name: value.item() for name, value in optimizer.metrics().items()}
+
+
+@pytest.mark.parametrize("settings", [{}, {"sum_gram": True}], ids=["owners", "sums"])
+def test_matrices_without_a_gradient_do_not_count(kernel, pools, settings):
+    """All have one size and one owner, or one batch whose Gram matrices are summed; of that each rank has a quarter."""
+    specs = tuple(Spec(f"layers.{i}.up.weight", (4, 64), LAYOUTS["columns"]) for i in range(4))
+    case = Case(specs, {"ns_dtype": "float32", **settings})
+    found = pools(4).run(metrics_of_one_gradient, case)
+    with one_thread():
+        alone = metrics_of_one_gradient(kernel, case, lambda value, layout: nn.Parameter(value))
+    working = [each for each in found if each["matrices"]]
+    assert alone["matrices"] == 1 and {each["matrices"] for each in working} == {1}
+    assert all(each["muon_update_rms"] == 0 for each in found if not each["matrices"])
+    of_all = sum(each["muon_update_rms"] ** 2 for each in working) / len(working)
+    # In float32 the two methods differ by roundings, by far less than a matrix more or less.
+    assert of_all**0.5 == pytest.approx(alone["muon_update_rms"], rel=1e-3)
+
+
 def test_an_owner_takes_no_norms_that_hyperball_replaces(kernel, pools):
     specs = tuple(Spec(f"layers.{i}.up.weight", (24, 16), LAYOUTS["rows"]) for i in range(3))
     case = Case(specs, {"experimental_hyperball": True})

@@ -116,3 +116,15 @@ def test_a_saved_state_whose_norms_cannot_be_kept_here_is_refused_before_anythin
     p.grad = random((12, 20), 1, torch.bfloat16)
     optimizer.step()
     assert not optimizer.param_groups[0]["experimental_hyperball"] and optimizer.state[p]["momentum_buffer"].any()
+
+
+def test_a_batch_of_small_matrices_reports_the_steps_that_it_takes(kernel):
+    """Each position of a convolution is a matrix, which moves by lr times its own norm, whatever their number."""
+    p = nn.Parameter(random((8, 8, 3, 3), 0, torch.float32))
+    norms = torch.linalg.vector_norm(p.detach().double(), dim=(0, 1))
+    optimizer = kernel.Muon([("conv.weight", p)], lr=0.1, conv_mode="batched", **SETTINGS)
+    assert optimizer.explain().rows[0].multiplier == 1
+    p.grad = random((8, 8, 3, 3), 1, torch.float32)
+    optimizer.step()
+    expected = 0.1 * torch.linalg.vector_norm(norms).item()
+    assert optimizer.metrics()["muon_update_norm"].item() == pytest.approx(expected, rel=1e-6)

@@ -462,7 +462,6 @@ class Muon(Optimizer):
         self._agreement.forget()
 
     def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
-        check_capture(self.param_groups, self._plan, self._clip is not None and self._clip.reports)
         self._check_last_step()
         check_closure(closure)
         loss = None
@@ -470,6 +469,7 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         gradients = self._refresh()
+        check_capture(self.param_groups, self._plan, self._clip is not None and self._clip.reports)
         check_gradients(self._premises, gradients, self.param_groups)
         if not self._said_idle and len(gradients.absent) == len(gradients.tensors):
             self._said_idle = True

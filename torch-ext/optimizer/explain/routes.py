@@ -178,7 +178,7 @@ def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
     group = {**_ROUTING, **OF_GROUPS, **settings}
     view = view_in_group(name, p, group)
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
-    multiplier = multiplier_in_group(group, *view.shapes[0]) * view.scale
+    multiplier = multiplier_in_group(group, *view.shapes[0], view.scale)
     return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
 
 

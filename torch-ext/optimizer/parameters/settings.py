@@ -72,14 +72,14 @@ def plain_settings(settings: Group) -> dict[str, Any]:
     return plain
 
 
-def multiplier_in_group(group: Group, rows: int, cols: int) -> float:
-    """Return the factor of `lr` for a rows x cols matrix with the settings of its group.
+def multiplier_in_group(group: Group, rows: int, cols: int, scale: float) -> float:
+    """Return the factor of `lr` for a rows x cols matrix with the settings of its group and the `scale` of its view.
 
-    With `experimental_hyperball` a step is proportional to the matrix, whatever its shape.
+    With `experimental_hyperball` a step is proportional to the matrix, whatever its shape and its view.
     """
     if group["experimental_hyperball"]:
         return 1.0
-    return step_multiplier(group["adjust_lr_fn"], rows, cols, group["update_rms"])
+    return step_multiplier(group["adjust_lr_fn"], rows, cols, group["update_rms"]) * scale
 
 
 def _live_number(key: str, value: Any) -> float | Tensor:

@@ -52,7 +52,7 @@ class Parameter:
             alike[rows, cols] = {
                 "rows": rows,
                 "cols": cols,
-                "multiplier": multiplier_in_group(group, rows, cols) * self.view.scale,
+                "multiplier": multiplier_in_group(group, rows, cols, self.view.scale),
                 "iteration": choose(
                     self.device, self.work_dtype, size, self.schedule, group["ns_method"], self.circumstances
                 ),

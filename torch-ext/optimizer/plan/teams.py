@@ -78,8 +78,7 @@ def _step_cost(matrices: Sequence[Matrix]) -> float:
     for some in grouped(matrices, lambda matrix: matrix.shards.copies):
         largest = max(some, key=lambda matrix: matrix.cost)
         work, copies, size = sum(matrix.work for matrix in some), largest.shards.copies, largest.rows * largest.cols
-        parts = len(largest.parameter.sharers) // copies
-        cost += useful_copies(work, largest.cost, size, parts, copies)[1]
+        cost += useful_copies(work, largest.cost, size, largest.parts, copies)[1]
     return cost
 
 

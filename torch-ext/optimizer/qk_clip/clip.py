@@ -17,7 +17,7 @@ from torch import Tensor
 from ..kernels.formats import exact_dtype
 from ..parameters.warned import warn_user
 from ..plan.layout import layout_of
-from ..plan.process_groups import Ranks, all_reduce_max_
+from ..plan.process_groups import Ranks, all_reduce_max_, this_rank
 from .heads import Attention, Layer, attentions, clip_settings
 
 # Steps without any observed logits after which that is said: past those by which checkpoint tools have state made, and
@@ -37,7 +37,8 @@ class QKClip:
         self._report: Optional[Callable[[int, int], None]] = settings.get("report")
         self._parameters: dict[str, Tensor] = {}
         self._attentions: list[Attention] = []
-        self._ranks: Optional[Ranks] = None
+        self._ranks: Optional[Ranks] = None  # that share the weights
+        self._is_here = True  # whether this rank is one of them
         self._largest: Optional[Tensor] = None  # the largest logit of every head, as `_allocate` describes it
         self._unobserved: Optional[int] = 0  # steps so far; None from the first observation on
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
@@ -69,6 +70,7 @@ class QKClip:
             got = f"queries and keys are on {len(meshes)} groups of ranks, {sorted(meshes)}"
             raise ValueError(f"QK-clip needs all its layers on the same ranks: {got}")
         self._ranks = next(iter(meshes), None)
+        self._is_here = self._ranks is None or this_rank() in self._ranks
         device = next(iter(weights.values())).device
         if found != self._attentions or self._largest is None or self._largest.device != device:
             self._attentions = found
@@ -109,11 +111,14 @@ class QKClip:
         The factors follow from the logits observed since the last call, and are computed in the device's `exact_dtype`.
         The logits are then forgotten, since changed weights have other logits. A head with a NaN or an infinity keeps
         its rows, because no factor follows from such a logit, and a factor of 0 would kill the head. `counts` has it.
+        Where other ranks have all these weights, there are none.
         """
         self._count_unobserved()
         if self._report is not None and self.counts is not None:
             self._report(*map(int, self.counts))
         largest, threshold = self._largest, self._settings.threshold
+        if not self._is_here:
+            return {}
         if self._ranks is not None:
             # NaN becomes infinity, which is not finite either: a maximum over ranks may lose a NaN.
             largest.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -75,7 +75,7 @@ def quantized(values: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, cols = values.shape
     codes = torch.zeros_like(values, dtype=torch.int8)
-    scale = torch.zeros(rows, -(-cols // BLOCK), device=values.device)
+    scale = torch.zeros(rows, -(-cols // BLOCK), dtype=torch.float32, device=values.device)
     packed = values.new_empty(1, rows, cols)
     momentum_pack_([codes], [values], packed, 0.0, False, momentum_scale=[scale])
     return codes, scale

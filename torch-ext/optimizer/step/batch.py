@@ -20,12 +20,16 @@ from .workspace import LocalBatch
 
 
 class UpdateNorms(NamedTuple):
-    """The Frobenius norms (B,) of a batch's updates, their number of elements, and the step size applied to them."""
+    """The Frobenius norms (B,) of a batch's updates, and the step size applied to them.
+
+    `active` says which of the matrices have a gradient on any rank, None that all have. Others have a norm of 0.
+    """
 
     norms: Tensor
-    elements: int
+    elements: int  # of one update
     multiplier: Number
     lr: Tensor
+    active: Optional[Tensor] = None
 
 
 def update_local_(chains: Iterable[Sequence[LocalBatch]], recipes: Recipes) -> list[UpdateNorms]:
@@ -78,7 +82,7 @@ def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor, groups: Sequenc
     norms = norms_of_updates(updates) if descended is None and not keeps_norm else descended
     if batch.moments_shape is not None:
         balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
-    elements, rule = updates.numel(), recipe.descent.times(work.multiplier)
+    elements, rule = updates[0].numel(), recipe.descent.times(work.multiplier)
     if keeps_norm:
         moved = torch.stack(parameters)
         norms = move_on_sphere_(moved, updates, rule.lr)

@@ -16,7 +16,8 @@ from .batch import UpdateNorms
 def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
     """Return norm and root mean square of a step's updates of matrices, how many there were, and how many not finite.
 
-    0-d tensors on the device of the batches, `matrices` on the CPU; weight decay is not part of an update.
+    0-d tensors on the device of the batches; weight decay is not part of an update. Matrices without a gradient do not
+    count. `matrices` is on the CPU if that depends on no other rank.
     """
     if not updates:
         names = {"matrices": torch.int64, "matrices_not_finite": torch.int64}
@@ -27,11 +28,15 @@ def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
     squares = [norm.to(exact_dtype(norm.device)).square().sum() for norm in norms]
     total = torch.stack([each.to(device, exact_dtype(device)) for each in squares]).sum().sqrt()
     finite = torch.cat([update.norms.isfinite().to(device) for update in updates])
+    counts = [len(u.norms) if u.active is None else u.active.sum().to(device) for u in updates]
+    matrices, elements = sum(counts), sum(count * u.elements for count, u in zip(counts, updates))
+    if not isinstance(matrices, Tensor):  # not on a GPU, to which a number would have to be copied
+        matrices, elements = (torch.tensor(number, device="cpu") for number in (matrices, elements))
     return {
-        "matrices": torch.tensor(finite.numel(), device="cpu"),
+        "matrices": matrices,
         "matrices_not_finite": (~finite).sum(),
         "muon_update_norm": total,
-        "muon_update_rms": total / sum(update.elements for update in updates) ** 0.5,
+        "muon_update_rms": total / elements.to(total.dtype).clamp(min=1).sqrt(),
     }
 
 

@@ -67,7 +67,7 @@ def _write_flags_(outgoing: Tensor, work: LocalChunk, absent: Container[int]) ->
         outgoing.index_fill_(0, work.presence_out, 1.0)
         return
     parts = work.chunk.messages.holder.presence_places
-    flags = torch.tensor([float(i not in absent) for i, _ in parts], dtype=outgoing.dtype)
+    flags = torch.tensor([float(i not in absent) for i, _ in parts], dtype=outgoing.dtype, device="cpu")
     outgoing.index_copy_(0, work.presence_out, flags.to(outgoing.device, non_blocking=True))
 
 
@@ -192,7 +192,7 @@ def _write_updates_(
         norms = move_on_sphere_(moved, updates, lr)
         updates = moved
     move_blocks_(updates, returned, owned.blocks_out, to_buffer=True)
-    return UpdateNorms(norms.where(alive, 0.0), updates.numel(), matrices[0].multiplier, lr)
+    return UpdateNorms(norms.where(alive, 0.0), updates[0].numel(), matrices[0].multiplier, lr, alive)
 
 
 def _balance_(owned: LocalOwned, received: Tensor, returned: Tensor, updates: Tensor, recipes: Recipes) -> None:

@@ -6,7 +6,7 @@ same Q. A window of the Gram iteration takes a sum of m x m over the ranks, and 
 
 from __future__ import annotations
 
-from typing import Generator, Iterator
+from typing import Generator
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,8 @@ def update_sum_(
     updates = update_of_factors(factor.mT if batch.tall else factor)
     norms = norms_of_updates(updates)
     parts.descend_(updates, work.multiplier, present)
-    return [UpdateNorms(norms.where(present > 0, 0.0), factor.numel(), work.multiplier, recipe.descent.lr)]
+    active = present > 0
+    return [UpdateNorms(norms.where(active, 0.0), factor[0].numel(), work.multiplier, recipe.descent.lr, active)]
 
 
 def _presence(parts: ShardedParts, count: int) -> Tensor:
@@ -55,7 +56,9 @@ def _presence(parts: ShardedParts, count: int) -> Tensor:
     return torch.tensor(present, dtype=torch.float64, device="cpu")
 
 
-def _summed_(sums: Generator, work: LocalBatch, group: dist.ProcessGroup) -> Iterator[None]:
+def _summed_(
+    sums: Generator, work: LocalBatch, group: dist.ProcessGroup
+) -> Generator[None, None, tuple[Tensor, Tensor]]:
     """Sum over the ranks, in place, what `sums` yields, and return its result; yields while a sum is on its way."""
     while True:
         try:

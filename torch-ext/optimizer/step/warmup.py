@@ -91,7 +91,7 @@ def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callabl
 
 
 def _kind(batch: Batch) -> Hashable:
-    return batch.packed_shape, batch.transposed, batch.packed_dtype, batch.iteration, batch.equalization
+    return batch.packed_shape, batch.transposed, batch.packed_dtype, batch.iteration, batch.equalization, batch.device
 
 
 def _orthogonalize_zeros(chain: Chain, groups: Sequence[Group]) -> None:

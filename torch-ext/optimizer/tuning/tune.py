@@ -137,7 +137,7 @@ def tune(
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be a function of done, total and what, or None, got {progress!r}")
     place = _checked_device(device)
-    wanted = check_work_dtype(dtype, place) or default_work_dtype(torch.empty(0, device=place))
+    wanted = check_work_dtype(dtype, place) or default_work_dtype(torch.empty(0, dtype=torch.float32, device=place))
     needed = [task for shape in map(_checked_shape, shapes) for task in tasks_of(place, wanted, *shape)]
     tasks = largest_first(unmeasured(needed))
     tuner, report = Tuner(budget), progress or Line("tune")
