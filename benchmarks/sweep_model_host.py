@@ -74,12 +74,12 @@ def build(kernel: ModuleType, parameters: Sequence[Parameter]):
 
 def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitStack) -> None:
     """Make the package plan and pack as on a GPU, and launch nothing itself."""
-    products, batches, chain_of = kernel.kernels.products, kernel.plan.batches, kernel.polar.chains.chain_of
+    products, batches, chain_key = kernel.kernels.products, kernel.plan.batches, kernel.polar.chains.chain_key
     lengths = batch_lengths(parameters, batches.BATCH_BYTES)
     table = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6, square_name="symmetric_gemm")
     length = mock.patch.object(batches, "_length", lambda matrix, _: lengths[matrix.rows, matrix.cols])
     stack.enter_context(length)
-    as_on_gpu = {chain_of: lambda device, iteration: chain_of(torch.device("cuda"), iteration)}
+    as_on_gpu = {chain_key: lambda device, iteration: chain_key(torch.device("cuda"), iteration)}
     stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table, **as_on_gpu}))
     stack.callback(lambda ops: None, empty_adamw())
     stack.enter_context(mock.patch.object(kernel.kernels.prepared, "can_launch_on", lambda A: type(A) is Tensor))

@@ -115,7 +115,7 @@ def test_a_large_stack_is_worked_on_in_batches(kernel, monkeypatch, iteration, w
 
     monkeypatch.setattr(factors, "chained_polar_factors", counted)
     monkeypatch.setattr(factors, "packed_together", lambda *_: 3)
-    monkeypatch.setattr(factors, "chain_of", lambda *_: "shared")
+    monkeypatch.setattr(factors, "chain_key", lambda *_: "shared")
     G, chosen = drawn((7, 24, 40)), iteration(5)
     out, norms = (torch.empty_like(G), torch.linalg.vector_norm(G.double(), dim=(1, 2))) if written else (None, None)
     found = factors.polar_factors(G, chosen, EPS, out, norms)
@@ -126,12 +126,12 @@ def test_a_large_stack_is_worked_on_in_batches(kernel, monkeypatch, iteration, w
 
 def test_what_shares_a_chain(kernel):
     """The Gram iterations of a GPU whose m x m products are the same, if they take several matrices; none on a CPU."""
-    products, chain_of = kernel.kernels.products, kernel.polar.chains.chain_of
+    products, chain_key = kernel.kernels.products, kernel.polar.chains.chain_key
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
 
     def of(n: int, method: str, table, device=GPU):
         chosen = kernel.iteration.choose_iteration(CPU, torch.float16, (24, n), schedule, method)
-        return chain_of(device, chosen._replace(products=table))
+        return chain_key(device, chosen._replace(products=table))
 
     batched = products.BATCHED._replace(square_name="torch.bmm")
     assert of(48, "gram", batched) == of(96, "gram", batched._replace(gram=torch.matmul, gram_gain=1.4)) is not None

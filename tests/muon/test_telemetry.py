@@ -59,7 +59,7 @@ def test_norms_of_the_descent_are_those_of_a_pass(kernel, monkeypatch, settings)
     found = []
     for descended in True, False:
         if not descended:
-            monkeypatch.setattr(kernel.step.batch, "descended_norms", lambda *_: None)
+            monkeypatch.setattr(kernel.step.batch, "norms_memory_for_descent", lambda *_: None)
         params = named_parameters(torch.bfloat16)
         optimizer = kernel.Muon(params.items(), **settings)
         take_steps(optimizer, params, range(3))

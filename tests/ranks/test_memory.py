@@ -34,7 +34,7 @@ from tests.support.sharded_models import (
 )
 
 SHAPES = ((96, 160), (160, 96), (120, 120), (64, 200)) * 3
-# Flags of presence, verdicts and norms: fewer than eight numbers of eight bytes for each matrix.
+# Flags, out and back, and norms: fewer than eight numbers of eight bytes for each matrix.
 SMALL = 64 * len(SHAPES)
 # A thread of gloo may hold a message for a moment after it has come, which only adds: the least of all steps counts.
 STEPS = 5

@@ -110,11 +110,11 @@ def test_flags_reach_the_owner_and_its_answer_all_holders(kernel, world, seed):
                 parts = {matrix.part(rank) for rank in model.ranks if matrix.part(rank).size}
                 assert len(who) == len(parts)
             answer = np.zeros(sum(side.owner.sent), dtype=np.int64)
-            for which, place in side.owner.verdict_places:
+            for which, place in side.owner.active_places:
                 answer[place] = model.numbers[side.owner.matrices[which]][0, 0]
             answers.append(answer)
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "scatter") for side in chunk], answers)):
-            for matrix, place in zip(side.holder.matrices, side.holder.verdict_places, strict=True):
+            for matrix, place in zip(side.holder.matrices, side.holder.active_places, strict=True):
                 assert received[place] == model.numbers[matrix][0, 0]
 
 

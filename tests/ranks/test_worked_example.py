@@ -27,8 +27,8 @@ def test_the_messages_are_those_of_the_header(kernel):
     assert [offset for _, _, offset in owner.parts_in] == [0, 8]
     assert [place for _, place in owner.presence_places] == [4, 12]
     assert [offset for _, _, offset in owner.parts_out] == [0, 8]
-    assert [place for _, place in owner.verdict_places] == [4, 12]
-    assert (holder.update_places, holder.verdict_places) == ((0, 8), (4, 10))
+    assert [place for _, place in owner.active_places] == [4, 12]
+    assert (holder.update_places, holder.active_places) == ((0, 8), (4, 10))
 
 
 def test_like_parts_in_a_row_are_one_block(kernel):

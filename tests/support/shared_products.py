@@ -15,12 +15,12 @@ from benchmarks.step_costs import replaced
 @contextmanager
 def shared_as_on_a_gpu(kernel: ModuleType) -> Iterator[None]:
     """Make batches on a CPU share m x m products as those on a GPU do, each with memory of its own."""
-    chain_of, memory = kernel.polar.chains.chain_of, kernel.step.batch_memory
+    chain_key, memory = kernel.polar.chains.chain_key, kernel.step.batch_memory
 
     def views(self, batch, count: int):
         directions, factors, *_ = (torch.empty(size, dtype=dtype) for size, dtype in batch.memory(count))
         return memory.Views(directions, factors, None)
 
-    as_on_gpu = {chain_of: lambda device, iteration: chain_of(torch.device("cuda"), iteration)}
+    as_on_gpu = {chain_key: lambda device, iteration: chain_key(torch.device("cuda"), iteration)}
     with replaced(kernel, as_on_gpu), mock.patch.object(memory.BatchMemory, "views", views):
         yield

@@ -20,7 +20,7 @@ from .kernels.autocast import autocasts, without_autocast
 from .kernels.formats import float32_roundoffs
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
-from .parameters.changed_settings import check_live_numbers, checked_settings, make_plain_
+from .parameters.changed_settings import check_live_numbers, compared_settings, make_plain_
 from .parameters.checkpoints import checked, loaded_groups
 from .parameters.groups import names_of, saved_group, split_group
 from .parameters.mistakes import check_closure, check_state_dict, params_as_list, with_known_arguments
@@ -45,7 +45,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
-from .step.state import bring_states_, checked_parameters, copy_loaded_, entries, lacks_state
+from .step.state import bring_states_, checked_parameters, copy_loaded_, lacks_state, value_count
 from .step.traced import handle_of, is_traceable, traced_step
 from .step.update import scale_other_rows_, update_shared_
 from .step.warmup import connections, kernels, warm_up
@@ -167,7 +167,7 @@ class Muon(Optimizer):
     _premises: Optional[Premises] = None  # of the plan
     _checked: Sequence[Any] = ()  # settings
     _workspace_for: Sequence[Any] = ()
-    _entries = 0  # of the parameters' state
+    _values = 0  # of the parameters' state
     _broke_off = False  # the last step
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
@@ -252,8 +252,8 @@ class Muon(Optimizer):
         parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
         RuntimeError for work that a CUDA graph being captured would not repeat; after a step that failed halfway, until
         a state is loaded; and if ranks do not take the same step (other settings, other optimizers, gradients on only
-        some of the ranks that need them together). In the last case nothing that these ranks share has changed. With
-        parameters on a GPU the next call raises it.
+        some of the ranks that need them together). In the last case nothing that these ranks share has changed, and
+        with parameters on a GPU the error comes at the next call.
         """
         if torch.compiler.is_dynamo_compiling() and is_traceable(vars(self), closure):
             return traced_step(vars(self))
@@ -518,9 +518,9 @@ class Muon(Optimizer):
         all parameters. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
         """
         check_live_numbers(self.param_groups)
-        if checked_settings(self.param_groups) != self._checked:
+        if compared_settings(self.param_groups) != self._checked:
             make_plain_(self.param_groups)
-            self._checked = checked_settings(self.param_groups)
+            self._checked = compared_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]
         gradients = Gradients(params)
         seen = params, gradients.absent, self.param_groups
@@ -528,9 +528,9 @@ class Muon(Optimizer):
             premises = Premises(*seen)
             premises.check_names(self._premises)
             self._make_plan()
-            self._premises, self._entries = premises, entries(self.state)
+            self._premises, self._values = premises, value_count(self.state)
         now = dependencies(self.param_groups, self.state)
-        if self._workspace is None or now != self._workspace_for or not self._workspace.finds_entries_in(self.state):
+        if self._workspace is None or now != self._workspace_for or not self._workspace.finds_states_in(self.state):
             self._synchronize()
             self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
             self._workspace_for = now
@@ -538,8 +538,8 @@ class Muon(Optimizer):
 
     def _lacks_state(self) -> bool:
         """Whether state was removed since the last step, for example by `optimizer.state.clear()`."""
-        before, self._entries = self._entries, entries(self.state)
-        if self._entries == before:
+        before, self._values = self._values, value_count(self.state)
+        if self._values == before:
             return False
         planned = {source.tensor for source in self._workspace.parameters} if self._workspace else ()
         return lacks_state(self.param_groups, self.state, planned)

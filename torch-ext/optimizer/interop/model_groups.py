@@ -99,9 +99,9 @@ class _Chooser:
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._cutting = cutting
         self._heads = heads_of(model)
-        self._rule = undecayed
-        self._said = {bare_name(name) for each in unwrapped(model) for name in _undecayed(each)}
-        self._unsaid: dict[tuple[str, str], list[str]] = {}  # by role and remark
+        self._undecayed = undecayed
+        self._undecayed_by_model = {bare_name(name) for each in unwrapped(model) for name in undecayed_names(each)}
+        self._remarks: dict[tuple[str, str], list[str]] = {}  # by role and remark
 
     def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
         """Return the settings of a parameter's group; `names` are all names of a tied parameter."""
@@ -112,7 +112,7 @@ class _Chooser:
             cut = cut_of(names[0], p, every[0], self._cutting)
             settings.update(cut.settings, role=cut.role if reason == "matrix" else reason)
             if cut.remark is not None:
-                self._unsaid.setdefault((cut.role, cut.remark), []).append(names[0])
+                self._remarks.setdefault((cut.role, cut.remark), []).append(names[0])
         if not self._decays(names, settings["role"]):
             settings["weight_decay"] = 0.0
         if reason != UNDECIDED:  # otherwise `stacked` or `expert_keys` decide the branch in Muon
@@ -121,15 +121,16 @@ class _Chooser:
         return settings
 
     def _decays(self, names: list[str], role: str) -> bool:
-        if self._rule is not None:
-            return names[0] not in self._rule
-        return role not in ("vector", "norm", "bias", "scale") and self._said.isdisjoint(map(bare_name, names))
+        if self._undecayed is not None:
+            return names[0] not in self._undecayed
+        by_model = self._undecayed_by_model
+        return role not in ("vector", "norm", "bias", "scale") and by_model.isdisjoint(map(bare_name, names))
 
     def remarks(self, rows: Iterable[Route]) -> list[str]:
         """Return a line for each missing piece of information that no pattern gives either."""
         by_pattern = {row.name for row in rows if row.reason.startswith("pattern:")}
         lines = []
-        for (role, remark), every in self._unsaid.items():
+        for (role, remark), every in self._remarks.items():
             names = [name for name in every if name not in by_pattern]
             if not names:
                 continue
@@ -171,7 +172,7 @@ def _embeds_patches(name: str, owners: list[nn.Module]) -> bool:
     return any("patchembed" in type(owner).__name__.lower() for owner in owners[:2]) and not re.search(r"\.\d", name)
 
 
-def _undecayed(model: nn.Module) -> Collection[str]:
+def undecayed_names(model: nn.Module) -> Collection[str]:
     """Return the names that `model.no_weight_decay()` returns; TypeError for anything but names."""
     names = getattr(model, "no_weight_decay", None)
     if names is None:

@@ -11,12 +11,12 @@ from .rates import LIVE
 from .settings import SETTINGS, Group, plain_settings
 
 # Schedulers set the others at every step.
-_CHECKED_WHEN_CHANGED = itemgetter(*(key for key in SETTINGS if key not in LIVE))
+_COMPARED = itemgetter(*(key for key in SETTINGS if key not in LIVE))
 
 
-def checked_settings(groups: Sequence[Group]) -> list[Any]:
+def compared_settings(groups: Sequence[Group]) -> list[Any]:
     """Return the settings of groups that are checked again when they have changed, as one flat list."""
-    return [value for group in groups for value in _CHECKED_WHEN_CHANGED(group)]
+    return [value for group in groups for value in _COMPARED(group)]
 
 
 def check_live_numbers(groups: Sequence[Group]) -> None:

@@ -12,7 +12,7 @@ from .group_keys import check_keys
 from .matrices import is_stack, moments_in_group, view_in_group
 from .mistakes import params_as_list
 from .momentum_blocks import blocks_in_group
-from .rates import first_decay_lr, rates_beside
+from .rates import fallback_rate, first_decay_lr
 from .routing import IsMuon, decide, unique_parameters
 from .settings import Group, plain_settings
 from .state import STATE_FORMAT, check_loaded
@@ -47,7 +47,7 @@ def split_group(
     check_implementations(implementations, "muon" if "muon" in branches else settings["fallback"])
     settings = plain_settings({**settings, **as_adamws(changed, defaults, both="muon" in branches)})
     settings.pop("betas", None)
-    rates = {"muon": (settings["lr"], 1.0), "adamw": rates_beside(changed, settings, defaults["adamw_lr"])}
+    rates = {"muon": (settings["lr"], 1.0), "adamw": fallback_rate(changed, settings, defaults["adamw_lr"])}
     if branches == ["muon"]:
         rates["muon"] = settings["lr"], settings["lr_factor"]  # the checks at the end refuse factors other than 1
     if len(branches) > 1 and settings["decay_lr"] is not None and len({float(lr) for lr, _ in rates.values()}) > 1:

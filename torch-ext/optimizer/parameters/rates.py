@@ -50,7 +50,7 @@ def check_live_tensors(group: Group) -> None:
             )
 
 
-def rates_beside(changed: Group, settings: Group, default_adamw_lr: Optional[Number]) -> tuple[Number, float]:
+def fallback_rate(changed: Group, settings: Group, default_adamw_lr: Optional[Number]) -> tuple[Number, float]:
     """Return `lr` and `lr_factor` of an AdamW group with these `settings`, some of which the user has `changed`.
 
     The first of these that is given counts: the group's `lr_factor`, its `adamw_lr`, its `lr`, the default `adamw_lr`.

@@ -24,7 +24,7 @@ class RankSets(NamedTuple):
 
     positions: tuple[int, ...]  # among the parameters of the terms; only those whose part on this rank is not empty
     sets: tuple[Ranks, ...]
-    part: int  # the number of this rank's set
+    set_index: int  # the number of this rank's set
     weight: int  # this rank's `counterweight` in its set, 0 if it is in none
 
 
@@ -100,10 +100,11 @@ def counterweight(ranks: Ranks) -> int:
 
 
 def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Shared]) -> Terms:
-    names, lines, places, devices, _, _, _ = zip(*parameters)
+    names, lines, places = zip(*((each.name, each.line, each.place) for each in parameters))
     digest = hashlib.sha256("\n".join((common_line, *lines)).encode()).hexdigest()
     sets = tuple(_copies(parameters)), tuple(_local_shards(parameters))
-    return Terms(common_line, failed, names, lines, places, devices[0], *sets, counterweight(ranks), digest)
+    device = parameters[0].device
+    return Terms(common_line, failed, names, lines, places, device, *sets, counterweight(ranks), digest)
 
 
 def _local_shards(parameters: Sequence[_Shared]) -> Iterator[RankSets]:

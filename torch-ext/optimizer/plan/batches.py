@@ -9,7 +9,7 @@ from typing import Callable, Hashable, Iterable, Optional, Sequence, TypeVar
 import torch
 
 from ..iteration import Iteration
-from ..polar.chains import chain_of
+from ..polar.chains import chain_key
 from ..polar.packing import BATCH_BYTES, even_pieces, matrices_together, packed_together
 from ..rules.equalization import Equalization
 from .matrix import Matrix
@@ -28,24 +28,24 @@ class Batch:
     packed_dtype: torch.dtype
 
     @property
-    def device(self) -> torch.device:
-        """The device of its matrices."""
-        return self.matrices[0].parameter.device
+    def first(self) -> Matrix:
+        """Its first matrix. Its other matrices, and their groups, agree with it in all that applies to a batch."""
+        return self.matrices[0]
 
     @property
-    def first_group(self) -> int:
-        """The number of its first matrix's group. Groups in a batch agree in all that applies to a batch."""
-        return self.matrices[0].parameter.group
+    def device(self) -> torch.device:
+        """The device of its matrices."""
+        return self.first.parameter.device
 
     @property
     def equalization(self) -> Equalization:
         """What is done to the rows and columns of its matrices."""
-        return self.matrices[0].parameter.equalization
+        return self.first.parameter.equalization
 
     @property
     def moments_shape(self) -> Optional[tuple[int, int]]:
         """Rows and columns of each matrix's second moments; None if there are none."""
-        return self.matrices[0].moments_shape
+        return self.first.moments_shape
 
     def memory(self, count: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Return sizes and dtypes of the memory that `count` of its matrices need: directions, and factors.
@@ -78,8 +78,8 @@ class Batch:
     def shared(self) -> Hashable:
         """What batches have in common that share their m x m products (`chains`); itself, if it shares none."""
         goes_once = self.equalization.rounds(*self.packed_shape) == 1
-        chain = chain_of(self.device, self.iteration)
-        if chain is None or self.matrices[0].parameter.offloaded or not goes_once:
+        chain = chain_key(self.device, self.iteration)
+        if chain is None or self.first.parameter.offloaded or not goes_once:
             return self
         return self.device, min(self.packed_shape), chain
 
@@ -92,7 +92,7 @@ class Batch:
     def _iteration_bytes(self) -> int:
         (m, n), iteration, count = sorted(self.packed_shape), self.iteration, len(self.matrices)
         work, square = iteration.work_dtype.itemsize, m * m * iteration.chain_dtype.itemsize
-        if chain_of(self.device, iteration) is not None:
+        if chain_key(self.device, iteration) is not None:
             # Of all matrices: the copy; then what normalises it, or Gram matrices and products, rounded, and made of a
             # copy in the chain's dtype.
             other = iteration.chain_dtype != iteration.work_dtype

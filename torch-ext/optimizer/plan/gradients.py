@@ -33,16 +33,16 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
     `groups` have the names of the parameters.
     """
     sharded = premises.has_shards or has_shards(gradients.kinds)
-    each = premises.params, premises.shapes, premises.dtypes, gradients.tensors
+    columns = premises.params, premises.shapes, premises.dtypes, gradients.tensors
     if gradients.absent:
-        there = [i for i in range(len(gradients.tensors)) if i not in gradients.absent]
-        each = tuple([of_all[i] for i in there] for of_all in each)
-    _, shapes, dtypes, present = each
+        present = [i for i in range(len(gradients.tensors)) if i not in gradients.absent]
+        columns = tuple([column[i] for i in present] for column in columns)
+    _, shapes, dtypes, tensors = columns
     # Almost always: with `map` no Python code runs for each.
-    as_parameters = list(map(_SHAPE, present)) == shapes and list(map(_DTYPE, present)) == dtypes
-    if not sharded and as_parameters and set(map(_LAYOUT, present)) <= {torch.strided}:
+    as_parameters = list(map(_SHAPE, tensors)) == shapes and list(map(_DTYPE, tensors)) == dtypes
+    if not sharded and as_parameters and set(map(_LAYOUT, tensors)) <= {torch.strided}:
         return
-    for p, shape, dtype, gradient in zip(*each):
+    for p, shape, dtype, gradient in zip(*columns):
         if gradient.layout != torch.strided:
             raise ValueError(
                 f"gradients must be dense, that of {_name_in(groups, p)} is {gradient.layout}: write nn.Embedding(..., "

@@ -54,7 +54,7 @@ class HolderSide(NamedTuple):
     direction_places: tuple[int, ...]  # of each part
     update_places: tuple[int, ...]  # of each part
     presence_places: tuple[tuple[int, int], ...]  # number of a part that is sent, and the place of its flag
-    verdict_places: tuple[int, ...]  # of the flag that comes back for each part
+    active_places: tuple[int, ...]  # of the flag that comes back for each part
     moments_out: tuple[MomentsPlace, ...]  # in the gather
     moments_in: tuple[MomentsPlace, ...]  # in the scatter
     weights_out: tuple[tuple[int, int], ...]  # number of a part that is sent, and the place of its parameter's elements
@@ -69,7 +69,7 @@ class OwnerSide(NamedTuple):
     parts_in: tuple[PartPlace, ...]
     parts_out: tuple[PartPlace, ...]
     presence_places: tuple[tuple[int, int], ...]  # matrix and place of each flag that arrives
-    verdict_places: tuple[tuple[int, int], ...]  # matrix and place of each flag that is sent
+    active_places: tuple[tuple[int, int], ...]  # matrix and place of each flag that is sent
     moments_in: tuple[PartPlace, ...]  # parts of one row or one column; places are counted in second moments
     moments_out: tuple[PartPlace, ...]
     weights_in: tuple[PartPlace, ...]
@@ -158,7 +158,7 @@ def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks
         direction_places=tuple(directions),
         update_places=tuple(places_in),
         presence_places=tuple((i, flag) for i, flag in enumerate(flags_out) if sources[i]),
-        verdict_places=tuple(flags_in),
+        active_places=tuple(flags_in),
         moments_out=tuple((i, out.moments_place(places_out[i], size), n) for i, size, n in with_moments if sources[i]),
         moments_in=tuple((i, back.moments_place(places_in[i], size), n) for i, size, n in with_moments),
         weights_out=tuple(
@@ -186,7 +186,7 @@ def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
         parts_in=tuple((i, part, place) for (_, i, part, _), place in zip(sources, places_in)),
         parts_out=tuple((i, part, place) for (_, i, part, _), place in zip(parts, places_out)),
         presence_places=tuple((i, place) for (_, i, _, _), place in zip(sources, flags_in)),
-        verdict_places=tuple((i, place) for (_, i, _, _), place in zip(parts, flags_out)),
+        active_places=tuple((i, place) for (_, i, _, _), place in zip(parts, flags_out)),
         moments_in=_moments_places(sources, places_in, out),
         moments_out=_moments_places(parts, places_out, back),
         weights_in=tuple(

@@ -54,7 +54,10 @@ def offer_group(group: dist.ProcessGroup) -> None:
 
 
 def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[Ranks]:
-    """Return the ranks of `group` in ascending order, and let `group_of` return it for them; None for None."""
+    """Return the ranks of `group`, and let `group_of` return it for them; None for None.
+
+    Raises ValueError unless this process is in the group, and for ranks that are not in ascending order.
+    """
     if group is None:
         return None
     if not isinstance(group, dist.ProcessGroup):

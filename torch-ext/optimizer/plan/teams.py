@@ -31,7 +31,7 @@ class Team:
     @property
     def matrix(self) -> Matrix:
         """The matrix that the team works on."""
-        return self.batch.matrices[0]
+        return self.batch.first
 
     @property
     def work_bytes(self) -> int:

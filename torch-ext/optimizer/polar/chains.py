@@ -45,7 +45,7 @@ class Operand(NamedTuple):
         return self.G.size(-2) > self.G.size(-1)
 
 
-def chain_of(device: torch.device, iteration: Iteration) -> Optional[tuple]:
+def chain_key(device: torch.device, iteration: Iteration) -> Optional[tuple]:
     """Return what iterations with one short side must have in common to share their m x m products.
 
     None if they share none: on a CPU, where each thread takes a matrix; in the standard iteration; in one launch; and
@@ -60,7 +60,7 @@ def chain_of(device: torch.device, iteration: Iteration) -> Optional[tuple]:
 def chained_polar_factors(operands: Sequence[Operand]) -> list[Tensor]:
     """Return the polar factors (B, m, n) of each operand, in the work dtype and without checks.
 
-    The operands' matrices have one short side, and their iterations one `chain_of`. Factors are written to `out`
+    The operands' matrices have one short side, and their iterations one `chain_key`. Factors are written to `out`
     where that is given. Besides factors this takes memory for a copy of all matrices in the work dtype, for two m x m
     matrices of each, and for five more of each that is worked on at once. If the chain has another dtype, one batch at
     a time is copied to that.
@@ -68,7 +68,9 @@ def chained_polar_factors(operands: Sequence[Operand]) -> list[Tensor]:
     first = operands[0].iteration
     windows, places = first.windows, [_places(operand) for operand in operands]
     Xs = [
-        normalize(each.wide, first.work_dtype, each.eps, first.scale, as_factor(each.norms), place[len(windows) % 2])
+        normalize(
+            each.wide, first.work_dtype, each.eps, first.scale, broadcast_norms(each.norms), place[len(windows) % 2]
+        )
         for each, place in zip(operands, places)
     ]
     tables = [operand.iteration.products for operand in operands]
@@ -80,7 +82,7 @@ def chained_polar_factors(operands: Sequence[Operand]) -> list[Tensor]:
     return [X.mT if operand.is_tall else X for operand, X in zip(operands, Xs)]
 
 
-def as_factor(norms: Optional[Tensor]) -> Optional[Tensor]:
+def broadcast_norms(norms: Optional[Tensor]) -> Optional[Tensor]:
     """Return norms (B,) as (B, 1, 1), one for each matrix of a batch."""
     return None if norms is None else norms.view(-1, 1, 1)
 

@@ -16,7 +16,7 @@ from ..kernels.normalization import frobenius_norm, native_passes_take, normaliz
 from ..kernels.products import small_polar
 from ..kernels.tracing import is_transformed
 from ..schedules import resolve_schedule
-from .chains import Operand, as_factor, chain_of, chained_polar_factors
+from .chains import Operand, broadcast_norms, chain_key, chained_polar_factors
 from .packing import even_pieces, matrices_together, packed_together
 
 
@@ -85,7 +85,7 @@ def polar_factors(
     given, that is the copy. `chained_polar_factors` says what the Gram iteration takes on a GPU, for as many
     matrices as a step packs together.
     """
-    if chain_of(G.device, iteration) is not None:
+    if chain_key(G.device, iteration) is not None:
         return _in_batches(Operand(G, iteration, eps, out, norms))
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
@@ -93,7 +93,7 @@ def polar_factors(
     single = not iteration.products.batched and not iteration.in_one_launch
     length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
     if out is None and len(wide) <= length and not single:
-        factors = _polar_factor(wide, iteration, eps, norm=as_factor(norms))
+        factors = _polar_factor(wide, iteration, eps, norm=broadcast_norms(norms))
         return factors.mT if tall else factors
     if out is None:
         by_rows = torch.contiguous_format if wide.device.type == "cpu" else torch.preserve_format
@@ -105,7 +105,7 @@ def polar_factors(
         # Products that take one matrix at a time take it as (m, n), without a batch dimension.
         X, place, norm = (
             x if x is None else x.select(0, start) if single else x.narrow(0, start, end - start)
-            for x in (wide, factors, as_factor(norms))
+            for x in (wide, factors, broadcast_norms(norms))
         )
         if through_copies:
             place.copy_(_polar_factor(X, iteration, eps, norm=norm))

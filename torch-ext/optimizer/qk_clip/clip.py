@@ -20,8 +20,8 @@ from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_, this_rank
 from .heads import Attention, Layer, attentions, clip_settings
 
-# Steps without any observed logits after which that is said: past those by which checkpoint tools have state made, and
-# those of a loop that observes every few steps.
+# After so many steps without any observed logits a warning says so: more than checkpoint tools take to have state made,
+# and than a loop takes that observes every few steps.
 UNOBSERVED_STEPS = 10
 
 
@@ -56,15 +56,16 @@ class QKClip:
         """Whether there is a function to report counts to."""
         return self._report is not None
 
-    def follow(self, names: Sequence[str], parameters: Sequence[Tensor], copies: Optional[Ranks] = None) -> None:
+    def follow(self, names: Sequence[str], parameters: Sequence[Tensor], replica_ranks: Optional[Ranks] = None) -> None:
         """Find the attentions of these parameters. If the heads are the same as before, observed logits are kept.
 
-        `copies` are the ranks that each have a copy of every plain parameter. Logits that any rank has observed count.
+        `replica_ranks` each have a copy of every plain parameter. Logits that any rank has observed count. Raises
+        ValueError if there are no attentions, or if they are on several groups of ranks.
         """
         self._parameters = dict(zip(names, parameters))
         found = attentions(self._settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
         weights = {name: self._parameters[name] for attention in found for name in attention.weights}
-        layouts = [layout_of(name, weight, copies) for name, weight in weights.items()]
+        layouts = [layout_of(name, weight, replica_ranks) for name, weight in weights.items()]
         meshes = {layout.mesh.members for layout in layouts if layout is not None}
         if len(meshes) > 1:
             got = f"queries and keys are on {len(meshes)} groups of ranks, {sorted(meshes)}"

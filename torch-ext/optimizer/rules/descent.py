@@ -52,10 +52,6 @@ class DescentRule(NamedTuple):
     decay_mode: str = "decoupled"
     multiplier: Number = 1.0
 
-    def times(self, multiplier: Number) -> DescentRule:
-        """Return the rule with this multiplier."""
-        return DescentRule(self.lr, self.weight_decay, self.decay_mode, multiplier)
-
 
 def descent_rule(
     lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str, decay_lr: Sequence[Optional[float]]

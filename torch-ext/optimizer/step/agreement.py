@@ -38,7 +38,7 @@ class Statement(NamedTuple):
     def codes(self, terms: Terms) -> tuple[int, int, int]:
         """Return numbers whose sums over the ranks are 0 if actions, settings and present gradients agree."""
         identity, settings = (terms.weight * code_of(text) for text in (self.identity, self.settings))
-        return identity, settings, code_of_sets(_need_gradients(terms), [sorted(absent) for absent in self.absent])
+        return identity, settings, code_of_sets(_need_gradients(terms), [sorted(names) for names in self.absent])
 
 
 def _need_gradients(terms: Terms) -> tuple[RankSets, ...]:
@@ -54,6 +54,16 @@ def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[str], ..
         return groups[number]["params"][position].grad is None
 
     return tuple(frozenset(terms.names[i] for i in each.positions if is_absent(i)) for each in _need_gradients(terms))
+
+
+class Sums(NamedTuple):
+    """Sums over the ranks of a meeting. Those of codes are 0 if all ranks have the same."""
+
+    overflows: int  # ranks whose gradients overflow
+    actions: int
+    settings: int
+    gradients: int  # codes of which parameters have one
+    new: int  # ranks that have not met the others with this plan
 
 
 class Meeting:
@@ -73,8 +83,8 @@ class Meeting:
 
         `found_inf` is GradScaler's flag on this rank. All ranks must call it.
         """
-        said = [0, *self._statement.codes(self._terms), int(not self._statement.has_met)]
-        values = torch.tensor(said, dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
+        here = Sums(0, *self._statement.codes(self._terms), int(not self._statement.has_met))
+        values = torch.tensor(here, dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
         if found_inf is not None:
             values[:1].copy_(found_inf.reshape(1) != 0)
         all_reduce_sum_(values, self._ranks, self._statement.act, self._names)
@@ -82,36 +92,38 @@ class Meeting:
         if values.device.type != "cpu":
             self._copied = torch.Event(values.device)
             self._copied.record()
-        return (values[:4] != 0).any().reshape(1).to(torch.float32)
+        return (values[:-1] != 0).any().reshape(1).to(torch.float32)  # all but `new`
 
     @property
     def is_known(self) -> bool:
         """Whether the result can be read without waiting for a device."""
         return self._copied is None
 
-    def strangers(self, groups: Sequence[Group], compare_settings: bool) -> Optional[Exception]:
+    def mismatch(self, groups: Sequence[Group], compare_settings: bool) -> Optional[Exception]:
         """Return an error that names the ranks that do something else than the others; None if all do the same.
 
         With `compare_settings`, different settings of `groups` are an error too. All ranks must call it.
         """
-        is_other, has_settings, _ = self._differences()
-        if not (is_other or (compare_settings and has_settings)):
+        sums = self._result()
+        if not (sums.actions or (compare_settings and sums.settings)):
             return None
         statements = self._statements()
         have_met = {statement.has_met for statement in statements.values()}
-        if have_met != {True} and len({(its.digest, its.settings) for its in statements.values()}) > 1:
+        plans = {(statement.digest, statement.settings) for statement in statements.values()}
+        if have_met != {True} and len(plans) > 1:
             lines = self._terms.with_settings(groups)
             return ValueError(difference_of_lines(self._ranks, lines, self._terms.device, self._names))
         return RuntimeError(self._in_words(statements))
 
     def dispute(self) -> Optional[str]:
         """Return a text on what ranks disagree about, None if they agree; all must call it, and the host waits."""
-        if not any(self._differences()):
+        sums = self._result()
+        if not (sums.actions or sums.settings or sums.gradients):
             return None
-        statements, (is_other, has_settings, _) = self._statements(), self._differences()
-        if is_other:
+        statements = self._statements()
+        if sums.actions:
             return self._in_words(statements)
-        if has_settings:
+        if sums.settings:
             first, odd = _first_difference(statements, lambda statement: statement.settings)
             return (
                 f"ranks had different settings for {self._names}: rank {first} had {statements[first].settings}, rank "
@@ -121,16 +133,12 @@ class Meeting:
 
     def all_are_new(self) -> bool:
         """Return whether none of the ranks has met the others with this plan; the host waits."""
-        return self._result()[4] == len(self._ranks)
+        return self._result().new == len(self._ranks)
 
-    def _differences(self) -> list[bool]:
-        """Return whether ranks differ in their action, in settings, and in which parameters have gradients."""
-        return [total != 0 for total in self._result()[1:4]]
-
-    def _result(self) -> list[int]:
+    def _result(self) -> Sums:
         if self._copied is not None:
             self._copied.synchronize()
-        return self._sums.tolist()
+        return Sums(*self._sums.tolist())
 
     def _in_words(self, statements: Mapping[int, Statement]) -> str:
         first, odd = _first_difference(statements, lambda statement: statement.identity)
@@ -166,7 +174,7 @@ def code_of_sets(entries: Sequence[RankSets], contents: Sequence[Any]) -> int:
     `contents` are this rank's values for each entry; their texts are compared.
     """
     pairs = enumerate(zip(entries, contents))
-    return sum(entry.weight * code_of(f"{i} {entry.part} {content!r}") for i, (entry, content) in pairs)
+    return sum(entry.weight * code_of(f"{i} {entry.set_index} {content!r}") for i, (entry, content) in pairs)
 
 
 def code_of(text: str) -> int:

@@ -14,7 +14,7 @@ from ..rules.hyperball import REPLACING, move_on_sphere_
 from ..rules.momentum import Directions, pack_momentum_
 from .local_matrix import LocalMatrix, take_momentum
 from .moments import balance_parts_
-from .polar_update import Packed, as_parameter, descended_norms, norms_of_updates
+from .polar_update import Packed, as_parameter, norms_memory_for_descent, norms_of_updates
 from .recipe import Recipe, Recipes
 from .workspace import LocalBatch
 
@@ -37,8 +37,8 @@ def update_local_(chains: Iterable[Sequence[LocalBatch]], recipes: Recipes) -> l
     norms, hosts = [], set()
     for chain in chains:
         present = [work.with_gradients() for work in chain]
-        for work, some in zip(chain, present):
-            if some is not work:
+        for work, with_gradients in zip(chain, present):
+            if with_gradients is not work:
                 _scale_rows_of_absent_(work, recipes)
         # Offloaded momentum comes to the device for this batch only, which is then its whole chain.
         host, chunk = chain[0].host, chain[0].host_chunk
@@ -59,16 +59,18 @@ def update_local_(chains: Iterable[Sequence[LocalBatch]], recipes: Recipes) -> l
 
 def update_chain_(chain: Sequence[LocalBatch], recipes: Recipes) -> list[UpdateNorms]:
     """Update the parameters and momentum buffers of a chain's batches in place, from its gradients."""
-    every = [recipes.of_groups(work.group_numbers, work.batch.matrices[0].parameter.sharers) for work in chain]
-    packed = recipes.graphs.packed([(work.batch, len(work.parts), recipe.eps) for work, recipe in zip(chain, every)])
-    for work, recipe, member in zip(chain, every, packed.members):
+    chain_recipes = [recipes.of_groups(work.group_numbers, work.batch.first.parameter.sharers) for work in chain]
+    packed = recipes.graphs.packed(
+        [(work.batch, len(work.parts), recipe.eps) for work, recipe in zip(chain, chain_recipes)]
+    )
+    for work, recipe, member in zip(chain, chain_recipes, packed.members):
         _pack_(work, recipe, member)
     updates = packed.update()
-    return [_descend_(*each, recipes.groups) for each in zip(chain, every, updates)]
+    return [_descend_(*each, recipes.groups) for each in zip(chain, chain_recipes, updates)]
 
 
 def _pack_(work: LocalBatch, recipe: Recipe, packed: Packed) -> None:
-    """Take a batch's gradients, which are let go, into its momentum, and pack its directions."""
+    """Take a batch's gradients, which are released, into its momentum, and pack its directions."""
     directions = Directions(as_parameter(work.batch, packed.directions), norms=packed.norms)
     pack_momentum_(work.momentum(), work.take_gradients(), directions, recipe.momentum, recipe.scaling)
 
@@ -76,13 +78,13 @@ def _pack_(work: LocalBatch, recipe: Recipe, packed: Packed) -> None:
 def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor, groups: Sequence[Group]) -> UpdateNorms:
     """Move a batch's parameters by their updates, which are changed."""
     batch, parts = work.batch, work.parts
-    parameters, keeps_norm = work.parameters(), batch.matrices[0].parameter.keeps_norm
-    descended = descended_norms(batch, updates)
+    parameters, keeps_norm = work.parameters(), batch.first.parameter.keeps_norm
+    descended = norms_memory_for_descent(batch, updates)
     # Before second moments change the updates. Hyperball has norms of its own.
     norms = norms_of_updates(updates) if descended is None and not keeps_norm else descended
     if batch.moments_shape is not None:
         balance_parts_(updates, parts, recipe.second_moment_beta, recipe.scaling.found_inf)
-    elements, rule = updates[0].numel(), recipe.descent.times(work.multiplier)
+    elements, rule = updates[0].numel(), recipe.descent._replace(multiplier=work.multiplier)
     if keeps_norm:
         moved = torch.stack(parameters)
         norms = move_on_sphere_(moved, updates, rule.lr)

@@ -82,7 +82,7 @@ def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State)
 def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[str]:
     """Return a sentence for each shard of a tensor that differs between replicas, with the ranks."""
     names = shortened(terms.names)
-    code = code_of_sets(terms.copies, [list(its.items()) for its in sums])
+    code = code_of_sets(terms.copies, [list(of_copy.items()) for of_copy in sums])
     total = torch.tensor([code], dtype=torch.int64, device="cpu").to(terms.device)
     all_reduce_sum_(total, ranks, "checksums of copies", names)
     if not total.item():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import compress
 from typing import Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
@@ -36,7 +37,7 @@ class LocalFallback(NamedTuple):
     batch: FallbackBatch
     parameters: Sequence[Tensor]
     numbers: Sequence[int]  # of the parameters, among all of the optimizer
-    entries: Sequence[int]  # places of their entries in the optimizer's state
+    state_places: Sequence[int]  # of their states, in the optimizer's
     tensors: StepTensors
 
     def with_gradients(self) -> LocalFallback:
@@ -45,8 +46,8 @@ class LocalFallback(NamedTuple):
         if absent.isdisjoint(self.numbers):
             return self
         present = [number not in absent for number in self.numbers]
-        each = (tuple(compress(of_all, present)) for of_all in (self.parameters, self.numbers, self.entries))
-        return LocalFallback(self.batch, *each, self.tensors)
+        columns = self.parameters, self.numbers, self.state_places
+        return LocalFallback(self.batch, *(tuple(compress(column, present)) for column in columns), self.tensors)
 
 
 def local_fallback(
@@ -54,7 +55,7 @@ def local_fallback(
 ) -> LocalFallback:
     """Return the part of the workspace of a batch of `group`, whose first parameter has `first_number`.
 
-    `places` says where in the optimizer's state the entry of a parameter is.
+    `places` says where in the optimizer's state that of a parameter is.
     """
     positions = [position for position in batch.positions if group["params"][position] in places]
     parameters = [group["params"][position] for position in positions]
@@ -68,22 +69,25 @@ def update_fallback_(work: LocalFallback, group: Group, scalings: Mapping[Option
     sharers = work.batch.sharers
     if not work.parameters or sharers not in scalings:  # on a mesh that this rank is not in
         return
-    rule, gradients = _fallback_rule(group), work.tensors.gradients
-    entries = [work.tensors.entries[place] for place in work.entries]
-    keys = (*FALLBACK_STATE, REMAINDER) if REMAINDER in entries[0] else FALLBACK_STATE
-    tensors = [list(work.parameters), [gradients[number] for number in work.numbers]]
-    tensors += ([entry[key] for entry in entries] for key in keys)
-    if sharers is not None:
-        tensors = [list(map(local_part, each)) for each in tensors]
-    update = FALLBACK_UPDATES[group["fallback"]]
-    if keys is FALLBACK_STATE:
-        update(FallbackTensors(*tensors), rule, scalings[sharers])
+    rule, update = _fallback_rule(group), FALLBACK_UPDATES[group["fallback"]]
+    tensors, remainders = _tensors_of(work)
+    if remainders is None:
+        update(tensors, rule, scalings[sharers])
         return
-    *tensors, remainders = tensors
-    remainders = list(map(integers, remainders))
-    for some in _pieces(tensors[0]):
-        part = FallbackTensors(*(each[some] for each in tensors))
-        _update_masters_(update, part, remainders[some], rule, scalings[sharers])
+    for piece in _pieces(tensors.parameters):
+        part = FallbackTensors(*(column[piece] for column in tensors))
+        _update_masters_(update, part, remainders[piece], rule, scalings[sharers])
+
+
+def _tensors_of(work: LocalFallback) -> tuple[FallbackTensors, Optional[list[Tensor]]]:
+    """Return this process's tensors of a batch, and the lower halves of master weights, as integers, if it has them."""
+    gradients, states = work.tensors.gradients, [work.tensors.states[place] for place in work.state_places]
+    local = list if work.batch.sharers is None else partial(map, local_part)
+    columns = [work.parameters, [gradients[number] for number in work.numbers]]
+    columns += ([state[key] for state in states] for key in FALLBACK_STATE)
+    has_remainders = REMAINDER in states[0]
+    remainders = [integers(each) for each in local([state[REMAINDER] for state in states])] if has_remainders else None
+    return FallbackTensors(*(list(local(column)) for column in columns)), remainders
 
 
 def _fallback_rule(group: Group) -> FallbackRule:

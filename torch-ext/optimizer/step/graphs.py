@@ -97,16 +97,16 @@ class UpdateGraphs:
 
         Each returns what it has done.
         """
-        every = {_whole(chain, groups): chain for chain in chains if can_capture(chain[0].device)}
+        whole_chains = {_whole(chain, groups): chain for chain in chains if can_capture(chain[0].device)}
         buffers: dict[torch.device, _Buffers] = {}
-        captures = [partial(self._capture, kinds, chain, buffers) for kinds, chain in every.items()]
-        return [partial(self._make_room, list(every), buffers), *captures] if every else []
+        captures = [partial(self._capture, kinds, chain, buffers) for kinds, chain in whole_chains.items()]
+        return [partial(self._make_room, list(whole_chains), buffers), *captures] if whole_chains else []
 
-    def _make_room(self, every: Sequence[Kinds], buffers: dict[torch.device, _Buffers]) -> str:
+    def _make_room(self, of_chains: Sequence[Kinds], buffers: dict[torch.device, _Buffers]) -> str:
         self._replays = {}
-        for device in {kinds[0].device for kinds in every}:
-            buffers[device] = _Buffers(device, [kinds for kinds in every if kinds[0].device == device])
-        return f"memory for {len(every)} CUDA graphs"
+        for device in {kinds[0].device for kinds in of_chains}:
+            buffers[device] = _Buffers(device, [kinds for kinds in of_chains if kinds[0].device == device])
+        return f"memory for {len(of_chains)} CUDA graphs"
 
     def _capture(self, kinds: Kinds, chain: Chain, buffers: dict[torch.device, _Buffers]) -> str:
         """Capture a graph, and keep it if its bits are those of the eager update."""
@@ -142,8 +142,8 @@ class UpdateGraphs:
 class _Buffers:
     """Shared by all graphs on a device: memory for directions and factors, and the pool of temporary memory."""
 
-    def __init__(self, device: torch.device, every: Sequence[Kinds]):
-        directions, factors = (max(sum(sizes) for sizes in of_all) for of_all in zip(*map(_room, every)))
+    def __init__(self, device: torch.device, of_chains: Sequence[Kinds]):
+        directions, factors = (max(sum(sizes) for sizes in of_all) for of_all in zip(*map(_room, of_chains)))
         self._directions, self._factors = (
             torch.empty(size, dtype=torch.uint8, device=device) for size in (directions, factors)
         )
@@ -187,7 +187,7 @@ def kinds_of(counts: Iterable[tuple[Batch, int, float]]) -> Kinds:
 
 def _whole(chain: Chain, groups: Sequence[Group]) -> Kinds:
     """Return the kinds of a chain whose matrices all have gradients."""
-    return kinds_of((batch, len(batch.matrices), groups[batch.first_group]["eps"]) for batch in chain)
+    return kinds_of((batch, len(batch.matrices), groups[batch.first.parameter.group]["eps"]) for batch in chain)
 
 
 def _packed(batch: Batch, kind: Kind, views: tuple[Tensor, Tensor]) -> Packed:

@@ -32,7 +32,7 @@ class StepTensors:
         self.views: list[Tensor] = []  # of the parameters
         self.momenta: list[Tensor] = []
         self.gradients: list[Optional[Tensor]] = []  # of whole parameters, by their `number`; None if it was released
-        self.entries: list[dict[str, Tensor]] = []  # of the state, in its order
+        self.states: list[dict[str, Tensor]] = []  # of parameters, in the order of the optimizer's
         self.absent: frozenset[int] = frozenset()  # numbers of the parameters without a gradient
         self.scales: dict[int, Tensor] = {}  # by place, of momentum in 8 bits
         self.moments: dict[int, Tensor] = {}  # by place, of those that have second moments
@@ -53,13 +53,13 @@ class LocalParameter:
         parameter: Parameter,
         p: Tensor,
         number: int,
-        entry: int,
+        state_place: int,
         tensors: StepTensors,
         release_grad: bool,
     ):
         self.tensor = p
         self.number = number  # among all parameters of the optimizer
-        self.entry = entry  # place of its entry in the optimizer's state
+        self.state_place = state_place  # of its state, in the optimizer's
         self.first = 0  # set by the workspace
         self._tensors = tensors
         self._shards = parameter.shards

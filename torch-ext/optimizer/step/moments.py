@@ -44,11 +44,13 @@ class MovedMoments(NamedTuple):
             moments = torch.cat([parts[i].moments.reshape(-1) for i in self.senders])
             outgoing.view(self.dtype).index_copy_(0, self.places_out, moments)
 
-    def take_(self, incoming: Tensor, parts: Sequence[LocalMatrix], alive: Tensor, found_inf: Optional[Tensor]) -> None:
-        """Put the moments of `incoming` in the place of those of parts that are `alive`, unless gradients overflow."""
+    def take_(
+        self, incoming: Tensor, parts: Sequence[LocalMatrix], active: Tensor, found_inf: Optional[Tensor]
+    ) -> None:
+        """Put the moments of `incoming` in the place of those of parts that are `active`, unless gradients overflow."""
         moments = [parts[i].moments for i in self.takers]
         before = torch.cat([each.reshape(-1) for each in moments])
-        taken = alive.index_select(0, self.takers_of)
+        taken = active.index_select(0, self.takers_of)
         taken = taken if found_inf is None else taken & (found_inf == 0)
         after = incoming.view(self.dtype).index_select(0, self.places_in).where(taken, before)
         pieces = after.split([each.numel() for each in moments])

@@ -24,8 +24,8 @@ from ..rules.equalization import equalize, evened, renormalize_
 class Packed(NamedTuple):
     """Memory for the packed directions (B, m, n) of a batch, and what their polar update needs.
 
-    Whoever fills the directions fills `norms` (B,), too, with theirs, unless there are none. Polar factors are written
-    to `factors` (B, m, n), of the work dtype, where that is given; `squares` is memory for `polar_factors`.
+    What writes `directions` also writes their Frobenius norms to `norms` (B,), unless that is None. Polar factors are
+    written to `factors` (B, m, n), of the work dtype, unless that is None; `squares` is memory for `polar_factors`.
     """
 
     batch: Batch
@@ -64,13 +64,13 @@ def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:
     return _memory_for_norms(packed) if native_passes_take(packed, batch.iteration.work_dtype) else None
 
 
-def descended_norms(batch: Batch, updates: Tensor) -> Optional[Tensor]:
+def norms_memory_for_descent(batch: Batch, updates: Tensor) -> Optional[Tensor]:
     """Return memory for the norms (B,) of a batch's updates, which the descent is to write; None if it cannot.
 
     It can if it applies the updates as they come from orthogonalization, and if the compiled passes take them. Torch's
     functions would read the updates once more for the norms, in many launches.
     """
-    changed = batch.moments_shape is not None or batch.matrices[0].parameter.keeps_norm
+    changed = batch.moments_shape is not None or batch.first.parameter.keeps_norm
     return None if IS_PORTABLE or changed or not native_passes_take(updates) else _memory_for_norms(updates)
 
 

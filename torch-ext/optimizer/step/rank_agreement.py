@@ -104,7 +104,7 @@ class RankAgreement:
             if not meeting.is_known and not (is_new and meeting.all_are_new()):
                 _UNREAD[ranks] = weakref.ref(dist.group.WORLD), meeting
                 continue
-            error = meeting.strangers(groups, is_new)
+            error = meeting.mismatch(groups, is_new)
             if error is not None:  # raised after the loop, so that no other rank waits
                 errors.append(error)
             elif is_new:

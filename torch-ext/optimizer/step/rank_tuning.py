@@ -23,7 +23,7 @@ from ..tuning.findings import Finding
 from ..tuning.tune import Stage, Tuner, largest_first, stages_of, unmeasured
 
 
-class Statement(NamedTuple):
+class TuningStatement(NamedTuple):
     """What a rank knows about the sizes that a set of ranks needs."""
 
     kind: str  # of its device
@@ -70,12 +70,12 @@ def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
         return []
     shared = [matrix for matrices in plan.matrices for matrix in matrices if matrix.parameter.sharers == ranks]
     tasks = [task for task in tasks_of_matrices(shared) if key_of(task.device) is not None]
-    meeting = Meeting(ranks, tasks, tuner, shortened(plan.terms[ranks].names))
-    settling = [partial(meeting.settle, task, len(tasks) - 1 - i) for i, task in enumerate(tasks)]
-    return [meeting.compare, *settling] if tasks else []
+    agreement = TuningAgreement(ranks, tasks, tuner, shortened(plan.terms[ranks].names))
+    settling = [partial(agreement.settle, task, len(tasks) - 1 - i) for i, task in enumerate(tasks)]
+    return [agreement.compare, *settling] if tasks else []
 
 
-class Meeting:
+class TuningAgreement:
     """Ranks that share some matrices, while they agree on the products for them."""
 
     def __init__(self, ranks: Ranks, tasks: Sequence[Task], tuner: Tuner, names: str):
@@ -97,7 +97,7 @@ class Meeting:
         key, needs = self._key, [task.need for task in self._tasks]
         agreed = {need: agreement(key, need) for need in needs}
         agreed = {need: before for need, before in agreed.items() if before}
-        mine = Statement(key.device, agreed, all_failed(key), sorted(self._tuner.left()))
+        mine = TuningStatement(key.device, agreed, all_failed(key), sorted(self._tuner.left()))
         statements = dict(zip(self._ranks, gathered(mine, self._ranks, "measurements", self._names)))
         self._tuner.begin(self._tasks[0].device)  # not before slower ranks have come
         self._left = {need for statement in statements.values() for need in statement.left}
@@ -147,7 +147,7 @@ class Meeting:
                 return Answer(None, {}, "", f"{type(error).__name__}: {error}")
         return Answer(finding.entry, finding.failed, finding.said)
 
-    def _agreed_by(self, need: Need, kind: str, statements: Mapping[int, Statement]) -> Optional[Agreed]:
+    def _agreed_by(self, need: Need, kind: str, statements: Mapping[int, TuningStatement]) -> Optional[Agreed]:
         """Return the agreement of ranks with this kind of device; RuntimeError if there are different ones."""
         known = {r: s.agreed[need] for r, s in statements.items() if s.kind == kind and need in s.agreed}
         if not known:

@@ -54,10 +54,10 @@ def update_chunk_(
     updates = yield from _exchanged(chunk, returned, owner.sent, holder.received, group)
     del returned
     if work.parts:
-        verdicts = updates.index_select(0, work.verdicts_in)
-        parts.descend_(updates, work.multipliers, verdicts, holder.update_places)
+        active_flags = updates.index_select(0, work.active_in)
+        parts.descend_(updates, work.multipliers, active_flags, holder.update_places)
         if work.moments is not None:
-            work.moments.take_(updates, work.parts, verdicts > 0, parts.found_inf)
+            work.moments.take_(updates, work.parts, active_flags > 0, parts.found_inf)
     return norms
 
 
@@ -105,22 +105,22 @@ class ShardedParts:
 
     @record_function("muon.descend")
     def descend_(
-        self, updates: Tensor, multiplier: Number, verdicts: Tensor, places: Optional[Sequence[int]] = None
+        self, updates: Tensor, multiplier: Number, active_flags: Tensor, places: Optional[Sequence[int]] = None
     ) -> None:
-        """Update those parts whose verdict is above zero, by `updates`, at `places` of that buffer."""
-        parts, alive, overflow = self.parts, verdicts > 0, self.found_inf
+        """Update those parts whose flag is above zero, by `updates`, at `places` of that buffer."""
+        parts, active, overflow = self.parts, active_flags > 0, self.found_inf
         origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
         rounding = seeds(parts, self._groups)
-        options = DescentOptions(row_scales(parts), rounding, overflow, alive, places, origins, remainders(parts))
+        options = DescentOptions(row_scales(parts), rounding, overflow, active, places, origins, remainders(parts))
         keeps_norms = parts[0].matrix.parameter.keeps_norm
         rule = REPLACING if keeps_norms else self._recipe.descent._replace(multiplier=multiplier)
         descend_packed_([part.view for part in parts], updates, rule, options)
         for i in sorted(self.absent):
             part = parts[i]
             for kept, updated in zip(momentum_of([part]).tensors, self._momenta.tensors_of(i)):
-                kept.copy_(torch.where(alive[i], updated, kept))
+                kept.copy_(torch.where(active[i], updated, kept))
             if part.row_scale is not None:  # QK-clip applies to weights without a gradient too
-                scale_rows_(part.view, part.row_scale, part.remainder, [overflow, alive[i]])
+                scale_rows_(part.view, part.row_scale, part.remainder, [overflow, active[i]])
 
 
 def _exchanged(
@@ -139,7 +139,7 @@ def _exchanged(
 def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tuple[Tensor, list[UpdateNorms]]:
     """Return what is sent back, the blocks of the owned matrices' updates and their flags; and the updates' norms."""
     chunk, norms = work.chunk, []
-    verdicts = _verdicts(work, received)
+    active_flags = _active_flags(work, received)
     returned = received.new_empty(sum(chunk.messages.owner.sent), dtype=chunk.first.parameter.update_dtype)
     for team, owned in work.teams:
         eps, group = recipes.of([team.matrix]).eps, group_of(team.ranks, chunk.names)
@@ -151,7 +151,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
         del packed
         if owned is not None:
             updates = update_of_factors(as_parameter(owned.batch, factor), owned.batch.equalization.after)
-            norms.append(_write_updates_(returned, owned, updates, verdicts, recipes, received))
+            norms.append(_write_updates_(returned, owned, updates, active_flags, recipes, received))
             del updates
         del factor
     for chain in work.owned:
@@ -161,10 +161,10 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
             _assemble_(owned, received, member.directions)
             member.take_norms_()
         updates = packed.update()
-        norms += [_write_updates_(returned, *each, verdicts, recipes, received) for each in zip(chain, updates)]
+        norms += [_write_updates_(returned, *each, active_flags, recipes, received) for each in zip(chain, updates)]
         del packed, updates, member  # before the next chain is put together
-    matrices, places = work.verdicts_out
-    returned.index_copy_(0, places, verdicts.index_select(0, matrices).to(returned.dtype))
+    matrices, places = work.active_out
+    returned.index_copy_(0, places, active_flags.index_select(0, matrices).to(returned.dtype))
     return returned, norms
 
 
@@ -172,7 +172,7 @@ def _write_updates_(
     returned: Tensor,
     owned: LocalOwned,
     updates: Tensor,
-    verdicts: Tensor,
+    active_flags: Tensor,
     recipes: Recipes,
     received: Tensor,
 ) -> UpdateNorms:
@@ -181,8 +181,8 @@ def _write_updates_(
     The updates are balanced before by the second moments in `received`, if there are any. Where norms of matrices are
     kept it is the new matrices that are written, made of those in `received`.
     """
-    alive, matrices = verdicts.index_select(0, owned.positions) > 0, owned.batch.matrices
-    lr, keeps_norm = recipes.of(matrices).descent.lr, matrices[0].parameter.keeps_norm
+    active, matrices = active_flags.index_select(0, owned.positions) > 0, owned.batch.matrices
+    lr, keeps_norm = recipes.of(matrices).descent.lr, owned.batch.first.parameter.keeps_norm
     # Before second moments change the updates. Hyperball has norms of its own.
     norms = None if keeps_norm else norms_of_updates(updates)
     _balance_(owned, received, returned, updates, recipes)
@@ -192,7 +192,7 @@ def _write_updates_(
         norms = move_on_sphere_(moved, updates, lr)
         updates = moved
     move_blocks_(updates, returned, owned.blocks_out, to_buffer=True)
-    return UpdateNorms(norms.where(alive, 0.0), updates[0].numel(), matrices[0].multiplier, lr, alive)
+    return UpdateNorms(norms.where(active, 0.0), updates[0].numel(), owned.batch.first.multiplier, lr, active)
 
 
 def _balance_(owned: LocalOwned, received: Tensor, returned: Tensor, updates: Tensor, recipes: Recipes) -> None:
@@ -200,7 +200,7 @@ def _balance_(owned: LocalOwned, received: Tensor, returned: Tensor, updates: Te
     batch = owned.batch
     if batch.moments_shape is None:
         return
-    dtype, beta = batch.matrices[0].parameter.moments_dtype, recipes.of(batch.matrices).second_moment_beta
+    dtype, beta = batch.first.parameter.moments_dtype, recipes.of(batch.matrices).second_moment_beta
     moments = torch.empty(len(updates), *batch.moments_shape, dtype=dtype, device=updates.device)
     move_blocks_(moments, received.view(dtype), owned.moments_in, to_buffer=False)
     balance_(updates, moments, beta)
@@ -212,7 +212,7 @@ def _assemble_(owned: LocalOwned, received: Tensor, packed: Tensor) -> None:
     move_blocks_(as_parameter(owned.batch, packed), received, owned.blocks_in, to_buffer=False)
 
 
-def _verdicts(work: LocalChunk, received: Tensor) -> Tensor:
+def _active_flags(work: LocalChunk, received: Tensor) -> Tensor:
     """Return, float32, for each owned matrix the flag that goes back: 1 if any rank had a gradient, else 0."""
     matrices, places = work.presence_in
     present = torch.zeros(len(work.chunk.messages.owner.matrices), dtype=torch.float32, device=received.device)

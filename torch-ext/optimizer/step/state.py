@@ -26,8 +26,8 @@ def checked_parameters(
 ) -> list[tuple[Group, str, Tensor]]:
     """Return the parameters that have or get a state, each with its group and its name there.
 
-    Those on meta and frozen ones without a gradient get none. Raises TypeError or ValueError where a parameter or its
-    `state` does not fit the settings of its group, or these lie on another device, so that nothing has changed then.
+    Those on meta and frozen ones without a gradient get none. Changes nothing. Raises TypeError or ValueError if a
+    parameter or its `state` does not fit the settings of its group, or if a setting is a tensor on another device.
     """
     checked = []
     for group in groups:
@@ -41,7 +41,7 @@ def checked_parameters(
 
 
 def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ranks: Optional[Ranks]) -> None:
-    """Make what `state` lacks, in place, bring the rest into its form and place, and drop what is of no parameter.
+    """Complete `state` in place: make missing tensors, convert and move others, drop those of unknown parameters.
 
     Raises TypeError or ValueError where a parameter or its state does not fit, and RuntimeError under
     `torch.inference_mode`; then nothing has changed.
@@ -59,10 +59,10 @@ def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ran
         del state[stale]
 
 
-def entries(state: Mapping[Any, Any]) -> int:
-    """Return the number of values in `state` of all parameters; it shrinks if somebody removes one.
+def value_count(state: Mapping[Any, Any]) -> int:
+    """Return the number of values in the `state` of all parameters; it shrinks if somebody removes one.
 
-    Of thousands of parameters at every step: `map` asks them without a line of Python for each.
+    Steps call it, so it uses `map`: a loop in Python over thousands of parameters would be slow.
     """
     try:
         return sum(map(len, state.values()))
@@ -126,9 +126,9 @@ def _check_parameter(name: str, p: Tensor, group: Group, replica_ranks: Optional
 def _check_state(
     state: Mapping[str, Tensor], name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]
 ) -> None:
-    """Raise ValueError for shards that cut blocks of momentum in 8 bits, codes without scales, other shapes and places.
+    """Raise ValueError if the state of a parameter does not fit it, or if its norm must be kept and cannot be.
 
-    And for norms that cannot be kept, where they are to be.
+    It does not fit with other shapes or placements, with 8-bit codes without scales, or if shards cut their blocks.
     """
     wanted, keeps_norms = state_tensors(name, p, group), group["use_muon"] and group["experimental_hyperball"]
     layout = layout_of(name, p, replica_ranks) if keeps_norms or SCALE in wanted else None

@@ -84,9 +84,7 @@ def _exchange_a_byte(exchange: Exchange) -> None:
 def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callable[[], None]]]:
     chains = {tuple(map(_kind, chain)): chain for chain in plan.chains()}
     for chain in chains.values():
-        what = " with ".join(
-            f"{len(b.matrices)} x {b.matrices[0].rows} x {b.matrices[0].cols} {b.iteration}" for b in chain
-        )
+        what = " with ".join(f"{len(b.matrices)} x {b.first.rows} x {b.first.cols} {b.iteration}" for b in chain)
         yield what, partial(_orthogonalize_zeros, chain, groups)
 
 
@@ -98,6 +96,6 @@ def _orthogonalize_zeros(chain: Chain, groups: Sequence[Group]) -> None:
     members = []
     for batch in chain:
         zeros = packed_memory(batch, len(batch.matrices), batch.device).zero_()
-        members.append(Packed(batch, groups[batch.first_group]["eps"], zeros, None))
+        members.append(Packed(batch, groups[batch.first.parameter.group]["eps"], zeros, None))
     with without_autocast(chain[0].device.type):
         polar_updates(members)

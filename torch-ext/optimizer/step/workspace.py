@@ -88,9 +88,9 @@ class LocalChunk(NamedTuple):
     group_numbers: tuple[int, ...]  # of the parts, by which a step finds their rules
     multipliers: Tensor  # of the parts, float64 on the CPU, read there by the descent
     presence_out: Tensor  # places of the flags of sent parts in the gathered message, int64 like all that follow
-    verdicts_in: Tensor  # place of each part's flag in the returned message
+    active_in: Tensor  # place of each part's flag in the returned message
     presence_in: Tensor  # (2, flags): owned matrix, place of the flag
-    verdicts_out: Tensor  # (2, flags): owned matrix, place of the flag
+    active_out: Tensor  # (2, flags): owned matrix, place of the flag
     owned: Sequence[Sequence[LocalOwned]]  # chains
     teams: Sequence[tuple[Team, Optional[LocalOwned]]]  # with a batch if this rank owns the matrix
     moments: Optional[MovedMoments]  # None if no part has second moments
@@ -125,7 +125,7 @@ class Workspace:
         first = 0
         for source in self.parameters:
             first = self._add(source, sources[source], groups, first)
-        offloaded = [batch.matrices[0].parameter.offloaded for batch in plan.batches]
+        offloaded = [batch.first.parameter.offloaded for batch in plan.batches]
         batches = _with_host(list(map(self._local_batch, plan.batches)), offloaded, state)
         self.chains = chains(batches, lambda work: work.batch)
         self.exchanges = [(each.ranks, [self._local_chunk(chunk) for chunk in each.chunks]) for each in plan.exchanges]
@@ -135,8 +135,8 @@ class Workspace:
             for batch in plan.fallback
         ]
 
-    def finds_entries_in(self, state: State) -> bool:
-        """Return whether the entries of a state are where this workspace looks for them."""
+    def finds_states_in(self, state: State) -> bool:
+        """Return whether the states of parameters are where this workspace looks for them."""
         return len(state) == len(self._keys) and all(map(operator.is_, state, self._keys))
 
     def begin_step(self, gradients: Gradients, state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
@@ -148,18 +148,18 @@ class Workspace:
         self._tensors.gradients = gradients.tensors
         self._tensors.absent = gradients.absent
         self._tensors.views = self._matrices([source.tensor for source in self.parameters])
-        self._tensors.entries = entries = list(state.values())
-        self._tensors.momenta = self._matrices([entries[source.entry][BUFFER] for source in self.parameters])
+        self._tensors.states = states = list(state.values())
+        self._tensors.momenta = self._matrices([states[source.state_place][BUFFER] for source in self.parameters])
         for source in self._with_scales:
-            scales = local_part(entries[source.entry][SCALE])
+            scales = local_part(states[source.state_place][SCALE])
             self._tensors.scales.update(enumerate(source.cut_scales(scales), source.first))
         for source in self._split:
-            remainders = source.cut(integers(local_part(entries[source.entry][REMAINDER])))
+            remainders = source.cut(integers(local_part(states[source.state_place][REMAINDER])))
             self._tensors.remainders.update(enumerate(remainders, source.first))
         for source in self._released_unread:
             source.release_gradient()
         for source in self._with_moments:
-            moments = source.cut_moments(local_part(entries[source.entry][MOMENTS]))
+            moments = source.cut_moments(local_part(states[source.state_place][MOMENTS]))
             self._tensors.moments.update(enumerate(moments, source.first))
         for source in self.parameters if row_scales else ():
             if source.tensor in row_scales:
@@ -210,16 +210,16 @@ class Workspace:
             group_numbers=group_numbers(holder.matrices or [chunk.first]),
             multipliers=as_tensor([part.matrix.multiplier for part in parts]),
             presence_out=indices([place for _, place in holder.presence_places]),
-            verdicts_in=indices(holder.verdict_places),
+            active_in=indices(holder.active_places),
             presence_in=indices(owner.presence_places, (-1, 2)).T,
-            verdicts_out=indices(owner.verdict_places, (-1, 2)).T,
+            active_out=indices(owner.active_places, (-1, 2)).T,
             owned=[[local_owned(owned, device) for owned in chain] for chain in chunk.chains],
             teams=[(team, owned and local_owned(owned, device)) for team, owned in chunk.teams],
             moments=moved_moments(holder, chunk.first.parameter.moments_dtype, device),
         )
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:
-        parts, multiplier = self._of(batch.matrices), as_tensor(batch.matrices[0].multiplier)
+        parts, multiplier = self._of(batch.matrices), as_tensor(batch.first.multiplier)
         return LocalBatch(batch, (), multiplier).of(parts)
 
     def _of(self, matrices: Iterable[Matrix]) -> list[LocalMatrix]:
@@ -236,7 +236,7 @@ def dependencies(groups: Sequence[Group], state: State) -> list[Any]:
 
 def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State) -> list[LocalBatch]:
     """Return `works`, in which `offloaded` batches are chunks of host memory that their device fetches in turn."""
-    devices = [work.batch.matrices[0].parameter.device for work in works]
+    devices = [work.batch.first.parameter.device for work in works]
     for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
         parts = [works[i].parts for i in positions]
         sources = {part.source for some in parts for part in some}

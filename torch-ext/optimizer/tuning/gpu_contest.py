@@ -13,7 +13,7 @@ from ..kernels.gains import Gain
 from ..kernels.hopper_gemm import cuts
 from ..kernels.products import BATCHED, small_choice, small_polar, symmetric_choice, symmetric_gemm
 from ..kernels.tuned import COMPILED, Config, SmallConfig
-from ..polar.chains import chain_of
+from ..polar.chains import chain_key
 from ..polar.factors import polar_factors
 from ..polar.packing import matrices_together, packed_together
 from ..schedules import resolve_schedule
@@ -88,7 +88,7 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
     configs = product_configs(device, dtype, m) if configs is None else configs
     configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again
-    long, whole = k != m, chain_of(device, _iteration(device, dtype, (m, max(m, k)))) is not None
+    long, whole = k != m, chain_key(device, _iteration(device, dtype, (m, max(m, k)))) is not None
     most = packed_together((m, k), torch.float32.itemsize) if long and whole else _together(device, dtype, m, configs)
     count = max(1, min(task.count, most))
     X = drawn(device, count, m, k).to(dtype) / k**0.5
