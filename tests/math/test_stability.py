@@ -197,3 +197,13 @@ def test_split_cuts_a_schedule_before_each_restart(stability, schedule):
     assert stability.split(schedule, ()) == (schedule,)
     assert stability.split(schedule, (2,)) == (schedule[:2], schedule[2:])
     assert stability.split(schedule, (1, 3)) == (schedule[:1], schedule[1:3], schedule[3:])
+
+
+@pytest.mark.parametrize("name, steps", [("original", 20), ("quintic", 25), ("polar_express", 30)])
+def test_a_polynomial_that_overflows_below_zero_is_not_taken_for_safe(kernel, stability, name, steps):
+    """A bound of NaN would be none. A matrix of low rank has eigenvalues of 0, which rounding moves below."""
+    schedule = kernel.schedules.resolve_schedule(name, steps)
+    assert stability.restart_positions(schedule, FLOAT64) != ()
+    left, right = torch.randn(2, 256, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    G = left[:64] @ right.T
+    assert kernel.orthogonalize(G, name, steps, method="gram").isfinite().all()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.muon.test_surroundings import default_dtype
 from tests.support import oracles
 from tests.support.small_model import gradient_of, same_bits, state_of, take_steps
 
@@ -171,18 +170,6 @@ def test_a_change_of_the_setting_converts_momentum_there_and_back(kernel, offloa
         assert state.keys() == {"momentum_buffer"} and state["momentum_buffer"].is_cpu
         assert torch.equal(lines(state["momentum_buffer"], name), codes[name].float())
     take_steps(optimizer, params, [5])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_momentum_is_converted_whatever_the_default_dtype(kernel, dtype):
-    params = parameters()
-    optimizer = muon(kernel, params, momentum_dtype=None)
-    take_steps(optimizer, params, range(2))
-    for group in optimizer.param_groups:
-        group["momentum_dtype"] = "int8"
-    with default_dtype(dtype):
-        optimizer.state_dict()
-    assert all(optimizer.state[params[name]]["momentum_scale"].dtype == torch.float32 for name in SCALES)
 
 
 def test_momentum_of_torch_becomes_codes_and_a_file_of_ours_says_its_own_form(kernel):

@@ -67,3 +67,16 @@ def test_orthogonalize_has_the_bits_that_it_has_without(kernel, device, name, me
     with AROUND[name](device):
         actual = kernel.orthogonalize(G, dtype=torch.float32, method=method), kernel.matmul_transpose(G)
     assert all(map(bits_equal, actual, expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_momentum_is_converted_into_8_bits_as_without(kernel, device, dtype):
+    p = nn.Parameter(torch.ones(8, 100, dtype=torch.float32))
+    optimizer = kernel.Muon([("up.weight", p)])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.param_groups[0]["momentum_dtype"] = "int8"
+    with default_dtype(dtype):
+        optimizer.state_dict()
+    state = optimizer.state[p]
+    assert (state["momentum_buffer"].dtype, state["momentum_scale"].dtype) == (torch.int8, torch.float32)

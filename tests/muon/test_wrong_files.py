@@ -155,3 +155,20 @@ def test_a_resized_embedding_begins_anew_as_the_message_says(kernel):
     other.load_state_dict(state_dict)
     take_steps(other, params, [1])
     assert other.state[params["wte.weight"]]["step"] == 1 and other.state[params["up.bias"]]["step"] == 2
+
+
+@pytest.mark.parametrize(
+    "setting, key",
+    [({"momentum_dtype": "int8"}, "momentum_scale"), ({"master_weights": "split"}, "remainder")],
+    ids=str,
+)
+def test_a_part_of_the_state_that_a_loader_has_not_read_is_missed(kernel, setting, key):
+    """torch.distributed.checkpoint reads the tensors that an optimizer has, and copies them in its dtypes."""
+    params = [[("up.weight", torch.nn.Parameter(torch.ones(8, 64, dtype=torch.bfloat16)))] for _ in range(2)]
+    saved = kernel.Muon(params[0], **setting).state_dict()
+    state = saved["state"][0]
+    del state[key]
+    state["momentum_buffer"] = state["momentum_buffer"].bfloat16()
+    other = kernel.Muon(params[1])
+    with pytest.raises(ValueError, match=f"{next(iter(setting))}=.* and read without it"):
+        other.load_state_dict(saved)

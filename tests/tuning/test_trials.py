@@ -98,6 +98,28 @@ def test_a_trial_that_ends_leaves_no_mark(kernel, measurements, need, error):
     assert not marks()
 
 
+def test_a_trial_that_ends_acquits_its_candidate(kernel, measurements, need):
+    """Two processes that were ended years apart convict nobody if the kernel has run in between."""
+    key = kernel.kernels.machine.key_of(CPU)
+    for _ in range(2):
+        mark = kernel.kernels.trials._mark(key, need, "NATIVE")
+        mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before"}))
+        assert not failures(kernel, measurements)
+        with kernel.kernels.trials.trial(key, need, "NATIVE"):
+            pass
+
+
+def test_an_interrupt_before_a_candidate_begins_leaves_no_mark(kernel, measurements, need, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernel.kernels.trials.threading.Timer, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        with kernel.kernels.trials.trial(kernel.kernels.machine.key_of(CPU), need, "NATIVE"):
+            pass
+    assert not marks()
+
+
 def test_a_candidate_that_takes_long_is_named(kernel, measurements, need, monkeypatch):
     trials = kernel.kernels.trials
     told = []

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -171,3 +172,10 @@ def test_tune_refuses_arguments_before_it_measures(kernel, measurements, wrong):
     with pytest.raises((TypeError, ValueError), match=r"(progress|device) must be"):
         kernel.tune([(24, 40)], **{"device": "cpu", **wrong})
     assert measurements.changed() == before
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), SimpleNamespace(write=lambda text: None, flush=lambda: None), None])
+def test_progress_needs_no_terminal_and_no_output(kernel, monkeypatch, stream):
+    """Loggers that stand in for the output may have `write` and `flush` alone, and a service may have no output."""
+    monkeypatch.setattr("sys.stdout", stream)
+    kernel.tuning.progress.Line("tune")(1, 1, "done")

@@ -94,13 +94,13 @@ def choose_iteration(
     chain_dtype = _chain_dtype(work_dtype, method)
     if chain_dtype != work_dtype and not products.float32_squares:
         products = with_torchs_affine(select_products(device, chain_dtype, *size, circumstances, "standard"))
-    in_one_launch = small_choice(device, work_dtype, *size, circumstances.among)
-    small = chain_dtype == work_dtype and not circumstances.transformed and (in_one_launch.gain or 0) >= 1
-    if small:
-        products = products._replace(source=in_one_launch.source)
+    small = small_choice(device, work_dtype, *size, circumstances.among)
+    in_one_launch = chain_dtype == work_dtype and not circumstances.transformed and (small.gain or 0) >= 1
+    if in_one_launch:
+        products = products._replace(source=small.source)
     scale = folded_scale(work_dtype, size[0], schedule)
     folded = with_folded_scale(schedule, scale)
-    standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, small)
+    standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, in_one_launch)
     if method == "standard" or (method == "auto" and work_dtype != torch.float16):
         return standard
     restarts = _restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products))

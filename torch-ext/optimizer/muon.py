@@ -549,7 +549,7 @@ class Muon(Optimizer):
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
         bring_states_(self.param_groups, self.state, self._replica_ranks)
         clip = self._clip or "no qk_clip"
-        common_line = f"{self._exchange} among {self._replica_ranks}, release_grads={self._release_grads}, {clip}"
+        common_line = f"{self._exchange}, release_grads={self._release_grads}, {clip}"
         common_line += f", float32 products rounded by {float32_roundoffs()}"
         self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)
         self._agreement.follow(self._plan.terms)

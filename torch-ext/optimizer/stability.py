@@ -87,15 +87,19 @@ class _Point:
 
 
 def _change(a: _Point, b: _Point) -> float:
-    """Return the change of the result for a change of R of Frobenius norm 1 in the entries of these two eigenvalues."""
+    """Return the change of the result for a change of R of Frobenius norm 1 in the entries of these two eigenvalues.
+
+    Infinite if their polynomials overflow.
+    """
     if a.eigenvalue == b.eigenvalue:
         return 0.0
-    own = abs((a.factor - b.factor) / (a.eigenvalue - b.eigenvalue))
-    own *= math.sqrt((max(a.eigenvalue, 0.0) + max(b.eigenvalue, 0.0)) / 2)
+    of_factor = abs((a.factor - b.factor) / (a.eigenvalue - b.eigenvalue))
+    of_factor *= math.sqrt((max(a.eigenvalue, 0.0) + max(b.eigenvalue, 0.0)) / 2)
     apart, along = a.reached - b.reached, a.reached + b.reached
     symmetric = abs((a.final - b.final) / apart) if apart else 0.0
     antisymmetric = abs((a.final + b.final) / along) if along else 0.0
-    return own * max(symmetric, antisymmetric)
+    change = of_factor * max(symmetric, antisymmetric)
+    return math.inf if math.isnan(change) else change  # `max` would pass over NaN
 
 
 def _factor(steps: Schedule, eigenvalue: float) -> float:

@@ -24,7 +24,7 @@ _FIELDS = {
 # Fields for the Trainer's own optimizers, without a counterpart here.
 _REFUSED = ("optim_args", "optim_target_modules")
 # The default of `args`: not given. None means that TrainingArguments are ignored on purpose.
-_UNTOLD: Any = object()
+_NOT_GIVEN: Any = object()
 
 
 class MuonFactory:
@@ -41,7 +41,7 @@ class MuonFactory:
         self,
         model: nn.Module,
         *,
-        args: Any = _UNTOLD,
+        args: Any = _NOT_GIVEN,
         heads: bool = False,
         gate_up: bool = True,
         patterns: Optional[Patterns] = None,
@@ -65,7 +65,7 @@ class MuonFactory:
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"the model is needed, because its modules decide the groups, got {type(model).__name__}")
-        if args is _UNTOLD:
+        if args is _NOT_GIVEN:
             _warn_of_ignored(settings)
         elif args is not None:
             settings = {**_settings_of(args), **settings}

@@ -24,10 +24,17 @@ def constant_while_traced(function: Function) -> Function:
 def is_transformed(X: Tensor) -> bool:
     """Whether autograd, in either mode, or `torch.func`, such as `vmap`, goes through what is computed from X.
 
-    The operations of this package support neither. While `torch.compile` traces, only reverse mode is asked for.
+    The operations of this package support neither. While `torch.compile` traces, everything inside of a transform is
+    taken to go through it.
     """
     if torch.is_grad_enabled() and X.requires_grad:
         return True
     if torch.compiler.is_compiling():
-        return False
+        return _is_inside_a_transform()
     return torch._C._functorch.is_functorch_wrapped_tensor(X) or forward_ad.unpack_dual(X).tangent is not None
+
+
+@constant_while_traced
+def _is_inside_a_transform() -> bool:
+    """Whether what is traced now is inside of `torch.func`'s transforms or of forward-mode autograd."""
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0

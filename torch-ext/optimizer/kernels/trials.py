@@ -27,15 +27,20 @@ PATIENCE_SECONDS = 60.0
 
 @contextmanager
 def trial(key: Key, need: Need, candidate: str) -> Iterator[None]:
-    """Mark a candidate while it is tried."""
-    mark = _mark(key, need, candidate)
-    waited = threading.Timer(PATIENCE_SECONDS, _overdue, (need, candidate, mark))
-    waited.daemon = True
-    waited.start()
-    try:
+    """Mark a candidate while it is tried. If it comes to its end, earlier processes that did not are forgotten."""
+    mark, waited = None, None
+    try:  # from here on, because a user may interrupt at any place
+        mark = _mark(key, need, candidate)
+        waited = threading.Timer(PATIENCE_SECONDS, _overdue, (need, candidate, mark))
+        waited.daemon = True
+        waited.start()
         yield
+        if mark is not None:
+            with suppress(OSError):
+                _once(file_of(key), (need.kernel, need.dtype, candidate)).unlink()
     finally:
-        waited.cancel()
+        if waited is not None:
+            waited.cancel()
         if mark is not None:
             with suppress(OSError):
                 mark.unlink()
@@ -67,13 +72,17 @@ def left_behind(key: Key) -> Table:
 
 
 def _ended_before(file: Path, what: Sequence[str]) -> bool:
-    """Whether this candidate has left a mark before. If not, remember that it has now."""
-    name = hashlib.sha256(" ".join(what).encode()).hexdigest()[:16]
-    aside = file.with_name(f"{file.stem}.{name}.once")
-    if aside.exists():
+    """Whether this candidate has left a mark before, and not ended since. If not, remember that it has now."""
+    once = _once(file, what)
+    if once.exists():
         return True
-    aside.write_text(" ".join(what))
+    once.write_text(" ".join(what))
     return False
+
+
+def _once(file: Path, what: Sequence[str]) -> Path:
+    """Return the file that says that a candidate has left a mark."""
+    return file.with_name(f"{file.stem}.{hashlib.sha256(' '.join(what).encode()).hexdigest()[:16]}.once")
 
 
 def _mark(key: Key, need: Need, candidate: str) -> Optional[Path]:

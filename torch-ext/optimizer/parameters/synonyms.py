@@ -10,8 +10,8 @@ from .settings import FALLBACKS
 
 # torch's choices between implementations of a step. Products here always add to a matrix in the same call, which is
 # what `use_addmm` asks for; each of the other two describes the kernel of one fallback only.
-_HELD_BY = {"use_addmm": ("muon", *FALLBACKS), "fused": ("adamw",), "foreach": ("nadamw",)}
-IMPLEMENTATIONS = tuple(_HELD_BY)
+_BRANCHES_WITH = {"use_addmm": ("muon", *FALLBACKS), "fused": ("adamw",), "foreach": ("nadamw",)}
+IMPLEMENTATIONS = tuple(_BRANCHES_WITH)
 
 
 def taken_branch(settings: dict[str, Any]) -> Optional[str]:
@@ -61,10 +61,10 @@ def taken_implementations(settings: dict[str, Any]) -> dict[str, Optional[bool]]
 def check_implementations(flags: dict[str, Optional[bool]], branch: str) -> None:
     """Raise ValueError for an implementation that `branch` lacks: a fallback, or `muon`, also for mixed groups."""
     for key, asked in flags.items():
-        if asked and branch not in _HELD_BY[key]:
+        if asked and branch not in _BRANCHES_WITH[key]:
             raise ValueError(
                 f"{key}={asked!r} has no effect here: Muon's passes and AdamW's kernel are always fused, and matrices "
-                f"always batched. Leave it out, or set it in a group that only {_HELD_BY[key][0]} updates"
+                f"always batched. Leave it out, or set it in a group that only {_BRANCHES_WITH[key][0]} updates"
             )
 
 

@@ -44,8 +44,10 @@ class Terms(NamedTuple):
 
     def settings(self, groups: Sequence[Group]) -> str:
         """Return one line with the settings that schedulers and users may change between steps, and with `failed`."""
-        live = (str(_live_settings(groups[number])) for number in dict.fromkeys(g for g, _ in self.places))
-        return "; ".join((*live, self.failed))
+        of_groups = {number: str(_live_settings(groups[number])) for number, _ in self.places}
+        # Ranks may have divided the same parameters into other groups.
+        of_runs = (text for text, _ in itertools.groupby(of_groups[number] for number, _ in self.places))
+        return "; ".join((*of_runs, self.failed))
 
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines. Those of parameters include the settings that may change between steps."""
@@ -68,14 +70,17 @@ class _Shared(NamedTuple):
 def terms_of(
     groups: Sequence[Group],
     common_line: str,
+    stack_groups: Sequence[int],
     failed: Mapping[Ranks, str],
     replica_ranks: Optional[Ranks],
     state: Mapping[Tensor, Mapping[str, Tensor]],
 ) -> dict[Ranks, Terms]:
     """Return the terms for each set of ranks that shares parameters with this rank.
 
-    `common_line` is part of all terms. `failed` has, for some sets, a line about kernels that failed their proof here.
-    `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen.
+    `common_line` is part of all terms. `stack_groups` has, for each group, the number of the first one with whose
+    matrices its matrices share batches, and so messages: ranks must divide their parameters alike. `failed` has, for
+    some sets, a line about kernels that failed their proof here. `replica_ranks` have a copy of every plain parameter.
+    Parameters without `state` are frozen.
     """
     shared: dict[Ranks, list[_Shared]] = {}
     for number, group in enumerate(groups):
@@ -85,8 +90,11 @@ def terms_of(
                 continue
             line, local = f"{_line_of(name, p, layout, group)}{_line_of_state(p, state)}", local_part(p)
             is_local_shard = bool(layout.split_dims) and not group["use_muon"]
+            others = shared.setdefault(layout.mesh.members, [])
+            partners = (i for i, other in enumerate(others) if stack_groups[other.place[0]] == stack_groups[number])
+            line += f", in batches with parameter {next(partners, len(others))}"
             entry = _Shared(name, line, (number, position), local.device, layout, not local.numel(), is_local_shard)
-            shared.setdefault(layout.mesh.members, []).append(entry)
+            others.append(entry)
     return {ranks: _terms(ranks, common_line, failed.get(ranks, ""), entries) for ranks, entries in shared.items()}
 
 

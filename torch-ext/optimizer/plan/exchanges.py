@@ -209,11 +209,9 @@ def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Ma
 @functools.lru_cache(maxsize=2**16)
 def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
     """Return the layout of `count` replicas: the aligned run of copies with `rank`'s. `count` divides their number."""
-    copies: dict[tuple[int, ...], list[int]] = {}
-    for member in layout.mesh.ranks:
-        copies.setdefault(layout.copy_of(member), []).append(member)
-    place = list(copies).index(layout.copy_of(rank))
-    chosen = list(copies.values())[place - place % count :][:count]
+    copies = layout.ranks_by_copy(layout.mesh.ranks)
+    number = next(number for number, ranks in enumerate(copies) if rank in ranks)
+    chosen = copies[number - number % count :][:count]
     sharded = [(size, split) for size, split in zip(layout.mesh.shape, layout.splits) if split is not None]
     mesh = mesh_of((count, *(size for size, _ in sharded)), tuple(member for copy in chosen for member in copy))
     return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
@@ -225,8 +223,8 @@ def _chunk(messages: Messages, chunk_bytes: Optional[int]) -> Chunk:
     def owned(batch: Batch) -> OwnedBatch:
         places = [positions[matrix] for matrix in batch.matrices]
         in_batch = {position: i for i, position in enumerate(places)}
-        sides = messages.owner
-        moved = (sides.parts_in, sides.parts_out, sides.moments_in, sides.moments_out, sides.weights_in)
+        side = messages.owner
+        moved = (side.parts_in, side.parts_out, side.moments_in, side.moments_out, side.weights_in)
         blocks = (blocks_of(parts, in_batch) for parts in moved)
         return OwnedBatch(batch, tuple(places), *blocks)
 

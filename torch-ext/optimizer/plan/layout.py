@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from .process_groups import offer_group, this_rank
+from .process_groups import Ranks, offer_group, this_rank
 from .runs import Runs, chunk, joined, length
 
 # What `LaidOut` has of each tensor. Every step reads it from thousands: with `map` no Python code runs for each.
@@ -73,6 +73,13 @@ class Layout(NamedTuple):
         """Return the coordinates of the copy to which the part of `rank` belongs."""
         coordinates = zip(self.splits, self.mesh.coordinates(rank))
         return tuple(index for split, index in coordinates if split is None)
+
+    def ranks_by_copy(self, ranks: Iterable[int]) -> list[Ranks]:
+        """Return those of `ranks` that have parts of each copy, in the order in which copies come first."""
+        copies: dict[tuple[int, ...], list[int]] = {}
+        for rank in ranks:
+            copies.setdefault(self.copy_of(rank), []).append(rank)
+        return list(map(tuple, copies.values()))
 
     def part_of(self, rank: int) -> int:
         """Return the number, from 0 on, of the part that `rank` has. Copies of one part have the same number."""

@@ -7,7 +7,7 @@ from typing import Callable, Hashable, Iterable, Optional
 
 import torch
 
-from ..iteration import Iteration, iteration_costs
+from ..iteration import Iteration, iteration_costs, summed_iteration
 from ..kernels.gains import ALONE, Circumstances
 from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group, multiplier_in_group
@@ -124,6 +124,11 @@ class Matrix:
     def key(self) -> tuple[int, int]:
         """The parameter's number and the index, the same for all records of one matrix."""
         return self.parameter.number, self.index
+
+    def summed_iteration(self, method: str) -> Optional[Iteration]:
+        """Return how ranks work on it from a Gram matrix that they sum, by `gram` or `gram_float32`; None if unsafe."""
+        p, size = self.parameter, (min(self.rows, self.cols), max(self.rows, self.cols))
+        return summed_iteration(p.device, p.work_dtype, size, p.schedule, method, p.circumstances)
 
     @property
     def measured_as(self) -> tuple[torch.device, torch.dtype, tuple[int, int]]:

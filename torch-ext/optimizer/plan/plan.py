@@ -25,7 +25,7 @@ from ..schedules import resolve_schedule
 from ..tuning.contest import tasks_of
 from .agreement import Terms, terms_of
 from .batches import Batch, Chain, chains, grouped, plan_batches
-from .exchanges import Exchange, ExchangeOptions, plan_exchanges
+from .exchanges import Chunk, Exchange, ExchangeOptions, plan_exchanges
 from .layout import layout_of, local_part
 from .matrix import Matrix, Parameter
 from .process_groups import Ranks, this_rank, world_size
@@ -59,10 +59,13 @@ class Plan:
     fallback: tuple[FallbackBatch, ...] = ()
     terms: Mapping[Ranks, Terms] = field(default_factory=dict)  # for each set of ranks that shares with this one
 
+    @property
+    def _chunks(self) -> list[Chunk]:
+        return [chunk for exchange in self.exchanges for chunk in exchange.chunks]
+
     def owners(self) -> dict[tuple[int, int], int]:
         """Return the rank that orthogonalizes each exchanged matrix, by the matrix's key."""
-        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
-        return {matrix.key: rank for chunk in chunks for matrix, rank in chunk.messages.owners}
+        return {matrix.key: rank for chunk in self._chunks for matrix, rank in chunk.messages.owners}
 
     def summed(self) -> dict[tuple[int, int], SummedBatch]:
         """Return the batch of each matrix whose Gram matrix is summed over ranks, by the matrix's key."""
@@ -70,20 +73,17 @@ class Plan:
 
     def shared_work(self) -> dict[tuple[int, int], str]:
         """Return a description for each matrix that several ranks work on together, by the matrix's key."""
-        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
-        matrices = (matrix for chunk in chunks for matrix, _ in chunk.messages.owners if matrix.team_size > 1)
+        matrices = (matrix for chunk in self._chunks for matrix, _ in chunk.messages.owners if matrix.team_size > 1)
         teams = {matrix.key: f"{matrix.iteration}, by {matrix.team_size} ranks together" for matrix in matrices}
         return {**teams, **{key: str(batch) for key, batch in self.summed().items()}}
 
     def teams(self) -> list[Team]:
         """Return one team for each set of ranks with which this rank works on matrices."""
-        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
-        return list({team.ranks: team for chunk in chunks for team, _ in chunk.teams}.values())
+        return list({team.ranks: team for chunk in self._chunks for team, _ in chunk.teams}.values())
 
     def chains(self) -> list[Chain]:
         """Return all chains of batches that this process orthogonalizes."""
-        chunks = (chunk for exchange in self.exchanges for chunk in exchange.chunks)
-        owned = [tuple(each.batch for each in some) for chunk in chunks for some in chunk.chains]
+        owned = [tuple(each.batch for each in some) for chunk in self._chunks for some in chunk.chains]
         return [*chains(self.batches, lambda batch: batch), *owned]
 
     def all_batches(self) -> list[Batch]:
@@ -121,7 +121,7 @@ def make_plan(
         exchanges=plan_exchanges(exchanged, this_rank(), options),
         sums=plan_sums(summed, this_rank(), options.chunk_bytes),
         fallback=tuple(_fallback_batches(groups, replica_ranks)),
-        terms=terms_of(groups, common_line, failed_here, replica_ranks, state),
+        terms=terms_of(groups, common_line, stack_groups(groups), failed_here, replica_ranks, state),
     )
 
 

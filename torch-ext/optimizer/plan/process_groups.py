@@ -19,8 +19,8 @@ Ranks = tuple[int, ...]  # in rising order
 # group is made once in a process, because making one is a collective of its members. The references are weak: a group
 # that outlives `destroy_process_group` aborts the process at its exit.
 _GROUPS: dict[Ranks, tuple[weakref.ref, weakref.ref]] = {}
-# How many groups this process has made for the same ranks.
-_MADE: Counter[Ranks] = Counter()
+# How many groups this process has made for the same ranks, in each world: after a restart, new processes count anew.
+_MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[Ranks]] = weakref.WeakKeyDictionary()
 
 
 def this_rank() -> int:
@@ -40,6 +40,10 @@ def group_of(ranks: Ranks, names: str = "") -> dist.ProcessGroup:
     be made, the error names the parameters `names`.
     """
     group, world = _known(ranks), dist.group.WORLD
+    if world is None:
+        raise RuntimeError(
+            f"there is no process group any more, and ranks {shortened([*map(str, ranks)])} share {names}"
+        )
     if group is None:
         group = world if len(ranks) == world.size() else _new_group(ranks, names)
         _keep(ranks, group)
@@ -144,9 +148,10 @@ def _named_by_ranks(ranks: Ranks) -> Iterator[None]:
     """
     digest = hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()
     taken = set(distributed_c10d._world.pg_names.values())  # also by another copy of this package
-    while (name := f"optimizer_{digest}_{_MADE[ranks]}") in taken:
-        _MADE[ranks] += 1
-    _MADE[ranks] += 1
+    made = _MADE.setdefault(dist.group.WORLD, Counter())
+    while (name := f"optimizer_{digest}_{made[ranks]}") in taken:
+        made[ranks] += 1
+    made[ranks] += 1
     original = distributed_c10d._process_group_name
     distributed_c10d._process_group_name = lambda *_, **__: name
     try:

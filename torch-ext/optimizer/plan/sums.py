@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Hashable, Optional, Sequence
 
-from ..iteration import iteration_costs, summed_iteration
+from ..iteration import iteration_costs
 from ..kernels.products import SINGLE
 from ..rules.equalization import Equalization
 from .batches import grouped, slices
@@ -47,9 +47,7 @@ def as_summed(matrix: Matrix) -> Optional[Matrix]:
         return None
     if matrix.shards.layout.copies > 1 or matrix.shards.lengthwise(matrix.index) is None:
         return None
-    m, n = sorted((matrix.rows, matrix.cols))
-    of = parameter.device, parameter.work_dtype, (m, n), parameter.schedule
-    iteration = summed_iteration(*of, "gram_float32", parameter.circumstances)
+    iteration = matrix.summed_iteration("gram_float32")
     if iteration is None:
         return None
     summed = replace(matrix, iteration=iteration)

@@ -11,7 +11,6 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
-from ..iteration import Iteration, summed_iteration
 from .batches import Batch, grouped, plan_batches
 from .costs import team_cost, useful_copies
 from .layout import Layout
@@ -92,7 +91,7 @@ def teams_among(ranks: Ranks, size: int) -> list[Ranks]:
 
 def _shared(matrix: Matrix, size: int) -> Optional[Matrix]:
     """Return the matrix as a team's; None if no team fits, or if its iteration cannot be shared."""
-    iteration = _iteration(matrix)
+    iteration = matrix.summed_iteration("gram")
     if matrix.parameter.equalization.rounds(matrix.rows, matrix.cols) > 1:  # an owner needs whole factors in between
         return None
     if iteration is None or not _has_teams(matrix.shards.layout, matrix.holders, size):
@@ -105,13 +104,4 @@ def _shared(matrix: Matrix, size: int) -> Optional[Matrix]:
 @functools.lru_cache(maxsize=256)
 def _has_teams(layout: Layout, holders: Ranks, size: int) -> bool:
     """Whether each copy has a team among its own ranks: then there is one, whichever copies work together."""
-    copies: dict[tuple[int, ...], list[int]] = {}
-    for rank in holders:
-        copies.setdefault(layout.copy_of(rank), []).append(rank)
-    return all(teams_among(tuple(ranks), size) for ranks in copies.values())
-
-
-def _iteration(matrix: Matrix) -> Optional[Iteration]:
-    parameter, size = matrix.parameter, sorted((matrix.rows, matrix.cols))
-    of = parameter.device, parameter.work_dtype, tuple(size), parameter.schedule
-    return summed_iteration(*of, "gram", parameter.circumstances)
+    return all(teams_among(ranks, size) for ranks in layout.ranks_by_copy(holders))

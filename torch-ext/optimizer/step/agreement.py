@@ -28,7 +28,7 @@ class Statement(NamedTuple):
     has_met: bool  # whether it has met these ranks before with this plan
     digest: str  # of its plan
     settings: str
-    absent: tuple[frozenset[str], ...]  # for each entry of `_need_gradients`, the parameters without a gradient
+    absent: tuple[frozenset[int], ...]  # for each entry of `_need_gradients`, the parameters without a gradient
 
     @property
     def identity(self) -> str:
@@ -38,7 +38,11 @@ class Statement(NamedTuple):
     def codes(self, terms: Terms) -> tuple[int, int, int]:
         """Return numbers whose sums over the ranks are 0 if actions, settings and present gradients agree."""
         identity, settings = (terms.weight * code_of(text) for text in (self.identity, self.settings))
-        return identity, settings, code_of_sets(_need_gradients(terms), [sorted(names) for names in self.absent])
+        return (
+            identity,
+            settings,
+            code_of_sets(_need_gradients(terms), [sorted(positions) for positions in self.absent]),
+        )
 
 
 def _need_gradients(terms: Terms) -> tuple[RankSets, ...]:
@@ -46,14 +50,17 @@ def _need_gradients(terms: Terms) -> tuple[RankSets, ...]:
     return (*terms.copies, *terms.local_shards)
 
 
-def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[str], ...]:
-    """Return, for each entry of `_need_gradients`, the parameters that have no gradient on this rank now."""
+def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[int], ...]:
+    """Return, for each entry of `_need_gradients`, which parameters of the terms have no gradient on this rank now.
+
+    By their positions, because two may have one name.
+    """
 
     def is_absent(i: int) -> bool:
         number, position = terms.places[i]
         return groups[number]["params"][position].grad is None
 
-    return tuple(frozenset(terms.names[i] for i in each.positions if is_absent(i)) for each in _need_gradients(terms))
+    return tuple(frozenset(filter(is_absent, each.positions)) for each in _need_gradients(terms))
 
 
 class Sums(NamedTuple):
@@ -193,10 +200,14 @@ def _absent_somewhere(statements: Mapping[int, Statement], terms: Terms) -> str:
     """Return a text that names a parameter that only some ranks of a set had a gradient of."""
     for number, entry in enumerate(_need_gradients(terms)):
         absent = {rank: statements[rank].absent[number] for ranks in entry.sets for rank in ranks}
-        for name, ranks in itertools.product(sorted(set().union(*absent.values())), entry.sets):
-            without = [rank for rank in ranks if name in absent[rank]]
+        for position, ranks in itertools.product(sorted(set().union(*absent.values())), entry.sets):
+            without = [rank for rank in ranks if position in absent[rank]]
             if 0 < len(without) < len(ranks):
                 having = [rank for rank in ranks if rank not in without]
-                what, remedy = ("one part of ", "") if number < len(terms.copies) else ("", _GIVE_ZEROS)
-                return f"of {what}{name}, ranks {having} had a gradient and ranks {without} had none{remedy}"
+                name, remedy = terms.names[position], ""
+                if number < len(terms.copies):
+                    name = f"one part of {name}"
+                else:
+                    remedy = _GIVE_ZEROS
+                return f"of {name}, ranks {having} had a gradient and ranks {without} had none{remedy}"
     raise AssertionError(f"rank {this_rank()} received a difference that does not exist")

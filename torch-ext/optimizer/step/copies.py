@@ -18,7 +18,9 @@ from .agreement import code_of_sets
 # Integers by the size of an element.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Sums = Mapping[str, int]
+# The position of a parameter among those of the terms, and the name of one of its tensors.
+Key = tuple[int, str]
+Sums = Mapping[Key, int]
 
 
 def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: State) -> None:
@@ -38,13 +40,13 @@ def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: S
 
 
 def _sums(copies: RankSets, terms: Terms, groups: Sequence[Group], state: State) -> Sums:
-    """Return a checksum of each tensor of which this rank has a replica, by name."""
-    named = [pair for position in copies.positions for pair in _tensors(position, terms, groups, state)]
-    if not named:
+    """Return a checksum of each tensor of which this rank has a replica."""
+    keyed = [pair for position in copies.positions for pair in _tensors(position, terms, groups, state)]
+    if not keyed:
         return {}
-    sums = [_checksum(local_part(tensor)) for _, tensor in named]
+    sums = [_checksum(local_part(tensor)) for _, tensor in keyed]
     values = torch.stack([each.to(sums[0].device) for each in sums]).tolist()
-    return {name: value for (name, _), value in zip(named, values)}
+    return {key: value for (key, _), value in zip(keyed, values)}
 
 
 def _checksum(local: Tensor) -> Tensor:
@@ -69,14 +71,14 @@ def _integers(local: Tensor) -> Tensor:
     return narrow.view(torch.int64) if fits and narrow.data_ptr() % 8 == 0 else narrow
 
 
-def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State) -> Iterator[tuple[str, Tensor]]:
-    """Yield a parameter and the tensors of its state, with their names."""
+def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State) -> Iterator[tuple[Key, Tensor]]:
+    """Yield a parameter and the tensors of its state, with the position and their names: two may have one name."""
     name, (group, place) = terms.names[position], terms.places[position]
     p = groups[group]["params"][place]
-    yield name, p.detach()
+    yield (position, name), p.detach()
     for key, value in state.get(p, {}).items():
         if isinstance(value, Tensor):
-            yield f"{key} of {name}", value
+            yield (position, f"{key} of {name}"), value
 
 
 def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[str]:
@@ -98,10 +100,10 @@ def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[
 
 def _differences(sums: Mapping[int, Sums]) -> Iterator[str]:
     """Yield a sentence for each tensor whose checksum differs between these ranks, which have replicas of it."""
-    for name in dict.fromkeys(name for its in sums.values() for name in its):
+    for key in dict.fromkeys(key for of_rank in sums.values() for key in of_rank):
         by_sum: dict[Optional[int], list[int]] = {}  # None: the tensor is not there
-        for rank, its in sums.items():
-            by_sum.setdefault(its.get(name), []).append(rank)
+        for rank, of_rank in sums.items():
+            by_sum.setdefault(of_rank.get(key), []).append(rank)
         if len(by_sum) > 1:
             most, *others = sorted(by_sum.values(), key=len, reverse=True)
-            yield f"{name} on ranks {most} is not what it is on {' and on '.join(map(str, others))}"
+            yield f"{key[1]} on ranks {most} is not what it is on {' and on '.join(map(str, others))}"

@@ -6,6 +6,7 @@ replaced between steps, such as state that moves to the host, is free at once.
 
 from __future__ import annotations
 
+import zlib
 from typing import NamedTuple, Optional, Sequence
 
 import torch
@@ -25,9 +26,9 @@ class StepTensors:
     """The tensors of a step for each matrix of which this process has a part, by `place`; and all gradients."""
 
     def __init__(self) -> None:
-        self.let_go()
+        self.clear()
 
-    def let_go(self) -> None:
+    def clear(self) -> None:
         """Drop all tensors."""
         self.views: list[Tensor] = []  # of the parameters
         self.momenta: list[Tensor] = []
@@ -179,12 +180,13 @@ class LocalMatrix(NamedTuple):
         return self.tensors.row_scales.get(self.place)
 
     def seed(self, groups: Sequence[Group]) -> int:
-        """Return what this step rounds the matrix with stochastically.
+        """Return what this step rounds the matrix with stochastically, for 2**20 matrices a parameter and 2**23 steps.
 
-        One for each matrix and step: 2**20 matrices a parameter, 2**20 parameters, and 2**23 steps.
+        It follows from the name, because ranks that share a parameter may count it differently.
         """
         parameter = self.matrix.parameter
-        return (groups[parameter.group]["rounding_step"] << 40) + (parameter.number << 20) + self.matrix.index
+        of_name = zlib.crc32(parameter.name.encode()) % (1 << 20)
+        return (groups[parameter.group]["rounding_step"] << 40) + (of_name << 20) + self.matrix.index
 
 
 def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:

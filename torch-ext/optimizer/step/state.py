@@ -7,6 +7,7 @@ from typing import Any, Collection, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..parameters.checks import check_dtypes, check_norm, check_parameter
 from ..parameters.groups import names_of
@@ -141,6 +142,13 @@ def _check_state(
     check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
     check_shapes(state, name, p, wanted)
     for key, kind in wanted.items():
+        if kind.shape is not None and key in state and isinstance(state[key], DTensor) != isinstance(p, DTensor):
+            of_state, of_parameter = ("sharded" if isinstance(x, DTensor) else "whole" for x in (state[key], p))
+            raise ValueError(
+                f"state {key} of {name} is {of_state} and the parameter is {of_parameter}: between the two, states are "
+                "saved and loaded by torch.distributed.checkpoint, or by get_optimizer_state_dict and "
+                "set_optimizer_state_dict with StateDictOptions(full_state_dict=True)"
+            )
         if kind.shape is not None and key in state and not lies_beside(f"state {key} of {name}", state[key], p):
             raise ValueError(
                 f"state {key} of {name} has placements {state[key].placements} on {state[key].device_mesh}, and the "
@@ -154,7 +162,11 @@ def _convert_momentum_(
 ) -> None:
     """Bring momentum in `state` of `p` from floating point into 8 bits, with blocks along `axes`, or back."""
     buffer = state[BUFFER]
-    if SCALE in wanted:
+    if not local_part(buffer).numel():  # and perhaps one dimension, on a rank that is not in the mesh
+        state[BUFFER] = torch.empty_like(buffer, dtype=wanted[BUFFER].dtype)
+        state.pop(SCALE, None)
+        state |= {SCALE: memory_beside(p, wanted[SCALE].shape, torch.float32)} if SCALE in wanted else {}
+    elif SCALE in wanted:
         codes, scale = quantized(_lines(buffer, axes))
         state[SCALE] = memory_beside(p, wanted[SCALE].shape, torch.float32)
         state[BUFFER] = torch.empty_like(buffer, dtype=torch.int8)

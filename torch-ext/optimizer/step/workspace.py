@@ -169,7 +169,7 @@ class Workspace:
     def end_step(self) -> None:
         """Drop the tensors, also after a step that has failed."""
         self._tensors.gradients.clear()
-        self._tensors.let_go()
+        self._tensors.clear()
         for source in self.parameters[self._whole :]:
             source.end_step()
 

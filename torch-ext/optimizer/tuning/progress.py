@@ -33,4 +33,7 @@ def _draws_in_place() -> bool:
 
     Notebooks do that, though the stream that their kernel puts in the place of the standard output is no terminal.
     """
-    return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel.")
+    is_terminal = getattr(
+        sys.stdout, "isatty", None
+    )  # loggers that stand in for it may lack that, and there may be none
+    return bool(is_terminal and is_terminal()) or type(sys.stdout).__module__.startswith("ipykernel.")

@@ -1,0 +1,176 @@
+"""Ranks that differ in what they may, or in what they must not: nothing is wrong then without a word."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from tests.support.sharded_models import mesh_of, whole
+
+
+def random(*shape, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def on_mesh(value: torch.Tensor, placement, mesh: DeviceMesh) -> nn.Parameter:
+    return nn.Parameter(distribute_tensor(value, mesh, [placement], src_data_rank=None))
+
+
+def give_gradients(params, step: int) -> None:
+    for i, p in enumerate(params):
+        gradient = random(*p.shape, seed=100 * step + i).to(p.dtype)
+        is_sharded = isinstance(p, DTensor)
+        p.grad = on_mesh(gradient, p.placements[0], p.device_mesh).data if is_sharded else gradient
+
+
+def error_of(action) -> str | None:
+    try:
+        action()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def errors_of_states_of_the_other_kind(kernel):
+    mesh = mesh_of((2,))
+    values = {"up.weight": random(6, 8, seed=0), "up.bias": random(8, seed=1)}
+    sharded = {name: on_mesh(value, Shard(0), mesh) for name, value in values.items()}
+    plain = {name: nn.Parameter(value.clone()) for name, value in values.items()}
+    exchange = kernel.ExchangeOptions(process_group=dist.group.WORLD)
+    one, other = kernel.Muon(sharded.items()), kernel.Muon(plain.items(), exchange=exchange)
+    states = one.state_dict(), other.state_dict()
+    return [error_of(lambda: other.load_state_dict(states[0])), error_of(lambda: one.load_state_dict(states[1]))]
+
+
+def test_a_state_of_shards_is_none_of_whole_parameters_nor_the_reverse(pools):
+    for of_shards, of_wholes in pools(2).run(errors_of_states_of_the_other_kind):
+        assert "is sharded and the parameter is whole" in of_shards
+        assert "is whole and the parameter is sharded" in of_wholes
+
+
+def rounded_beside_a_matrix_of_one_rank(kernel):
+    copied = on_mesh(random(32, 32, seed=0).bfloat16(), Replicate(), mesh_of((2,)))
+    beside = [("first.weight", nn.Parameter(random(6, 8, seed=1).bfloat16()))] if dist.get_rank() == 0 else []
+    named = [*beside, ("copied.weight", copied)]
+    optimizer = kernel.Muon(named, lr=0.02, stochastic_rounding=True, ns_dtype="float32")
+    for step in range(3):
+        give_gradients([copied, *(p for _, p in beside)], step)
+        optimizer.step()
+    optimizer.check_copies()
+    return whole(copied)
+
+
+def test_copies_are_rounded_alike_whatever_else_a_rank_has(pools):
+    one, other = pools(2).run(rounded_beside_a_matrix_of_one_rank)
+    assert torch.equal(one, other)
+
+
+def errors_of_two_of_one_name(kernel):
+    mesh = mesh_of((2,))
+    params = [on_mesh(random(6, 8, seed=i), Replicate(), mesh) for i in range(2)]
+    optimizer = kernel.Muon([{"params": [("fc.weight", p)]} for p in params])
+    give_gradients(params, 0)
+    optimizer.step()
+    params[1 - dist.get_rank()].grad = None
+    missing = error_of(optimizer.step)
+    if dist.get_rank() == 0:
+        params[0].data.to_local()[0, 0] += 1
+    return missing, error_of(optimizer.check_copies)
+
+
+def test_parameters_of_one_name_are_not_mistaken_for_one_another(pools):
+    for missing, drifted in pools(2).run(errors_of_two_of_one_name):
+        assert "of one part of fc.weight" in missing and "fc.weight on ranks" in drifted
+
+
+def step_with_another_setting_on_one_rank(kernel, key: str, value):
+    mesh = mesh_of((2,))
+    params = [on_mesh(random(12 + 4 * i, 8, seed=i), Shard(0), mesh) for i in range(4)]
+    named = [(f"layers.{i}.up.weight", p) for i, p in enumerate(params)]
+    optimizer = kernel.Muon([{"params": named[:2]}, {"params": named[2:]}])
+    give_gradients(params, 0)
+    optimizer.step()
+    before, usual = [p.to_local().clone() for p in params], optimizer.param_groups[1][key]
+    optimizer.param_groups[1][key] = value if dist.get_rank() else usual
+    give_gradients(params, 1)
+    error = error_of(optimizer.step)
+    unmoved = all(torch.equal(p.to_local(), value) for p, value in zip(params, before))
+    optimizer.param_groups[1][key] = usual
+    return error, unmoved, error_of(optimizer.step)
+
+
+@pytest.mark.parametrize("key, value", [("momentum", 0.5), ("eps", 1e-5), ("nesterov", False), ("lr", 0.5)])
+def test_a_setting_of_one_of_several_groups_that_differs_is_named_before_anything_is_sent(pools, key, value):
+    """Groups with equal settings share messages, which have other lengths if one rank takes them for unequal ones."""
+    for error, unmoved, later in pools(2).run(step_with_another_setting_on_one_rank, key, value):
+        assert error is not None and unmoved and later is None
+
+
+def trained_in_groups(kernel):
+    mesh = mesh_of((2,))
+    params = [on_mesh(random(12, 8, seed=i), Shard(0), mesh) for i in range(2)]
+    named = [(f"layers.{i}.up.weight", p) for i, p in enumerate(params)]
+    groups = [{"params": named}] if dist.get_rank() else [{"params": [pair]} for pair in named]
+    optimizer = kernel.Muon(groups)
+    give_gradients(params, 0)
+    optimizer.step()
+    optimizer.state_dict()
+    return True
+
+
+def test_ranks_may_divide_parameters_of_equal_settings_into_other_groups(pools):
+    assert all(pools(2).run(trained_in_groups))
+
+
+def trained_by_tensors_and_data(kernel):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    params = [on_mesh(random(12, 8, seed=0), Shard(0), mesh["tp"]), nn.Parameter(random(6, 8, seed=1))]
+    named = zip(("up.weight", "plain.weight"), params)
+    optimizer = kernel.Muon(named, exchange=kernel.ExchangeOptions(process_group=mesh.get_group("dp")))
+    give_gradients(params, 0)
+    optimizer.step()
+    optimizer.state_dict()
+    return True
+
+
+def test_copies_on_some_ranks_go_with_shards_on_others(pools):
+    assert all(pools(4).run(trained_by_tensors_and_data))
+
+
+def converted_momentum_of_others(kernel):
+    """The first rank alone has the matrix; return its form on each rank, there and back."""
+    p = on_mesh(random(12, 128, seed=0), Shard(0), DeviceMesh("cpu", [0]))
+    optimizer, forms = kernel.Muon([("up.weight", p)]), []
+    for form in ("int8", "float32"):
+        if dist.get_rank() == 0:
+            give_gradients([p], 0)
+        optimizer.step()
+        optimizer.param_groups[0]["momentum_dtype"] = form
+        optimizer.state_dict()
+        forms.append(str(optimizer.state[p]["momentum_buffer"].dtype))
+    return forms
+
+
+def test_momentum_is_converted_on_ranks_without_it(pools):
+    assert pools(2).run(converted_momentum_of_others) == [["torch.int8", "torch.float32"]] * 2
+
+
+def names_of_groups_in_two_worlds(kernel, folder: str):
+    process_groups, names, rank, size = kernel.plan.process_groups, [], dist.get_rank(), dist.get_world_size()
+    for world in range(2):
+        with process_groups._named_by_ranks((0, 1)):
+            names.append(distributed_c10d._process_group_name(None, None))
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{world}", size), rank=rank, world_size=size)
+    return names
+
+
+def test_a_process_that_takes_part_from_the_second_world_on_finds_the_groups(fresh_pool, tmp_path):
+    """It has made none before, so the others must not count those of the first world."""
+    for first, second in fresh_pool.run(names_of_groups_in_two_worlds, str(tmp_path)):
+        assert first == second
