@@ -111,3 +111,17 @@ def test_an_iteration_errs_no_more_than_with_torchs_products(kernel, products, s
         factors = kernel.polar.factors.polar_factors(G, iteration._replace(products=table), 1e-7)
         errors[name] = (factors.double() - exact).norm()
     assert max(errors.values()) <= 2 * errors["SINGLE"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("a", [0.0, 3.4])
+def test_products_one_after_the_other_have_the_bits_of_single_ones(kernel, dtype, a):
+    """Wherever in a cache line they begin: BLAS may sum in another order there."""
+    affine, draw = kernel.kernels.affine_products, torch.Generator().manual_seed(0)
+    B, X = (torch.randn(9, 9, cols, generator=draw, dtype=dtype) for cols in (9, 301))
+    together, out = affine.one_by_one_affine(B, X, a), torch.empty_like(X)
+    for i in range(len(X)):
+        alone = affine.single_affine(B[i].clone(), X[i].clone(), a)
+        assert torch.equal(together[i], alone) and torch.equal(
+            affine.single_affine(B[i].clone(), X[i].clone(), a, out[i]), alone
+        )

@@ -170,13 +170,14 @@ def of_many_spectra(batch, m, n):
     "shape, steps, dtype, method",
     # The long shapes are where libraries split the sum over k by the batch; emulated float16 takes its time there.
     [(shape, 2, *of) for shape in ((8, 200, 4096), (16, 128, 512)) for of in METHODS if of[0] != torch.float16]
-    + [(shape, 5, *of) for shape in ((8, 64, 160), (1, 8, 300), (5, 31, 64), (5, 300, 7)) for of in METHODS],
+    + [(shape, 5, *of) for shape in ((8, 64, 160), (1, 8, 300), (5, 31, 63), (5, 300, 7)) for of in METHODS],
     ids=str,
 )
 def test_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, shape, steps, dtype, method):
     G = of_many_spectra(*shape).to(torch.promote_types(dtype, torch.float32))
     together = kernel.orthogonalize(G, ns_steps=steps, dtype=dtype, method=method)
-    for i in (0, len(G) // 2, len(G) - 1):
+    # With an odd number of elements, as 31 x 63 have, matrices begin at other places in a cache line.
+    for i in {0, 1 % len(G), len(G) // 2, len(G) - 1}:
         alone = kernel.orthogonalize(G[i], ns_steps=steps, dtype=dtype, method=method)
         assert torch.equal(together[i], alone)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import native_products
+from .affine_products import batched_affine, one_by_one_affine, single_affine
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
 from .machine import supports_triton
 from .tuned import launches_hopper_gemm
@@ -70,27 +71,12 @@ def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
     return A
 
 
-def _single_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
-    return torch.addmm(X, B, X, beta=a, out=out) if a else torch.mm(B, X, out=out)
-
-
-def _one_by_one_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
-    out = torch.empty_like(X) if out is None else out
-    for matrices in zip(B, X, out):
-        _single_affine(*matrices[:2], a, matrices[2])
-    return out
-
-
-def _batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
-    return torch.baddbmm(X, B, X, beta=a, out=out) if a else torch.bmm(B, X, out=out)
-
-
 SINGLE = Products(
     gram=lambda X, out=None: torch.mm(X, X.mT, out=out),
     gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(torch.addmm(A, A, A, beta=b, alpha=c, out=out), a),
     commuting=lambda A, B, out=None: torch.mm(A, B, out=out),
     conjugated=lambda A, B: torch.mm(torch.mm(B, A), A),
-    affine=_single_affine,
+    affine=single_affine,
     name="torch.mm",
     batched=False,
 )
@@ -113,7 +99,7 @@ def with_torchs_affine(products: Products) -> Products:
     if products.affine is not NATIVE.affine:
         return products
     name, whole = f"{products.name} + torch.mm", {"newton_schulz": None, "gram_newton_schulz": None}
-    return products._replace(affine=_one_by_one_affine, name=name, in_place=False, **whole)
+    return products._replace(affine=one_by_one_affine, name=name, in_place=False, **whole)
 
 
 # In long and in large matrices most work is the product that is not symmetric, and torch's is faster there with AMX.
@@ -123,7 +109,7 @@ BATCHED = Products(
     gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(torch.baddbmm(A, A, A, beta=b, alpha=c, out=out), a),
     commuting=lambda A, B, out=None: torch.bmm(A, B, out=out),
     conjugated=lambda A, B: torch.bmm(torch.bmm(B, A), A),
-    affine=_batched_affine,
+    affine=batched_affine,
     name="torch.bmm",
     a_on_diagonal=True,
 )

@@ -204,10 +204,8 @@ def _absent_somewhere(statements: Mapping[int, Statement], terms: Terms) -> str:
             without = [rank for rank in ranks if position in absent[rank]]
             if 0 < len(without) < len(ranks):
                 having = [rank for rank in ranks if rank not in without]
-                name, remedy = terms.names[position], ""
-                if number < len(terms.copies):
-                    name = f"one part of {name}"
-                else:
-                    remedy = _GIVE_ZEROS
-                return f"of {name}, ranks {having} had a gradient and ranks {without} had none{remedy}"
+                is_copy = number < len(terms.copies)
+                name, remedy = terms.names[position], "" if is_copy else _GIVE_ZEROS
+                what = "one part of " if is_copy else ""
+                return f"of {what}{name}, ranks {having} had a gradient and ranks {without} had none{remedy}"
     raise AssertionError(f"rank {this_rank()} received a difference that does not exist")

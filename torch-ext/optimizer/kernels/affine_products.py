@@ -1,0 +1,39 @@
+"""The product that is not symmetric, a X + B X, by torch: of one matrix, one after the other, and of a batch."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+_LINE = 64  # bytes of a processor's cache line
+
+
+def single_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
+    """Return a X + B X of X (m, n), in `out` if that is given."""
+    if out is not None and _begins_in_a_line(out):
+        return out.copy_(single_affine(B, X, a))
+    return torch.addmm(X, B, X, beta=a, out=out) if a else torch.mm(B, X, out=out)
+
+
+def one_by_one_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
+    """Return a X + B X of X (b, m, n), with the bits that each matrix has alone, in `out` if that is given."""
+    out = torch.empty_like(X) if out is None else out
+    for *operands, place in zip(B, X, out):
+        b, x = (each.clone() if _begins_in_a_line(each) else each for each in operands)
+        single_affine(b, x, a, place)
+    return out
+
+
+def batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
+    """Return a X + B X of X (b, m, n), in `out` if that is given."""
+    return torch.baddbmm(X, B, X, beta=a, out=out) if a else torch.bmm(B, X, out=out)
+
+
+def _begins_in_a_line(x: Tensor) -> bool:
+    """Whether memory of the CPU begins inside of a cache line, where BLAS may sum in another order.
+
+    So do matrices of a batch if they have an odd number of elements. They are copied, and have the bits of one alone.
+    """
+    return type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling() and x.data_ptr() % _LINE != 0
