@@ -185,7 +185,7 @@ class LocalMatrix(NamedTuple):
         It follows from the name, because ranks that share a parameter may count it differently.
         """
         parameter = self.matrix.parameter
-        of_name = zlib.crc32(parameter.name.encode()) % (1 << 20)
+        of_name = zlib.crc32(parameter.name.encode()) >> 12  # 20 bits
         return (groups[parameter.group]["rounding_step"] << 40) + (of_name << 20) + self.matrix.index
 
 
