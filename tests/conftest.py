@@ -134,8 +134,8 @@ def native_backend() -> str:
 
 @pytest.fixture(scope="session")
 def built_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`built_once(build)` returns what `build(folder)` returned to the first process of a run that called it; others
-    wait for it. A process that runs tests beside others has its folder in one that is theirs, too.
+    """`built_once(build)` returns what `build(folder)` returned to the first process of a run that called a function of
+    that name; others wait for it. A process that runs tests beside others has its folder in one that is theirs, too.
     """
     folder = tmp_path_factory.getbasetemp()
     common = folder.parent if hasattr(request.config, "workerinput") else folder

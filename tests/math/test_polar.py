@@ -176,8 +176,7 @@ def of_many_spectra(batch, m, n):
 def test_matrix_gets_the_same_bits_alone_and_in_a_batch(kernel, shape, steps, dtype, method):
     G = of_many_spectra(*shape).to(torch.promote_types(dtype, torch.float32))
     together = kernel.orthogonalize(G, ns_steps=steps, dtype=dtype, method=method)
-    # With an odd number of elements, as 31 x 63 have, matrices begin at other places in a cache line.
-    for i in {0, 1 % len(G), len(G) // 2, len(G) - 1}:
+    for i in {0, 1 % len(G), len(G) // 2, len(G) - 1}:  # of 31 x 63, an odd number, some begin inside of a cache line
         alone = kernel.orthogonalize(G[i], ns_steps=steps, dtype=dtype, method=method)
         assert torch.equal(together[i], alone)
 

@@ -167,7 +167,7 @@ def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):
         set_gradients(params, 0)
         before = copy.deepcopy(params)
         with pytest.raises(RuntimeError, match=words):
-            optimizer.step()
+            optimizer.step(lambda: pytest.fail("a forward pass was captured"))
         assert same_bits(params, before)
     with pytest.raises(ValueError, match="draws new seeds at every step"):
         kernel.Muon(params.items(), capturable=True, stochastic_rounding=True)

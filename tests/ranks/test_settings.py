@@ -34,7 +34,8 @@ def test_process_group_in_another_order_raises(pools):
 def error_of_a_capture_after_loading(kernel):
     """Loading forgets the plan, which is made again before a step is judged."""
     p = nn.Parameter(torch.ones(4, 4))
-    optimizer = kernel.Muon([("up.weight", p)], exchange=kernel.ExchangeOptions(process_group=dist.group.WORLD))
+    exchange = kernel.ExchangeOptions(process_group=dist.group.WORLD)
+    optimizer = kernel.Muon([("up.weight", p)], exchange=exchange, capturable=True)
     p.grad = torch.ones(4, 4)
     optimizer.load_state_dict(optimizer.state_dict())
     capturing = mock.patch.multiple(torch.cuda, is_initialized=lambda: True, is_current_stream_capturing=lambda: True)

@@ -108,38 +108,36 @@ def step_with_another_setting_on_one_rank(kernel, key: str, value):
 def test_a_setting_of_one_of_several_groups_that_differs_is_named_before_anything_is_sent(pools, key, value):
     """Groups with equal settings share messages, which have other lengths if one rank takes them for unequal ones."""
     for error, unmoved, later in pools(2).run(step_with_another_setting_on_one_rank, key, value):
-        assert error is not None and unmoved and later is None
+        assert f"'{key}': {value!r}" in error and unmoved and later is None
 
 
-def trained_in_groups(kernel):
-    mesh = mesh_of((2,))
-    params = [on_mesh(random(12, 8, seed=i), Shard(0), mesh) for i in range(2)]
-    named = [(f"layers.{i}.up.weight", p) for i, p in enumerate(params)]
-    groups = [{"params": named}] if dist.get_rank() else [{"params": [pair]} for pair in named]
-    optimizer = kernel.Muon(groups)
+def trained(kernel, params, groups, **settings) -> list[torch.Tensor]:
+    """Return whole parameters after a step. A state dict reports what ranks disagreed about."""
+    optimizer = kernel.Muon(groups, ns_dtype="float32", **settings)
     give_gradients(params, 0)
     optimizer.step()
     optimizer.state_dict()
-    return True
+    return [whole(p) for p in params]
 
 
-def test_ranks_may_divide_parameters_of_equal_settings_into_other_groups(pools):
-    assert all(pools(2).run(trained_in_groups))
+def trained_in_groups(kernel, unlike: bool):
+    params = [on_mesh(random(12, 8, seed=i), Shard(0), mesh_of((2,))) for i in range(2)]
+    named = [(f"layers.{i}.up.weight", p) for i, p in enumerate(params)]
+    is_divided = unlike and dist.get_rank() == 0
+    return trained(kernel, params, [{"params": [pair]} for pair in named] if is_divided else [{"params": named}])
 
 
-def trained_by_tensors_and_data(kernel):
+def trained_by_tensors_and_data(kernel, shared: bool):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     params = [on_mesh(random(12, 8, seed=0), Shard(0), mesh["tp"]), nn.Parameter(random(6, 8, seed=1))]
-    named = zip(("up.weight", "plain.weight"), params)
-    optimizer = kernel.Muon(named, exchange=kernel.ExchangeOptions(process_group=mesh.get_group("dp")))
-    give_gradients(params, 0)
-    optimizer.step()
-    optimizer.state_dict()
-    return True
+    exchange = kernel.ExchangeOptions(process_group=mesh.get_group("dp")) if shared else None
+    return trained(kernel, params, zip(("up.weight", "plain.weight"), params), exchange=exchange)
 
 
-def test_copies_on_some_ranks_go_with_shards_on_others(pools):
-    assert all(pools(4).run(trained_by_tensors_and_data))
+@pytest.mark.parametrize("job, ranks", [(trained_in_groups, 2), (trained_by_tensors_and_data, 4)])
+def test_ranks_may_differ_in_groups_of_equal_settings_and_in_whom_they_share_copies_with(pools, job, ranks):
+    unlike, usual = (pools(ranks).run(job, is_unlike) for is_unlike in (True, False))
+    assert all(torch.equal(*pair) for one, other in zip(unlike, usual) for pair in zip(one, other, strict=True))
 
 
 def converted_momentum_of_others(kernel):

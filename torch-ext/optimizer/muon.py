@@ -36,7 +36,7 @@ from .plan.process_groups import Ranks, ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling
 from .step.batch import UpdateNorms, update_local_
-from .step.capture import check_capture
+from .step.capture import check_capture, check_captured_plan
 from .step.copies import check_copies
 from .step.fallback import update_fallback_
 from .step.graphs import UpdateGraphs
@@ -462,6 +462,7 @@ class Muon(Optimizer):
         self._agreement.forget()
 
     def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        check_capture(self.param_groups, self._clip is not None and self._clip.reports)
         self._check_last_step()
         check_closure(closure)
         loss = None
@@ -469,7 +470,7 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         gradients = self._refresh()
-        check_capture(self.param_groups, self._plan, self._clip is not None and self._clip.reports)
+        check_captured_plan(self._plan)
         check_gradients(self._premises, gradients, self.param_groups)
         if not self._said_idle and len(gradients.absent) == len(gradients.tensors):
             self._said_idle = True

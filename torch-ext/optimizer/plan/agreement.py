@@ -83,6 +83,7 @@ def terms_of(
     Parameters without `state` are frozen.
     """
     shared: dict[Ranks, list[_Shared]] = {}
+    first_of: dict[tuple[Ranks, int], int] = {}  # the first parameter of a stack group among those that ranks share
     for number, group in enumerate(groups):
         for position, (name, p) in enumerate(zip(names_of(group), group["params"])):
             layout = layout_of(name, p, replica_ranks)
@@ -91,8 +92,8 @@ def terms_of(
             line, local = f"{_line_of(name, p, layout, group)}{_line_of_state(p, state)}", local_part(p)
             is_local_shard = bool(layout.split_dims) and not group["use_muon"]
             others = shared.setdefault(layout.mesh.members, [])
-            partners = (i for i, other in enumerate(others) if stack_groups[other.place[0]] == stack_groups[number])
-            line += f", in batches with parameter {next(partners, len(others))}"
+            first = first_of.setdefault((layout.mesh.members, stack_groups[number]), len(others))
+            line += f", in batches with parameter {first}"
             entry = _Shared(name, line, (number, position), local.device, layout, not local.numel(), is_local_shard)
             others.append(entry)
     return {ranks: _terms(ranks, common_line, failed.get(ranks, ""), entries) for ranks, entries in shared.items()}

@@ -25,6 +25,7 @@ class Parameter:
 
     number: int  # among Muon's parameters
     name: str
+    seed: int  # of stochastic rounding, 63 bits of its name: ranks that share it may number it differently
     group: int  # number of its parameter group
     position: int  # in that group
     stack_group: int  # number of the first group whose matrices may be stacked with those of this one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -18,6 +19,7 @@ from ..kernels.measurements import changed, failed, work_among_ranks
 from ..parameters.groups import names_of
 from ..parameters.matrices import moments_in_group, view_in_group
 from ..parameters.rates import live_tensors
+from ..parameters.routing import bare_name
 from ..parameters.settings import PLANNED, STACKED, Group
 from ..parameters.state import BUFFER
 from ..rules.equalization import Equalization
@@ -195,6 +197,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
             parameter = Parameter(
                 number=next(numbers),
                 name=name,
+                seed=_seed_of(name),
                 group=i,
                 position=position,
                 stack_group=stack_group,
@@ -212,6 +215,11 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 offloaded=group["offload"],
             )
             yield parameter, not p.is_meta and p not in state
+
+
+def _seed_of(name: str) -> int:
+    digest = hashlib.blake2b(bare_name(name).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def _fallback_batches(groups: Groups, replica_ranks: Optional[Ranks]) -> Iterator[FallbackBatch]:

@@ -38,11 +38,7 @@ class Statement(NamedTuple):
     def codes(self, terms: Terms) -> tuple[int, int, int]:
         """Return numbers whose sums over the ranks are 0 if actions, settings and present gradients agree."""
         identity, settings = (terms.weight * code_of(text) for text in (self.identity, self.settings))
-        return (
-            identity,
-            settings,
-            code_of_sets(_need_gradients(terms), [sorted(positions) for positions in self.absent]),
-        )
+        return identity, settings, code_of_sets(_need_gradients(terms), list(map(sorted, self.absent)))
 
 
 def _need_gradients(terms: Terms) -> tuple[RankSets, ...]:

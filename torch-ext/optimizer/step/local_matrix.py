@@ -6,7 +6,6 @@ replaced between steps, such as state that moves to the host, is free at once.
 
 from __future__ import annotations
 
-import zlib
 from typing import NamedTuple, Optional, Sequence
 
 import torch
@@ -180,13 +179,10 @@ class LocalMatrix(NamedTuple):
         return self.tensors.row_scales.get(self.place)
 
     def seed(self, groups: Sequence[Group]) -> int:
-        """Return what this step rounds the matrix with stochastically, for 2**20 matrices a parameter and 2**23 steps.
-
-        It follows from the name, because ranks that share a parameter may count it differently.
-        """
+        """Return what this step rounds the matrix with stochastically: one for each of 2**20 matrices and each step."""
         parameter = self.matrix.parameter
-        of_name = zlib.crc32(parameter.name.encode()) >> 12  # 20 bits
-        return (groups[parameter.group]["rounding_step"] << 40) + (of_name << 20) + self.matrix.index
+        of_step = (groups[parameter.group]["rounding_step"] << 20) + self.matrix.index
+        return (parameter.seed + of_step) % (1 << 63)
 
 
 def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
