@@ -219,6 +219,7 @@ def test_strides_of_the_input_do_not_matter(kernel):
         (torch.zeros(3), {}, "(3,)"),
         (torch.zeros(3, 3, dtype=torch.int64), {}, "int64"),
         (torch.zeros(3, 3, dtype=torch.complex64), {}, "complex64"),
+        (torch.zeros(3, 3).to(torch.float8_e4m3fn), {}, "float8_e4m3fn"),
         (torch.zeros(3, 3), dict(eps=-1.0), "-1.0"),
         (torch.zeros(3, 3), dict(eps=float("nan")), "nan"),
         (torch.zeros(3, 3), dict(dtype=torch.int8), "int8"),
@@ -246,6 +247,15 @@ def test_compiles_to_one_graph_with_the_same_result(kernel):
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
     compiled = torch.compile(kernel.orthogonalize, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(G), kernel.orthogonalize(G))
+
+
+def test_compiles_to_one_graph_with_dynamic_shapes(kernel):
+    """The tracer takes numbers of the program, such as coefficients, for symbols then."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda G: kernel.orthogonalize(G), fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in (8, 16), (9, 33), (3, 40, 12):
+        G = torch.randn(shape, generator=torch.Generator().manual_seed(10))
+        assert torch.equal(compiled(G), kernel.orthogonalize(G))
 
 
 @pytest.mark.kernels_ci

@@ -69,6 +69,15 @@ def train_unscaled(kernel, case: Case, steps, device: str):
     return [whole(p) for p in params]
 
 
+def error_after_an_overflow(kernel, case: Case):
+    """Return what a rank is told in the steps after the first rank's own overflow."""
+    try:
+        train_scaled(kernel, case, (0,))
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
 def assert_second_step_was_none(results) -> None:
     """Neither parameters nor state moved at the second step, and the third moved all of them, on all ranks."""
     for (first, state, _), (second, its, _), (third, _, _) in results:
@@ -93,7 +102,14 @@ def test_overflow_in_one_shard_is_no_step_on_any_rank(kernel, pools, name):
         assert all(map(bits_equal, result[-1][0], expected))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_overflow_on_one_rank_is_no_step_on_any_rank(pools, name):
-    """In one copy alone, too: the scaler asks no other, so that scales are each rank's own; no rank may move."""
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if "r" not in layout.splits])
+def test_overflow_in_any_shard_is_no_step_on_any_rank(pools, name):
     assert_second_step_was_none(pools(4).run(train_scaled, case_on(name), (1,)))
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if "r" in layout.splits])
+def test_scalers_of_copies_that_differ_are_named(pools, name):
+    """The scaler of a plain tensor asks no other rank. If one copy alone overflowed, scales differ at the next step."""
+    for error in pools(4).run(error_after_an_overflow, case_on(name)):
+        assert "different gradient scales for first.weight" in error
+        assert f"{SCALE / 2}" in error and f"{SCALE}" in error

@@ -76,6 +76,17 @@ def test_a_process_that_was_ended_once_convicts_nobody(kernel, measurements, nee
         assert failures(kernel, measurements).keys() == expected
 
 
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="containers number processes on Linux only")
+def test_a_mark_of_another_container_is_left_to_it(kernel, measurements, need, monkeypatch):
+    """On one machine, and with one name: there the number may be that of no process, or of another."""
+    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", "overdue": True}))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "readlink", lambda path: "pid:[1]")
+        assert not failures(kernel, measurements) and marks()
+    assert "NATIVE" in failures(kernel, measurements)
+
+
 @pytest.mark.parametrize(
     "change", [{"process": 10**30}, {"candidate": []}, {"kernel": {}}, {"overdue": None}, {"host": 1}], ids=str
 )

@@ -78,6 +78,16 @@ def test_tune_measures_for_real(kernel, measurements, capsys):
     assert not capsys.readouterr().out
 
 
+def test_torchs_products_remain_if_a_file_says_that_all_failed(kernel, measurements):
+    key = kernel.kernels.machine.key_of(torch.device("cpu"))
+    table = kernel.kernels.measurement_file.empty()
+    table.failed["cpu_products", "bfloat16"] = dict.fromkeys(
+        kernel.kernels.products.cpu_tables(BF16), "written by hand"
+    )
+    measurements.keep(key, table)
+    assert chosen(kernel, 24, 40).name == "torch.mm"
+
+
 def test_random_numbers_of_the_user_stay_as_they_were(kernel, measurements):
     """Of a rank that measures, they would not be those of the others."""
     state = torch.random.get_rng_state()

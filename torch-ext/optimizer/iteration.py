@@ -184,7 +184,7 @@ def folded_scale(work_dtype: torch.dtype, m: int, schedule: Schedule) -> float:
     largest = _largest_value(schedule)
     scale = 1
     if work_dtype == torch.float16:
-        while 2 * scale * scale <= m and (2 * scale * largest) ** 4 <= _LARGEST_PART:
+        while 2 * scale * scale <= m and 2 * scale * largest <= _LARGEST_PART**0.25:
             scale *= 2
     return float(scale)
 

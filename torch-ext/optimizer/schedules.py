@@ -15,6 +15,9 @@ from typing import NamedTuple, Sequence, Tuple, Union
 Quintic = Tuple[float, float, float]
 Schedule = Tuple[Quintic, ...]
 
+# Kernels take coefficients as float32, whose numbers are below this.
+_COEFFICIENTS_END = 2.0**128
+
 # On a narrow interval the four equations of a quintic are the same in most of float64's digits.
 _PRECISE = Context(prec=60)
 # Exchanges converge quadratically: from any interval, eight give 60 digits. Two more are a reserve.
@@ -234,7 +237,7 @@ def _triples(ns_coefficients) -> Schedule:
     if not rows or not all(_is_triple(row) for row in rows):
         raise ValueError(
             f"ns_coefficients must be a preset ({', '.join(PRESETS)}), one (a, b, c) or a sequence of them, "
-            f"all finite, got {ns_coefficients!r}"
+            f"all finite in float32, got {ns_coefficients!r}"
         )
     return tuple(tuple(float(x) for x in row) for row in rows)
 
@@ -242,4 +245,4 @@ def _triples(ns_coefficients) -> Schedule:
 def _is_triple(row) -> bool:
     if isinstance(row, str) or not hasattr(row, "__len__") or len(row) != 3:
         return False
-    return all(isinstance(x, Real) and math.isfinite(x) for x in row)
+    return all(isinstance(x, Real) and abs(x) < _COEFFICIENTS_END for x in row)

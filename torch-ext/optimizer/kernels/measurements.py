@@ -91,7 +91,7 @@ def sizes_here(key: Optional[Key], kernel: str, dtype: str, among: Optional[Rank
     if key is None:
         return []
     known = _STATE.agreed.get(key, {}) if among is not None or _STATE.several_ranks else _table(key).measured
-    found = (measured_here(key, need, among) for need in known if (need.kernel, need.dtype) == (kernel, dtype))
+    found = (measured_here(key, need, among) for need in list(known) if (need.kernel, need.dtype) == (kernel, dtype))
     return [entry for entry in found if entry is not None]
 
 

@@ -54,8 +54,11 @@ def gram_newton_schulz(
         X = products.gram_newton_schulz(X, windows, squares)
         return X if out is None or out is X else out.copy_(X)
     for end, window in enumerate(windows, 1):
-        R = gram_matrix(X, products, chain_dtype)
-        X = apply_window(R, X, window, products, out if end == len(windows) else None)
+        # No variable keeps an m x m matrix, so its memory is free as soon as the next step has read it.
+        place = out if end == len(windows) else None
+        X = apply_window(
+            window_product(gram_matrix(X, products, chain_dtype), window, products), X, window, products, place
+        )
     return X
 
 
@@ -67,10 +70,9 @@ def gram_matrix(X: Tensor, products: Products, chain_dtype: torch.dtype, out: Op
     return products.gram(X.to(chain_dtype), out)
 
 
-def apply_window(R: Tensor, X: Tensor, window: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
-    """Return what a window's steps make of X (..., m, n), whose Gram matrix is R (..., m, m)."""
-    Q = window_product(R, window, products).to(X.dtype)
-    return products.affine(Q, X, addend(window, products), out)
+def apply_window(Q: Tensor, X: Tensor, window: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
+    """Return what a window's steps make of X (..., m, n); Q (..., m, m) is their `window_product`."""
+    return products.affine(Q.to(X.dtype), X, addend(window, products), out)
 
 
 def addend(window: Schedule, products: Products) -> float:

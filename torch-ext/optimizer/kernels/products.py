@@ -196,7 +196,8 @@ def _cpu_products(
         if tuple(measured) == size and name in able:  # a loop, as in `nearest_of`
             return tables[name]._replace(source=source)
     defaults = (name for name in (*_cpu_defaults(dtype, *size), "SINGLE", *able) if name in able)
-    return tables[next(name for name in defaults if name not in failures)]._replace(source="by default")
+    name = next((name for name in defaults if name not in failures), "SINGLE")  # a file may say that all failed
+    return tables[name]._replace(source="by default")
 
 
 def _cpu_defaults(dtype: torch.dtype, m: int, n: int) -> Iterator[str]:

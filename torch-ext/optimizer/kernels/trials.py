@@ -99,7 +99,7 @@ def _mark(key: Key, need: Need, candidate: str) -> Optional[Path]:
 
 
 def _write(mark: Path, need: Need, candidate: str, overdue: bool) -> None:
-    who = {"host": platform.node(), "process": os.getpid(), "since": _since(os.getpid()), "overdue": overdue}
+    who = {"host": _host(), "process": os.getpid(), "since": _since(os.getpid()), "overdue": overdue}
     mark.write_text(json.dumps({**who, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
 
 
@@ -117,7 +117,7 @@ def _overdue(need: Need, candidate: str, mark: Optional[Path]) -> None:
 
 def _has_ended(content: Mapping[str, Any]) -> bool:
     """Whether the process that wrote a mark ran on this machine and has ended, even if its number is in use again."""
-    if content["host"] != platform.node():
+    if content["host"] != _host():
         return False
     try:
         os.kill(content["process"], 0)
@@ -126,6 +126,14 @@ def _has_ended(content: Mapping[str, Any]) -> bool:
     except OSError:  # another user's
         return False
     return content["since"] != _since(content["process"])
+
+
+def _host() -> str:
+    """Return a name for what numbers this process: the machine, and on Linux the container."""
+    try:
+        return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return platform.node()
 
 
 def _since(process: int) -> str:

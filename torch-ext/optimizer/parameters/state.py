@@ -137,7 +137,7 @@ def check_shapes(
         if isinstance(value, Tensor) and kind.shape is not None and tuple(value.shape) != kind.shape:
             raise ValueError(
                 f"state {key} of {name} has shape {tuple(value.shape)}, needs {kind.shape} for its parameter "
-                f"{tuple(p.shape)}. If that was resized, {cure}"
+                f"{tuple(p.shape)}. If that was resized, or was given another memory format, {cure}"
             )
 
 

@@ -8,14 +8,14 @@ from typing import Callable, Generator, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from ..iteration import Iteration, check_work_dtype, choose_iteration, default_work_dtype
+from ..iteration import DTYPES, Iteration, check_work_dtype, choose_iteration, default_work_dtype
 from ..kernels.autocast import without_autocast
 from ..kernels.gains import Circumstances
-from ..kernels.newton_schulz import apply_window, gram_matrix, gram_newton_schulz, newton_schulz
+from ..kernels.newton_schulz import apply_window, gram_matrix, gram_newton_schulz, newton_schulz, window_product
 from ..kernels.normalization import frobenius_norm, native_passes_take, normalize
 from ..kernels.products import small_polar
-from ..kernels.tracing import is_transformed
-from ..schedules import resolve_schedule
+from ..kernels.tracing import constant_while_traced, is_transformed
+from ..schedules import Schedule, resolve_schedule
 from .chains import Operand, broadcast_norms, chain_key, chained_polar_factors
 from .packing import even_pieces, matrices_together, packed_together
 
@@ -31,7 +31,7 @@ def orthogonalize(
 ) -> Tensor:
     """Return p(G / max(|G|_F, eps)), the approximate polar factor U Vᵀ of each matrix G = U diag(sigma) Vᵀ.
 
-    G is (..., m, n), floating point, and is not changed. The result has its shape and dtype. p composes the steps of
+    G is (..., m, n) in one of `DTYPES`, and is not changed. The result has its shape and dtype. p composes the steps of
     the schedule (`resolve_schedule`) and changes only the singular values. Those of G / |G|_F that start within the
     schedule's interval end in its band, smaller ones end below the band, and zero stays zero. Rounding in the work
     `dtype` is amplified by up to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
@@ -43,17 +43,18 @@ def orthogonalize(
     0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.
 
     Raises TypeError for what is no tensor. Raises ValueError for fewer than two dimensions, for a sparse tensor, for a
-    dtype that is not floating point or that the device cannot multiply, for negative eps, for an invalid schedule, and
+    dtype that is none of `DTYPES` or that the device cannot multiply, for negative eps, for an invalid schedule, and
     for a method that is unknown or not safe in the dtype.
     Source: Jordan, Muon (2024); Amsel et al., The Polar Express, arXiv:2505.16932.
     """
     if not isinstance(G, Tensor):
         raise TypeError(f"orthogonalize needs a tensor, got {type(G).__name__}: write torch.as_tensor(...)")
-    if G.ndim < 2 or not G.is_floating_point() or G.layout != torch.strided:
-        raise ValueError(f"orthogonalize needs dense real floating-point matrices (..., m, n), got {_shown(G)}")
+    if G.ndim < 2 or G.dtype not in DTYPES or G.layout != torch.strided:
+        dtypes = ", ".join(map(str, DTYPES))
+        raise ValueError(f"orthogonalize needs dense matrices (..., m, n) in one of {dtypes}, got {_shown(G)}")
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}")
-    schedule = resolve_schedule(ns_coefficients, ns_steps)
+    schedule = _schedule(ns_coefficients, ns_steps)
     work_dtype = check_work_dtype(dtype, G.device) or default_work_dtype(G)
     size = (min(G.shape[-2:]), max(G.shape[-2:]))
     iteration = choose_iteration(G.device, work_dtype, size, schedule, method, Circumstances(is_transformed(G)))
@@ -177,8 +178,9 @@ def factor_of_parts(
         R = _each(iteration, partial(gram_matrix, products=iteration.products, chain_dtype=iteration.chain_dtype), X)
         R = R.to(torch.promote_types(R.dtype, torch.float32))
         yield R
-        steps = partial(apply_window, window=window, products=iteration.products)
-        X = _each(iteration, steps, R.to(iteration.chain_dtype), X)
+        known = {"window": window, "products": iteration.products}
+        Q = _each(iteration, partial(window_product, **known), R.to(iteration.chain_dtype))
+        X = _each(iteration, partial(apply_window, **known), Q, X)
     return X, counts.float()
 
 
@@ -189,6 +191,11 @@ def _by_rows(wide: Tensor, iteration: Iteration) -> Tensor:
     """
     as_they_are = wide.device.type != "cpu" or native_passes_take(wide, iteration.work_dtype)
     return wide if as_they_are else wide.contiguous()
+
+
+@constant_while_traced  # with dynamic shapes a tracer takes floats, too, for inputs of the graph
+def _schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Schedule:
+    return resolve_schedule(ns_coefficients, ns_steps)
 
 
 def _each(iteration: Iteration, function: Callable[..., Tensor], *batches: Tensor) -> Tensor:

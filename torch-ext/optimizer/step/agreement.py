@@ -1,4 +1,5 @@
-"""Check that ranks which share parameters take the same step: equal settings, and gradients on all replicas or none.
+"""Check that ranks which share parameters take the same step: with equal settings, with gradients on all replicas or
+none, and with the same gradient scale.
 
 The check is part of the small message that also reports overflow of gradients. The message has the same length for all
 optimizers and plans, because ranks with different ones may meet by mistake.
@@ -16,6 +17,7 @@ from torch import Tensor
 from ..parameters.settings import Group
 from ..plan.agreement import RankSets, Terms, difference_of_lines
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened, this_rank
+from ..rules.scaling import GradientScaling
 
 _GIVE_ZEROS = " for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"
 
@@ -29,6 +31,7 @@ class Statement(NamedTuple):
     digest: str  # of its plan
     settings: str
     absent: tuple[frozenset[int], ...]  # for each entry of `_need_gradients`, the parameters without a gradient
+    grad_scale: Optional[float] = None  # only in statements that are gathered, because reading it may wait for a device
 
     @property
     def identity(self) -> str:
@@ -63,6 +66,7 @@ class Sums(NamedTuple):
     """Sums over the ranks of a meeting. Those of codes are 0 if all ranks have the same."""
 
     overflows: int  # ranks whose gradients overflow
+    scales: int  # codes of the gradient scale
     actions: int
     settings: int
     gradients: int  # codes of which parameters have one
@@ -78,18 +82,22 @@ class Meeting:
     def __init__(self, ranks: Ranks, terms: Terms, statement: Statement):
         self._ranks, self._terms, self._statement = ranks, terms, statement
         self._names = shortened(terms.names)
+        self._grad_scale: Optional[Tensor] = None
         self._sums: Optional[Tensor] = None
         self._copied: Optional[torch.Event] = None
 
-    def overflow(self, found_inf: Optional[Tensor]) -> Tensor:
+    def overflow(self, scaling: GradientScaling) -> Tensor:
         """Return, as float32 (1), 1 if gradients overflow on any rank or the ranks disagree, else 0.
 
-        `found_inf` is GradScaler's flag on this rank. All ranks must call it.
+        `scaling` is what GradScaler says on this rank. All ranks must call it.
         """
-        here = Sums(0, *self._statement.codes(self._terms), int(not self._statement.has_met))
+        here = Sums(0, 0, *self._statement.codes(self._terms), int(not self._statement.has_met))
         values = torch.tensor(here, dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
-        if found_inf is not None:
-            values[:1].copy_(found_inf.reshape(1) != 0)
+        if scaling.found_inf is not None:
+            values[:1].copy_(scaling.found_inf.reshape(1) != 0)
+        if scaling.grad_scale is not None:
+            self._grad_scale = scaling.grad_scale.reshape(1).to(values.device, torch.float32, copy=True)
+            values[1:2].copy_(self._grad_scale.view(torch.int32)).mul_(self._terms.weight)
         all_reduce_sum_(values, self._ranks, self._statement.act, self._names)
         self._sums = values.to("cpu", non_blocking=True)
         if values.device.type != "cpu":
@@ -121,7 +129,7 @@ class Meeting:
     def dispute(self) -> Optional[str]:
         """Return a text on what ranks disagree about, None if they agree; all must call it, and the host waits."""
         sums = self._result()
-        if not (sums.actions or sums.settings or sums.gradients):
+        if not (sums.actions or sums.settings or sums.gradients or sums.scales):
             return None
         statements = self._statements()
         if sums.actions:
@@ -131,6 +139,13 @@ class Meeting:
             return (
                 f"ranks had different settings for {self._names}: rank {first} had {statements[first].settings}, rank "
                 f"{odd} had {statements[odd].settings}"
+            )
+        if sums.scales:
+            first, odd = _first_difference(statements, lambda statement: statement.grad_scale)
+            one, other = (statements[rank].grad_scale for rank in (first, odd))
+            return (
+                f"ranks had different gradient scales for {self._names}: rank {first} had {one}, rank {odd} had "
+                f"{other}; give all scalers one scale with scaler.update(new_scale)"
             )
         return _absent_somewhere(statements, self._terms)
 
@@ -157,7 +172,9 @@ class Meeting:
         )
 
     def _statements(self) -> dict[int, Statement]:
-        every = gathered(self._statement, self._ranks, self._statement.act, self._names)
+        scale = None if self._grad_scale is None else self._grad_scale.item()
+        statement = self._statement._replace(grad_scale=scale)
+        every = gathered(statement, self._ranks, statement.act, self._names)
         return dict(zip(self._ranks, every))
 
 
@@ -185,7 +202,7 @@ def code_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=5).digest(), "big")
 
 
-def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Statement], str]) -> tuple[int, int]:
+def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Statement], Any]) -> tuple[int, int]:
     """Return the first rank, and the first rank that differs from it in this aspect (the last rank if none does)."""
     first, *others = statements
     odd = (rank for rank in others if aspect(statements[rank]) != aspect(statements[first]))

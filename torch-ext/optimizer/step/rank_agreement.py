@@ -15,7 +15,7 @@ from torch import Tensor
 from ..parameters.settings import Group
 from ..plan.agreement import Terms
 from ..plan.process_groups import Ranks, all_reduce_max_, shortened
-from ..rules.scaling import GradientScaling
+from ..rules.scaling import UNSCALED, GradientScaling
 from .agreement import Meeting, Statement, absent_of, raise_disputes
 
 _SERIALS = itertools.count()
@@ -63,7 +63,7 @@ class RankAgreement:
 
     def meet(self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group]) -> None:
         """Raise ValueError or RuntimeError unless all ranks that share parameters do `act` with the same plan."""
-        meetings, _ = self._meet(act, terms, groups, None)
+        meetings, _ = self._meet(act, terms, groups, UNSCALED)
         read_all(terms)
         raise_disputes(meetings)
 
@@ -76,7 +76,7 @@ class RankAgreement:
         ranks disagree, their gradients count as overflowing, so nothing that they share changes; `end_step` reports it.
         Raises the errors of `meet`.
         """
-        meetings, overflows = self._meet(f"step {self._steps + 1}", terms, groups, scaling.found_inf)
+        meetings, overflows = self._meet(f"step {self._steps + 1}", terms, groups, scaling)
         self._steps += 1
         self._read = [meeting for meeting in meetings if meeting.is_known]
         shared = {ranks: scaling._replace(found_inf=overflow) for ranks, overflow in overflows.items()}
@@ -88,7 +88,7 @@ class RankAgreement:
         raise_disputes(known)
 
     def _meet(
-        self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group], found_inf: Optional[Tensor]
+        self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling
     ) -> tuple[list[Meeting], dict[Ranks, Tensor]]:
         read_all(terms)
         meetings, overflows, errors = [], {}, []
@@ -99,7 +99,7 @@ class RankAgreement:
             absent = absent_of(shared, groups) if act.startswith("step") else ()
             settings = shared.settings(groups)
             meeting = Meeting(ranks, shared, Statement(act, name, not is_new, shared.digest, settings, absent))
-            overflows[ranks] = meeting.overflow(found_inf)
+            overflows[ranks] = meeting.overflow(scaling)
             meetings.append(meeting)
             if not meeting.is_known and not (is_new and meeting.all_are_new()):
                 _UNREAD[ranks] = weakref.ref(dist.group.WORLD), meeting
