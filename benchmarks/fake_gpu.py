@@ -114,7 +114,7 @@ class Work(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         name = operation.overloadpacket.__name__
         given, made = _on_device((args, kwargs)), _on_device(result)
-        if given and (name in SYNCS or _is_waited_for(operation, args, kwargs or {}, result)):
+        if (given and name in SYNCS) or _is_waited_for(operation, args, kwargs or {}, result):
             self.syncs[name] += 1
         elif not operation.is_view and name not in EMPTY and (given or made):
             self.kernels += _launched(operation, args, kwargs or {})
@@ -162,11 +162,12 @@ def _bytes_of(tensors: Sequence[Tensor]) -> int:
 
 
 def _is_waited_for(operation: OpOverload, args: Sequence, kwargs: Mapping, result: object) -> bool:
-    """Whether an operation copies from the device to the host, and the host waits for the copy."""
+    """Whether an operation copies between the device and the host, and the host waits for the copy."""
     if operation.overloadpacket.__name__ not in ("_to_copy", "copy_"):
         return False
-    waits = not _by_name(operation, args, kwargs).get("non_blocking", False)
-    return waits and isinstance(result, Tensor) and result.device.type == "cpu"
+    given = _by_name(operation, args, kwargs)
+    between = {result.device.type, given.get("src", given["self"]).device.type} == {"cpu", "cuda"}
+    return between and not given.get("non_blocking", False)
 
 
 def _by_name(operation: OpOverload, args: Sequence, kwargs: Mapping) -> dict[str, object]:

@@ -17,11 +17,20 @@ class Stream:
 
 
 class Gpu:
-    """Has a current stream. Like torch's, its captures do not give it back if they cannot begin or end."""
+    """Has a current stream. Like torch's, its captures do not give it back if they cannot begin or end.
+
+    It also has a workspace for each stream, from the pool that is recorded to when the stream first needs one.
+    """
 
     def __init__(self, fails: str | None):
         self.current = self.first = Stream()
         self.fails = fails
+        self.recorded: list[object] = []
+        self.workspaces: dict[Stream, object] = {}
+
+    def multiply(self) -> object:
+        """Return the pool that the workspace of the current stream comes from; None is torch's general one."""
+        return self.workspaces.setdefault(self.current, self.recorded[-1] if self.recorded else None)
 
     def set_stream(self, stream: Stream) -> None:
         self.current = stream
@@ -37,12 +46,19 @@ class Gpu:
         before, self.current = self.current, stream
         if self.fails == "to begin":
             raise RuntimeError("a capture to this pool is underway")
+        self.recorded.append(pool)
         try:
             yield
         finally:
             if self.fails == "to end":
                 raise RuntimeError(INVALIDATED)
+            self.recorded.pop()
             self.current = before
+
+    def end_allocate(self, index: int, pool: object) -> None:
+        if pool not in self.recorded:
+            raise RuntimeError("not recording to this pool")
+        self.recorded.remove(pool)
 
 
 @pytest.fixture
@@ -52,8 +68,11 @@ def gpu(request, kernel, monkeypatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.current)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     for name in "set_stream", "stream", "graph":
         monkeypatch.setattr(torch.cuda, name, getattr(made, name))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", made.workspaces.clear, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocate, raising=False)
     return made
 
 
@@ -67,11 +86,19 @@ def test_work_is_captured_on_another_stream(kernel, gpu):
     assert len(seen) == 2 and gpu.first not in seen and gpu.current is gpu.first
 
 
+def test_a_graph_has_a_workspace_of_its_pool(kernel, gpu):
+    """torch frees workspaces of its general pool when somebody else records a graph, and a replay would write there."""
+    used, pools = [], [object(), object()]
+    for pool in pools:
+        kernel.kernels.graphs.captured(lambda: used.append(gpu.multiply()), torch.device("cuda", 0), pool)
+    assert used == [None, pools[0], None, pools[1]] and not gpu.workspaces
+
+
 @pytest.mark.parametrize("gpu", ["to begin", "to end"], indirect=True)
 def test_a_failed_capture_gives_the_current_stream_back(kernel, gpu):
     with pytest.raises(RuntimeError, match="captur"):
         capture(kernel, lambda: None)
-    assert gpu.current is gpu.first
+    assert gpu.current is gpu.first and not gpu.recorded and not gpu.workspaces
 
 
 @pytest.mark.parametrize("gpu", ["to end"], indirect=True)

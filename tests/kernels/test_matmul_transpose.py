@@ -65,7 +65,7 @@ def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypat
     entries = [{"m": 512, "k": 512, **config, "gain": 0.9}, {"m": 4096, "k": 4096, **config, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(products, "supports_triton", lambda device: True)
+    monkeypatch.setattr(products, "triton_fault", lambda device: None)
     monkeypatch.setattr(products, "predicted", lambda *size: kernel.kernels.gains.Gain())
     device = torch.device("cuda", 0)
     assert products.select_products(device, torch.float16, 4096, 4096).name == "torch.bmm"
@@ -85,6 +85,28 @@ def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypat
     assert products.select_products(torch.device("cpu"), torch.float16, 4096, 8192) is products.SINGLE
 
 
+def test_torchs_products_stay_where_triton_cannot_launch(kernel, monkeypatch):
+    """It compiles its launchers, and an image may have no compiler. The first step would break off halfway."""
+
+    class Driver:
+        @property
+        def active(self):
+            raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    products, prepared = kernel.kernels.products, kernel.kernels.prepared
+    monkeypatch.setattr(prepared, "driver", Driver())
+    monkeypatch.setattr(products, "launch_fault", prepared.launch_fault.__wrapped__)  # the answer is kept otherwise
+    monkeypatch.setattr(products, "supports_triton", lambda device: True)
+    monkeypatch.setattr(products, "gpu_of", lambda device: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20))
+    monkeypatch.setattr(products, "gain_of", lambda *_: kernel.kernels.gains.Gain(1.5, "shipped"))
+    device = torch.device("cuda", 0)
+    table = products.select_products(device, torch.float16, 4096, 4096)
+    why = "by default, as Triton cannot launch here (RuntimeError: Failed to find C compiler.)"
+    assert (table.name, table.source) == ("torch.bmm", why)
+    assert not kernel.tuning.contest.tasks_of(device, torch.float16, (4096, 4096), 1)
+    assert products.small_choice(device, torch.float16, 64, 64).gain is None
+
+
 def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
     """On an H100; not on GPUs that it does not know, nor where a candidate of the kernel has failed here."""
     products, gains = kernel.kernels.products, kernel.kernels.gains
@@ -93,6 +115,7 @@ def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(products, "launch_fault", lambda: "")
     device, half = torch.device("cuda", 0), torch.float16
     chosen = {m: products.select_products(device, half, m, m) for m in (1024, 4096)}
     assert {m: table.name for m, table in chosen.items()} == {1024: "torch.bmm", 4096: "symmetric_gemm + torch.bmm"}

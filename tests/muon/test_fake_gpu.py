@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.fake_gpu import GPU, MATRICES, WAYS, Work, counted_step, fake_gpu, fake_optimizer
+from benchmarks.fake_gpu import GPU, MATRICES, WAYS, Unguarded, Work, counted_step, fake_gpu, fake_optimizer
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, gpt2
 
 SYMMETRIC = "symmetric_gemm_"
@@ -31,6 +31,7 @@ ADDRESSES = pytest.mark.filterwarnings("ignore:Accessing the data pointer of Fak
         {"second_moment": "rows", "renormalize": "frobenius"},
         {"renormalize": "rows_columns"},
         {"offload": True},
+        {"lr": torch.tensor(1e-3, dtype=torch.float64), "weight_decay": torch.tensor(0.1), "fallback": "nadamw"},
     ],
     ids=str,
 )
@@ -50,6 +51,16 @@ def test_a_plain_step_copies_nothing(kernel, way):
         with fake_gpu(kernel, way):
             copies[offload] = counted_step(fake_optimizer(kernel, TINY_MODEL, offload=offload)).kernels["copy_"]
     assert copies[False] == 0 < copies[True]
+
+
+@pytest.mark.parametrize("lr", [1e-3, torch.tensor(1e-3, dtype=torch.float64)], ids=str)
+def test_metrics_never_wait_for_the_device(kernel, lr):
+    with fake_gpu(kernel, "symmetric"):
+        optimizer = fake_optimizer(kernel, TINY_MODEL, lr=lr, fallback="nadamw")
+        optimizer.step()
+        with Work() as work:
+            optimizer.metrics()
+        assert not work.syncs
 
 
 def test_a_scaled_step_never_waits_for_the_device(kernel):
@@ -78,13 +89,17 @@ def test_norms_of_updates_come_from_the_descent(kernel, way):
 
 
 def test_what_waits_is_counted():
-    with FakeTensorMode(), Work() as work:
+    with FakeTensorMode(), Unguarded(), Work() as work:
         x, host = torch.ones(3, device="cuda"), torch.empty(3)
         host.copy_(x, non_blocking=True)
+        x.copy_(host, non_blocking=True)
+        host.to(x.device, non_blocking=True)
         assert not work.syncs
         host.copy_(x)
         x.cpu()
-    assert sum(work.syncs.values()) == 2
+        x.copy_(host)
+        host.to(x.device)
+    assert sum(work.syncs.values()) == 4
 
 
 @pytest.mark.parametrize("method", ["standard", "gram"])

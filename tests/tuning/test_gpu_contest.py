@@ -193,6 +193,19 @@ def test_a_lost_gpu_is_raised(kernel, gpu):
     assert names(kernel)[1] in kernel.kernels.measurements.failed(gpu, "symmetric_gemm", "float16")
 
 
+def test_torchs_products_stay_after_they_lost_the_gpu(kernel, gpu, monkeypatch):
+    """Nothing could replace them, and without them ours would win every race to come."""
+
+    def losing(X):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    contest = kernel.tuning.gpu_contest
+    monkeypatch.setattr(contest, "BATCHED", contest.BATCHED._replace(gram=losing, commuting=losing, gram_affine=losing))
+    with pytest.raises(RuntimeError, match=r"torch made .* unusable for this process: start it again \(Runt"):
+        measure(kernel, {})
+    assert not kernel.kernels.measurements.failed(gpu, "symmetric_gemm", "float16")
+
+
 def test_tasks_of_a_gpu_are_those_that_a_plan_asks_for(kernel):
     tasks_of, cuda = kernel.tuning.contest.tasks_of, torch.device("cuda", 0)
     needs = lambda size, dtype=HALF: [task.need[:1] + task.need[2:] for task in tasks_of(cuda, dtype, size, 3)]  # noqa: E731

@@ -71,14 +71,24 @@ def test_who_cannot_be_captured_is_left_out(race, table_clock):
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("CUDA error: an illegal memory access"), torch.cuda.OutOfMemoryError("")]
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access"),
+        torch.cuda.OutOfMemoryError(""),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=str,
 )
 def test_what_says_nothing_of_the_work_is_raised(race, table_clock, error):
     def lost():
         raise error
 
-    with pytest.raises(type(error)):
+    lasts = "memory access" in str(error)
+    with pytest.raises(race.LostGpuError if lasts else type(error)):
         race.race({"b": lost}, table_clock({}), seconds=1.0)
+    assert race.lacks_memory(error) != lasts
 
 
 def test_median_and_spread_are_of_the_quartiles(race):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from typing import Any, Callable
 
 import torch
@@ -14,7 +15,7 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
     The graph's memory comes from `pool`; None makes a new pool. A graph uses the addresses of its capture, so the
     tensors that `work` reads and writes must keep theirs. The current stream stays current, also if a capture fails.
     """
-    stream = _capture_stream(device.index)
+    stream, pool = _capture_stream(device.index), torch.cuda.graph_pool_handle() if pool is None else pool
     with torch.cuda.device(device):
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
@@ -22,12 +23,22 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
             work()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
+        # cuBLAS keeps a workspace for each stream, and torch frees them all when torch.compile records a graph of its
+        # own. So the capture takes a new one from the graph's pool, where it lasts as long as the graph.
+        torch._C._cuda_clearCublasWorkspaces()
         try:
             # Other threads, such as data loaders or NCCL's watchdog, may keep making calls that a capture forbids.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 work()
-        finally:  # torch leaves the capture's stream current if it cannot begin or end the capture
-            torch.cuda.set_stream(current)
+        except BaseException:
+            # torch leaves the pool marked as one that is recorded to, and from then on frees no memory that two streams
+            # have used.
+            with suppress(RuntimeError):  # the recording had not begun
+                torch._C._cuda_endAllocateToPool(device.index, pool)
+            raise
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.set_stream(current)  # torch leaves the capture's current if it cannot begin or end the capture
 
     def start(kept: Callable[[], object] = work) -> None:  # `kept` keeps the graph's tensors alive
         graph.replay()

@@ -8,6 +8,7 @@ go straight to Triton's launcher.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Hashable, Optional
 
 import torch
@@ -64,6 +65,19 @@ def symmetric_product(
         with torch.cuda.device(A.device):  # Triton launches on the current device, not on that of the arguments
             launch(A, B, D, C, alpha, beta, diagonal)
     return C
+
+
+@functools.cache
+def launch_fault() -> str:
+    """Return why Triton cannot launch anything on the GPUs of this machine, "" if it can.
+
+    It compiles its launchers with the system's C compiler and Python's headers, which images made for deployment lack.
+    """
+    try:
+        driver.active.utils  # noqa: B018  made when it is first read
+    except Exception as error:  # Triton raises errors of any class
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
 
 
 def can_launch_on(A: Tensor) -> bool:

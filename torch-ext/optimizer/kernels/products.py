@@ -10,16 +10,17 @@ from torch import Tensor
 from . import native_products
 from .affine_products import batched_affine, one_by_one_affine, single_affine
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
-from .machine import supports_triton
+from .machine import gpu_of, supports_triton
+from .tracing import constant_while_traced
 from .tuned import launches_hopper_gemm
 
 try:
     from . import small_polar, symmetric_gemm
-    from .prepared import symmetric_product
+    from .prepared import launch_fault, symmetric_product
 except ModuleNotFoundError as missing:
     if missing.name != "triton":  # torch for CPUs comes without Triton; any other missing module is an error
         raise
-    small_polar = symmetric_gemm = symmetric_product = None
+    small_polar = symmetric_gemm = symmetric_product = launch_fault = None
 
 
 class Products(NamedTuple):
@@ -227,10 +228,21 @@ def symmetric_choice(
     A measurement made here comes first, then the nearest shipped one, then the prediction. The gain is None if there is
     none of these; sizes that are not multiples of 16 are neither measured nor predicted.
     """
-    if symmetric_product is None or not supports_triton(device) or m % 16 or k % 16:
+    fault = triton_fault(device)
+    if fault is not None:
+        return Gain(None, f"by default{fault and f', as Triton cannot launch here ({fault})'}")
+    if m % 16 or k % 16:
         return Gain()
     known = gain_of(device, dtype, "symmetric_gemm", (m, k), among)
     return predicted(device, dtype, m, k) if known.gain is None else known
+
+
+@constant_while_traced
+def triton_fault(device: torch.device) -> Optional[str]:
+    """Return why Triton's kernels cannot run on a device: "" if it has none for it, or an error; None if they can."""
+    if symmetric_product is None or not supports_triton(device):
+        return ""
+    return launch_fault() or None if gpu_of(device) else None  # torch does not describe a fake one
 
 
 def small_choice(
@@ -240,6 +252,6 @@ def small_choice(
 
     The gain is None if nothing was measured, or if the kernel does not take matrices of this size.
     """
-    if symmetric_product is None or not supports_triton(device) or not small_polar.fits(m, n, dtype):
+    if triton_fault(device) is not None or not small_polar.fits(m, n, dtype):
         return Gain()
     return gain_of(device, dtype, "small_polar", (m, n), among)

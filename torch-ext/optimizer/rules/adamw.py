@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from typing import Iterator, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence, Union
 
 import torch
 from torch import Tensor
 
-from ..kernels.formats import exact_dtype
 from .decay import decay_, decay_cautiously_, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
@@ -107,7 +106,7 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
         squares,
         [],
         steps,
-        lr=_rate_on(parameters[0].device, rule.lr) if isinstance(rule.lr, Tensor) else rule.lr,
+        lr=_as_kernels_take_it(rule.lr, parameters[0].device),
         beta1=rule.betas[0],
         beta2=rule.betas[1],
         weight_decay=rule.weight_decay,
@@ -120,8 +119,9 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
     torch.autograd.graph.increment_version(parameters)  # the state is in no graph of autograd's
 
 
-def _rate_on(device: torch.device, lr: Tensor) -> Tensor:
-    return lr.to(device, exact_dtype(device, lr.dtype))
+def _as_kernels_take_it(lr: Union[float, Tensor], device: torch.device) -> Union[float, Tensor]:
+    """Return a number as it is, also one in a tensor on the CPU; a tensor elsewhere in float32 on `device`."""
+    return lr.to(device, torch.float32) if isinstance(lr, Tensor) and not lr.is_cpu else lr
 
 
 def _promoted(entry: _Entry) -> _Entry:

@@ -60,7 +60,9 @@ def on_device(value: Number, device: torch.device) -> Tensor:
     # Filled on the device: a copy from the CPU would wait for it, and cannot be captured in a graph.
     if not isinstance(value, Tensor):
         return torch.full((), value, dtype=exact_dtype(device), device=device)
-    return value.reshape(()).to(device, exact_dtype(device))
+    # From ordinary memory a copy reads the value before the call returns; from pinned memory it may read it later.
+    at_once = value.is_cpu and not value.is_pinned()
+    return value.reshape(()).to(device, exact_dtype(device), non_blocking=at_once)
 
 
 def taken_by_decay(rule: FallbackRule, like: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
-from .decay import decay_, decay_cautiously_, taken_by_decay
+from .decay import decay_, decay_cautiously_, on_device, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
 
@@ -61,7 +61,7 @@ def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[
     device, dtype = parameters[0].device, parameters[0].dtype
     exact = exact_dtype(device)
     count = torch.stack(steps).to(device, exact)
-    lr = rule.lr.to(device, exact) if isinstance(rule.lr, Tensor) else rule.lr
+    lr = on_device(rule.lr, device) if isinstance(rule.lr, Tensor) else rule.lr
     step_sizes = (-lr / bias_correction(beta1, count)).to(dtype).unbind()
     corrections = bias_correction(beta2, count).sqrt().to(dtype).unbind()
     torch._foreach_lerp_(averages, gradients, 1 - beta1)

@@ -102,7 +102,7 @@ class Meeting:
         self._sums = values.to("cpu", non_blocking=True)
         if values.device.type != "cpu":
             self._copied = torch.Event(values.device)
-            self._copied.record()
+            self._copied.record(torch.accelerator.current_stream(values.device))  # another GPU may be the current one
         return (values[:-1] != 0).any().reshape(1).to(torch.float32)  # all but `new`
 
     @property

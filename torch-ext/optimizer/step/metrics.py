@@ -41,12 +41,13 @@ def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
 
 
 def _step_size(update: UpdateNorms) -> Tensor:
-    """Return multiplier times lr on the device of the norms."""
+    """Return multiplier times lr: 0-d on the CPU, or on the device of the norms, so that no copy waits for that."""
     multiplier, device = update.multiplier, update.norms.device
     if isinstance(multiplier, Tensor):  # on the CPU; a product of two 0-d tensors has the wider dtype
         multiplier = multiplier.to(exact_dtype(update.lr.device, multiplier.dtype))
     size = multiplier * update.lr
-    return size.to(device, exact_dtype(device, size.dtype))
+    size = size.to(exact_dtype(device, size.dtype))
+    return size if size.is_cpu and not size.ndim else size.to(device, non_blocking=True)
 
 
 def gradient_norms(groups: Iterable[Group], grad_scale: Optional[Tensor]) -> dict[str, Tensor]:

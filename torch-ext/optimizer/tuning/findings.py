@@ -51,8 +51,8 @@ def compete(
 
     After `proofs_end` on the clock no proof begins, and what is proven by then is raced: the default and torch's
     products in any case. When the race begins, `seconds()` says about how long it may take. Candidates that have failed
-    on this machine before are left out. Nothing is stored, with one exception: a candidate that made the GPU unusable,
-    for which RuntimeError is raised.
+    on this machine before are left out. Nothing is stored, with one exception: a candidate of ours that made the GPU
+    unusable. RuntimeError is raised for it, and for torch's products.
     """
     key = key_of(task.device)
     known = failed(key, task.need.kernel, task.need.dtype)
@@ -69,10 +69,12 @@ def compete(
             runs = {name: contest.candidates[name].run for name in asked if name not in {**wrong, **dropped}}
             times, more = race(runs, clock, seconds(), around)
     except LostGpuError as lost:
-        keep(key, Table({}, {(task.need.kernel, task.need.dtype): {lost.name: lost.why}}))
+        ours = lost.name != contest.rival
+        if ours:
+            keep(key, Table({}, {(task.need.kernel, task.need.dtype): {lost.name: lost.why}}))
         raise RuntimeError(
-            f"{task.need.kernel} {lost.name} made {task.device} unusable for this process: start it again; it will "
-            f"leave this candidate out ({lost.why})"
+            f"{task.need.kernel} {lost.name} made {task.device} unusable for this process: start it again"
+            f"{'; it will leave this candidate out' if ours else ''} ({lost.why})"
         ) from lost
     return _found(task, contest, times, wrong, {**dropped, **more})
 

@@ -19,6 +19,9 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 9
 # Work whose first burst takes this many times as long as the fastest is not timed again.
 CLEARLY_SLOWER = 2.0
 
+# cuBLAS reports these when it makes its handle.
+_CUBLAS_WITHOUT_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"
+
 Work = Callable[[], object]
 
 
@@ -123,7 +126,8 @@ def described(error: BaseException) -> str:
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error means that the device or the host is out of memory."""
-    words = "can't allocate memory", "not enough memory", "bad_alloc"
+    # The driver and cuBLAS have errors of their own for it.
+    words = "can't allocate memory", "not enough memory", "bad_alloc", "out of memory", *_CUBLAS_WITHOUT_MEMORY
     return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or any(w in str(error) for w in words)
 
 
