@@ -111,3 +111,29 @@ def test_the_clock_of_a_cpu_measures(race):
     clock = race.Clock(CPU)
     work = clock.ready(lambda: torch.zeros(1))
     assert 0 < clock.seconds_of(work, 3) < 1 and clock.now() <= clock.now()
+
+
+def test_short_work_is_timed_many_times_in_a_graph(race, monkeypatch):
+    """Starting a graph takes 5 microseconds here, so that work of 1 alone would look six times as long."""
+    seconds = 0.0
+
+    def spend(more: float) -> None:
+        nonlocal seconds
+        seconds += more
+
+    def captured(work, device):
+        return lambda: (spend(5e-6), work())
+
+    def seconds_on_gpu(self, work, times: int) -> float:
+        before = seconds
+        for _ in range(times):
+            work()
+        return seconds - before
+
+    monkeypatch.setattr(race, "captured", captured)
+    monkeypatch.setattr(race.Clock, "_seconds_on_gpu", seconds_on_gpu)
+    clock = race.Clock(torch.device("cuda", 0))
+    for real, calls in ((1e-6, race.CALLS_IN_A_GRAPH), (1e-3, 1)):
+        ready = clock.ready(lambda real=real: spend(real))
+        for times in (1, 100, 1600):
+            assert clock.seconds_of(ready, times) / times == pytest.approx(real + 5e-6 / calls)

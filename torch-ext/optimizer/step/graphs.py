@@ -83,7 +83,8 @@ class UpdateGraphs:
         if batch.device.type == "cpu":
             directions, *memory = self._host.views(batch, count)
         else:  # torch keeps the memory of such devices for the next batch
-            directions, memory = packed_memory(batch, count, batch.device), ()
+            directions = packed_memory(batch, count, batch.device)
+            memory = (_factors_like(directions, batch),)
         return Packed(batch, eps, directions, norms_memory(batch, directions), *memory)
 
     def described(self, chains: Iterable[Chain], groups: Sequence[Group]) -> list[str]:
@@ -116,7 +117,9 @@ class UpdateGraphs:
             member.directions.normal_(generator=torch.Generator(device).manual_seed(0))
         updates = [as_parameter(member.batch, member.factors) for member in members]
         with torch.no_grad(), without_autocast(device.type):
-            expected = polar_updates([member._replace(norms=None, factors=None) for member in members])
+            expected = polar_updates(
+                [each._replace(norms=None, factors=_factors_like(each.directions, each.batch)) for each in members]
+            )
 
             def replay() -> list[Tensor]:
                 start()
@@ -170,6 +173,14 @@ def _cut(part: Tensor, kind: Kind, dtype: torch.dtype) -> Tensor:
     """Return a part of a buffer as matrices (B, m, n) of a kind."""
     size = (kind.count, *kind.packed_shape)
     return part[: math.prod(size) * dtype.itemsize].view(dtype).view(size)
+
+
+def _factors_like(directions: Tensor, batch: Batch) -> Tensor:
+    """Return new memory for factors in the order of directions: torch's products round by the order of what they write.
+
+    Eager launches write to such memory, as graphs write to theirs, so both give the same bits.
+    """
+    return torch.empty_like(directions, dtype=batch.iteration.work_dtype)
 
 
 def can_capture(device: torch.device) -> bool:

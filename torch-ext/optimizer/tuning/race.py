@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Callable, ContextManager, Iterator, Mapping, NamedTuple, Optional
 
 import torch
@@ -16,6 +17,9 @@ from ..kernels.graphs import captured
 BURST_SECONDS = 0.02
 # Fewer rounds give no useful quartiles; more than MOST_ROUNDS add nothing.
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9
+# Starting a graph takes some microseconds. Work that takes less than SHORT_SECONDS is timed in graphs of several calls,
+# as a step's graph has many products.
+SHORT_SECONDS, CALLS_IN_A_GRAPH = 1e-4, 16
 # Work whose first burst takes this many times as long as the fastest is not timed again.
 CLEARLY_SLOWER = 2.0
 
@@ -36,6 +40,16 @@ class Timed(NamedTuple):
     spread: float
 
 
+class Replay(NamedTuple):
+    """A graph of some calls of the same work."""
+
+    start: Work
+    calls: int
+
+    def __call__(self) -> None:
+        self.start()
+
+
 class Clock:
     """Measures how long work takes on a device, and tells the time."""
 
@@ -47,12 +61,18 @@ class Clock:
 
     def ready(self, work: Work) -> Work:
         """Run `work` once and return it in the form in which a step runs it: on a GPU as the replay of a graph."""
-        return captured(work, self.device) if self.device.type == "cuda" else _done_once(work)
+        if self.device.type != "cuda":
+            return _done_once(work)
+        replay = Replay(captured(work, self.device), 1)
+        if self.seconds_of(replay, 1) >= SHORT_SECONDS:
+            return replay
+        return Replay(captured(partial(_repeat, work, CALLS_IN_A_GRAPH), self.device), CALLS_IN_A_GRAPH)
 
     def seconds_of(self, work: Work, times: int) -> float:
         """Return the seconds that it takes to do `work` `times` times."""
-        if self.device.type == "cuda":
-            return self._seconds_on_gpu(work, times)
+        if isinstance(work, Replay):
+            launches = math.ceil(times / work.calls)
+            return self._seconds_on_gpu(work.start, launches) * times / (launches * work.calls)
         start = time.perf_counter()
         for _ in range(times):
             work()
@@ -162,6 +182,11 @@ def dropping(name: str, dropped: dict[str, str]) -> Iterator[None]:
 def _done_once(work: Work) -> Work:
     work()
     return work
+
+
+def _repeat(work: Work, times: int) -> None:
+    for _ in range(times):
+        work()
 
 
 def _first_bursts(

@@ -172,13 +172,12 @@ def _checked_device(device: Union[torch.device, str, None]) -> torch.device:
     """Return the device, None being the default. Raises ValueError unless it is a CPU, or a usable GPU that is here."""
     try:
         place = _default_device() if device is None else torch.device(device)
-        place = _default_device() if place == torch.device("cuda") else place
     except RuntimeError as error:
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}") from error
     if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}")
     check_device(place)
-    return place
+    return _default_device() if place == torch.device("cuda") else place
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[tuple[int, int], int]:
