@@ -1,7 +1,8 @@
 // frobenius_norm_ and normalize_ on the GPU: a pass that reads a batch, and one that scales and casts it.
 //
 // The checked arguments are in normalize.h. A batch is one launch, a block for each square tile, which it brings to
-// shared memory. squares.cuh sums its squares.
+// shared memory. squares.cuh sums its squares. Matrices of one row are the lines of larger ones: a block takes as many of
+// them as a tile has rows, and gives each the bits that it has alone.
 #include "../optimizer_common/normalize.h"
 #include "squares.cuh"
 
@@ -50,12 +51,14 @@ __device__ void load_tile(Exchange<float>& tile, const Batch& batch, const Matri
   __syncthreads();
 }
 
-__device__ void store_tile(const Exchange<float>& tile, float by, const Batch& batch, const Matrix<2>& m,
+// Stores each element times by(row).
+template <class By>
+__device__ void store_tile(const Exchange<float>& tile, const By& by, const Batch& batch, const Matrix<2>& m,
                            const Box& box) {
   with_stored(batch.dtypes[kNormalized], [&](auto stored) {
     using Stored = decltype(stored);
     for_each_place(box, m.views[kNormalized], [&](int row, int col, int) {
-      element<Stored>(m.views[kNormalized], box, row, col) = narrow<Stored>(tile[row][col] * by);
+      element<Stored>(m.views[kNormalized], box, row, col) = narrow<Stored>(tile[row][col] * by(row));
     });
   });
 }
@@ -84,10 +87,45 @@ __global__ void __launch_bounds__(kThreads) scale_tiles(const __grid_constant__ 
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
   load_tile(tile, call.batch, m, box);
-  store_tile(tile, multiplier_of(call.norms[m.index], call.eps, call.scale), call.batch, m, box);
+  const float by = multiplier_of(call.norms[m.index], call.eps, call.scale);
+  store_tile(tile, [&](int) { return by; }, call.batch, m, box);
 }
 
+__global__ void __launch_bounds__(kThreads) sum_lines(const __grid_constant__ SquaresLaunch call) {
+  __shared__ Exchange<float> tile;
+  const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
+  const Box box = tile_box(m, blockIdx.x);
+  load_tile(tile, call.batch, m, box);
+  const int line = threadIdx.x;
+  if (line < box.rows) {
+    const int64_t across = ceil_div(m.cols, kTileSide);
+    call.sums[(box.row + line) * across + box.col / kTileSide] = sum_of_line(tile[line], box.cols);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) scale_lines(const __grid_constant__ NormalizeLaunch call) {
+  __shared__ Exchange<float> tile;
+  __shared__ float by[kTileSide];
+  const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
+  const Box box = tile_box(m, blockIdx.x);
+  if (threadIdx.x < box.rows) {
+    by[threadIdx.x] = multiplier_of(call.norms[box.row + threadIdx.x], call.eps, call.scale);
+  }
+  load_tile(tile, call.batch, m, box);  // with a barrier
+  store_tile(tile, [&](int row) { return by[row]; }, call.batch, m, box);
+}
+
+bool has_lines(const Batch& batch) { return batch.first.rows == 1 && batch.count > 1; }
+
+// Cut into square tiles: of each matrix, or, if they are lines, of the one matrix that they are together.
 Batch cut_squarely(Batch batch) {
+  if (has_lines(batch)) {
+    batch.first.rows = batch.count;
+    for (int k = 0; k < 2; ++k) {
+      batch.first.views[k].row_stride = batch.steps[k] / element_size(batch.dtypes[k]);
+    }
+    batch.count = 1;
+  }
   cut(batch.first, false);
   return batch;
 }
@@ -113,10 +151,11 @@ void norms_of_tiles(const Tensor& norms, const Tensor& sums, int32_t device) {
 void frobenius_norm_cuda(const FrobeniusNorm& call) {
   const torch::stable::accelerator::DeviceGuard guard(call.device);
   const Batch batch = cut_squarely(call.batch);
-  const Tensor sums = tile_sums(call.norms, batch.tiles());
+  const int64_t across = ceil_div(batch.first.cols, kTileSide);
+  const Tensor sums = tile_sums(call.norms, has_lines(call.batch) ? call.batch.count * across : batch.tiles());
   if (batch.tiles() > 0) {
-    auto* const of_tiles = static_cast<double*>(sums.mutable_data_ptr());
-    launch(sum_squares, SquaresLaunch{batch, of_tiles, batch.count}, batch.tiles(), call.device);
+    const SquaresLaunch parameters{batch, static_cast<double*>(sums.mutable_data_ptr()), call.batch.count};
+    launch(has_lines(call.batch) ? sum_lines : sum_squares, parameters, batch.tiles(), call.device);
   }
   norms_of_tiles(call.norms, sums, call.device);
 }
@@ -125,7 +164,8 @@ void normalize_cuda(const Normalize& call) {
   const torch::stable::accelerator::DeviceGuard guard(call.device);
   const Batch batch = cut_squarely(call.batch);
   if (batch.tiles() > 0) {
-    launch(scale_tiles, NormalizeLaunch{batch, call.norms, call.eps, call.scale, batch.count}, batch.tiles(), call.device);
+    const NormalizeLaunch parameters{batch, call.norms, call.eps, call.scale, call.batch.count};
+    launch(has_lines(call.batch) ? scale_lines : scale_tiles, parameters, batch.tiles(), call.device);
   }
 }
 

@@ -28,6 +28,25 @@ __device__ inline double sum_of_block(double one) {
   return sums[threadIdx.x];
 }
 
+// The sum of the squares of one row of a tile, by one thread, in the order in which a block adds those of a tile with one
+// row: halves are added to each other until one number is left.
+__device__ inline double sum_of_line(const float (&row)[kTileSide + 1], int length) {
+  double sums[kTileSide];
+#pragma unroll
+  for (int at = 0; at < kTileSide; ++at) {
+    const double x = at < length ? row[at] : 0.0f;
+    sums[at] = x * x;
+  }
+#pragma unroll
+  for (int half = kTileSide / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int at = 0; at < half; ++at) {
+      sums[at] += sums[at + half];
+    }
+  }
+  return sums[0];
+}
+
 // The calling thread's part of a tile's squares, of its elements as this dtype stores them. The square of a float is
 // exact in double: whether a compiler contracts this changes no bit, and nothing overflows.
 template <class T>

@@ -12,7 +12,7 @@ from tests.support import oracles
 from tests.support.operation_places import MODELLED, SHIPPED, on_every_place
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
-SHAPES = (1, 1, 1), (3, 5, 7), (2, 70, 40), (2, 3, 9000), (1, 300, 700)
+SHAPES = (1, 1, 1), (3, 5, 7), (2, 70, 40), (2, 3, 9000), (1, 300, 700), (67, 1, 130)
 EPS, SCALE = 1e-7, 4.0
 # The multiplier and the product are rounded to float32.
 ROUNDINGS = 2 * oracles.unit_roundoff(torch.float32)
@@ -60,8 +60,10 @@ def test_norms_and_quotients_err_by_their_roundings(normalized, shape, dtypes):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_neither_batch_threads_nor_strides_change_a_bit(normalized, dtype):
-    X = random((5, 130, 350), dtype)
+@pytest.mark.parametrize("shape", [(5, 130, 350), (67, 1, 350)], ids=str)
+def test_neither_batch_threads_nor_strides_change_a_bit(normalized, shape, dtype):
+    """Matrices of one row, such as the lines that equalization divides, share blocks of a GPU."""
+    X = random(shape, dtype)
     torch.set_num_threads(1)
     expected = normalized(X)
     for count in 2, 3, 16:
