@@ -1,8 +1,8 @@
 """torchtitan
 
 The registry of torchtitan's container is a list inside a method, so a subclass adds the name, in ten lines.
-`implementation` must be `for-loop`: the container would ask for a fused or a foreach AdamW otherwise, which Muon has
-no choice of.
+`implementation` must be `for-loop`: otherwise the container would ask for a fused or foreach AdamW, a choice that
+Muon does not offer.
 """
 
 import copy

@@ -1,7 +1,8 @@
 """transformers' Trainer
 
 The Trainer makes an instance of `MuonFactory` and calls it with the model, so that Muon knows modules and names.
-`args` are the TrainingArguments, whose learning rate, decay and betas count; settings of Muon beside them count more.
+`args` are the TrainingArguments, whose learning rate, decay and betas are used; settings of Muon next to them take
+precedence.
 """
 
 import copy

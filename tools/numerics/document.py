@@ -50,7 +50,7 @@ def bands(results: dict) -> str:
     names = unique(row["schedule"] for row in results["bands"])
     cells = [[found[name, count] for count in steps] for name in names]
     lines = [
-        [words(name), *(f"{row['low']:.3f} to {row['high']:.3f}" for row in line)] for name, line in zip(names, cells)
+        [words(name), *(f"{row['low']:.4f} to {row['high']:.4f}" for row in line)] for name, line in zip(names, cells)
     ]
     return table(["schedule", *(f"{count} steps" for count in steps)], lines)
 

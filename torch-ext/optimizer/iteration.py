@@ -107,7 +107,8 @@ def choose_iteration(
     if restarts is None and method != "auto":
         raise ValueError(
             f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} with up to "
-            f"{MAX_WINDOWS} windows{_blame_of_rounding(schedule, (work_dtype, chain_dtype))}: use 'standard'"
+            f"{MAX_WINDOWS} windows{_blame_of_rounding(schedule, (work_dtype, chain_dtype))}: use "
+            f"{'gram_float32 or ' if method == 'gram' and work_dtype == torch.bfloat16 else ''}standard"
         )
     if method == "auto":
         costs = iteration_costs(*size, len(schedule), len(restarts or ()) + 1, products)

@@ -66,7 +66,7 @@ class Muon(Optimizer):
     Args:
         params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. Without
             names an embedding looks like any other matrix. A group with parameters of both kinds is split into two
-            neighbouring groups with the same live `lr`.
+            neighbouring groups with the same live `lr` (`adamw_lr` says when they differ).
         lr: learning rate of all parameters, a float or a tensor with one element, read at every step. Start with 0.02
             for a small model from random weights, and with AdamW's rate for a large one (docs/learning_rates.md).
         weight_decay: decay of every parameter of the group, a float or a tensor with one element, read at every step.
@@ -74,20 +74,20 @@ class Muon(Optimizer):
         nesterov: use Nesterov momentum.
         ns_coefficients: coefficients of the Newton-Schulz iteration: `polar_express`, `polar_express_safer`, `quintic`,
             `original` (Keller Jordan's), `deepseek_v4` (needs `ns_steps=10`), one `(a, b, c)`, or a sequence of them,
-            whose last one is repeated. `schedules.PRESETS` has the sources.
+            whose last one is repeated. `schedules.py` has the sources.
         eps: a matrix is divided by max(norm, eps) first. With 0 the gradient's scale has no effect on the update.
         ns_steps: number of steps of the iteration.
         adjust_lr_fn: what `lr` is multiplied by for a matrix: `match_rms_adamw` (updates have the size of AdamW's),
-            `original` (Keller Jordan's; None means the same), `rms_to_rms` (torch's newer name is `spectral_unclamped`,
-            which works too), or a function of the matrix's rows and columns.
+            `original` (Keller Jordan's; None means the same), `rms_to_rms` (timm's name; torch's `spectral_unclamped`
+            means the same), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
-        foreach, fused: torch's choices between implementations. None and False change nothing. True raises unless that
-            is what runs: `fused` in a group that only AdamW updates, `foreach` in one that only NAdamW updates.
+        foreach, fused: torch's choices between implementations. None and False change nothing, True raises. In a group
+            dict True is allowed where it is what runs: `fused` if only AdamW updates the group, `foreach` if NAdamW.
         update_rms: root mean square of an update with `match_rms_adamw`, before `lr`: 0.2, and 0.18 in DeepSeek-V4.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it natively, and float32 elsewhere.
         ns_method: how the iteration is computed: `standard`, `gram` (on the small Gram matrix), `gram_float32` (keeps
-            that matrix in float32), or `auto`, the fastest among those that are safe (see `orthogonalize`).
+            that matrix in float32), or `auto`: in half precision the fastest that is safe, else `standard`.
         equalize: divide the lines of a matrix by their norms before the iteration: `rows`, `columns`, `rows_columns`
             (rows first), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254). `experimental_aurora` scales the lines
             of the long side so that those of the result have nearly equal norms, at twice the cost (arXiv:2606.27715).
@@ -95,7 +95,7 @@ class Muon(Optimizer):
             matrix), `rows`, `columns`, `rows_columns`, `columns_rows` (each line), or `none` (Muon+, arXiv:2602.21545).
         second_moment: divide each line of an update by its running root mean square, then restore the norm of the
             whole: `rows` (NorMuon, arXiv:2510.05491), `long_side` (rows, or columns if there are more of them), or
-            `none`. It follows `renormalize`; `frobenius` there with `match_rms_adamw` gives the paper's update size.
+            `none`. Applied after `renormalize`; its `frobenius` and `match_rms_adamw` give updates of the paper's size.
         second_moment_beta: decay rate of the running mean of squares.
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), where
             R is the norm of W. `lr` is then relative to that norm, and no multiplier or decay applies. Needs float32 or
@@ -109,7 +109,8 @@ class Muon(Optimizer):
         expert_keys: components of names whose parameters (E, rows, cols) are stacks of E matrices.
         stacked: whether 3-d parameters are stacks of matrices (True) or convolutions (False). None: their names decide,
             by `expert_keys` or a component with `conv`. If a name shows neither, AdamW updates it, with a warning.
-        is_muon: a function `(name, parameter) -> True, False or None`; None leaves the decision to routing.
+        is_muon: a function `(name, parameter) -> True, False or None`; None leaves the decision to routing. It is not
+            asked about groups that set `use_muon`, as all groups of `groups_for` do.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
         adamw_lr: learning rate of the fallback's parameters in groups that set no `lr`; None means `lr`. Its ratio to
             `lr` is kept as `lr_factor` while schedulers change `lr`. A tensor, or any value beside an `lr` of 0, has no
@@ -117,8 +118,9 @@ class Muon(Optimizer):
         adamw_betas, adamw_eps: betas and eps of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias.
         master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits
-            are state: updates are bit-identical to those of float32 parameters (docs/master_weights.md). float32 and
-            float64 parameters are not affected; float16 raises. None: each step rounds to the parameter's dtype.
+            are state: with the same gradients and `momentum_dtype="float32"` they have the bits of float32 parameters
+            (docs/master_weights.md). float32 and float64 parameters are not affected; float16 raises. None: each step
+            rounds to the parameter's dtype.
         momentum_dtype: dtype of new momentum buffers; None means the parameter's. `int8` stores 8-bit codes with one
             float32 scale for every 64 neighbours in the last dimension (docs/momentum.md). A change to or from `int8`
             converts the buffers that exist; any other change applies to new buffers only. `float16` holds nothing above
@@ -128,8 +130,8 @@ class Muon(Optimizer):
             that ranks share.
         qk_clip: settings of QK-clip, a dict (`qk_clip.heads.clip_settings`); call `observe_qk_logits` in the forward
             pass. Its key `report` is a function called one step later with the counts of clipped and non-finite heads.
-        capturable: allow a CUDA graph to capture the whole step. A replay repeats the numbers that groups had at the
-            capture, and reads anew what groups have as tensors on the GPU.
+        capturable: allow a CUDA graph to capture the whole step. A replay uses the numbers that groups had at capture,
+            except tensors on the GPU, which it reads again. Not for matrices that ranks share.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
         cuda_graphs: let `warmup()` capture the orthogonalization of batches on a GPU in CUDA graphs. A step replays
             each in one launch. All graphs share one pool of memory, as large as the largest batch or
@@ -251,9 +253,10 @@ class Muon(Optimizer):
         Raises ValueError or TypeError, before anything is changed, for sparse gradients and those of another dtype, for
         parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
         RuntimeError for work that a CUDA graph being captured would not repeat; after a step that failed halfway, until
-        a state is loaded; and if ranks do not take the same step (other settings, other optimizers, gradients on only
-        some of the ranks that need them together). In the last case nothing that these ranks share has changed, and
-        with parameters on a GPU the error comes at the next call.
+        a state is loaded; and if ranks do not take the same step (another `lr` or gradient scale, other optimizers,
+        gradients on only some of the ranks that need them together). If settings differ on which the plan depends, it
+        is ValueError. Nothing that disagreeing ranks share has changed then, and with parameters on a GPU the error
+        comes at the next call.
         """
         if torch.compiler.is_dynamo_compiling() and is_traceable(vars(self), closure):
             return traced_step(vars(self))
@@ -290,9 +293,10 @@ class Muon(Optimizer):
     def metrics(self) -> dict[str, Tensor]:
         """Return metrics of the last step as 0-d tensors; only reading one waits for the device.
 
-        They are `matrices`, `matrices_not_finite`, norm and root mean square of their updates, gradient norms of both
-        branches (of gradients that exist at this call), and with `qk_clip` the counts of clipped and of non-finite
-        heads. If ranks share parameters, metrics cover this rank's work and shards; no other rank is asked.
+        They are `matrices`, `matrices_not_finite`, `muon_update_norm` and `muon_update_rms`; `muon_gradient_norm` and
+        `fallback_gradient_norm`, of the gradients that exist at this call; and with `qk_clip` the numbers
+        `heads_clipped` and `heads_not_finite`. If ranks share parameters, metrics cover this rank's work and shards; no
+        other rank is asked.
         """
         metrics = {**update_metrics(self._norms), **gradient_norms(self.param_groups, self._grad_scale)}
         if self._clip is not None and self._clip.counts is not None:
@@ -330,7 +334,8 @@ class Muon(Optimizer):
         `progress(done, total, what)` is called after each stage; None draws a progress line.
 
         Ranks that share parameters must all call it. If their plans differ they raise ValueError, as the first step
-        would. One rank measures for each kind of device. RuntimeError if ranks have agreed otherwise with others.
+        would. One rank measures for each kind of device. Raises RuntimeError if some of these ranks have already agreed
+        on another choice with other ranks.
         """
         check_budget(budget)
         self._refresh()
@@ -410,7 +415,7 @@ class Muon(Optimizer):
             warn_user(line)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state and groups of the current parameters. A function in a group is saved as a mark only.
+        """Return state and groups of the current parameters. A mark stands for each function in a group.
 
         Raises RuntimeError if the last step failed halfway, or, once, if ranks on GPUs did not take the same step.
         """

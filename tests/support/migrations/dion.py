@@ -74,6 +74,7 @@ opt = dion.Muon([
 DION_NORMUON = DION._replace(
     name="dion_normuon",
     title="From dion's NorMuon",
+    introduction=_INTRODUCTION.replace('`algorithm="muon"` and `algorithm="adamw"` are', '`algorithm="adamw"` are'),
     there=DION.there.replace("dion.Muon", "dion.NorMuon"),
     tried="opt = NorMuon(matrices, rest{muon})\n",
     muon=f'{_MUON}, second_moment="rows"',

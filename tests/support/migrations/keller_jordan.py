@@ -30,6 +30,6 @@ opt = SingleDeviceMuonWithAuxAdam([
     tested="`SingleDeviceMuonWithAuxAdam` of the package muon-optimizer 0.1.0",
     differences="""\
 - It adds 1e-7 to the norm of a matrix; here `eps=1e-7` is the least that is divided by. With a norm of N the
-  iteration there starts from a matrix that is smaller by the part 1e-7 / N.
+  iteration there starts from a matrix that is smaller by a relative 1e-7 / N.
 - A parameter without a gradient raises there. Here it is left alone.""",
 )

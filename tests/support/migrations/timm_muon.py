@@ -6,8 +6,9 @@ TIMM = Origin(
     name="timm",
     title="From timm's Muon",
     introduction="""\
-timm's Muon gives AdamW what is no matrix by its shape, as is done here. Names decide here as well: embeddings, heads
-and norms go to AdamW whatever their shape (`print(opt.explain())` shows it; `use_muon` in a group overrules it).""",
+Like this package, timm's Muon gives AdamW all parameters whose shape is not that of a matrix. Names decide here as
+well: embeddings, heads and norms go to AdamW whatever their shape (`print(opt.explain())` shows it; `use_muon` in a
+group overrules it).""",
     there="""\
 from timm.optim.muon import Muon
 opt = Muon([dict(params=[p for _, p in matrices]), dict(params=[p for _, p in rest], use_fallback=True)]{muon})

@@ -55,7 +55,9 @@ _ROUTING = {
 def route(
     params: Iterable[Union[Tensor, tuple[str, Tensor]]], *, is_muon: Optional[IsMuon] = None, **settings: Any
 ) -> Explanation:
-    """Return the table of `Muon(params, ...).explain()` without making an optimizer.
+    """Return what `Muon(params, ...).explain()` says about routing, without making an optimizer.
+
+    The columns of learning rates, state, work and kernels are missing.
 
     `params` are tensors or `(name, tensor)` pairs; tied parameters come once. Of Muon's arguments it accepts `is_muon`,
     `adjust_lr_fn`, `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and

@@ -45,8 +45,9 @@ def import_state(
 ) -> list[str]:
     """Load another optimizer's `state_dict` into `optimizer` in place; return sentences about what was not imported.
 
-    The state of the parameters and the settings of their groups are replaced. Tensors are copied; momentum keeps its
-    dtype.
+    The state of the parameters and the settings of their groups are replaced, learning rates included: each group then
+    has an `lr` of its own, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this
+    optimizer has it in 8 bits.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),

@@ -161,7 +161,7 @@ def _adjustment(key: str, value: Any) -> Any:
 def _dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(resolved, torch.dtype):
-        names = ", ".join(map(_name, DTYPES))
+        names = ", ".join([*map(_name, DTYPES), *["int8"] * (key == "momentum_dtype")])
         raise ValueError(f"{key} must be a torch.dtype or its name, such as {names}, got {dtype!r}")
     return resolved
 

@@ -41,8 +41,8 @@ class Premises:
         for name, p in zip(self._names, self.params):
             if known.get(p, name) != name and name in taken and not MADE_UP.fullmatch(name):
                 raise ValueError(
-                    f"the parameter {known[p]} {tuple(p.shape)} would be called {name} now, as another one was before: "
-                    "if you remove or reorder a group's params, do the same with its param_names"
+                    f"the parameter {known[p]} {tuple(p.shape)} would now get the name {name}, which another parameter "
+                    "had before: if you remove or reorder a group's params, do the same with its param_names"
                 )
 
     def hold(self, params: Sequence[Tensor], absent: Collection[int], groups: Sequence[Group]) -> bool:

@@ -37,7 +37,7 @@ def orthogonalize(
     `dtype` is amplified by up to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
 
     `method` is `standard`; `gram`, which iterates on the small G Gᵀ; `gram_float32`, which keeps that matrix in
-    float32; or `auto`, the fastest among those that are safe (`choose_iteration`).
+    float32; or `auto`: in half precision the fastest that is safe, else `standard` (`choose_iteration`).
 
     The result does not depend on `torch.autocast`. The norm never overflows, a zero matrix gives zeros even with `eps`
     0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.

@@ -75,7 +75,7 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     `qk_rope_head_dim` and `v_head_dim`; `num_kv_heads` of fused weights (as many as query heads); `layers`, the names
     or positions of each layer's (query, key) weights or of its fused one, as a sequence, or as a dict from the layer's
     key (found by name); `q_indices`, `k_indices`, the head that each logit belongs to (in order); `is_mla`. Defaults
-    are in parentheses. Raises ValueError or TypeError for anything else.
+    are in parentheses. The key `report` is for the caller. Raises ValueError or TypeError for anything else.
     """
     if not isinstance(qk_clip, Mapping):
         raise TypeError(f"qk_clip must be a dict of settings, got {type(qk_clip).__name__}")

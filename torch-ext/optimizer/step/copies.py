@@ -106,4 +106,4 @@ def _differences(sums: Mapping[int, Sums]) -> Iterator[str]:
             by_sum.setdefault(of_rank.get(key), []).append(rank)
         if len(by_sum) > 1:
             most, *others = sorted(by_sum.values(), key=len, reverse=True)
-            yield f"{key[1]} on ranks {most} is not what it is on {' and on '.join(map(str, others))}"
+            yield f"{key[1]} differs between ranks {most} and {' and '.join(map(str, others))}"

@@ -48,8 +48,9 @@ def is_traceable(attributes: Mapping[str, Any], closure: Any) -> bool:
     plain = all(type(p) in _PLAIN for group in groups for p in group["params"])
     if beyond or not plain or any(group["offload"] for group in groups) or _has_live_tensors(attributes["_handle"]):
         torch._dynamo.graph_break(
-            msg="Muon.step is no op of a graph with a closure, qk_clip, release_grads, offload, lr or weight_decay in "
-            "a tensor, parameters that ranks share, or parameters of another class than Tensor and Parameter"
+            msg="Muon.step cannot be one op of the graph with a closure, qk_clip, release_grads, offload, lr or "
+            "weight_decay in a tensor, parameters that ranks share, or parameters of another class than Tensor and "
+            "Parameter"
         )
         return False
     return True
