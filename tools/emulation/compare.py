@@ -40,8 +40,8 @@ torch ran it, which `make aarch64` unpacks.
 
 {compilers}
 
-The losses are of {steps} steps of `Muon` in float32, before the first and after the last. They are close and not equal,
-because the products there are torch's, or `gemm_`'s with the processor's instructions.
+The losses were measured before the first and after the last of {steps} steps of `Muon` in float32. They are close and
+not equal, because the products there are torch's, or `gemm_`'s with the processor's instructions.
 
 ## Bits
 
