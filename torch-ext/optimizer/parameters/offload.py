@@ -17,6 +17,8 @@ from typing import Iterator, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.memory_parts import Part, bytes_of, parts_of
+
 SLOTS = 3
 
 # Tensors in a slot are aligned as the device's own allocator aligns them.
@@ -44,9 +46,9 @@ class HostChunks:
 
     def __init__(self, chunks: Sequence[Sequence[Tensor]], device: torch.device):
         self._host = [list(tensors) for tensors in chunks]
-        sizes = [sum(map(_slot_bytes, tensors)) for tensors in self._host]
+        sizes = [bytes_of(_parts(tensors), ALIGNMENT) for tensors in self._host]
         slots = torch.empty(min(SLOTS, len(sizes)), max(sizes, default=0), dtype=torch.uint8, device=device)
-        self._device = [_cut(slots[k % SLOTS], tensors) for k, tensors in enumerate(self._host)]
+        self._device = [parts_of(slots[k % SLOTS], _parts(tensors), ALIGNMENT) for k, tensors in enumerate(self._host)]
         self._held: list[Optional[int]] = [None] * SLOTS  # the chunk that each slot has or is being filled with
         self._in_use: Optional[int] = None
         self.device_bytes = slots.numel()
@@ -158,15 +160,5 @@ class _Streams:
         self._departed[slot].record(outgoing)
 
 
-def _slot_bytes(tensor: Tensor) -> int:
-    return -(-tensor.numel() * tensor.itemsize // ALIGNMENT) * ALIGNMENT
-
-
-def _cut(slot: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return contiguous tensors with the shapes and dtypes of `like`, one after the other in `slot`."""
-    cut, first = [], 0
-    for tensor in like:
-        part = slot[first : first + tensor.numel() * tensor.itemsize]
-        cut.append(part.view(tensor.dtype).view(tensor.shape))
-        first += _slot_bytes(tensor)
-    return cut
+def _parts(tensors: Sequence[Tensor]) -> list[Part]:
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]

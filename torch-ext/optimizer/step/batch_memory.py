@@ -6,13 +6,13 @@ next one asks. Then each batch would wait until the system has cleared new pages
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from ..kernels.memory_parts import bytes_of, parts_of
 from ..plan.batches import Batch
 
 # Each part begins at a multiple of so many bytes, as new tensors do: products may sum others in another order.
@@ -46,12 +46,10 @@ class BatchMemory:
 
     def _cut(self, batch: Batch, count: int) -> Views:
         parts = batch.memory(count)
-        lengths = [math.prod(size) * dtype.itemsize for size, dtype in parts]
-        places = [-(-length // _LINE) * _LINE for length in lengths]
-        if len(self._bytes) < sum(places):
+        needed = bytes_of(parts, _LINE)
+        if len(self._bytes) < needed:
             self._views.clear()
             self._bytes = self._bytes.new_empty(0)  # freed first, so that both are never held at once
-            self._bytes = self._bytes.new_empty(sum(places))
-        cut = zip(self._bytes[: sum(places)].split(places), lengths, parts)
-        directions, factors, *squares = (part[:length].view(dtype).view(size) for part, length, (size, dtype) in cut)
+            self._bytes = self._bytes.new_empty(needed)
+        directions, factors, *squares = parts_of(self._bytes, parts, _LINE)
         return Views(directions, factors, tuple(squares) or None)

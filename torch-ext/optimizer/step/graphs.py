@@ -21,6 +21,7 @@ from torch import Tensor
 from ..iteration import Iteration
 from ..kernels.autocast import without_autocast
 from ..kernels.graphs import captured
+from ..kernels.memory_parts import Part, bytes_of, parts_of
 from ..parameters.settings import Group
 from ..plan.batches import Batch, Chain
 from ..rules.equalization import Equalization
@@ -29,7 +30,7 @@ from ..tuning.tune import Stage
 from .batch_memory import BatchMemory
 from .polar_update import Packed, PackedChain, as_parameter, norms_memory, packed_memory, polar_updates
 
-# Each part of a buffer begins at a multiple of so many bytes, as new tensors do.
+# Each part of a buffer begins at a multiple of so many bytes, as the allocator aligns new tensors.
 _LINE = 512
 
 
@@ -44,12 +45,6 @@ class Kind(NamedTuple):
     equalization: Equalization
     eps: float
     device: torch.device
-
-    @property
-    def bytes(self) -> tuple[int, int]:
-        """Of its directions and of its updates."""
-        elements = self.count * math.prod(self.packed_shape)
-        return elements * self.packed_dtype.itemsize, elements * self.iteration.work_dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.count} x {self.packed_shape[0]} x {self.packed_shape[1]} {self.iteration}{self.equalization}"
@@ -146,33 +141,25 @@ class _Buffers:
     """Shared by all graphs on a device: memory for directions and factors, and the pool of temporary memory."""
 
     def __init__(self, device: torch.device, of_chains: Sequence[Kinds]):
-        directions, factors = (max(sum(sizes) for sizes in of_all) for of_all in zip(*map(_room, of_chains)))
         self._directions, self._factors = (
-            torch.empty(size, dtype=torch.uint8, device=device) for size in (directions, factors)
+            torch.empty(max(bytes_of(parts, _LINE) for parts in of_all), dtype=torch.uint8, device=device)
+            for of_all in zip(*map(_parts, of_chains))
         )
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def views(self, kinds: Kinds) -> list[tuple[Tensor, Tensor]]:
         """Return the directions and the factors (B, m, n) of a chain's kinds."""
-        of_directions, of_factors = (
-            buffer[: sum(sizes)].split(sizes) for buffer, sizes in zip((self._directions, self._factors), _room(kinds))
-        )
-        return [
-            (_cut(directions, kind, kind.packed_dtype), _cut(factors, kind, kind.iteration.work_dtype))
-            for kind, directions, factors in zip(kinds, of_directions, of_factors)
-        ]
+        directions, factors = _parts(kinds)
+        return list(zip(parts_of(self._directions, directions, _LINE), parts_of(self._factors, factors, _LINE)))
 
 
-def _room(kinds: Kinds) -> list[list[int]]:
-    """Return the bytes of each kind's directions, and of its factors, with what is left free behind them."""
-    directions, factors = zip(*(kind.bytes for kind in kinds))
-    return [[-(-size // _LINE) * _LINE for size in sizes] for sizes in (directions, factors)]
-
-
-def _cut(part: Tensor, kind: Kind, dtype: torch.dtype) -> Tensor:
-    """Return a part of a buffer as matrices (B, m, n) of a kind."""
-    size = (kind.count, *kind.packed_shape)
-    return part[: math.prod(size) * dtype.itemsize].view(dtype).view(size)
+def _parts(kinds: Kinds) -> tuple[list[Part], list[Part]]:
+    """Return the shape and dtype of each kind's directions, and those of its factors."""
+    sizes = [(kind.count, *kind.packed_shape) for kind in kinds]
+    return (
+        [(size, kind.packed_dtype) for size, kind in zip(sizes, kinds)],
+        [(size, kind.iteration.work_dtype) for size, kind in zip(sizes, kinds)],
+    )
 
 
 def _factors_like(directions: Tensor, batch: Batch) -> Tensor:
