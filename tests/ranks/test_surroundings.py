@@ -139,6 +139,17 @@ def test_backends_without_options_have_groups(kernel, fake_world):
     assert kernel.plan.process_groups.group_of((0, 1, 2)) is group
 
 
+def test_a_destroyed_group_is_named_as_what_is_missing(kernel):
+    """A rank without its group counts as rank 0, whose part of uneven shards may be another one."""
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    shard = DTensor.from_local(torch.ones(3, 6), DeviceMesh("cpu", [0, 1]), [Shard(0)], shape=(7, 6), stride=(6, 1))
+    optimizer = kernel.Muon([("up.weight", nn.Parameter(shard))])
+    assert optimizer.state_dict()["state"]
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match=r"up\.weight is sharded, and there is no process group any more"):
+        optimizer.state_dict()
+
+
 def test_stacks_of_experts_are_no_router(kernel):
     """Nor is what one expert has: a gate of its own."""
     stack = torch.empty(384, 2048, 7168, device="meta")

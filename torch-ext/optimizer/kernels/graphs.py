@@ -15,7 +15,8 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
     The graph's memory comes from `pool`; None makes a new pool. A graph uses the addresses of its capture, so the
     tensors that `work` reads and writes must keep theirs. The current stream stays current, also if a capture fails.
     """
-    stream, pool = _capture_stream(device.index), torch.cuda.graph_pool_handle() if pool is None else pool
+    index = torch.cuda.current_device() if device.index is None else device.index
+    stream, pool = _capture_stream(index), torch.cuda.graph_pool_handle() if pool is None else pool
     with torch.cuda.device(device):
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
@@ -34,7 +35,7 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
             # torch leaves the pool marked as one that is recorded to, and from then on frees no memory that two streams
             # have used.
             with suppress(RuntimeError):  # the recording had not begun
-                torch._C._cuda_endAllocateToPool(device.index, pool)
+                torch._C._cuda_endAllocateToPool(index, pool)
             raise
         finally:
             torch._C._cuda_clearCublasWorkspaces()
@@ -47,6 +48,6 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
 
 
 @functools.cache
-def _capture_stream(index: int | None) -> torch.cuda.Stream:
+def _capture_stream(index: int) -> torch.cuda.Stream:
     """Return the one stream of all captures on a device, because libraries allocate a workspace for each stream."""
     return torch.cuda.Stream(index)

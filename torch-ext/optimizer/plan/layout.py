@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, Iterable, NamedTuple, Optional, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -99,7 +100,7 @@ def layout_of(name: str, tensor: Tensor, ranks: Optional[tuple[int, ...]] = None
     """Return the layout of a DTensor, or of a plain tensor that each of `ranks` has a copy of; else None.
 
     Raises ValueError for a DTensor with Partial placements, or whose local part does not have the shape that its
-    placements say.
+    placements say; RuntimeError if that is because the process group was destroyed.
     """
     if not isinstance(tensor, DTensor):
         if ranks is None:
@@ -117,6 +118,8 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
     expected = tuple(length(runs) for runs in runs_of(layout, this_rank()))
     shape = tuple(tensor._local_tensor.shape)
     if shape != expected and this_rank() in layout.mesh:
+        if not dist.is_initialized():  # then every rank counts as rank 0
+            raise RuntimeError(f"{name} is sharded, and there is no process group any more: destroy it last")
         raise ValueError(
             f"{name} {layout.shape} has a part {shape} on rank {this_rank()}, where its placements {tensor.placements} "
             f"on a mesh of ranks {layout.mesh.ranks} say {expected}. fully_shard goes by the order of the ranks in "
