@@ -76,6 +76,23 @@ def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
         ("encoder.pe", (1, 128, 64), "leading_unit_dims"),
         ("layers.0.q_clip.scale", (48, 128), "scale"),
         ("layers.0.lora_A.weight", (2, 64), "min_dim_too_small:2"),
+        ("embed_tokens.weight", (5000, 16), "embedding:embed_tokens"),  # not because it is long: nothing is amiss
+        ("visual.conv1.weight", (64, 3, 14, 14), "embedding:conv1"),
+        ("vision_encoder.patch_conv.weight", (64, 3, 8, 8), "embedding:patch_conv"),
+        ("vision.patch_embedder.input_proj.weight", (64, 48), "embedding:patch_embedder"),
+        ("embeddings.patch_projection.weight", (64, 48), "embedding:patch_projection"),
+        ("perceiver.latents", (32, 64), "embedding:latents"),
+        ("memory_tokens", (16, 64), "embedding:memory_tokens"),
+        ("blocks.0.attn.rel_pos_t", (15, 64), "embedding:rel_pos_t"),
+        ("encoder.rel_pos_bias.weight", (12, 32), "embedding:rel_pos_bias"),
+        ("layers.0.attn.rel_logits_proj.proj", (16, 64), "embedding:rel_logits_proj"),
+        ("layers.0.static_alpha", (4, 5), "scale"),
+        ("layers.0.attn.r_k", (4, 64), "scale"),
+        ("class_labels_classifier.weight", (92, 64), "output_head:class_labels_classifier"),
+        ("class_embed.0.weight", (91, 64), "output_head:0"),
+        ("roi_heads.box_predictor.cls_score.weight", (91, 64), "output_head:cls_score"),
+        ("talker.codec_head.weight", (512, 64), "output_head:codec_head"),
+        ("_fc.weight", (1000, 64), "output_head:fc"),
         ("layers.0.norm.weight", (64,), "insufficient_dims"),
         ("base_model.model.model.embed_tokens.modules_to_save.default.weight", (512, 64), "embedding:embed_tokens"),
         ("base_model.model.classifier.modules_to_save.default.weight", (10, 64), "output_head:classifier"),
@@ -103,10 +120,19 @@ def test_non_hidden_parameters_go_to_adamw(kernel, name, shape, reason):
         ("transformer.h.0.attn.c_attn.weight", (192, 64)),
         ("blocks.0.attn.qkv.weight", (192, 64)),
         ("0.weight", (16, 16)),
+        ("_conv_head.weight", (64, 32, 1, 1)),
+        ("decoder.weight_hh_l0", (256, 64)),
+        ("resnets.0.time_emb_proj.weight", (64, 128)),
+        ("encoder.embedding_hidden_mapping_in.weight", (256, 64)),
+        ("stages.1.patch_embeddings.proj.weight", (128, 64, 3, 3)),
+        ("patch_embed2.proj.weight", (128, 64, 2, 2)),
+        ("patch_embed.conv.3.weight", (64, 64, 3, 3)),
+        ("stem.conv1.weight", (64, 3, 7, 7)),
     ],
 )
 def test_hidden_matrices_go_to_muon(kernel, name, shape):
-    assert branches(kernel, [(name, shape)])[name] == ("muon", "matrix")
+    branch, reason = branches(kernel, [(name, shape)])[name]
+    assert (branch, reason.partition(":")[0]) == ("muon", "matrix")
 
 
 def test_thin_and_extreme_shapes_go_to_adamw_unless_forced(kernel):

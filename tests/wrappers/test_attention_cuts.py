@@ -101,6 +101,19 @@ def test_queries_keys_and_values_are_cut_if_sizes_agree(kernel, case):
     assert bool(groups.choices.notes) == (not expected)
 
 
+@pytest.mark.parametrize("multi_query, expected", [(False, "96x32 split 12*8"), (True, "48x32 split 32+8+8")])
+def test_rows_that_lie_by_head_are_not_cut_into_thirds(kernel, multi_query, expected):
+    """As in transformers' GPTBigCode; if all heads share one key, queries come first."""
+
+    class GPTBigCodeAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.num_heads, self.head_dim, self.multi_query = 4, 8, multi_query
+            self.c_attn = nn.Linear(32, 48 if multi_query else 96, bias=False)
+
+    assert cuts(kernel, nn.ModuleDict({"attn": GPTBigCodeAttention()}), heads=False) == {"c_attn": expected}
+
+
 def test_queries_beside_a_fused_weight_are_not_in_it(kernel):
     """As in GPT-2's cross attention."""
     inside = nn.ModuleDict({"c_attn": Conv1D(64, 32), "q_attn": Conv1D(32, 32)})

@@ -13,8 +13,10 @@ from torch import nn
 
 from ..parameters.routing import bare_name
 
-# In this weight each head has its query, key and value rows together, so it can only be cut by head.
+# In this weight each head, or block of heads, has its query, key and value rows together: it can only be cut by head.
 BY_HEAD = "query_key_value"
+# So it is in transformers' classes of these names, in GPTBigCode's unless all heads share one key.
+_BY_HEAD_CLASSES = ("CodeGen", "GPTBigCode")
 FUSED = "queries, keys and values"
 ROLES = {
     "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj", "q_proj_weight"},
@@ -25,10 +27,10 @@ ROLES = {
     "latent and rotary key": {"kv_a_proj_with_mqa"},
 }
 _ROLE_OF = {leaf: role for role, leaves in ROLES.items() for leaf in leaves}
-_HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "d_kv", "dim_head")
+_HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "d_kv", "dim_head", "head_size")
 _KEY_DIM, _VALUE_DIM = ("head_k_dim",), ("v_head_dim", "head_v_dim")
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead", "heads")
-_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads", "n_query_groups")
 _WIDTHS = ("embed_dim", "hidden_size", "n_embd", "d_model", "dim", "dim_out")
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _UNFIT = "sizes do not show how many rows each of its heads has: give split_rows in patterns"
@@ -67,7 +69,7 @@ def attention_parts(
     key, value = _first(around[0], ("key_dim",)), _first(around[0], ("val_dim",))
     if role == FUSED and key and value:  # timm's: each head has its query, key and value rows together
         return _by_head(role, rows[role], (key, key, value))
-    whole = not by_head and leaf != BY_HEAD
+    whole = not by_head and not _is_by_head(leaf, around[0])
     if whole and role != FUSED:
         return role, None, None
     if role == FUSED and sizes.value not in (None, sizes.head):
@@ -81,6 +83,11 @@ def attention_parts(
         unknown = "no head size is known: give a config, or split_rows in patterns"
         return role, None, _UNFIT if sizes.heads else unknown
     return _by_head(role, rows[role], (head,))
+
+
+def _is_by_head(leaf: str, attention: nn.Module) -> bool:
+    shared_key = getattr(attention, "multi_query", False)
+    return leaf == BY_HEAD or (type(attention).__name__.startswith(_BY_HEAD_CLASSES) and not shared_key)
 
 
 def rows_by_role(attention: nn.Module, axis: int) -> dict[str, int]:

@@ -125,11 +125,12 @@ def arrange(
     rows = zip((tile, config.tile), inner)
     blocks = tuple([1, size, config.tile_k] if i else [1, config.tile_k, size] for size, i in rows)
     traits = D is not None, scalars_on_device, descriptors, *inner
-    d = C if D is None else D
+    # Both are symmetric, so transposed ones are the same.
+    by_rows = [(x.stride(0), *sorted(x.stride()[1:], reverse=True)) for x in (C if D is None else D, C)]
     return Launch(
         grid=(batch * side * (side + 1) // 2 * (config.tile // tile), 1, 1),
         blocks=blocks if descriptors else (),
-        sizes=(m, k, side, *panels[0].stride(), *panels[1].stride(), *d.stride(), *C.stride()),
+        sizes=(m, k, side, *panels[0].stride(), *panels[1].stride(), *by_rows[0], *by_rows[1]),
         constants=(*traits, tile, config.tile, config.tile_k, config.group),
         options={"num_warps": config.warps, "num_stages": config.stages},
     )

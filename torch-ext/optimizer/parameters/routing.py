@@ -30,20 +30,37 @@ _PARAMETRIZED = re.compile(r"(^|\.)parametrizations\.([^.]+)\.original\d*$")
 # Containers around the whole network: modules directly inside count as the top level.
 _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
 # Names of embedding tables: anywhere, or only at the top level, since deeper layers with such names are not tables.
+# What projects or transforms embeddings is a hidden layer.
 _EMBEDDING = re.compile(
-    r"(?<!un)embed|(^|_)emb($|_)|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$|^relative_attention_bias$"
-    r"|^trainable_tokens_delta$|(^|_)pos(ition(al)?)?_enc(odings?)?$"
+    r"((?<!un)embed|(^|_)emb($|_))(?!.*(proj|dense|mapp|transform))|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$"
+    r"|^relative_attention_bias$|^trainable_tokens_delta$|(^|_)pos(ition(al)?)?_enc(odings?)?$"
+    r"|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$"
 )
 _TOP_TABLES = {"shared", "tok", "pos"}
+# Names of parameters that are tables without a layer: one row for each query or token that a model learns.
+_TABLES = re.compile(r"(^|_)(latents?|latent_query|queries|tokens?|mem(ory|s)?|prompts?)(_\w?\d\w?)?$")
 # The module that projects patches (torchvision's is `conv_proj`); its weight is at most two modules below.
-_PATCHES = re.compile(r"(^|_)patch(es)?_embed(ding|er)?s?\d*$")
+_PATCHES = re.compile(r"(^|_)patch(es)?_(embed(ding|der)?s?\d*|conv|proj(ection)?|to_embedding)$|^embed_patches$")
+# A convolution of at most so many channels reads pixels, and patches of them if its kernel has at least this side. One
+# of more than _FEATURES channels, in a numbered module, reads what an earlier stage has made.
+_PIXELS, _PATCH_SIDE, _FEATURES = 4, 12, 16
 _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
 # Names of parameters, not of layers: numbers that are added or multiplied, also one for each head and offset.
-_BIAS, _SCALE = re.compile(r"(^|_)bias(es)?(_[a-z0-9]{1,3})?$"), re.compile(r"^(layer_)?(scales?|gammas?)$")
-_POSITIONS = re.compile(r"^pe$|^rel_pos(_[hw])?$")
+_BIAS = re.compile(r"(^|_)bias(es)?(_[a-z0-9]{1,3})?$")
+_SCALE = re.compile(
+    r"^(layer_)?(scales?|gammas?)$|^(static|dynamic)_(alpha|beta)(_fn)?$|^(alphas?|betas?|lambdas?)$"
+    r"|^(bonus|r_k|time_faaaa|lower_bounds)$"
+)
+_POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|_ape$")
+# Of modules whose weights have a row for each distance.
+_DISTANCES = re.compile(r"^rel(ative)?_(pos(ition)?_bias|logits_proj)")
 # Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
-_HEADS |= {"unembed", "decoder", "qa_outputs"}
+_HEADS |= {"unembed", "decoder", "qa_outputs", "lm_heads", "audio_heads", "codec_head", "heads_dist"}
+# Layers that score classes or tokens, also several of them in a list.
+_SCORES = re.compile(r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|_logits$|^logits_|_score_head$")
+# Weights of torch.nn's recurrent layers, whose `decoder` is hidden.
+_RECURRENT = re.compile(r"weight_(ih|hh)_l\d")
 _TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads", "head_dist"}
 # `conv_head` is the last hidden convolution of MobileNet and EfficientNet.
 _TOP_LAYER = re.compile(
@@ -104,12 +121,14 @@ def decide(
     readings = {True: (shape[1:],), False: (shape,), None: (shape, shape[1:])}[stack]
     lora = lora_factor(names[0])
     verdicts = [shape_verdict(reading, max_aspect=math.inf if lora else MAX_ASPECT) for reading in readings]
-    if not any(suitable for suitable, _ in verdicts) or verdicts[0][1] in _NO_MATRIX:
+    if verdicts[0][1] in _NO_MATRIX:
         return "adamw", verdicts[0][1]
-    for name in names:
+    for name in names:  # before the sides: that a table is long says less than that it is a table
         role = role_by_name(name, readings[0], bool(stack))
         if role is not None:
             return "adamw", role
+    if not any(suitable for suitable, _ in verdicts):
+        return "adamw", verdicts[0][1]
     return ("adamw", UNDECIDED) if stack is None else ("muon", lora or "matrix")
 
 
@@ -141,7 +160,7 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     """
     bare = bare_name(name).lower()
     adapted = _FACTOR.sub(".weight", bare)
-    parts = adapted.split(".")
+    parts = [part.lstrip("_") or part for part in adapted.split(".")]
     # The last two are a layer and its weight, or a module and its own parameter.
     layer = parts[-2] if len(parts) > 1 else parts[-1]
     inside = list(dropwhile(_TRUNKS.__contains__, parts)) or [layer]
@@ -151,16 +170,20 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
             return f"embedding:{part}"
         if _NORM.search(part):
             return f"norm:{part}"
-    table = layer if at_top and layer in _TOP_TABLES else _patch_embedding(parts, at_top)
+    table = layer if at_top and layer in _TOP_TABLES else _patch_embedding(parts, at_top, shape)
     if table is not None:
         return f"embedding:{table}"
-    if layer in _HEADS or inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer)):
+    scores = _SCORES.search(next((part for part in reversed(parts[:-1]) if not part.isdigit()), ""))
+    named = scores or layer in _HEADS or inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer))
+    if named and not _RECURRENT.match(parts[-1]):
         return f"output_head:{layer}"
     narrow = shape[0] < shape[1] or adapted != bare
     if "router" in parts or (layer in _ROUTERS and narrow and not is_stack):
         return f"router:{layer}"
-    if _POSITIONS.search(parts[-1]):
+    if _POSITIONS.search(parts[-1]) or _TABLES.search(parts[-1]):
         return f"embedding:{parts[-1]}"
+    if any(map(_DISTANCES.match, parts)):
+        return f"embedding:{layer}"
     if parts[-1] in ("a_log", "a_logs"):
         return f"state_space:{parts[-1]}"
     if _BIAS.search(parts[-1]):
@@ -168,11 +191,24 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     return "scale" if _SCALE.search(parts[-1]) else None
 
 
-def _patch_embedding(parts: Sequence[str], at_top: bool) -> Optional[str]:
-    """Return the component of a name that shows that the weight projects patches of pixels, else None."""
+def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...]) -> Optional[str]:
+    """Return the component of a name that shows that the weight projects patches of pixels, else None.
+
+    Without such a name it is the layer, if its kernels are as large as patches and read pixels.
+    """
     near = [part for part in parts if not part.isdigit()][-3:]
-    said = (part for part in near if _PATCHES.search(part) or (at_top and part == "conv_proj"))
-    return next(said, None)
+    said = next((part for part in near if _PATCHES.search(part) or (at_top and part == "conv_proj")), None)
+    if said is not None:
+        return None if len(shape) > 3 and shape[1] > _FEATURES and _is_later_stage(parts, said) else said
+    reads_pixels = len(shape) > 3 and shape[1] <= _PIXELS and shape[-1] == shape[-2] >= _PATCH_SIDE
+    return parts[-2] if reads_pixels and len(parts) > 1 else None
+
+
+def _is_later_stage(parts: Sequence[str], module: str) -> bool:
+    """Whether numbers in a name show that a module of this name is not the first of its kind."""
+    place = parts.index(module)
+    before, behind = ([int(part) for part in some if part.isdigit()] for some in (parts[:place], parts[place:]))
+    return module[-1] in "23456789" or bool(before) or any(behind)
 
 
 def lora_factor(name: str) -> Optional[str]:
