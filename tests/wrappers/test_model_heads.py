@@ -69,6 +69,21 @@ NETWORKS = {
     ),
     "chain of one width": (Model(a=linear(16, 16), b=linear(16, 16), c=linear(16, 16)), {"c.weight": LAST}),
     "vgg": (vgg(), {"classifier.4.weight": "output_head"}),
+    "head of convolutions, as DeepLab": (
+        Model(
+            trunk=nn.Conv2d(8, 8, 3),
+            classifier=nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 21, 1)),
+        ),
+        {"classifier.3.weight": "output_head"},
+    ),
+    "dense layer of a head, as RoBERTa": (
+        Model(up=linear(16, 8), classifier=Model(dense=linear(16, 16), out_proj=linear(4, 16))),
+        {"classifier.out_proj.weight": "output_head"},
+    ),
+    "several heads": (
+        Model(up=linear(16, 8), heads=nn.ModuleList([linear(16, 16), linear(16, 16)])),
+        {"heads.0.weight": "output_head", "heads.1.weight": "output_head"},
+    ),
     "head registered first": (Model(head=linear(10, 16), up=linear(16, 8)), {"head.weight": "output_head"}),
     "head beside one told by its name": (
         Model(up=linear(16, 8), cls_head=linear(10, 16), other=linear(7, 16)), {"cls_head.weight": "output_head"},

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, NamedTuple, Sequence
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
 
 from torch import nn
 
-from ..parameters.routing import MODEL_WRAPPERS, role_by_name
+from ..parameters.routing import MODEL_WRAPPERS, lora_factor, role_by_name
 
 # Methods of transformers' and timm's models that return the output module.
 _TELL = ("get_output_embeddings", "get_classifier")
@@ -32,7 +32,7 @@ def heads_of(model: nn.Module) -> Heads:
     """
     told = [head for module in model.modules() for head in _told(module)]
     network = _network(model)
-    before = [layer for part in _named_heads(network) for layer in _linear_layers(part)[:-1]]
+    before = [layer for part in _named_heads(network) for layer in _layers_before(part)]
     return Heads(told, [] if told or _has_named_head(model) else _last_layers(network), before)
 
 
@@ -97,13 +97,39 @@ def _has_named_head(model: nn.Module) -> bool:
     return any(role is not None and role.startswith(_HEAD) for role in roles)
 
 
-def _named_heads(network: nn.Module) -> list[nn.Sequential]:
-    """Return the parts that are sequences of layers and heads by name, such as torchvision's `classifier`."""
+def _named_heads(network: nn.Module) -> list[nn.Module]:
+    """Return the parts that are heads by name, such as torchvision's `classifier`, and not lists of several heads."""
     return [
         child
         for name, child in network.named_children()
-        if isinstance(child, nn.Sequential) and (role_by_name(f"{name}.0.weight", (1, 1)) or "").startswith(_HEAD)
+        if not isinstance(child, (nn.ModuleList, nn.ModuleDict)) and _names_a_head(f"{name}.0.weight")
     ]
+
+
+def _names_a_head(name: str) -> bool:
+    return (role_by_name(name, (1, 1)) or "").startswith(_HEAD)
+
+
+def _layers_before(head: nn.Module) -> list[nn.Module]:
+    """Return the hidden layers of a head: of a sequence all linear ones but the last, and all that feed a later layer.
+
+    A layer feeds a later one that reads as many features as it writes.
+    """
+    before = _linear_layers(head)[:-1] if isinstance(head, nn.Sequential) else []
+    layers = [(name, module, _widths(module)) for name, module in head.named_modules() if lora_factor(name) is None]
+    layers = [each for each in layers if each[2] is not None]
+    for place, (name, module, (_, written)) in enumerate(layers):
+        feeds = any(read == written for _, _, (read, _) in layers[place + 1 :])
+        if feeds and not _names_a_head(f"inside.of.it.{name.rpartition('.')[2]}.weight"):
+            before.append(module)
+    return before
+
+
+def _widths(module: nn.Module) -> Optional[tuple[int, int]]:
+    """Return how many features a linear layer or convolution reads and writes; None for other modules."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    return (module.in_channels, module.out_channels) if isinstance(module, nn.modules.conv._ConvNd) else None
 
 
 def _linear_layers(sequence: nn.Sequential) -> list[nn.Module]:
