@@ -1,8 +1,8 @@
 // frobenius_norm_ and normalize_ on the GPU: a pass that reads a batch, and one that scales and casts it.
 //
 // The checked arguments are in normalize.h. A batch is one launch, a block for each square tile, which it brings to
-// shared memory. squares.cuh sums its squares. Matrices of one row are the lines of larger ones: a block takes as many of
-// them as a tile has rows, and gives each the bits that it has alone.
+// shared memory. squares.cuh sums its squares. Matrices of one row are the lines of larger ones: a block takes as many
+// of them as a tile has rows, and gives each the bits that it has alone.
 #include "../optimizer_common/normalize.h"
 #include "squares.cuh"
 

@@ -28,8 +28,8 @@ __device__ inline double sum_of_block(double one) {
   return sums[threadIdx.x];
 }
 
-// The sum of the squares of one row of a tile, by one thread, in the order in which a block adds those of a tile with one
-// row: halves are added to each other until one number is left.
+// The sum of the squares of one row of a tile, by one thread, in the order in which a block adds those of a tile with
+// one row: halves are added to each other until one number is left.
 __device__ inline double sum_of_line(const float (&row)[kTileSide + 1], int length) {
   double sums[kTileSide];
 #pragma unroll

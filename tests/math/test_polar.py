@@ -241,23 +241,6 @@ def test_what_is_no_tensor_is_named(kernel):
         kernel.orthogonalize([[1.0]])
 
 
-def test_compiles_to_one_graph_with_the_same_result(kernel):
-    G = torch.randn(2, 16, 24, generator=torch.Generator().manual_seed(9))
-    explained = torch._dynamo.explain(kernel.orthogonalize)(G)
-    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
-    compiled = torch.compile(kernel.orthogonalize, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(G), kernel.orthogonalize(G))
-
-
-def test_compiles_to_one_graph_with_dynamic_shapes(kernel):
-    """The tracer takes numbers of the program, such as coefficients, for symbols then."""
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda G: kernel.orthogonalize(G), fullgraph=True, dynamic=True, backend="aot_eager")
-    for shape in (8, 16), (9, 33), (3, 40, 12):
-        G = torch.randn(shape, generator=torch.Generator().manual_seed(10))
-        assert torch.equal(compiled(G), kernel.orthogonalize(G))
-
-
 @pytest.mark.kernels_ci
 def test_orthogonalize_supports_autograd_and_vmap(kernel):
     G = Parameter(torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(0)))

@@ -93,6 +93,11 @@ def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
         ("roi_heads.box_predictor.cls_score.weight", (91, 64), "output_head:cls_score"),
         ("talker.codec_head.weight", (512, 64), "output_head:codec_head"),
         ("_fc.weight", (1000, 64), "output_head:fc"),
+        ("model.audio.lm_heads.0.weight", (512, 64), "output_head:0"),
+        ("patch_embed_proj.weight", (64, 3, 8, 8), "embedding:patch_embed_proj"),
+        ("0.patch_embed.proj.weight", (64, 32, 2, 2), "embedding:patch_embed"),
+        ("compressor.ape", (8, 64), "embedding:ape"),
+        ("prompts.0", (20, 64), "embedding:prompts"),
         ("layers.0.norm.weight", (64,), "insufficient_dims"),
         ("base_model.model.model.embed_tokens.modules_to_save.default.weight", (512, 64), "embedding:embed_tokens"),
         ("base_model.model.classifier.modules_to_save.default.weight", (10, 64), "output_head:classifier"),
@@ -128,6 +133,11 @@ def test_non_hidden_parameters_go_to_adamw(kernel, name, shape, reason):
         ("patch_embed2.proj.weight", (128, 64, 2, 2)),
         ("patch_embed.conv.3.weight", (64, 64, 3, 3)),
         ("stem.conv1.weight", (64, 3, 7, 7)),
+        ("patch_embed10.proj.weight", (128, 64, 2, 2)),
+        ("attn.w_queries", (64, 32)),
+        ("pre_logits.weight", (64, 64)),
+        ("relative_position_bias_mlp.0.weight", (64, 64)),
+        ("decoder.weight_ih", (256, 64)),
     ],
 )
 def test_hidden_matrices_go_to_muon(kernel, name, shape):

@@ -81,8 +81,8 @@ class Muon(Optimizer):
             `original` (Keller Jordan's; None means the same), `rms_to_rms` (timm's name; torch's `spectral_unclamped`
             means the same), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
-        foreach, fused: torch's choices between implementations. None and False change nothing, True raises. In a group
-            dict True is allowed where it is what runs: `fused` if only AdamW updates the group, `foreach` if NAdamW.
+        foreach, fused: torch's choices between implementations. None and False change nothing. True raises, except in a
+            group dict where it is what runs: `fused` if only AdamW updates the group, `foreach` if only NAdamW does.
         update_rms: root mean square of an update with `match_rms_adamw`, before `lr`: 0.2, and 0.18 in DeepSeek-V4.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it natively, and float32 elsewhere.
@@ -95,7 +95,8 @@ class Muon(Optimizer):
             matrix), `rows`, `columns`, `rows_columns`, `columns_rows` (each line), or `none` (Muon+, arXiv:2602.21545).
         second_moment: divide each line of an update by its running root mean square, then restore the norm of the
             whole: `rows` (NorMuon, arXiv:2510.05491), `long_side` (rows, or columns if there are more of them), or
-            `none`. Applied after `renormalize`; its `frobenius` and `match_rms_adamw` give updates of the paper's size.
+            `none`. Applied after `renormalize`. With `renormalize="frobenius"` and `match_rms_adamw` updates have the
+            paper's size.
         second_moment_beta: decay rate of the running mean of squares.
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), where
             R is the norm of W. `lr` is then relative to that norm, and no multiplier or decay applies. Needs float32 or
@@ -333,6 +334,7 @@ class Muon(Optimizer):
         (`tune`); unmeasured products keep their defaults. Parameters, gradients and state do not change.
         `progress(done, total, what)` is called after each stage; None draws a progress line.
 
+        Call it before you capture CUDA graphs of your own: it frees cuBLAS's workspaces, in which such graphs may work.
         Ranks that share parameters must all call it. If their plans differ they raise ValueError, as the first step
         would. One rank measures for each kind of device. Raises RuntimeError if some of these ranks have already agreed
         on another choice with other ranks.

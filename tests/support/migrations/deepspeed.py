@@ -36,7 +36,7 @@ DeepSpeed's engine reads them from the configuration""",
 - It adds 1e-7 to the norm of a matrix; here `eps=1e-7` is the least that is divided by. With a norm of N the
   iteration there starts from a matrix that is smaller by a relative 1e-7 / N.
 - A parameter without a gradient gets one of zeros there, and moves on by its momentum. Here it is left alone.
-- There a convolution's multiplier depends on the size of its kernel; here it is that of the matrix as which it is seen.
+- There a convolution's multiplier depends on the size of its kernel; here it is that of the matrix it is flattened to.
 - The state that ZeRO saves is of flat pieces, which are not understood here. What can be taken along is the state dict
   of DeepSpeed's optimizer classes themselves, whose keys are Keller Jordan's.""",
 )

@@ -86,8 +86,9 @@ def attention_parts(
 
 
 def _is_by_head(leaf: str, attention: nn.Module) -> bool:
-    shared_key = getattr(attention, "multi_query", False)
-    return leaf == BY_HEAD or (type(attention).__name__.startswith(_BY_HEAD_CLASSES) and not shared_key)
+    """Whether the rows of each head are together in the weight, or may be."""
+    by_class = type(attention).__name__.startswith(_BY_HEAD_CLASSES) and not getattr(attention, "multi_query", False)
+    return leaf == BY_HEAD or (by_class and _ROLE_OF[leaf] == FUSED)
 
 
 def rows_by_role(attention: nn.Module, axis: int) -> dict[str, int]:

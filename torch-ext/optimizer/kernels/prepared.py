@@ -71,7 +71,8 @@ def symmetric_product(
 def launch_fault() -> str:
     """Return why Triton cannot launch anything on the GPUs of this machine, "" if it can.
 
-    It compiles its launchers with the system's C compiler and Python's headers, which images made for deployment lack.
+    What launches is compiled with the system's C compiler and Python's headers, which images made for deployment lack.
+    The answer holds for the process, so that choices do not change in it.
     """
     try:
         driver.active.utils  # noqa: B018  made when it is first read

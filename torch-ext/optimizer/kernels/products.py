@@ -197,7 +197,9 @@ def _cpu_products(
         if tuple(measured) == size and name in able:  # a loop, as in `nearest_of`
             return tables[name]._replace(source=source)
     defaults = (name for name in (*_cpu_defaults(dtype, *size), "SINGLE", *able) if name in able)
-    name = next((name for name in defaults if name not in failures), "SINGLE")  # a file may say that all failed
+    name = next((name for name in defaults if name not in failures), None)
+    if name is None:  # as a file may say
+        return SINGLE._replace(source="as all products failed here")
     return tables[name]._replace(source="by default")
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import threading
+import time
 import warnings
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,7 +59,7 @@ def left_behind(key: Key) -> Table:
         try:
             content = json.loads(mark.read_text())
             what = [content[field] for field in ("kernel", "dtype", "candidate")]
-            if not all(isinstance(word, str) for word in what) or not _has_ended(content):
+            if not all(isinstance(word, str) for word in what) or not _has_ended(content, mark):
                 continue
             mark = mark.rename(mark.with_suffix(f".{os.getpid()}-{threading.get_ident()}"))
             if content["overdue"] or _ended_before(file, what):
@@ -99,7 +100,13 @@ def _mark(key: Key, need: Need, candidate: str) -> Optional[Path]:
 
 
 def _write(mark: Path, need: Need, candidate: str, overdue: bool) -> None:
-    who = {"host": _host(), "process": os.getpid(), "since": _since(os.getpid()), "overdue": overdue}
+    who = {
+        "host": platform.node(),
+        "container": _container(),
+        "process": os.getpid(),
+        "since": _since(os.getpid()),
+        "overdue": overdue,
+    }
     mark.write_text(json.dumps({**who, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
 
 
@@ -115,10 +122,16 @@ def _overdue(need: Need, candidate: str, mark: Optional[Path]) -> None:
     )
 
 
-def _has_ended(content: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a mark ran on this machine and has ended, even if its number is in use again."""
-    if content["host"] != _host():
+def _has_ended(content: Mapping[str, Any], mark: Path) -> bool:
+    """Whether the process that wrote a mark ran on this machine and has ended, even if its number is in use again.
+
+    A mark of another container of this name is taken for one of this container before it was started again, if it is
+    older than that. Otherwise its process may be running.
+    """
+    if content["host"] != platform.node():
         return False
+    if content["container"] != _container():
+        return mark.stat().st_mtime < _start_of_this_container()
     try:
         os.kill(content["process"], 0)
     except ProcessLookupError:
@@ -128,12 +141,18 @@ def _has_ended(content: Mapping[str, Any]) -> bool:
     return content["since"] != _since(content["process"])
 
 
-def _host() -> str:
-    """Return a name for what numbers this process: the machine, and on Linux the container."""
+def _container() -> str:
+    """Return a name for what numbers this process; "" if the system does not say."""
     try:
-        return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
+        return os.readlink("/proc/self/ns/pid")
     except OSError:
-        return platform.node()
+        return ""
+
+
+def _start_of_this_container() -> float:
+    """Return when its first process began, in seconds since the epoch."""
+    booted = time.time() - float(Path("/proc/uptime").read_text().split()[0])
+    return booted + int(_since(1)) / os.sysconf("SC_CLK_TCK")
 
 
 def _since(process: int) -> str:

@@ -32,18 +32,22 @@ _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
 # Names of embedding tables: anywhere, or only at the top level, since deeper layers with such names are not tables.
 # What projects or transforms embeddings is a hidden layer.
 _EMBEDDING = re.compile(
-    r"((?<!un)embed|(^|_)emb($|_))(?!.*(proj|dense|mapp|transform))|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$"
+    r"((?<!un)embed|(^|_)emb($|_))(?!\w*(proj|dense|mapping|transform)\w*$)|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$"
     r"|^relative_attention_bias$|^trainable_tokens_delta$|(^|_)pos(ition(al)?)?_enc(odings?)?$"
     r"|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$"
 )
 _TOP_TABLES = {"shared", "tok", "pos"}
 # Names of parameters that are tables without a layer: one row for each query or token that a model learns.
-_TABLES = re.compile(r"(^|_)(latents?|latent_query|queries|tokens?|mem(ory|s)?|prompts?)(_\w?\d\w?)?$")
+_TABLES = re.compile(
+    r"^(?!w_|weight_|fast_)(\w+_)?(latents?|latent_query|queries|tokens?|mem(ory|s)?|prompts?)(_\w?\d\w?)?$"
+)
 # The module that projects patches (torchvision's is `conv_proj`); its weight is at most two modules below.
-_PATCHES = re.compile(r"(^|_)patch(es)?_(embed(ding|der)?s?\d*|conv|proj(ection)?|to_embedding)$|^embed_patches$")
-# A convolution of at most so many channels reads pixels, and patches of them if its kernel has at least this side. One
-# of more than _FEATURES channels, in a numbered module, reads what an earlier stage has made.
-_PIXELS, _PATCH_SIDE, _FEATURES = 4, 12, 16
+_PATCHES = re.compile(
+    r"(^|_)patch(es)?_(embed(ding|der)?s?\d*(_proj(ection)?)?|conv|proj(ection)?|to_embedding)$|^embed_patches$"
+)
+_PIXELS = 4  # a convolution of at most so many channels reads pixels,
+_PATCH_SIDE = 12  # and patches of them if its kernel has at least this side
+_FEATURES = 16  # one of more channels, in a module that is not the first of its kind, reads what a stage has made
 _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
 # Names of parameters, not of layers: numbers that are added or multiplied, also one for each head and offset.
 _BIAS = re.compile(r"(^|_)bias(es)?(_[a-z0-9]{1,3})?$")
@@ -51,16 +55,19 @@ _SCALE = re.compile(
     r"^(layer_)?(scales?|gammas?)$|^(static|dynamic)_(alpha|beta)(_fn)?$|^(alphas?|betas?|lambdas?)$"
     r"|^(bonus|r_k|time_faaaa|lower_bounds)$"
 )
-_POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|_ape$")
+_POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|(^|_)ape$")
 # Of modules whose weights have a row for each distance.
-_DISTANCES = re.compile(r"^rel(ative)?_(pos(ition)?_bias|logits_proj)")
+_DISTANCES = re.compile(r"^rel(ative)?_(pos(ition)?_bias|logits_proj)$")
 # Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
-_HEADS |= {"unembed", "decoder", "qa_outputs", "lm_heads", "audio_heads", "codec_head", "heads_dist"}
+_HEADS |= {"unembed", "decoder", "qa_outputs", "codec_head"}
 # Layers that score classes or tokens, also several of them in a list.
-_SCORES = re.compile(r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|_logits$|^logits_|_score_head$")
+_SCORES = re.compile(
+    r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|(?<!pre)_logits$|^logits_|_score_head$"
+    r"|^(lm|audio)_heads$|^heads_dist$"
+)
 # Weights of torch.nn's recurrent layers, whose `decoder` is hidden.
-_RECURRENT = re.compile(r"weight_(ih|hh)_l\d")
+_RECURRENT = re.compile(r"weight_(ih|hh|hr)(_l\d|$)")
 _TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads", "head_dist"}
 # `conv_head` is the last hidden convolution of MobileNet and EfficientNet.
 _TOP_LAYER = re.compile(
@@ -123,7 +130,7 @@ def decide(
     verdicts = [shape_verdict(reading, max_aspect=math.inf if lora else MAX_ASPECT) for reading in readings]
     if verdicts[0][1] in _NO_MATRIX:
         return "adamw", verdicts[0][1]
-    for name in names:  # before the sides: that a table is long says less than that it is a table
+    for name in names:  # before the sides, so that a long table is reported as a table
         role = role_by_name(name, readings[0], bool(stack))
         if role is not None:
             return "adamw", role
@@ -180,9 +187,10 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     narrow = shape[0] < shape[1] or adapted != bare
     if "router" in parts or (layer in _ROUTERS and narrow and not is_stack):
         return f"router:{layer}"
-    if _POSITIONS.search(parts[-1]) or _TABLES.search(parts[-1]):
-        return f"embedding:{parts[-1]}"
-    if any(map(_DISTANCES.match, parts)):
+    table = next(part for part in reversed(parts) if not part.isdigit() or part is parts[0])
+    if _POSITIONS.search(parts[-1]) or _TABLES.search(table):
+        return f"embedding:{table}"
+    if any(map(_DISTANCES.match, parts[-2:])):
         return f"embedding:{layer}"
     if parts[-1] in ("a_log", "a_logs"):
         return f"state_space:{parts[-1]}"
@@ -208,7 +216,8 @@ def _is_later_stage(parts: Sequence[str], module: str) -> bool:
     """Whether numbers in a name show that a module of this name is not the first of its kind."""
     place = parts.index(module)
     before, behind = ([int(part) for part in some if part.isdigit()] for some in (parts[:place], parts[place:]))
-    return module[-1] in "23456789" or bool(before) or any(behind)
+    itself = re.search(r"\d+$", module)
+    return (itself is not None and int(itself.group()) > 1) or any(before) or any(behind)
 
 
 def lora_factor(name: str) -> Optional[str]:

@@ -119,7 +119,7 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
     shape = tuple(tensor._local_tensor.shape)
     if shape != expected and this_rank() in layout.mesh:
         if not dist.is_initialized():  # then every rank counts as rank 0
-            raise RuntimeError(f"{name} is sharded, and there is no process group any more: destroy it last")
+            raise RuntimeError(f"{name} is sharded, and its process group was destroyed: use the optimizer before that")
         raise ValueError(
             f"{name} {layout.shape} has a part {shape} on rank {this_rank()}, where its placements {tensor.placements} "
             f"on a mesh of ranks {layout.mesh.ranks} say {expected}. fully_shard goes by the order of the ranks in "

@@ -16,6 +16,7 @@ from ..iteration import choose_iteration, default_work_dtype
 from ..kernels.formats import float32_roundoffs
 from ..kernels.machine import key_of
 from ..kernels.measurements import changed, failed, work_among_ranks
+from ..kernels.products import triton_fault
 from ..parameters.groups import names_of
 from ..parameters.matrices import moments_in_group, view_in_group
 from ..parameters.rates import live_tensors
@@ -148,7 +149,9 @@ def failures(matrices: Iterable[Matrix]) -> dict[Ranks, str]:
 
 def _failed(kinds: Iterable[tuple]) -> set[str]:
     tasks = {(task.need.kernel, task.need.dtype, task.device) for kind in kinds for task in tasks_of(*kind, 1)}
-    return {f"{kernel} {dtype} {name}" for kernel, dtype, at in tasks for name in failed(key_of(at), kernel, dtype)}
+    wrong = {f"{kernel} {dtype} {name}" for kernel, dtype, at in tasks for name in failed(key_of(at), kernel, dtype)}
+    faults = {triton_fault(device) for device, *_ in kinds if device.type == "cuda"}
+    return wrong | {f"Triton ({fault})" for fault in filter(None, faults)}
 
 
 def stack_groups(groups: Groups) -> list[int]:

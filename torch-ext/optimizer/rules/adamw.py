@@ -120,8 +120,10 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
 
 
 def _as_kernels_take_it(lr: Union[float, Tensor], device: torch.device) -> Union[float, Tensor]:
-    """Return a number as it is, also one in a tensor on the CPU; a tensor elsewhere in float32 on `device`."""
-    return lr.to(device, torch.float32) if isinstance(lr, Tensor) and not lr.is_cpu else lr
+    """Return a number as it is, also one in a tensor on the CPU; a tensor elsewhere on `device`, there in float32."""
+    if not isinstance(lr, Tensor) or lr.is_cpu:
+        return lr
+    return lr.to(device, lr.dtype if device.type == "cpu" else torch.float32)
 
 
 def _promoted(entry: _Entry) -> _Entry:

@@ -60,9 +60,15 @@ def on_device(value: Number, device: torch.device) -> Tensor:
     # Filled on the device: a copy from the CPU would wait for it, and cannot be captured in a graph.
     if not isinstance(value, Tensor):
         return torch.full((), value, dtype=exact_dtype(device), device=device)
-    # From ordinary memory a copy reads the value before the call returns; from pinned memory it may read it later.
-    at_once = value.is_cpu and not value.is_pinned()
-    return value.reshape(()).to(device, exact_dtype(device), non_blocking=at_once)
+    return value.reshape(()).to(device, exact_dtype(device), non_blocking=read_at_once(value, device))
+
+
+def read_at_once(value: Tensor, device: torch.device) -> bool:
+    """Whether a copy to `device` that is not waited for has read `value` when the call returns.
+
+    CUDA reads ordinary memory at once, and pinned memory later. Other devices may read both later.
+    """
+    return device.type == "cuda" and value.is_cpu and not value.is_pinned()
 
 
 def taken_by_decay(rule: FallbackRule, like: Tensor) -> Tensor:

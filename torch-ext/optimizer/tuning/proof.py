@@ -153,8 +153,7 @@ def check_nan_in_addend(compute: Callable[[Tensor, tuple], Tensor], D: Tensor) -
         raise WrongResultError("a NaN of D did not stay in its place")
 
 
-def _equal_beside(hit: Tensor, C: Tensor, clean: Tensor) -> bool:
-    """Whether C is `clean` where it is not `hit`; indices of elements would take more memory than both."""
+def _equal_beside(hit: Tensor, C: Tensor, clean: Tensor) -> bool:  # indices would take more memory than both
     return torch.equal(torch.where(hit, clean, C), clean)
 
 

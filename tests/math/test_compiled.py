@@ -1,4 +1,4 @@
-"""Transforms of torch.func, and forward-mode autograd, give inside of torch.compile what they give outside."""
+"""`orthogonalize` in torch.compile: with fixed and with dynamic shapes, and inside of transforms of torch.func."""
 
 from __future__ import annotations
 
@@ -31,3 +31,20 @@ def test_a_compiled_transform_is_the_transform(kernel, name):
     compiled = torch.compile(lambda: TRANSFORMED[name](factor), backend="aot_eager")
     # Other operations may sum in other orders: roundings of float64, which the iteration amplifies by less than 1e6.
     torch.testing.assert_close(compiled(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_compiles_to_one_graph_with_the_same_result(kernel):
+    G = torch.randn(2, 16, 24, generator=torch.Generator().manual_seed(9))
+    explained = torch._dynamo.explain(kernel.orthogonalize)(G)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+    compiled = torch.compile(kernel.orthogonalize, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(G), kernel.orthogonalize(G))
+
+
+def test_compiles_to_one_graph_with_dynamic_shapes(kernel):
+    """The tracer takes numbers of the program, such as coefficients, for symbols then."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda G: kernel.orthogonalize(G), fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in (8, 16), (9, 33), (3, 40, 12):
+        G = torch.randn(shape, generator=torch.Generator().manual_seed(10))
+        assert torch.equal(compiled(G), kernel.orthogonalize(G))
