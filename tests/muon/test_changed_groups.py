@@ -28,7 +28,7 @@ def test_a_parameter_that_gets_the_name_of_another_raises_with_both(kernel):
     del group["params"][0]
     set_gradients(params, 0)
     before = params["experts.weight"].detach().clone()
-    with pytest.raises(ValueError, match=r"experts.weight \(4, 8, 8\) would be called conv.weight now.*param_names"):
+    with pytest.raises(ValueError, match=r"experts.weight \(4, 8, 8\) would now get the name conv.weight.*param_names"):
         optimizer.step()
     assert torch.equal(params["experts.weight"], before)
     del group["param_names"][0]

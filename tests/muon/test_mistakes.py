@@ -104,7 +104,7 @@ PARAMETERS = {
     "a vector for Muon": (
         lambda k: k.Muon([{"params": [("b", weight(8))], "use_muon": True}]),
         ValueError,
-        r"asked for b, .* shape is \(8,\)\. Leave use_muon out",
+        r"asked for b, .* shape is \(8,\)\. For AdamW leave use_muon out",
     ),
     "FSDP1": (of_fsdp1, ValueError, "flat belongs to FSDP1 .*use fully_shard instead .*stage 0"),
     "sparse gradients": (step_with_sparse_gradients, ValueError, r"words\.weight is torch\.sparse_coo: .*sparse=False"),

@@ -182,7 +182,7 @@ def error_of_flipped_bit(kernel, case: Case, key: str):
 def test_a_flipped_bit_of_codes_or_scales_is_named(pools, key):
     case = Case(specs_on(LAYOUTS["hsdp"])[:1], {"momentum_dtype": "int8"})
     for error in pools(4).run(error_of_flipped_bit, case, key):
-        assert f"{key} of layers.a.up.weight on ranks [1] is not what it is on [3]" in error
+        assert f"{key} of layers.a.up.weight differs between ranks [1] and [3]" in error
 
 
 def converted(kernel, case: Case):

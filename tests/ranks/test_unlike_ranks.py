@@ -85,7 +85,7 @@ def errors_of_two_of_one_name(kernel):
 
 def test_parameters_of_one_name_are_not_mistaken_for_one_another(pools):
     for missing, drifted in pools(2).run(errors_of_two_of_one_name):
-        assert "of one part of fc.weight" in missing and "fc.weight on ranks" in drifted
+        assert "of one part of fc.weight" in missing and "fc.weight differs between ranks" in drifted
 
 
 def step_with_another_setting_on_one_rank(kernel, key: str, value):

@@ -112,8 +112,8 @@ two before it is squared, so its norm neither overflows nor vanishes. `kernels/n
 off. Intel's GPUs that have float64 use it.
 
 No GPU of Apple or Intel has run this package. Tests take steps of every recipe on a model of such a device, which
-refuses tensors of float64 and operands on two devices, and compare the results with those of float64. The model has
-torch's operations on the CPU: whether torch has each of them on the device, and how fast they are, it cannot say.
+refuses tensors of float64 and operands on two devices, and compare the results with those of float64. The model runs
+torch's operations on the CPU, so it cannot show whether torch has each of them on the device, or how fast they are.
 
 - The Newton-Schulz iteration runs in float32, and `explain()` says so. `ns_dtype` takes float16 and bfloat16, too.
   Nobody has measured what they gain there.

@@ -32,7 +32,7 @@ _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
 # Names of embedding tables: anywhere, or only at the top level, since deeper layers with such names are not tables.
 # What projects or transforms embeddings is a hidden layer.
 _EMBEDDING = re.compile(
-    r"((?<!un)embed|(^|_)emb($|_))(?!\w*(proj|dense|mapping|transform)\w*$)|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$"
+    r"((?<!un)embed|(^|_)emb($|_))(?!\w*(proj|dense|mapping|mapper|transform)\w*$)|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$"
     r"|^relative_attention_bias$|^trainable_tokens_delta$|(^|_)pos(ition(al)?)?_enc(odings?)?$"
     r"|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$"
 )
