@@ -28,8 +28,21 @@ __device__ inline double sum_of_block(double one) {
   return sums[threadIdx.x];
 }
 
+// Adds the second half of the sums to the first, and so on until one is left. Each number has its function, because
+// the compiler keeps them in registers only if it knows every place.
+template <int kHalf>
+__device__ void add_halves(double (&sums)[kTileSide]) {
+#pragma unroll
+  for (int at = 0; at < kHalf; ++at) {
+    sums[at] += sums[at + kHalf];
+  }
+  if constexpr (kHalf > 1) {
+    add_halves<kHalf / 2>(sums);
+  }
+}
+
 // The sum of the squares of one row of a tile, by one thread, in the order in which a block adds those of a tile with
-// one row: halves are added to each other until one number is left.
+// one row.
 __device__ inline double sum_of_line(const float (&row)[kTileSide + 1], int length) {
   double sums[kTileSide];
 #pragma unroll
@@ -37,13 +50,7 @@ __device__ inline double sum_of_line(const float (&row)[kTileSide + 1], int leng
     const double x = at < length ? row[at] : 0.0f;
     sums[at] = x * x;
   }
-#pragma unroll
-  for (int half = kTileSide / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int at = 0; at < half; ++at) {
-      sums[at] += sums[at + half];
-    }
-  }
+  add_halves<kTileSide / 2>(sums);
   return sums[0];
 }
 
