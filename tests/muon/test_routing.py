@@ -70,6 +70,8 @@ def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
         ("layers.0.attn.bias", (8, 64), "bias"),
         ("layers.0.attn.attention_biases", (8, 196), "bias"),
         ("layers.0.attn.pos_bias_u", (8, 64), "bias"),
+        ("layers.0.attn.pos_bias", (8, 64), "bias"),  # and so without weight decay in `groups_for`
+        ("layers.0.attn.relative_position_bias", (8, 64), "bias"),
         ("layers.0.attn.rel_pos_h", (127, 64), "embedding:rel_pos_h"),
         ("encoder.positional_encoding", (128, 64), "embedding:positional_encoding"),
         ("encoder.pos_encodings", (128, 64), "embedding:pos_encodings"),

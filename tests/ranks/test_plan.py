@@ -9,9 +9,11 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support import inside
 from tests.support.random_plans import Model, all_to_all, cut, indices
@@ -227,3 +229,15 @@ def test_a_plan_grows_linearly_and_takes_at_most_200_mb(repository, kernel, copi
     fewer_lines, _ = work_of_plan(repository, kernel, 1024, copies, 2_500)
     assert lines <= 5 * fewer_lines
     assert megabytes <= 200.0
+
+
+def test_a_rank_where_triton_cannot_launch_says_so_to_the_others(kernel, monkeypatch):
+    """It takes torch's products, and copies that others multiply by Triton's would drift apart."""
+    plan, cuda = kernel.plan.plan, torch.device("cuda", 0)
+    matrix = SimpleNamespace(parameter=SimpleNamespace(sharers=(0, 1)), measured_as=(cuda, torch.float16, (64, 64)))
+    monkeypatch.setattr(plan, "tasks_of", lambda *_: [])
+    lines = []
+    for fault in ("", "no C compiler"):
+        monkeypatch.setattr(plan, "triton_fault", lambda device, fault=fault: fault)
+        lines.append(plan.failures([matrix])[0, 1])
+    assert lines == ["failed here: nothing", "failed here: Triton (no C compiler)"]

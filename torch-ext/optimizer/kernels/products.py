@@ -197,10 +197,8 @@ def _cpu_products(
         if tuple(measured) == size and name in able:  # a loop, as in `nearest_of`
             return tables[name]._replace(source=source)
     defaults = (name for name in (*_cpu_defaults(dtype, *size), "SINGLE", *able) if name in able)
-    name = next((name for name in defaults if name not in failures), None)
-    if name is None:  # as a file may say
-        return SINGLE._replace(source="as all products failed here")
-    return tables[name]._replace(source="by default")
+    name = next((name for name in defaults if name not in failures), None)  # None if a file says that all failed
+    return tables[name]._replace(source="by default") if name else SINGLE._replace(source="as all have failed here")
 
 
 def _cpu_defaults(dtype: torch.dtype, m: int, n: int) -> Iterator[str]:
@@ -230,21 +228,24 @@ def symmetric_choice(
     A measurement made here comes first, then the nearest shipped one, then the prediction. The gain is None if there is
     none of these; sizes that are not multiples of 16 are neither measured nor predicted.
     """
-    fault = triton_fault(device)
-    if fault is not None:
-        return Gain(None, f"by default{fault and f', as Triton cannot launch here ({fault})'}")
-    if m % 16 or k % 16:
+    if triton_fault(device):
+        return Gain(None, f"by default, as Triton cannot launch here ({triton_fault(device)})")
+    if not launches_triton(device) or m % 16 or k % 16:
         return Gain()
     known = gain_of(device, dtype, "symmetric_gemm", (m, k), among)
     return predicted(device, dtype, m, k) if known.gain is None else known
 
 
+def launches_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels may run on a device."""
+    return symmetric_product is not None and supports_triton(device) and not triton_fault(device)
+
+
 @constant_while_traced
-def triton_fault(device: torch.device) -> Optional[str]:
-    """Return why Triton's kernels cannot run on a device: "" if it has none for it, or an error; None if they can."""
-    if symmetric_product is None or not supports_triton(device):
-        return ""
-    return launch_fault() or None if gpu_of(device) else None  # torch does not describe a fake one
+def triton_fault(device: torch.device) -> str:
+    """Return the error with which Triton's kernels would fail on a real GPU that they support; "" if there is none."""
+    is_real = symmetric_product is not None and supports_triton(device) and gpu_of(device)
+    return launch_fault() if is_real else ""
 
 
 def small_choice(
@@ -254,6 +255,6 @@ def small_choice(
 
     The gain is None if nothing was measured, or if the kernel does not take matrices of this size.
     """
-    if triton_fault(device) is not None or not small_polar.fits(m, n, dtype):
+    if not launches_triton(device) or not small_polar.fits(m, n, dtype):
         return Gain()
     return gain_of(device, dtype, "small_polar", (m, n), among)

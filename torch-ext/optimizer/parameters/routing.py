@@ -32,9 +32,8 @@ _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
 # Names of embedding tables: anywhere, or only at the top level, since deeper layers with such names are not tables.
 # What projects or transforms embeddings is a hidden layer.
 _EMBEDDING = re.compile(
-    r"((?<!un)embed|(^|_)emb($|_))(?!\w*(proj|dense|mapping|mapper|transform)\w*$)|^wte$|^wpe$|^lut$|(^|_)table$|(^|_)codebooks?$"
-    r"|^relative_attention_bias$|^trainable_tokens_delta$|(^|_)pos(ition(al)?)?_enc(odings?)?$"
-    r"|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$"
+    r"((?<!un)embed|(^|_)emb($|_))(?!\w*(proj|dense|mapping|mapper|transform)\w*$)|^wte$|^wpe$|^lut$|(^|_)table$"
+    r"|(^|_)codebooks?$|^relative_attention_bias$|^trainable_tokens_delta$|(^|_)pos(ition(al)?)?_enc(odings?)?$"
 )
 _TOP_TABLES = {"shared", "tok", "pos"}
 # Names of parameters that are tables without a layer: one row for each query or token that a model learns.
@@ -56,8 +55,8 @@ _SCALE = re.compile(
     r"|^(bonus|r_k|time_faaaa|lower_bounds)$"
 )
 _POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|(^|_)ape$")
-# Of modules whose weights have a row for each distance.
-_DISTANCES = re.compile(r"^rel(ative)?_(pos(ition)?_bias|logits_proj)$")
+# Layers whose weights have a row for each distance. A parameter of such a name, without a layer, is a bias.
+_DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$")
 # Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
 _HEADS |= {"unembed", "decoder", "qa_outputs", "codec_head"}
@@ -187,10 +186,10 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     narrow = shape[0] < shape[1] or adapted != bare
     if "router" in parts or (layer in _ROUTERS and narrow and not is_stack):
         return f"router:{layer}"
-    table = next(part for part in reversed(parts) if not part.isdigit() or part is parts[0])
-    if _POSITIONS.search(parts[-1]) or _TABLES.search(table):
-        return f"embedding:{table}"
-    if any(map(_DISTANCES.match, parts[-2:])):
+    bare_parameter = next((part for part in reversed(parts) if not part.isdigit()), layer)
+    if _POSITIONS.search(bare_parameter) or _TABLES.search(bare_parameter):
+        return f"embedding:{bare_parameter}"
+    if layer is not parts[-1] and _DISTANCES.search(layer):
         return f"embedding:{layer}"
     if parts[-1] in ("a_log", "a_logs"):
         return f"state_space:{parts[-1]}"

@@ -150,8 +150,7 @@ def failures(matrices: Iterable[Matrix]) -> dict[Ranks, str]:
 def _failed(kinds: Iterable[tuple]) -> set[str]:
     tasks = {(task.need.kernel, task.need.dtype, task.device) for kind in kinds for task in tasks_of(*kind, 1)}
     wrong = {f"{kernel} {dtype} {name}" for kernel, dtype, at in tasks for name in failed(key_of(at), kernel, dtype)}
-    faults = {triton_fault(device) for device, *_ in kinds if device.type == "cuda"}
-    return wrong | {f"Triton ({fault})" for fault in filter(None, faults)}
+    return wrong | {f"Triton ({fault})" for fault in map(triton_fault, {device for device, *_ in kinds}) if fault}
 
 
 def stack_groups(groups: Groups) -> list[int]:

@@ -120,7 +120,7 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
 
 
 def _as_kernels_take_it(lr: Union[float, Tensor], device: torch.device) -> Union[float, Tensor]:
-    """Return a number as it is, also one in a tensor on the CPU; a tensor elsewhere on `device`, there in float32."""
+    """Return a number as it is, also in a tensor on the CPU; another tensor on `device`, except on CPUs in float32."""
     if not isinstance(lr, Tensor) or lr.is_cpu:
         return lr
     return lr.to(device, lr.dtype if device.type == "cpu" else torch.float32)
