@@ -24,48 +24,76 @@ void arrange_a(BFloat16* to, const BFloat16* from, int64_t stride) {
   }
 }
 
+// Each pair of numbers along k as 32 bits, its first number in the low half.
 template <bool kAlongK>
 void arrange_b(BFloat16* to, const BFloat16* from, int64_t stride) {
-  for (int64_t j = 0; j < kBlock; ++j) {
-    for (int64_t k = 0; k < kBlock; ++k) {
-      to[j / kTile * kTile * kBlock + k / 2 * kBlock + j % kTile * 2 + k % 2] = element<kAlongK>(from, stride, j, k);
+  for (int64_t i = 0; i < kBlock; ++i, to += kBlock) {
+    const int64_t left = i / kTile * kTile, k = i % kTile * 2;
+    uint32_t pairs[kTile];
+    for (int64_t lane = 0; lane < kTile; ++lane) {
+      const uint32_t first = element<kAlongK>(from, stride, left + lane, k).x;
+      const uint32_t second = element<kAlongK>(from, stride, left + lane, k + 1).x;
+      pairs[lane] = first | second << 16;
     }
+    std::memcpy(static_cast<void*>(to), pairs, sizeof(pairs));
   }
 }
 
-// Adds a pair of products to each of 16 sums. A pair of numbers is read as 32 bits, the first one in the low half.
-OPTIMIZER_INLINE void add_pair(float* sums, const BFloat16* a, const BFloat16* b) {
-  const float even = a[0], odd = a[1];
-  uint32_t pairs[kTile];
-  std::memcpy(pairs, b, sizeof(pairs));
-  for (int64_t col = 0; col < kTile; ++col) {
-    // The products are exact, so that it does not matter whether a compiler contracts them.
-    sums[col] += even * bits_as<float>(pairs[col] << 16);
-    sums[col] += odd * bits_as<float>(pairs[col] & 0xFFFF0000u);
+typedef float Eight __attribute__((vector_size(32), may_alias));
+// Pairs of numbers of eight columns.
+typedef uint32_t Pairs __attribute__((vector_size(32), may_alias));
+
+OPTIMIZER_INLINE Eight firsts(Pairs pairs) {
+  return reinterpret_cast<Eight>(pairs << 16);
+}
+
+OPTIMIZER_INLINE Eight seconds(Pairs pairs) {
+  return reinterpret_cast<Eight>(pairs & 0xFFFF0000u);
+}
+
+// As many rows as have their sums of 16 columns in registers.
+constexpr int64_t kRowsAtOnce = 4;
+
+// Adds the products of some rows of A with the columns of one tile of B. The products are exact, so that it does not
+// matter whether a compiler contracts them.
+OPTIMIZER_INLINE void add_rows(float* sums, const BFloat16* a, const BFloat16* b, int64_t steps) {
+  Eight rows[kRowsAtOnce][2];
+  std::memcpy(rows, sums, sizeof(rows));
+  for (int64_t step = 0; step < steps; ++step, a += kBlockArea, b += kBlockArea) {
+    for (int64_t k = 0; k < kBlock; k += 2) {
+      const Pairs* const columns = reinterpret_cast<const Pairs*>(b + k * kTile);
+#pragma GCC unroll 4
+      for (int64_t row = 0; row < kRowsAtOnce; ++row) {
+        uint32_t pair;
+        std::memcpy(&pair, a + row * kBlock + k, sizeof(pair));
+        const Pairs factors = Pairs{} + pair;
+#pragma GCC unroll 2
+        for (int64_t side = 0; side < 2; ++side) {
+          rows[row][side] += firsts(factors) * firsts(columns[side]);
+          rows[row][side] += seconds(factors) * seconds(columns[side]);
+        }
+      }
+    }
   }
+  std::memcpy(sums, rows, sizeof(rows));
 }
 
 OPTIMIZER_CLONES void accumulate(float* sums, const BFloat16* a, const BFloat16* b, int64_t steps, bool first) {
   if (first) {
     std::fill_n(sums, kBlockArea, 0.0f);
   }
-  for (int64_t step = 0; step < steps; ++step, a += kBlockArea, b += kBlockArea) {
-    for (int64_t i = 0; i < 2 * kBlock; ++i) {
-      const int64_t row = i / 2, col = i % 2 * kTile;
-      float row_sums[kTile];
-      std::copy_n(sums + place_of_sum(row, col), kTile, row_sums);
-      for (int64_t k = 0; k < kBlock; k += 2) {
-        add_pair(row_sums, a + row * kBlock + k, b + col * kBlock + k * kTile);
-      }
-      std::copy_n(row_sums, kTile, sums + place_of_sum(row, col));
+  for (int64_t left = 0; left < kBlock; left += kTile) {
+    for (int64_t row = 0; row < kBlock; row += kRowsAtOnce) {
+      add_rows(sums + place_of_sum(row, left), a + row * kBlock, b + left * kBlock, steps);
     }
   }
 }
 
 OPTIMIZER_INLINE void round(BFloat16* to, const float* sums) {
-  for (int64_t row = 0; row < kBlock; ++row) {
-    for (int64_t col = 0; col < kBlock; ++col) {
-      to[row * kBlock + col] = narrow<BFloat16>(sums[place_of_sum(row, col)]);
+  for (int64_t i = 0; i < 2 * kBlock; ++i) {
+    const int64_t row = i / 2, left = i % 2 * kTile;
+    for (int64_t lane = 0; lane < kTile; ++lane) {
+      to[row * kBlock + left + lane] = narrow<BFloat16>(sums[place_of_sum(row, left) + lane]);
     }
   }
 }
@@ -75,7 +103,7 @@ OPTIMIZER_CLONES void finish(float* sums, const Epilogue<BFloat16>& epilogue, co
 }
 
 constexpr Instructions<BFloat16> kInstructions{.name = "portable",
-                                              .sizes = {10, 8, 8, 192, 256},
+                                              .sizes = {10, 8, 8, 192, 64},
                                               .available = available,
                                               .arrange_a = {arrange_a<false>, arrange_a<true>},
                                               .arrange_b = {arrange_b<false>, arrange_b<true>},

@@ -122,6 +122,20 @@ def test_queries_beside_a_fused_weight_are_not_in_it(kernel):
     assert fused == "64x32 transposed split 32+32"
 
 
+@pytest.mark.parametrize("heads", [True, False])
+def test_projections_whose_order_no_name_tells_are_reported(kernel, heads):
+    """Qwen3-Next has `in_proj_qkvz` by head, PVT has keys before values in `kv`; a Mamba block's `in_proj` is a matrix."""
+    model = attention({"in_proj_qkvz": (96, 32), "kv": (64, 32), "out_proj": (32, 32)}, num_heads=4)
+    model["mixer"] = nn.ModuleDict({"in_proj": nn.Linear(32, 128)})
+    groups = kernel.groups_for(model, heads=heads)
+    assert chosen(groups)["mixer.in_proj.weight"] == "matrix"
+    (note,) = groups.choices.notes
+    assert note == (
+        "several projections of attn.in_proj_qkvz.weight and 1 more are not cut, because models that have them differ in "
+        "the order of rows: give split_rows in patterns"
+    )
+
+
 def test_a_number_of_heads_from_outside_counts_only_for_attentions_as_wide_as_the_model(kernel):
     model = nn.ModuleDict({"wide": attention(three(32, 16, 32)), "narrow": attention(three(16, 16, 16))})
     groups = kernel.groups_for(model, config=SimpleNamespace(hidden_size=32, num_attention_heads=4))

@@ -18,6 +18,7 @@ BY_HEAD = "query_key_value"
 # So it is in transformers' classes of these names, in GPTBigCode's unless all heads share one key.
 _BY_HEAD_CLASSES = ("CodeGen", "GPTBigCode")
 FUSED = "queries, keys and values"
+_IN_SOME_ORDER = "several projections"
 ROLES = {
     "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj", "q_proj_weight"},
     "keys": {"k", "k_proj", "key", "key_proj", "wk", "to_k", "k_lin", "k_proj_weight"},
@@ -25,6 +26,7 @@ ROLES = {
     FUSED: {"qkv", "qkv_proj", "c_attn", "wqkv", "Wqkv", "to_qkv", "in_proj_weight", BY_HEAD},
     "latent keys and values": {"kv_b_proj"},
     "latent and rotary key": {"kv_a_proj_with_mqa"},
+    _IN_SOME_ORDER: {"in_proj", "in_proj_qkv", "in_proj_qkvz", "kv", "kv_proj", "to_kv", "att_proj", "to_qkv_mlp_proj"},
 }
 _ROLE_OF = {leaf: role for role, leaves in ROLES.items() for leaf in leaves}
 _HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "d_kv", "dim_head", "head_size")
@@ -63,6 +65,8 @@ def attention_parts(
 ) -> Parts:
     """Return the parts of the weight called `leaf`; `around` are the attention and the modules around it."""
     role = _ROLE_OF[leaf]
+    if role == _IN_SOME_ORDER:
+        return role, None, "models that have them differ in the order of rows: give split_rows in patterns"
     sizes = _sizes(role, around, config)
     if sizes.latent is not None and role != FUSED:
         return _latent_parts(role, rows[role], sizes.latent, by_head)

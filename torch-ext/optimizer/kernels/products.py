@@ -56,9 +56,6 @@ class Products(NamedTuple):
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
-# Those that have been measured to be faster than torch's products.
-_FASTER = ("avx2", "avx512", "avx512_bf16", "amx")
-
 # With AVX512_BF16 a core multiplies bfloat16 about twice as fast as float32. The Gram iteration replaces products of
 # 15 n + 5 m by 6 n in bfloat16 and 14 m in float32, for five steps: it is faster from about n = 2.75 m on. `gemm_` pads
 # to blocks of 32, so small squares cost more.
@@ -156,11 +153,11 @@ def select_products(
     """Return the table for wide m x n matrices of a method; with `auto` it may be one for float32 squares.
 
     On a CPU the table is the one that was measured to be fastest (`cpu_tables`). Without a measurement, float32 and
-    bfloat16 use the compiled product if the processor has instructions with which it was faster elsewhere. torch's
-    batched products split the sum over k differently for different batch sizes, so a matrix would get other bits in a
-    batch than alone; multiplying one at a time avoids that. On a GPU each symmetric product uses the symmetric kernel
-    if that was measured, or is predicted, to be faster; `name` and `source` say which kernels were chosen, and how. If
-    autograd or torch.func goes through the matrices (`circumstances.transformed`), only torch's products are used.
+    bfloat16 use the compiled product if it was faster on other processors like this one. torch's batched products split
+    the sum over k differently for different batch sizes, so a matrix would get other bits in a batch than alone;
+    multiplying one at a time avoids that. On a GPU each symmetric product uses the symmetric kernel if that was
+    measured, or is predicted, to be faster; `name` and `source` say which kernels were chosen, and how. If autograd or
+    torch.func goes through the matrices (`circumstances.transformed`), only torch's products are used.
     """
     if device.type == "cpu":
         among = circumstances.among
@@ -191,7 +188,7 @@ def _cpu_products(
     if len(tables) == 1:
         return SINGLE
     able = [name for name, table in tables.items() if method == "auto" or not table.float32_squares]
-    if method == "gram_float32" and native_products.INSTRUCTIONS[dtype] in _FASTER:
+    if method == "gram_float32" and native_products.is_faster(dtype):
         able = [name for name in tables if name not in able and name not in failures] or able
     for *measured, name, source in measured_sizes(device, dtype, "cpu_products", among):
         if tuple(measured) == size and name in able:  # a loop, as in `nearest_of`
@@ -206,7 +203,7 @@ def _cpu_defaults(dtype: torch.dtype, m: int, n: int) -> Iterator[str]:
     instructions = native_products.INSTRUCTIONS.get(dtype)
     if instructions == "avx512_bf16" and m >= _GRAM_SIDE and n >= _GRAM_RATIO * m:
         yield "NATIVE_GRAM"
-    if instructions in _FASTER:
+    if native_products.is_faster(dtype):
         yield "NATIVE_SYMMETRIC" if instructions == "amx" and _is_long_or_large(m, n) else "NATIVE"
 
 
