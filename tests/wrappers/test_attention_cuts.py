@@ -124,15 +124,15 @@ def test_queries_beside_a_fused_weight_are_not_in_it(kernel):
 
 @pytest.mark.parametrize("heads", [True, False])
 def test_projections_whose_order_no_name_tells_are_reported(kernel, heads):
-    """Qwen3-Next has `in_proj_qkvz` by head, PVT has keys before values in `kv`; a Mamba block's `in_proj` is a matrix."""
+    """Qwen3-Next has `in_proj_qkvz` by head, PVT keys before values in `kv`. A Mamba block's `in_proj` is one."""
     model = attention({"in_proj_qkvz": (96, 32), "kv": (64, 32), "out_proj": (32, 32)}, num_heads=4)
     model["mixer"] = nn.ModuleDict({"in_proj": nn.Linear(32, 128)})
     groups = kernel.groups_for(model, heads=heads)
     assert chosen(groups)["mixer.in_proj.weight"] == "matrix"
     (note,) = groups.choices.notes
     assert note == (
-        "several projections of attn.in_proj_qkvz.weight and 1 more are not cut, because models that have them differ in "
-        "the order of rows: give split_rows in patterns"
+        "several projections of attn.in_proj_qkvz.weight and 1 more are not cut, because models that have them differ "
+        "in the order of rows: give split_rows in patterns"
     )
 
 
