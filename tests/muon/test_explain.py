@@ -133,6 +133,20 @@ def test_work_is_that_of_the_standard_iteration(kernel):
     assert [float(share) for share in shares] == ([70.0, 30.0] if products.gram_gain == 1 else [71.4, 28.6])
 
 
+@pytest.mark.parametrize("has_gemm", [True, False])
+@pytest.mark.parametrize("usual", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("asked", ["float32", "bfloat16", "float16"])
+def test_half_precision_by_torch_on_a_cpu_is_noted(kernel, measurements, monkeypatch, asked, usual, has_gemm):
+    """It is what a user asked for, it is not the default here, and `gemm_` does not multiply it."""
+    monkeypatch.setattr(importlib.import_module(".explain.routes", kernel.__name__), "CPU_WORK_DTYPE", usual)
+    monkeypatch.setattr(kernel.kernels.native_products, "is_faster", lambda dtype: has_gemm)
+    optimizer = kernel.Muon([("a", Parameter(torch.ones(8, 16))), ("b", Parameter(torch.ones(16, 8)))], ns_dtype=asked)
+    notes = [note for note in optimizer.explain().notes if "in half precision" in note]
+    is_slow = asked == "float16" or (asked == "bfloat16" and usual == torch.float32 and not has_gemm)
+    assert len(notes) == is_slow
+    assert all(note.startswith("torch multiplies the matrices of 2 parameters, such as a, in half") for note in notes)
+
+
 def test_print_sums_bytes_and_work_over_a_line(kernel):
     found = kernel.Muon(transformer(3).items(), **SMALL).explain()
     lines = {line.split(" ")[0]: line.split() for line in str(found).splitlines()}

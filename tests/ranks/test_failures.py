@@ -93,13 +93,13 @@ def test_disagreeing_ranks_all_say_which_rank_and_what(pools, what):
 def steps_on_another_processor(kernel, case: Case):
     """As `errors_of_steps`, but the odd rank's processor multiplies another dtype."""
     iteration = kernel.iteration
-    usual = iteration._CPU_WORK_DTYPE
+    usual = iteration.CPU_WORK_DTYPE
     if dist.get_rank() == ODD:
-        iteration._CPU_WORK_DTYPE = torch.float32 if usual == torch.bfloat16 else torch.bfloat16
+        iteration.CPU_WORK_DTYPE = torch.float32 if usual == torch.bfloat16 else torch.bfloat16
     try:
         return errors_of_steps(kernel, case, case)
     finally:
-        iteration._CPU_WORK_DTYPE = usual
+        iteration.CPU_WORK_DTYPE = usual
 
 
 def test_ranks_on_different_processors_must_agree_on_dtype(pools):

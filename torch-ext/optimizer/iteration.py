@@ -21,7 +21,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 METHODS = ("auto", "standard", "gram", "gram_float32")
 
 # bfloat16 only if the processor multiplies it natively: elsewhere each product would first convert to float32.
-_CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
@@ -158,7 +158,7 @@ def default_work_dtype(G: Tensor) -> torch.dtype:
     """
     if G.dtype == torch.float64:
         return torch.float64
-    return {"cuda": torch.float16, "cpu": _CPU_WORK_DTYPE}.get(G.device.type, torch.float32)
+    return {"cuda": torch.float16, "cpu": CPU_WORK_DTYPE}.get(G.device.type, torch.float32)
 
 
 def check_work_dtype(dtype: Optional[torch.dtype], device: Optional[torch.device] = None) -> Optional[torch.dtype]:
@@ -206,7 +206,7 @@ def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional
     """
     exact = chain_dtype != torch.float32 or device.type == "mps"
     if device.type == "cpu":
-        exact = exact or products not in (None, SINGLE) or _CPU_WORK_DTYPE == torch.float32
+        exact = exact or products not in (None, SINGLE) or CPU_WORK_DTYPE == torch.float32
     return torch.finfo(chain_dtype).eps / 2 if exact else float32_roundoffs()[device.type != "cuda"]
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from typing import Any, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 from torch import Tensor
 
+from ..iteration import CPU_WORK_DTYPE
+from ..kernels.formats import HALVES
 from ..kernels.native import IS_PORTABLE
+from ..kernels.products import SINGLE
 from ..kernels.provenance import build_info
 from ..learning_rate import UPDATE_RMS
 from ..parameters.advice import advice, remarks
@@ -38,6 +41,12 @@ _FLOAT32_ON_GPU = (
     "gram_float32 multiplies the Gram matrices of {parameters} in float32. CUDA devices multiply at full float32 "
     "precision, at a far lower rate than in half precision. If torch.set_float32_matmul_precision allows TF32, they "
     "are faster, and the iteration restarts more often, because it would diverge otherwise"
+)
+
+# What torch's products in half precision cost on a CPU that has no instructions for them.
+_HALF_ON_CPU = (
+    "torch multiplies the matrices of {parameters} in half precision. CPUs without instructions for that take many "
+    "times as long as in float32. ns_dtype=None takes a dtype that this CPU multiplies fast"
 )
 
 # The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.
@@ -143,18 +152,28 @@ def _shared_products(plan: Plan) -> list[str]:
 
 
 def _slow_products(plan: Plan) -> list[str]:
-    """Return a note if Gram matrices are multiplied on CUDA devices in float32, and all else in half precision."""
+    """Return a note for each kind of products that are far slower than others, with the parameters that have them."""
     of_sums = [batch.first for batch in plan.summed().values()]
-    slow = {}
+    slow: dict[str, dict[int, str]] = {}
     for matrix in chain(*plan.matrices, of_sums):
-        iteration, parameter = matrix.iteration, matrix.parameter
-        raised = iteration.method == "gram_float32" and iteration.chain_dtype != iteration.work_dtype
-        if raised and parameter.device.type == "cuda":
-            slow[parameter.number] = parameter.name
-    if not slow:
-        return []
-    named = f"{len(slow)} parameters, such as {next(iter(slow.values()))}," if len(slow) > 1 else slow.popitem()[1]
-    return [_FLOAT32_ON_GPU.format(parameters=named)]
+        for note in _notes_on_products(matrix):
+            slow.setdefault(note, {})[matrix.parameter.number] = matrix.parameter.name
+    return [note.format(parameters=_such_as(list(names.values()))) for note, names in slow.items()]
+
+
+def _notes_on_products(matrix: Matrix) -> Iterator[str]:
+    """Yield what there is to say of products in another precision than the device multiplies fast."""
+    iteration, parameter = matrix.iteration, matrix.parameter
+    device, dtype = parameter.device.type, iteration.work_dtype
+    if device == "cuda" and iteration.method == "gram_float32" and iteration.chain_dtype != dtype:
+        yield _FLOAT32_ON_GPU
+    is_unusual = device == "cpu" and dtype in HALVES and dtype != CPU_WORK_DTYPE
+    if is_unusual and iteration.products.gram is SINGLE.gram:
+        yield _HALF_ON_CPU
+
+
+def _such_as(names: Sequence[str]) -> str:
+    return f"{len(names)} parameters, such as {names[0]}," if len(names) > 1 else names[0]
 
 
 def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
