@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 from torch import Tensor, nn
 
 from ..parameters.matrices import is_stack
-from ..parameters.routing import bare_name
+from ..parameters.routing import MIN_SIDE, bare_name
 from .attention import ROLES, Parts, attention_parts, leaf_of, rows_by_role
 from .heads import without_wrappers
 
@@ -64,7 +64,7 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     stack = stack_in(name, p, owners[0])
     settings: dict[str, Any] = {} if p.ndim < 3 or stack is None else {"stacked": stack}
     if p.ndim > 2 and not stack:
-        return Cut("convolution", settings)
+        return Cut("convolution", {**settings, **_by_group(p, owners[0])})
     turned = _is_turned(owners[0]) if stack else type(owners[0]).__name__ == "Conv1D"
     if turned:
         settings["transposed"] = True
@@ -80,6 +80,13 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     if stack:
         role = "experts" if role == "matrix" else f"experts: {role}"
     return Cut(role, settings, remark)
+
+
+def _by_group(p: Tensor, owner: nn.Module) -> dict[str, Any]:
+    """Return the setting that cuts a grouped convolution: each group of rows reads channels that no other reads."""
+    groups = owner.groups if isinstance(owner, nn.modules.conv._ConvNd) else 1
+    rows = p.size(0) // groups
+    return {"split_rows": (rows,) * groups} if groups > 1 and rows >= MIN_SIDE else {}
 
 
 def _is_turned(experts: nn.Module) -> Optional[bool]:
