@@ -52,6 +52,7 @@ class Bench(NamedTuple):
     contestants: tuple[str, ...]
     compile_mode: str
     work_dtype: str  # as torch calls it
+    is_default: bool  # whether that is the device's default, for which `auto` may choose another iteration
     rounds: int
     dense_side: int
 
@@ -65,7 +66,9 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
     G = torch.randn(case.batch, case.rows, case.cols, generator=generator, device=device)
     schedule = kernel.schedules.resolve_schedule(SCHEDULE, STEPS)
     work_dtype = getattr(torch, bench.work_dtype)
-    iteration = kernel.iteration.choose_iteration(device, work_dtype, case.sides, schedule)
+    circumstances = kernel.kernels.gains.Circumstances(default_dtype=bench.is_default)
+    choose = partial(kernel.iteration.choose_iteration, circumstances=circumstances)
+    iteration = choose(device, work_dtype, case.sides, schedule)
     task = Task(kernel, device, iteration, schedule, bench.compile_mode)
     found, marks = peers.admit(bench.contestants, OURS, lambda name: _warm(name, task, G))
     outcomes = _compare(found, G, device.type == "cuda" or case.size <= CPU_SIZE)
@@ -170,7 +173,8 @@ def main() -> None:
     rounds, side = sizes(arguments, device, ROUNDS)
     usual = kernel.iteration.default_work_dtype(torch.empty(0, device=device))
     work_dtype = arguments.work_dtype or str(usual).replace("torch.", "")
-    bench = Bench(kernel, device, contestants, arguments.compile_mode, work_dtype, rounds, side)
+    is_default = arguments.work_dtype is None
+    bench = Bench(kernel, device, contestants, arguments.compile_mode, work_dtype, is_default, rounds, side)
     names = arguments.shapes.split(",") if arguments.shapes else ["tiny"] if arguments.tiny else []
     cases = find_cases(names, device) if names else default_cases(device)
     works = {case.key: partial(measure, case, bench) for case in cases}

@@ -43,13 +43,8 @@ typedef float Eight __attribute__((vector_size(32), may_alias));
 // Pairs of numbers of eight columns.
 typedef uint32_t Pairs __attribute__((vector_size(32), may_alias));
 
-OPTIMIZER_INLINE Eight firsts(Pairs pairs) {
-  return reinterpret_cast<Eight>(pairs << 16);
-}
-
-OPTIMIZER_INLINE Eight seconds(Pairs pairs) {
-  return reinterpret_cast<Eight>(pairs & 0xFFFF0000u);
-}
+// The second number of a pair, as a float; the first one is shifted there.
+constexpr uint32_t kSecond = 0xFFFF0000;
 
 // As many rows as have their sums of 16 columns in registers.
 constexpr int64_t kRowsAtOnce = 4;
@@ -66,11 +61,12 @@ OPTIMIZER_INLINE void add_rows(float* sums, const BFloat16* a, const BFloat16* b
       for (int64_t row = 0; row < kRowsAtOnce; ++row) {
         uint32_t pair;
         std::memcpy(&pair, a + row * kBlock + k, sizeof(pair));
-        const Pairs factors = Pairs{} + pair;
+        const Pairs both = Pairs{} + pair;
+        const Eight first = reinterpret_cast<Eight>(both << 16), second = reinterpret_cast<Eight>(both & kSecond);
 #pragma GCC unroll 2
         for (int64_t side = 0; side < 2; ++side) {
-          rows[row][side] += firsts(factors) * firsts(columns[side]);
-          rows[row][side] += seconds(factors) * seconds(columns[side]);
+          rows[row][side] += first * reinterpret_cast<Eight>(columns[side] << 16);
+          rows[row][side] += second * reinterpret_cast<Eight>(columns[side] & kSecond);
         }
       }
     }

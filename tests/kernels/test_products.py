@@ -59,7 +59,7 @@ def test_a_diagonal_is_added_in_place(kernel):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_matrix_in_another_dtype_than_its_gram_matrix_is_multiplied_by_torch(kernel, products, dtype, monkeypatch):
     """The method `gram_float32` has such; the compiled product takes no float16, and may be slow in bfloat16."""
-    monkeypatch.setattr(kernel.kernels.native_products, "is_faster", lambda _: False)
+    monkeypatch.setattr(kernel.kernels.native_products, "is_faster", lambda of: of != torch.bfloat16)
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
     iteration = kernel.iteration.choose_iteration(CPU, dtype, (48, 80), schedule, "gram_float32")
     B, X = symmetric(2, 48, dtype), normal(2, 48, 80, dtype=dtype)
@@ -77,10 +77,10 @@ def products(kernel, measurements):
 
 def test_a_cpu_takes_the_compiled_product_if_it_has_fast_instructions(kernel, products):
     """Instructions that nobody has timed are left to `warmup`."""
-    instructions, capability = kernel.kernels.native.gemm_instructions, torch.backends.cpu.get_cpu_capability()
+    instructions, in_plain_code = kernel.kernels.native.gemm_instructions, kernel.kernels.native_products
     for dtype in (FLOAT32, torch.bfloat16):
         fast = instructions(dtype) in ("avx2", "avx512", "avx512_bf16", "amx")
-        fast = fast or (dtype == torch.bfloat16 and capability == "AVX2")
+        fast = fast or (dtype == torch.bfloat16 and in_plain_code._PLAIN_CODE_IS_FASTER)
         name = f"gemm_ ({instructions(dtype)})" if fast else "torch.mm"
         table = products.select_products(CPU, dtype, 96, 128)
         assert (table.name, table.source) == (name, "by default")
@@ -90,14 +90,18 @@ def test_a_cpu_takes_the_compiled_product_if_it_has_fast_instructions(kernel, pr
 
 @pytest.mark.parametrize("torch_is_slow", [True, False])
 def test_plain_code_multiplies_bfloat16_where_torch_is_slower(kernel, products, torch_is_slow, monkeypatch):
-    """With AVX2 alone torch has no vector instructions for bfloat16."""
     native = kernel.kernels.native_products
     monkeypatch.setitem(native.INSTRUCTIONS, torch.bfloat16, "portable")
-    monkeypatch.setattr(native, "_TORCH_IS_SLOW_IN_BFLOAT16", torch_is_slow)
+    monkeypatch.setattr(native, "_PLAIN_CODE_IS_FASTER", torch_is_slow)
     tables = products.cpu_tables(torch.bfloat16)
     for n in 96, 960:  # not the Gram iteration, whose squares would be float32
         table = products.select_products(CPU, torch.bfloat16, 96, n)
         assert table == tables["NATIVE" if torch_is_slow else "SINGLE"]._replace(source="by default")
+
+
+def test_a_variant_without_a_library_leaves_every_product_to_torch(portable_kernel, measurements):
+    for dtype in (FLOAT32, torch.bfloat16):
+        assert portable_kernel.kernels.products.select_products(CPU, dtype, 96, 128).name == "torch.mm"
 
 
 def test_autograd_and_vmap_go_through_torchs_products(kernel, products):

@@ -134,16 +134,18 @@ def test_work_is_that_of_the_standard_iteration(kernel):
 
 
 @pytest.mark.parametrize("has_gemm", [True, False])
-@pytest.mark.parametrize("usual", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_instructions", [True, False])
 @pytest.mark.parametrize("asked", ["float32", "bfloat16", "float16"])
-def test_half_precision_by_torch_on_a_cpu_is_noted(kernel, measurements, monkeypatch, asked, usual, has_gemm):
-    """It is what a user asked for, it is not the default here, and `gemm_` does not multiply it."""
-    monkeypatch.setattr(importlib.import_module(".explain.routes", kernel.__name__), "CPU_WORK_DTYPE", usual)
+def test_half_precision_that_torch_multiplies_slowly_is_noted(
+    kernel, measurements, monkeypatch, asked, has_instructions, has_gemm
+):
+    for dtype in "bf16", "fp16":
+        monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported", lambda: has_instructions)
     monkeypatch.setattr(kernel.kernels.native_products, "is_faster", lambda dtype: has_gemm)
     optimizer = kernel.Muon([("a", Parameter(torch.ones(8, 16))), ("b", Parameter(torch.ones(16, 8)))], ns_dtype=asked)
     notes = [note for note in optimizer.explain().notes if "in half precision" in note]
-    is_slow = asked == "float16" or (asked == "bfloat16" and usual == torch.float32 and not has_gemm)
-    assert len(notes) == is_slow
+    by_torch = asked == "float16" or (asked == "bfloat16" and not has_gemm)
+    assert len(notes) == (by_torch and not has_instructions)
     assert all(note.startswith("torch multiplies the matrices of 2 parameters, such as a, in half") for note in notes)
 
 

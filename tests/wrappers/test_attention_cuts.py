@@ -123,17 +123,19 @@ def test_queries_beside_a_fused_weight_are_not_in_it(kernel):
 
 
 @pytest.mark.parametrize("heads", [True, False])
-def test_projections_whose_order_no_name_tells_are_reported(kernel, heads):
-    """Qwen3-Next has `in_proj_qkvz` by head, PVT keys before values in `kv`. A Mamba block's `in_proj` is one."""
-    model = attention({"in_proj_qkvz": (96, 32), "kv": (64, 32), "out_proj": (32, 32)}, num_heads=4)
-    model["mixer"] = nn.ModuleDict({"in_proj": nn.Linear(32, 128)})
-    groups = kernel.groups_for(model, heads=heads)
-    assert chosen(groups)["mixer.in_proj.weight"] == "matrix"
+def test_fused_weights_whose_names_do_not_tell_the_order_of_rows_are_cut_by_head(kernel, heads):
+    """Qwen3-Next has `in_proj_qkvz` by head and Qwen3.5 `in_proj_qkv` in three parts: heads are together in both."""
+    delta = attention({"in_proj_qkvz": (96, 32), "in_proj_ba": (8, 32)}, head_k_dim=8, head_v_dim=8)
+    assert cuts(kernel, delta, heads=heads) == {"in_proj_qkvz": "96x32 split 12*8", "in_proj_ba": ""}
+    pooled = attention({"q": (32, 32), "kv": (64, 32)}, num_heads=4, dim=32)
+    assert cuts(kernel, pooled, heads=heads)["kv"] == "64x32 split 8*8"
+
+
+def test_such_weights_stay_whole_if_values_have_a_size_of_their_own(kernel):
+    groups = kernel.groups_for(attention({"in_proj_qkvz": (96, 32)}, head_k_dim=8, head_v_dim=16))
+    assert chosen(groups) == {"attn.in_proj_qkvz.weight": "queries, keys and values"}
     (note,) = groups.choices.notes
-    assert note == (
-        "several projections of attn.in_proj_qkvz.weight and 1 more are not cut, because models that have them differ "
-        "in the order of rows: give split_rows in patterns"
-    )
+    assert "heads of values have a size of their own" in note
 
 
 def test_a_number_of_heads_from_outside_counts_only_for_attentions_as_wide_as_the_model(kernel):

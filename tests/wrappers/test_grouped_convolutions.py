@@ -42,8 +42,9 @@ def test_groups_of_at_least_four_rows_are_apart(kernel, outputs, cut):
     assert chosen(kernel.groups_for(model))["body.weight"] == f"convolution: flatten {outputs}x72{cut}"
 
 
-def test_depthwise_kernels_stay_with_adamw(kernel):
-    layers = {"body": nn.Conv2d(8, 32, 3, groups=8), "middle": nn.Linear(8, 64), "head": nn.Linear(8, 2)}
-    optimizer = kernel.Muon(kernel.groups_for(nn.ModuleDict(layers)), lr=0.02)
-    branches = {row.name: row.branch for row in optimizer.explain()}
-    assert branches["body.weight"] == "adamw"
+def test_other_tensors_of_a_convolution_are_not_cut(kernel):
+    """Such as the factors of a weight."""
+    body = nn.Conv2d(24, 24, 3, groups=3)
+    body.factor = nn.Parameter(torch.ones(16, 5, 3))
+    model = nn.ModuleDict({"body": body, "head": nn.Linear(8, 2)})
+    assert chosen(kernel.groups_for(model))["body.factor"] == "convolution: flatten 16x15"

@@ -10,7 +10,7 @@ from torch import Tensor
 from .kernels.capabilities import check_device
 from .kernels.formats import exact_dtype, float32_roundoffs
 from .kernels.gains import ALONE, Circumstances
-from .kernels.products import SINGLE, Products, select_products, small_choice, with_torchs_affine
+from .kernels.products import GRAM_SIDE, SINGLE, Products, select_products, small_choice, with_torchs_affine
 from .kernels.tracing import constant_while_traced
 from .schedules import Schedule, largest_value, with_folded_scale
 from .stability import MAX_WINDOWS, restart_positions, split
@@ -25,6 +25,9 @@ CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else to
 
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
+
+# On a CPU the Gram iteration is slower below: it has more products, each of which is a call where no op makes them all.
+_GRAM_SIDE_OF_CALLS = 128
 
 # The Gram iteration diverges if its m x m matrices are rounded more than in float16.
 _GRAM_ROUNDOFF = torch.finfo(torch.float16).eps / 2
@@ -74,10 +77,9 @@ def choose_iteration(
 ) -> Iteration:
     """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
-    `auto` takes the Gram iteration in float16 if `iteration_costs` says that it is cheaper. In bfloat16 it would
-    diverge, but not with float32 squares: it takes those where `select_products` does, for _GRAM_STEPS or more. Users
-    choose float32 and float64 for their digits, and it loses two or three of them. Small matrices run in one launch if
-    that was measured to be faster.
+    `auto` takes the Gram iteration where `_may_lose_digits` allows it and `iteration_costs` says that it is cheaper. In
+    bfloat16 it would diverge, but not with float32 squares: `auto` takes those where `select_products` does, for
+    _GRAM_STEPS or more. Small matrices run in one launch if that was measured to be faster.
 
     Raises ValueError for an unknown method, for one that is not safe in this dtype with this schedule, and for a GPU
     that this build has no code for.
@@ -101,7 +103,8 @@ def choose_iteration(
     scale = folded_scale(work_dtype, size[0], schedule)
     folded = with_folded_scale(schedule, scale)
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, in_one_launch)
-    if method == "standard" or (method == "auto" and work_dtype != torch.float16):
+    may_lose_digits = _may_lose_digits(device, work_dtype, size[0], products, circumstances)
+    if method == "standard" or (method == "auto" and not may_lose_digits):
         return standard
     restarts = _restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products))
     if restarts is None and method != "auto":
@@ -193,6 +196,19 @@ def folded_scale(work_dtype: torch.dtype, m: int, schedule: Schedule) -> float:
 @constant_while_traced
 def _largest_value(schedule: Schedule) -> float:
     return largest_value(schedule)
+
+
+def _may_lose_digits(
+    device: torch.device, work_dtype: torch.dtype, m: int, products: Products, circumstances: Circumstances
+) -> bool:
+    """Whether `auto` may take the Gram iteration: in float16, and on a CPU in float32 that nobody asked for.
+
+    Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
+    for half precision, whose errors are larger even so (docs/numerics.md). Derivatives keep their digits, too.
+    """
+    stands_in = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
+    least = GRAM_SIDE if products.gram_newton_schulz is not None else _GRAM_SIDE_OF_CALLS
+    return work_dtype == torch.float16 or (work_dtype == torch.float32 and stands_in and m >= least)
 
 
 def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:

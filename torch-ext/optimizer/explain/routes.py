@@ -8,8 +8,7 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 from torch import Tensor
 
-from ..iteration import CPU_WORK_DTYPE
-from ..kernels.formats import HALVES
+from ..kernels.formats import torch_is_slow
 from ..kernels.native import IS_PORTABLE
 from ..kernels.products import SINGLE
 from ..kernels.provenance import build_info
@@ -45,8 +44,8 @@ _FLOAT32_ON_GPU = (
 
 # What torch's products in half precision cost on a CPU that has no instructions for them.
 _HALF_ON_CPU = (
-    "torch multiplies the matrices of {parameters} in half precision. CPUs without instructions for that take many "
-    "times as long as in float32. ns_dtype=None takes a dtype that this CPU multiplies fast"
+    "torch multiplies the matrices of {parameters} in half precision, for which it has no instructions of this CPU. "
+    "That may take many times as long as in float32, which ns_dtype=None takes here"
 )
 
 # The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.
@@ -162,13 +161,12 @@ def _slow_products(plan: Plan) -> list[str]:
 
 
 def _notes_on_products(matrix: Matrix) -> Iterator[str]:
-    """Yield what there is to say of products in another precision than the device multiplies fast."""
+    """Yield what there is to say of products in a precision that the device multiplies slowly."""
     iteration, parameter = matrix.iteration, matrix.parameter
     device, dtype = parameter.device.type, iteration.work_dtype
     if device == "cuda" and iteration.method == "gram_float32" and iteration.chain_dtype != dtype:
         yield _FLOAT32_ON_GPU
-    is_unusual = device == "cpu" and dtype in HALVES and dtype != CPU_WORK_DTYPE
-    if is_unusual and iteration.products.gram is SINGLE.gram:
+    if device == "cpu" and iteration.products.gram is SINGLE.gram and torch_is_slow(dtype):
         yield _HALF_ON_CPU
 
 

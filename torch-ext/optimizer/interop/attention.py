@@ -13,20 +13,19 @@ from torch import nn
 
 from ..parameters.routing import bare_name
 
-# In this weight each head, or block of heads, has its query, key and value rows together: it can only be cut by head.
-BY_HEAD = "query_key_value"
+# These weights can only be cut by head. In the first one the query, key and value rows of each head, or block of heads,
+# are together; the names of the others do not tell the order of rows.
+BY_HEAD = {"query_key_value", "in_proj_qkv", "in_proj_qkvz", "kv", "kv_proj", "to_kv", "att_proj"}
 # So it is in transformers' classes of these names, in GPTBigCode's unless all heads share one key.
 _BY_HEAD_CLASSES = ("CodeGen", "GPTBigCode")
 FUSED = "queries, keys and values"
-_IN_SOME_ORDER = "several projections"
 ROLES = {
     "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj", "q_proj_weight"},
     "keys": {"k", "k_proj", "key", "key_proj", "wk", "to_k", "k_lin", "k_proj_weight"},
     "values": {"v", "v_proj", "value", "value_proj", "wv", "to_v", "v_lin", "v_proj_weight"},
-    FUSED: {"qkv", "qkv_proj", "c_attn", "wqkv", "Wqkv", "to_qkv", "in_proj_weight", BY_HEAD},
+    FUSED: {"qkv", "qkv_proj", "c_attn", "wqkv", "Wqkv", "to_qkv", "in_proj_weight", *BY_HEAD},
     "latent keys and values": {"kv_b_proj"},
     "latent and rotary key": {"kv_a_proj_with_mqa"},
-    _IN_SOME_ORDER: {"in_proj", "in_proj_qkv", "in_proj_qkvz", "kv", "kv_proj", "to_kv", "att_proj", "to_qkv_mlp_proj"},
 }
 _ROLE_OF = {leaf: role for role, leaves in ROLES.items() for leaf in leaves}
 _HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "d_kv", "dim_head", "head_size")
@@ -65,8 +64,6 @@ def attention_parts(
 ) -> Parts:
     """Return the parts of the weight called `leaf`; `around` are the attention and the modules around it."""
     role = _ROLE_OF[leaf]
-    if role == _IN_SOME_ORDER:
-        return role, None, "models that have them differ in the order of rows: give split_rows in patterns"
     sizes = _sizes(role, around, config)
     if sizes.latent is not None and role != FUSED:
         return _latent_parts(role, rows[role], sizes.latent, by_head)
@@ -92,7 +89,7 @@ def attention_parts(
 def _is_by_head(leaf: str, attention: nn.Module) -> bool:
     """Whether the rows of each head are together in the weight, or may be."""
     by_class = type(attention).__name__.startswith(_BY_HEAD_CLASSES) and not getattr(attention, "multi_query", False)
-    return leaf == BY_HEAD or (by_class and _ROLE_OF[leaf] == FUSED)
+    return leaf in BY_HEAD or (by_class and _ROLE_OF[leaf] == FUSED)
 
 
 def rows_by_role(attention: nn.Module, axis: int) -> dict[str, int]:

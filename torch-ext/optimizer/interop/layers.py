@@ -83,10 +83,14 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
 
 
 def _by_group(p: Tensor, owner: nn.Module) -> dict[str, Any]:
-    """Return the setting that cuts a grouped convolution: each group of rows reads channels that no other reads."""
-    groups = owner.groups if isinstance(owner, nn.modules.conv._ConvNd) else 1
-    rows = p.size(0) // groups
-    return {"split_rows": (rows,) * groups} if groups > 1 and rows >= MIN_SIDE else {}
+    """Return the setting that cuts the weight of a grouped convolution, whose groups have no channels in common."""
+    if not isinstance(owner, nn.modules.conv._ConvNd) or owner.groups == 1:
+        return {}
+    groups, channels = owner.groups, [owner.out_channels, owner.in_channels]
+    rows, others = reversed(channels) if owner.transposed else channels
+    # A parametrization has other tensors beside the weight, or in its place.
+    is_cut = p.shape[:2] == (rows, others // groups) and rows // groups >= MIN_SIDE
+    return {"split_rows": (rows // groups,) * groups} if is_cut else {}
 
 
 def _is_turned(experts: nn.Module) -> Optional[bool]:

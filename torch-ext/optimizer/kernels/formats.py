@@ -27,6 +27,17 @@ def float32_roundoffs() -> tuple[float, float]:
 
 
 @constant_while_traced
+def torch_is_slow(dtype: torch.dtype) -> bool:
+    """Return whether torch has no instructions of this CPU for products of a dtype of half precision.
+
+    False where torch does not say, which goes for builds of it without oneDNN.
+    """
+    name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype, "")
+    has_instructions = getattr(torch.ops.mkldnn, name, None) if name else None
+    return has_instructions is not None and not has_instructions()
+
+
+@constant_while_traced
 def exact_dtype(device: torch.device, wanted: torch.dtype = torch.float64) -> torch.dtype:
     """Return `wanted`, or float32 where that is float64 and the device has none: on Apple's and on some Intel GPUs.
 

@@ -7,6 +7,7 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
+from .formats import torch_is_slow
 from .native import IS_PORTABLE, gemm_, gemm_instructions, gram_newton_schulz_, newton_schulz_
 
 # The instructions with which `gemm_` multiplies on this processor.
@@ -15,13 +16,15 @@ INSTRUCTIONS = {dtype: gemm_instructions(dtype) for dtype in (torch.float32, tor
 # Those that have been measured to be faster than torch's products.
 _FASTER = ("avx2", "avx512", "avx512_bf16", "amx")
 
-# On processors with AVX2 alone torch multiplies bfloat16 number by number: the compiled product is faster in plain C++.
-_TORCH_IS_SLOW_IN_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX2" and not IS_PORTABLE
+# The compiled product is faster even in plain C++ where torch multiplies bfloat16 number by number. Measured with AVX2.
+_PLAIN_CODE_IS_FASTER = (
+    not IS_PORTABLE and torch.backends.cpu.get_cpu_capability() == "AVX2" and torch_is_slow(torch.bfloat16)
+)
 
 
 def is_faster(dtype: torch.dtype) -> bool:
     """Whether `gemm_` was faster than torch's products of this dtype where a processor like this one was measured."""
-    return INSTRUCTIONS.get(dtype) in _FASTER or (dtype == torch.bfloat16 and _TORCH_IS_SLOW_IN_BFLOAT16)
+    return INSTRUCTIONS.get(dtype) in _FASTER or (dtype == torch.bfloat16 and _PLAIN_CODE_IS_FASTER)
 
 
 def symmetric(

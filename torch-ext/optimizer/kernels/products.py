@@ -59,7 +59,7 @@ class Products(NamedTuple):
 # With AVX512_BF16 a core multiplies bfloat16 about twice as fast as float32. The Gram iteration replaces products of
 # 15 n + 5 m by 6 n in bfloat16 and 14 m in float32, for five steps: it is faster from about n = 2.75 m on. `gemm_` pads
 # to blocks of 32, so small squares cost more.
-_GRAM_SIDE, _GRAM_RATIO = 64, 2.75
+GRAM_SIDE, _GRAM_RATIO = 64, 2.75
 
 
 def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
@@ -201,7 +201,7 @@ def _cpu_products(
 def _cpu_defaults(dtype: torch.dtype, m: int, n: int) -> Iterator[str]:
     """Yield the tables that are taken without a measurement: the first that has not failed."""
     instructions = native_products.INSTRUCTIONS.get(dtype)
-    if instructions == "avx512_bf16" and m >= _GRAM_SIDE and n >= _GRAM_RATIO * m:
+    if instructions == "avx512_bf16" and m >= GRAM_SIDE and n >= _GRAM_RATIO * m:
         yield "NATIVE_GRAM"
     if native_products.is_faster(dtype):
         yield "NATIVE_SYMMETRIC" if instructions == "amx" and _is_long_or_large(m, n) else "NATIVE"

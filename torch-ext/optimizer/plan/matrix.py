@@ -48,6 +48,7 @@ class Parameter:
         Raises ValueError if the group's method is not safe in the work dtype.
         """
         alike = {}  # for each size, what all of its matrices have in common
+        circumstances = self.circumstances._replace(default_dtype=group["ns_dtype"] is None)
         for rows, cols in set(self.view.shapes):
             size = min(rows, cols), max(rows, cols)
             alike[rows, cols] = {
@@ -55,7 +56,7 @@ class Parameter:
                 "cols": cols,
                 "multiplier": multiplier_in_group(group, rows, cols, self.view.scale),
                 "iteration": choose(
-                    self.device, self.work_dtype, size, self.schedule, group["ns_method"], self.circumstances
+                    self.device, self.work_dtype, size, self.schedule, group["ns_method"], circumstances
                 ),
                 "shards": self.shards,
                 "cost": owners_cost(rows, cols, len(self.schedule) * self.equalization.rounds(rows, cols)),

@@ -37,7 +37,8 @@ def orthogonalize(
     `dtype` is amplified by up to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
 
     `method` is `standard`; `gram`, which iterates on the small G Gᵀ; `gram_float32`, which keeps that matrix in
-    float32; or `auto`: in half precision the fastest that is safe, else `standard` (`choose_iteration`).
+    float32; or `auto`: the fastest that is safe, and `standard` in float32 or float64 that is asked for as `dtype`
+    (`choose_iteration`).
 
     The result does not depend on `torch.autocast`. The norm never overflows, a zero matrix gives zeros even with `eps`
     0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.
@@ -57,7 +58,8 @@ def orthogonalize(
     schedule = _schedule(ns_coefficients, ns_steps)
     work_dtype = check_work_dtype(dtype, G.device) or default_work_dtype(G)
     size = (min(G.shape[-2:]), max(G.shape[-2:]))
-    iteration = choose_iteration(G.device, work_dtype, size, schedule, method, Circumstances(is_transformed(G)))
+    circumstances = Circumstances(is_transformed(G), default_dtype=dtype is None)
+    iteration = choose_iteration(G.device, work_dtype, size, schedule, method, circumstances)
     if G.numel() == 0:
         return torch.zeros_like(G)
     with without_autocast(G.device.type):

@@ -8,7 +8,8 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..iteration import Iteration, choose_iteration
+from ..iteration import CPU_WORK_DTYPE, Iteration, choose_iteration
+from ..kernels.gains import Circumstances
 from ..kernels.measurement_file import Need
 from ..kernels.native_products import fits_a_core
 from ..kernels.newton_schulz import gram_matrix, gram_newton_schulz, newton_schulz
@@ -94,9 +95,11 @@ def drawn(device: torch.device, *shape: int) -> Tensor:
 
 
 def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], table: Products) -> Iteration:
-    """Return the iteration that a table is for."""
-    method = "gram_float32" if table.float32_squares else "standard"
-    return choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method)._replace(products=table)
+    """Return the iteration that a table is for: in float32 the one that steps take where that is the default."""
+    method = "gram_float32" if table.float32_squares else "auto" if dtype == torch.float32 else "standard"
+    circumstances = Circumstances(default_dtype=dtype == CPU_WORK_DTYPE)
+    chosen = choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method, circumstances)
+    return chosen._replace(products=table)
 
 
 def _prove_table(
