@@ -71,41 +71,6 @@ def test_auto_loses_no_digits_where_users_choose_them(choose, dtype):
         assert choose(dtype, m, n).method == "standard"
 
 
-@pytest.mark.parametrize("calls, least", [("one", 64), ("many", 128)])
-def test_auto_takes_gram_in_float32_that_is_only_a_cpus_default(kernel, halving, schedule, monkeypatch, calls, least):
-    """From the side on from which it is faster: calls of torch for each product cost more than one of an op."""
-    products = halving._replace(gram_newton_schulz=(lambda X, *_: X) if calls == "one" else None)
-    monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_products", lambda *size: products)
-
-    def method(m, n, device=CPU, dtype=torch.float32, **circumstances):
-        said = kernel.kernels.gains.Circumstances(**circumstances)
-        return kernel.iteration.choose_iteration(device, dtype, (m, n), schedule, circumstances=said).method
-
-    default = {"default_dtype": True}
-    assert method(least, 2 * least, **default) == "gram"
-    assert method(least, least, **default) == method(least - 1, 2 * least, **default) == "standard"
-    assert method(least, 2 * least) == method(least, 2 * least, transformed=True, **default) == "standard"
-    assert method(least, 2 * least, dtype=torch.float64, **default) == "standard"
-    assert method(least, 2 * least, device=torch.device("mps"), **default) == "standard"
-
-
-@pytest.mark.parametrize("asked", [None, "float32"])
-def test_a_dtype_that_was_asked_for_keeps_its_digits(kernel, monkeypatch, asked):
-    """In a function and in a step."""
-    monkeypatch.setattr(kernel.iteration, "CPU_WORK_DTYPE", torch.float32)
-    G = torch.randn(128, 512, generator=torch.Generator().manual_seed(0))
-    expected = kernel.orthogonalize(G, dtype=torch.float32, method="standard" if asked else "gram")
-    assert torch.equal(kernel.orthogonalize(G, dtype=None if asked is None else torch.float32), expected)
-    p = torch.nn.Parameter(torch.zeros_like(G))
-    p.grad = G.clone()
-    optimizer = kernel.Muon(
-        [("weight", p)], ns_dtype=asked, adjust_lr_fn="original", lr=1.0, weight_decay=0.0, momentum=0.0
-    )
-    optimizer.step()
-    assert torch.equal(p.detach(), -expected)
-    assert f"{'standard' if asked else 'gram'} " in next(iter(optimizer.explain())).kernel
-
-
 def test_auto_takes_standard_where_gram_is_unsafe(kernel, choose):
     many = kernel.schedules.resolve_schedule("original", 12)
     assert choose(torch.float16, 64, 6400, schedule=many).method == "standard"

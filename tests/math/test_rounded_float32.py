@@ -45,6 +45,20 @@ def test_torchs_products_rounded_to_bfloat16_are_refused(kernel, allow):
         kernel.orthogonalize(G, dtype=torch.float32, method="gram")
 
 
+@pytest.mark.parametrize("table, safe", [("SINGLE", False), ("NATIVE", True)])
+def test_products_that_were_chosen_by_time_round_as_they_did_before(kernel, allow, monkeypatch, table, safe):
+    """A table says how it was chosen; torch's is still torch's."""
+    products = getattr(kernel.kernels.products, table)._replace(source="measured here")
+    monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_products", lambda *_: products)
+    monkeypatch.setattr(kernel.iteration, "torch_is_slow", lambda _: False)
+    allow("medium")
+    if safe:
+        assert windows(kernel, CPU, torch.float32, "gram") == [5]
+    else:
+        with pytest.raises(ValueError, match="not safe"):
+            windows(kernel, CPU, torch.float32, "gram")
+
+
 def tf32(X: Tensor) -> Tensor:
     """Round to 11 bits, as CUDA devices round the factors of products in TF32."""
     mantissa, exponent = torch.frexp(X)

@@ -57,7 +57,7 @@ def test_parts_begin_at_lines_as_new_tensors_do(kernel):
 
 
 def test_what_is_kept_is_what_the_largest_batch_takes(kernel):
-    """Directions, factors, and two squares for each matrix that is worked on at once. Metrics add a few numbers."""
+    """Directions, factors, and squares for each matrix that is worked on at once. Metrics add a few numbers."""
     optimizer = optimizer_of(kernel)
     optimizer.step()  # makes the plan
     optimizer._graphs = kernel.step.graphs.UpdateGraphs()
@@ -67,5 +67,7 @@ def test_what_is_kept_is_what_the_largest_batch_takes(kernel):
     for batch in plan_of(optimizer).batches:
         (m, n), count, work = sorted(batch.packed_shape), len(batch.matrices), batch.iteration.work_dtype.itemsize
         together = min(count, kernel.polar.packing.matrices_together(batch.device, (m, n), batch.iteration))
-        kept = max(kept, count * m * n * (batch.packed_dtype.itemsize + work) + 2 * together * m * m * work)
+        squares, dtype = batch.iteration.squares
+        room = squares * together * m * m * dtype.itemsize
+        kept = max(kept, count * m * n * (batch.packed_dtype.itemsize + work) + room)
     assert kept <= allocations.held <= kept + 1024

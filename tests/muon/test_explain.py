@@ -146,7 +146,7 @@ def test_half_precision_that_torch_multiplies_slowly_is_noted(
     notes = [note for note in optimizer.explain().notes if "in half precision" in note]
     by_torch = asked == "float16" or (asked == "bfloat16" and not has_gemm)
     assert len(notes) == (by_torch and not has_instructions)
-    assert all(note.startswith("torch multiplies the matrices of 2 parameters, such as a, in half") for note in notes)
+    assert all(note.startswith("torch multiplies matrices of 2 parameters, such as a, in half") for note in notes)
 
 
 def test_print_sums_bytes_and_work_over_a_line(kernel):

@@ -30,6 +30,16 @@ def test_the_faster_one_is_taken(kernel, measurements, table_clock, fastest):
     assert (chosen.name, chosen.source) == (tables[fastest].name, "measured here")
 
 
+@pytest.mark.parametrize("usual, method", [(FLOAT32, "gram"), (BFLOAT16, "standard")], ids=str)
+def test_what_is_timed_in_float32_is_what_steps_run(kernel, measurements, monkeypatch, usual, method):
+    """With every table: steps run the Gram iteration only where float32 is the default."""
+    monkeypatch.setattr(kernel.tuning.contest, "CPU_WORK_DTYPE", usual)
+    monkeypatch.setattr(kernel.iteration, "torch_is_slow", lambda _: True)
+    (task,) = kernel.tuning.contest.tasks_of(CPU, FLOAT32, (64, 192), 1)
+    contest = kernel.tuning.contest.cpu_contest(task)
+    assert {each.run.args[1].method for each in contest.candidates.values()} == {method}
+
+
 def method_and_products_of(work) -> str:
     """Return what is said of an iteration that is timed."""
     _, iteration, _ = work.args

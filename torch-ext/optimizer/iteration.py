@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from .kernels.capabilities import check_device
-from .kernels.formats import exact_dtype, float32_roundoffs
+from .kernels.formats import exact_dtype, float32_roundoffs, torch_is_slow
 from .kernels.gains import ALONE, Circumstances
 from .kernels.products import GRAM_SIDE, SINGLE, Products, select_products, small_choice, with_torchs_affine
 from .kernels.tracing import constant_while_traced
 from .schedules import Schedule, largest_value, with_folded_scale
-from .stability import MAX_WINDOWS, restart_positions, split
+from .stability import LIMIT, MAX_WINDOWS, restart_positions, split
 
 # The dtypes in which matrices may be stored and multiplied.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -26,8 +26,9 @@ CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else to
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
 
-# On a CPU the Gram iteration is slower below: it has more products, each of which is a call where no op makes them all.
-_GRAM_SIDE_OF_CALLS = 128
+# The most that rounding may change a result in float32 where that stands in for half precision: less than half
+# precision's errors, which docs/numerics.md has.
+_CPU_LIMIT = 1e-2
 
 # The Gram iteration diverges if its m x m matrices are rounded more than in float16.
 _GRAM_ROUNDOFF = torch.finfo(torch.float16).eps / 2
@@ -103,10 +104,12 @@ def choose_iteration(
     scale = folded_scale(work_dtype, size[0], schedule)
     folded = with_folded_scale(schedule, scale)
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, in_one_launch)
-    may_lose_digits = _may_lose_digits(device, work_dtype, size[0], products, circumstances)
-    if method == "standard" or (method == "auto" and not may_lose_digits):
+    if method == "standard" or (
+        method == "auto" and not _may_lose_digits(device, work_dtype, size, products, circumstances)
+    ):
         return standard
-    restarts = _restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products))
+    stands_in = method == "auto" and work_dtype == torch.float32
+    restarts = _restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products), stands_in)
     if restarts is None and method != "auto":
         raise ValueError(
             f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} with up to "
@@ -199,16 +202,28 @@ def _largest_value(schedule: Schedule) -> float:
 
 
 def _may_lose_digits(
-    device: torch.device, work_dtype: torch.dtype, m: int, products: Products, circumstances: Circumstances
+    device: torch.device,
+    work_dtype: torch.dtype,
+    size: tuple[int, int],
+    products: Products,
+    circumstances: Circumstances,
 ) -> bool:
     """Whether `auto` may take the Gram iteration: in float16, and on a CPU in float32 that nobody asked for.
 
     Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
-    for half precision, whose errors are larger even so (docs/numerics.md). Derivatives keep their digits, too.
+    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits, too. Whether size
+    allows it does not depend on the products, so tables that are chosen by time differ by rounding alone.
     """
-    stands_in = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
-    least = GRAM_SIDE if products.gram_newton_schulz is not None else _GRAM_SIDE_OF_CALLS
-    return work_dtype == torch.float16 or (work_dtype == torch.float32 and stands_in and m >= least)
+    if work_dtype == torch.float16:
+        return True
+    m, n = size
+    is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
+    return is_default and work_dtype == torch.float32 and _keeps_float32(products) and m >= GRAM_SIDE and n >= 2 * m
+
+
+def _keeps_float32(products: Products) -> bool:
+    """Whether a CPU's products surely do not round float32 factors: a variable of oneDNN may ask torch for that."""
+    return products.gram is not SINGLE.gram or torch_is_slow(torch.bfloat16)
 
 
 def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:
@@ -222,7 +237,7 @@ def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional
     """
     exact = chain_dtype != torch.float32 or device.type == "mps"
     if device.type == "cpu":
-        exact = exact or products not in (None, SINGLE) or CPU_WORK_DTYPE == torch.float32
+        exact = exact or (products is not None and products.gram is not SINGLE.gram) or torch_is_slow(torch.bfloat16)
     return torch.finfo(chain_dtype).eps / 2 if exact else float32_roundoffs()[device.type != "cuda"]
 
 
@@ -234,13 +249,16 @@ def _blame_of_rounding(schedule: Schedule, dtypes: tuple[torch.dtype, torch.dtyp
 
 
 @constant_while_traced
-def _restarts(schedule: Schedule, work_dtype: torch.dtype, roundoff: float) -> Optional[tuple[int, ...]]:
+def _restarts(
+    schedule: Schedule, work_dtype: torch.dtype, roundoff: float, stands_in: bool = False
+) -> Optional[tuple[int, ...]]:
     """Return the steps before which the Gram iteration restarts; None if it is not safe, as with bfloat16's `roundoff`.
 
     The product of a window's steps is rounded to the work dtype, and may be as large as that of their first
     coefficients: where X has hardly anything, rounding adds so much. In bfloat16 the first step, whose coefficient is
     the largest, is a window of its own. What is added then is what the standard iteration adds after its first step.
+    Where float32 `stands_in` for half precision, rounding may change less.
     """
     if roundoff > _GRAM_ROUNDOFF:
         return None
-    return restart_positions(schedule, roundoff, work_dtype == torch.bfloat16)
+    return restart_positions(schedule, roundoff, work_dtype == torch.bfloat16, _CPU_LIMIT if stands_in else LIMIT)

@@ -88,7 +88,7 @@ class Muon(Optimizer):
             CUDA devices, bfloat16 on CPUs that multiply it natively, and float32 elsewhere.
         ns_method: how the iteration is computed: `standard`, `gram` (on the small Gram matrix), `gram_float32` (keeps
             that matrix in float32), or `auto`: the fastest that is safe in half precision, and in float32 where that is
-            a CPU's default; `standard` in float32 and float64 that you ask for.
+            a CPU's default; `standard` in every other float32, and in float64.
         equalize: divide the lines of a matrix by their norms before the iteration: `rows`, `columns`, `rows_columns`
             (rows first), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254). `experimental_aurora` scales the lines
             of the long side so that those of the result have nearly equal norms, at twice the cost (arXiv:2606.27715).

@@ -32,12 +32,14 @@ _GRID = (0.0, *(10 ** (i / 20 - 4) for i in range(81)))
 
 
 @functools.lru_cache(maxsize=64)
-def restart_positions(schedule: Schedule, roundoff: float, first_alone: bool = False) -> tuple[int, ...] | None:
+def restart_positions(
+    schedule: Schedule, roundoff: float, first_alone: bool = False, limit: float = LIMIT
+) -> tuple[int, ...] | None:
     """Return the steps before which a Gram iteration restarts: as few as possible, and then where they amplify least.
 
     `roundoff` is half the distance from 1 to the next number of the dtype that Gram matrices are kept in. The result is
-    None if rounding may exceed LIMIT even with MAX_WINDOWS windows, or with one window less than there are steps. With
-    `first_alone` the first step is a window of its own.
+    None if rounding may exceed `limit` even with MAX_WINDOWS windows, or with one window less than there are steps.
+    With `first_alone` the first step is a window of its own.
     """
     steps = len(schedule)
     for windows in range(1, min(MAX_WINDOWS, max(steps - 1, 1 + first_alone)) + 1):
@@ -46,7 +48,7 @@ def restart_positions(schedule: Schedule, roundoff: float, first_alone: bool = F
             candidates = (restarts for restarts in candidates if restarts[:1] == (1,))
         judged = [(amplification(schedule, restarts, roundoff), restarts) for restarts in candidates]
         worst, restarts = min(judged, default=(math.inf, ()))
-        if worst * roundoff <= LIMIT:
+        if worst * roundoff <= limit:
             return restarts
     return None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..kernels.formats import torch_is_slow
 from ..kernels.native import IS_PORTABLE
-from ..kernels.products import SINGLE
+from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
 from ..learning_rate import UPDATE_RMS
 from ..parameters.advice import advice, remarks
@@ -44,8 +44,8 @@ _FLOAT32_ON_GPU = (
 
 # What torch's products in half precision cost on a CPU that has no instructions for them.
 _HALF_ON_CPU = (
-    "torch multiplies the matrices of {parameters} in half precision, for which it has no instructions of this CPU. "
-    "That may take many times as long as in float32, which ns_dtype=None takes here"
+    "torch multiplies matrices of {parameters} in half precision, for which it has no instructions of this CPU. That "
+    "may take many times as long as in float32"
 )
 
 # The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.
@@ -166,7 +166,7 @@ def _notes_on_products(matrix: Matrix) -> Iterator[str]:
     device, dtype = parameter.device.type, iteration.work_dtype
     if device == "cuda" and iteration.method == "gram_float32" and iteration.chain_dtype != dtype:
         yield _FLOAT32_ON_GPU
-    if device == "cpu" and iteration.products.gram is SINGLE.gram and torch_is_slow(dtype):
+    if device == "cpu" and iteration.products.affine is not NATIVE.affine and torch_is_slow(dtype):
         yield _HALF_ON_CPU
 
 

@@ -123,7 +123,7 @@ SYMMETRIC = BATCHED._replace(
 def _native_tables(dtype: torch.dtype, instructions: str) -> dict[str, Products]:
     native = NATIVE._replace(name=f"gemm_ ({instructions})")
     whole = native_products.gram_newton_schulz
-    if dtype == torch.float32:  # `auto` loses no digits there; who asks for the Gram iteration gets it in one call, too
+    if dtype == torch.float32:
         native = native._replace(gram_newton_schulz=whole)
         return {"SINGLE": SINGLE, "NATIVE": native, "NATIVE_SYMMETRIC": with_torchs_affine(native)}
     # Float32 squares are multiplied at half of bfloat16's rate.

@@ -37,8 +37,8 @@ def orthogonalize(
     `dtype` is amplified by up to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
 
     `method` is `standard`; `gram`, which iterates on the small G Gᵀ; `gram_float32`, which keeps that matrix in
-    float32; or `auto`: the fastest that is safe, and `standard` in float32 or float64 that is asked for as `dtype`
-    (`choose_iteration`).
+    float32; or `auto`: the fastest that is safe in half precision, and in float32 where that is a CPU's default and no
+    gradient is needed; `standard` in every other float32, and in float64 (`choose_iteration`).
 
     The result does not depend on `torch.autocast`. The norm never overflows, a zero matrix gives zeros even with `eps`
     0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.
