@@ -12,11 +12,11 @@ CPU, FLOAT32 = torch.device("cpu"), torch.float32
 def choose(kernel, monkeypatch):
     """`choose_iteration` in a dtype that nobody asked for, with the given products."""
 
-    def chosen(m, n, *, device=CPU, dtype=FLOAT32, schedule="polar_express", steps=5, table="NATIVE", **circumstances):
+    def chosen(m, n, device=CPU, dtype=FLOAT32, schedule=("polar_express", 5), table="NATIVE", **circumstances):
         products = getattr(kernel.kernels.products, table)._replace(source="by default")
         monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_products", lambda *_: products)
         said = kernel.kernels.gains.Circumstances(**{"default_dtype": True, **circumstances})
-        steps = kernel.schedules.resolve_schedule(schedule, steps)
+        steps = kernel.schedules.resolve_schedule(*schedule)
         return kernel.iteration.choose_iteration(device, dtype, (m, n), steps, circumstances=said)
 
     return chosen
@@ -42,7 +42,7 @@ def test_digits_are_kept_where_someone_needs_them(choose):
 @pytest.mark.parametrize("schedule", ["polar_express", "polar_express_safer", "quintic", "original"])
 def test_rounding_changes_less_than_half_precision_would(kernel, choose, schedule, steps):
     """More steps restart, or stay with the standard iteration, before the bound exceeds a hundredth."""
-    iteration = choose(64, 1024, schedule=schedule, steps=steps)
+    iteration = choose(64, 1024, schedule=(schedule, steps))
     lengths = [len(window) for window in iteration.windows]
     restarts = tuple(sum(lengths[:i]) for i in range(1, len(lengths)))
     roundoff = torch.finfo(FLOAT32).eps / 2

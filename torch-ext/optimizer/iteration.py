@@ -26,8 +26,7 @@ CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else to
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
 
-# The most that rounding may change a result in float32 where that stands in for half precision: less than half
-# precision's errors, which docs/numerics.md has.
+# What rounding may change where float32 stands in for half precision, whose errors are larger (docs/numerics.md).
 _CPU_LIMIT = 1e-2
 
 # The Gram iteration diverges if its m x m matrices are rounded more than in float16.
@@ -104,9 +103,8 @@ def choose_iteration(
     scale = folded_scale(work_dtype, size[0], schedule)
     folded = with_folded_scale(schedule, scale)
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, in_one_launch)
-    if method == "standard" or (
-        method == "auto" and not _may_lose_digits(device, work_dtype, size, products, circumstances)
-    ):
+    loses = method != "auto" or _may_lose_digits(device, work_dtype, size, products, circumstances)
+    if method == "standard" or not loses:
         return standard
     stands_in = method == "auto" and work_dtype == torch.float32
     restarts = _restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products), stands_in)
@@ -211,19 +209,18 @@ def _may_lose_digits(
     """Whether `auto` may take the Gram iteration: in float16, and on a CPU in float32 that nobody asked for.
 
     Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
-    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits, too. Whether size
-    allows it does not depend on the products, so tables that are chosen by time differ by rounding alone.
+    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits. Size alone decides,
+    so tables of products that are chosen by time differ by rounding alone.
     """
-    if work_dtype == torch.float16:
-        return True
-    m, n = size
-    is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
-    return is_default and work_dtype == torch.float32 and _keeps_float32(products) and m >= GRAM_SIDE and n >= 2 * m
+    stands_in = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
+    stands_in = stands_in and work_dtype == torch.float32 and _keeps_float32(products)
+    return work_dtype == torch.float16 or (stands_in and size[0] >= GRAM_SIDE and size[1] >= 2 * size[0])
 
 
-def _keeps_float32(products: Products) -> bool:
-    """Whether a CPU's products surely do not round float32 factors: a variable of oneDNN may ask torch for that."""
-    return products.gram is not SINGLE.gram or torch_is_slow(torch.bfloat16)
+def _keeps_float32(products: Optional[Products]) -> bool:
+    """Whether a CPU's products surely do not round float32 factors, which settings let torch's (None) do."""
+    is_torchs = products is None or products.gram is SINGLE.gram
+    return not is_torchs or torch_is_slow(torch.bfloat16)
 
 
 def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:
@@ -235,9 +232,7 @@ def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional
 
     A user may let torch round the factors of float32 products. `gemm_` does not, nor do processors without bfloat16.
     """
-    exact = chain_dtype != torch.float32 or device.type == "mps"
-    if device.type == "cpu":
-        exact = exact or (products is not None and products.gram is not SINGLE.gram) or torch_is_slow(torch.bfloat16)
+    exact = chain_dtype != torch.float32 or device.type == "mps" or (device.type == "cpu" and _keeps_float32(products))
     return torch.finfo(chain_dtype).eps / 2 if exact else float32_roundoffs()[device.type != "cuda"]
 
 
