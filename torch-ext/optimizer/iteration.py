@@ -103,8 +103,8 @@ def choose_iteration(
     scale = folded_scale(work_dtype, size[0], schedule)
     folded = with_folded_scale(schedule, scale)
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, in_one_launch)
-    loses = method != "auto" or _may_lose_digits(device, work_dtype, size, products, circumstances)
-    if method == "standard" or not loses:
+    keeps_digits = method == "auto" and not _may_lose_digits(device, work_dtype, size, products, circumstances)
+    if method == "standard" or keeps_digits:
         return standard
     stands_in = method == "auto" and work_dtype == torch.float32
     restarts = _restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products), stands_in)
@@ -209,11 +209,11 @@ def _may_lose_digits(
     """Whether `auto` may take the Gram iteration: in float16, and on a CPU in float32 that nobody asked for.
 
     Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
-    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits. Size alone decides,
-    so tables of products that are chosen by time differ by rounding alone.
+    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits. Among products that
+    keep float32 size alone decides, so that those chosen by time change roundings only.
     """
-    stands_in = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
-    stands_in = stands_in and work_dtype == torch.float32 and _keeps_float32(products)
+    is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
+    stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)
     return work_dtype == torch.float16 or (stands_in and size[0] >= GRAM_SIDE and size[1] >= 2 * size[0])
 
 
