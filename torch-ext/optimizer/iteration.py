@@ -210,7 +210,8 @@ def _may_lose_digits(
 
     Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
     for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits. Among products that
-    keep float32 size alone decides, so that those chosen by time change roundings only.
+    keep float32 size alone decides, so that those chosen by time change roundings only. From twice as many columns on
+    five steps of `gemm_` save at least a third of the FLOPs, which pays for more products.
     """
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
     stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)
