@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: setup build build-aarch64 torch-aarch64 aarch64 processors test test-slow test-stacks test-integrations test-builder attacks lint lint-kernels demo bench gpu-lab report numerics clean
+.PHONY: setup build build-aarch64 torch-aarch64 aarch64 processors test test-slow test-stacks test-integrations test-builder attacks lint lint-kernels demo bench feigned-gpu gpu-lab report numerics clean
 
 setup: .venv/ready
 
@@ -107,6 +107,10 @@ bench: setup build
 	$(PY) -m benchmarks.sweep_model_host
 	$(PY) -m benchmarks.sweep_fake_step
 	$(PY) -m benchmarks.sweep_scale
+
+# The tests for GPUs, or TESTS="arguments of pytest", where no GPU is: docs/architecture.md says what that shows.
+feigned-gpu: setup
+	$(PY) -m tools.feigned_gpu $(TESTS)
 
 # Proves, tunes and measures on the GPU that is here: `make gpu-lab LAB="--only tune --minutes 5"`. A machine with a GPU
 # may have no network: then a python with torch will do that has what requirements/gpu.txt names, carried there as wheels.

@@ -1,0 +1,89 @@
+"""Runs tests for GPUs on a feigned one.
+
+    python -m tools.feigned_gpu [arguments of pytest]
+
+The first run installs torch for CUDA into `out/feigned_gpu`, 530 MB from the registry, and builds the package's variant
+for CUDA. It needs Linux on x86-64 and nvcc.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.build.commands import run
+from tools.build.compilers import find_cuda
+from tools.build.variants import build_variants
+
+from . import libraries
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "out/feigned_gpu"
+# The oldest torch for which the variant is built, and its triton. NVIDIA's libraries, which they need, are feigned.
+TORCH = ["torch==2.11.0", "triton==3.6.0"]
+NEEDED = ["filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "setuptools<82"]
+# What a feigned GPU does not compute: kernels of tests and of torch.compile, what a kernel leaves in scratch, sparse
+# tensors, and products in half precision with a single rounding.
+BEYOND = [
+    "tests/kernels/test_tiles.py",
+    "tests/kernels/test_sanitizer.py",
+    "tests/kernels/test_small_polar_laws.py::test_each_matrix_has_a_part_of_the_scratch_to_itself",
+    "tests/muon/test_device.py::test_a_compiled_orthogonalization_errs_at_most_twice_as_much",
+    "tests/math/test_accuracy.py::test_error_is_at_most_twice_that_of_torchs_products",
+    "tests/muon/test_broken_off.py::test_what_is_found_out_before_anything_moves_leaves_no_mark",
+]
+FOLDERS = ["tests/kernels", "tests/math", "tests/muon", "tests/rules", "tests/tuning"]
+BESIDE_EACH_OTHER = ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
+DEFAULT = ["-m", "gpu and not slow", *FOLDERS, *BESIDE_EACH_OTHER, *(f"--deselect={test}" for test in BEYOND)]
+
+
+def environment() -> Path:
+    """Return the Python that has torch for CUDA."""
+    python = OUT / "environment/bin/python"
+    if not (OUT / "ready").exists():
+        run([sys.executable, "-m", "venv", OUT / "environment"])
+        install = [python, "-m", "pip", "install", "--quiet"]
+        run([*install, "--no-deps", *TORCH])
+        lines = (ROOT / "requirements/develop.txt").read_text().splitlines()
+        clients = [line for line in lines if line.startswith(("kernels==", "huggingface_hub=="))]
+        run([*install, *NEEDED, *clients, "--requirement", ROOT / "requirements/gpu.txt"])
+        (OUT / "ready").touch()
+    return python
+
+
+def variant() -> Path:
+    """Return the folder with the variant for CUDA, which is compiled anew only if its sources in C++ have changed."""
+    build = OUT / "build"
+    folders = [ROOT / "torch-ext", *ROOT.glob("optimizer_*")]
+    sources = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".cpp", ".cu", ".cuh", ".h")]
+    made = list(build.glob("torch-*/*.so"))
+    if not made or made[0].stat().st_mtime < max(path.stat().st_mtime for path in sources):
+        build_variants(ROOT, ["cuda"], build)
+    else:
+        shutil.copytree(ROOT / "torch-ext/optimizer", made[0].parent, dirs_exist_ok=True)
+    return build
+
+
+def main(arguments: list[str]) -> int:
+    python = environment()
+    (torch_libraries,) = (OUT / "environment").glob("lib/python3*/site-packages/torch/lib")
+    libraries.build(torch_libraries, find_cuda().home / "include", OUT / "libraries")
+    site = OUT / "site/sitecustomize.py"  # which Python imports when it starts
+    site.parent.mkdir(exist_ok=True)
+    site.write_text("import tools.feigned_gpu.plugin\n")
+    variables = {
+        "LD_LIBRARY_PATH": OUT / "libraries",
+        "FEIGNED_GPU_LIBRARIES": OUT / "libraries",
+        "PYTHONPATH": f"{site.parent}:{ROOT}",
+        "LOCAL_KERNELS": f"org/optimizer={variant()}",
+    }
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or DEFAULT)]
+    texts = {name: str(value) for name, value in variables.items()}
+    return subprocess.run([str(word) for word in command], cwd=ROOT, env={**os.environ, **texts}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
