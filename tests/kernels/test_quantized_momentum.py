@@ -206,19 +206,22 @@ def arguments(**changes) -> dict:
     return {**same, "packed": torch.ones(2, 3, 100), "beta": BETA, "nesterov": True, **changes}
 
 
+# Made in the test, where the default device is that of the test.
 BAD = {
-    "one per matrix": {"momentum_scale": [torch.ones(3, 2)]},
-    r"momentum_scale\[1\] must have an element for each 64": {"momentum_scale": [torch.ones(3, 2), torch.ones(3, 1)]},
-    r"momentum_scale\[0\] must be a matrix": {"momentum_scale": [torch.ones(3), torch.ones(3, 2)]},
-    r"momentum\[0\] must be Char and momentum_scale\[0\] Float": {"momentum": [torch.ones(3, 100)] * 2},
-    r"must be Char and momentum_scale\[0\] Float": {"momentum_scale": [torch.ones(3, 2).double()] * 2},
-    "float32, float64": {"momentum_scale": None},
+    "one per matrix": lambda: {"momentum_scale": [torch.ones(3, 2)]},
+    r"momentum_scale\[1\] must have an element for each 64": lambda: {
+        "momentum_scale": [torch.ones(3, 2), torch.ones(3, 1)]
+    },
+    r"momentum_scale\[0\] must be a matrix": lambda: {"momentum_scale": [torch.ones(3), torch.ones(3, 2)]},
+    r"momentum\[0\] must be Char and momentum_scale\[0\] Float": lambda: {"momentum": [torch.ones(3, 100)] * 2},
+    r"must be Char and momentum_scale\[0\] Float": lambda: {"momentum_scale": [torch.ones(3, 2).double()] * 2},
+    "float32, float64": lambda: {"momentum_scale": None},
 }
 
 
 @pytest.mark.parametrize("message", BAD)
 def test_bad_arguments_raise_and_nothing_is_written(pack_, message):
-    given = arguments(**BAD[message])
+    given = arguments(**BAD[message]())
     before = [x.clone() for x in given["momentum"]]
     with pytest.raises(RuntimeError, match=message):
         pack_(**given)

@@ -6,6 +6,7 @@ What graphs share, and the memory that is free, is spoiled before each step. Gra
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -181,6 +182,21 @@ def test_gradients_in_the_memory_of_the_step_before_are_those_of_the_step(kernel
             p.grad = memory
 
     pair(kernel, graphs).compare(reuse)
+
+
+def test_a_graph_that_is_not_kept_takes_nothing_from_the_next(kernel, graphs, monkeypatch):
+    """The first one has other bits than eager launches, so nothing keeps torch from giving up its pool."""
+    honest, count = kernel.step.graphs.captured, itertools.count()
+
+    def captured(work, device, pool):
+        start = honest(work, device, pool)
+        return start if next(count) else lambda: (start(), work.args[0][0].factors.view(-1)[:1].add_(1.0))
+
+    monkeypatch.setattr(kernel.step.graphs, "captured", captured)
+    optimizer = kernel.Muon(parameters(graphs.place), **SETTINGS)
+    with pytest.warns(RuntimeWarning, match="other bits than eager launches"):
+        optimizer.warmup(lambda *_: None, budget=BUDGET)
+    assert graphs.captures > 1 and len(optimizer._graphs._replays) == graphs.captures - 1
 
 
 def test_another_eps_is_eager_until_the_next_warm_up(kernel, graphs):

@@ -127,14 +127,21 @@ class UpdateGraphs:
             except RuntimeError as error:
                 if loses_gpu(error):
                     raise
-                return _left_eager(kinds, f"it cannot be captured ({described(error)})")
+                return self._left_eager(kinds, buffers[device], f"it cannot be captured ({described(error)})")
             for member in members:
                 member.factors.fill_(math.nan)
             start()
         if not all(map(torch.equal, updates, expected)):
-            return _left_eager(kinds, "a CUDA graph gives other bits than eager launches")
+            return self._left_eager(kinds, buffers[device], "a CUDA graph gives other bits than eager launches")
         self._replays[kinds] = PackedChain(members, replay)
         return f"capture {_shown(kinds)}"
+
+    def _left_eager(self, kinds: Kinds, buffers: _Buffers, why: str) -> str:
+        """Warn that a chain has no graph, and return that."""
+        if not any(others[0].device == kinds[0].device for others in self._replays):
+            buffers.take_pool()  # torch gives a pool up with its last graph, and then takes no other graph into it
+        warnings.warn(f"{_shown(kinds)} is launched eagerly: {why}", RuntimeWarning, stacklevel=2)
+        return f"eager {_shown(kinds)}"
 
 
 class _Buffers:
@@ -145,7 +152,11 @@ class _Buffers:
             torch.empty(max(bytes_of(parts, _LINE) for parts in of_all), dtype=torch.uint8, device=device)
             for of_all in zip(*map(_parts, of_chains))
         )
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.take_pool()
+
+    def take_pool(self) -> None:
+        """Let the next graphs have a new pool."""
+        self.pool = torch.cuda.graph_pool_handle() if self._factors.is_cuda else None
 
     def views(self, kinds: Kinds) -> list[tuple[Tensor, Tensor]]:
         """Return the directions and the factors (B, m, n) of a chain's kinds."""
@@ -191,12 +202,6 @@ def _whole(chain: Chain, groups: Sequence[Group]) -> Kinds:
 def _packed(batch: Batch, kind: Kind, views: tuple[Tensor, Tensor]) -> Packed:
     directions, factors = views
     return Packed(batch, kind.eps, directions, norms_memory(batch, directions), factors)
-
-
-def _left_eager(kinds: Kinds, why: str) -> str:
-    """Warn that a chain has no graph, and return that."""
-    warnings.warn(f"{_shown(kinds)} is launched eagerly: {why}", RuntimeWarning, stacklevel=2)
-    return f"eager {_shown(kinds)}"
 
 
 def _shown(kinds: Kinds) -> str:
