@@ -71,6 +71,39 @@ def test_a_loaded_state_heals_it(kernel, device, copied):
     assert all(torch.equal(p, ends[tuple(p.shape)]) for p in own)
 
 
+def test_a_load_that_broke_off_is_known_and_another_load_heals_it(kernel, device):
+    optimizer, params = optimizer_of(kernel, device)
+    set_gradients(params, 1)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    no_memory = mock.patch.object(kernel.step.state, "placed", side_effect=torch.OutOfMemoryError("no memory"))
+    with no_memory, pytest.raises(torch.OutOfMemoryError):
+        optimizer.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="load broke off"):
+        optimizer.step()
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("before, after, fails", [(None, "int8", "_fill_"), ("int8", "float32", "dequantized")])
+def test_momentum_is_what_it_was_where_memory_runs_out_for_another_form(kernel, device, before, after, fails):
+    optimizer, params = optimizer_of(kernel, device)
+    for form, seed in ((before, 1), (after, 2)):
+        for group in optimizer.param_groups:
+            group["momentum_dtype"] = form
+        set_gradients(params, seed)
+        if form is before:
+            optimizer.step()
+    kept = {p: dict(optimizer.state[p]) for p in params}
+    no_memory = mock.patch.object(kernel.step.state, fails, side_effect=torch.OutOfMemoryError("no memory"))
+    with no_memory, pytest.raises(torch.OutOfMemoryError):
+        optimizer.step()
+    for p, state in kept.items():
+        assert state.keys() == optimizer.state[p].keys()
+        assert all(value is optimizer.state[p][key] for key, value in state.items())
+    optimizer.step()
+
+
 def test_what_is_found_out_before_anything_moves_leaves_no_mark(kernel, device):
     optimizer, params = optimizer_of(kernel, device)
     set_gradients(params, 1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of
+from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of, take_steps
 
 
 def experts_after_a_matrix(kernel):
@@ -102,6 +102,24 @@ def test_a_late_group_is_checked_and_explained_after_copies_and_loads(kernel, us
     assert any("b.w" in str(warning.message) for warning in caught)
 
 
+@pytest.mark.filterwarnings("error:.*stacks of matrices")
+def test_a_late_group_whose_advice_is_an_error_is_not_added(kernel):
+    optimizer = kernel.Muon({"a.weight": Parameter(torch.ones(8, 16))}.items())
+    with pytest.raises(UserWarning, match=r"b\.w"):
+        optimizer.add_param_group({"params": [("b.w", Parameter(torch.ones(8, 16, 12)))]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_a_replaced_parameter_keeps_the_reason_for_its_branch(kernel):
+    """As after accelerate has sharded a model."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    before = [row.reason for row in optimizer.explain().rows]
+    for group in optimizer.param_groups:
+        group["params"] = [Parameter(p.detach().clone()) for p in group["params"]]
+    assert [row.reason for row in optimizer.explain().rows] == before != ["use_muon"] * len(before)
+
+
 def saved(optimizer):
     return copy.deepcopy(optimizer.state_dict())
 
@@ -139,8 +157,28 @@ def test_a_gradient_of_another_dtype_raises_before_anything_moves(kernel, name, 
     optimizer.step()
 
 
-def test_overflow_on_two_devices_uncounts_one_step(kernel):
-    """GradScaler adds the flags of devices up."""
-    steps = [torch.tensor(3.0), torch.tensor(7.0)]
-    kernel.rules.fallback.uncount_overflow_(steps, torch.tensor([2.0]))
-    assert [step.item() for step in steps] == [2.0, 6.0]
+@pytest.mark.parametrize("use_muon, error, words", [(True, ValueError, "lr_factor"), ("yes", TypeError, "use_muon")])
+def test_a_branch_that_no_file_could_be_loaded_with_is_refused(kernel, use_muon, error, words):
+    """A rate that is a multiple of Muon's is the fallback's."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), lr=0.1, adamw_lr=0.01, is_muon=lambda name, p: False)
+    take_steps(optimizer, params, [0])
+    before = copy.deepcopy(params)
+    optimizer.param_groups[0]["use_muon"] = use_muon
+    with pytest.raises(error, match=words):
+        optimizer.step()
+    assert same_bits(params, before)
+
+
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+def test_overflow_on_two_devices_is_one_skipped_step(kernel, fallback):
+    """GradScaler adds the flags of devices up, and torch's AdamW skips a step if the sum is 1."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), capturable=True, fallback=fallback)
+    take_steps(optimizer, params, [0])
+    before = copy.deepcopy((params, state_of(optimizer, params)))
+    for p in params.values():
+        p.grad = torch.full_like(p, torch.inf)
+    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.tensor([2.0])
+    optimizer.step()
+    assert same_bits(params, before[0]) and same_bits(state_of(optimizer, params), before[1])

@@ -113,6 +113,19 @@ def test_reports_come_one_step_late_and_metrics_at_once(kernel):
     assert told == [(3, 0), (1, 1)] and counted == [(3, 0), (1, 1), (0, 0)]
 
 
+def test_no_head_is_clipped_in_a_step_that_overflow_skips(kernel):
+    """Where the step finds that out itself, and its report and metrics tell of it."""
+    attention, told = copy.deepcopy(KINDS["mha"]), []
+    optimizer = muon(kernel, attention, capturable=True, clip=dict(report=lambda *counts: told.append(counts)))
+    for found_inf in (1.0, 0.0, 0.0):
+        optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.tensor([found_inf])
+        optimizer.observe_qk_logits("attn", torch.tensor([1.0, 21.0, 22.0, 23.0]))
+        attention.set_gradients(0)
+        optimizer.step()
+        assert optimizer.metrics()["heads_clipped"] == 3 * (1 - found_inf)
+    assert told == [(0, 0), (3, 0)]
+
+
 def test_largest_observation_of_one_step_counts(kernel):
     """Observations are of one step, as gradients are, over the micro-batches of an accumulation."""
     once, twice = (copy.deepcopy(KINDS["mha"]) for _ in range(2))
@@ -164,6 +177,15 @@ def test_replaced_parameters_are_clipped(kernel):
         attention.named.update(zip(group["param_names"], group["params"]))
     optimizer.step()
     assert attention.largest_logits().max() < 1.01 * THRESHOLD
+
+
+def test_weights_of_one_name_are_refused(kernel):
+    """As of an actor and a critic in two groups: only one of the two would be found."""
+    first, second = copy.deepcopy(KINDS["mha"]), copy.deepcopy(KINDS["mha"])
+    groups = [{"params": list(attention.named.items())} for attention in (first, second)]
+    with pytest.raises(ValueError, match=r"several parameters have the names \['attn.q_proj.weight'"):
+        kernel.Muon(groups, qk_clip=first.settings)
+    kernel.Muon(groups)
 
 
 def test_heads_in_columns_are_refused(kernel):

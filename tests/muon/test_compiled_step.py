@@ -145,7 +145,7 @@ def test_errors_reach_the_caller(kernel, monkeypatch):
     monkeypatch.setattr(kernel.muon, "update_local_", broken)
     with pytest.raises(OSError, match="the disk is full"):
         compiled(params, optimizer)
-    with pytest.raises(RuntimeError, match="the last step broke off"):
+    with pytest.raises(RuntimeError, match="the last step or load broke off"):
         compiled(params, optimizer)
 
 

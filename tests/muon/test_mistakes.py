@@ -42,6 +42,17 @@ def of_fsdp1(kernel):
     kernel.Muon([("flat", p)])
 
 
+def tied_by_data(kernel):
+    a, b = weight(), weight()
+    b.data = a.data.mT
+    kernel.Muon([("a", a), ("b", b)])
+
+
+def view_inside_another(kernel):
+    a = weight(12, 8)
+    kernel.Muon([("a", a), ("b", Parameter(a.data[2:6]))])
+
+
 def read_twice(kernel):
     params = nn.Linear(8, 8).named_parameters()
     list(params)
@@ -106,6 +117,19 @@ PARAMETERS = {
         ValueError,
         r"asked for b, .* shape is \(8,\)\. For AdamW leave use_muon out",
     ),
+    "tied by data": (tied_by_data, ValueError, "a and b share memory, .*Tie weights by one parameter"),
+    "a view inside another": (view_inside_another, ValueError, "a and b share memory"),
+    "an expanded bias": (
+        lambda k: k.Muon([("bias", Parameter(torch.ones(1).expand(8)))]),
+        ValueError,
+        r"bias \(8,\) is expanded: .*or its \.contiguous\(\)",
+    ),
+    "a lazy module": (
+        lambda k: k.Muon(nn.LazyLinear(8).named_parameters()),
+        ValueError,
+        "weight has no shape yet, .*run the model once",
+    ),
+    "groups of a lazy module": (lambda k: k.groups_for(nn.LazyLinear(8)), ValueError, "weight has no shape yet"),
     "FSDP1": (of_fsdp1, ValueError, "flat belongs to FSDP1 .*use fully_shard instead .*stage 0"),
     "sparse gradients": (step_with_sparse_gradients, ValueError, r"words\.weight is torch\.sparse_coo: .*sparse=False"),
     "under inference mode": (made_under_inference_mode, RuntimeError, "inference_mode .*: construct the .*outside"),
@@ -146,6 +170,26 @@ SETTINGS = {
     "process_group": (lambda k: k.Muon([weight()], process_group=1), TypeError, "write exchange=ExchangeOptions"),
     "use_muon": (lambda k: k.Muon([weight()], use_muon=True), TypeError, "write use_muon in a group, or is_muon="),
     "a word of is_muon": (lambda k: k.Muon([weight()], is_muon=lambda *_: "muon"), TypeError, "must return True, Fal"),
+    "is_muon": (
+        lambda k: k.Muon([weight()], is_muon=True),
+        TypeError,
+        "a function .* got True: .*write use_muon in it",
+    ),
+    "no coefficients": (
+        lambda k: k.Muon([weight()], ns_coefficients=None),
+        ValueError,
+        "ns_coefficients must be a preset .*, got None",
+    ),
+    "a multiplier of nothing": (
+        lambda k: k.Muon([weight()], adjust_lr_fn=lambda rows, cols: None),
+        ValueError,
+        "must give a finite number above 0, got None for 8 x 8",
+    ),
+    "logits in a list": (
+        lambda k: attended(k).observe_qk_logits(0, [1.0, 2.0]),
+        TypeError,
+        r"logits must be a tensor \(\.\.\., heads\), got list",
+    ),
     "expert_keys": (lambda k: k.Muon([weight()], expert_keys="experts"), TypeError, "expert_keys must be .* 'experts'"),
     "rows": (
         lambda k: group_of(k, split_rows=(8, 8)),
@@ -168,6 +212,13 @@ SETTINGS = {
     ),
     "a loss": (lambda k: k.Muon([weight()]).step(torch.ones(())), TypeError, r"got Tensor: write loss\.backward\(\)"),
 }
+
+
+def test_parts_of_one_tensor_are_parameters_of_their_own(kernel):
+    """Rows, and even columns, of one tensor lie beside each other."""
+    whole = torch.ones(12, 8)
+    parts = {"rows": whole[:4], "more rows": whole[4:8], "left": whole[8:, :4], "right": whole[8:, 4:]}
+    kernel.Muon([(name, Parameter(part)) for name, part in parts.items()])
 
 
 @pytest.mark.parametrize("mistake", [*PARAMETERS, *SETTINGS])

@@ -1,8 +1,11 @@
 """Rates of groups: which of those that are given counts, the factor of AdamW's, and what states had before factors."""
 
 import copy
+import io
 import re
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -89,6 +92,21 @@ def test_a_state_from_before_factors_has_absolute_rates(kernel, lr):
     take_steps(optimizer, params, [2])
     take_steps(later, others, [2])
     assert same_bits(params, others)
+
+
+@pytest.mark.parametrize(
+    "number", [np.float64(0.25), np.float32(0.25), Fraction(1, 4), 1, np.float64(-1e-19)], ids=repr
+)
+def test_what_a_scheduler_sets_is_saved_as_a_plain_number(kernel, number):
+    """NumPy's float64 is a float, too, but no file with one can be loaded safely."""
+    optimizer = kernel.Muon(named_parameters().items(), lr=0.1)
+    for group in optimizer.param_groups:
+        group["lr"] = number
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert all(type(group["lr"]) is float and group["lr"] == number for group in loaded["param_groups"])
 
 
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])

@@ -150,6 +150,9 @@ def test_a_schedule_may_end_just_below_zero(kernel):
     optimizer = kernel.Muon(params.items())
     optimizer.param_groups[0]["lr"] = -1e-19
     take_steps(optimizer, params, [0])
+    optimizer.param_groups[0]["lr"] = -1e-3
+    with pytest.raises(ValueError, match=r"lr must be at least 0 .* got -0\.001"):
+        take_steps(optimizer, params, [1])
 
 
 def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):

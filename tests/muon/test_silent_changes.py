@@ -39,6 +39,65 @@ def test_changed_parameter_makes_a_new_plan(kernel, change):
     assert optimizer._plan is not plan
 
 
+@pytest.mark.parametrize("name, key", [("up.weight", "momentum_buffer"), ("up.bias", "exp_avg")])
+def test_state_that_is_replaced_by_one_of_another_shape_is_refused(kernel, name, key):
+    """torch's kernel for AdamW would write beyond its end."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    sound = optimizer.state[params[name]][key]
+    optimizer.state[params[name]][key] = sound[:-1].clone()
+    before = {other: p.detach().clone() for other, p in params.items()}
+    for _ in range(2):
+        set_gradients(params, 1)
+        with pytest.raises(ValueError, match=f"state {key} of {name} has shape"):
+            optimizer.step()
+    assert all(torch.equal(p, before[other]) for other, p in params.items())
+    optimizer.state[params[name]][key] = sound
+    optimizer.step()
+
+
+def test_state_that_is_removed_and_made_anew_in_another_shape_is_refused(kernel):
+    """The new tensor may have the address of the old one."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    state = optimizer.state[params["up.bias"]]
+    for _ in range(20):
+        del state["exp_avg"]
+        state["exp_avg"] = torch.zeros(4)
+        set_gradients(params, 1)
+        with pytest.raises(ValueError, match=r"state exp_avg of up\.bias has shape \(4,\)"):
+            optimizer.step()
+        state["exp_avg"] = torch.zeros_like(params["up.bias"])
+        optimizer.step()
+
+
+def test_state_in_another_dtype_is_brought_into_line(kernel):
+    """AdamW's goes back to that of its parameters; momentum keeps its dtype, in a plan of its own."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    for state in optimizer.state.values():
+        state.update({key: value.bfloat16() for key, value in state.items() if value.ndim})
+    take_steps(optimizer, params, [1])
+    dtypes = {key: value.dtype for state in optimizer.state.values() for key, value in state.items() if value.ndim}
+    assert dtypes == {"momentum_buffer": torch.bfloat16, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
+
+
+def test_state_that_is_missing_is_made_though_somebody_keeps_as_many_values(kernel):
+    """As a wrapper does that keeps its own beside ours."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    first, *_, last = params.values()
+    del optimizer.state[first]
+    optimizer.state[last]["average of a wrapper"] = torch.zeros(())
+    before = first.detach().clone()
+    take_steps(optimizer, params, [1])
+    assert not torch.equal(first, before) and first in optimizer.state
+
+
 def test_parameter_of_another_shape_than_its_state_is_refused(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())

@@ -1,4 +1,4 @@
-"""What is set around a step, autocast or another default dtype, does not change it, nor `orthogonalize`."""
+"""What is set around a step, such as autocast or another default dtype, does not change it, nor `orthogonalize`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def default_dtype(dtype: torch.dtype):
 
 AROUND = {
     **{f"autocast {dtype}": lambda device, dtype=dtype: torch.autocast(device, dtype=dtype) for dtype in AUTOCAST},
+    "inference mode": lambda _: torch.inference_mode(),
     **{f"default {dtype}": lambda _, dtype=dtype: default_dtype(dtype) for dtype in (torch.bfloat16, torch.float64)},
 }
 

@@ -1,6 +1,7 @@
 """QK-clip where weights lie on several ranks: what any rank observed counts, and rows are scaled as in one process."""
 
 import math
+import warnings
 from typing import NamedTuple
 
 import pytest
@@ -102,6 +103,22 @@ def steps_beside_weights_of_others(kernel):
             p.grad = torch.ones_like(p)
         optimizer.step()
     return params["mlp.up.weight"].detach()
+
+
+def warnings_of_replicas(kernel, shared: bool) -> list[str]:
+    params = [(name, torch.nn.Parameter(draw(HEADS * HEAD, WIDTH, seed=0))) for name in WEIGHTS]
+    exchange = kernel.ExchangeOptions(process_group=torch.distributed.group.WORLD) if shared else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kernel.Muon(params, qk_clip=CLIP, exchange=exchange)
+    return [str(warning.message) for warning in caught]
+
+
+def test_replicas_whose_logits_nobody_compares_are_warned_of(pools):
+    """As under DistributedDataParallel: each rank would scale its copy by the logits of its own batch."""
+    for said in pools(2).run(warnings_of_replicas, False):
+        assert any("ExchangeOptions(process_group=" in line for line in said)
+    assert pools(2).run(warnings_of_replicas, True) == [[], []]
 
 
 def test_ranks_without_the_weights_clip_nothing(pools):

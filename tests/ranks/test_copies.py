@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.backends import on_every_backend
+from tests.support.rank_pool import device_of_ranks
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of
 
 pytestmark = on_every_backend()
@@ -100,6 +101,23 @@ def other_ones(local):
     bits[0, 0] += 1 << 5
     bits[-1, -1] -= 1 << 5
     return local
+
+
+def checksums(kernel, size: int, dtype: torch.dtype) -> set[int]:
+    """Return those of one value at several places of a buffer, which begins elsewhere on each rank."""
+    values, device = torch.arange(size, dtype=dtype), device_of_ranks()
+    first = dist.get_rank()
+    buffers = [torch.zeros(size + offset, dtype=dtype, device=device) for offset in range(first, first + 4)]
+    views = [buffer[len(buffer) - size :].copy_(values) for buffer in buffers]
+    return {int(kernel.step.copies._checksum(view)) for view in views}
+
+
+@pytest.mark.parametrize("size", [2, 3, 64, 65])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_checksum_does_not_depend_on_where_a_tensor_lies(pools, dtype, size):
+    """Weights may be views of one buffer on one rank, and at odd addresses there."""
+    one, other = pools(2).run(checksums, size, dtype)
+    assert one == other and len(one) == 1
 
 
 def test_changes_that_keep_the_sum_are_found(pools):

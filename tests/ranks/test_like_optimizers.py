@@ -47,6 +47,27 @@ def two_in_this_turn(kernel, case: Case, what: str):
     return None
 
 
+def explained_on_one_rank(kernel, case: Case) -> None:
+    """A setting of both is changed, and one rank looks at one of them before anybody takes a step."""
+    pairs = [built(kernel, case) for _ in range(2)]
+    for step in range(1, 4):
+        for _, params in pairs:
+            set_gradients(case, params, step)
+        if step == 2:
+            for optimizer, _ in pairs:
+                optimizer.param_groups[0]["ns_steps"] = 3
+            if dist.get_rank() == 0:
+                pairs[0][0].explain()
+        for optimizer, _ in reversed(pairs):
+            optimizer.step()
+
+
+@on_every_backend()
+def test_a_rank_may_look_at_one_of_two_like_optimizers(pools):
+    specs = (Spec("up.weight", (12, 8), LAYOUTS["rows"]), Spec("up.bias", (12,), LAYOUTS["rows"]))
+    pools(4).run(explained_on_one_rank, Case(specs))
+
+
 @on_every_backend()
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
 @pytest.mark.parametrize("what", ["swapped", "swapped later", "skips"])

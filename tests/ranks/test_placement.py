@@ -114,24 +114,63 @@ def test_convolution_sharded_along_its_kernel_raises(pools, conv_mode):
         assert "[2]" in text
 
 
-def step_with_gradient(kernel, placements):
-    """Return the error of a step whose gradient has these placements, and whether the parameter moved."""
+def stepped_with_gradients(kernel, placements):
+    """Return the whole parameters, a matrix and a bias, after a step whose gradients have these placements."""
+    mesh, rank = mesh_of((2,)), dist.get_rank()
+    params = {"up.weight": (8, 6), "up.bias": (8,)}
+    for name, shape in params.items():
+        parts = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+        start, gradient = torch.ones(shape), sum(parts)
+        p = nn.Parameter(distribute_tensor(start, mesh, [Shard(0)], src_data_rank=None))
+        if placements == [Partial()]:
+            p.grad = DTensor.from_local(parts[rank], mesh, placements, run_check=False)
+        else:
+            p.grad = distribute_tensor(gradient, mesh, placements, src_data_rank=None)
+        params[name] = p
+    before = {name: p.grad.to_local().clone() for name, p in params.items()}
+    kernel.Muon(params.items()).step()
+    unchanged = all(torch.equal(p.grad.to_local(), before[name]) for name, p in params.items())
+    return [p.full_tensor().detach() for p in params.values()], unchanged
+
+
+@pytest.mark.parametrize("placements", [[Partial()], [Replicate()]], ids=str)
+def test_gradients_are_brought_to_where_their_parameters_are(pools, placements):
+    """Tensor parallelism gives such ones: of norms in sequence parallelism, and of an embedding cut by rows."""
+    expected, _ = pools(2).run(stepped_with_gradients, [Shard(0)])[0]
+    for params, unchanged in pools(2).run(stepped_with_gradients, placements):
+        assert unchanged and all(map(torch.equal, params, expected))
+
+
+def error_of_a_partial_gradient_on_one_rank(kernel) -> str:
+    p = nn.Parameter(distribute_tensor(torch.ones(8), mesh_of((2,)), [Replicate()], src_data_rank=None))
+    optimizer = kernel.Muon([("up.bias", p)])
+    if dist.get_rank() == 0:
+        p.grad = DTensor.from_local(torch.ones(8), mesh_of((2,)), [Partial()], run_check=False)
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_a_partial_gradient_on_one_rank_makes_nobody_wait(pools):
+    for text in pools(2).run(error_of_a_partial_gradient_on_one_rank):
+        assert "of up.bias, ranks [0] had a gradient and ranks [1] had none" in text
+
+
+def step_with_a_gradient_on_another_mesh(kernel):
+    """Return the error of a step whose gradient is on another mesh, and whether the parameter stayed."""
     p = nn.Parameter(DTensor.from_local(torch.ones(4, 6), mesh_of((2,)), [Shard(0)], run_check=False))
     before = p.to_local().clone()
     optimizer = kernel.Muon([("up.weight", p)])
-    local = torch.ones(4, 6) if placements == [Shard(0)] else torch.ones(8, 6 if placements != [Shard(1)] else 3)
-    gradient = DTensor.from_local(local, mesh_of((2,)), placements, run_check=False)
-    object.__setattr__(p, "grad", None)
-    p.grad = gradient
+    elsewhere = DTensor.from_local(torch.ones(4, 6), mesh_of((2, 1)), [Shard(0), Replicate()], run_check=False)
+    p.grad = elsewhere
     try:
         optimizer.step()
     except ValueError as error:
         return str(error), torch.equal(p.to_local(), before)
 
 
-@pytest.mark.parametrize("placements", [[Partial()], [Shard(1)], [Replicate()]], ids=str)
-def test_gradient_with_other_placements_raises(pools, placements):
+def test_a_gradient_on_another_mesh_raises(pools):
     """It raises before anything moves."""
-    for text, unmoved in pools(2).run(step_with_gradient, placements):
-        assert str(placements[0]).split("(")[0] in text and "redistribute" in text
-        assert unmoved
+    for text, unmoved in pools(2).run(step_with_a_gradient_on_another_mesh):
+        assert "redistribute" in text and unmoved

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -111,6 +114,49 @@ def test_a_setting_of_one_of_several_groups_that_differs_is_named_before_anythin
         assert f"'{key}': {value!r}" in error and unmoved and later is None
 
 
+class Scale:
+    """A multiplier whose text has its address, as a `functools.partial` has."""
+
+    def __init__(self, factor: float):
+        self.factor = factor
+
+    def __call__(self, rows: int, cols: int) -> float:
+        return self.factor
+
+
+def errors_of_multipliers(kernel) -> list[str | None]:
+    """Return the errors where all ranks have equal multipliers, and where one has another."""
+    p, rank = on_mesh(random(12, 8, seed=0), Shard(0), mesh_of((2,))), dist.get_rank()
+    kept, errors = [Scale(0.5) for _ in range(rank)], []  # so that addresses differ
+    for factor in (0.5, 0.5 + rank):
+        kept.append(Scale(factor))
+        optimizer = kernel.Muon([("up.weight", p)], adjust_lr_fn=kept[-1])
+        give_gradients([p], 0)
+        errors.append(error_of(optimizer.step))
+    return errors
+
+
+def test_multipliers_are_compared_by_what_they_give(pools):
+    for equal, unequal in pools(2).run(errors_of_multipliers):
+        assert equal is None and "0.5 for (12, 8)" in unequal and "1.5 for (12, 8)" in unequal
+
+
+def error_of_another_build(kernel) -> str | None:
+    p = on_mesh(random(12, 8, seed=0), Shard(0), mesh_of((2,)))
+    info = kernel.build_info()
+    other = dataclasses.replace(info, commit=f"commit of rank {dist.get_rank()}")
+    with mock.patch.object(kernel.muon, "build_info", lambda: other):
+        optimizer = kernel.Muon([("up.weight", p)])
+        give_gradients([p], 0)
+        return error_of(optimizer.step)
+
+
+def test_another_build_on_one_rank_is_named(pools):
+    """A revision that is not pinned may be another one on another machine."""
+    for error in pools(2).run(error_of_another_build):
+        assert "commit of rank 0" in error and "commit of rank 1" in error
+
+
 def trained(kernel, params, groups, **settings) -> list[torch.Tensor]:
     """Return whole parameters after a step. A state dict reports what ranks disagreed about."""
     optimizer = kernel.Muon(groups, ns_dtype="float32", **settings)
@@ -166,6 +212,24 @@ def names_of_groups_in_two_worlds(kernel, folder: str):
         dist.destroy_process_group()
         dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{world}", size), rank=rank, world_size=size)
     return names
+
+
+def groups_of_meshes_in_two_worlds(kernel, folder: str) -> list[bool]:
+    """Return whether the group of a mesh's ranks is that of the mesh, in each world; an old mesh stays alive."""
+    own, old, rank, size = [], [], dist.get_rank(), dist.get_world_size()
+    for world in range(2):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"]
+        old.append(on_mesh(random(12, 8, seed=0), Shard(0), mesh))
+        kernel.Muon([("up.weight", old[-1])])
+        own.append(kernel.plan.process_groups.group_of(tuple(mesh.mesh.tolist())) is mesh.get_group())
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{world}", size), rank=rank, world_size=size)
+    return own
+
+
+def test_the_groups_of_a_mesh_are_found_again_after_a_restart(fresh_pool, tmp_path):
+    """Otherwise a process that is new in the second world would wait for the others in the mesh's own group."""
+    assert fresh_pool.run(groups_of_meshes_in_two_worlds, str(tmp_path)) == [[True, True]] * 4
 
 
 def test_a_process_that_takes_part_from_the_second_world_on_finds_the_groups(fresh_pool, tmp_path):

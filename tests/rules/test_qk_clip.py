@@ -19,6 +19,8 @@ class Clip:
     """QK-clip of weights of these shapes, as an optimizer has it."""
 
     def __init__(self, kernel, settings, shapes):
+        scaling = importlib.import_module(".rules.scaling", kernel.__name__)
+        self.scalings = scaling.Scalings({None: scaling.UNSCALED})
         self.rule = importlib.import_module(".qk_clip.clip", kernel.__name__).QKClip(settings)
         self.names = {torch.empty(shape): name for name, shape in shapes.items()}
         self.rule.follow(list(shapes), list(self.names))
@@ -28,7 +30,7 @@ class Clip:
 
     def take_scales(self):
         """The factors of the rows by the weight's name."""
-        return {self.names[p]: scale for p, scale in self.rule.take_scales().items()}
+        return {self.names[p]: scale for p, scale in self.rule.take_scales(self.scalings).items()}
 
     def counts(self):
         """How many heads the last factors scale down, and how many they spare as a logit was not finite."""

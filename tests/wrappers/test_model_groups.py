@@ -204,3 +204,14 @@ def test_groups_of_a_checkpoint_continue(kernel):
     for optimizer, params in zip(optimizers, (first, second)):
         take_steps(optimizer, params, range(2, 4))
     assert all(torch.equal(p, second[name]) for name, p in first.items())
+
+
+def test_frozen_parameters_are_left_out_and_counted(kernel):
+    """They would not be trained later, whoever unfreezes them."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 8))
+    assert not any("frozen" in note for note in kernel.groups_for(model).choices.notes)
+    model[2].requires_grad_(False)
+    groups = kernel.groups_for(model)
+    assert any(
+        "left out (2, the first is 2.weight): to train some" in note for note in groups.choices.notes
+    ) and "(2, " in str(groups)

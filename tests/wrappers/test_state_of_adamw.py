@@ -166,6 +166,7 @@ def of_a_wrapper(kernel):
     state_dict, optimizer = mixed_up(kernel)
     for group in optimizer.param_groups:
         group["params"] = [Parameter(p.detach()) for p in group["params"]]
+        group["param_names"] = [f"wrapped.{name}" for name in group["param_names"]]
     return state_dict, optimizer
 
 

@@ -220,8 +220,7 @@ def _may_lose_digits(
 
 def _keeps_float32(products: Optional[Products]) -> bool:
     """Whether a CPU's products surely do not round float32 factors, which settings let torch's (None) do."""
-    is_torchs = products is None or products.gram is SINGLE.gram
-    return not is_torchs or torch_is_slow(torch.bfloat16)
+    return (products is not None and products.gram is not SINGLE.gram) or torch_is_slow(torch.bfloat16)
 
 
 def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:
@@ -252,7 +251,7 @@ def _restarts(
 
     The product of a window's steps is rounded to the work dtype, and may be as large as that of their first
     coefficients: where X has hardly anything, rounding adds so much. In bfloat16 the first step, whose coefficient is
-    the largest, is a window of its own. What is added then is what the standard iteration adds after its first step.
+    the largest, is a window of its own: then rounding adds what it adds after the first step of the standard iteration.
     Where float32 `stands_in` for half precision, rounding may change less.
     """
     if roundoff > _GRAM_ROUNDOFF:

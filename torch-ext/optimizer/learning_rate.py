@@ -48,9 +48,10 @@ def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int, update_rms: 
 
     Raises ValueError for an unknown adjustment, and if a user's function does not return a finite number above 0.
     """
-    multiplier = float(check_adjustment(adjust_lr_fn)(rows, cols))
+    result = check_adjustment(adjust_lr_fn)(rows, cols)
+    multiplier = math.nan if result is None else float(result)
     if adjust_lr_fn == "match_rms_adamw":
         multiplier *= update_rms / UPDATE_RMS
     if not 0 < multiplier < math.inf:
-        raise ValueError(f"adjust_lr_fn must give a finite number above 0, got {multiplier} for {rows} x {cols}")
+        raise ValueError(f"adjust_lr_fn must give a finite number above 0, got {result} for {rows} x {cols}")
     return multiplier

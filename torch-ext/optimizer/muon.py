@@ -18,23 +18,24 @@ from torch.optim import Optimizer
 from .explain import Explanation, brief, explanation_of
 from .kernels.autocast import autocasts, without_autocast
 from .kernels.formats import float32_roundoffs
+from .kernels.provenance import build_info
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
-from .parameters.changed_settings import check_live_numbers, compared_settings, make_plain_
+from .parameters.changed_settings import compared_settings, make_live_numbers_plain_, make_plain_
 from .parameters.checkpoints import checked, loaded_groups
 from .parameters.groups import names_of, saved_group, split_group
-from .parameters.mistakes import check_closure, check_state_dict, params_as_list, with_known_arguments
+from .parameters.mistakes import check_closure, check_is_dict, check_state_dict, params_as_list, with_known_arguments
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.synonyms import check_implementations
 from .parameters.warned import warn_user
 from .plan.exchanges import ExchangeOptions
-from .plan.gradients import Gradients, check_gradients
+from .plan.gradients import Gradients, check_gradients, redistribute_
 from .plan.plan import Plan, make_plan
 from .plan.premises import Premises
-from .plan.process_groups import Ranks, ranks_of
+from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
-from .rules.scaling import GradientScaling
+from .rules.scaling import GradientScaling, Scalings
 from .step.batch import UpdateNorms, update_local_
 from .step.capture import check_capture, check_captured_plan
 from .step.copies import check_copies
@@ -45,7 +46,7 @@ from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
 from .step.recipe import Recipes, snapshot
-from .step.state import bring_states_, checked_parameters, copy_loaded_, lacks_state, value_count
+from .step.state import KnownState, bring_states_, checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
 from .step.update import scale_other_rows_, update_shared_
 from .step.warmup import connections, kernels, warm_up
@@ -171,8 +172,8 @@ class Muon(Optimizer):
     _premises: Optional[Premises] = None  # of the plan
     _checked: Sequence[Any] = ()  # settings
     _workspace_for: Sequence[Any] = ()
-    _values = 0  # of the parameters' state
-    _broke_off = False  # the last step
+    _known_state: Optional[KnownState] = None  # of the plan
+    _broke_off = False  # the last step or load
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
     _said_idle = False  # whether it has warned that no parameter has a gradient
@@ -231,6 +232,11 @@ class Muon(Optimizer):
         if not isinstance(exchange, (ExchangeOptions, type(None))):
             raise TypeError(f"exchange must be ExchangeOptions(...) of this package or None, got {exchange!r}")
         exchange = exchange or ExchangeOptions()
+        if is_muon is not None and not callable(is_muon):
+            raise TypeError(
+                f"is_muon must be a function of name and parameter, or None, got {is_muon!r}: to choose for a whole "
+                "group write use_muon in it"
+            )
         self._replica_ranks = ranks_of(exchange.process_group)
         self._exchange = replace(exchange, process_group=None)  # process groups cannot be pickled
         self._clip = None if qk_clip is None else QKClip(qk_clip)
@@ -254,17 +260,18 @@ class Muon(Optimizer):
 
         Raises ValueError or TypeError, before anything is changed, for sparse gradients and those of another dtype, for
         parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
-        RuntimeError for work that a CUDA graph being captured would not repeat; after a step that failed halfway, until
-        a state is loaded; and if ranks do not take the same step (another `lr` or gradient scale, other optimizers,
-        gradients on only some of the ranks that need them together). If settings differ on which the plan depends, it
-        is ValueError. Nothing that disagreeing ranks share has changed then, and with parameters on a GPU the error
-        comes at the next call.
+        RuntimeError for work that a CUDA graph being captured would not repeat; after a step or load that failed
+        halfway, until a state is loaded; and if ranks do not take the same step (another `lr` or gradient scale, other
+        optimizers, gradients on only some of the ranks that need them together). If settings differ on which the plan
+        depends, it is ValueError. Nothing that disagreeing ranks share has changed then, and with parameters on a GPU
+        the error comes at the next call.
         """
         if torch.compiler.is_dynamo_compiling() and is_traceable(vars(self), closure):
             return traced_step(vars(self))
         return self._eager_step(closure)
 
     @torch._disable_dynamo  # torch.compile's tracer does not support torch's fused AdamW.
+    @torch.inference_mode(False)  # Otherwise later steps could not change what this one keeps.
     @torch.no_grad()
     def _eager_step(self, closure: Optional[Callable[[], Any]]) -> Any:
         try:
@@ -285,10 +292,15 @@ class Muon(Optimizer):
         """Record the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
 
         Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have. It does not wait
-        for the device. Raises ValueError without `qk_clip`, for an unknown layer, and for a wrong number of heads.
+        for the device. Raises ValueError without `qk_clip`, for an unknown layer, and for a wrong number of heads;
+        TypeError for logits that are no tensor.
         """
         if self._clip is None:
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")
+        if not isinstance(logits, Tensor):
+            raise TypeError(f"logits must be a tensor (..., heads), got {type(logits).__name__}")
+        if logits.device != self._clip.device:  # the model was moved, perhaps, and no step has noticed yet
+            self._refresh()
         self._clip.observe_(layer, logits)
 
     @torch._disable_dynamo  # In a graph it would show the step before.
@@ -298,7 +310,7 @@ class Muon(Optimizer):
         They are `matrices`, `matrices_not_finite`, `muon_update_norm` and `muon_update_rms`; `muon_gradient_norm` and
         `fallback_gradient_norm`, of the gradients that exist at this call; and with `qk_clip` the numbers
         `heads_clipped` and `heads_not_finite`. If ranks share parameters, metrics cover this rank's work and shards; no
-        other rank is asked.
+        other rank is asked. Of a gradient that a step redistributes they cover what this rank has before that.
         """
         metrics = {**update_metrics(self._norms), **gradient_norms(self.param_groups, self._grad_scale)}
         if self._clip is not None and self._clip.counts is not None:
@@ -327,6 +339,7 @@ class Muon(Optimizer):
         notes = self._graphs.described(self._plan.chains(), self.param_groups) if self._cuda_graphs else ()
         return explanation_of(self.param_groups, self._plan, self._reasons, self.state, notes)
 
+    @torch.inference_mode(False)  # As for a step.
     def warmup(self, progress: Optional[Progress] = None, budget: float = 60.0) -> None:
         """Do before training what the first steps would wait for: connect ranks, choose and compile kernels, capture.
 
@@ -375,7 +388,7 @@ class Muon(Optimizer):
         """Return, by name, the float32 value of each parameter with `master_weights`: new tensors, sharded alike.
 
         `{**model.state_dict(), **optimizer.master_weights()}` is a plain float32 checkpoint. Raises RuntimeError if the
-        last step failed halfway; ValueError if two such parameters have the same name.
+        last step or load failed halfway; ValueError if two such parameters have the same name.
         """
         self._check_last_step()
         self._refresh()
@@ -408,37 +421,50 @@ class Muon(Optimizer):
                 super().add_param_group(group)
             if self._is_made:
                 self._refresh()
+            added = self.param_groups[before:] if self._is_made else ()
+            for line in advice(routed(added, reasons)) + idle_keys(added, self.defaults["expert_keys"]):
+                warn_user(line)  # which is an error if the user wants that
         except Exception:
             del self.param_groups[before:]
             self._forget_plan()
             raise
         self._reasons.update(reasons)
-        added = self.param_groups[before:] if self._is_made else ()
-        for line in advice(routed(added, reasons)) + idle_keys(added, self.defaults["expert_keys"]):
-            warn_user(line)
 
     def state_dict(self) -> dict[str, Any]:
         """Return state and groups of the current parameters. A mark stands for each function in a group.
 
-        Raises RuntimeError if the last step failed halfway, or, once, if ranks on GPUs did not take the same step.
+        Raises RuntimeError if the last step or load failed halfway, or, once, if ranks on GPUs did not take the same
+        step.
         """
         self._check_last_step()
         self._refresh()
         self._synchronize()
-        saved = super().state_dict()
-        return {**saved, "param_groups": [saved_group(group) for group in saved["param_groups"]]}
+        # It runs before hooks of users, which may return anything.
+        hook = self.register_state_dict_post_hook(
+            lambda _, saved: {**saved, "param_groups": list(map(saved_group, saved["param_groups"]))}, prepend=True
+        )
+        try:
+            return super().state_dict()
+        finally:
+            hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a copy of a state dict that was saved for the same parameters in the same order.
 
         Functions, and settings that a saved group lacks (`torch.optim.Muon`'s lack many), stay as they are here, and
         momentum keeps its saved dtype. Raises ValueError or TypeError, with nothing changed, if something does not fit.
+        If memory runs out while it copies, neither `step` nor `state_dict` works until another load has succeeded.
         """
-        check_state_dict(state_dict)
+        check_is_dict(state_dict)
         final: dict[str, Any] = {}
+
+        def check(_, loaded: dict[str, Any]) -> None:
+            check_state_dict(loaded)
+            final.update(checked(loaded, self.param_groups))
+
         # Our pre-hook runs last and sees the dict as other hooks leave it; our post-hook runs first.
         hooks = [
-            self.register_load_state_dict_pre_hook(lambda _, loaded: final.update(checked(loaded, self.param_groups))),
+            self.register_load_state_dict_pre_hook(check),
             self.register_load_state_dict_post_hook(lambda _: self._copy_state(final), prepend=True),
         ]
         try:
@@ -449,6 +475,7 @@ class Muon(Optimizer):
 
     def _copy_state(self, loaded: dict[str, Any]) -> None:
         """Copy the tensors of a loaded state dict, because torch shares them and casts momentum."""
+        self._broke_off = True  # until all are copies, for which memory may run out
         copy_loaded_(self.param_groups, self.state, loaded)
         self._broke_off = False
 
@@ -479,14 +506,17 @@ class Muon(Optimizer):
                 loss = closure()
         gradients = self._refresh()
         check_captured_plan(self._plan)
-        check_gradients(self._premises, gradients, self.param_groups)
+        elsewhere = check_gradients(self._premises, gradients, self.param_groups)
         if not self._said_idle and len(gradients.absent) == len(gradients.tensors):
             self._said_idle = True
             warn_user(NO_GRADIENT)
-        # GradScaler sets both; `found_inf` is an int if no parameter on this rank had a gradient.
+        # GradScaler sets both. `found_inf` counts devices whose gradients overflow, an int if there are no gradients.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        scaling = GradientScaling(grad_scale, found_inf if isinstance(found_inf, Tensor) else None)
+        scaling = GradientScaling(grad_scale, found_inf.clamp(max=1) if isinstance(found_inf, Tensor) else None)
+        if self._clip is not None:
+            self._clip.begin_step()
         scalings = self._agreement.begin_step(self._plan.terms, self.param_groups, scaling)
+        redistribute_(gradients, elsewhere, self._premises.params, scalings)
         self._broke_off = True  # until the update is complete
         with ExitStack() as stack:
             for device_type in filter(autocasts, self._premises.device_types):
@@ -499,12 +529,12 @@ class Muon(Optimizer):
         self._agreement.end_step()
         return loss
 
-    def _update_(self, gradients: Gradients, scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
+    def _update_(self, gradients: Gradients, scalings: Scalings) -> None:
         """Update all matrices (momentum, orthogonalization, descent), then the other parameters.
 
         Empties `gradients`.
         """
-        row_scales = {} if self._clip is None else self._clip.take_scales()
+        row_scales = {} if self._clip is None else self._clip.take_scales(scalings)
         recipes, workspace = Recipes(self.param_groups, scalings, self._graphs), self._workspace
         try:
             workspace.begin_step(gradients, self.state, row_scales)
@@ -526,18 +556,19 @@ class Muon(Optimizer):
         Wrappers and `module.to()` replace or change parameters silently, so every step checks. Returns the gradients of
         all parameters. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
         """
-        check_live_numbers(self.param_groups)
+        make_live_numbers_plain_(self.param_groups)
         if compared_settings(self.param_groups) != self._checked:
             make_plain_(self.param_groups)
             self._checked = compared_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]
         gradients = Gradients(params)
         seen = params, gradients.absent, self.param_groups
-        if self._premises is None or not self._premises.hold(*seen) or self._lacks_state():
+        if self._premises is None or not self._premises.hold(*seen) or not self._known_state.holds(self.state):
             premises = Premises(*seen)
             premises.check_names(self._premises)
+            reasons = premises.reasons(self._reasons, self._premises)
             self._make_plan()
-            self._premises, self._values = premises, value_count(self.state)
+            self._premises, self._known_state, self._reasons = premises, KnownState(self.state), reasons
         now = dependencies(self.param_groups, self.state)
         if self._workspace is None or now != self._workspace_for or not self._workspace.finds_states_in(self.state):
             self._synchronize()
@@ -545,28 +576,20 @@ class Muon(Optimizer):
             self._workspace_for = now
         return gradients
 
-    def _lacks_state(self) -> bool:
-        """Whether state was removed since the last step, for example by `optimizer.state.clear()`."""
-        before, self._values = self._values, value_count(self.state)
-        if self._values == before:
-            return False
-        planned = {source.tensor for source in self._workspace.parameters} if self._workspace else ()
-        return lacks_state(self.param_groups, self.state, planned)
-
     def _make_plan(self) -> None:
         self._forget_plan()
         named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
         bring_states_(self.param_groups, self.state, self._replica_ranks)
         clip = self._clip or "no qk_clip"
-        common_line = f"{self._exchange}, release_grads={self._release_grads}, {clip}"
+        build = build_info()
+        common_line = f"commit {build.commit}, changed {build.dirty}, of version {build.version}"
+        common_line += f", {self._exchange}, release_grads={self._release_grads}, {clip}"
         common_line += f", float32 products rounded by {float32_roundoffs()}"
         self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)
         self._agreement.follow(self._plan.terms)
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
             self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
-        present = {p for _, _, p in named}
-        self._reasons = {p: reason for p, reason in self._reasons.items() if p in present}
 
     def _forget_plan(self) -> None:
         self._synchronize()
@@ -577,12 +600,13 @@ class Muon(Optimizer):
             self._workspace.synchronize()
 
     def _check_last_step(self) -> None:
-        """Raise RuntimeError if the last step failed halfway, or, once, if ranks did not take the same step."""
+        """Raise RuntimeError if the last step or load failed halfway, or, once, if ranks did not take the same step."""
         if self._broke_off:
             raise RuntimeError(
-                "the last step broke off with an error: some parameters and states were updated and others were not, "
-                "so neither another step nor a checkpoint would be correct. On all ranks that share parameters, load "
-                "parameters and state, either into a new optimizer (torch.distributed.checkpoint needs that) or into "
-                "this one (load_state_dict). A new optimizer without a state starts with zero momentum"
+                "the last step or load broke off with an error: some parameters and states were changed and others "
+                "were not, so neither another step nor a checkpoint would be correct. On all ranks that share "
+                "parameters, load parameters and state, either into a new optimizer (torch.distributed.checkpoint "
+                "needs that) or into this one (load_state_dict). A new optimizer without a state starts with zero "
+                "momentum"
             )
         read_all(self._plan.terms)

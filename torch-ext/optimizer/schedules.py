@@ -10,7 +10,7 @@ import functools
 import math
 from decimal import Context, Decimal, localcontext
 from numbers import Real
-from typing import NamedTuple, Sequence, Tuple, Union
+from typing import Iterable, NamedTuple, Sequence, Tuple, Union
 
 Quintic = Tuple[float, float, float]
 Schedule = Tuple[Quintic, ...]
@@ -231,7 +231,7 @@ def _preset(name: str) -> Preset:
 def _triples(ns_coefficients) -> Schedule:
     if isinstance(ns_coefficients, str):
         return _preset(ns_coefficients).coefficients
-    rows = list(ns_coefficients)
+    rows = list(ns_coefficients) if isinstance(ns_coefficients, Iterable) else []
     if rows and all(isinstance(x, Real) for x in rows):
         rows = [rows]
     if not rows or not all(_is_triple(row) for row in rows):

@@ -10,7 +10,7 @@ from typing import Any, Collection, Iterable, Iterator, Mapping, Optional
 from torch import Tensor, nn
 
 from ..explain import Explanation, Route, route_in_group
-from ..parameters.advice import advice, remarks
+from ..parameters.advice import advice, left_out, remarks
 from ..parameters.checks import check_parameter
 from ..parameters.matrices import is_stack
 from ..parameters.routing import UNDECIDED, bare_name, decide, role_by_name, unique_parameters, unparametrized
@@ -80,7 +80,8 @@ def chosen_groups(
 ) -> Groups:
     """Return the groups of `groups_for`; if `undecayed` is given, exactly these names get no weight decay."""
     patterns = {} if patterns is None else patterns
-    named = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+    all_named = list(model.named_parameters(remove_duplicate=False))
+    named = [(name, p) for name, p in all_named if p.requires_grad]
     _check_patterns(patterns, [name for name, _ in named])
     chooser = _Chooser(model, cutting, undecayed)
     groups: dict[str, dict[str, Any]] = {}
@@ -89,7 +90,8 @@ def chosen_groups(
         settings = _overruled(names, p, chooser.settings_of(names, p), patterns)
         groups.setdefault(repr(settings), {**settings, "params": []})["params"].append((names[0], p))
         rows.append(_row(names[0], p, settings))
-    return Groups(groups.values(), Explanation(rows, advice(rows) + remarks(rows) + chooser.remarks(rows)))
+    notes = advice(rows) + remarks(rows) + chooser.remarks(rows) + left_out(all_named)
+    return Groups(groups.values(), Explanation(rows, notes))
 
 
 class _Chooser:

@@ -73,7 +73,8 @@ def translated_state(state: Mapping[str, Any], group: Group, branch: str, source
     """Return the state of one parameter under our keys and in our scale."""
     result = {key: state[source_key] for key, source_key in source.state[branch].items()}
     if branch == "adamw":
-        result["step"] = torch.as_tensor(result["step"], dtype=torch.float32)
+        step = result["step"]  # a number in old files
+        result["step"] = (step if isinstance(step, Tensor) else torch.tensor(step, device="cpu")).to(torch.float32)
     elif source.sums:
         result["momentum_buffer"] = result["momentum_buffer"] * (1 - group[source.settings["muon"]["momentum"]])
     return result

@@ -124,6 +124,18 @@ def _kind(route: Routed) -> str:
     return route.reason.split(":")[0]
 
 
+def left_out(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Return a line about the frozen ones among a model's parameters, if there are any; tied ones count once."""
+    frozen = {p: name for name, p in reversed(list(named)) if not p.requires_grad}
+    first = next(reversed(frozen.values()), None)
+    if first is None:
+        return []
+    return [
+        f"frozen parameters are left out ({len(frozen)}, the first is {first}): to train some of them later, call "
+        "groups_for before you freeze them. While frozen they cost no state"
+    ]
+
+
 def _undecided(routes: Sequence[Routed]) -> str:
     return (
         f"{described(routes)}: stacks of matrices, or convolutions? Names do not show it, so the fallback has them. "

@@ -7,11 +7,10 @@ from operator import itemgetter
 from typing import Any, Sequence
 
 from ..rules.decay import scaled_decay
-from .rates import LIVE
-from .settings import SETTINGS, Group, plain_settings
+from .settings import SCHEDULED, SETTINGS, Group, flag, live_number, plain_settings
 
 # Schedulers set the others at every step.
-_COMPARED = itemgetter(*(key for key in SETTINGS if key not in LIVE))
+_COMPARED = itemgetter("use_muon", *(key for key in SETTINGS if key not in SCHEDULED))
 
 
 def compared_settings(groups: Sequence[Group]) -> list[Any]:
@@ -19,16 +18,16 @@ def compared_settings(groups: Sequence[Group]) -> list[Any]:
     return [value for group in groups for value in _COMPARED(group)]
 
 
-def check_live_numbers(groups: Sequence[Group]) -> None:
-    """Raise TypeError or ValueError for an `lr` or `weight_decay` that is no finite number and no tensor of one.
+def make_live_numbers_plain_(groups: Sequence[Group]) -> None:
+    """Make each `lr` and `weight_decay` a plain float in place, unless it is a tensor: schedulers may set NumPy's.
 
-    A negative number is taken, though not by the constructor: schedulers end a rounding error below zero.
+    No file with these can be loaded safely. Raises TypeError or ValueError for what `live_number` does not take.
     """
     for group in groups:
-        for key in LIVE:
+        for key in SCHEDULED:
             value = group[key]
-            if type(value) is not float or not math.isfinite(value):
-                SETTINGS[key].check(key, abs(value) if type(value) in (int, float) else value)
+            if type(value) is not float or not 0 <= value < math.inf:
+                group[key] = live_number(key, value)
 
 
 def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
@@ -37,7 +36,9 @@ def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
     Raises as `plain_settings`, and ValueError for `corrected` decay without `decay_lr` and for `adamw_lr`, which no
     step reads; then no group has changed.
     """
-    plain = [plain_settings(group) for group in groups]
+    for group in groups:
+        flag("use_muon", group["use_muon"])
+    plain = [plain_settings(group, is_made=True) for group in groups]
     for settings in plain:
         if settings["adamw_lr"] is not None:
             raise ValueError(

@@ -111,12 +111,12 @@ def _difference(groups: Sequence[Group], saved: Sequence[Group]) -> str:
 def _places(groups: Sequence[Group]) -> Iterator[tuple[str, Place]]:
     """Yield each name that a user has given, without what wrappers add, with its group and its place there.
 
-    A group with more names than parameters yields nothing: a stage of a pipeline that reads one parameter's settings
-    from a flattened checkpoint gets the names of the whole group that saved it.
+    `torch.distributed.checkpoint` finds parameters by name and puts the names into `params`. What it calls
+    `param_names` may then be of another stage of a pipeline.
     """
     for number, group in enumerate(groups):
-        names = group.get("param_names", ())
-        for place, name in enumerate(names if len(names) <= len(group["params"]) else ()):
+        by_name = [each for each in group["params"] if isinstance(each, str)]
+        for place, name in enumerate(by_name or group.get("param_names", ())):
             if not MADE_UP.fullmatch(name):
                 yield bare_name(name), (number, place)
 

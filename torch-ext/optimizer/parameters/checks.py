@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..iteration import DTYPES
 from ..kernels.formats import exact_dtype
@@ -84,3 +85,32 @@ def check_norm(name: str, p: Tensor, is_shared: bool) -> None:
         raise ValueError(f"experimental_hyperball needs float32 or float64 matrices, {name} is {p.dtype}")
     if not is_shared and not p.is_meta and not p.any():
         raise ValueError(f"experimental_hyperball keeps norms of matrices, but {name} is zero: give it values first")
+
+
+def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
+    """Raise ValueError if elements of plain tensors certainly share memory: a step would change them more than once.
+
+    That is certain where one tensor has elements at one place, where two begin at one element, and where one begins
+    inside another without gaps.
+    """
+    of_storages: dict[int, list[tuple[int, int, bool, str]]] = {}
+    for name, p in named:
+        if type(p) not in (Tensor, Parameter) or p.is_meta or not p.numel():
+            continue
+        if any(size > 1 and step == 0 for size, step in zip(p.shape, p.stride())):
+            raise ValueError(
+                f"{name} {tuple(p.shape)} is expanded: several elements are at one place, strides {p.stride()}. Give "
+                "the parameter that it was expanded from, or its .contiguous()"
+            )
+        length = 1 + sum((size - 1) * step for size, step in zip(p.shape, p.stride()))
+        first, width = p.storage_offset() * p.element_size(), p.element_size()
+        entry = first, first + length * width, length == p.numel(), name
+        of_storages.setdefault(p.untyped_storage()._cdata, []).append(entry)
+    for entries in of_storages.values():
+        entries.sort()
+        for (first, end, is_dense, name), (other_first, _, _, other) in zip(entries, entries[1:]):
+            if first == other_first or (is_dense and other_first < end):
+                raise ValueError(
+                    f"{name} and {other} share memory, and are different parameters: each would be updated as if the "
+                    "other were not there. Tie weights by one parameter, such as head.weight = embedding.weight"
+                )

@@ -118,7 +118,7 @@ def loaded_group(
             raise ValueError(
                 f"adjust_lr_fn was a function when the state was saved, and is {kept['adjust_lr_fn']} here"
             )
-    loaded = {**plain_settings({**current, **saved, **kept}), **kept}
+    loaded = {**plain_settings({**current, **saved, **kept}, is_made=True), **kept}
     for position, (name, p) in enumerate(zip(names_of(current), current["params"]), first):
         _check_same_form(state.get(p, {}), name, p, saved, current)
         check_loaded(state.get(p, {}), name, p, loaded, position)

@@ -62,13 +62,18 @@ def check_closure(closure: Any) -> None:
         )
 
 
-def check_state_dict(state_dict: Any) -> None:
-    """Raise TypeError or ValueError for anything but what `state_dict()` of an optimizer returns."""
+def check_is_dict(state_dict: Any) -> None:
+    """Raise TypeError unless `state_dict` is a mapping. Its keys are checked later, because hooks may change them."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(
             f"need what optimizer.state_dict() returns, got {type(state_dict).__name__}: write torch.load(path) for a "
             "file, and optimizer.state_dict() for an optimizer"
         )
+
+
+def check_state_dict(state_dict: Any) -> None:
+    """Raise TypeError or ValueError for anything but what `state_dict()` of an optimizer returns."""
+    check_is_dict(state_dict)
     if not {"state", "param_groups"} <= set(state_dict):
         keys = ", ".join(map(str, list(state_dict)[:6]))
         raise ValueError(

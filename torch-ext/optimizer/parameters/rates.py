@@ -12,10 +12,7 @@ from typing import Optional
 from torch import Tensor
 
 from ..rules.decay import Number, scaled_decay
-from .settings import Group
-
-# Numbers that every step reads again, from tensors too.
-LIVE = ("lr", "weight_decay")
+from .settings import SCHEDULED, Group
 
 
 def rate_of(group: Group) -> Number:
@@ -35,13 +32,13 @@ def decay_of(group: Group) -> Number:
 
 def live_tensors(group: Group) -> list[Tensor]:
     """Return the numbers of a group that are tensors, which its steps read."""
-    return [group[key] for key in LIVE if isinstance(group[key], Tensor)]
+    return [group[key] for key in SCHEDULED if isinstance(group[key], Tensor)]
 
 
 def check_live_tensors(group: Group) -> None:
     """Raise ValueError if a number of a group is on a device where a step of its parameters cannot read it."""
     devices = {p.device for p in group["params"] if not p.is_meta}
-    for key in LIVE:
+    for key in SCHEDULED:
         value = group[key]
         if isinstance(value, Tensor) and value.device.type != "cpu" and not devices <= {value.device}:
             raise ValueError(

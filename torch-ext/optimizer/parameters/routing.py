@@ -8,6 +8,7 @@ from itertools import dropwhile
 from typing import Callable, Iterable, Optional, Sequence, Union
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .checks import check_matrix
 from .synonyms import wish_of
@@ -86,7 +87,8 @@ def unique_parameters(
 ) -> list[tuple[list[str], Tensor]]:
     """Return each parameter once, with all its names; unnamed parameters are called `param_<first>` and so on.
 
-    Warns if an unnamed parameter comes twice. Raises TypeError for anything but a tensor or a pair of name and tensor.
+    Warns if an unnamed parameter comes twice. Raises TypeError for anything but a tensor or a pair of name and tensor,
+    and ValueError for a parameter of a lazy module.
     """
     aliases: dict[Tensor, list[str]] = {}
     unnamed = []
@@ -97,6 +99,10 @@ def unique_parameters(
             got = f"{type(entry).__name__} at position {i - first}"
             got += ": write its named_parameters()" if isinstance(entry, nn.Module) else ""
             raise TypeError(f"params must be tensors or (name, tensor) pairs, got {got}")
+        if is_lazy(p):
+            raise ValueError(
+                f"{name} has no shape yet, because its module is lazy: run the model once before its optimizer is made"
+            )
         unnamed += [] if named else [p]
         aliases.setdefault(p, []).append(name)
     if len(set(unnamed)) < len(unnamed):

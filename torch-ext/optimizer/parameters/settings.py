@@ -31,6 +31,12 @@ MOMENTUM_DTYPES = (None, "float32", "float64", "bfloat16", "float16", "int8")
 Group = Mapping[str, Any]
 
 
+# Numbers that schedulers set, in tensors too; every step reads and checks them again.
+SCHEDULED = ("lr", "weight_decay")
+# How far below zero these may be in an optimizer that is made: more than the rounding of a schedule that subtracts.
+_ROUNDING = 1e-9
+
+
 class Role(Enum):
     """What a setting affects; `COMPARED_ONCE` and `COMPARED_AT_EVERY_STEP` list the ones that ranks compare."""
 
@@ -49,12 +55,23 @@ class Setting(NamedTuple):
     role: Role
 
 
-def plain_settings(settings: Group) -> dict[str, Any]:
+def live_number(key: str, value: Any) -> Any:
+    """Return a number of an optimizer that is already made: a plain float, or a tensor as it is.
+
+    Raises as the constructor does, but takes numbers a rounding error below zero, where schedulers may end.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return float(value) if is_number and -_ROUNDING < value < 0 else SETTINGS[key].check(key, value)
+
+
+def plain_settings(settings: Group, is_made: bool = False) -> dict[str, Any]:
     """Return `settings` with plain values that `torch.load(weights_only=True)` can read; other keys stay as they are.
 
-    Raises ValueError or TypeError for settings that cannot work.
+    `is_made` says that they are of an optimizer that is already made, perhaps of a saved one (`live_number`). Raises
+    ValueError or TypeError for settings that cannot work.
     """
-    plain = {key: SETTINGS[key].check(key, value) if key in SETTINGS else value for key, value in settings.items()}
+    live = dict.fromkeys(SCHEDULED, live_number) if is_made else {}
+    plain = {key: live.get(key, SETTINGS[key].check)(key, x) if key in SETTINGS else x for key, x in settings.items()}
     if plain["stochastic_rounding"] and plain["capturable"]:
         raise ValueError("stochastic_rounding draws new seeds at every step, but a captured step would repeat them")
     if plain["stochastic_rounding"] and plain["master_weights"]:

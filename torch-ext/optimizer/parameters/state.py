@@ -27,7 +27,7 @@ REMAINDER = "remainder"
 Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
 # Every key of this package. State that wrappers such as timm's Lookahead keep under other keys is not touched.
-_OURS = {BUFFER, SCALE, MOMENTS, REMAINDER, "step", "exp_avg", "exp_avg_sq"}
+KEYS = (BUFFER, SCALE, MOMENTS, REMAINDER, "step", "exp_avg", "exp_avg_sq")
 
 
 class StateTensor(NamedTuple):
@@ -85,7 +85,7 @@ def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, State
     They belong on the device of `p`, or in host memory for momentum of groups with `offload`. `memory` makes tensors of
     other shapes than that of `p`. Tensors that the group no longer asks for are removed. Call `check_shapes` before.
     """
-    for key in _OURS - wanted.keys():
+    for key in set(KEYS) - wanted.keys():
         state.pop(key, None)
     for key, kind in wanted.items():
         if key in state:
@@ -155,12 +155,12 @@ def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[
             f"master_weights={group['master_weights']!r} cannot hold. Load it with bfloat16 parameters and "
             "master_weights='split', and get float32 values from master_weights()"
         )
-    if state and not needed <= _OURS & set(state) <= set(wanted):
+    if state and not needed <= set(KEYS) & set(state) <= set(wanted):
         raise ValueError(
             f"{name} {tuple(p.shape)} is updated by {'Muon' if group['use_muon'] else 'AdamW'} and needs the state "
             f"{', '.join(wanted)}, got {', '.join(map(str, state))}: {_anew(position)}"
         )
-    for key in _OURS & set(state):
+    for key in set(KEYS) & set(state):
         if not isinstance(state[key], (Tensor, Real) if wanted[key].shape is None else Tensor):
             raise ValueError(f"state {key} of {name} {tuple(p.shape)} must be a tensor, got {state[key]!r}")
     check_shapes(state, name, p, wanted, _anew(position))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..iteration import default_work_dtype
 from ..parameters.groups import names_of
-from ..parameters.settings import COMPARED_AT_EVERY_STEP, COMPARED_ONCE, Group
+from ..parameters.matrices import view_in_group
+from ..parameters.settings import COMPARED_AT_EVERY_STEP, COMPARED_ONCE, Group, multiplier_in_group
 from ..parameters.state import BUFFER
 from .layout import Layout, layout_of, length, local_part, runs_of
 from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
@@ -112,7 +113,8 @@ def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Sh
     names, lines, places = zip(*((each.name, each.line, each.place) for each in parameters))
     digest = hashlib.sha256("\n".join((common_line, *lines)).encode()).hexdigest()
     sets = tuple(_copies(parameters)), tuple(_local_shards(parameters))
-    device = parameters[0].device
+    # NCCL sends nothing from a CPU, where some of the parameters may be.
+    device = next((each.device for each in parameters if each.device.type != "cpu"), parameters[0].device)
     return Terms(common_line, failed, names, lines, places, device, *sets, counterweight(ranks), digest)
 
 
@@ -180,7 +182,9 @@ def _line_of_state(p: Tensor, state: Mapping[Tensor, Mapping[str, Tensor]]) -> s
 
 def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
     """Return one line with everything that the plan of a parameter depends on."""
-    settings = {key: getattr(group[key], "__qualname__", group[key]) for key in COMPARED_ONCE}  # functions by name
+    settings = {key: group[key] for key in COMPARED_ONCE}
+    if callable(group["adjust_lr_fn"]):  # the text of a function may have its address, so what it returns is compared
+        settings["adjust_lr_fn"] = _multipliers(name, p, group) if group["use_muon"] else "a function"
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     if group["use_muon"] and group["ns_dtype"] is None:  # each rank chooses by what its processor multiplies fast
         settings["ns_dtype"] = f"None, here {default_work_dtype(p)}"
@@ -188,6 +192,14 @@ def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
         f"{name} {tuple(p.shape)} {p.dtype} on a mesh {layout.mesh.shape} (ranks {layout.mesh.digest}) split "
         f"{layout.splits}, in memory {order}, with {settings}"
     )
+
+
+def _multipliers(name: str, p: Tensor, group: Group) -> str:
+    view = view_in_group(name, p, group)
+    multipliers = (
+        f"{multiplier_in_group(group, *shape, view.scale)} for {shape}" for shape in dict.fromkeys(view.shapes)
+    )
+    return f"a function that gives {', '.join(multipliers)}"
 
 
 def _live_settings(group: Group) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The gradients of a step, and whether they are such as a step can take."""
+"""The gradients of a step: checks, and how those that lie otherwise on ranks are redistributed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ..parameters.groups import names_of
 from ..parameters.settings import Group
-from .layout import has_shards, lie_alike, local_part
+from ..rules.scaling import Scalings
+from .layout import are_on_one_mesh, has_shards, layout_of, lie_alike, local_part
 from .premises import Premises
+from .process_groups import explaining_timeouts
 
 _LAYOUT, _SHAPE, _DTYPE = attrgetter("layout"), attrgetter("shape"), attrgetter("dtype")
 
@@ -27,22 +29,24 @@ class Gradients:
         self.absent = frozenset([i for i, each in enumerate(self.tensors) if each is None] if some_lack else ())
 
 
-def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[Group]) -> None:
-    """Raise ValueError unless gradients are dense, of their parameter's shape and dtype, and lie on ranks as that does.
+def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[Group]) -> list[int]:
+    """Return the numbers of the gradients that lie on ranks otherwise than their parameters, but on the same mesh.
 
-    `groups` have the names of the parameters.
+    Raises ValueError unless gradients are dense, of their parameter's shape and dtype, and on its mesh. `groups` have
+    the names of the parameters.
     """
     sharded = premises.has_shards or has_shards(gradients.kinds)
-    columns = premises.params, premises.shapes, premises.dtypes, gradients.tensors
+    columns = range(len(premises.params)), premises.params, premises.shapes, premises.dtypes, gradients.tensors
     if gradients.absent:
         present = [i for i in range(len(gradients.tensors)) if i not in gradients.absent]
         columns = tuple([column[i] for i in present] for column in columns)
-    _, shapes, dtypes, tensors = columns
+    _, _, shapes, dtypes, tensors = columns
     # Almost always: with `map` no Python code runs for each.
     as_parameters = list(map(_SHAPE, tensors)) == shapes and list(map(_DTYPE, tensors)) == dtypes
     if not sharded and as_parameters and set(map(_LAYOUT, tensors)) <= {torch.strided}:
-        return
-    for p, shape, dtype, gradient in zip(*columns):
+        return []
+    elsewhere = []
+    for number, p, shape, dtype, gradient in zip(*columns):
         if gradient.layout != torch.strided:
             raise ValueError(
                 f"gradients must be dense, that of {_name_in(groups, p)} is {gradient.layout}: write nn.Embedding(..., "
@@ -60,12 +64,33 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
                 "g, p.grad = p.grad, None; p.grad_dtype = p.dtype; p.grad = g.to(p.dtype)"
             )
         if sharded and not lie_alike(p, gradient):
+            if are_on_one_mesh(p, gradient) and p.placements != gradient.placements:
+                elsewhere.append(number)
+                continue
             raise ValueError(
                 f"{_name_in(groups, p)} {tuple(p.shape)} with placements {getattr(p, 'placements', 'none')} and a part "
                 f"{tuple(local_part(p).shape)} has a gradient with {getattr(gradient, 'placements', 'none')} and "
                 f"{tuple(local_part(gradient).shape)}; bring it in line before the step: "
                 "p.grad = p.grad.redistribute(placements=p.placements)"
             )
+    return elsewhere
+
+
+def redistribute_(gradients: Gradients, numbers: Sequence[int], params: Sequence[Tensor], scalings: Scalings) -> None:
+    """Let the gradients of these numbers lie on ranks as their parameters do; `p.grad` stays as it is.
+
+    Collective: all ranks of a parameter's mesh must call it for the same parameters in the same order. Under tensor
+    parallelism each rank may have a term of a gradient, or a whole one of which the parameter is a shard. Where it is
+    already known that nothing will change, as after a dispute, zeros stand for a gradient, and nobody waits.
+    """
+    for number in numbers:
+        p = params[number]
+        overflow = scalings.on(layout_of("", p).mesh.members, local_part(p).device).found_inf
+        if overflow is not None and overflow.is_cpu and overflow.item():
+            gradients.tensors[number] = torch.zeros_like(p)
+            continue
+        with explaining_timeouts("gradients"):
+            gradients.tensors[number] = gradients.tensors[number].redistribute(p.device_mesh, p.placements)
 
 
 def _name_in(groups: Sequence[Group], p: Tensor) -> str:

@@ -24,6 +24,8 @@ _READ = attrgetter("device"), attrgetter("dtype"), attrgetter("shape"), Tensor.s
 
 # The mesh of each device mesh. Weak, because a device mesh keeps its process groups alive.
 _MESHES: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary()
+# The device meshes whose groups were offered, in each world: after a restart, equal meshes have other groups.
+_OFFERED: weakref.WeakKeyDictionary[dist.ProcessGroup, weakref.WeakSet[DeviceMesh]] = weakref.WeakKeyDictionary()
 
 
 class Mesh:
@@ -191,6 +193,11 @@ def lie_alike(a: Tensor, b: Tensor) -> bool:
     return a.placements == b.placements and (a.mesh is b.mesh or a.mesh == b.mesh)
 
 
+def are_on_one_mesh(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are DTensors on one device mesh."""
+    return isinstance(a, DTensor) and isinstance(b, DTensor) and a.device_mesh == b.device_mesh
+
+
 def lies_beside(name: str, value: Tensor, p: Tensor) -> bool:
     """Return whether every rank has the part of `value` that `memory_beside` would give it; True for plain tensors.
 
@@ -231,6 +238,11 @@ def runs_of(layout: Layout, rank: int) -> tuple[Runs, ...]:
 def _numbers_of(mesh: DeviceMesh) -> Mesh:
     if mesh not in _MESHES:
         _MESHES[mesh] = mesh_of(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+    world = dist.group.WORLD
+    if world is not None and world not in _OFFERED:
+        _OFFERED[world] = weakref.WeakSet()
+    if world is not None and mesh not in _OFFERED[world]:
+        _OFFERED[world].add(mesh)
         if mesh.get_coordinate() is not None:  # this rank is in the mesh, so it has a group along each dimension
             for dim in range(mesh.ndim):
                 offer_group(mesh.get_group(dim))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Collection, Optional, Sequence
+from typing import Any, Collection, Mapping, Optional, Sequence
 
 from torch import Tensor
 
@@ -44,6 +44,15 @@ class Premises:
                     f"the parameter {known[p]} {tuple(p.shape)} would now get the name {name}, which another parameter "
                     "had before: if you remove or reorder a group's params, do the same with its param_names"
                 )
+
+    def reasons(self, known: Mapping[Tensor, str], before: Optional[Premises]) -> dict[Tensor, str]:
+        """Return the `known` reasons for the branches of these parameters, in the known order.
+
+        Wrappers replace parameters. If all names are as `before`, a new one has the reason of that in its place.
+        """
+        same_names = before is not None and before._names == self._names
+        successors = {p: p for p in self.params} | (dict(zip(before.params, self.params)) if same_names else {})
+        return {successors[p]: reason for p, reason in known.items() if p in successors}
 
     def hold(self, params: Sequence[Tensor], absent: Collection[int], groups: Sequence[Group]) -> bool:
         """Return whether all of that is still the same."""

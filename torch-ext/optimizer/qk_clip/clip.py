@@ -9,6 +9,7 @@ Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 from ..kernels.formats import exact_dtype
 from ..parameters.warned import warn_user
 from ..plan.layout import layout_of
-from ..plan.process_groups import Ranks, all_reduce_max_, this_rank
+from ..plan.process_groups import Ranks, all_reduce_max_, this_rank, world_size
+from ..rules.scaling import Scalings
 from .heads import Attention, Layer, attentions, clip_settings
 
 # After so many steps without any observed logits a warning says so: more than checkpoint tools take to have state made,
@@ -40,6 +42,7 @@ class QKClip:
         self._ranks: Optional[Ranks] = None  # that share the weights
         self._is_here = True  # whether this rank is one of them
         self._largest: Optional[Tensor] = None  # the largest logit of every head, as `_allocate` describes it
+        self._warned = False  # of replicas whose logits nobody compares
         self._unobserved: Optional[int] = 0  # steps so far; None from the first observation on
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
 
@@ -52,6 +55,11 @@ class QKClip:
         return self._settings
 
     @property
+    def device(self) -> torch.device:
+        """The device on which logits are observed: that of the weights when the plan was made."""
+        return self._largest.device
+
+    @property
     def reports(self) -> bool:
         """Whether there is a function to report counts to."""
         return self._report is not None
@@ -60,17 +68,31 @@ class QKClip:
         """Find the attentions of these parameters. If the heads are the same as before, observed logits are kept.
 
         `replica_ranks` each have a copy of every plain parameter. Logits that any rank has observed count. Raises
-        ValueError if there are no attentions, or if they are on several groups of ranks.
+        ValueError if there are no attentions, if they are on several groups of ranks, or if two parameters have the
+        name of one of their weights.
         """
         self._parameters = dict(zip(names, parameters))
         found = attentions(self._settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
         weights = {name: self._parameters[name] for attention in found for name in attention.weights}
+        repeated = [name for name, count in Counter(names).items() if count > 1 and name in weights]
+        if repeated:
+            raise ValueError(
+                f"qk_clip finds weights by their names, and several parameters have the names {repeated}: give them "
+                "different names, or let each model have an optimizer with a qk_clip of its own"
+            )
         layouts = [layout_of(name, weight, replica_ranks) for name, weight in weights.items()]
         meshes = {layout.mesh.members for layout in layouts if layout is not None}
         if len(meshes) > 1:
             got = f"queries and keys are on {len(meshes)} groups of ranks, {sorted(meshes)}"
             raise ValueError(f"QK-clip needs all its layers on the same ranks: {got}")
         self._ranks = next(iter(meshes), None)
+        if self._ranks is None and world_size() > 1 and not self._warned:
+            self._warned = True
+            warn_user(
+                f"qk_clip sees the attention logits of rank {this_rank()} alone, and there are {world_size()} ranks: "
+                "if they have replicas of one model, as under DistributedDataParallel, these will drift apart. For "
+                "replicas write exchange=ExchangeOptions(process_group=...) with the group of their ranks"
+            )
         self._is_here = self._ranks is None or this_rank() in self._ranks
         device = next(iter(weights.values())).device
         if found != self._attentions or self._largest is None or self._largest.device != device:
@@ -106,17 +128,24 @@ class QKClip:
             largest = self._largest[attention.first : attention.first + heads]
             torch.maximum(largest, logits.detach().reshape(-1, heads).amax(0).to(largest.dtype), out=largest)
 
-    def take_scales(self) -> dict[Tensor, Tensor]:
+    def begin_step(self) -> None:
+        """Give the counts of the last step to `report`, and warn if nothing was ever observed: before anything changes.
+
+        Either may raise.
+        """
+        self._count_unobserved()
+        if self._report is not None and self.counts is not None:
+            self._report(*map(int, self.counts))
+
+    def take_scales(self, scalings: Scalings) -> dict[Tensor, Tensor]:
         """Return the float32 factor of each row of the weights and biases that QK-clip may scale, views of one tensor.
 
         The factors follow from the logits observed since the last call, and are computed in the device's `exact_dtype`.
         The logits are then forgotten, since changed weights have other logits. A head with a NaN or an infinity keeps
         its rows, because no factor follows from such a logit, and a factor of 0 would kill the head. `counts` has it.
+        If gradients overflowed, as `scalings` say, no head counts as clipped.
         Where other ranks have all these weights, there are none.
         """
-        self._count_unobserved()
-        if self._report is not None and self.counts is not None:
-            self._report(*map(int, self.counts))
         largest, threshold = self._largest, self._settings.threshold
         if not self._is_here:
             return {}
@@ -125,7 +154,9 @@ class QKClip:
             largest.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
             all_reduce_max_(largest, self._ranks, "attention logits")
         clipped = (largest > threshold) & largest.isfinite()
-        self.counts = torch.stack([clipped.sum(), (largest.isnan() | largest.isposinf()).sum()])
+        found_inf = scalings.on(self._ranks, largest.device).found_inf
+        count = clipped.sum() if found_inf is None else clipped.sum() * (found_inf.reshape(()) == 0)
+        self.counts = torch.stack([count, (largest.isnan() | largest.isposinf()).sum()])
         gamma = (threshold / largest.to(self._exponents.dtype)).masked_fill(~clipped, 1.0)
         of_runs = gamma[self._heads_of_run].amin(1).pow(self._exponents).float()
         scales = of_runs[self._run_of_row].split(list(self._rows.values()))

@@ -32,5 +32,5 @@ class FallbackTensors(NamedTuple):
 def uncount_overflow_(steps: Sequence[Tensor], found_inf: Optional[Tensor]) -> None:
     """Subtract 1 from `steps`, 0-d tensors, in place, if gradients overflowed: the counted step changed nothing."""
     if found_inf is not None:
-        overflow = found_inf.reshape(()).clamp(max=1)  # GradScaler adds the flags of several devices up
+        overflow = found_inf.reshape(())
         torch._foreach_sub_(steps, [overflow.to(step.device) for step in steps])

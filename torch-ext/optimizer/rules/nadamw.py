@@ -42,7 +42,7 @@ def nadamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScali
     used = [[t.to(dtype, copy=overflow is not None) for t in tensors] for tensors in stored]
     gradients = [g.to(dtype) for g in gradients]
     if scaling.grad_scale is not None:
-        gradients = torch._foreach_div(gradients, scaling.grad_scale.to(dtype))
+        gradients = torch._foreach_div(gradients, scaling.grad_scale.reshape(()).to(dtype))
     if rule.maximize:
         gradients = torch._foreach_neg(gradients)
     torch._foreach_add_(steps, 1)

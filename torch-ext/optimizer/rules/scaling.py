@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Mapping, NamedTuple, Optional
 
+import torch
 from torch import Tensor
 
 
@@ -13,5 +14,32 @@ class GradientScaling(NamedTuple):
     grad_scale: Optional[Tensor]
     found_inf: Optional[Tensor]
 
+    def on(self, device: torch.device) -> GradientScaling:
+        """Return both tensors on `device`. The host waits only for a copy from another device to the CPU."""
+        to_cpu = device.type == "cpu"
+        return GradientScaling(*(t if t is None else t.to(device, non_blocking=not to_cpu) for t in self))
+
 
 UNSCALED = GradientScaling(None, None)
+
+
+class Scalings:
+    """The gradient scale and overflow of a step for each set of ranks that has agreed on them.
+
+    None stands for this process alone.
+    """
+
+    def __init__(self, agreed: Mapping[Optional[tuple[int, ...]], GradientScaling]):
+        self._agreed = agreed
+        self._moved: dict[tuple[Optional[tuple[int, ...]], torch.device], GradientScaling] = {}
+
+    def __contains__(self, ranks: Optional[tuple[int, ...]]) -> bool:
+        """Whether there is an entry for these ranks; there is none for a mesh that this rank is not in."""
+        return ranks in self._agreed
+
+    def on(self, ranks: Optional[tuple[int, ...]], device: torch.device) -> GradientScaling:
+        """Return what holds for parameters on `device` that `ranks` share."""
+        key = (ranks, device)
+        if key not in self._moved:
+            self._moved[key] = self._agreed[ranks].on(device)
+        return self._moved[key]

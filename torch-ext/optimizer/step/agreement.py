@@ -160,7 +160,7 @@ class Meeting:
 
     def _in_words(self, statements: Mapping[int, Statement]) -> str:
         first, odd = _first_difference(statements, lambda statement: statement.identity)
-        are_new = not any(statements[rank].has_met for rank in (first, odd))
+        are_new = all(statements[rank].optimizer.startswith("new ") for rank in (first, odd))
         hint = (
             ": make the same optimizers on all ranks, in the same order; copies by copy.deepcopy count, too"
             if are_new

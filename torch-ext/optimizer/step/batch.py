@@ -59,7 +59,7 @@ def update_local_(chains: Iterable[Sequence[LocalBatch]], recipes: Recipes) -> l
 
 def update_chain_(chain: Sequence[LocalBatch], recipes: Recipes) -> list[UpdateNorms]:
     """Update the parameters and momentum buffers of a chain's batches in place, from its gradients."""
-    chain_recipes = [recipes.of_groups(work.group_numbers, work.batch.first.parameter.sharers) for work in chain]
+    chain_recipes = [recipes.of_groups(work.group_numbers, work.batch.first.parameter) for work in chain]
     packed = recipes.graphs.packed(
         [(work.batch, len(work.parts), recipe.eps) for work, recipe in zip(chain, chain_recipes)]
     )
@@ -121,5 +121,6 @@ def _scale_rows_of_absent_(work: LocalBatch, recipes: Recipes) -> None:
     """Apply QK-clip to weights without a gradient, which are not updated otherwise."""
     for part in work.parts:
         if part.row_scale is not None and not part.source.has_gradient:
-            found_inf = recipes.scalings[part.matrix.parameter.sharers].found_inf
+            parameter = part.matrix.parameter
+            found_inf = recipes.scalings.on(parameter.sharers, parameter.device).found_inf
             scale_rows_(part.view, part.row_scale, part.remainder, [found_inf])

@@ -67,8 +67,11 @@ def _integers(local: Tensor) -> Tensor:
     """Return a tensor's elements as a 1-d tensor of integers, of eight bytes if possible: fewer to sum."""
     flat = local.reshape(-1)
     narrow = flat.view(_INTEGERS[flat.element_size()])
-    fits = narrow.numel() * narrow.element_size() % 8 == 0 == narrow.storage_offset() * narrow.element_size() % 8
-    return narrow.view(torch.int64) if fits and narrow.data_ptr() % 8 == 0 else narrow
+    if narrow.numel() * narrow.element_size() % 8:
+        return narrow
+    # Replicas may lie in memory differently.
+    is_aligned = narrow.storage_offset() * narrow.element_size() % 8 == 0 == narrow.data_ptr() % 8
+    return (narrow if is_aligned else narrow.clone()).view(torch.int64)
 
 
 def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State) -> Iterator[tuple[Key, Tensor]]:

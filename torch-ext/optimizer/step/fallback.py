@@ -14,11 +14,10 @@ from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, integers
 from ..plan.layout import local_part
 from ..plan.plan import FallbackBatch
-from ..plan.process_groups import Ranks
 from ..rules.adamw import adamw_
 from ..rules.fallback import FallbackRule, FallbackTensors
 from ..rules.nadamw import nadamw_
-from ..rules.scaling import GradientScaling
+from ..rules.scaling import GradientScaling, Scalings
 from .local_matrix import StepTensors
 
 FallbackUpdate = Callable[[FallbackTensors, FallbackRule, GradientScaling], None]
@@ -63,20 +62,21 @@ def local_fallback(
     return LocalFallback(batch, parameters, numbers, [places[p] for p in parameters], tensors)
 
 
-def update_fallback_(work: LocalFallback, group: Group, scalings: Mapping[Optional[Ranks], GradientScaling]) -> None:
+def update_fallback_(work: LocalFallback, group: Group, scalings: Scalings) -> None:
     """Update those parameters of a fallback batch that have a gradient, and their state."""
     work = work.with_gradients()
     sharers = work.batch.sharers
-    if not work.parameters or sharers not in scalings:  # on a mesh that this rank is not in
+    if not work.parameters or sharers not in scalings:
         return
+    scaling = scalings.on(sharers, work.parameters[0].device)
     rule, update = _fallback_rule(group), FALLBACK_UPDATES[group["fallback"]]
     tensors, remainders = _tensors_of(work)
     if remainders is None:
-        update(tensors, rule, scalings[sharers])
+        update(tensors, rule, scaling)
         return
     for piece in _pieces(tensors.parameters):
         part = FallbackTensors(*(column[piece] for column in tensors))
-        _update_masters_(update, part, remainders[piece], rule, scalings[sharers])
+        _update_masters_(update, part, remainders[piece], rule, scaling)
 
 
 def _tensors_of(work: LocalFallback) -> tuple[FallbackTensors, Optional[list[Tensor]]]:

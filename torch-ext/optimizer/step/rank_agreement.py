@@ -15,7 +15,7 @@ from torch import Tensor
 from ..parameters.settings import Group
 from ..plan.agreement import Terms
 from ..plan.process_groups import Ranks, all_reduce_max_, shortened
-from ..rules.scaling import UNSCALED, GradientScaling
+from ..rules.scaling import UNSCALED, GradientScaling, Scalings
 from .agreement import Meeting, Statement, absent_of, raise_disputes
 
 _SERIALS = itertools.count()
@@ -37,9 +37,10 @@ class Acquaintance(NamedTuple):
 class RankAgreement:
     """Agreement of one optimizer with the optimizers on other ranks that share its parameters.
 
-    When ranks meet for the first time, or with a new plan, they give the optimizer a number. It distinguishes those
-    with similar parameters, such as those of an actor and a critic. At that first meeting the order of construction
-    decides: among the living optimizers with this plan and without a number, it has the same place on all ranks.
+    When ranks meet for the first time, they give the optimizer a number, which it keeps when its plan changes. It
+    distinguishes those with similar parameters, such as those of an actor and a critic. At that first meeting the order
+    of construction decides: among the living optimizers with this plan and without a number, it has the same place on
+    all ranks.
     """
 
     def __init__(self, digests: Optional[Mapping[Ranks, str]] = None):
@@ -67,20 +68,17 @@ class RankAgreement:
         read_all(terms)
         raise_disputes(meetings)
 
-    def begin_step(
-        self, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling
-    ) -> dict[Optional[Ranks], GradientScaling]:
+    def begin_step(self, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling) -> Scalings:
         """Return `scaling` as agreed by each set of ranks that share parameters; all of them must call it.
 
-        Gradients overflow on all ranks of a set or on none. The key None is for parameters of this process only. If
-        ranks disagree, their gradients count as overflowing, so nothing that they share changes; `end_step` reports it.
-        Raises the errors of `meet`.
+        Gradients overflow on all ranks of a set or on none. If ranks disagree, their gradients count as overflowing, so
+        nothing that they share changes; `end_step` reports it. Raises the errors of `meet`.
         """
         meetings, overflows = self._meet(f"step {self._steps + 1}", terms, groups, scaling)
         self._steps += 1
         self._read = [meeting for meeting in meetings if meeting.is_known]
         shared = {ranks: scaling._replace(found_inf=overflow) for ranks, overflow in overflows.items()}
-        return {None: scaling, **shared}
+        return Scalings({None: scaling, **shared})
 
     def end_step(self) -> None:
         """Raise RuntimeError, which names the ranks and the difference, if it is already known that ranks disagreed."""
@@ -95,7 +93,7 @@ class RankAgreement:
         for ranks, shared in sorted(terms.items()):
             known = self._known.get(ranks)
             is_new = known is None or known.digest != shared.digest
-            name = f"new optimizer {self._seniority(ranks)}" if is_new else f"optimizer {known.number}"
+            name = f"new optimizer {self._seniority(ranks)}" if known is None else f"optimizer {known.number}"
             absent = absent_of(shared, groups) if act.startswith("step") else ()
             settings = shared.settings(groups)
             meeting = Meeting(ranks, shared, Statement(act, name, not is_new, shared.digest, settings, absent))
@@ -108,7 +106,8 @@ class RankAgreement:
             if error is not None:  # raised after the loop, so that no other rank waits
                 errors.append(error)
             elif is_new:
-                self._known[ranks] = Acquaintance(shared.digest, _new_number(ranks, shared))
+                number = _new_number(ranks, shared) if known is None else known.number
+                self._known[ranks] = Acquaintance(shared.digest, number)
         if errors:
             raise errors[0]
         return meetings, overflows
@@ -124,8 +123,7 @@ class RankAgreement:
         return sum(other._serial < self._serial and other._is_new(ranks, digest) for other in _LIVING)
 
     def _is_new(self, ranks: Ranks, digest: Optional[str]) -> bool:
-        known = self._known.get(ranks)
-        return self._digests.get(ranks) == digest and (known is None or known.digest != digest)
+        return self._digests.get(ranks) == digest and ranks not in self._known
 
 
 def read_all(terms: Mapping[Ranks, Terms]) -> None:

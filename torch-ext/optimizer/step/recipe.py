@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Sequence, Union
+from typing import NamedTuple, Sequence, Union
 
 from torch import Tensor
 
 from ..parameters.rates import rate_of
 from ..parameters.settings import Group
-from ..plan.matrix import Matrix
-from ..plan.process_groups import Ranks
+from ..plan.matrix import Matrix, Parameter
 from ..rules.descent import DescentRule, descent_rule
 from ..rules.momentum import MomentumRule
-from ..rules.scaling import GradientScaling
+from ..rules.scaling import GradientScaling, Scalings
 from .graphs import UpdateGraphs
 
 
@@ -27,15 +26,12 @@ class Recipe(NamedTuple):
 
 
 class Recipes:
-    """The recipes of one step, each made once, and the `graphs` that may take the middle of it.
-
-    `scalings` has what GradScaler says by the ranks that share a parameter, under None for this process alone.
-    """
+    """The recipes of one step, each made once, its `scalings`, and the `graphs` that may take the middle of it."""
 
     def __init__(
         self,
         groups: Sequence[Group],
-        scalings: Mapping[Optional[Ranks], GradientScaling],
+        scalings: Scalings,
         graphs: UpdateGraphs,
     ):
         self.groups = groups
@@ -45,13 +41,14 @@ class Recipes:
 
     def of(self, matrices: Sequence[Matrix]) -> Recipe:
         """Return the recipe of matrices of one batch, whose groups may differ in learning rate and decay alone."""
-        return self.of_groups(group_numbers(matrices), matrices[0].parameter.sharers)
+        return self.of_groups(group_numbers(matrices), matrices[0].parameter)
 
-    def of_groups(self, numbers: tuple[int, ...], sharers: Optional[Ranks]) -> Recipe:
-        """Return the recipe of matrices, which `sharers` share, by their `group_numbers`."""
-        key = (numbers, sharers)
+    def of_groups(self, numbers: tuple[int, ...], parameter: Parameter) -> Recipe:
+        """Return the recipe of matrices by their `group_numbers`; `parameter` is that of one of them."""
+        key = (numbers, parameter.sharers, parameter.device)
         if key not in self._made:
-            self._made[key] = self._recipe([self.groups[number] for number in numbers], self.scalings[sharers])
+            scaling = self.scalings.on(parameter.sharers, parameter.device)
+            self._made[key] = self._recipe([self.groups[number] for number in numbers], scaling)
         return self._made[key]
 
     def _recipe(self, groups: Sequence[Group], scaling: GradientScaling) -> Recipe:

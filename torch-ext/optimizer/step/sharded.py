@@ -36,7 +36,7 @@ def update_chunk_(
     """
     chunk, holder, owner = work.chunk, work.chunk.messages.holder, work.chunk.messages.owner
     parameter = chunk.first.parameter
-    parts = ShardedParts(work.parts, recipes.of_groups(work.group_numbers, parameter.sharers), recipes.groups)
+    parts = ShardedParts(work.parts, recipes.of_groups(work.group_numbers, parameter), recipes.groups)
     outgoing = torch.empty(sum(holder.sent) + holder.scratch, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
         parts.pack_(outgoing, holder.direction_places)

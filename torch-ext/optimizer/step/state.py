@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Collection, Mapping, Optional, Sequence
+import itertools
+import operator
+import weakref
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..parameters.checks import check_dtypes, check_norm, check_parameter
+from ..parameters.checks import check_dtypes, check_memory, check_norm, check_parameter
 from ..parameters.groups import names_of
 from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
 from ..parameters.rates import check_live_tensors
 from ..parameters.settings import Group
-from ..parameters.state import BUFFER, SCALE, StateTensor, check_shapes, ensure_state, placed, state_tensors
+from ..parameters.state import BUFFER, KEYS, SCALE, StateTensor, check_shapes, ensure_state, placed, state_tensors
 from ..plan.layout import layout_of, lies_beside, local_part, memory_beside
+from ..plan.plan import State
 from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
 from ..rules.momentum import dequantized, quantized
@@ -38,6 +42,7 @@ def checked_parameters(
             if has_state(p, state):
                 _check_state(state.get(p, {}), name, p, group, replica_ranks)
                 checked.append((group, name, p))
+    check_memory([(name, local_part(p)) for _, name, p in checked])
     return checked
 
 
@@ -60,30 +65,48 @@ def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ran
         del state[stale]
 
 
-def value_count(state: Mapping[Any, Any]) -> int:
-    """Return the number of values in the `state` of all parameters; it shrinks if somebody removes one.
+class KnownState:
+    """The state of all parameters that was checked last: whose it is, and what kind of tensors it has.
 
-    Steps call it, so it uses `map`: a loop in Python over thousands of parameters would be slow.
+    Every step compares it, because nothing tells when somebody removes or replaces some of it. References are weak, so
+    nobody keeps tensors that are replaced. Changes inside of a tensor, as by `.data`, are not noticed.
     """
+
+    def __init__(self, state: State):
+        self._references, self._kinds = _references(state), _kinds(state)
+
+    def holds(self, state: State) -> bool:
+        """Return whether `state` is of the same parameters in the same order, with tensors of the same kind.
+
+        What wrappers keep there besides does not matter. It remembers the tensors that it has compared, and is slow
+        only in steps before which somebody has replaced some.
+        """
+        references = _references(state)
+        is_as_long = len(references) == len(self._references)
+        if is_as_long and all(map(operator.is_, references, self._references)):  # almost always
+            return True
+        self._references = references
+        return _kinds(state) == self._kinds
+
+
+def _references(state: State) -> list[weakref.ref]:
+    """Return weak references to all values. No loop in Python runs over those of thousands of parameters."""
     try:
-        return sum(map(len, state.values()))
-    except TypeError:  # somebody keeps a number beside the parameters
-        return sum(len(each) for each in state.values() if isinstance(each, dict))
+        return list(map(weakref.ref, itertools.chain.from_iterable(map(dict.values, state.values()))))
+    except TypeError:  # somebody keeps a number there
+        states = [each for each in state.values() if isinstance(each, dict)]
+        return [weakref.ref(value) for each in states for value in each.values() if isinstance(value, Tensor)]
 
 
-def lacks_state(
-    groups: Sequence[Group], state: Mapping[Tensor, Mapping[str, Any]], planned: Collection[Tensor]
-) -> bool:
-    """Return whether a parameter lacks some of its state, as after `optimizer.state.clear()`.
+def _kinds(state: State) -> list[Any]:
+    """Return parameter, key, and form of each tensor that a step may use."""
+    ours = [(id(p), key, each.get(key)) for p, each in state.items() if isinstance(p, Tensor) for key in KEYS]
+    return [(*of, type(x), *(_form(x) if isinstance(x, Tensor) else ())) for *of, x in ours]
 
-    Those `planned` need it though they are frozen, until a new plan leaves them out.
-    """
-    return any(
-        not state_tensors(name, p, group).keys() <= state.get(p, {}).keys()
-        for group in groups
-        for name, p in zip(names_of(group), group["params"])
-        if p in planned or has_state(p, state)
-    )
+
+def _form(x: Tensor) -> tuple[Any, ...]:
+    """Return shape, dtype and device of a tensor, and how it lies on ranks."""
+    return x.shape, x.dtype, x.device, local_part(x).shape, x._spec if isinstance(x, DTensor) else None
 
 
 def has_state(p: Tensor, state: Mapping[Tensor, Any]) -> bool:
@@ -102,7 +125,9 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
         kinds = state_tensors(name, p, group)
         for key, value in loaded["state"].get(position, {}).items():
             if key in kinds:  # a count is a number in files of torch before 1.12
-                state[p][key] = placed(p, torch.as_tensor(value), kinds[key], memory_beside, copy=True)
+                # Not `as_tensor`, which moves tensors to torch's default device, too.
+                value = value if isinstance(value, Tensor) else torch.tensor(value, device=p.device)
+                state[p][key] = placed(p, value, kinds[key], memory_beside, copy=True)
             else:
                 state[p][key] = copy.deepcopy(state[p][key])
 
@@ -162,20 +187,20 @@ def _convert_momentum_(
 ) -> None:
     """Bring momentum in `state` of `p` from floating point into 8 bits, with blocks along `axes`, or back."""
     buffer = state[BUFFER]
-    if not local_part(buffer).numel():  # and perhaps one dimension, on a rank that is not in the mesh
-        state[BUFFER] = torch.empty_like(buffer, dtype=wanted[BUFFER].dtype)
-        state.pop(SCALE, None)
-        state |= {SCALE: memory_beside(p, wanted[SCALE].shape, torch.float32)} if SCALE in wanted else {}
-    elif SCALE in wanted:
-        codes, scale = quantized(_lines(buffer, axes))
-        state[SCALE] = memory_beside(p, wanted[SCALE].shape, torch.float32)
-        state[BUFFER] = torch.empty_like(buffer, dtype=torch.int8)
-        _fill_(state[BUFFER], codes, axes)
-        _fill_(state[SCALE], scale, axes)
-    else:
-        lines = (_lines(each, axes).to(buffer.device) for each in (buffer, state.pop(SCALE)))
-        state[BUFFER] = torch.empty_like(buffer, dtype=wanted[BUFFER].dtype)
-        _fill_(state[BUFFER], dequantized(*lines, wanted[BUFFER].dtype), axes)
+    made = {BUFFER: torch.empty_like(buffer, dtype=wanted[BUFFER].dtype)}
+    if SCALE in wanted:
+        made[SCALE] = memory_beside(p, wanted[SCALE].shape, torch.float32)
+    if local_part(buffer).numel():  # a rank that is not in the mesh has none, and perhaps one dimension
+        if SCALE in wanted:
+            values = quantized(_lines(buffer, axes))
+        else:
+            lines = (_lines(each, axes).to(buffer.device) for each in (buffer, state[SCALE]))
+            values = (dequantized(*lines, made[BUFFER].dtype),)
+        for tensor, of_lines in zip(made.values(), values):
+            _fill_(tensor, of_lines, axes)
+    # Only now, because memory may have run out before.
+    state.pop(SCALE, None)
+    state.update(made)
 
 
 def _lines(tensor: Tensor, axes: Sequence[int]) -> Tensor:

@@ -13,7 +13,7 @@ from ..plan.plan import State
 from ..plan.process_groups import Ranks, group_of, this_rank
 from ..plan.shards import local_rows
 from ..rules.descent import scale_rows_
-from ..rules.scaling import GradientScaling
+from ..rules.scaling import Scalings
 from .batch import UpdateNorms, update_local_
 from .pipeline import advanced
 from .recipe import Recipes
@@ -42,14 +42,14 @@ def scale_other_rows_(
     state: State,
     scaled: Container[Tensor],
     replica_ranks: Optional[Ranks],
-    scalings: Mapping[Optional[Ranks], GradientScaling],
+    scalings: Scalings,
 ) -> None:
     """Apply QK-clip, in place, to what no batch has `scaled`: biases, of one element a row, and frozen weights."""
     for p, row_scale in row_scales.items():
         layout, local = layout_of("", p, replica_ranks), local_part(p)
         sharers = None if layout is None else layout.mesh.members
-        if p not in scaled and sharers in scalings:  # else it is on a mesh that this rank is not in
+        if p not in scaled and sharers in scalings:
             rest = state[p].get(REMAINDER) if p in state else None
             remainder = None if rest is None else integers(local_part(rest))
-            rows, found_inf = local_rows(row_scale, layout, this_rank()), scalings[sharers].found_inf
+            rows, found_inf = local_rows(row_scale, layout, this_rank()), scalings.on(sharers, local.device).found_inf
             scale_rows_(local, rows, remainder, [found_inf])
