@@ -27,7 +27,7 @@ def refused_calls() -> dict[str, tuple[str, dict]]:
         ("momentum_pack_", {**pack, **bad}) for bad in [*passes.BAD_PACKS.values(), *passes.SHARING_PACKS.values()]
     ]
     calls += [("descend_", descend | bad) for bad in [*passes.BAD_DESCENTS.values(), *passes.SHARING_DESCENTS.values()]]
-    calls += [("momentum_pack_", codes.arguments(**bad)) for bad in codes.BAD.values()]
+    calls += [("momentum_pack_", codes.arguments(**bad())) for bad in codes.BAD.values()]
     calls += [("gemm_", products.arguments(**bad)) for bad in [*products.BAD.values(), *products.SHARING.values()]]
     calls += [("newton_schulz_", iterations.arguments(**bad)) for bad in _with_portable(iterations.BAD)]
     calls += [("gram_newton_schulz_", iterations.gram_arguments(**bad)) for bad in _with_portable(iterations.BAD_GRAMS)]

@@ -184,7 +184,7 @@ def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
     """Return one line with everything that the plan of a parameter depends on."""
     settings = {key: group[key] for key in COMPARED_ONCE}
     if callable(group["adjust_lr_fn"]):  # the text of a function may have its address, so what it returns is compared
-        settings["adjust_lr_fn"] = _multipliers(name, p, group) if group["use_muon"] else "a function"
+        settings["adjust_lr_fn"] = _said_of_function(name, p, group)
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     if group["use_muon"] and group["ns_dtype"] is None:  # each rank chooses by what its processor multiplies fast
         settings["ns_dtype"] = f"None, here {default_work_dtype(p)}"
@@ -194,12 +194,17 @@ def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
     )
 
 
-def _multipliers(name: str, p: Tensor, group: Group) -> str:
+def _said_of_function(name: str, p: Tensor, group: Group) -> str:
+    """Return the name of the function that gives multipliers, and those that it gives for a parameter of Muon's."""
+    function = group["adjust_lr_fn"]
+    said = getattr(function, "__qualname__", type(function).__qualname__)
+    if not group["use_muon"]:
+        return said
     view = view_in_group(name, p, group)
     multipliers = (
         f"{multiplier_in_group(group, *shape, view.scale)} for {shape}" for shape in dict.fromkeys(view.shapes)
     )
-    return f"a function that gives {', '.join(multipliers)}"
+    return f"{said}, which gives {', '.join(multipliers)}"
 
 
 def _live_settings(group: Group) -> dict[str, Any]:
