@@ -242,3 +242,10 @@ def test_experts_are_stepped_as_separate_parameters(kernel):
     ours.step()
     separate.step()
     assert torch.equal(stack, torch.stack(single))
+
+
+def test_parts_of_one_tensor_are_parameters_of_their_own(kernel):
+    """Rows, and even columns, of one tensor lie beside each other."""
+    whole = torch.ones(12, 8)
+    parts = {"rows": whole[:4], "more rows": whole[4:8], "left": whole[8:, :4], "right": whole[8:, 4:]}
+    kernel.Muon([(name, Parameter(part)) for name, part in parts.items()])

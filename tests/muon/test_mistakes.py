@@ -214,13 +214,6 @@ SETTINGS = {
 }
 
 
-def test_parts_of_one_tensor_are_parameters_of_their_own(kernel):
-    """Rows, and even columns, of one tensor lie beside each other."""
-    whole = torch.ones(12, 8)
-    parts = {"rows": whole[:4], "more rows": whole[4:8], "left": whole[8:, :4], "right": whole[8:, 4:]}
-    kernel.Muon([(name, Parameter(part)) for name, part in parts.items()])
-
-
 @pytest.mark.parametrize("mistake", [*PARAMETERS, *SETTINGS])
 def test_a_mistake_is_answered_by_what_to_write(kernel, mistake):
     make, error, words = {**PARAMETERS, **SETTINGS}[mistake]

@@ -21,6 +21,7 @@ ON_THE_HOST = {
 }  # fmt: skip
 # Operations that read a value on the host, which a capture forbids.
 READING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"}
+OFFSET = 4  # by which a generator moves on with each operation; it takes multiples of this
 CUDA_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 # Namespaces of messages between GPUs, which no operation for CPUs stands for.
 MESSAGES = ("c10d", "_c10d_functional", "symm_mem")
@@ -153,8 +154,9 @@ def _moved(x: Any) -> Any:
     if isinstance(x, Tensor):
         return on_host(x) if x.is_cuda else x
     if isinstance(x, torch.Generator) and x.device.type == "cuda":
-        # One for each call: a new generator may have the address of an old one, so none can be known again.
-        return torch.Generator().manual_seed(x.initial_seed())
+        seed = x.initial_seed() + x.get_offset()
+        x.set_offset(x.get_offset() + OFFSET)
+        return torch.Generator().manual_seed(seed)
     return torch.device("cpu") if isinstance(x, torch.device) and x.type == "cuda" else x
 
 

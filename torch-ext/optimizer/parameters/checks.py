@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -87,13 +87,22 @@ def check_norm(name: str, p: Tensor, is_shared: bool) -> None:
         raise ValueError(f"experimental_hyperball keeps norms of matrices, but {name} is zero: give it values first")
 
 
+class _Span(NamedTuple):
+    """The bytes of a storage from a tensor's first element to its last."""
+
+    first: int
+    end: int
+    is_dense: bool  # without gaps
+    name: str
+
+
 def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
     """Raise ValueError if elements of plain tensors certainly share memory: a step would change them more than once.
 
     That is certain where one tensor has elements at one place, where two begin at one element, and where one begins
     inside another without gaps.
     """
-    of_storages: dict[int, list[tuple[int, int, bool, str]]] = {}
+    of_storages: dict[int, list[_Span]] = {}
     for name, p in named:
         if type(p) not in (Tensor, Parameter) or p.is_meta or not p.numel():
             continue
@@ -103,14 +112,13 @@ def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
                 "the parameter that it was expanded from, or its .contiguous()"
             )
         length = 1 + sum((size - 1) * step for size, step in zip(p.shape, p.stride()))
-        first, width = p.storage_offset() * p.element_size(), p.element_size()
-        entry = first, first + length * width, length == p.numel(), name
-        of_storages.setdefault(p.untyped_storage()._cdata, []).append(entry)
-    for entries in of_storages.values():
-        entries.sort()
-        for (first, end, is_dense, name), (other_first, _, _, other) in zip(entries, entries[1:]):
-            if first == other_first or (is_dense and other_first < end):
+        first, end = (p.element_size() * place for place in (p.storage_offset(), p.storage_offset() + length))
+        of_storages.setdefault(p.untyped_storage()._cdata, []).append(_Span(first, end, length == p.numel(), name))
+    for spans in of_storages.values():
+        spans.sort()
+        for one, other in zip(spans, spans[1:]):
+            if one.first == other.first or (one.is_dense and other.first < one.end):
                 raise ValueError(
-                    f"{name} and {other} share memory, and are different parameters: each would be updated as if the "
-                    "other were not there. Tie weights by one parameter, such as head.weight = embedding.weight"
+                    f"{one.name} and {other.name} share memory, and are different parameters: each would be updated as "
+                    "if the other were not there. Tie weights by one parameter, such as head.weight = embedding.weight"
                 )

@@ -85,7 +85,10 @@ def redistribute_(gradients: Gradients, numbers: Sequence[int], params: Sequence
     """
     for number in numbers:
         p = params[number]
-        overflow = scalings.on(layout_of("", p).mesh.members, local_part(p).device).found_inf
+        sharers = layout_of("", p).mesh.members
+        if sharers not in scalings:
+            continue
+        overflow = scalings.on(sharers, local_part(p).device).found_inf
         if overflow is not None and overflow.is_cpu and overflow.item():
             gradients.tensors[number] = torch.zeros_like(p)
             continue

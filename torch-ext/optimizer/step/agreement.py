@@ -27,6 +27,7 @@ class Statement(NamedTuple):
 
     act: str  # such as `step 5`
     optimizer: str  # identifies it among the optimizers of the same ranks
+    has_number: bool  # whether they have met and given it one, with whichever plan
     has_met: bool  # whether it has met these ranks before with this plan
     digest: str  # of its plan
     settings: str
@@ -160,7 +161,7 @@ class Meeting:
 
     def _in_words(self, statements: Mapping[int, Statement]) -> str:
         first, odd = _first_difference(statements, lambda statement: statement.identity)
-        are_new = all(statements[rank].optimizer.startswith("new ") for rank in (first, odd))
+        are_new = not any(statements[rank].has_number for rank in (first, odd))
         hint = (
             ": make the same optimizers on all ranks, in the same order; copies by copy.deepcopy count, too"
             if are_new

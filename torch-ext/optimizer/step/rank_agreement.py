@@ -96,7 +96,8 @@ class RankAgreement:
             name = f"new optimizer {self._seniority(ranks)}" if known is None else f"optimizer {known.number}"
             absent = absent_of(shared, groups) if act.startswith("step") else ()
             settings = shared.settings(groups)
-            meeting = Meeting(ranks, shared, Statement(act, name, not is_new, shared.digest, settings, absent))
+            statement = Statement(act, name, known is not None, not is_new, shared.digest, settings, absent)
+            meeting = Meeting(ranks, shared, statement)
             overflows[ranks] = meeting.overflow(scaling)
             meetings.append(meeting)
             if not meeting.is_known and not (is_new and meeting.all_are_new()):

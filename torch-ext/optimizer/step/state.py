@@ -78,8 +78,8 @@ class KnownState:
     def holds(self, state: State) -> bool:
         """Return whether `state` is of the same parameters in the same order, with tensors of the same kind.
 
-        What wrappers keep there besides does not matter. It remembers the tensors that it has compared, and is slow
-        only in steps before which somebody has replaced some.
+        What wrappers keep there besides does not matter. It remembers the tensors that it has compared. Only where some
+        were replaced since does it look at each.
         """
         references = _references(state)
         is_as_long = len(references) == len(self._references)
@@ -90,10 +90,10 @@ class KnownState:
 
 
 def _references(state: State) -> list[weakref.ref]:
-    """Return weak references to all values. No loop in Python runs over those of thousands of parameters."""
+    """Return weak references to all tensors: with no loop in Python, unless somebody keeps numbers beside them."""
     try:
         return list(map(weakref.ref, itertools.chain.from_iterable(map(dict.values, state.values()))))
-    except TypeError:  # somebody keeps a number there
+    except TypeError:
         states = [each for each in state.values() if isinstance(each, dict)]
         return [weakref.ref(value) for each in states for value in each.values() if isinstance(value, Tensor)]
 
