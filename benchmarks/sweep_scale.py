@@ -99,7 +99,7 @@ def counts_of(optimizer: Optimizer) -> dict[str, int]:
     return {
         "chunks": len(pairs),
         "messages": sum(length > 0 and to != at for sent, at in lengths for to, length in enumerate(sent)),
-        "parts": sum(len(chunk.messages.holder.matrices) for chunk, _ in pairs),
+        "parts": sum(len(chunk.messages.holder.parts) for chunk, _ in pairs),
         "owned": sum(len(owned.batch.matrices) for owned in batches),
         "batches": len(batches),
         "blocks": sum(len(owned.blocks_in) + len(owned.blocks_out) for owned in batches),

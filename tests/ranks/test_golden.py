@@ -86,9 +86,9 @@ class Pipeline:
         """Return what each rank sends to owners, and what comes."""
         sent = [torch.full((sum(side.holder.sent),), float("nan")) for side in chunks]
         for rank, (side, buffer) in enumerate(zip(chunks, sent)):
-            for matrix, place in zip(side.holder.matrices, side.holder.direction_places):
+            for matrix, offset in ((held.matrix, held.direction) for held in side.holder.parts):
                 part = torch.from_numpy(cut(self.values(matrix).numpy(), matrix.part(rank))).flatten()
-                buffer[place : place + len(part)] = part
+                buffer[offset : offset + len(part)] = part
         return sent, self._exchanged([inside.lengths(side, "gather") for side in chunks], sent)
 
     def scattered(self, chunks, received):
@@ -98,12 +98,14 @@ class Pipeline:
             owner = side.owner
             matrices = [torch.full((matrix.rows, matrix.cols), float("nan")) for matrix in owner.matrices]
             for i, matrix in enumerate(matrices):
-                self._copy(matrix, buffer, [part for part in owner.parts_in if part[0] == i], to_buffer=False)
+                self._copy(
+                    matrix, buffer, [part for part in inside.gathered_parts(owner) if part[0] == i], to_buffer=False
+                )
             for matrix, found in zip(owner.matrices, matrices):
                 assert torch.equal(found, self.values(matrix))
             sent.append(torch.full((sum(owner.sent),), float("nan")))
             for i, matrix in enumerate(matrices):
-                parts = [part for part in owner.parts_out if part[0] == i]
+                parts = [part for part in inside.scattered_parts(owner) if part[0] == i]
                 self._copy(2 * matrix + 1, sent[-1], parts, to_buffer=True)
         return sent, self._exchanged([inside.lengths(side, "scatter") for side in chunks], sent)
 
@@ -113,8 +115,8 @@ class Pipeline:
 
     def _copy(self, matrix, buffer, parts, to_buffer):
         """Copy the blocks of one matrix, as a step does."""
-        blocks = self.kernel.plan.blocks.blocks_of(parts, {position: 0 for position, *_ in parts})
-        table = self.kernel.step.owned.block_table(blocks)
+        blocks = self.kernel.plan.blocks.blocks_of((0, *rest) for _, *rest in parts)
+        table = self.kernel.step.local_chunk.block_table(blocks)
         self.kernel.kernels.native.move_blocks_(matrix[None], buffer, table, to_buffer)
 
     def _exchanged(self, sides, buffers):
@@ -177,7 +179,7 @@ def test_owners_of_equal_matrices_are_the_golden_ones(golden):
     balanced = [pipeline for pipeline in golden if pipeline.case["mode"] == "balanced"]
     assert len(balanced) == 4
     for pipeline in balanced:
-        assert all([rank for _, rank in chunk.owners] == pipeline.case["owner"] for chunk in pipeline.chunks())
+        assert all([each.owner for each in chunk.assignments] == pipeline.case["owner"] for chunk in pipeline.chunks())
 
 
 def test_real_plan_exchanges_the_golden_elements(kernel, golden):

@@ -190,7 +190,9 @@ def gradients_alive(kernel, case: Case):
     chunks, rank = chunks_of(optimizer), dist.get_rank()
     # The first transfer of each chunk is its gather.
     gathers = [next(alive for exchanged, alive in found if exchanged is chunk) for chunk in chunks]
-    later = [[m for chunk in chunks[i + 1 :] for m in chunk.messages.holder.matrices] for i in range(len(chunks))]
+    later = [
+        [part.matrix for chunk in chunks[i + 1 :] for part in chunk.messages.holder.parts] for i in range(len(chunks))
+    ]
     local = [matrix for batch in plan_of(optimizer).batches for matrix in batch.matrices]
     later[0] += [matrix for matrix in local if matrix.part(rank).size]
     needed = [{int(matrix.parameter.name.split(".")[0]) for matrix in matrices} for matrices in later]

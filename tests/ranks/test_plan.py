@@ -38,7 +38,7 @@ def test_all_ranks_agree_on_the_one_owner_of_each_matrix(kernel, world, seed):
     assert sorted(matrix.key for matrix in owned) == sorted(matrix.key for matrix in model.matrices)
     for chunk in chunks:
         owners = {matrix: rank for rank, side in enumerate(chunk) for matrix in side.owner.matrices}
-        assert all(dict(side.owners) == owners for side in chunk)
+        assert all({each.matrix: each.owner for each in side.assignments} == owners for side in chunk)
 
 
 @pytest.mark.parametrize("world, seed", SMALL)
@@ -48,15 +48,15 @@ def test_owner_gets_each_element_of_its_matrices_once(kernel, world, seed):
         buffers = []
         for rank, side in enumerate(chunk):
             buffer = np.zeros(sum(side.holder.sent) + side.holder.scratch, dtype=np.int64)
-            for matrix, place in zip(side.holder.matrices, side.holder.direction_places, strict=True):
-                own = model.part(matrix, rank).ravel()
-                assert not buffer[place : place + own.size].any()  # nothing lies over another
-                buffer[place : place + own.size] = own
+            for held in side.holder.parts:
+                own, offset = model.part(held.matrix, rank).ravel(), held.direction
+                assert not buffer[offset : offset + own.size].any()  # nothing lies over another
+                buffer[offset : offset + own.size] = own
             buffers.append(buffer)
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "gather") for side in chunk], buffers)):
             assert received.size == sum(side.owner.received)
             found = [np.zeros_like(model.numbers[matrix]) for matrix in side.owner.matrices]
-            for position, part, offset in side.owner.parts_in:
+            for position, part, offset in inside.gathered_parts(side.owner):
                 rows, cols = indices(part.rows), indices(part.cols)
                 piece = received[offset : offset + part.size].reshape(len(rows), len(cols))
                 found[position][np.ix_(rows, cols)] += piece
@@ -71,7 +71,7 @@ def test_holders_get_back_their_own_parts(kernel, world, seed):
         buffers = []
         for side in chunk:
             buffer = np.zeros(sum(side.owner.sent), dtype=np.int64)
-            for position, part, offset in side.owner.parts_out:
+            for position, part, offset in inside.scattered_parts(side.owner):
                 piece = cut(model.numbers[side.owner.matrices[position]], part).ravel()
                 assert not buffer[offset : offset + piece.size].any()
                 buffer[offset : offset + piece.size] = piece
@@ -79,11 +79,11 @@ def test_holders_get_back_their_own_parts(kernel, world, seed):
         received = all_to_all([inside.lengths(side, "scatter") for side in chunk], buffers)
         for rank, side in enumerate(chunk):
             held = {matrix for matrix in model.matrices if matrix.part(rank).size}
-            assert set(side.holder.matrices) <= held
-            for matrix, place in zip(side.holder.matrices, side.holder.update_places, strict=True):
-                own = model.part(matrix, rank).ravel()
-                np.testing.assert_array_equal(received[rank][place : place + own.size], own)
-    everything = [set().union(*(chunk[rank].holder.matrices for chunk in chunks)) for rank in model.ranks]
+            assert {part.matrix for part in side.holder.parts} <= held
+            for part in side.holder.parts:
+                own, offset = model.part(part.matrix, rank).ravel(), part.scattered.elements
+                np.testing.assert_array_equal(received[rank][offset : offset + own.size], own)
+    everything = [{part.matrix for chunk in chunks for part in chunk[rank].holder.parts} for rank in model.ranks]
     for rank, found in enumerate(everything):
         assert found == {matrix for matrix in model.matrices if matrix.part(rank).size}
 
@@ -94,30 +94,32 @@ def test_flags_reach_the_owner_and_its_answer_all_holders(kernel, world, seed):
     for chunk in chunks:
         outgoing = [np.zeros(sum(side.holder.sent) + side.holder.scratch, dtype=np.int64) for side in chunk]
         for rank, (side, buffer) in enumerate(zip(chunk, outgoing)):
-            buffer[[place for _, place in side.holder.presence_places]] = 1 + rank
+            buffer[[part.gathered.flag for part in side.holder.parts if part.gathered is not None]] = 1 + rank
         answers = []
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "gather") for side in chunk], outgoing)):
             heard = [
-                sorted(received[place] for which, place in side.owner.presence_places if which == k)
+                sorted(
+                    received[p.gathered.flag] for p in side.owner.parts if p.gathered is not None and p.position == k
+                )
                 for k in range(len(side.owner.matrices))
             ]
             for matrix, who in zip(side.owner.matrices, heard):
                 senders = [
                     1 + rank
                     for rank, other in enumerate(chunk)
-                    if matrix in [other.holder.matrices[part] for part, _ in other.holder.presence_places]
+                    if matrix in [part.matrix for part in other.holder.parts if part.gathered is not None]
                 ]
                 assert who == senders and len(set(who)) == len(who)
                 # One for each part that is not empty, whatever the copies.
                 parts = {matrix.part(rank) for rank in model.ranks if matrix.part(rank).size}
                 assert len(who) == len(parts)
             answer = np.zeros(sum(side.owner.sent), dtype=np.int64)
-            for which, place in side.owner.active_places:
-                answer[place] = model.numbers[side.owner.matrices[which]][0, 0]
+            for part in side.owner.parts:
+                answer[part.scattered.flag] = model.numbers[side.owner.matrices[part.position]][0, 0]
             answers.append(answer)
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "scatter") for side in chunk], answers)):
-            for matrix, place in zip(side.holder.matrices, side.holder.active_places, strict=True):
-                assert received[place] == model.numbers[matrix][0, 0]
+            for part in side.holder.parts:
+                assert received[part.scattered.flag] == model.numbers[part.matrix][0, 0]
 
 
 @pytest.mark.parametrize("world, seed", LARGE)
@@ -130,17 +132,17 @@ def test_many_ranks_send_what_the_others_expect(kernel, world, seed):
         for one, other in zip(plans[a], plans[b], strict=True):
             assert one.holder.sent[b] == other.owner.received[a]
             assert one.owner.sent[b] == other.holder.received[a]
-            assert one.owners == other.owners
+            assert one.assignments == other.assignments
 
 
 @pytest.mark.parametrize("world, seed", LARGE)
 def test_blocks_of_an_owner_among_many_ranks_cover_its_matrices(kernel, world, seed):
     """Each element once."""
     model = Model(kernel, world, seed, parameters=40)
-    (_, owner), *_ = model.plan(0)[0][0].owners
+    owner = model.plan(0)[0][0].assignments[0].owner
     for side in model.plan(owner)[0]:
         counts = [np.zeros_like(model.numbers[matrix]) for matrix in side.owner.matrices]
-        for position, part, _ in side.owner.parts_in:
+        for position, part, _ in inside.gathered_parts(side.owner):
             counts[position][np.ix_(indices(part.rows), indices(part.cols))] += 1
         assert all((count == 1).all() for count in counts)
 

@@ -20,15 +20,13 @@ def example(kernel):
 
 
 def test_the_messages_are_those_of_the_header(kernel):
-    holder, owner, owners, _ = example(kernel)
-    assert [(matrix.key, rank) for matrix, rank in owners] == [((0, 0), 0), ((1, 0), 1)]
+    holder, owner, assignments = example(kernel)
+    assert [(matrix.key, workers) for matrix, workers in assignments] == [((0, 0), (0,)), ((1, 0), (1,))]
     assert (holder.sent, owner.received, owner.sent, holder.received) == ((8, 4), (8, 8), (8, 8), (8, 4))
-    assert (holder.direction_places, holder.presence_places) == ((0, 8), ((0, 4), (1, 10)))
-    assert [offset for _, _, offset in owner.parts_in] == [0, 8]
-    assert [place for _, place in owner.presence_places] == [4, 12]
-    assert [offset for _, _, offset in owner.parts_out] == [0, 8]
-    assert [place for _, place in owner.active_places] == [4, 12]
-    assert (holder.update_places, holder.active_places) == ((0, 8), (4, 10))
+    assert [(part.direction, part.gathered.flag) for part in holder.parts] == [(0, 4), (8, 10)]
+    assert [(part.gathered.elements, part.gathered.flag) for part in owner.parts] == [(0, 4), (8, 12)]
+    assert [(part.scattered.elements, part.scattered.flag) for part in owner.parts] == [(0, 4), (8, 12)]
+    assert [(part.scattered.elements, part.scattered.flag) for part in holder.parts] == [(0, 4), (8, 10)]
 
 
 def test_like_parts_in_a_row_are_one_block(kernel):
@@ -39,15 +37,16 @@ def test_like_parts_in_a_row_are_one_block(kernel):
         matrices = [inside.matrix(kernel, number, 0, shards) for number in range(6)]
         (messages,), _ = inside.plan_messages(kernel, matrices, (0, 1), 0, 10**6)
         owner = messages.owner
-        blocks = kernel.plan.blocks.blocks_of(owner.parts_in, {i: i for i in range(len(owner.matrices))})
-        runs = sum(len(part.rows) * len(part.cols) for _, part, _ in owner.parts_in)
+        parts = inside.gathered_parts(owner)
+        blocks = kernel.plan.blocks.blocks_of(parts)
+        runs = sum(len(part.rows) * len(part.cols) for _, part, _ in parts)
         # Rows that FSDP2 has cut behind another split lie in two runs, which alternate in a message.
         assert len(blocks) == (2 if splits != ((0, 2),) else runs)
         buffer = torch.arange(sum(owner.received)).float()
         batch = torch.full((len(owner.matrices), 8, 6), -1.0)
-        kernel.kernels.native.move_blocks_(batch, buffer, kernel.step.owned.block_table(blocks), False)
+        kernel.kernels.native.move_blocks_(batch, buffer, kernel.step.local_chunk.block_table(blocks), False)
         expected = np.full(batch.shape, -1.0)
-        for i, part, offset in owner.parts_in:
+        for i, part, offset in parts:
             rows, cols = ([k for start, stop in runs for k in range(start, stop)] for runs in part)
             expected[i][np.ix_(rows, cols)] = buffer[offset : offset + part.size].reshape(len(rows), len(cols))
         np.testing.assert_array_equal(batch.numpy(), expected)

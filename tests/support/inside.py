@@ -89,6 +89,17 @@ def lengths(messages, stage: str) -> SimpleNamespace:
     return SimpleNamespace(sent=sent, received=received)
 
 
+def gathered_parts(owner) -> list[tuple]:
+    """Return each part that an owner gets: the position of its matrix, the part, and its offset in what has come."""
+    parts = [part for part in owner.parts if part.gathered is not None]
+    return [(part.position, part.part, part.gathered.elements) for part in parts]
+
+
+def scattered_parts(owner) -> list[tuple]:
+    """Return each part that an owner sends back, likewise."""
+    return [(part.position, part.part, part.scattered.elements) for part in owner.parts]
+
+
 def iterate(kernel: ModuleType, G: Tensor, dtype: torch.dtype, method: str, products: str) -> Tensor:
     """Return the polar factors of G by Polar Express on `BATCHED` products, torch's, or on `SYMMETRIC` ones."""
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)

@@ -48,7 +48,7 @@ def plan(kernel: ModuleType, case: Case, machine: Machine, chunk_bytes: int | No
     exchanges = {rank: planned.chunks(rank) for rank in ranks}
     turns = planned.turns(map(len, exchanges[ranks[0]]))
     sides = {rank: list(itertools.chain(*chunks)) for rank, chunks in exchanges.items()}
-    loads = [_loads(planned, chunk.owners, flop) for chunk, _ in sides[ranks[0]]]  # all ranks have the same owners
+    loads = [_loads(planned, _owners(chunk), flop) for chunk, _ in sides[ranks[0]]]  # all ranks have the same owners
     total = [local + sum(load.get(rank, 0) for load in loads) for rank in planned.ranks]
     largest = max((flop[matrix.key] for matrix in planned.exchanged), default=0)
     return Row(
@@ -105,8 +105,12 @@ def _seconds(planned: Planned, sides, number: int, way: str, machine: Machine) -
     return machine.exchange(itemsize * max(map(sum, sent)), peers)
 
 
+def _owners(messages) -> list[tuple]:
+    return [(each.matrix, each.owner) for each in messages.assignments]
+
+
 def _planned_owners(planned: Planned, side: Sequence) -> list[tuple]:
-    owners = {matrix.key: owner for chunk, _ in side for matrix, owner in chunk.owners}
+    owners = {matrix.key: owner for chunk, _ in side for matrix, owner in _owners(chunk)}
     return [(matrix, owners[matrix.key]) for _, matrices in planned.exchanges(planned.ranks[0]) for matrix in matrices]
 
 

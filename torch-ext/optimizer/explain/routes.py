@@ -22,7 +22,7 @@ from ..parameters.settings import OF_GROUPS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix
-from ..plan.plan import Plan, State
+from ..plan.plan import Plan, SharedWork, State
 from ..plan.sums import described
 from .table import Explanation, Route
 from .writing import bytes_text, effective_lr, plain_number
@@ -91,14 +91,14 @@ def explanation_of(
 
     `state` is the optimizer's state by parameter. Frozen parameters have none and cost nothing.
     """
-    planned, work = iter(plan.matrices), _Work(plan)
+    planned, shared = iter(plan.matrices), plan.shared_work()
     rows, held = [], 0
     for group in groups:
         for name, p in zip(names_of(group), group["params"]):
             # A parameter with which a wrapper replaced another one was not routed: its group decides.
             reason = reasons.get(p, reason_of(group))
             if group["use_muon"]:
-                row = work.of(next(planned), route_in_group(name, p, reason, group))
+                row = _with_work(route_in_group(name, p, reason, group), next(planned), shared)
             else:
                 kernel = _FALLBACK_KERNELS[group["fallback"]]
                 row = Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel)
@@ -120,21 +120,14 @@ def explanation_of(
     return Explanation(rows, lines)
 
 
-class _Work:
-    """The owners and kernels of the matrices of a plan."""
-
-    def __init__(self, plan: Plan):
-        self._shared = plan.shared_work()
-        self._owners = {**plan.owners(), **dict.fromkeys(plan.summed(), "all")}
-
-    def of(self, matrices: Sequence[Matrix], row: Route) -> Route:
-        """Return the row of the parameter with these matrices, completed by owner, kernel and FLOPs."""
-        parameter, keys = matrices[0].parameter, [matrix.key for matrix in matrices]
-        owners = {self._owners[key] for key in keys if key in self._owners} or {None}
-        kernel = next((self._shared[key] for key in keys if key in self._shared), matrices[0].iteration.explained)
-        kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
-        owner = owners.pop() if len(owners) == 1 else "several"
-        return row._replace(kernel=kernel, owner=owner, flops=sum(matrix.flops for matrix in matrices))
+def _with_work(row: Route, matrices: Sequence[Matrix], shared: Mapping[tuple[int, int], SharedWork]) -> Route:
+    """Return the row of the parameter with these matrices, completed by owner, kernel and FLOPs."""
+    parameter, work = matrices[0].parameter, [shared[matrix.key] for matrix in matrices if matrix.key in shared]
+    owners = {each.owner for each in work} or {None}
+    kernel = next((each.together for each in work if each.together), matrices[0].iteration.explained)
+    kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
+    owner = owners.pop() if len(owners) == 1 else "several"
+    return row._replace(kernel=kernel, owner=owner, flops=sum(matrix.flops for matrix in matrices))
 
 
 def _shared_products(plan: Plan) -> list[str]:
@@ -152,7 +145,7 @@ def _shared_products(plan: Plan) -> list[str]:
 
 def _slow_products(plan: Plan) -> list[str]:
     """Return a note for each kind of products that are far slower than others, with the parameters that have them."""
-    of_sums = [batch.first for batch in plan.summed().values()]
+    of_sums = [batch.first for batches in plan.sums for batch in batches]
     slow: dict[str, dict[int, str]] = {}
     for matrix in chain(*plan.matrices, of_sums):
         for note in _notes_on_products(matrix):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Iterable, Iterator, NamedTuple, Optional
 
-from .messages import PartPlace
 from .runs import length
 from .shards import Part
 
 
 class Block(NamedTuple):
-    """The same rows x cols of `count` consecutive matrices in a batch, and their evenly spaced places in a buffer.
+    """The same rows x cols of `count` consecutive matrices in a batch, which are evenly spaced in a buffer.
 
     For example, a rank sends rows 4 to 7 of three 8 x 2 matrices. Then count is 3, position in the batch 0, top 4, left
     0, rows 4, cols 2. In the buffer they start at offset 0, 8 elements from one matrix to the next, 2 from one row to
@@ -28,14 +27,14 @@ class Block(NamedTuple):
     row_step: int
 
 
-def blocks_of(parts: Sequence[PartPlace], positions: Mapping[int, int]) -> tuple[Block, ...]:
-    """Return the blocks of those `parts` whose matrix has an entry in `positions`, its position in a batch.
+def blocks_of(parts: Iterable[tuple[int, Part, int]]) -> tuple[Block, ...]:
+    """Return the blocks of parts, each with the position of its matrix in a batch and its offset in a buffer.
 
     Consecutive parts of the same shape become one block, so that a step copies them in one call.
     """
     blocks: list[Block] = []
-    for matrix, part, offset in parts:
-        for block in _runs(part, positions[matrix], offset) if matrix in positions else ():
+    for position, part, offset in parts:
+        for block in _runs(part, position, offset):
             joined = _joined(blocks[-1], block) if blocks else None
             blocks[-1:] = [joined] if joined else [*blocks[-1:], block]
     return tuple(blocks)
@@ -47,8 +46,8 @@ def _runs(part: Part, position: int, offset: int) -> Iterator[Block]:
     for top, bottom in part.rows:
         col = 0
         for left, right in part.cols:
-            place = offset + row * width + col
-            yield Block(1, position, top, left, bottom - top, right - left, place, part.size, width)
+            begin = offset + row * width + col
+            yield Block(1, position, top, left, bottom - top, right - left, begin, part.size, width)
             col += right - left
         row += bottom - top
 

@@ -16,7 +16,7 @@ from .blocks import Block, blocks_of
 from .costs import flops, useful_chunks, useful_copies
 from .layout import Layout, mesh_of
 from .matrix import Matrix, names_of_parameters
-from .messages import Messages, plan_messages
+from .messages import Messages, OwnerSide, plan_messages
 from .process_groups import Ranks, shortened
 from .shards import shards_of
 from .teams import Team, team_of, with_teams
@@ -90,7 +90,7 @@ class Chunk:
     @property
     def first(self) -> Matrix:
         """The first matrix, from which what all have in common is read; this rank may neither hold nor own it."""
-        return self.messages.owners[0][0]
+        return self.messages.assignments[0].matrix
 
     @functools.cached_property
     def profiled_as(self) -> str:
@@ -163,7 +163,7 @@ def plan_exchanges(matrices: Sequence[Matrix], rank: int, options: ExchangeOptio
         members = with_teams(list(itertools.chain.from_iterable(family)), options.ranks_per_matrix)
         for ranks, replicas in replica_groups(members, rank).items():
             messages, loads = plan_messages(replicas, ranks, rank, chunk_elements(replicas, ranks, chunk_bytes))
-            chunks = tuple(_chunk(each, chunk_bytes) for each in messages)
+            chunks = tuple(_chunk(each, rank, chunk_bytes) for each in messages)
             exchanges.append(Exchange(ranks, ranks.index(rank), chunks, loads, options.chunks_in_flight))
     return tuple(exchanges)
 
@@ -217,22 +217,34 @@ def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
     return Layout(layout.shape, mesh, (None, *(split for _, split in sharded)))
 
 
-def _chunk(messages: Messages, chunk_bytes: Optional[int]) -> Chunk:
+def _chunk(messages: Messages, rank: int, chunk_bytes: Optional[int]) -> Chunk:
     positions = {matrix: i for i, matrix in enumerate(messages.owner.matrices)}
 
     def owned(batch: Batch) -> OwnedBatch:
-        places = [positions[matrix] for matrix in batch.matrices]
-        in_batch = {position: i for i, position in enumerate(places)}
-        side = messages.owner
-        moved = (side.parts_in, side.parts_out, side.moments_in, side.moments_out, side.weights_in)
-        blocks = (blocks_of(parts, in_batch) for parts in moved)
-        return OwnedBatch(batch, tuple(places), *blocks)
+        return _owned_batch(batch, tuple(positions[matrix] for matrix in batch.matrices), messages.owner)
 
     alone = [matrix for matrix in messages.owner.matrices if matrix.team_size == 1]
-    teams = [team_of(matrix, ranks) for matrix, ranks in messages.teams]
+    shared = [each for each in messages.assignments if len(each.workers) > 1 and rank in each.workers]
+    teams = [team_of(each.matrix, each.workers) for each in shared]
     return Chunk(
         messages,
         chains(map(owned, plan_batches(alone, chunk_bytes)), lambda each: each.batch, chunk_bytes),
-        tuple((team, owned(team.batch) if team.matrix in positions else None) for team in teams),
-        shortened(names_of_parameters(matrix for matrix, _ in messages.owners)),
+        tuple((team, owned(team.batch) if team.owner == rank else None) for team in teams),
+        shortened(names_of_parameters(each.matrix for each in messages.assignments)),
+    )
+
+
+def _owned_batch(batch: Batch, positions: tuple[int, ...], side: OwnerSide) -> OwnedBatch:
+    in_batch = {position: i for i, position in enumerate(positions)}
+    parts = [(in_batch[part.position], part) for part in side.parts if part.position in in_batch]
+    came = [(i, part) for i, part in parts if part.gathered is not None]
+    with_weights = came if batch.first.parameter.keeps_norm else ()
+    return OwnedBatch(
+        batch,
+        positions,
+        blocks_in=blocks_of((i, part.part, part.gathered.elements) for i, part in came),
+        blocks_out=blocks_of((i, part.part, part.scattered.elements) for i, part in parts),
+        moments_in=blocks_of((i, part.moments, part.gathered.moments) for i, part in came),
+        moments_out=blocks_of((i, part.moments, part.scattered.moments) for i, part in parts),
+        weights_in=blocks_of((i, part.part, part.gathered.weights) for i, part in with_weights),
     )

@@ -24,40 +24,59 @@ side of the plan, from facts that all ranks know.
 
 from __future__ import annotations
 
-from typing import Iterable, NamedTuple, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from .matrix import Matrix
 from .owners import Owners, chunks_by_size
+from .part_format import Offsets, PartSize, formats, lay_out, padded
 from .process_groups import Ranks
 from .shards import Part
 from .teams import teams_among
-from .ways import Way, lay_out, padded, ways
 
-# A part of one of the owned matrices of a chunk: the matrix's position among them, the part, its place in a buffer.
-PartPlace = tuple[int, Part, int]
 
-# The second moments of a part: the part's number, their place in a buffer, and how many there are.
-MomentsPlace = tuple[int, int, int]
+class Assignment(NamedTuple):
+    """The ranks that work on a matrix, its owner first: several if a team does."""
+
+    matrix: Matrix
+    workers: tuple[int, ...]
+
+    @property
+    def owner(self) -> int:
+        """The rank that gets the direction and sends the update."""
+        return self.workers[0]
+
+
+class HeldPart(NamedTuple):
+    """A part that a rank holds, and where it is in the buffers of the gather and the scatter."""
+
+    matrix: Matrix
+    size: PartSize
+    direction: int  # where its direction is written: in what is sent, or in scratch memory behind that
+    gathered: Optional[Offsets]  # None if it is not sent, because the owner gets it from another copy
+    scattered: Offsets
 
 
 class HolderSide(NamedTuple):
-    """What a rank does for the parts that it holds. Places are elements in the buffer that is sent or received.
+    """What a rank does for the parts that it holds.
 
-    Places of second moments are counted in second moments. If several ranks hold copies of a part, only the rank in the
-    owner's copy sends it. The others write their direction to scratch memory behind the outgoing messages.
+    If several ranks hold copies of a part, only the rank in the owner's copy sends it. The others write their direction
+    to scratch memory behind the outgoing messages.
     """
 
     sent: tuple[int, ...]  # elements of the message to each rank, in the gather
     received: tuple[int, ...]  # elements of the message from each rank, in the scatter
     scratch: int
-    matrices: tuple[Matrix, ...]  # of each part, in the order of the chunk
-    direction_places: tuple[int, ...]  # of each part
-    update_places: tuple[int, ...]  # of each part
-    presence_places: tuple[tuple[int, int], ...]  # number of a part that is sent, and the place of its flag
-    active_places: tuple[int, ...]  # of the flag that comes back for each part
-    moments_out: tuple[MomentsPlace, ...]  # in the gather
-    moments_in: tuple[MomentsPlace, ...]  # in the scatter
-    weights_out: tuple[tuple[int, int], ...]  # number of a part that is sent, and the place of its parameter's elements
+    parts: tuple[HeldPart, ...]  # in the order of the chunk
+
+
+class OwnedPart(NamedTuple):
+    """A part of a matrix that a rank owns, and where it is in the buffers of the gather and the scatter."""
+
+    position: int  # of the matrix among those that the rank owns
+    part: Part
+    moments: Part  # of one row or one column, or empty
+    gathered: Optional[Offsets]  # None if it does not come, because another copy is sent
+    scattered: Offsets
 
 
 class OwnerSide(NamedTuple):
@@ -66,22 +85,15 @@ class OwnerSide(NamedTuple):
     received: tuple[int, ...]  # elements of the message from each rank, in the gather
     sent: tuple[int, ...]  # elements of the message to each rank, in the scatter
     matrices: tuple[Matrix, ...]
-    parts_in: tuple[PartPlace, ...]
-    parts_out: tuple[PartPlace, ...]
-    presence_places: tuple[tuple[int, int], ...]  # matrix and place of each flag that arrives
-    active_places: tuple[tuple[int, int], ...]  # matrix and place of each flag that is sent
-    moments_in: tuple[PartPlace, ...]  # parts of one row or one column; places are counted in second moments
-    moments_out: tuple[PartPlace, ...]
-    weights_in: tuple[PartPlace, ...]
+    parts: tuple[OwnedPart, ...]
 
 
 class Messages(NamedTuple):
-    """One rank's side of a set of matrices that are exchanged together, and the owner of each of them."""
+    """One rank's side of a set of matrices that are exchanged together, and who works on each of them."""
 
     holder: HolderSide
     owner: OwnerSide
-    owners: tuple[tuple[Matrix, int], ...]
-    teams: tuple[tuple[Matrix, tuple[int, ...]], ...]  # this rank's teams: the matrix, and the ranks, owner first
+    assignments: tuple[Assignment, ...]
 
     def sent_bytes(self, position: int, packed: int, work: int) -> int:
         """Return the bytes sent to other ranks in both exchanges by the rank at `position` among them."""
@@ -114,13 +126,9 @@ def plan_messages(
     chunks = []
     for positions in chunks_by_size(matrices, ranks, limit):
         owners.next_chunk()
-        members = [matrices[i] for i in positions]
-        workers = [_workers(owners, matrix, ranks, where) for matrix in members]
-        taken = [some[0] for some in workers]
-        owned = [matrix for matrix, owner in zip(members, taken) if owner == rank]
-        holder = _holder_side(members, taken, ranks, rank)
-        teams = tuple((m, some) for m, some in zip(members, workers) if len(some) > 1 and rank in some)
-        chunks.append(Messages(holder, _owner_side(owned, ranks, rank), tuple(zip(members, taken)), teams))
+        assignments = tuple(Assignment(matrices[i], _workers(owners, matrices[i], ranks, where)) for i in positions)
+        owned = [each.matrix for each in assignments if each.owner == rank]
+        chunks.append(Messages(_holder_side(assignments, ranks, rank), _owner_side(owned, ranks, rank), assignments))
     return tuple(chunks), tuple(owners.loads)
 
 
@@ -135,74 +143,37 @@ def _workers(owners: Owners, matrix: Matrix, ranks: Ranks, where: dict[int, int]
     return (ranks[owners.take(matrix.cost, candidates)],)
 
 
-def _holder_side(matrices: Sequence[Matrix], owners: Sequence[int], ranks: Ranks, rank: int) -> HolderSide:
-    out, back = ways(matrices)
-    some = [(m, o, m.part(rank).size) for m, o in zip(matrices, owners) if m.shards.has_something(m.index, rank)]
-    held = [entry for entry in some if entry[2]]
-    moments = [matrix.moments_part(rank).size for matrix, _, _ in held]
-    sources = [_same_copy(matrix, rank, owner) for matrix, owner, _ in held]
-    sizes = [(owner, size, count) for (_, owner, size), count in zip(held, moments)]
-    sent_sizes = ((o, out.length(size, count) * is_source) for (o, size, count), is_source in zip(sizes, sources))
-    sent, places_out, flags_out = lay_out(ranks, sent_sizes, out.unit)
-    received, places_in, flags_in = lay_out(ranks, ((o, back.length(size, n)) for o, size, n in sizes), back.unit)
-    behind, directions = sum(sent), []
-    for (_, _, size), is_source, place in zip(held, sources, places_out):
-        directions.append(place if is_source else behind)
-        behind += 0 if is_source else padded(size, out.unit)
-    with_moments = [(i, size, count) for i, (_, size, count) in enumerate(sizes) if count]
-    return HolderSide(
-        sent=sent,
-        received=received,
-        scratch=behind - sum(sent),
-        matrices=tuple(matrix for matrix, _, _ in held),
-        direction_places=tuple(directions),
-        update_places=tuple(places_in),
-        presence_places=tuple((i, flag) for i, flag in enumerate(flags_out) if sources[i]),
-        active_places=tuple(flags_in),
-        moments_out=tuple((i, out.moments_place(places_out[i], size), n) for i, size, n in with_moments if sources[i]),
-        moments_in=tuple((i, back.moments_place(places_in[i], size), n) for i, size, n in with_moments),
-        weights_out=tuple(
-            (i, out.weights_place(places_out[i], size, count))
-            for i, (_, size, count) in enumerate(sizes)
-            if out.takes_weights and sources[i]
-        ),
-    )
+def _holder_side(assignments: Sequence[Assignment], ranks: Ranks, rank: int) -> HolderSide:
+    out, back = formats([each.matrix for each in assignments])
+    held = [
+        (matrix, workers[0], PartSize(matrix.part(rank).size, matrix.moments_part(rank).size))
+        for matrix, workers in assignments
+        if matrix.shards.has_something(matrix.index, rank)
+    ]
+    held = [(matrix, owner, size) for matrix, owner, size in held if size.elements]
+    sending = ((owner, size if _same_copy(matrix, rank, owner) else None) for matrix, owner, size in held)
+    sent, offsets_out = lay_out(ranks, sending, out)
+    received, offsets_back = lay_out(ranks, ((owner, size) for _, owner, size in held), back)
+    behind, parts = sum(sent), []
+    for (matrix, _, size), of_gather, of_scatter in zip(held, offsets_out, offsets_back):
+        direction = behind if of_gather is None else of_gather.elements
+        behind += padded(size.elements, out.unit) if of_gather is None else 0
+        parts.append(HeldPart(matrix, size, direction, of_gather, of_scatter))
+    return HolderSide(sent, received, behind - sum(sent), tuple(parts))
 
 
 def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
-    out, back = ways(owned)
+    out, back = formats(owned)
     holders = sorted((r, i) for i, matrix in enumerate(owned) for r in matrix.holders)
-    parts = [(r, i, owned[i].part(r), owned[i].moments_part(r)) for r, i in holders]
-    parts = [entry for entry in parts if entry[2].size]
-    sources = [entry for entry in parts if _same_copy(owned[entry[1]], entry[0], rank)]
-    came = ((r, out.length(part.size, moments.size)) for r, _, part, moments in sources)
-    going = ((r, back.length(part.size, moments.size)) for r, _, part, moments in parts)
-    received, places_in, flags_in = lay_out(ranks, came, out.unit)
-    sent, places_out, flags_out = lay_out(ranks, going, back.unit)
-    return OwnerSide(
-        received=received,
-        sent=sent,
-        matrices=tuple(owned),
-        parts_in=tuple((i, part, place) for (_, i, part, _), place in zip(sources, places_in)),
-        parts_out=tuple((i, part, place) for (_, i, part, _), place in zip(parts, places_out)),
-        presence_places=tuple((i, place) for (_, i, _, _), place in zip(sources, flags_in)),
-        active_places=tuple((i, place) for (_, i, _, _), place in zip(parts, flags_out)),
-        moments_in=_moments_places(sources, places_in, out),
-        moments_out=_moments_places(parts, places_out, back),
-        weights_in=tuple(
-            (i, part, out.weights_place(place, part.size, m.size))
-            for (_, i, part, m), place in zip(sources, places_in)
-            if out.takes_weights
-        ),
-    )
-
-
-def _moments_places(
-    parts: Iterable[tuple[int, int, Part, Part]], places: Iterable[int], way: Way
-) -> tuple[PartPlace, ...]:
-    """Return the places of second moments, each behind its part: `parts` are (rank, matrix, part, its moments)."""
-    pairs = zip(parts, places)
-    return tuple((i, m, way.moments_place(place, part.size)) for (_, i, part, m), place in pairs if m.size)
+    held = [(r, i, owned[i].part(r), owned[i].moments_part(r)) for r, i in holders]
+    held = [(r, i, part, moments) for r, i, part, moments in held if part.size]
+    sizes = [(r, PartSize(part.size, moments.size)) for r, _, part, moments in held]
+    coming = ((r, size if _same_copy(owned[i], r, rank) else None) for (r, size), (_, i, _, _) in zip(sizes, held))
+    received, offsets_out = lay_out(ranks, coming, out)
+    sent, offsets_back = lay_out(ranks, sizes, back)
+    offsets = zip(offsets_out, offsets_back)
+    parts = (OwnedPart(i, part, moments, *each) for (_, i, part, moments), each in zip(held, offsets))
+    return OwnerSide(received, sent, tuple(owned), tuple(parts))
 
 
 def _same_copy(matrix: Matrix, rank: int, owner: int) -> bool:

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -51,6 +51,13 @@ class FallbackBatch:
     sharers: Optional[Ranks]
 
 
+class SharedWork(NamedTuple):
+    """Who orthogonalizes a matrix that ranks share."""
+
+    owner: Union[int, str]  # a rank; "all" if they sum its Gram matrix
+    together: str  # how several ranks work on it; "" if the owner works alone
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What a step follows: numbers and records, no tensors."""
@@ -66,19 +73,15 @@ class Plan:
     def _chunks(self) -> list[Chunk]:
         return [chunk for exchange in self.exchanges for chunk in exchange.chunks]
 
-    def owners(self) -> dict[tuple[int, int], int]:
-        """Return the rank that orthogonalizes each exchanged matrix, by the matrix's key."""
-        return {matrix.key: rank for chunk in self._chunks for matrix, rank in chunk.messages.owners}
-
-    def summed(self) -> dict[tuple[int, int], SummedBatch]:
-        """Return the batch of each matrix whose Gram matrix is summed over ranks, by the matrix's key."""
-        return {matrix.key: batch for batches in self.sums for batch in batches for matrix in batch.matrices}
-
-    def shared_work(self) -> dict[tuple[int, int], str]:
-        """Return a description for each matrix that several ranks work on together, by the matrix's key."""
-        matrices = (matrix for chunk in self._chunks for matrix, _ in chunk.messages.owners if matrix.team_size > 1)
-        teams = {matrix.key: f"{matrix.iteration}, by {matrix.team_size} ranks together" for matrix in matrices}
-        return {**teams, **{key: str(batch) for key, batch in self.summed().items()}}
+    def shared_work(self) -> dict[tuple[int, int], SharedWork]:
+        """Return who orthogonalizes each matrix that ranks work on for each other, by the matrix's key."""
+        work = {}
+        for matrix, (owner, *others) in itertools.chain(*(chunk.messages.assignments for chunk in self._chunks)):
+            together = f"{matrix.iteration}, by {1 + len(others)} ranks together" if others else ""
+            work[matrix.key] = SharedWork(owner, together)
+        for batch in itertools.chain(*self.sums):
+            work.update({matrix.key: SharedWork("all", str(batch)) for matrix in batch.matrices})
+        return work
 
     def teams(self) -> list[Team]:
         """Return one team for each set of ranks with which this rank works on matrices."""

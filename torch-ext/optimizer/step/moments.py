@@ -6,12 +6,12 @@ with the update.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence
+from typing import Iterable, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
-from ..plan.messages import HolderSide, MomentsPlace
+from ..plan.messages import HeldPart
 from ..rules.second_moment import balance_
 from .local_matrix import LocalMatrix
 
@@ -29,20 +29,20 @@ def balance_parts_(updates: Tensor, parts: Sequence[LocalMatrix], beta: float, f
 
 
 class MovedMoments(NamedTuple):
-    """Where the second moments of a holder's parts are in the messages of a chunk; places are int64."""
+    """Where the second moments of a holder's parts are in the messages of a chunk; offsets are int64."""
 
     dtype: torch.dtype
     senders: Sequence[int]  # the parts whose moments are sent
-    places_out: Tensor  # of each of their moments, in what is gathered
+    offsets_out: Tensor  # of each of their moments, in what is gathered
     takers: Sequence[int]  # the parts that have moments
-    places_in: Tensor  # of each of their moments, in what comes back
+    offsets_in: Tensor  # of each of their moments, in what comes back
     takers_of: Tensor  # the part that each of these moments is of
 
     def send_(self, outgoing: Tensor, parts: Sequence[LocalMatrix]) -> None:
         """Write the moments into `outgoing`."""
         if self.senders:
             moments = torch.cat([parts[i].moments.reshape(-1) for i in self.senders])
-            outgoing.view(self.dtype).index_copy_(0, self.places_out, moments)
+            outgoing.view(self.dtype).index_copy_(0, self.offsets_out, moments)
 
     def take_(
         self, incoming: Tensor, parts: Sequence[LocalMatrix], active: Tensor, found_inf: Optional[Tensor]
@@ -52,23 +52,29 @@ class MovedMoments(NamedTuple):
         before = torch.cat([each.reshape(-1) for each in moments])
         taken = active.index_select(0, self.takers_of)
         taken = taken if found_inf is None else taken & (found_inf == 0)
-        after = incoming.view(self.dtype).index_select(0, self.places_in).where(taken, before)
+        after = incoming.view(self.dtype).index_select(0, self.offsets_in).where(taken, before)
         pieces = after.split([each.numel() for each in moments])
         torch._foreach_copy_(moments, [piece.view(each.shape) for piece, each in zip(pieces, moments)])
 
 
-def moved_moments(holder: HolderSide, dtype: torch.dtype, device: torch.device) -> Optional[MovedMoments]:
-    """Return the indices of a holder's second moments; None if it has none."""
-    if not holder.moments_in:
+def moved_moments(parts: Sequence[HeldPart], dtype: torch.dtype, device: torch.device) -> Optional[MovedMoments]:
+    """Return the indices of the second moments of a holder's parts; None if they have none."""
+    takers = [i for i, part in enumerate(parts) if part.size.moments]
+    if not takers:
         return None
-    takers, counts = zip(*((number, count) for number, _, count in holder.moments_in))
-    takers_of = torch.tensor(takers, device=device).repeat_interleave(torch.tensor(counts, device=device))
-    senders = [number for number, _, _ in holder.moments_out]
+    counts = [parts[i].size.moments for i in takers]
+    senders = [i for i in takers if parts[i].gathered is not None]
+
+    def indices(runs: Iterable[tuple[int, int]]) -> Tensor:
+        """Return the offsets of all second moments, of which each run has some from its first offset on."""
+        ranges = [torch.arange(first, first + count, device=device) for first, count in runs]
+        return torch.cat(ranges) if ranges else torch.zeros(0, dtype=torch.int64, device=device)
+
     return MovedMoments(
-        dtype, senders, _indices(holder.moments_out, device), takers, _indices(holder.moments_in, device), takers_of
+        dtype=dtype,
+        senders=senders,
+        offsets_out=indices((parts[i].gathered.moments, parts[i].size.moments) for i in senders),
+        takers=takers,
+        offsets_in=indices((parts[i].scattered.moments, parts[i].size.moments) for i in takers),
+        takers_of=torch.tensor(takers, device=device).repeat_interleave(torch.tensor(counts, device=device)),
     )
-
-
-def _indices(places: Sequence[MomentsPlace], device: torch.device) -> Tensor:
-    runs = [torch.arange(place, place + count, device=device) for _, place, count in places]
-    return torch.cat(runs) if runs else torch.zeros(0, dtype=torch.int64, device=device)

@@ -18,12 +18,11 @@ from ..rules.hyperball import REPLACING, move_on_sphere_
 from ..rules.momentum import Directions, MomentumBuffers, pack_momentum_
 from ..rules.second_moment import balance_
 from .batch import UpdateNorms, remainders, row_scales, seeds
+from .local_chunk import LocalChunk, LocalOwned
 from .local_matrix import LocalMatrix, momentum_of
-from .owned import LocalOwned
 from .polar_update import as_parameter, equalized, norms_of_updates, packed_memory, update_of_factors
 from .recipe import Recipe, Recipes
 from .team import team_factor
-from .workspace import LocalChunk
 
 
 def update_chunk_(
@@ -39,13 +38,13 @@ def update_chunk_(
     parts = ShardedParts(work.parts, recipes.of_groups(work.group_numbers, parameter), recipes.groups)
     outgoing = torch.empty(sum(holder.sent) + holder.scratch, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
-        parts.pack_(outgoing, holder.direction_places)
+        parts.pack_(outgoing, work.directions)
         _write_flags_(outgoing, work, parts.absent)
         if work.moments is not None:
             work.moments.send_(outgoing, work.parts)
-        for number, place in holder.weights_out:
+        for number, offset in work.weights_out:
             view = work.parts[number].view
-            outgoing[place : place + view.numel()].view_as(view).copy_(view)
+            outgoing[offset : offset + view.numel()].view_as(view).copy_(view)
     received = yield from _exchanged(chunk, outgoing, holder.sent, owner.received, group)
     del outgoing
     with record_function(chunk.profiled_as):
@@ -55,7 +54,7 @@ def update_chunk_(
     del returned
     if work.parts:
         active_flags = updates.index_select(0, work.active_in)
-        parts.descend_(updates, work.multipliers, active_flags, holder.update_places)
+        parts.descend_(updates, work.multipliers, active_flags, work.updates)
         if work.moments is not None:
             work.moments.take_(updates, work.parts, active_flags > 0, parts.found_inf)
     return norms
@@ -66,8 +65,7 @@ def _write_flags_(outgoing: Tensor, work: LocalChunk, absent: Container[int]) ->
     if not absent:
         outgoing.index_fill_(0, work.presence_out, 1.0)
         return
-    parts = work.chunk.messages.holder.presence_places
-    flags = torch.tensor([float(i not in absent) for i, _ in parts], dtype=outgoing.dtype, device="cpu")
+    flags = torch.tensor([float(i not in absent) for i in work.sent], dtype=outgoing.dtype, device="cpu")
     outgoing.index_copy_(0, work.presence_out, flags.to(outgoing.device, non_blocking=True))
 
 
@@ -90,8 +88,8 @@ class ShardedParts:
         return self._recipe.scaling.found_inf
 
     @record_function("muon.pack")
-    def pack_(self, packed: Tensor, places: Optional[Sequence[int]] = None) -> None:
-        """Take the gradients into the momentum buffers, and write the directions into `packed`, at `places` of it."""
+    def pack_(self, packed: Tensor, offsets: Optional[Sequence[int]] = None) -> None:
+        """Take the gradients into the momentum buffers, and write the directions into `packed`, at `offsets` of it."""
         self._momenta = momentum_of(self.parts)
         for tensors in filter(None, self._momenta):
             for i in self.absent:
@@ -100,18 +98,18 @@ class ShardedParts:
             part.source.take_gradient(part.place) if part.source.has_gradient else torch.zeros_like(part.view)
             for part in self.parts
         ]
-        directions = Directions(packed, places)
+        directions = Directions(packed, offsets)
         pack_momentum_(self._momenta, gradients, directions, self._recipe.momentum, self._recipe.scaling)
 
     @record_function("muon.descend")
     def descend_(
-        self, updates: Tensor, multiplier: Number, active_flags: Tensor, places: Optional[Sequence[int]] = None
+        self, updates: Tensor, multiplier: Number, active_flags: Tensor, offsets: Optional[Sequence[int]] = None
     ) -> None:
-        """Update those parts whose flag is above zero, by `updates`, at `places` of that buffer."""
+        """Update those parts whose flag is above zero, by `updates`, at `offsets` of that buffer."""
         parts, active, overflow = self.parts, active_flags > 0, self.found_inf
         origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
         rounding = seeds(parts, self._groups)
-        options = DescentOptions(row_scales(parts), rounding, overflow, active, places, origins, remainders(parts))
+        options = DescentOptions(row_scales(parts), rounding, overflow, active, offsets, origins, remainders(parts))
         keeps_norms = parts[0].matrix.parameter.keeps_norm
         rule = REPLACING if keeps_norms else self._recipe.descent._replace(multiplier=multiplier)
         descend_packed_([part.view for part in parts], updates, rule, options)
@@ -163,8 +161,8 @@ def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tup
         updates = packed.update()
         norms += [_write_updates_(returned, *each, active_flags, recipes, received) for each in zip(chain, updates)]
         del packed, updates, member  # before the next chain is put together
-    matrices, places = work.active_out
-    returned.index_copy_(0, places, active_flags.index_select(0, matrices).to(returned.dtype))
+    matrices, flags = work.active_out
+    returned.index_copy_(0, flags, active_flags.index_select(0, matrices).to(returned.dtype))
     return returned, norms
 
 
@@ -214,6 +212,6 @@ def _assemble_(owned: LocalOwned, received: Tensor, packed: Tensor) -> None:
 
 def _active_flags(work: LocalChunk, received: Tensor) -> Tensor:
     """Return, float32, for each owned matrix the flag that goes back: 1 if any rank had a gradient, else 0."""
-    matrices, places = work.presence_in
+    matrices, flags = work.presence_in
     present = torch.zeros(len(work.chunk.messages.owner.matrices), dtype=torch.float32, device=received.device)
-    return present.index_add_(0, matrices, received.index_select(0, places).float()).clamp_(max=1)
+    return present.index_add_(0, matrices, received.index_select(0, flags).float()).clamp_(max=1)

@@ -6,7 +6,6 @@ import itertools
 import operator
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
-import torch
 from torch import Tensor
 
 from ..kernels.formats import HALVES
@@ -21,13 +20,11 @@ from ..plan.matrix import Matrix
 from ..plan.plan import Plan, State, local_indices
 from ..plan.process_groups import this_rank
 from ..plan.sums import SummedBatch
-from ..plan.teams import Team
 from ..rules.descent import as_tensor
 from ..rules.momentum import MomentumBuffers
 from .fallback import local_fallback
+from .local_chunk import LocalChunk, local_chunk
 from .local_matrix import LocalMatrix, LocalParameter, StepTensors
-from .moments import MovedMoments, moved_moments
-from .owned import LocalOwned, local_owned
 from .recipe import group_numbers
 
 
@@ -78,22 +75,6 @@ class LocalBatch(NamedTuple):
             gradients = self.parts[0].tensors.gradients
             return [gradients[i] for i in self.gradients]
         return [part.source.take_gradient(part.place) for part in self.parts]
-
-
-class LocalChunk(NamedTuple):
-    """A chunk of exchanged matrices: the parts that this rank holds, and the plan's places as tensors on the device."""
-
-    chunk: Chunk
-    parts: Sequence[LocalMatrix]
-    group_numbers: tuple[int, ...]  # of the parts, by which a step finds their rules
-    multipliers: Tensor  # of the parts, float64 on the CPU, read there by the descent
-    presence_out: Tensor  # places of the flags of sent parts in the gathered message, int64 like all that follow
-    active_in: Tensor  # place of each part's flag in the returned message
-    presence_in: Tensor  # (2, flags): owned matrix, place of the flag
-    active_out: Tensor  # (2, flags): owned matrix, place of the flag
-    owned: Sequence[Sequence[LocalOwned]]  # chains
-    teams: Sequence[tuple[Team, Optional[LocalOwned]]]  # with a batch if this rank owns the matrix
-    moments: Optional[MovedMoments]  # None if no part has second moments
 
 
 class Workspace:
@@ -198,25 +179,7 @@ class Workspace:
         return first + len(views)
 
     def _local_chunk(self, chunk: Chunk) -> LocalChunk:
-        holder, owner = chunk.messages.holder, chunk.messages.owner
-        parts, device = self._of(holder.matrices), chunk.first.parameter.device
-
-        def indices(places: Sequence, shape: Sequence[int] = (-1,)) -> Tensor:
-            return torch.tensor(places, dtype=torch.int64, device=device).reshape(shape)
-
-        return LocalChunk(
-            chunk=chunk,
-            parts=parts,
-            group_numbers=group_numbers(holder.matrices or [chunk.first]),
-            multipliers=as_tensor([part.matrix.multiplier for part in parts]),
-            presence_out=indices([place for _, place in holder.presence_places]),
-            active_in=indices(holder.active_places),
-            presence_in=indices(owner.presence_places, (-1, 2)).T,
-            active_out=indices(owner.active_places, (-1, 2)).T,
-            owned=[[local_owned(owned, device) for owned in chain] for chain in chunk.chains],
-            teams=[(team, owned and local_owned(owned, device)) for team, owned in chunk.teams],
-            moments=moved_moments(holder, chunk.first.parameter.moments_dtype, device),
-        )
+        return local_chunk(chunk, self._of(part.matrix for part in chunk.messages.holder.parts))
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:
         parts, multiplier = self._of(batch.matrices), as_tensor(batch.first.multiplier)

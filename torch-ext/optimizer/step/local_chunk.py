@@ -1,0 +1,87 @@
+"""A chunk of exchanged matrices as tensors of this process: its parts, its batches, and where both are in messages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from ..plan.batches import Batch
+from ..plan.blocks import Block
+from ..plan.exchanges import Chunk, OwnedBatch
+from ..plan.teams import Team
+from ..rules.descent import as_tensor
+from .local_matrix import LocalMatrix
+from .moments import MovedMoments, moved_moments
+from .recipe import group_numbers
+
+
+class LocalOwned(NamedTuple):
+    """The plan's `OwnedBatch` with its numbers as tensors, int64."""
+
+    batch: Batch
+    positions: Tensor  # of its matrices among all that are owned, on the device
+    blocks_in: Tensor  # on the CPU, where `move_blocks_` reads them at the call
+    blocks_out: Tensor
+    moments_in: Tensor  # the same for their second moments
+    moments_out: Tensor
+    weights_in: Tensor  # the same for the parameters' matrices, if their norms are kept
+
+
+class LocalChunk(NamedTuple):
+    """A chunk's parts and batches of this rank, and where they are in its buffers. Flags are int64, on the device."""
+
+    chunk: Chunk
+    parts: Sequence[LocalMatrix]  # those that this rank holds
+    group_numbers: tuple[int, ...]  # of the parts, by which a step finds their rules
+    multipliers: Tensor  # of the parts, float64 on the CPU, read there by the descent
+    directions: Sequence[int]  # offset of each part in what is gathered
+    updates: Sequence[int]  # offset of each part in what comes back
+    weights_out: Sequence[tuple[int, int]]  # a part, and the offset at which its parameter's elements are sent
+    sent: Sequence[int]  # the parts that are sent
+    presence_out: Tensor  # offsets of their flags in what is gathered
+    active_in: Tensor  # offset of each part's flag in what comes back
+    presence_in: Tensor  # (2, flags): owned matrix, offset of the flag
+    active_out: Tensor  # (2, flags): owned matrix, offset of the flag
+    owned: Sequence[Sequence[LocalOwned]]  # chains
+    teams: Sequence[tuple[Team, Optional[LocalOwned]]]  # with a batch if this rank owns the matrix
+    moments: Optional[MovedMoments]  # None if no part has second moments
+
+
+def local_chunk(chunk: Chunk, parts: Sequence[LocalMatrix]) -> LocalChunk:
+    """Return the tensors of a chunk, of which `parts` are those that this rank holds, in the plan's order."""
+    held, owned, parameter = chunk.messages.holder.parts, chunk.messages.owner.parts, chunk.first.parameter
+    sent, device = [(i, part.gathered) for i, part in enumerate(held) if part.gathered is not None], parameter.device
+
+    def flags(offsets: Sequence) -> Tensor:
+        return torch.tensor(offsets, dtype=torch.int64, device=device)
+
+    return LocalChunk(
+        chunk=chunk,
+        parts=parts,
+        group_numbers=group_numbers([part.matrix for part in held] or [chunk.first]),
+        multipliers=as_tensor([part.matrix.multiplier for part in held]),
+        directions=[part.direction for part in held],
+        updates=[part.scattered.elements for part in held],
+        weights_out=[(i, gathered.weights) for i, gathered in sent] if parameter.keeps_norm else (),
+        sent=[i for i, _ in sent],
+        presence_out=flags([gathered.flag for _, gathered in sent]),
+        active_in=flags([part.scattered.flag for part in held]),
+        presence_in=flags([(p.position, p.gathered.flag) for p in owned if p.gathered is not None]).view(-1, 2).T,
+        active_out=flags([(part.position, part.scattered.flag) for part in owned]).view(-1, 2).T,
+        owned=[[_local_owned(owned, device) for owned in chain] for chain in chunk.chains],
+        teams=[(team, owned and _local_owned(owned, device)) for team, owned in chunk.teams],
+        moments=moved_moments(held, parameter.moments_dtype, device),
+    )
+
+
+def _local_owned(owned: OwnedBatch, device: torch.device) -> LocalOwned:
+    positions = torch.tensor(owned.positions, dtype=torch.int64, device=device)
+    moved = (owned.blocks_in, owned.blocks_out, owned.moments_in, owned.moments_out, owned.weights_in)
+    return LocalOwned(owned.batch, positions, *map(block_table, moved))
+
+
+def block_table(blocks: Sequence[Block]) -> Tensor:
+    """Return blocks (N, 9) as `move_blocks_` takes them."""
+    return torch.tensor(blocks, dtype=torch.int64, device="cpu").reshape(-1, len(Block._fields))
