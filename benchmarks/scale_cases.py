@@ -93,7 +93,7 @@ def untouched(kernel: ModuleType) -> Iterator[None]:
         replace(kernel.iteration, "select_products", lambda *_: kernel.kernels.products.BATCHED)
         replace(kernel.plan.batches, "matrices_together", _together_on_a_gpu(kernel))
         replace(kernel.step.graphs, "polar_updates", _updates_of_small_matrices(kernel))
-        replace(kernel.step.sharded, "norms_of_updates", _norms_of_a_small_matrix(kernel))
+        replace(kernel.step.finish, "norms_of_updates", _norms_of_a_small_matrix(kernel))
         yield
 
 

@@ -38,7 +38,7 @@ def test_the_iteration_is_in_float32_and_said_to_be(portable_kernel, kind):
 @pytest.mark.parametrize("has_float64", [False, True])
 def test_norms_of_updates_take_one_operation_a_batch(portable_kernel, monkeypatch, has_float64):
     """Torch's functions would write them in the descent in dozens of launches, with or without float64."""
-    step, counts = portable_kernel.step.batch, []
+    step, counts = portable_kernel.step.finish, []
     with narrow_device(portable_kernel, "xpu", has_float64) as narrow:
         for norms in step.norms_of_updates, lambda updates: updates[:, 0, 0]:
             monkeypatch.setattr(step, "norms_of_updates", norms)

@@ -87,7 +87,7 @@ def test_norms_take_a_pass_only_where_the_descent_cannot_write_them(kernel, monk
 
     Hyperball's are of its own steps.
     """
-    step, taken = kernel.step.batch, []
+    step, taken = kernel.step.finish, []
     norms_of_updates = step.norms_of_updates
     monkeypatch.setattr(step, "norms_of_updates", lambda updates: taken.append(1) or norms_of_updates(updates))
     params = {"up.weight": Parameter(torch.ones(24, 12, dtype=dtype))}

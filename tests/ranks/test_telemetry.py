@@ -22,7 +22,7 @@ from tests.support.sharded_models import (
 
 def metrics_without_a_pass(kernel, case: Case):
     """Return the metrics of a step that fails if an owner takes norms of the updates that it has made."""
-    with mock.patch.object(kernel.step.sharded, "norms_of_updates", None):
+    with mock.patch.object(kernel.step.finish, "norms_of_updates", None):
         return metrics_of_step(kernel, case)
 
 

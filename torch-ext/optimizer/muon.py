@@ -36,16 +36,17 @@ from .plan.premises import Premises
 from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling, Scalings
-from .step.batch import UpdateNorms, update_local_
+from .step.batch import update_local_
 from .step.capture import check_capture, check_captured_plan
 from .step.copies import check_copies
 from .step.fallback import update_fallback_
+from .step.finish import UpdateNorms
 from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measurements
-from .step.recipe import Recipes, snapshot
+from .step.recipe import StepContext, snapshot
 from .step.state import KnownState, bring_states_, checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
 from .step.update import scale_other_rows_, update_shared_
@@ -535,13 +536,13 @@ class Muon(Optimizer):
         Empties `gradients`.
         """
         row_scales = {} if self._clip is None else self._clip.take_scales(scalings)
-        recipes, workspace = Recipes(self.param_groups, scalings, self._graphs), self._workspace
+        context, workspace = StepContext(self.param_groups, scalings, self._graphs), self._workspace
         try:
             workspace.begin_step(gradients, self.state, row_scales)
             if workspace.exchanges or workspace.sums:
-                self._norms = update_shared_(workspace, recipes, self._exchange.chunks_in_flight)
+                self._norms = update_shared_(workspace, context, self._exchange.chunks_in_flight)
             else:
-                self._norms = update_local_(workspace.chains, recipes)
+                self._norms = update_local_(workspace.chains, context)
             for work in workspace.fallback:
                 update_fallback_(work, self.param_groups[work.batch.group], scalings)
         finally:

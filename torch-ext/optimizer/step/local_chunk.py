@@ -14,13 +14,14 @@ from ..plan.teams import Team
 from ..rules.descent import as_tensor
 from .local_matrix import LocalMatrix
 from .moments import MovedMoments, moved_moments
-from .recipe import group_numbers
+from .recipe import RecipeKey, recipe_key
 
 
 class LocalOwned(NamedTuple):
     """The plan's `OwnedBatch` with its numbers as tensors, int64."""
 
     batch: Batch
+    recipe_key: RecipeKey
     positions: Tensor  # of its matrices among all that are owned, on the device
     blocks_in: Tensor  # on the CPU, where `move_blocks_` reads them at the call
     blocks_out: Tensor
@@ -34,7 +35,7 @@ class LocalChunk(NamedTuple):
 
     chunk: Chunk
     parts: Sequence[LocalMatrix]  # those that this rank holds
-    group_numbers: tuple[int, ...]  # of the parts, by which a step finds their rules
+    recipe_key: RecipeKey  # of the parts
     multipliers: Tensor  # of the parts, float64 on the CPU, read there by the descent
     directions: Sequence[int]  # offset of each part in what is gathered
     updates: Sequence[int]  # offset of each part in what comes back
@@ -60,7 +61,7 @@ def local_chunk(chunk: Chunk, parts: Sequence[LocalMatrix]) -> LocalChunk:
     return LocalChunk(
         chunk=chunk,
         parts=parts,
-        group_numbers=group_numbers([part.matrix for part in held] or [chunk.first]),
+        recipe_key=recipe_key([part.matrix for part in held] or [chunk.first]),
         multipliers=as_tensor([part.matrix.multiplier for part in held]),
         directions=[part.direction for part in held],
         updates=[part.scattered.elements for part in held],
@@ -79,7 +80,7 @@ def local_chunk(chunk: Chunk, parts: Sequence[LocalMatrix]) -> LocalChunk:
 def _local_owned(owned: OwnedBatch, device: torch.device) -> LocalOwned:
     positions = torch.tensor(owned.positions, dtype=torch.int64, device=device)
     moved = (owned.blocks_in, owned.blocks_out, owned.moments_in, owned.moments_out, owned.weights_in)
-    return LocalOwned(owned.batch, positions, *map(block_table, moved))
+    return LocalOwned(owned.batch, recipe_key(owned.batch.matrices), positions, *map(block_table, moved))
 
 
 def block_table(blocks: Sequence[Block]) -> Tensor:

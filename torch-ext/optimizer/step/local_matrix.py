@@ -39,11 +39,6 @@ class StepTensors:
         self.remainders: dict[int, Tensor] = {}  # by place, of those that have one
         self.row_scales: dict[int, Tensor] = {}  # by place, of those that QK-clip scales
 
-    def momentum_at(self, places: Sequence[int]) -> MomentumBuffers:
-        """Return the momentum of the matrices at `places`, which have it in one form."""
-        scales = [self.scales[i] for i in places] if places[0] in self.scales else None
-        return MomentumBuffers([self.momenta[i] for i in places], scales)
-
 
 class LocalParameter:
     """This process's part of one parameter of Muon: its matrices from place `first` on, and in a step its gradient."""
@@ -193,7 +188,9 @@ def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
 
 def momentum_of(parts: Sequence[LocalMatrix]) -> MomentumBuffers:
     """Return the momentum of parts, which have it in one form."""
-    return parts[0].tensors.momentum_at([part.place for part in parts])
+    tensors, places = parts[0].tensors, [part.place for part in parts]
+    scales = [tensors.scales[i] for i in places] if places[0] in tensors.scales else None
+    return MomentumBuffers([tensors.momenta[i] for i in places], scales)
 
 
 def take_momentum(parts: Sequence[LocalMatrix], tensors: Sequence[Tensor]) -> None:

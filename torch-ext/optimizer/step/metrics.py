@@ -11,7 +11,7 @@ from ..kernels.formats import exact_dtype
 from ..parameters.settings import Group
 from ..plan.layout import local_part
 from ..rules.decay import read_at_once
-from .batch import UpdateNorms
+from .finish import UpdateNorms
 
 
 def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
@@ -25,10 +25,10 @@ def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
         names |= dict.fromkeys(("muon_update_norm", "muon_update_rms"), torch.float64)
         return {name: torch.zeros((), dtype=dtype, device="cpu") for name, dtype in names.items()}
     device = updates[0].norms.device
-    norms = [u.norms * _step_size(u) for u in updates]
+    norms = [u.applied * _step_size(u) for u in updates]
     squares = [norm.to(exact_dtype(norm.device)).square().sum() for norm in norms]
     total = torch.stack([each.to(device, exact_dtype(device)) for each in squares]).sum().sqrt()
-    finite = torch.cat([update.norms.isfinite().to(device) for update in updates])
+    finite = torch.cat([update.applied.isfinite().to(device) for update in updates])
     counts = [len(u.norms) if u.active is None else u.active.sum().to(device) for u in updates]
     matrices, elements = sum(counts), sum(count * u.elements for count, u in zip(counts, updates))
     if not isinstance(matrices, Tensor):  # not on a GPU, to which a number would have to be copied

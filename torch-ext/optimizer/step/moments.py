@@ -12,20 +12,19 @@ import torch
 from torch import Tensor
 
 from ..plan.messages import HeldPart
-from ..rules.second_moment import balance_
 from .local_matrix import LocalMatrix
 
 
-def balance_parts_(updates: Tensor, parts: Sequence[LocalMatrix], beta: float, found_inf: Optional[Tensor]) -> None:
-    """Balance the updates (B, rows, cols) of whole matrices by their second moments, both in place.
+def stacked_moments(parts: Sequence[LocalMatrix]) -> Tensor:
+    """Return a copy of the second moments of whole matrices, (B, rows, 1) or (B, 1, cols)."""
+    return torch.stack([part.moments for part in parts])
 
-    Where `found_inf` is above 0 the second moments stay as they are.
-    """
-    before = torch.stack([part.moments for part in parts])
-    after = before.clone()
-    balance_(updates, after, beta)
-    after = after if found_inf is None else after.where(found_inf == 0, before)
-    torch._foreach_copy_([part.moments for part in parts], list(after))
+
+def keep_moments_(parts: Sequence[LocalMatrix], moments: Tensor, found_inf: Optional[Tensor]) -> None:
+    """Put new `moments` in the place of those of whole matrices, unless `found_inf` is above 0."""
+    if found_inf is not None:
+        moments = moments.where(found_inf == 0, stacked_moments(parts))
+    torch._foreach_copy_([part.moments for part in parts], list(moments))
 
 
 class MovedMoments(NamedTuple):

@@ -1,8 +1,8 @@
-"""From packed momentum to updates: the iteration, and the one place between orthogonalization and descent.
+"""From packed momentum to updates: the iteration, and the one place between orthogonalization and updates.
 
 The matrices of this process, those of an owner and those whose Gram matrix is summed all come through
 `update_of_factors`. An update rule that goes on from the polar factor belongs there, unless it has a state: a rule with
-a state (`rules.second_moment`) is called afterwards, where that state is. docs/architecture.md says where it lives.
+a state (`rules.second_moment`) is called afterwards, in `finish.py`. docs/architecture.md says where the state lives.
 """
 
 from __future__ import annotations

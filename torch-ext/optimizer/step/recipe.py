@@ -1,18 +1,28 @@
-"""Recipes: the rules of one step, read from the live settings of groups."""
+"""Recipes: the rules of one step for each batch, read from the live settings of groups."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence, Union
+from typing import NamedTuple, Optional, Sequence, Union
 
+import torch
 from torch import Tensor
 
 from ..parameters.rates import rate_of
 from ..parameters.settings import Group
-from ..plan.matrix import Matrix, Parameter
+from ..plan.matrix import Matrix
+from ..plan.process_groups import Ranks
 from ..rules.descent import DescentRule, descent_rule
 from ..rules.momentum import MomentumRule
 from ..rules.scaling import GradientScaling, Scalings
 from .graphs import UpdateGraphs
+
+
+class RecipeKey(NamedTuple):
+    """What the recipe of some matrices follows from, besides live settings."""
+
+    group_numbers: tuple[int, ...]  # of each matrix, or a single one if all have the same
+    sharers: Optional[Ranks]
+    device: torch.device
 
 
 class Recipe(NamedTuple):
@@ -23,35 +33,26 @@ class Recipe(NamedTuple):
     descent: DescentRule
     second_moment_beta: float
     scaling: GradientScaling
+    groups: Sequence[Group]  # all, by number
 
 
-class Recipes:
-    """The recipes of one step, each made once, its `scalings`, and the `graphs` that may take the middle of it."""
+class StepContext:
+    """What is known when a step begins: live settings, scalings, and the `graphs` that may take the middle of it."""
 
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        scalings: Scalings,
-        graphs: UpdateGraphs,
-    ):
-        self.groups = groups
+    def __init__(self, groups: Sequence[Group], scalings: Scalings, graphs: UpdateGraphs):
         self.scalings = scalings
         self.graphs = graphs
-        self._made: dict[tuple, Recipe] = {}
+        self._groups = groups
+        self._recipes: dict[RecipeKey, Recipe] = {}
 
-    def of(self, matrices: Sequence[Matrix]) -> Recipe:
-        """Return the recipe of matrices of one batch, whose groups may differ in learning rate and decay alone."""
-        return self.of_groups(group_numbers(matrices), matrices[0].parameter)
+    def recipe(self, key: RecipeKey) -> Recipe:
+        """Return the recipe of matrices with this key, which is made once in a step."""
+        if key not in self._recipes:
+            self._recipes[key] = self._recipe(key)
+        return self._recipes[key]
 
-    def of_groups(self, numbers: tuple[int, ...], parameter: Parameter) -> Recipe:
-        """Return the recipe of matrices by their `group_numbers`; `parameter` is that of one of them."""
-        key = (numbers, parameter.sharers, parameter.device)
-        if key not in self._made:
-            scaling = self.scalings.on(parameter.sharers, parameter.device)
-            self._made[key] = self._recipe([self.groups[number] for number in numbers], scaling)
-        return self._made[key]
-
-    def _recipe(self, groups: Sequence[Group], scaling: GradientScaling) -> Recipe:
+    def _recipe(self, key: RecipeKey) -> Recipe:
+        groups = [self._groups[number] for number in key.group_numbers]
         first = groups[0]
         # Metrics, which read the rate later, are of the step that used it.
         rates, decays = [snapshot(rate_of(group)) for group in groups], [group["weight_decay"] for group in groups]
@@ -61,14 +62,15 @@ class Recipes:
             first["eps"],
             descent_rule(rates, decays, first["decay_mode"], largest),
             first["second_moment_beta"],
-            scaling,
+            self.scalings.on(key.sharers, key.device),
+            self._groups,
         )
 
 
-def group_numbers(matrices: Sequence[Matrix]) -> tuple[int, ...]:
-    """Return the number of each matrix's group, or a single number if all have the same."""
-    numbers = tuple(matrix.parameter.group for matrix in matrices)
-    return numbers[:1] if len(set(numbers)) == 1 else numbers
+def recipe_key(matrices: Sequence[Matrix]) -> RecipeKey:
+    """Return the key of matrices of one family, whose groups may differ in learning rate and decay alone."""
+    numbers, parameter = tuple(matrix.parameter.group for matrix in matrices), matrices[0].parameter
+    return RecipeKey(numbers[:1] if len(set(numbers)) == 1 else numbers, parameter.sharers, parameter.device)
 
 
 def snapshot(value: Union[float, Tensor, None]) -> Union[float, Tensor, None]:

@@ -10,32 +10,28 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ..kernels.native import move_blocks_
-from ..parameters.settings import Group
 from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
-from ..rules.descent import DescentOptions, Number, descend_packed_, scale_rows_
-from ..rules.hyperball import REPLACING, move_on_sphere_
+from ..rules.descent import DescentOptions, Number, scale_rows_
 from ..rules.momentum import Directions, MomentumBuffers, pack_momentum_
-from ..rules.second_moment import balance_
-from .batch import UpdateNorms, remainders, row_scales, seeds
+from .finish import UpdateNorms, descend_parts_, finished
 from .local_chunk import LocalChunk, LocalOwned
 from .local_matrix import LocalMatrix, momentum_of
-from .polar_update import as_parameter, equalized, norms_of_updates, packed_memory, update_of_factors
-from .recipe import Recipe, Recipes
+from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
+from .recipe import Recipe, StepContext
 from .team import team_factor
 
 
 def update_chunk_(
-    work: LocalChunk, recipes: Recipes, group: dist.ProcessGroup
+    work: LocalChunk, context: StepContext, group: dist.ProcessGroup
 ) -> Generator[None, None, list[UpdateNorms]]:
     """Update this rank's parts of a chunk and their momentum; yields twice, once after each started exchange.
 
-    Matrices without a gradient on any rank are unchanged. Returns the norms of the updates of owned matrices, 0 for
-    those that are left alone.
+    Matrices without a gradient on any rank are unchanged. Returns the norms of the updates of owned matrices.
     """
     chunk, holder, owner = work.chunk, work.chunk.messages.holder, work.chunk.messages.owner
-    parameter = chunk.first.parameter
-    parts = ShardedParts(work.parts, recipes.of_groups(work.group_numbers, parameter), recipes.groups)
+    parameter, recipe = chunk.first.parameter, context.recipe(work.recipe_key)
+    parts = ShardedParts(work.parts, recipe)
     outgoing = torch.empty(sum(holder.sent) + holder.scratch, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
         parts.pack_(outgoing, work.directions)
@@ -48,7 +44,7 @@ def update_chunk_(
     received = yield from _exchanged(chunk, outgoing, holder.sent, owner.received, group)
     del outgoing
     with record_function(chunk.profiled_as):
-        returned, norms = _orthogonalized(work, received, recipes)
+        returned, norms = _orthogonalized(work, received, context)
     del received
     updates = yield from _exchanged(chunk, returned, owner.sent, holder.received, group)
     del returned
@@ -56,7 +52,7 @@ def update_chunk_(
         active_flags = updates.index_select(0, work.active_in)
         parts.descend_(updates, work.multipliers, active_flags, work.updates)
         if work.moments is not None:
-            work.moments.take_(updates, work.parts, active_flags > 0, parts.found_inf)
+            work.moments.take_(updates, work.parts, active_flags > 0, recipe.scaling.found_inf)
     return norms
 
 
@@ -76,16 +72,11 @@ class ShardedParts:
     flag comes back. Until then the momentum of such a part, an absent one, is updated in a copy.
     """
 
-    def __init__(self, parts: Sequence[LocalMatrix], recipe: Recipe, groups: Sequence[Group]):
+    def __init__(self, parts: Sequence[LocalMatrix], recipe: Recipe):
         self.parts = parts
         self.absent = frozenset(i for i, part in enumerate(parts) if not part.source.has_gradient)
-        self._recipe, self._groups = recipe, groups
+        self._recipe = recipe
         self._momenta = MomentumBuffers(())
-
-    @property
-    def found_inf(self) -> Optional[Tensor]:
-        """Above 0 if gradients overflow on some rank; then nothing changes."""
-        return self._recipe.scaling.found_inf
 
     @record_function("muon.pack")
     def pack_(self, packed: Tensor, offsets: Optional[Sequence[int]] = None) -> None:
@@ -106,19 +97,16 @@ class ShardedParts:
         self, updates: Tensor, multiplier: Number, active_flags: Tensor, offsets: Optional[Sequence[int]] = None
     ) -> None:
         """Update those parts whose flag is above zero, by `updates`, at `offsets` of that buffer."""
-        parts, active, overflow = self.parts, active_flags > 0, self.found_inf
+        parts, active = self.parts, active_flags > 0
         origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
-        rounding = seeds(parts, self._groups)
-        options = DescentOptions(row_scales(parts), rounding, overflow, active, offsets, origins, remainders(parts))
-        keeps_norms = parts[0].matrix.parameter.keeps_norm
-        rule = REPLACING if keeps_norms else self._recipe.descent._replace(multiplier=multiplier)
-        descend_packed_([part.view for part in parts], updates, rule, options)
+        options = DescentOptions(active=active, offsets=offsets, origins=origins)
+        descend_parts_(parts, updates, self._recipe, multiplier, options)
         for i in sorted(self.absent):
             part = parts[i]
             for kept, updated in zip(momentum_of([part]).tensors, self._momenta.tensors_of(i)):
                 kept.copy_(torch.where(active[i], updated, kept))
             if part.row_scale is not None:  # QK-clip applies to weights without a gradient too
-                scale_rows_(part.view, part.row_scale, part.remainder, [overflow, active[i]])
+                scale_rows_(part.view, part.row_scale, part.remainder, [self._recipe.scaling.found_inf, active[i]])
 
 
 def _exchanged(
@@ -134,75 +122,61 @@ def _exchanged(
     return incoming
 
 
-def _orthogonalized(work: LocalChunk, received: Tensor, recipes: Recipes) -> tuple[Tensor, list[UpdateNorms]]:
+def _orthogonalized(work: LocalChunk, received: Tensor, context: StepContext) -> tuple[Tensor, list[UpdateNorms]]:
     """Return what is sent back, the blocks of the owned matrices' updates and their flags; and the updates' norms."""
-    chunk, norms = work.chunk, []
+    chunk, norms, eps = work.chunk, [], context.recipe(work.recipe_key).eps
     active_flags = _active_flags(work, received)
     returned = received.new_empty(sum(chunk.messages.owner.sent), dtype=chunk.first.parameter.update_dtype)
+
+    def finish_(owned: LocalOwned, updates: Tensor) -> None:
+        active = active_flags.index_select(0, owned.positions) > 0
+        norms.append(_finish_owned_(owned, updates, active, received, returned, context))
+
     for team, owned in work.teams:
-        eps, group = recipes.of([team.matrix]).eps, group_of(team.ranks, chunk.names)
         packed = None if owned is None else packed_memory(owned.batch, 1, received.device)
         if packed is not None:
             _assemble_(owned, received, packed)
             packed = equalized(owned.batch, packed, eps)
-        factor = team_factor(team, packed, eps, group)
+        factor = team_factor(team, packed, eps, group_of(team.ranks, chunk.names))
         del packed
         if owned is not None:
-            updates = update_of_factors(as_parameter(owned.batch, factor), owned.batch.equalization.after)
-            norms.append(_write_updates_(returned, owned, updates, active_flags, recipes, received))
-            del updates
+            finish_(owned, update_of_factors(as_parameter(owned.batch, factor), owned.batch.equalization.after))
         del factor
     for chain in work.owned:
-        counts = [(owned.batch, len(owned.positions), recipes.of(owned.batch.matrices).eps) for owned in chain]
-        packed = recipes.graphs.packed(counts)
+        packed = context.graphs.packed([(owned.batch, len(owned.positions), eps) for owned in chain])
         for owned, member in zip(chain, packed.members):
             _assemble_(owned, received, member.directions)
             member.take_norms_()
         updates = packed.update()
-        norms += [_write_updates_(returned, *each, active_flags, recipes, received) for each in zip(chain, updates)]
-        del packed, updates, member  # before the next chain is put together
+        for each in zip(chain, updates):
+            finish_(*each)
+        del packed, updates, member, each  # before the next chain is put together
     matrices, flags = work.active_out
     returned.index_copy_(0, flags, active_flags.index_select(0, matrices).to(returned.dtype))
     return returned, norms
 
 
-def _write_updates_(
-    returned: Tensor,
-    owned: LocalOwned,
-    updates: Tensor,
-    active_flags: Tensor,
-    recipes: Recipes,
-    received: Tensor,
+def _finish_owned_(
+    owned: LocalOwned, updates: Tensor, active: Tensor, received: Tensor, returned: Tensor, context: StepContext
 ) -> UpdateNorms:
-    """Write the blocks of a batch's updates into `returned`; return the norms of the updates.
+    """Write the blocks of a batch's updates, and of its new second moments, into `returned`; return the norms.
 
-    The updates are balanced before by the second moments in `received`, if there are any. Where norms of matrices are
-    kept it is the new matrices that are written, made of those in `received`.
+    `active` says which matrices have a gradient on any rank. Updates are balanced by the second moments in `received`.
+    Where norms of matrices are kept it is the new matrices that are written, made of those in `received`.
     """
-    active, matrices = active_flags.index_select(0, owned.positions) > 0, owned.batch.matrices
-    lr, keeps_norm = recipes.of(matrices).descent.lr, owned.batch.first.parameter.keeps_norm
-    # Before second moments change the updates. Hyperball has norms of its own.
-    norms = None if keeps_norm else norms_of_updates(updates)
-    _balance_(owned, received, returned, updates, recipes)
-    if keeps_norm:
-        moved = received.new_empty(updates.shape)
-        move_blocks_(moved, received, owned.weights_in, to_buffer=False)
-        norms = move_on_sphere_(moved, updates, lr)
-        updates = moved
+    batch, parameter, recipe = owned.batch, owned.batch.first.parameter, context.recipe(owned.recipe_key)
+    moments = weights = None
+    if batch.moments_shape is not None:
+        moments = updates.new_empty(len(updates), *batch.moments_shape, dtype=parameter.moments_dtype)
+        move_blocks_(moments, received.view(moments.dtype), owned.moments_in, to_buffer=False)
+    if parameter.keeps_norm:
+        weights = received.new_empty(updates.shape)
+        move_blocks_(weights, received, owned.weights_in, to_buffer=False)
+    updates, norms = finished(updates, recipe, moments, weights)
+    if moments is not None:
+        move_blocks_(moments, returned.view(moments.dtype), owned.moments_out, to_buffer=True)
     move_blocks_(updates, returned, owned.blocks_out, to_buffer=True)
-    return UpdateNorms(norms.where(active, 0.0), updates[0].numel(), owned.batch.first.multiplier, lr, active)
-
-
-def _balance_(owned: LocalOwned, received: Tensor, returned: Tensor, updates: Tensor, recipes: Recipes) -> None:
-    """Balance a batch's updates, in place, by the second moments that have come, if any; write new ones to be sent."""
-    batch = owned.batch
-    if batch.moments_shape is None:
-        return
-    dtype, beta = batch.first.parameter.moments_dtype, recipes.of(batch.matrices).second_moment_beta
-    moments = torch.empty(len(updates), *batch.moments_shape, dtype=dtype, device=updates.device)
-    move_blocks_(moments, received.view(dtype), owned.moments_in, to_buffer=False)
-    balance_(updates, moments, beta)
-    move_blocks_(moments, returned.view(dtype), owned.moments_out, to_buffer=True)
+    return UpdateNorms(norms, updates[0].numel(), batch.first.multiplier, recipe.descent.lr, active)
 
 
 def _assemble_(owned: LocalOwned, received: Tensor, packed: Tensor) -> None:

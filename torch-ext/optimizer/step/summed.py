@@ -15,23 +15,23 @@ from torch.profiler import record_function
 
 from ..plan.process_groups import explaining_timeouts
 from ..polar.factors import factor_of_parts
-from .batch import UpdateNorms
-from .polar_update import norms_of_updates, update_of_factors
-from .recipe import Recipes
+from .finish import UpdateNorms, finished
+from .polar_update import update_of_factors
+from .recipe import StepContext
 from .sharded import ShardedParts
 from .workspace import LocalBatch
 
 
 def update_sum_(
-    work: LocalBatch, recipes: Recipes, group: dist.ProcessGroup
+    work: LocalBatch, context: StepContext, group: dist.ProcessGroup
 ) -> Generator[None, None, list[UpdateNorms]]:
     """Update this rank's parts of a batch and their momentum; yields once after each sum that was started.
 
-    Matrices without a gradient on any rank do not change. Returns the norms of the parts' updates, 0 for those.
+    Matrices without a gradient on any rank do not change. Returns the norms of the parts' updates.
     """
     batch, parameter = work.batch, work.batch.first.parameter
-    recipe, iteration = recipes.of(batch.matrices), batch.first.iteration
-    parts = ShardedParts(work.parts, recipe, recipes.groups)
+    recipe, iteration = context.recipe(work.recipe_key), batch.first.iteration
+    parts = ShardedParts(work.parts, recipe)
     shape = len(batch.matrices), batch.rows, batch.cols
     packed = torch.zeros(shape, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
@@ -43,11 +43,9 @@ def update_sum_(
     factor, present = yield from _summed_(sums, work, group)
     if not work.parts:
         return []
-    updates = update_of_factors(factor.mT if batch.tall else factor)
-    norms = norms_of_updates(updates)
+    updates, norms = finished(update_of_factors(factor.mT if batch.tall else factor), recipe)
     parts.descend_(updates, work.multiplier, present)
-    active = present > 0
-    return [UpdateNorms(norms.where(active, 0.0), factor[0].numel(), work.multiplier, recipe.descent.lr, active)]
+    return [UpdateNorms(norms, factor[0].numel(), work.multiplier, recipe.descent.lr, present > 0)]
 
 
 def _presence(parts: ShardedParts, count: int) -> Tensor:

@@ -14,24 +14,25 @@ from ..plan.process_groups import Ranks, group_of, this_rank
 from ..plan.shards import local_rows
 from ..rules.descent import scale_rows_
 from ..rules.scaling import Scalings
-from .batch import UpdateNorms, update_local_
+from .batch import update_local_
+from .finish import UpdateNorms
 from .pipeline import advanced
-from .recipe import Recipes
+from .recipe import StepContext
 from .sharded import update_chunk_
 from .summed import update_sum_
 from .workspace import Workspace
 
 
-def update_shared_(workspace: Workspace, recipes: Recipes, in_flight: int) -> list[UpdateNorms]:
+def update_shared_(workspace: Workspace, context: StepContext, in_flight: int) -> list[UpdateNorms]:
     """Update shared matrices of which any rank has a gradient, and those of this process while messages fly.
 
     Up to `in_flight` chunks have a message on its way while another is worked on. Returns norms as `update_local_`.
     """
-    chunks = ([update_chunk_(work, recipes, group_of(ranks)) for work in works] for ranks, works in workspace.exchanges)
-    sums = ([update_sum_(work, recipes, group_of(ranks)) for work in works] for ranks, works in workspace.sums)
+    chunks = ([update_chunk_(work, context, group_of(ranks)) for work in works] for ranks, works in workspace.exchanges)
+    sums = ([update_sum_(work, context, group_of(ranks)) for work in works] for ranks, works in workspace.sums)
     rounds = advanced(chain(chunks, sums), in_flight)
     results = next(rounds, [])  # the first parts are on their way
-    norms = update_local_(workspace.chains, recipes)
+    norms = update_local_(workspace.chains, context)
     for ended in rounds:
         results += ended
     return norms + list(chain.from_iterable(results))

@@ -21,25 +21,23 @@ from ..plan.plan import Plan, State, local_indices
 from ..plan.process_groups import this_rank
 from ..plan.sums import SummedBatch
 from ..rules.descent import as_tensor
-from ..rules.momentum import MomentumBuffers
 from .fallback import local_fallback
 from .local_chunk import LocalChunk, local_chunk
 from .local_matrix import LocalMatrix, LocalParameter, StepTensors
-from .recipe import group_numbers
+from .recipe import RecipeKey, recipe_key
 
 
 class LocalBatch(NamedTuple):
     """A batch and this process's parts of it; momentum may be in host memory, as one of several chunks.
 
-    The tuples of numbers say where a step finds what belongs to the parts.
+    `gradients` says where a step finds those of the parts, if all are taken as they are.
     """
 
     batch: Union[Batch, SummedBatch]
     parts: Sequence[LocalMatrix]  # those that are not empty
     multiplier: Tensor
-    group_numbers: tuple[int, ...] = ()
-    places: tuple[int, ...] = ()
-    gradients: tuple[int, ...] = ()  # only if all gradients are taken as they are
+    recipe_key: RecipeKey
+    gradients: tuple[int, ...] = ()
     host: Optional[HostChunks] = None
     host_chunk: int = 0
 
@@ -48,8 +46,7 @@ class LocalBatch(NamedTuple):
         as_they_are = all(part.source.is_taken_as_it_is for part in parts)
         return self._replace(
             parts=parts,
-            group_numbers=group_numbers([part.matrix for part in parts]),
-            places=tuple(part.place for part in parts),
+            recipe_key=recipe_key([part.matrix for part in parts]) if parts else self.recipe_key,
             gradients=tuple(part.source.number for part in parts) if as_they_are else (),
         )
 
@@ -59,15 +56,6 @@ class LocalBatch(NamedTuple):
             return self
         present = [part for part in self.parts if part.source.has_gradient]
         return self if len(present) == len(self.parts) else self.of(present)
-
-    def parameters(self) -> list[Tensor]:
-        """Return the parameters of its parts."""
-        views = self.parts[0].tensors.views
-        return [views[i] for i in self.places]
-
-    def momentum(self) -> MomentumBuffers:
-        """Return the momentum of its parts."""
-        return self.parts[0].tensors.momentum_at(self.places)
 
     def take_gradients(self) -> list[Tensor]:
         """Return the gradients of its parts, which all have one; only once in a step."""
@@ -183,7 +171,7 @@ class Workspace:
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:
         parts, multiplier = self._of(batch.matrices), as_tensor(batch.first.multiplier)
-        return LocalBatch(batch, (), multiplier).of(parts)
+        return LocalBatch(batch, (), multiplier, recipe_key(batch.matrices)).of(parts)
 
     def _of(self, matrices: Iterable[Matrix]) -> list[LocalMatrix]:
         return [self._parts[matrix.key] for matrix in matrices if matrix.key in self._parts]

@@ -1,0 +1,97 @@
+"""From updates to parameters, for all ways of working on a matrix: rules with a state, norms, and the descent."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from ..parameters.settings import Group
+from ..rules.descent import PLAIN, DescentOptions, Number, descend_packed_
+from ..rules.hyperball import REPLACING, move_on_sphere_
+from ..rules.second_moment import balance_
+from .local_matrix import LocalMatrix
+from .polar_update import norms_of_updates
+from .recipe import Recipe
+
+
+class UpdateNorms(NamedTuple):
+    """The Frobenius norms (B,) of a batch's updates, and the step size applied to them.
+
+    `active` says which of the matrices have a gradient on any rank, None that all have.
+    """
+
+    norms: Tensor
+    elements: int  # of one update
+    multiplier: Number
+    lr: Tensor
+    active: Optional[Tensor] = None
+
+    @property
+    def applied(self) -> Tensor:
+        """The norms, 0 for matrices that no rank has a gradient of."""
+        return self.norms if self.active is None else self.norms.where(self.active, 0.0)
+
+
+def finished(
+    updates: Tensor,
+    recipe: Recipe,
+    moments: Optional[Tensor] = None,
+    weights: Optional[Tensor] = None,
+    norms: Optional[Tensor] = None,
+) -> tuple[Tensor, Tensor]:
+    """Return what whole matrices (B, rows, cols) descend by, made of their updates, and the norms (B,) of the updates.
+
+    Updates are balanced by second `moments`, if given; both change in place. If norms of matrices are kept, `weights`
+    are the matrices; the new ones take their place and are the result. `norms` is memory that the descent will write
+    to; without it a pass takes them.
+    """
+    # Before second moments change the updates. Hyperball has norms of its own.
+    if norms is None and weights is None:
+        norms = norms_of_updates(updates)
+    if moments is not None:
+        balance_(updates, moments, recipe.second_moment_beta)
+    if weights is None:
+        return updates, norms
+    return weights, move_on_sphere_(weights, updates, recipe.descent.lr)
+
+
+def descend_parts_(
+    parts: Sequence[LocalMatrix],
+    updates: Tensor,
+    recipe: Recipe,
+    multiplier: Number,
+    options: DescentOptions = PLAIN,
+) -> None:
+    """Move parts of matrices by the updates that `finished` has returned; `options` has what else is known of those."""
+    keeps_norm = parts[0].matrix.parameter.keeps_norm
+    rule = REPLACING if keeps_norm else recipe.descent._replace(multiplier=multiplier)
+    options = options._replace(
+        row_scale=_row_scales(parts),
+        seeds=_seeds(parts, recipe.groups),
+        found_inf=recipe.scaling.found_inf,
+        remainder=_remainders(parts),
+    )
+    descend_packed_([part.view for part in parts], updates, rule, options)
+
+
+def _row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
+    """Return QK-clip's factor for each row of all parts, 1 for rows without scaling; None if no part is scaled."""
+    scaled = parts[0].tensors.row_scales
+    if not scaled or not any(part.place in scaled for part in parts):
+        return None
+    scales = [part.row_scale for part in parts]
+    ones = next(scale for scale in scales if scale is not None).new_ones(1)
+    return torch.cat([ones.expand(len(p.view)) if scale is None else scale for p, scale in zip(parts, scales)])
+
+
+def _remainders(parts: Sequence[LocalMatrix]) -> Optional[list[Tensor]]:
+    """Return the lower half of each part's float32 value; None if the parts, which are all alike, have none."""
+    return None if parts[0].remainder is None else [part.remainder for part in parts]
+
+
+def _seeds(parts: Sequence[LocalMatrix], groups: Sequence[Group]) -> Optional[Tensor]:
+    """Return the seed of each part; None if nothing is rounded stochastically."""
+    numbers = None if parts[0].origin is None else [part.seed(groups) for part in parts]
+    return None if numbers is None else torch.tensor(numbers, dtype=torch.int64, device="cpu")
