@@ -8,10 +8,11 @@ from typing import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ..parameters.state import REMAINDER
 from ..rules.descent import DescentOptions, scale_rows_
 from ..rules.momentum import Directions, pack_momentum_
 from .finish import UpdateNorms, descend_parts_, finished
-from .local_matrix import momentum_of, take_momentum
+from .local_matrix import ROW_SCALE, momentum_of, take_momentum
 from .moments import keep_moments_, stacked_moments
 from .polar_update import Packed, as_parameter, norms_memory_for_descent
 from .recipe import Recipe, StepContext
@@ -75,7 +76,8 @@ def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor) -> UpdateNorms:
 def _scale_rows_of_absent_(work: LocalBatch, context: StepContext) -> None:
     """Apply QK-clip to weights without a gradient, which are not updated otherwise."""
     for part in work.parts:
-        if part.row_scale is not None and not part.source.has_gradient:
+        row_scale = part.get(ROW_SCALE)
+        if row_scale is not None and not part.source.has_gradient:
             parameter = part.matrix.parameter
             found_inf = context.scalings.on(parameter.sharers, parameter.device).found_inf
-            scale_rows_(part.view, part.row_scale, part.remainder, [found_inf])
+            scale_rows_(part.view, row_scale, part.get(REMAINDER), [found_inf])

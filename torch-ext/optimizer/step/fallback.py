@@ -36,7 +36,7 @@ class LocalFallback(NamedTuple):
     batch: FallbackBatch
     parameters: Sequence[Tensor]
     numbers: Sequence[int]  # of the parameters, among all of the optimizer
-    state_places: Sequence[int]  # of their states, in the optimizer's
+    state_indices: Sequence[int]  # of their states, in the optimizer's
     tensors: StepTensors
 
     def with_gradients(self) -> LocalFallback:
@@ -45,21 +45,21 @@ class LocalFallback(NamedTuple):
         if absent.isdisjoint(self.numbers):
             return self
         present = [number not in absent for number in self.numbers]
-        columns = self.parameters, self.numbers, self.state_places
+        columns = self.parameters, self.numbers, self.state_indices
         return LocalFallback(self.batch, *(tuple(compress(column, present)) for column in columns), self.tensors)
 
 
 def local_fallback(
-    batch: FallbackBatch, group: Group, first_number: int, places: Mapping[Tensor, int], tensors: StepTensors
+    batch: FallbackBatch, group: Group, first_number: int, state_indices: Mapping[Tensor, int], tensors: StepTensors
 ) -> LocalFallback:
     """Return the part of the workspace of a batch of `group`, whose first parameter has `first_number`.
 
-    `places` says where in the optimizer's state that of a parameter is.
+    `state_indices` says where in the optimizer's state that of a parameter is.
     """
-    positions = [position for position in batch.positions if group["params"][position] in places]
+    positions = [position for position in batch.positions if group["params"][position] in state_indices]
     parameters = [group["params"][position] for position in positions]
     numbers = [first_number + position for position in positions]
-    return LocalFallback(batch, parameters, numbers, [places[p] for p in parameters], tensors)
+    return LocalFallback(batch, parameters, numbers, [state_indices[p] for p in parameters], tensors)
 
 
 def update_fallback_(work: LocalFallback, group: Group, scalings: Scalings) -> None:
@@ -81,7 +81,7 @@ def update_fallback_(work: LocalFallback, group: Group, scalings: Scalings) -> N
 
 def _tensors_of(work: LocalFallback) -> tuple[FallbackTensors, Optional[list[Tensor]]]:
     """Return this process's tensors of a batch, and the lower halves of master weights, as integers, if it has them."""
-    gradients, states = work.tensors.gradients, [work.tensors.states[place] for place in work.state_places]
+    gradients, states = work.tensors.gradients, [work.tensors.states[i] for i in work.state_indices]
     local = list if work.batch.sharers is None else partial(map, local_part)
     columns = [work.parameters, [gradients[number] for number in work.numbers]]
     columns += ([state[key] for state in states] for key in FALLBACK_STATE)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
+from ..parameters.state import REMAINDER
 from ..rules.descent import PLAIN, DescentOptions, Number, descend_packed_
 from ..rules.hyperball import REPLACING, move_on_sphere_
 from ..rules.second_moment import balance_
-from .local_matrix import LocalMatrix
+from .local_matrix import ROW_SCALE, LocalMatrix
 from .polar_update import norms_of_updates
 from .recipe import Recipe
 
@@ -78,17 +79,18 @@ def descend_parts_(
 
 def _row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
     """Return QK-clip's factor for each row of all parts, 1 for rows without scaling; None if no part is scaled."""
-    scaled = parts[0].tensors.row_scales
-    if not scaled or not any(part.place in scaled for part in parts):
+    if not parts[0].tensors.others[ROW_SCALE]:
         return None
-    scales = [part.row_scale for part in parts]
-    ones = next(scale for scale in scales if scale is not None).new_ones(1)
+    scales = [part.get(ROW_SCALE) for part in parts]
+    ones = next((scale.new_ones(1) for scale in scales if scale is not None), None)
+    if ones is None:
+        return None
     return torch.cat([ones.expand(len(p.view)) if scale is None else scale for p, scale in zip(parts, scales)])
 
 
 def _remainders(parts: Sequence[LocalMatrix]) -> Optional[list[Tensor]]:
     """Return the lower half of each part's float32 value; None if the parts, which are all alike, have none."""
-    return None if parts[0].remainder is None else [part.remainder for part in parts]
+    return None if parts[0].get(REMAINDER) is None else [part.get(REMAINDER) for part in parts]
 
 
 def _seeds(parts: Sequence[LocalMatrix], groups: Sequence[Group]) -> Optional[Tensor]:

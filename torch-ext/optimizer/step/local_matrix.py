@@ -6,7 +6,7 @@ replaced between steps, such as state that moves to the host, is free at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -14,15 +14,19 @@ from torch import Tensor
 from ..parameters.matrices import MatrixView
 from ..parameters.momentum_blocks import in_blocks
 from ..parameters.settings import Group
+from ..parameters.state import MOMENTS, REMAINDER, SCALE, integers
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix, Parameter
 from ..plan.process_groups import this_rank
 from ..plan.shards import local_rows
 from ..rules.momentum import MomentumBuffers
 
+# The key of QK-clip's factors for rows, beside those of a parameter's state.
+ROW_SCALE = "row_scale"
+
 
 class StepTensors:
-    """The tensors of a step for each matrix of which this process has a part, by `place`; and all gradients."""
+    """The tensors of a step for each matrix of which this process has a part, by its `slot`; and all gradients."""
 
     def __init__(self) -> None:
         self.clear()
@@ -34,35 +38,34 @@ class StepTensors:
         self.gradients: list[Optional[Tensor]] = []  # of whole parameters, by their `number`; None if it was released
         self.states: list[dict[str, Tensor]] = []  # of parameters, in the order of the optimizer's
         self.absent: frozenset[int] = frozenset()  # numbers of the parameters without a gradient
-        self.scales: dict[int, Tensor] = {}  # by place, of momentum in 8 bits
-        self.moments: dict[int, Tensor] = {}  # by place, of those that have second moments
-        self.remainders: dict[int, Tensor] = {}  # by place, of those that have one
-        self.row_scales: dict[int, Tensor] = {}  # by place, of those that QK-clip scales
+        # By key, then by slot, what only some matrices have: scales of momentum in 8 bits, second moments, the lower
+        # halves of float32 values, and QK-clip's float32 factors for rows.
+        self.others: dict[str, dict[int, Tensor]] = {key: {} for key in (SCALE, MOMENTS, REMAINDER, ROW_SCALE)}
 
 
 class LocalParameter:
-    """This process's part of one parameter of Muon: its matrices from place `first` on, and in a step its gradient."""
+    """This process's part of one parameter of Muon: its matrices from slot `first` on, and in a step its gradient."""
 
     def __init__(
         self,
         parameter: Parameter,
         p: Tensor,
         number: int,
-        state_place: int,
+        state_index: int,
         tensors: StepTensors,
         release_grad: bool,
     ):
         self.tensor = p
         self.number = number  # among all parameters of the optimizer
-        self.state_place = state_place  # of its state, in the optimizer's
+        self.state_index = state_index  # of its state, in the optimizer's
         self.first = 0  # set by the workspace
         self._tensors = tensors
         self._shards = parameter.shards
         self._release = release_grad
         self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
-        in_codes = parameter.momentum_dtype == torch.int8
-        self._blocks = in_blocks(parameter.name, self._view) if in_codes else None
-        self._moments_view = _local_moments_view(parameter)
+        self._other_views = {MOMENTS: _local_moments_view(parameter)}  # of tensors that are not laid out like it
+        if parameter.momentum_dtype == torch.int8:
+            self._other_views[SCALE] = in_blocks(parameter.name, self._view)
         self.is_whole = self._view.is_plain  # its local tensor is its one matrix
         self._is_empty = not local_part(p).numel()
         self.end_step()
@@ -76,23 +79,12 @@ class LocalParameter:
         layout = None if self._shards is None else self._shards.layout
         return self._view.row_values(local_rows(row_scale, layout, this_rank()))
 
-    @property
-    def has_scales(self) -> bool:
-        """Whether its momentum is in 8 bits."""
-        return self._blocks is not None
-
-    def cut_scales(self, local: Tensor) -> list[Tensor]:
-        """Return the scales of each matrix's momentum, from the local tensor that has them."""
-        return self._blocks.matrices(local)
-
-    @property
-    def has_moments(self) -> bool:
-        """Whether its matrices have second moments."""
-        return self._moments_view is not None
-
-    def cut_moments(self, local: Tensor) -> list[Tensor]:
-        """Return the second moments of each matrix, of one row or column, from the local tensor that has them."""
-        return self._moments_view.matrices(local)
+    def cut_state(self, state: Mapping[str, Tensor], key: str) -> list[Tensor]:
+        """Return what each matrix has of the tensor at `key` of the parameter's state."""
+        local, view = local_part(state[key]), self._other_views.get(key)
+        if view is not None:
+            return view.matrices(local)
+        return self.cut(integers(local) if key == REMAINDER else local)
 
     @property
     def has_gradient(self) -> bool:
@@ -114,8 +106,8 @@ class LocalParameter:
         self._gradients: list[Optional[Tensor]] = []  # None for those already taken
         self._left = 0  # number of non-empty matrices still to take from a gradient that will be released
 
-    def take_gradient(self, place: int) -> Tensor:
-        """Return the gradient's matrix at `place`; each one can be taken once.
+    def take_gradient(self, slot: int) -> Tensor:
+        """Return the gradient's matrix in `slot`; each one can be taken once.
 
         The gradient is cut when its first matrix is taken. If gradients are to be released, the last one drops it.
         """
@@ -127,7 +119,7 @@ class LocalParameter:
         if not self._gradients:
             self._gradients = self.cut(self._gradient(), read_only=True)
             self._left = sum(matrix.numel() > 0 for matrix in self._gradients) if self._release else 0
-        position = place - self.first
+        position = slot - self.first
         part, self._gradients[position] = self._gradients[position], None
         self._left -= 1
         if self._release and not self._left:
@@ -145,33 +137,22 @@ class LocalParameter:
 
 
 class LocalMatrix(NamedTuple):
-    """This process's part of a matrix, rows x cols, which has the same place in each list of a step's `tensors`."""
+    """This process's part of a matrix, rows x cols, which has the same slot in each list of a step's `tensors`."""
 
     matrix: Matrix
     source: LocalParameter
     tensors: StepTensors
-    place: int
+    slot: int
     origin: Optional[tuple[int, int, int]]  # its first row and column in the whole, and the whole's columns
 
     @property
     def view(self) -> Tensor:
         """The parameter's part, in this step."""
-        return self.tensors.views[self.place]
+        return self.tensors.views[self.slot]
 
-    @property
-    def moments(self) -> Tensor:
-        """This process's part of its second moments, in this step."""
-        return self.tensors.moments[self.place]
-
-    @property
-    def remainder(self) -> Optional[Tensor]:
-        """The lower half of the part's float32 values, in this step."""
-        return self.tensors.remainders.get(self.place)
-
-    @property
-    def row_scale(self) -> Optional[Tensor]:
-        """QK-clip's float32 factor for each row in this step."""
-        return self.tensors.row_scales.get(self.place)
+    def get(self, key: str) -> Optional[Tensor]:
+        """Return what the part has at a key of `StepTensors.others` in this step."""
+        return self.tensors.others[key].get(self.slot)
 
     def seed(self, groups: Sequence[Group]) -> int:
         """Return what this step rounds the matrix with stochastically: one for each of 2**20 matrices and each step."""
@@ -188,14 +169,16 @@ def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
 
 def momentum_of(parts: Sequence[LocalMatrix]) -> MomentumBuffers:
     """Return the momentum of parts, which have it in one form."""
-    tensors, places = parts[0].tensors, [part.place for part in parts]
-    scales = [tensors.scales[i] for i in places] if places[0] in tensors.scales else None
-    return MomentumBuffers([tensors.momenta[i] for i in places], scales)
+    tensors, slots = parts[0].tensors, [part.slot for part in parts]
+    scales = tensors.others[SCALE]
+    return MomentumBuffers(
+        [tensors.momenta[i] for i in slots], [scales[i] for i in slots] if slots[0] in scales else None
+    )
 
 
 def take_momentum(parts: Sequence[LocalMatrix], tensors: Sequence[Tensor]) -> None:
     """Let `tensors`, in the order of `MomentumBuffers.tensors`, be the momentum of parts in this step."""
     for part, momentum in zip(parts, tensors):
-        part.tensors.momenta[part.place] = momentum
+        part.tensors.momenta[part.slot] = momentum
     for part, scale in zip(parts, tensors[len(parts) :]):
-        part.tensors.scales[part.place] = scale
+        part.tensors.others[SCALE][part.slot] = scale

@@ -11,20 +11,21 @@ from typing import Iterable, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..parameters.state import MOMENTS
 from ..plan.messages import HeldPart
 from .local_matrix import LocalMatrix
 
 
 def stacked_moments(parts: Sequence[LocalMatrix]) -> Tensor:
     """Return a copy of the second moments of whole matrices, (B, rows, 1) or (B, 1, cols)."""
-    return torch.stack([part.moments for part in parts])
+    return torch.stack([part.get(MOMENTS) for part in parts])
 
 
 def keep_moments_(parts: Sequence[LocalMatrix], moments: Tensor, found_inf: Optional[Tensor]) -> None:
     """Put new `moments` in the place of those of whole matrices, unless `found_inf` is above 0."""
     if found_inf is not None:
         moments = moments.where(found_inf == 0, stacked_moments(parts))
-    torch._foreach_copy_([part.moments for part in parts], list(moments))
+    torch._foreach_copy_([part.get(MOMENTS) for part in parts], list(moments))
 
 
 class MovedMoments(NamedTuple):
@@ -40,14 +41,14 @@ class MovedMoments(NamedTuple):
     def send_(self, outgoing: Tensor, parts: Sequence[LocalMatrix]) -> None:
         """Write the moments into `outgoing`."""
         if self.senders:
-            moments = torch.cat([parts[i].moments.reshape(-1) for i in self.senders])
+            moments = torch.cat([parts[i].get(MOMENTS).reshape(-1) for i in self.senders])
             outgoing.view(self.dtype).index_copy_(0, self.offsets_out, moments)
 
     def take_(
         self, incoming: Tensor, parts: Sequence[LocalMatrix], active: Tensor, found_inf: Optional[Tensor]
     ) -> None:
         """Put the moments of `incoming` in the place of those of parts that are `active`, unless gradients overflow."""
-        moments = [parts[i].moments for i in self.takers]
+        moments = [parts[i].get(MOMENTS) for i in self.takers]
         before = torch.cat([each.reshape(-1) for each in moments])
         taken = active.index_select(0, self.takers_of)
         taken = taken if found_inf is None else taken & (found_inf == 0)

@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ..kernels.native import move_blocks_
+from ..parameters.state import REMAINDER
 from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, scale_rows_
 from ..rules.momentum import Directions, MomentumBuffers, pack_momentum_
 from .finish import UpdateNorms, descend_parts_, finished
 from .local_chunk import LocalChunk, LocalOwned
-from .local_matrix import LocalMatrix, momentum_of
+from .local_matrix import ROW_SCALE, LocalMatrix, momentum_of
 from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
 from .recipe import Recipe, StepContext
 from .team import team_factor
@@ -86,7 +87,7 @@ class ShardedParts:
             for i in self.absent:
                 tensors[i] = tensors[i].clone()
         gradients = [
-            part.source.take_gradient(part.place) if part.source.has_gradient else torch.zeros_like(part.view)
+            part.source.take_gradient(part.slot) if part.source.has_gradient else torch.zeros_like(part.view)
             for part in self.parts
         ]
         directions = Directions(packed, offsets)
@@ -105,8 +106,9 @@ class ShardedParts:
             part = parts[i]
             for kept, updated in zip(momentum_of([part]).tensors, self._momenta.tensors_of(i)):
                 kept.copy_(torch.where(active[i], updated, kept))
-            if part.row_scale is not None:  # QK-clip applies to weights without a gradient too
-                scale_rows_(part.view, part.row_scale, part.remainder, [self._recipe.scaling.found_inf, active[i]])
+            row_scale, unless = part.get(ROW_SCALE), [self._recipe.scaling.found_inf, active[i]]
+            if row_scale is not None:  # QK-clip applies to weights without a gradient too
+                scale_rows_(part.view, row_scale, part.get(REMAINDER), unless)
 
 
 def _exchanged(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..kernels.formats import HALVES
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
-from ..parameters.state import BUFFER, MOMENTS, REMAINDER, SCALE, integers
+from ..parameters.state import BUFFER, SCALE
 from ..plan.batches import Batch, chains, grouped
 from ..plan.exchanges import Chunk
 from ..plan.gradients import Gradients
@@ -23,7 +23,7 @@ from ..plan.sums import SummedBatch
 from ..rules.descent import as_tensor
 from .fallback import local_fallback
 from .local_chunk import LocalChunk, local_chunk
-from .local_matrix import LocalMatrix, LocalParameter, StepTensors
+from .local_matrix import ROW_SCALE, LocalMatrix, LocalParameter, StepTensors
 from .recipe import RecipeKey, recipe_key
 
 
@@ -62,7 +62,7 @@ class LocalBatch(NamedTuple):
         if self.gradients:
             gradients = self.parts[0].tensors.gradients
             return [gradients[i] for i in self.gradients]
-        return [part.source.take_gradient(part.place) for part in self.parts]
+        return [part.source.take_gradient(part.slot) for part in self.parts]
 
 
 class Workspace:
@@ -72,7 +72,7 @@ class Workspace:
         self._tensors = StepTensors()
         self._parts: dict[tuple[int, int], LocalMatrix] = {}
         self._keys = list(state)
-        places = {p: place for place, p in enumerate(state)}
+        state_indices = {p: i for i, p in enumerate(state)}
         # The number of the first parameter of each group.
         first_numbers = list(itertools.accumulate((len(group["params"]) for group in groups), initial=0))
         sources = {}
@@ -81,15 +81,14 @@ class Workspace:
             p = groups[parameter.group]["params"][parameter.position]
             if parameter.is_here and p in state:  # otherwise it is frozen and has no gradient
                 number = first_numbers[parameter.group] + parameter.position
-                source = LocalParameter(parameter, p, number, places[p], self._tensors, release_grads)
+                source = LocalParameter(parameter, p, number, state_indices[p], self._tensors, release_grads)
                 sources[source] = matrices
         # Parameters that are a single matrix come first: a step makes no list of matrices for them.
         self.parameters = sorted(sources, key=lambda source: not source.is_whole)
         self._whole = sum(source.is_whole for source in sources)
         self._released_unread = [source for source in self.parameters if source.is_released_unread]
-        self._with_moments = [source for source in self.parameters if source.has_moments]
-        self._split = [source for source in self.parameters if REMAINDER in state[source.tensor]]
-        self._with_scales = [source for source in self.parameters if source.has_scales]
+        others = self._tensors.others
+        self._others = [(source, key) for source in self.parameters for key in state[source.tensor] if key in others]
         self._has_shards = has_shards(type(source.tensor) for source in sources)
         first = 0
         for source in self.parameters:
@@ -100,7 +99,7 @@ class Workspace:
         self.exchanges = [(each.ranks, [self._local_chunk(chunk) for chunk in each.chunks]) for each in plan.exchanges]
         self.sums = [(batches[0].ranks, list(map(self._local_batch, batches))) for batches in plan.sums]
         self.fallback = [
-            local_fallback(batch, groups[batch.group], first_numbers[batch.group], places, self._tensors)
+            local_fallback(batch, groups[batch.group], first_numbers[batch.group], state_indices, self._tensors)
             for batch in plan.fallback
         ]
 
@@ -118,22 +117,16 @@ class Workspace:
         self._tensors.absent = gradients.absent
         self._tensors.views = self._matrices([source.tensor for source in self.parameters])
         self._tensors.states = states = list(state.values())
-        self._tensors.momenta = self._matrices([states[source.state_place][BUFFER] for source in self.parameters])
-        for source in self._with_scales:
-            scales = local_part(states[source.state_place][SCALE])
-            self._tensors.scales.update(enumerate(source.cut_scales(scales), source.first))
-        for source in self._split:
-            remainders = source.cut(integers(local_part(states[source.state_place][REMAINDER])))
-            self._tensors.remainders.update(enumerate(remainders, source.first))
+        self._tensors.momenta = self._matrices([states[source.state_index][BUFFER] for source in self.parameters])
+        for source, key in self._others:
+            parts = source.cut_state(states[source.state_index], key)
+            self._tensors.others[key].update(enumerate(parts, source.first))
         for source in self._released_unread:
             source.release_gradient()
-        for source in self._with_moments:
-            moments = source.cut_moments(local_part(states[source.state_place][MOMENTS]))
-            self._tensors.moments.update(enumerate(moments, source.first))
         for source in self.parameters if row_scales else ():
             if source.tensor in row_scales:
                 factors = source.cut_rows(row_scales[source.tensor])
-                self._tensors.row_scales.update(enumerate(factors, source.first))
+                self._tensors.others[ROW_SCALE].update(enumerate(factors, source.first))
 
     def end_step(self) -> None:
         """Drop the tensors, also after a step that has failed."""
@@ -148,22 +141,22 @@ class Workspace:
             host.synchronize()
 
     def _matrices(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return the matrices of tensors that are laid out like the parameters, by their places."""
+        """Return the matrices of tensors that are laid out like the parameters, by their slots."""
         parts = list(map(local_part, tensors)) if self._has_shards else tensors
         whole = self._whole
         pairs = zip(self.parameters[whole:], parts[whole:])
         return parts[:whole] + [matrix for source, part in pairs for matrix in source.cut(part)]
 
     def _add(self, source: LocalParameter, matrices: Sequence[Matrix], groups: Sequence[Group], first: int) -> int:
-        """Give a parameter's matrices the places from `first` on, and return the next free place."""
+        """Give a parameter's matrices the slots from `first` on, and return the next free slot."""
         source.first, p, parameter = first, source.tensor, matrices[0].parameter
         rounds = groups[parameter.group]["stochastic_rounding"] and p.dtype in HALVES
         views = source.cut(local_part(p))
-        for place, (index, view) in enumerate(zip(local_indices(parameter), views), first):
+        for slot, (index, view) in enumerate(zip(local_indices(parameter), views), first):
             if view.numel():
                 matrix = matrices[index]
                 origin = _origin(matrix) if rounds else None
-                self._parts[matrix.key] = LocalMatrix(matrix, source, self._tensors, place, origin)
+                self._parts[matrix.key] = LocalMatrix(matrix, source, self._tensors, slot, origin)
         return first + len(views)
 
     def _local_chunk(self, chunk: Chunk) -> LocalChunk:
@@ -181,8 +174,8 @@ def dependencies(groups: Sequence[Group], state: State) -> list[Any]:
     """Return what a workspace depends on besides the plan: addresses of offloaded momentum, and groups with seeds."""
     offloaded = (p for group in groups if group["use_muon"] and group["offload"] for p in group["params"])
     momenta = [value for p in offloaded if p in state for key, value in state[p].items() if key in (BUFFER, SCALE)]
-    places = [momentum.data_ptr() for momentum in momenta]
-    return [*places, *(group["stochastic_rounding"] for group in groups)]
+    addresses = [momentum.data_ptr() for momentum in momenta]
+    return [*addresses, *(group["stochastic_rounding"] for group in groups)]
 
 
 def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State) -> list[LocalBatch]:
@@ -191,9 +184,11 @@ def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State)
     for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
         parts = [works[i].parts for i in positions]
         sources = {part.source for some in parts for part in some}
-        cut = {source: source.cut(local_part(state[source.tensor][BUFFER])) for source in sources}
-        scales = {each: each.cut_scales(local_part(state[each.tensor][SCALE])) for each in sources if each.has_scales}
-        momenta = [_of_parts(cut, some) + _of_parts(scales, some) for some in parts]
+        cut = [
+            {each: each.cut_state(state[each.tensor], key) for each in sources if key in state[each.tensor]}
+            for key in (BUFFER, SCALE)
+        ]
+        momenta = [[tensor for of_key in cut for tensor in _of_parts(of_key, some)] for some in parts]
         host = HostChunks(momenta, devices[positions[0]])
         for chunk, i in enumerate(positions):
             works[i] = works[i]._replace(host=host, host_chunk=chunk)
@@ -202,7 +197,7 @@ def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State)
 
 def _of_parts(cut: Mapping[LocalParameter, Sequence[Tensor]], parts: Sequence[LocalMatrix]) -> list[Tensor]:
     """Return the tensors in `cut` for those parts that it has."""
-    return [cut[part.source][part.place - part.source.first] for part in parts if part.source in cut]
+    return [cut[part.source][part.slot - part.source.first] for part in parts if part.source in cut]
 
 
 def _origin(matrix: Matrix) -> tuple[int, int, int]:
