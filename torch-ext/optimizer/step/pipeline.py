@@ -19,15 +19,14 @@ def advanced(exchanges: Iterable[Iterable[Generator]], in_flight: int) -> Iterat
         while waiting or running:
             if waiting and len(running) <= in_flight:
                 running.insert(0, waiting.popleft())
-            stages = [(chunk, *_advance(chunk)) for chunk in running]
+            stages = [(chunk, *advance(chunk)) for chunk in running]
             running = [chunk for chunk, goes_on, _ in stages if goes_on]
             yield [result for _, goes_on, result in stages if not goes_on]
 
 
-def _advance(chunk: Generator) -> tuple[bool, Any]:
-    """Run a chunk up to its next message; return whether it continues, and otherwise its result."""
+def advance(generator: Generator) -> tuple[bool, Any]:
+    """Run a generator up to its next `yield`; return True and what it yields, or False and its result."""
     try:
-        next(chunk)
+        return True, next(generator)
     except StopIteration as end:
         return False, end.value
-    return True, None

@@ -16,6 +16,7 @@ from torch.profiler import record_function
 from ..plan.process_groups import explaining_timeouts
 from ..polar.factors import factor_of_parts
 from .finish import UpdateNorms, finished
+from .pipeline import advance
 from .polar_update import update_of_factors
 from .recipe import StepContext
 from .sharded import ShardedParts
@@ -59,11 +60,10 @@ def _summed_(
 ) -> Generator[None, None, tuple[Tensor, Tensor]]:
     """Sum over the ranks, in place, what `sums` yields, and return its result; yields while a sum is on its way."""
     while True:
-        try:
-            with record_function("muon.orthogonalize"):
-                values = next(sums)
-        except StopIteration as end:
-            return end.value
+        with record_function("muon.orthogonalize"):
+            goes_on, values = advance(sums)
+        if not goes_on:
+            return values
         with record_function("muon.send"), explaining_timeouts("parts", work.batch.names):
             pending = dist.all_reduce(values, group=group, async_op=True)
         yield

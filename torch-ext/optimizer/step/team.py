@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Generator, Optional
+from typing import Optional
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.profiler import record_function
 from ..plan.process_groups import explaining_timeouts, this_rank
 from ..plan.teams import Team
 from ..polar.factors import factor_of_parts
+from .pipeline import advance
 
 
 @record_function("muon.orthogonalize")
@@ -26,24 +27,14 @@ def team_factor(team: Team, packed: Optional[Tensor], eps: float, group: dist.Pr
     counts = torch.zeros(1, dtype=torch.float64, device=part.device)
     sums = factor_of_parts(part, counts, team.matrix.iteration, eps)
     del part, wide
-    factor, _ = _finished(sums, lambda values: _sum_(team, values, group))
+    goes_on, values = advance(sums)
+    while goes_on:
+        with explaining_timeouts("columns", team.matrix.parameter.name):
+            dist.all_reduce(values, group=group)
+        goes_on, values = advance(sums)
+    factor, _ = values
     whole = _gathered(team, factor, group)
     return whole if whole is None or rows <= cols else whole.mT
-
-
-def _finished(sums: Generator, sum_: Callable[[Tensor], object]) -> tuple[Tensor, Tensor]:
-    """Return the result of `sums`, with `sum_` called for each tensor that it yields."""
-    while True:
-        try:
-            values = next(sums)
-        except StopIteration as end:
-            return end.value
-        sum_(values)
-
-
-def _sum_(team: Team, values: Tensor, group: dist.ProcessGroup) -> None:
-    with explaining_timeouts("columns", team.matrix.parameter.name):
-        dist.all_reduce(values, group=group)
 
 
 def _scattered(team: Team, wide: Optional[Tensor], group: dist.ProcessGroup) -> Tensor:
