@@ -23,7 +23,7 @@ def two_in_turn(kernel, case: Case, what: str, deferred: bool = False):
     Returns the first error, its kind, and whether nothing had moved; None without one. Where the result of a message is
     `deferred` it is read as that of a GPU, which is not waited for.
     """
-    with mock.patch.object(kernel.step.agreement.Meeting, "is_known", False) if deferred else nullcontext():
+    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False) if deferred else nullcontext():
         return two_in_this_turn(kernel, case, what)
 
 

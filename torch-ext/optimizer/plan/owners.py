@@ -17,38 +17,38 @@ def chunks_by_size(matrices: Sequence[Matrix], everybody: Hashable, limit: int) 
     parts, if that is more. Matrices that `everybody` holds count for all sets. Matrices of equal cost alternate between
     sets of holders, so that no rank idles in a chunk.
     """
-    places = [None if matrix.holders == everybody else matrix.holders for matrix in matrices]
+    holders = [None if matrix.holders == everybody else matrix.holders for matrix in matrices]
     turns: defaultdict[tuple[int, Optional[Hashable]], Iterator[int]] = defaultdict(itertools.count)
-    order = [(-m.cost, next(turns[m.cost, place]), i) for i, (m, place) in enumerate(zip(matrices, places))]
+    order = [(-m.cost, next(turns[m.cost, ranks]), i) for i, (m, ranks) in enumerate(zip(matrices, holders))]
     chunk, filling = [], _Filling()
     for _, _, position in sorted(order):
-        matrix, place = matrices[position], places[position]
-        if chunk and not filling.has_room_for(matrix, place, limit):
+        matrix, ranks = matrices[position], holders[position]
+        if chunk and not filling.has_room_for(matrix, ranks, limit):
             yield chunk
             chunk, filling = [], _Filling()
         chunk.append(position)
-        filling.add(matrix, place)
+        filling.add(matrix, ranks)
     if chunk:
         yield chunk
 
 
 class _Filling:
-    """How full a chunk is at each place, which is a set of holders; None stands for all places."""
+    """How full a chunk is for each set of holders; None stands for everybody."""
 
     def __init__(self):
         self._sizes: Counter[Optional[Hashable]] = Counter()
         self._counts: Counter[Optional[Hashable]] = Counter()
-        self._largest = 0  # of the sizes at any one place
+        self._largest = 0  # of the sizes for any one set
 
-    def has_room_for(self, matrix: Matrix, place: Optional[Hashable], limit: int) -> bool:
-        at_place = self._largest if place is None else self._sizes[place]
-        return self._counts[place] < matrix.parts or self._sizes[None] + at_place + matrix.part_size <= limit
+    def has_room_for(self, matrix: Matrix, holders: Optional[Hashable], limit: int) -> bool:
+        with_others = self._largest if holders is None else self._sizes[holders]
+        return self._counts[holders] < matrix.parts or self._sizes[None] + with_others + matrix.part_size <= limit
 
-    def add(self, matrix: Matrix, place: Optional[Hashable]) -> None:
-        self._sizes[place] += matrix.part_size
-        self._counts[place] += 1
-        if place is not None:
-            self._largest = max(self._largest, self._sizes[place])
+    def add(self, matrix: Matrix, holders: Optional[Hashable]) -> None:
+        self._sizes[holders] += matrix.part_size
+        self._counts[holders] += 1
+        if holders is not None:
+            self._largest = max(self._largest, self._sizes[holders])
 
 
 class Owners:

@@ -26,7 +26,6 @@ from ..parameters.state import BUFFER
 from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
 from ..tuning.contest import tasks_of
-from .agreement import Terms, terms_of
 from .batches import Batch, Chain, chains, grouped, plan_batches
 from .exchanges import Chunk, Exchange, ExchangeOptions, plan_exchanges
 from .layout import layout_of, local_part
@@ -35,6 +34,7 @@ from .process_groups import Ranks, this_rank, world_size
 from .shards import check_shards, shards_of
 from .sums import SummedBatch, as_summed, plan_sums
 from .teams import Team
+from .terms import Terms, terms_of
 
 State = Mapping[Tensor, Mapping[str, Tensor]]
 Groups = Sequence[Group]

@@ -60,11 +60,11 @@ class Shards:
     def local(self, rank: int) -> tuple[MatrixView, tuple[int, ...]]:
         """Return a view of the local tensor of `rank` as parts of matrices, and the index of each part's matrix."""
         stack, rows, cols = self._runs(rank)
-        places = [place for start, stop in stack for place in range(start, stop)]
+        stacked = [index for start, stop in stack for index in range(start, stop)]
         ends = itertools.accumulate(self.view.rows)
         counts = tuple(length(within(rows, end - count, end)) for count, end in zip(self.view.rows, ends))
-        view = replace(self.view, stack=len(places), rows=counts, cols=length(cols))
-        return view, tuple(place * len(counts) + part for place in places for part in range(len(counts)))
+        view = replace(self.view, stack=len(stacked), rows=counts, cols=length(cols))
+        return view, tuple(index * len(counts) + part for index in stacked for part in range(len(counts)))
 
     def is_whole(self, index: int) -> bool:
         """Whether each rank that has something of the matrix at `index` has all of it."""
@@ -104,7 +104,7 @@ class Shards:
 
     @functools.cached_property
     def _holders_in_stack(self) -> Optional[dict[int, tuple[int, ...]]]:
-        """The holders of each place in the stack; None if the stack is not split, so that all ranks hold all places."""
+        """The holders of each index of the stack; None if it is not split, so that all ranks hold all of it."""
         return _holders(self.layout) if self.layout.split_dims & {*self.view.stack_axes} else None
 
     @functools.cached_property
@@ -159,9 +159,9 @@ def _holders(layout: Layout) -> dict[int, tuple[int, ...]]:
     ranks_at: dict[int, list[int]] = {}
     for rank in layout.mesh.members:
         for start, stop in runs_of(layout, rank)[0]:
-            for place in range(start, stop):
-                ranks_at.setdefault(place, []).append(rank)
-    return {place: tuple(ranks) for place, ranks in ranks_at.items()}
+            for index in range(start, stop):
+                ranks_at.setdefault(index, []).append(rank)
+    return {index: tuple(ranks) for index, ranks in ranks_at.items()}
 
 
 def check_blocks(name: str, view: MatrixView, layout: Layout) -> None:

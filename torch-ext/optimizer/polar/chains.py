@@ -66,18 +66,18 @@ def chained_polar_factors(operands: Sequence[Operand]) -> list[Tensor]:
     a time is copied to that.
     """
     first = operands[0].iteration
-    windows, places = first.windows, [_places(operand) for operand in operands]
+    windows, outs = first.windows, [_outs(operand) for operand in operands]
     Xs = [
         normalize(
-            each.wide, first.work_dtype, each.eps, first.scale, broadcast_norms(each.norms), place[len(windows) % 2]
+            each.wide, first.work_dtype, each.eps, first.scale, broadcast_norms(each.norms), out[len(windows) % 2]
         )
-        for each, place in zip(operands, places)
+        for each, out in zip(operands, outs)
     ]
     tables = [operand.iteration.products for operand in operands]
     for left, window in zip(reversed(range(len(windows))), windows):
         Q = _window_products(_gram_matrices(Xs, tables, first.chain_dtype), window, first).to(first.work_dtype)
         beta, parts = addend(window, first.products), Q.split([len(X) for X in Xs])
-        Xs = [table.affine(part, X, beta, place[left % 2]) for table, part, X, place in zip(tables, parts, Xs, places)]
+        Xs = [table.affine(part, X, beta, out[left % 2]) for table, part, X, out in zip(tables, parts, Xs, outs)]
         del Q, parts  # before the next window needs as much memory
     return [X.mT if operand.is_tall else X for operand, X in zip(operands, Xs)]
 
@@ -87,15 +87,15 @@ def broadcast_norms(norms: Optional[Tensor]) -> Optional[Tensor]:
     return None if norms is None else norms.view(-1, 1, 1)
 
 
-def _places(operand: Operand) -> tuple[Optional[Tensor], Optional[Tensor]]:
+def _outs(operand: Operand) -> tuple[Optional[Tensor], Optional[Tensor]]:
     """Return two tensors that an operand's wide matrices are written to in turn. The factors end in the first.
 
     Without an `out`, each product makes a new tensor: autograd, torch.func and torch.compile take no others.
     """
     if operand.out is None:
         return None, None
-    places = operand.out, torch.empty_like(operand.out)
-    return tuple(place.mT for place in places) if operand.is_tall else places
+    outs = operand.out, torch.empty_like(operand.out)
+    return tuple(out.mT for out in outs) if operand.is_tall else outs
 
 
 def _gram_matrices(Xs: Sequence[Tensor], tables: Sequence[Products], chain_dtype: torch.dtype) -> Tensor:

@@ -106,15 +106,15 @@ def polar_factors(
     through_copies = is_transformed(wide)  # autograd and vmap support a copy, but not a product with an `out` argument
     for start, end in even_pieces(len(wide), length):  # even: a rest of two matrices would take as long as a full piece
         # Products that take one matrix at a time take it as (m, n), without a batch dimension.
-        X, place, norm = (
+        X, target, norm = (
             x if x is None else x.select(0, start) if single else x.narrow(0, start, end - start)
             for x in (wide, factors, broadcast_norms(norms))
         )
         if through_copies:
-            place.copy_(_polar_factor(X, iteration, eps, norm=norm))
+            target.copy_(_polar_factor(X, iteration, eps, norm=norm))
         else:
             room = squares and tuple(x[0] if single else x[: end - start] for x in squares)
-            _polar_factor(X, iteration, eps, place, norm, room)
+            _polar_factor(X, iteration, eps, target, norm, room)
     return factors.mT if tall else factors
 
 
@@ -127,8 +127,8 @@ def _in_batches(operand: Operand) -> Tensor:
     G, iteration, eps, out, norms = operand
     factors = []
     for start, end in pieces:
-        place, norm = (x if x is None else x[start:end] for x in (out, norms))
-        factors += chained_polar_factors([Operand(G[start:end], iteration, eps, place, norm)])
+        target, norm = (x if x is None else x[start:end] for x in (out, norms))
+        factors += chained_polar_factors([Operand(G[start:end], iteration, eps, target, norm)])
     return torch.cat(factors) if out is None else out
 
 

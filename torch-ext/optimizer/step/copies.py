@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.agreement import RankSets, Terms
 from ..plan.layout import local_part
 from ..plan.plan import State
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened
-from .agreement import code_of_sets
+from ..plan.terms import RankSets, Terms
+from .meeting import code_of_sets
 
 # Integers by the size of an element.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -76,8 +76,8 @@ def _integers(local: Tensor) -> Tensor:
 
 def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State) -> Iterator[tuple[Key, Tensor]]:
     """Yield a parameter and the tensors of its state, with the position and their names: two may have one name."""
-    name, (group, place) = terms.names[position], terms.places[position]
-    p = groups[group]["params"][place]
+    name, (group, index) = terms.names[position], terms.in_groups[position]
+    p = groups[group]["params"][index]
     yield (position, name), p.detach()
     for key, value in state.get(p, {}).items():
         if isinstance(value, Tensor):

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.agreement import Terms
 from ..plan.process_groups import Ranks, all_reduce_max_, shortened
+from ..plan.terms import Terms
 from ..rules.scaling import UNSCALED, GradientScaling, Scalings
-from .agreement import Meeting, Statement, absent_of, raise_disputes
+from .meeting import Meeting, Statement, absent_of, raise_disputes
 
 _SERIALS = itertools.count()
 _LIVING: weakref.WeakSet[RankAgreement] = weakref.WeakSet()

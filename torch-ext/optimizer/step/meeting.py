@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.agreement import RankSets, Terms, difference_of_lines
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened, this_rank
+from ..plan.terms import RankSets, Terms, difference_of_lines
 from ..rules.scaling import GradientScaling
 
 _GIVE_ZEROS = " for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"
@@ -57,7 +57,7 @@ def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[int], ..
     """
 
     def is_absent(i: int) -> bool:
-        number, position = terms.places[i]
+        number, position = terms.in_groups[i]
         return groups[number]["params"][position].grad is None
 
     return tuple(frozenset(filter(is_absent, each.positions)) for each in _need_gradients(terms))
