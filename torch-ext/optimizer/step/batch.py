@@ -12,7 +12,7 @@ from ..parameters.state import REMAINDER
 from ..rules.descent import DescentOptions, scale_rows_
 from ..rules.momentum import Directions, pack_momentum_
 from .finish import UpdateNorms, descend_parts_, finished
-from .local_matrix import ROW_SCALE, momentum_of, take_momentum
+from .local_matrix import ROW_SCALE, momentum_of, take_momentum, views_of
 from .moments import keep_moments_, stacked_moments
 from .polar_update import Packed, as_parameter, norms_memory_for_descent
 from .recipe import Recipe, StepContext
@@ -65,7 +65,7 @@ def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor) -> UpdateNorms:
     batch, parts, elements = work.batch, work.parts, updates[0].numel()
     written = norms_memory_for_descent(batch, updates)
     moments = None if batch.moments_shape is None else stacked_moments(parts)
-    weights = torch.stack([part.view for part in parts]) if batch.first.parameter.keeps_norm else None
+    weights = torch.stack(views_of(parts)) if batch.first.parameter.keeps_norm else None
     updates, norms = finished(updates, recipe, moments, weights, written)
     if moments is not None:
         keep_moments_(parts, moments, recipe.scaling.found_inf)

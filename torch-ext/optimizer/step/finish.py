@@ -12,7 +12,7 @@ from ..parameters.state import REMAINDER
 from ..rules.descent import PLAIN, DescentOptions, Number, descend_packed_
 from ..rules.hyperball import REPLACING, move_on_sphere_
 from ..rules.second_moment import balance_
-from .local_matrix import ROW_SCALE, LocalMatrix
+from .local_matrix import ROW_SCALE, LocalMatrix, others_of, views_of
 from .polar_update import norms_of_updates
 from .recipe import Recipe
 
@@ -72,9 +72,9 @@ def descend_parts_(
         row_scale=_row_scales(parts),
         seeds=_seeds(parts, recipe.groups),
         found_inf=recipe.scaling.found_inf,
-        remainder=_remainders(parts),
+        remainder=others_of(parts, REMAINDER),
     )
-    descend_packed_([part.view for part in parts], updates, rule, options)
+    descend_packed_(views_of(parts), updates, rule, options)
 
 
 def _row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
@@ -86,11 +86,6 @@ def _row_scales(parts: Sequence[LocalMatrix]) -> Optional[Tensor]:
     if ones is None:
         return None
     return torch.cat([ones.expand(len(p.view)) if scale is None else scale for p, scale in zip(parts, scales)])
-
-
-def _remainders(parts: Sequence[LocalMatrix]) -> Optional[list[Tensor]]:
-    """Return the lower half of each part's float32 value; None if the parts, which are all alike, have none."""
-    return None if parts[0].get(REMAINDER) is None else [part.get(REMAINDER) for part in parts]
 
 
 def _seeds(parts: Sequence[LocalMatrix], groups: Sequence[Group]) -> Optional[Tensor]:

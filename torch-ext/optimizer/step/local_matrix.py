@@ -14,7 +14,7 @@ from torch import Tensor
 from ..parameters.matrices import MatrixView
 from ..parameters.momentum_blocks import in_blocks
 from ..parameters.settings import Group
-from ..parameters.state import MOMENTS, REMAINDER, SCALE, integers
+from ..parameters.state import BUFFER, MOMENTS, REMAINDER, SCALE, integers
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix, Parameter
 from ..plan.process_groups import this_rank
@@ -63,9 +63,9 @@ class LocalParameter:
         self._shards = parameter.shards
         self._release = release_grad
         self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
-        self._other_views = {MOMENTS: _local_moments_view(parameter)}  # of tensors that are not laid out like it
+        self._state_views = {BUFFER: self._view, MOMENTS: _local_moments_view(parameter)}
         if parameter.momentum_dtype == torch.int8:
-            self._other_views[SCALE] = in_blocks(parameter.name, self._view)
+            self._state_views[SCALE] = in_blocks(parameter.name, self._view)
         self.is_whole = self._view.is_plain  # its local tensor is its one matrix
         self._is_empty = not local_part(p).numel()
         self.end_step()
@@ -81,10 +81,8 @@ class LocalParameter:
 
     def cut_state(self, state: Mapping[str, Tensor], key: str) -> list[Tensor]:
         """Return what each matrix has of the tensor at `key` of the parameter's state."""
-        local, view = local_part(state[key]), self._other_views.get(key)
-        if view is not None:
-            return view.matrices(local)
-        return self.cut(integers(local) if key == REMAINDER else local)
+        local = local_part(state[key])
+        return self.cut(integers(local)) if key == REMAINDER else self._state_views[key].matrices(local)
 
     @property
     def has_gradient(self) -> bool:
@@ -167,13 +165,22 @@ def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
     return view if view is None or shards is None else shards.seen_as(view).local(this_rank())[0]
 
 
+def views_of(parts: Sequence[LocalMatrix]) -> list[Tensor]:
+    """Return the parameters' parts in this step."""
+    views = parts[0].tensors.views
+    return [views[part.slot] for part in parts]
+
+
+def others_of(parts: Sequence[LocalMatrix], key: str) -> Optional[list[Tensor]]:
+    """Return what parts, which are all alike, have at a key of `StepTensors.others` in this step; None if nothing."""
+    values = parts[0].tensors.others[key]
+    return [values[part.slot] for part in parts] if parts[0].slot in values else None
+
+
 def momentum_of(parts: Sequence[LocalMatrix]) -> MomentumBuffers:
     """Return the momentum of parts, which have it in one form."""
-    tensors, slots = parts[0].tensors, [part.slot for part in parts]
-    scales = tensors.others[SCALE]
-    return MomentumBuffers(
-        [tensors.momenta[i] for i in slots], [scales[i] for i in slots] if slots[0] in scales else None
-    )
+    values = parts[0].tensors.momenta
+    return MomentumBuffers([values[part.slot] for part in parts], others_of(parts, SCALE))
 
 
 def take_momentum(parts: Sequence[LocalMatrix], tensors: Sequence[Tensor]) -> None:

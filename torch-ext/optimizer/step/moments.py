@@ -13,19 +13,19 @@ from torch import Tensor
 
 from ..parameters.state import MOMENTS
 from ..plan.messages import HeldPart
-from .local_matrix import LocalMatrix
+from .local_matrix import LocalMatrix, others_of
 
 
 def stacked_moments(parts: Sequence[LocalMatrix]) -> Tensor:
     """Return a copy of the second moments of whole matrices, (B, rows, 1) or (B, 1, cols)."""
-    return torch.stack([part.get(MOMENTS) for part in parts])
+    return torch.stack(others_of(parts, MOMENTS))
 
 
 def keep_moments_(parts: Sequence[LocalMatrix], moments: Tensor, found_inf: Optional[Tensor]) -> None:
     """Put new `moments` in the place of those of whole matrices, unless `found_inf` is above 0."""
     if found_inf is not None:
         moments = moments.where(found_inf == 0, stacked_moments(parts))
-    torch._foreach_copy_([part.get(MOMENTS) for part in parts], list(moments))
+    torch._foreach_copy_(others_of(parts, MOMENTS), list(moments))
 
 
 class MovedMoments(NamedTuple):

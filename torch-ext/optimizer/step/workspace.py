@@ -85,10 +85,11 @@ class Workspace:
                 sources[source] = matrices
         # Parameters that are a single matrix come first: a step makes no list of matrices for them.
         self.parameters = sorted(sources, key=lambda source: not source.is_whole)
+        self._of_parameters = [source.tensor for source in self.parameters]
         self._whole = sum(source.is_whole for source in sources)
         self._released_unread = [source for source in self.parameters if source.is_released_unread]
-        others = self._tensors.others
-        self._others = [(source, key) for source in self.parameters for key in state[source.tensor] if key in others]
+        keys = self._tensors.others
+        self._others = [(source, key) for source in self.parameters for key in state[source.tensor] if key in keys]
         self._has_shards = has_shards(type(source.tensor) for source in sources)
         first = 0
         for source in self.parameters:
@@ -115,12 +116,12 @@ class Workspace:
         """
         self._tensors.gradients = gradients.tensors
         self._tensors.absent = gradients.absent
-        self._tensors.views = self._matrices([source.tensor for source in self.parameters])
+        self._tensors.views = self._matrices(self._of_parameters)
         self._tensors.states = states = list(state.values())
         self._tensors.momenta = self._matrices([states[source.state_index][BUFFER] for source in self.parameters])
         for source, key in self._others:
-            parts = source.cut_state(states[source.state_index], key)
-            self._tensors.others[key].update(enumerate(parts, source.first))
+            others = source.cut_state(states[source.state_index], key)
+            self._tensors.others[key].update(enumerate(others, source.first))
         for source in self._released_unread:
             source.release_gradient()
         for source in self.parameters if row_scales else ():
