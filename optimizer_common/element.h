@@ -8,6 +8,7 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +24,7 @@
 
 namespace optimizer {
 
+using torch::headeronly::Half;
 using torch::headeronly::ScalarType;
 
 template <class To, class From>
@@ -43,9 +45,50 @@ OPTIMIZER_INLINE float round_to_odd(double x) {
   return bits_as<float>(bits | (back != x ? 1 : 0));
 }
 
+// float16 as float and back on x86-64, by the arithmetic of torch's class (Maratyszcza's FP16 library) and with its bits.
+// There a branch chooses between two sums, because of which GCC makes no vectors for AVX2; here masks do.
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+OPTIMIZER_INLINE uint32_t either(bool first, uint32_t a, uint32_t b) {
+  const uint32_t mask = -static_cast<uint32_t>(first);
+  return (a & mask) | (b & ~mask);
+}
+
+// Neither sum reads or makes a subnormal float, so that no processor is slow here or flushes one to zero.
+OPTIMIZER_INLINE float to_float(Half x) {
+  const uint32_t size = static_cast<uint32_t>(x.x) << 17;
+  const float normal = bits_as<float>((size >> 4) + (0xE0u << 23)) * 0x1p-112f;
+  const float subnormal = bits_as<float>((size >> 17) | (126u << 23)) - 0.5f;
+  const bool is_subnormal = size < (1u << 27);
+  const uint32_t sign = (static_cast<uint32_t>(x.x) & 0x8000u) << 16;
+  return bits_as<float>(sign | either(is_subnormal, bits_as<uint32_t>(subnormal), bits_as<uint32_t>(normal)));
+}
+
+// The sum with a power of two rounds to as many bits as float16 keeps of x; the product with 2^112 makes infinity of what
+// is too large.
+OPTIMIZER_INLINE Half to_half(float x) {
+  const uint32_t bits = bits_as<uint32_t>(x), size = bits << 1;
+  const uint32_t exponent = std::max(size & 0xFF000000u, 0x71000000u);
+  const float rounded = bits_as<float>((exponent >> 1) + 0x07800000u) + std::fabs(x) * 0x1p112f * 0x1p-110f;
+  const uint32_t of_rounded = bits_as<uint32_t>(rounded);
+  const uint32_t number = ((of_rounded >> 13) & 0x7C00u) + (of_rounded & 0xFFFu);
+  const bool is_nan = size > 0xFF000000u;
+  return Half(static_cast<uint16_t>((bits >> 16 & 0x8000u) | either(is_nan, 0x7E00u, number)), Half::from_bits());
+}
+#else
+OPTIMIZER_INLINE float to_float(Half x) {
+  return static_cast<float>(x);
+}
+
+OPTIMIZER_INLINE Half to_half(float x) {
+  return static_cast<Half>(x);
+}
+#endif
+
 template <class T, class Stored>
 OPTIMIZER_INLINE T widen(Stored x) {
-  if constexpr (sizeof(Stored) == 2) {
+  if constexpr (std::is_same_v<Stored, Half>) {
+    return static_cast<T>(to_float(x));
+  } else if constexpr (sizeof(Stored) == 2) {
     return static_cast<T>(static_cast<float>(x));
   } else {
     return static_cast<T>(x);
@@ -55,7 +98,9 @@ OPTIMIZER_INLINE T widen(Stored x) {
 template <class Stored, class T>
 OPTIMIZER_INLINE Stored narrow(T x) {
   if constexpr (sizeof(Stored) == 2 && std::is_same_v<T, double>) {
-    return static_cast<Stored>(round_to_odd(x));
+    return narrow<Stored>(round_to_odd(x));
+  } else if constexpr (std::is_same_v<Stored, Half>) {
+    return to_half(x);
   } else {
     return static_cast<Stored>(x);
   }

@@ -136,7 +136,25 @@ OPTIMIZER_INLINE void store(const T* from, ScalarType dtype, const View& view, c
   store_rows(columns, dtype, {view.data, view.col_stride, 1}, {box.col, box.row, box.cols, box.rows});
 }
 
-// Cuts a list into tiles and calls work(matrix, box) for each of them, in any order.
+// A pass goes over its elements several times, by way of arrays of T. With so many elements at a time the nearest cache
+// holds these arrays beside the memory that is moved.
+constexpr int64_t kPartLength = 512;
+static_assert(kPartLength % kTileSide == 0);
+
+// Calls work(part) for each part of each row of a box with long rows, and otherwise for the whole box.
+template <class Work>
+OPTIMIZER_INLINE void for_each_part(const Box& box, const Work& work) {
+  if (box.cols <= kPartLength) {
+    return work(box);
+  }
+  for (int64_t row = 0; row < box.rows; ++row) {
+    for (int64_t col = 0; col < box.cols; col += kPartLength) {
+      work(Box{box.row + row, box.col + col, 1, std::min(kPartLength, box.cols - col)});
+    }
+  }
+}
+
+// Cuts a list into tiles and calls work(matrix, box) for each part of each of them, in any order.
 template <int N, class Work>
 void for_each_tile(std::vector<Matrix<N>> list, const Work& work) {
   int64_t tiles = 0;
@@ -150,7 +168,7 @@ void for_each_tile(std::vector<Matrix<N>> list, const Work& work) {
     for (int64_t tile = some.begin; tile < some.end; ++tile) {
       // The last matrix that starts at or before the tile: empty ones start there too, but sooner.
       const Matrix<N>& m = *(std::upper_bound(list.begin(), list.end(), tile, starts_later) - 1);
-      work(m, tile_box(m, tile));
+      for_each_part(tile_box(m, tile), [&](const Box& part) { work(m, part); });
     }
   });
 }

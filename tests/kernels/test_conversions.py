@@ -1,0 +1,55 @@
+"""The compiled operations read and round numbers of 16 bits as torch does, every one of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.operation_places import on_every_place
+
+# Below the bits that float16 keeps, and around the middle between two of its numbers, subnormal ones included, whose
+# last bit is among the upper 16 of a float.
+LOWER_HALVES = 0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0x8001, 0xFFFF
+COLUMNS = 256
+
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.many_blocks, on_every_place()]
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+
+
+@pytest.fixture
+def packed_as(kernel):
+    """Return a function that packs gradients without any momentum: what is packed is the gradient."""
+
+    def packed_as(dtype: torch.dtype, gradient: Tensor) -> Tensor:
+        momentum, packed = torch.zeros(gradient.shape), torch.empty(1, *gradient.shape, dtype=dtype)
+        kernel.kernels.native.momentum_pack_([momentum], [gradient], packed, 0.0, False)
+        return packed[0]
+
+    return packed_as
+
+
+def all_numbers(dtype: torch.dtype) -> Tensor:
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).view(-1, COLUMNS)
+
+
+@pytest.mark.kernels_ci
+@HALVES
+def test_each_number_is_read_as_what_it_is(packed_as, dtype):
+    numbers = all_numbers(dtype)
+    torch.testing.assert_close(packed_as(torch.float32, numbers), numbers.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.kernels_ci
+@HALVES
+def test_each_number_is_written_as_it_was(packed_as, dtype):
+    numbers = all_numbers(dtype)
+    torch.testing.assert_close(packed_as(dtype, numbers.float()), numbers, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.kernels_ci
+@HALVES
+def test_floats_are_rounded_to_the_nearest_and_those_in_the_middle_to_the_even_one(packed_as, dtype):
+    upper = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
+    floats = torch.cat([upper | lower for lower in LOWER_HALVES]).view(torch.float32).view(-1, COLUMNS)
+    torch.testing.assert_close(packed_as(dtype, floats), floats.to(dtype), rtol=0, atol=0, equal_nan=True)
