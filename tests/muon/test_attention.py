@@ -50,6 +50,17 @@ def test_fused_weight_is_queries_then_keys_then_values(plan, name, num_kv_heads,
     assert fused == (*of_q, *of_k, (keys * 4, (), 0.0)) and sum(run.rows for run in fused) == rows
 
 
+@pytest.mark.parametrize("num_kv_heads, rows", [(0, 36), (1, 20)])
+def test_a_fused_weight_by_head_is_the_queries_key_and_values_of_each_key_head(plan, num_kv_heads, rows):
+    name, settings = "blocks.0.attn.qkv.weight", {"head_dim": 4, "alpha": 0.25, "by_head": True}
+    (fused,) = plan({**settings, "num_kv_heads": num_kv_heads}, {name: (rows, 8)})[0].weights.values()
+    values = (4, (), 0.0)
+    if num_kv_heads:
+        assert fused == (*((4, (i,), 0.25) for i in range(3)), (4, (0, 1, 2), 0.75), values)
+    else:
+        assert fused == tuple(run for i in range(3) for run in ((4, (i,), 0.25), (4, (i,), 0.75), values))
+
+
 def test_biases_follow_their_weights(plan):
     """Heads are numbered through the layers."""
     others = {"layers.1.mlp.up.weight": (8, 8), "layers.1.attn.o_proj.bias": (8,)}
@@ -105,6 +116,7 @@ def test_layers_sharing_a_number_are_known_only_by_name(plan):
         ({"head_dim": 4, "is_mla": True}, ValueError, "needs qk_nope_head_dim"),
         ({"head_dim": 4, "layers": [("q", "k", "v")]}, ValueError, "fused weight, or query and key"),
         ({"head_dim": 4, "layers": []}, ValueError, "fused weight, or query and key"),
+        ({"head_dim": 4, "by_head": 1}, TypeError, "by_head of qk_clip must be True or False, got 1"),
         ([("head_dim", 4)], TypeError, "must be a dict of settings, got list"),
     ],
 )

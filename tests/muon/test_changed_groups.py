@@ -170,6 +170,17 @@ def test_a_branch_that_no_file_could_be_loaded_with_is_refused(kernel, use_muon,
     assert same_bits(params, before)
 
 
+def test_betas_set_later_are_refused(kernel):
+    """Nobody would read them; in a new group they are taken for `adamw_betas`."""
+    params = named_parameters()
+    optimizer = kernel.Muon([{"params": params.items(), "use_muon": False, "betas": (0.9, 0.99)}])
+    assert optimizer.param_groups[0]["adamw_betas"] == (0.9, 0.99)
+    take_steps(optimizer, params, [0])
+    optimizer.param_groups[0]["betas"] = (0.5, 0.6)
+    with pytest.raises(ValueError, match=r"betas=\(0.5, 0.6\) in a group .* write its adamw_betas"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 def test_overflow_on_two_devices_is_one_skipped_step(kernel, fallback):
     """GradScaler adds the flags of devices up, and torch's AdamW skips a step if the sum is 1."""

@@ -64,3 +64,29 @@ def test_the_bias_of_separate_weights_is_scaled_as_far_as_they_reach(kernel):
     named = {f"attn.{name}": p for name, p in attention.named_parameters()}
     clipped(kernel, named, 0, layers=[("attn.q_proj_weight", "attn.k_proj_weight")])
     assert attention.in_proj_bias.tolist() == [FACTOR] * 16 + [1.0] * 8
+
+
+@pytest.mark.parametrize(
+    "beside, message",
+    [
+        ("q_norm.weight", r"bring down the logits of a\.attn\.q_proj\.weight, because of a\.attn\.q_norm\.weight"),
+        ("k_layernorm.weight", "because of a.attn.k_layernorm.weight beside it"),
+        ("norm_k.weight", "because of a.attn.norm_k.weight beside it"),
+        ("bias_k", "because of a.attn.bias_k beside it"),
+        ("k_proj.lora_magnitude_vector.default.weight", "default.weight keeps the size of its rows"),
+    ],
+)
+def test_logits_that_do_not_follow_their_weights_are_refused(kernel, beside, message):
+    """A norm of queries or keys, and DoRA, undo the scaling, which would go on at every step; `bias_k` is one key."""
+    named = {f"a.attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "k_proj")}
+    named[f"a.attn.{beside}"] = Parameter(torch.ones(4))
+    with pytest.raises(ValueError, match=message):
+        kernel.Muon(named.items(), qk_clip={"head_dim": HEAD})
+
+
+@pytest.mark.parametrize("beside", ["a.norm1.weight", "a.attn.out_norm.weight", "a.q_norm.weight", "a.attn.qk.weight"])
+def test_other_norms_do_not_matter(kernel, beside):
+    named = {f"a.attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "k_proj")}
+    named[beside] = Parameter(torch.ones(8))
+    clipped(kernel, named, "a.attn")
+    assert named["a.attn.q_proj.weight"].unique().tolist() == [FACTOR]

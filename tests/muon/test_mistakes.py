@@ -183,7 +183,7 @@ SETTINGS = {
     "a multiplier of nothing": (
         lambda k: k.Muon([weight()], adjust_lr_fn=lambda rows, cols: None),
         ValueError,
-        "must give a finite number above 0, got None for 8 x 8",
+        "multiplier of lr must be a finite number above 0, got None for 8 x 8 from adjust_lr_fn=<function",
     ),
     "logits in a list": (
         lambda k: attended(k).observe_qk_logits(0, [1.0, 2.0]),
@@ -201,7 +201,7 @@ SETTINGS = {
     "clip's key": (
         lambda k: attended(k, layer=1),
         ValueError,
-        r"qk_clip has no keys \['layer'\], only alpha, head_dim",
+        r"qk_clip has no keys \['layer'\], only alpha, by_head, head_dim",
     ),
     "clip's layers": (lambda k: attended(k, layers=[("x", "k.weight")]), ValueError, r"are not parameters: \['x'\]"),
     "clip's layer": (lambda k: attended(k).observe_qk_logits("up", torch.ones(2)), ValueError, "no layer 'up', only 0"),

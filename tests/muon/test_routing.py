@@ -100,6 +100,20 @@ def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
         ("0.patch_embed.proj.weight", (64, 32, 2, 2), "embedding:patch_embed"),
         ("compressor.ape", (8, 64), "embedding:ape"),
         ("prompts.0", (20, 64), "embedding:prompts"),
+        ("value_embeds.0.weight", (512, 64), "embedding:value_embeds"),
+        ("model.decoder.embed_tokens.3.weight", (512, 64), "embedding:embed_tokens"),
+        ("input_embeds_layers.1.weight", (512, 64), "embedding:input_embeds_layers"),
+        ("embeddings.xpath_tag_sub_embeddings.7.weight", (512, 64), "embedding:xpath_tag_sub_embeddings"),
+        ("led.shared.weight", (512, 64), "embedding:shared"),
+        ("model.language_model.shared.weight", (512, 64), "embedding:shared"),
+        ("queries_features.weight", (100, 64), "embedding:queries_features"),
+        ("query_feat.weight", (100, 64), "embedding:query_feat"),
+        ("decoder.mask_tokens.weight", (4, 64), "embedding:mask_tokens"),
+        ("encoder.relative_attention_bias_layer.bias_values.weight", (64, 16), "embedding:bias_values"),
+        ("joint.head.weight", (512, 64), "output_head:head"),
+        ("classif.weight", (1000, 64), "output_head:classif"),
+        ("cls.predictions.dense.weight", (64, 512), "output_head:dense"),
+        ("model.generation_head.vision_head.weight", (512, 64), "output_head:vision_head"),
         ("layers.0.norm.weight", (64,), "insufficient_dims"),
         ("base_model.model.model.embed_tokens.modules_to_save.default.weight", (512, 64), "embedding:embed_tokens"),
         ("base_model.model.classifier.modules_to_save.default.weight", (10, 64), "output_head:classifier"),
@@ -120,6 +134,10 @@ def test_non_hidden_parameters_go_to_adamw(kernel, name, shape, reason):
         ("layers.0.mlp.gate.weight", (256, 64)),
         ("layers.0.mlp.shared_expert.up_proj.weight", (256, 64)),
         ("layers.0.mlp.shared.up_proj.weight", (256, 64)),
+        ("layers.0.mlp.shared.weight", (256, 64)),
+        ("time_embeds.0.weight", (256, 64)),
+        ("cls.predictions.transform.dense.weight", (64, 64)),
+        ("layers.0.joint.head.up.weight", (64, 64)),
         ("time_embedding.linear_1.weight", (256, 64)),
         ("normalizing_flow.0.weight", (64, 64)),
         ("layers.0.attn.head.weight", (64, 64)),
@@ -195,6 +213,17 @@ def test_routing_rows_print_as_a_table(kernel):
     assert lines[0].split() == ["name", "shape", "branch", "reason", "matrices", "multiplier"]
     assert lines[2].split()[:4] == ["up.weight", "64x36", "muon", "matrix"]
     assert lines[-1] == "1 parameter (2,304 elements) by Muon, 1 (5 elements) by AdamW"
+
+
+@pytest.mark.parametrize(
+    "settings, error",
+    [(dict(expert_keys="experts"), TypeError), (dict(stacked="yes"), TypeError), (dict(update_rms=-3), ValueError)],
+    ids=str,
+)
+def test_values_that_muon_refuses_are_refused(kernel, settings, error):
+    for call in (kernel.route, kernel.Muon):
+        with pytest.raises(error, match=r"expert_keys|stacked|update_rms"):
+            call([("experts.up", parameter(2, 8, 8)), ("up.weight", parameter(8, 8))], **settings)
 
 
 def test_non_parameters_are_refused(kernel):

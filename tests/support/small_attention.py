@@ -25,6 +25,10 @@ class Attention:
         if kind == "fused":
             self.named = {"attn.qkv.weight": torch.cat([query, key, value]), "attn.qkv.bias": torch.zeros(96)}
             self.named["attn.qkv.bias"] = 0.1 * normal((heads + 2 * keys) * HEAD, seed=4)
+        elif kind == "by head":  # each key head's queries, key and values together
+            parts = [m.view(keys, -1, WIDTH) for m in (query, key, value)]
+            self.named = {"attn.qkv.weight": torch.cat(parts, 1).flatten(0, 1)}
+            self.named["attn.qkv.bias"] = 0.1 * normal((heads + 2 * keys) * HEAD, seed=4)
         elif kind == "mla":  # position-free rows, then rotary ones; keys position-free, then values
             rotary = sizes * normal(heads * HEAD, WIDTH, seed=5)
             interleave = [m.view(heads, HEAD, WIDTH) for m in (query, rotary)]
@@ -43,7 +47,8 @@ class Attention:
     def settings(self):
         if self.kind == "mla":
             return dict(threshold=THRESHOLD, qk_nope_head_dim=HEAD, qk_rope_head_dim=HEAD, v_head_dim=HEAD)
-        return dict(threshold=THRESHOLD, head_dim=HEAD, num_kv_heads=self.keys)
+        settings = dict(threshold=THRESHOLD, head_dim=HEAD, num_kv_heads=self.keys)
+        return {**settings, "by_head": True} if self.kind == "by head" else settings
 
     def largest_logits(self):
         """(heads,), before the softmax."""
@@ -59,9 +64,12 @@ class Attention:
             if self.kind == "fused":
                 both = tokens @ p["qkv.weight"].T + p["qkv.bias"]
                 query, key = both[:, :rows], both[:, rows : rows + self.keys * HEAD]
+            elif self.kind == "by head":
+                all_heads = (tokens @ p["qkv.weight"].T + p["qkv.bias"]).view(64, self.keys, -1, HEAD)
+                query, key = all_heads[:, :, :-2].flatten(1), all_heads[:, :, -2].flatten(1)
             else:
                 query, key = tokens @ p["q_proj.weight"].T + p["q_proj.bias"], tokens @ p["k_proj.weight"].T
-            query, key = query.view(64, self.heads, HEAD), key.view(64, self.keys, HEAD)
+            query, key = query.reshape(64, self.heads, HEAD), key.reshape(64, self.keys, HEAD)
         key = key.repeat_interleave(self.heads // self.keys, 1)
         return torch.einsum("qhd,khd->hqk", query, key).mul(HEAD**-0.5).amax((1, 2))
 
@@ -72,4 +80,5 @@ class Attention:
 
 KINDS = {"mha": Attention("mha"), "mqa": Attention("mha", 4, 1), "gqa": Attention("mha", 4, 2)}
 KINDS |= {"fused": Attention("fused"), "fused gqa": Attention("fused", 4, 2), "mla": Attention("mla")}
+KINDS |= {"by head": Attention("by head"), "by head gqa": Attention("by head", 4, 2)}
 CLIP = KINDS["mha"].settings

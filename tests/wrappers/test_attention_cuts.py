@@ -114,6 +114,14 @@ def test_rows_that_lie_by_head_are_not_cut_into_thirds(kernel, multi_query, expe
     assert cuts(kernel, nn.ModuleDict({"attn": GPTBigCodeAttention()}), heads=False) == {"c_attn": expected}
 
 
+def test_an_attention_may_say_that_rows_lie_by_head(kernel):
+    """As timm's MaxViT does, of which the others have all queries first."""
+    model = attention({"qkv": (96, 32)}, dim_head=8, num_heads=4, head_first=True)
+    assert cuts(kernel, model, heads=False) == {"qkv": "96x32 split 12*8"}
+    model = attention({"qkv": (96, 32)}, dim_head=8, num_heads=4, head_first=False)
+    assert cuts(kernel, model, heads=False) == {"qkv": "96x32 split 32+32+32"}
+
+
 def test_queries_beside_a_fused_weight_are_not_in_it(kernel):
     """As in GPT-2's cross attention."""
     inside = nn.ModuleDict({"c_attn": Conv1D(64, 32), "q_attn": Conv1D(32, 32)})

@@ -225,7 +225,16 @@ class PatchEmbed(Model):
 def test_patch_embeddings_are_known_by_their_modules(kernel):
     """As timm's class in mixers, `stem`, and in diffusion transformers, `x_embedder`; not between stages."""
     stages = nn.ModuleList([Model(downsample=PatchEmbed(proj=nn.Conv2d(24, 24, 3)))])
-    model = Model(stem=PatchEmbed(proj=nn.Conv2d(4, 24, 4)), stages=stages, norm=nn.LayerNorm(24))
+    second = PatchEmbed(proj=nn.Conv2d(24, 24, 3))  # as in CoaT
+    model = Model(stem=PatchEmbed(proj=nn.Conv2d(4, 24, 4)), stages=stages, patch_embed2=second, norm=nn.LayerNorm(24))
     assert matrices(kernel, model) == {
         "stem.proj.weight": "embedding", "stages.0.downsample.proj.weight": "convolution: flatten 24x216",
+        "patch_embed2.proj.weight": "convolution: flatten 24x216",
     }  # fmt: skip
+
+
+def test_torchs_output_layer_for_many_classes_is_a_head(kernel):
+    model = Model(embed=nn.Embedding(100, 32), up=linear(32, 32), out=nn.AdaptiveLogSoftmaxWithLoss(32, 100, [20, 50]))
+    reasons = matrices(kernel, model)
+    assert reasons.pop("up.weight").startswith("matrix") and reasons.pop("embed.weight") == "embedding"
+    assert len(reasons) == 5 and set(reasons.values()) == {"output_head"}

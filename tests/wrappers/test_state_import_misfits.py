@@ -113,8 +113,8 @@ def test_settings_not_taken_over_are_noted(kernel):
         "group 0: lr is 0.01 and 0.5 in the source",
         "group 0: adjust_lr=None of the source has no counterpart",
         "group 0: cautious_wd=True of the source has no counterpart",
-        "group 0: ns_coefficients is not in the state of the source",
-        "group 0: ns_steps is not in the state of the source",
+        "group 0: ns_coefficients stays 'polar_express', because the source has none for matrices",
+        "group 0: ns_steps stays 5, because the source has none for matrices",
     ]
     assert optimizer.param_groups[0]["lr"] == FOREIGN["lr"] and optimizer.param_groups[0]["momentum"] == 0.95
 

@@ -70,8 +70,10 @@ def test_adamws_part_goes_on_bit_for_bit_and_matrices_take_its_average(kernel, c
     others = clones(params)
     optimizer = kernel.Muon(ours(others), lr=0.02, momentum=0.9, adamw_betas=(0.5, 0.6), adamw_eps=0.1)
     notes = kernel.import_state(optimizer, serialized(adamw.state_dict()), "adamw")
-    unsaid = ["lr", "momentum", "ns_coefficients", "ns_steps"]
-    assert notes == [f"group 0: {key} is not in the state of the source" for key in unsaid]
+    kept = dict(lr="0.02", momentum="0.9", ns_coefficients="'polar_express'", ns_steps="5")
+    assert notes == [
+        f"group 0: {key} stays {value}, because the source has none for matrices" for key, value in kept.items()
+    ]
     for name in MATRICES:
         assert torch.equal(optimizer.state[others[name]]["momentum_buffer"], adamw.state[params[name]]["exp_avg"])
         assert set(optimizer.state[others[name]]) == STATE[True]
@@ -177,9 +179,19 @@ def with_maxima(kernel):
     return adamw.state_dict(), kernel.Muon(params.items())
 
 
+def in_groups_of_another_order(kernel):
+    """As `groups_for` makes them: all queries, then all keys."""
+    params = {f"{i}.{name}.weight": Parameter(torch.ones(8, 8)) for i in range(2) for name in ("q", "k")}
+    adamw = torch.optim.AdamW(params.values())
+    take_steps(adamw, params, [0])
+    groups = [{"params": [(name, p) for name, p in params.items() if key in name]} for key in ("q", "k")]
+    return adamw.state_dict(), kernel.Muon(groups)
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
+        (in_groups_of_another_order, r"\(8, 8\) are in 2 groups here and in 1 of the source: .* Pass `names`"),
         (mixed_up, r"wte.weight \(40, 12\): it comes next in no group of the source\. the source has no names"),
         (of_two_groups_that_look_alike, r"a\.bias \(8,\): it may come next in groups \[0, 1\].* Pass `names`"),
         (too_few, "the source has 4 parameters, this optimizer 5: .* Pass `names`"),

@@ -53,5 +53,8 @@ def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int, update_rms: 
     if adjust_lr_fn == "match_rms_adamw":
         multiplier *= update_rms / UPDATE_RMS
     if not 0 < multiplier < math.inf:
-        raise ValueError(f"adjust_lr_fn must give a finite number above 0, got {result} for {rows} x {cols}")
+        raise ValueError(
+            f"the multiplier of lr must be a finite number above 0, got {None if result is None else multiplier} for "
+            f"{rows} x {cols} from adjust_lr_fn={adjust_lr_fn!r} and update_rms={update_rms}"
+        )
     return multiplier

@@ -18,7 +18,7 @@ from ..parameters.groups import names_of, reason_of
 from ..parameters.matrices import is_stack, view_in_group
 from ..parameters.mistakes import params_as_list
 from ..parameters.routing import IsMuon, decide, unique_parameters
-from ..parameters.settings import OF_GROUPS, Group, multiplier_in_group
+from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix
@@ -69,10 +69,12 @@ def route(
 
     `params` are tensors or `(name, tensor)` pairs; tied parameters come once. Of Muon's arguments it accepts `is_muon`,
     `adjust_lr_fn`, `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and
-    `stacked`. Raises TypeError for others.
+    `stacked`. Raises TypeError for others, and TypeError or ValueError for values that `Muon` refuses.
     """
     if not settings.keys() <= _ROUTING.keys():
         raise TypeError(f"the settings of route are {', '.join(_ROUTING)}, got {', '.join(settings)}")
+    for key, value in settings.items():
+        SETTINGS[key].check(key, value)
     stacks = [{**_ROUTING, **settings}[key] for key in ("expert_keys", "stacked")]
     rows = []
     for names, p in unique_parameters(params_as_list(params)):

@@ -11,13 +11,14 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from torch import nn
 
-from ..parameters.routing import bare_name
+from ..parameters.names import bare_name
 
 # These weights can only be cut by head. In the first one the query, key and value rows of each head, or block of heads,
 # are together; the names of the others do not tell the order of rows.
 BY_HEAD = {"query_key_value", "in_proj_qkv", "in_proj_qkvz", "kv", "kv_proj", "to_kv", "att_proj"}
-# So it is in transformers' classes of these names, in GPTBigCode's unless all heads share one key.
-_BY_HEAD_CLASSES = ("CodeGen", "GPTBigCode")
+# So it is in transformers' classes of these names, in GPTBigCode's unless all heads share one key, and in attentions of
+# timm's MaxViT, whose attribute `head_first` says so.
+_BY_HEAD_CLASSES = ("CodeGen", "GPTBigCode", "MiniMaxLightning")
 FUSED = "queries, keys and values"
 ROLES = {
     "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj", "q_proj_weight"},
@@ -89,6 +90,7 @@ def attention_parts(
 def _is_by_head(leaf: str, attention: nn.Module) -> bool:
     """Whether the rows of each head are together in the weight, or may be."""
     by_class = type(attention).__name__.startswith(_BY_HEAD_CLASSES) and not getattr(attention, "multi_query", False)
+    by_class = by_class or getattr(attention, "head_first", False) is True
     return leaf in BY_HEAD or (by_class and _ROLE_OF[leaf] == FUSED)
 
 

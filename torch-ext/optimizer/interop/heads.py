@@ -6,7 +6,8 @@ from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
 
 from torch import nn
 
-from ..parameters.routing import MODEL_WRAPPERS, lora_factor, role_by_name
+from ..parameters.names import MODEL_WRAPPERS
+from ..parameters.roles import lora_factor, role_by_name
 
 # Methods of transformers' and timm's models that return the output module.
 _TELL = ("get_output_embeddings", "get_classifier")
@@ -63,7 +64,9 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 
 
 def _told(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the output modules with parameters that the model's own methods return."""
+    """Yield the output modules with parameters that the model's methods return, and torch's own output layer."""
+    if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
+        yield module
     for method in _TELL:
         try:
             head = getattr(module, method)()

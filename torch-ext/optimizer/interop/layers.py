@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Optional, Sequence
 from torch import Tensor, nn
 
 from ..parameters.matrices import is_stack
-from ..parameters.routing import MIN_SIDE, bare_name
+from ..parameters.names import bare_name
+from ..parameters.routing import MIN_SIDE
 from .attention import ROLES, Parts, attention_parts, leaf_of, rows_by_role
 from .heads import without_wrappers
 

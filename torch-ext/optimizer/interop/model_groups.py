@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
-from fnmatch import fnmatchcase
-from typing import Any, Collection, Iterable, Iterator, Mapping, Optional
+from typing import Any, Collection, Iterable, Mapping, Optional
 
 from torch import Tensor, nn
 
 from ..explain import Explanation, Route, route_in_group
 from ..parameters.advice import advice, left_out, remarks
-from ..parameters.checks import check_parameter
 from ..parameters.matrices import is_stack
-from ..parameters.routing import UNDECIDED, bare_name, decide, role_by_name, unique_parameters, unparametrized
-from ..parameters.settings import SETTINGS
-from ..parameters.synonyms import taken_branch, wish_of
+from ..parameters.names import bare_name, unparametrized
+from ..parameters.roles import role_by_name
+from ..parameters.routing import UNDECIDED, decide, unique_parameters
+from ..parameters.synonyms import wish_of
 from .heads import adapted, heads_of, unwrapped
 from .layers import Cutting, cut_of, is_norm, stack_in
+from .patterns import Patterns, check_patterns, overruled
 
-Patterns = Mapping[str, Mapping[str, Any]]
 # The reason for a guessed head: it is the last linear layer of the network.
 GUESSED_HEAD = "output_head:last_linear"
-# Keys of a group that patterns may set besides settings.
-_BESIDES = ("use_muon", "use_fallback", "algorithm", "role")
 
 
 class Groups(list):
@@ -82,12 +78,12 @@ def chosen_groups(
     patterns = {} if patterns is None else patterns
     all_named = list(model.named_parameters(remove_duplicate=False))
     named = [(name, p) for name, p in all_named if p.requires_grad]
-    _check_patterns(patterns, [name for name, _ in named])
+    check_patterns(patterns, [name for name, _ in named])
     chooser = _Chooser(model, cutting, undecayed)
     groups: dict[str, dict[str, Any]] = {}
     rows: list[Route] = []
     for names, p in unique_parameters(named):
-        settings = _overruled(names, p, chooser.settings_of(names, p), patterns)
+        settings = overruled(names, p, chooser.settings_of(names, p), patterns)
         groups.setdefault(repr(settings), {**settings, "params": []})["params"].append((names[0], p))
         rows.append(_row(names[0], p, settings))
     notes = advice(rows) + remarks(rows) + chooser.remarks(rows) + left_out(all_named)
@@ -171,7 +167,9 @@ class _Chooser:
 
 def _embeds_patches(name: str, owners: list[nn.Module]) -> bool:
     """Whether a class name shows it; numbered modules, as between the stages of PVT, do not get pixels as input."""
-    return any("patchembed" in type(owner).__name__.lower() for owner in owners[:2]) and not re.search(r"\.\d", name)
+    inner = zip(unparametrized(name).split(".")[-2::-1], owners[:2])
+    modules = [part for part, owner in inner if "patchembed" in type(owner).__name__.lower()]
+    return bool(modules) and not (re.search(r"\.\d", name) or re.search(r"([2-9]|\d\d)$", modules[0]))
 
 
 def undecayed_names(model: nn.Module) -> Collection[str]:
@@ -193,22 +191,6 @@ def _role(name: str, p: Tensor, reason: str) -> str:
     return (reason if told else role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
 
 
-def _overruled(names: list[str], p: Tensor, settings: dict[str, Any], patterns: Patterns) -> dict[str, Any]:
-    """Return `settings` updated by the first pattern that matches one of the names."""
-    matching = (pattern for pattern in patterns if any(_matches(pattern, name) for name in names))
-    pattern = next(matching, None)
-    if pattern is None:
-        return settings
-    changes = dict(patterns[pattern])
-    branch = taken_branch(changes)
-    settings = {**settings, **changes, "reason": f"pattern:{pattern}"}
-    if branch is None:
-        return settings
-    with _named(pattern):
-        check_parameter(names[0], p, branch == "muon")
-    return {**settings, "use_muon": branch == "muon"}
-
-
 def _row(name: str, p: Tensor, settings: Mapping[str, Any]) -> Route:
     if "use_muon" in settings:
         branch, reason = "muon" if settings["use_muon"] else "adamw", settings["reason"]
@@ -218,42 +200,3 @@ def _row(name: str, p: Tensor, settings: Mapping[str, Any]) -> Route:
     if branch == "muon":
         return route_in_group(name, p, reason, settings)
     return Route(name, tuple(p.shape), settings.get("fallback", branch), reason)
-
-
-def _matches(pattern: str, name: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(bare_name(name), pattern)
-
-
-def _check_patterns(patterns: Patterns, names: list[str]) -> None:
-    if not isinstance(patterns, Mapping):
-        raise TypeError(f"patterns must be a dict of settings by patterns of names, got {patterns!r}")
-    for pattern, settings in patterns.items():
-        if not isinstance(pattern, str) or not isinstance(settings, Mapping):
-            raise TypeError(f"each of patterns must be a string with a dict of settings, got {pattern!r}: {settings!r}")
-        if not any(_matches(pattern, name) for name in names):
-            raise ValueError(f"the pattern {pattern!r} matches no parameter; the first names are {names[:3]}")
-        unknown = [key for key in settings if key not in SETTINGS and key not in _BESIDES]
-        if unknown:
-            raise ValueError(
-                f"the pattern {pattern!r} sets {unknown}, which are not group keys; these are {', '.join(SETTINGS)}"
-            )
-        with _named(pattern):
-            _check_settings(dict(settings))
-
-
-def _check_settings(settings: dict[str, Any]) -> None:
-    taken_branch(settings)
-    role = settings.pop("role", "")
-    if not isinstance(role, str):
-        raise TypeError(f"role must be a string, got {role!r}")
-    for key, value in settings.items():
-        SETTINGS[key].check(key, value)
-
-
-@contextmanager
-def _named(pattern: str) -> Iterator[None]:
-    """Prefix errors about a pattern's settings with the pattern."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"the pattern {pattern!r}: {error}") from None

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ..kernels.gram_matrix import matmul_transpose
 from ..muon import Muon as MuonOfPackage
-from ..parameters.routing import bare_name
+from ..parameters.names import bare_name
 from ..plan.exchanges import ExchangeOptions
 from ..polar.factors import orthogonalize
 from ..schedules import Schedule, polar_express

@@ -10,9 +10,9 @@ from ..muon import Muon
 from ..parameters.checkpoints import THIS_PACKAGE, said_of, source_of
 from ..parameters.groups import listed, names_of
 from ..parameters.mistakes import check_state_dict
-from ..parameters.routing import bare_name
+from ..parameters.names import bare_name
 from ..parameters.state import MOMENTS
-from .state_order import given_parameters, names_in_order
+from .state_order import given_parameters, names_in_order, orders_that_may_differ
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
 
 _BRANCHES = ("muon", "adamw")
@@ -58,6 +58,8 @@ def import_state(
             names in its groups count, and otherwise the order: its k-th matrix is this optimizer's k-th matrix, and the
             same for the other parameters. For `adamw`, each group of the source must have its parameters in the order
             in which they were passed to this optimizer, such as model.parameters(); shapes decide between groups.
+            Order is not enough if parameters of one shape are in more groups here than in the source, as they are
+            with `groups_for`, which does not keep the model's order.
 
     From `adamw`, the fallback's parameters get their whole state, and their group gets the settings. Matrices get
     `exp_avg` as momentum, unchanged: with momentum = beta1, Muon would have computed the same average. Its missing bias
@@ -80,18 +82,20 @@ def import_state(
     if known is None or (adamw_state_dict is not None and source != "torch"):
         raise ValueError(f"source must be one of {', '.join(SOURCES)}, torch with adamw_state_dict, got {source!r}")
     entries = _entries(state_dict, known.branch_of)
+    by_order = names is None and source == "adamw" and all(entry.name is None for entry in entries)
     likely = source_of(state_dict)
     if likely == THIS_PACKAGE or (source in _SURE and likely != source):
         raise ValueError(f"the state was not saved by source={source!r}: {said_of(likely)}")
     if adamw_state_dict is not None:
         entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
-    if names is None and source == "adamw" and all(entry.name is None for entry in entries):
+    if by_order:
         names = names_in_order(_shapes_by_group(entries), given_parameters(optimizer))
     entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
     shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
     parameters = [each._replace(shape=shape) for each, shape in zip(_entries(target, branch_by_flag), shapes)]
     pairs, unmatched, problems = _matched(parameters, entries, known)
+    problems += orders_that_may_differ([pair for pair in pairs if by_order or pair[1].name is None])
     state = {}
     for parameter in unmatched:
         if not parameter.state:  # a frozen parameter has no state
@@ -251,5 +255,5 @@ def _merged_settings(group: Settings, source_groups: list[Settings], source: Sou
     if source_groups and branch == "muon":
         said = {**source.settings["muon"], **source.constants}
         unsaid = [key for key in ("lr", "momentum", "ns_coefficients", "ns_steps") if key not in said]
-        notes += [f"{key} is not in the state of the source" for key in unsaid]
+        notes += [f"{key} stays {group[key]!r}, because the source has none for matrices" for key in unsaid]
     return changes, notes

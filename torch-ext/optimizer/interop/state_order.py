@@ -1,8 +1,8 @@
-"""Matching of an AdamW state without names to parameters, by shapes and by the order of parameters."""
+"""Matching of a state without names to parameters, by shapes and by the order of parameters."""
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from ..muon import Muon
 from ..parameters.groups import names_of
@@ -45,3 +45,22 @@ def names_in_order(groups: Sequence[Sequence[Optional[Shape]]], given: Sequence[
             raise ValueError(f"{name} {shape}: {what}. {_REMEDY}")
         names[fitting[0]].append(name)
     return [name for some in names for name in some]
+
+
+def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]]) -> list[str]:
+    """Return a problem for each shape whose parameters are in more groups here than in the source.
+
+    `pairs` are a parameter with its `shape`, and the entry that has its place in the source; both have a `group`. With
+    fewer groups the source has another order than this optimizer, or may have.
+    """
+    here: dict[Shape, set[int]] = {}
+    there: dict[Shape, set[int]] = {}
+    for parameter, entry in pairs:
+        here.setdefault(parameter.shape, set()).add(id(parameter.group))
+        there.setdefault(parameter.shape, set()).add(id(entry.group))
+    return [
+        f"parameters {shape} are in {len(groups)} groups here and in {len(there[shape])} of the source: {_REMEDY}, as "
+        "in [name for name, _ in model.named_parameters()]"
+        for shape, groups in here.items()
+        if len(groups) > len(there[shape])
+    ]

@@ -14,8 +14,8 @@ _COMPARED = itemgetter("use_muon", *(key for key in SETTINGS if key not in SCHED
 
 
 def compared_settings(groups: Sequence[Group]) -> list[Any]:
-    """Return the settings of groups that are checked again when they have changed, as one flat list."""
-    return [value for group in groups for value in _COMPARED(group)]
+    """Return the settings of groups that are checked again when they have changed, and how many keys each has."""
+    return [value for group in groups for value in (*_COMPARED(group), len(group))]
 
 
 def make_live_numbers_plain_(groups: Sequence[Group]) -> None:
@@ -33,11 +33,16 @@ def make_live_numbers_plain_(groups: Sequence[Group]) -> None:
 def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
     """Make the settings of groups plain in place, since users may have changed them.
 
-    Raises as `plain_settings`, and ValueError for `corrected` decay without `decay_lr` and for `adamw_lr`, which no
-    step reads; then no group has changed.
+    Raises as `plain_settings`, and ValueError for `corrected` decay without `decay_lr` and for `adamw_lr` and `betas`,
+    which no step reads; then no group has changed.
     """
     for group in groups:
         flag("use_muon", group["use_muon"])
+        if "betas" in group:
+            raise ValueError(
+                f"betas={group['betas']} in a group of an optimizer that is already made would do nothing: write its "
+                "adamw_betas"
+            )
     plain = [plain_settings(group, is_made=True) for group in groups]
     for settings in plain:
         if settings["adamw_lr"] is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .checks import check_dtypes
 from .groups import listed, loaded_group, names_of
-from .routing import bare_name
+from .names import bare_name
 from .settings import Group
 from .state import BUFFER
 

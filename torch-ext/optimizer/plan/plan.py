@@ -19,8 +19,8 @@ from ..kernels.measurements import changed, failed, work_among_ranks
 from ..kernels.products import triton_fault
 from ..parameters.groups import names_of
 from ..parameters.matrices import moments_in_group, view_in_group
+from ..parameters.names import bare_name
 from ..parameters.rates import live_tensors
-from ..parameters.routing import bare_name
 from ..parameters.settings import PLANNED, STACKED, Group
 from ..parameters.state import BUFFER
 from ..rules.equalization import Equalization

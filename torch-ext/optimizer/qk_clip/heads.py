@@ -13,27 +13,18 @@ Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1, which
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Union
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
-from ..parameters.routing import bare_name, lora_factor
+from ..parameters.names import bare_name
+from ..parameters.roles import lora_factor
+from .weights import Layer, Shapes, check_logits_follow, found_by_name, named_weights
 
-Layer = Union[str, int]
-Shapes = Mapping[str, tuple[int, ...]]
-Weights = dict[tuple[Layer, ...], list[str]]  # layer's keys -> names: a query and a key weight, or a fused one
-
-# Names of modules and parameters in Llama, DeepSeek, timm, Phi and torch. Names like `query_key_value` and `c_attn` are
-# left out on purpose: models that use them order the heads of a fused weight differently, or have them in columns.
-_ROLES = {
-    **dict.fromkeys(("q_proj", "wq", "q_b_proj", "wq_b"), "query"),
-    **dict.fromkeys(("k_proj", "wk", "kv_b_proj", "wkv_b"), "key"),
-    **dict.fromkeys(("qkv", "qkv_proj", "in_proj_weight"), "fused"),
-}
 # The weight of queries in `nn.MultiheadAttention(kdim=...)`, which `layers` may name.
 _OF_QUERIES = "q_proj_weight"
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _COUNTS = ("head_dim", "num_kv_heads", *_LATENT)
 _INDICES = ("q_indices", "k_indices")
-_KEYS = {"threshold", "alpha", "layers", "is_mla", *_INDICES, *_COUNTS}
+_KEYS = {"threshold", "alpha", "layers", "is_mla", "by_head", *_INDICES, *_COUNTS}
 
 
 class ClipSettings(NamedTuple):
@@ -43,6 +34,7 @@ class ClipSettings(NamedTuple):
     alpha: float
     head_dim: int
     num_kv_heads: int  # of fused weights; otherwise it follows from the key weight's rows
+    by_head: bool  # whether fused weights have the rows of each key head together, with its queries and values
     latent: Optional[tuple[int, ...]]  # position-free and rotary rows of a query head, value rows of a key head
     layers: Optional[tuple[tuple[Layer, tuple[Layer, ...]], ...]]
     indices: Optional[tuple[tuple[int, ...], ...]]  # for queries and for keys: the head that each logit belongs to
@@ -72,10 +64,12 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     """Return the settings in `qk_clip`, which may also be a `clip_config` of the Motif kernel.
 
     Keys: `threshold` (100); `alpha` (0.5); `head_dim`, the rows of a head, or for latent attention `qk_nope_head_dim`,
-    `qk_rope_head_dim` and `v_head_dim`; `num_kv_heads` of fused weights (as many as query heads); `layers`, the names
-    or positions of each layer's (query, key) weights or of its fused one, as a sequence, or as a dict from the layer's
-    key (found by name); `q_indices`, `k_indices`, the head that each logit belongs to (in order); `is_mla`. Defaults
-    are in parentheses. The key `report` is for the caller. Raises ValueError or TypeError for anything else.
+    `qk_rope_head_dim` and `v_head_dim`; `num_kv_heads` of fused weights (as many as query heads); `by_head`, whether
+    their rows are the queries, the key and the values of the first key head, then those of the second one, as in
+    GPT-NeoX and in timm's MaxViT (False: all queries, then all keys, then all values); `layers`, the names or positions
+    of each layer's (query, key) weights or of its fused one, as a sequence, or as a dict from the layer's key (found by
+    name); `q_indices`, `k_indices`, the head that each logit belongs to (in order); `is_mla`. Defaults are in
+    parentheses. The key `report` is for the caller. Raises ValueError or TypeError for anything else.
     """
     if not isinstance(qk_clip, Mapping):
         raise TypeError(f"qk_clip must be a dict of settings, got {type(qk_clip).__name__}")
@@ -93,9 +87,11 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     indices = None
     if any(key in qk_clip for key in _INDICES):
         indices = tuple(tuple(_count(key, i) for i in qk_clip.get(key) or ()) for key in _INDICES)
-    layers = _plain_layers(qk_clip.get("layers"))
+    layers, by_head = _plain_layers(qk_clip.get("layers")), qk_clip.get("by_head", False)
+    if not isinstance(by_head, bool):
+        raise TypeError(f"by_head of qk_clip must be True or False, got {by_head!r}")
     head_dim, num_kv_heads = counts["head_dim"], counts["num_kv_heads"]
-    return ClipSettings(threshold, alpha, head_dim, num_kv_heads, latent if is_mla else None, layers, indices)
+    return ClipSettings(threshold, alpha, head_dim, num_kv_heads, by_head, latent if is_mla else None, layers, indices)
 
 
 def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
@@ -103,9 +99,9 @@ def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
 
     A weight's bias, and the outer factor of its LoRA, are scaled like the weight. A layer that is found by name has its
     module's name as a key, and also the last number in that name, unless several layers have that number. Raises
-    ValueError if weights are missing, or if a weight does not consist of whole heads.
+    ValueError if weights are missing, if a weight does not consist of whole heads, or if logits do not follow it.
     """
-    found = _found_by_name(shapes) if settings.layers is None else _named_weights(settings.layers, shapes)
+    found = found_by_name(shapes) if settings.layers is None else named_weights(settings.layers, shapes)
     names = [name for weights in found.values() for name in weights]
     if len(set(names)) < len(names):
         raise ValueError(f"each weight may be in one layer of qk_clip, {max(names, key=names.count)} is in several")
@@ -113,6 +109,8 @@ def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
     layers: list[Attention] = []
     first = 0
     for keys, weights in found.items():
+        if settings.latent is None:  # latent attention has norms before these weights
+            check_logits_follow(weights, shapes)
         heads, runs = _layer_runs(settings, weights, shapes)
         runs.update(_scaled_alike(weights, runs, shapes, adapters))
         layers.append(Attention(keys, heads, first, runs))
@@ -144,8 +142,8 @@ def _scaled_alike(weights: list[str], runs: Runs, shapes: Shapes, adapters: list
 def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> tuple[int, Runs]:
     """Return the number of query heads, and the runs of a layer's query and key weights or of its fused one.
 
-    A fused weight has the rows of all queries, then of all keys, then of all values. The key weight of latent attention
-    includes the values.
+    A fused weight has the rows of all queries, then of all keys, then of all values, or these three for one key head
+    after another. The key weight of latent attention includes the values.
     """
     nope, rope, value = settings.latent or (settings.head_dim, 0, 0)
     query, key, is_fused = weights[0], weights[-1], len(weights) == 1
@@ -162,9 +160,20 @@ def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> t
     query_logits, key_logits = _logits_of_heads(settings, query, queries, keys)
     query_runs = _runs(query_logits, ((nope, settings.alpha), (rope, 1.0)))
     key_runs = _runs(key_logits, ((nope, 1 - settings.alpha), (value, 0.0)))
+    if is_fused and settings.by_head:
+        return queries, {query: _by_head(query, [query_runs, key_runs, (Run(nope, (), 0.0),) * keys])}
     if is_fused:
         return queries, {query: (*query_runs, *key_runs, Run(keys * nope, (), 0.0))}
     return queries, {query: query_runs, key: key_runs}
+
+
+def _by_head(name: str, parts: Sequence[Sequence[Run]]) -> tuple[Run, ...]:
+    """Return the runs of queries, keys and values, one for each head, in the order of key heads."""
+    queries, keys, _ = map(len, parts)
+    if queries % keys:
+        raise ValueError(f"the {queries} query heads of {name} cannot share {keys} key heads evenly")
+    lengths = [len(part) // keys for part in parts]
+    return tuple(run for i in range(keys) for part, n in zip(parts, lengths) for run in part[i * n : (i + 1) * n])
 
 
 def _whole_heads(name: str, shapes: Shapes, rows: int) -> int:
@@ -196,50 +205,6 @@ def _logits_of_heads(settings: ClipSettings, name: str, queries: int, keys: int)
 def _runs(logits_of_heads: Iterable[tuple[int, ...]], parts: Iterable[tuple[int, float]]) -> tuple[Run, ...]:
     """Return the runs of a weight in which each head consists of these parts, (rows, exponent)."""
     return tuple(Run(rows, logits, exponent) for logits in logits_of_heads for rows, exponent in parts if rows)
-
-
-def _named_weights(layers: Iterable[tuple[Layer, tuple[Layer, ...]]], shapes: Shapes) -> Weights:
-    """Return the names of the weights that `layers` gives by name or by position."""
-    by_key: dict[Layer, str] = {**dict(enumerate(shapes)), **{name: name for name in shapes}}
-    missing = [name for _, names in layers for name in names if name not in by_key]
-    if missing:
-        raise ValueError(f"qk_clip names weights that are not parameters: {missing}")
-    return {(layer,): [by_key[name] for name in names] for layer, names in layers}
-
-
-def _found_by_name(shapes: Shapes) -> Weights:
-    """Return, for each module that has them, the names of its fused weight or of its query and key weights."""
-    candidates: dict[tuple[str, str], list[str]] = {}
-    for name, shape in shapes.items():
-        if len(shape) != 2 or lora_factor(name) or "parametrizations" in name:  # these are not the weight itself
-            continue
-        parts = bare_name(name).split(".")
-        for i in range(len(parts))[-2:]:
-            if parts[i] in _ROLES:
-                candidates.setdefault((".".join(parts[:i]), _ROLES[parts[i]]), []).append(name)
-    modules: dict[str, dict[str, str]] = {}
-    for (module, role), names in candidates.items():
-        weights = [name for name in names if name.endswith("weight")]  # others may be its scale or mask
-        if len(weights) > 1:
-            raise ValueError(f"qk_clip takes {' or '.join(weights)} as {role}: name the right one in its `layers`")
-        modules.setdefault(module, {})[role] = (weights or names)[-1]
-    if not modules:
-        raise ValueError("qk_clip finds no query and key weights by their names: give them in its `layers`")
-    numbers = {module: [int(part) for part in module.split(".") if part.isdigit()][-1:] for module in modules}
-    found: Weights = {}
-    for module, roles in modules.items():
-        if set(roles) not in ({"fused"}, {"query", "key"}):
-            raise ValueError(f"qk_clip needs one fused weight, or query and key, in {module!r}, found {roles}")
-        is_alone = list(numbers.values()).count(numbers[module]) == 1
-        names = [roles[role] for role in ("fused", "query", "key") if role in roles]
-        keys = dict.fromkeys((module, _module_of(names[0]), *(numbers[module] if is_alone else ())))
-        found[tuple(keys)] = names
-    return found
-
-
-def _module_of(name: str) -> str:
-    """Return the name of a weight's attention as the model has it, with the components of wrappers."""
-    return name.rpartition("." + next(part for part in name.split(".") if part in _ROLES))[0]
 
 
 def _count(key: str, value: Any) -> int:

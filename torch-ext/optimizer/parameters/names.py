@@ -1,0 +1,24 @@
+"""Names of parameters in the model itself, without what wrappers, adapters and parametrizations put into them."""
+
+from __future__ import annotations
+
+import re
+
+# Attributes in which wrappers keep the whole model: DistributedDataParallel, DeepSpeed, torch.compile, Fabric.
+MODEL_WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Components that wrappers insert into names; PEFT also adds the name of an adapter after `modules_to_save`.
+_WRAPPERS = {*MODEL_WRAPPERS, "base_model", "base_layer", "original_module", "token_adapter"}
+_ADAPTER = re.compile(r"\.modules_to_save\.[^.]+")
+# Names of the tensors from which torch.nn.utils.parametrize computes a layer's weight.
+_PARAMETRIZED = re.compile(r"(^|\.)parametrizations\.([^.]+)\.original\d*$")
+
+
+def bare_name(name: str) -> str:
+    """Return a parameter's name in the model itself, without the components that wrappers add."""
+    parts = unparametrized(_ADAPTER.sub("", name)).split(".")
+    return ".".join(part for part in parts if part not in _WRAPPERS)
+
+
+def unparametrized(name: str) -> str:
+    """Return the name that a weight had before `torch.nn.utils.parametrize` put other parameters in its place."""
+    return _PARAMETRIZED.sub(r"\1\2", name)

@@ -1,0 +1,149 @@
+"""Roles that names show: embeddings, heads, norms, routers and others that are not hidden layers."""
+
+from __future__ import annotations
+
+import re
+from itertools import dropwhile
+from typing import Optional, Sequence
+
+from .names import bare_name
+
+# Containers around the whole network: modules directly inside count as the top level.
+_TRUNKS = {"model", "net", "network", "transformer", "backbone"}
+# Names of embedding tables: anywhere, or only at the top level, since deeper layers with such names are not tables.
+# What projects or transforms embeddings is a hidden layer.
+_EMBEDDING = re.compile(
+    r"((?<!un)embed|(^|_)emb($|_))(?!\w*(proj|dense|mapping|mapper|transform)\w*$)|^wte$|^wpe$|^lut$|(^|_)table$"
+    r"|(^|_)codebooks?$|^relative_attention_bias$|^bias_values$|^trainable_tokens_delta$"
+    r"|(^|_)pos(ition(al)?)?_enc(odings?)?$|^quer(y|ies)_feat(ure)?s?$|^(mask|iou|obj)_tokens?$"
+)
+# Lists of tables, whose layers have numbers in place of names; in a list of another name they are parts of an MLP.
+_TABLE_LISTS = re.compile(r"(^|_)embed_tokens$|(^|_)(?<!time_)embed(ding)?s(_layers)?$")
+_TOP_TABLES = {"shared", "tok", "pos"}
+# Names of parameters that are tables without a layer: one row for each query or token that a model learns.
+_TABLES = re.compile(
+    r"^(?!w_|weight_|fast_)(\w+_)?(latents?|latent_query|queries|tokens?|mem(ory|s)?|prompts?)(_\w?\d\w?)?$"
+)
+# The module that projects patches (torchvision's is `conv_proj`); its weight is at most two modules below.
+_PATCHES = re.compile(
+    r"(^|_)patch(es)?_(embed(ding|der)?s?\d*(_proj(ection)?)?|conv|proj(ection)?|to_embedding)$|^embed_patches$"
+)
+_PIXELS = 4  # a convolution of at most so many channels reads pixels,
+_PATCH_SIDE = 12  # and patches of them if its kernel has at least this side
+_FEATURES = 16  # one of more channels, in a module that is not the first of its kind, reads what a stage has made
+_NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
+# Names of parameters, not of layers: numbers that are added or multiplied, also one for each head and offset.
+_BIAS = re.compile(r"(^|_)bias(es)?(_[a-z0-9]{1,3})?$")
+_SCALE = re.compile(
+    r"^(layer_)?(scales?|gammas?)$|^(static|dynamic)_(alpha|beta)(_fn)?$|^(alphas?|betas?|lambdas?)$"
+    r"|^(bonus|r_k|time_faaaa|lower_bounds)$"
+)
+_POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|(^|_)ape$")
+# Layers whose weights have a row for each distance. A parameter of such a name, without a layer, is a bias.
+_DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$")
+# Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
+_HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
+_HEADS |= {"unembed", "decoder", "qa_outputs", "codec_head", "classif", "vision_head"}
+# Ends of the names of layers that are heads of a part: of a transducer's joint network, of MobileBERT.
+_HEADS_OF_PARTS = (("joint", "head"), ("predictions", "dense"))
+# Layers that score classes or tokens, also several of them in a list.
+_SCORES = re.compile(
+    r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|(?<!pre)_logits$|^logits_|_score_head$"
+    r"|^(lm|audio)_heads$|^heads_dist$"
+)
+# Weights of torch.nn's recurrent layers, whose `decoder` is hidden.
+_RECURRENT = re.compile(r"weight_(ih|hh|hr)(_l\d|$)")
+_TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads", "head_dist"}
+# `conv_head` is the last hidden convolution of MobileNet and EfficientNet.
+_TOP_LAYER = re.compile(
+    r"(output|out|fc|fc_out|proj_out|generator|linear|(final|last)(_(layer|linear|fc|proj))?|(?!conv_).+_head)$"
+)
+# LoRA factors in PEFT, torchtune, loralib, diffusers and kohya.
+_LORA = re.compile(r"(?:^|\.)lora[_.]?(a|b|down|up)(?:\.|$)")
+# The part of a factor's name, with its adapter, that replaces the name of the adapted weight.
+_FACTOR = re.compile(r"\.lora[_.]?(?:a|b|down|up)(?:\.[^.]+)?(?:\.weight)?$")
+_ROUTERS = {"router", "gate", "gating", "wg"}
+
+
+def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> Optional[str]:
+    """Return the role of a parameter whose name shows an embedding, a head, a norm or a router, else None.
+
+    Embeddings and heads have one row per token, so most rows of their gradient are zero or noise; routers have one row
+    per expert. None of them maps one hidden space to another, and only for such maps does a polar factor make sense. A
+    LoRA factor has the role of the layer that it adapts; its own shape does not distinguish a router from a `gate`.
+    """
+    bare = bare_name(name).lower()
+    adapted = _FACTOR.sub(".weight", bare)
+    parts = [part.lstrip("_") or part for part in adapted.split(".")]
+    # The last two are a layer and its weight, or a module and its own parameter.
+    layer = parts[-2] if len(parts) > 1 else parts[-1]
+    inside = list(dropwhile(_TRUNKS.__contains__, parts)) or [layer]
+    at_top = len(inside) < 3
+    for part in parts[-2:]:
+        if _EMBEDDING.search(part):
+            return f"embedding:{part}"
+        if _NORM.search(part):
+            return f"norm:{part}"
+    table = _table(parts, at_top) or _patch_embedding(parts, at_top, shape)
+    if table is not None:
+        return f"embedding:{table}"
+    scores = _SCORES.search(next((part for part in reversed(parts[:-1]) if not part.isdigit()), ""))
+    named = scores or layer in _HEADS or inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer))
+    named = named or tuple(parts[-3:-1]) in _HEADS_OF_PARTS
+    if named and not _RECURRENT.match(parts[-1]):
+        return f"output_head:{layer}"
+    narrow = shape[0] < shape[1] or adapted != bare
+    if "router" in parts or (layer in _ROUTERS and narrow and not is_stack):
+        return f"router:{layer}"
+    bare_parameter = next((part for part in reversed(parts) if not part.isdigit()), layer)
+    if _POSITIONS.search(bare_parameter) or _TABLES.search(bare_parameter):
+        return f"embedding:{bare_parameter}"
+    if layer is not parts[-1] and _DISTANCES.search(layer):
+        return f"embedding:{layer}"
+    if parts[-1] in ("a_log", "a_logs"):
+        return f"state_space:{parts[-1]}"
+    if _BIAS.search(parts[-1]):
+        return "bias"
+    return "scale" if _SCALE.search(parts[-1]) else None
+
+
+def _table(parts: Sequence[str], at_top: bool) -> Optional[str]:
+    """Return the component of a name that shows a table of embeddings by its place, else None."""
+    if len(parts) > 2 and parts[-2].isdigit() and _TABLE_LISTS.search(parts[-3]):
+        return parts[-3]
+    layer = parts[-2] if len(parts) > 1 else parts[-1]
+    # Deeper in the network, though not in a block, `shared` is the table of an encoder and a decoder inside a model.
+    in_no_block = parts[-2:] == ["shared", "weight"] and not any(part.isdigit() for part in parts)
+    return layer if (at_top and layer in _TOP_TABLES) or in_no_block else None
+
+
+def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...]) -> Optional[str]:
+    """Return the component of a name that shows that the weight projects patches of pixels, else None.
+
+    Without such a name it is the layer, if its kernels are as large as patches and read pixels.
+    """
+    near = [part for part in parts if not part.isdigit()][-3:]
+    said = next((part for part in near if _PATCHES.search(part) or (at_top and part == "conv_proj")), None)
+    if said is not None:
+        return None if len(shape) > 3 and shape[1] > _FEATURES and _is_later_stage(parts, said) else said
+    reads_pixels = len(shape) > 3 and shape[1] <= _PIXELS and shape[-1] == shape[-2] >= _PATCH_SIDE
+    return parts[-2] if reads_pixels and len(parts) > 1 else None
+
+
+def _is_later_stage(parts: Sequence[str], module: str) -> bool:
+    """Whether numbers in a name show that a module of this name is not the first of its kind."""
+    place = parts.index(module)
+    before, behind = ([int(part) for part in some if part.isdigit()] for some in (parts[:place], parts[place:]))
+    itself = re.search(r"\d+$", module)
+    return (itself is not None and int(itself.group()) > 1) or any(before) or any(behind)
+
+
+def lora_factor(name: str) -> Optional[str]:
+    """Return `lora:a` or `lora:b` for a factor of a low-rank adapter B A, None for other parameters.
+
+    Muon updates both for every rank from `MIN_SIDE`, whatever their aspect ratio: each maps one hidden space to
+    another, one of which has few dimensions. Qu, Huang, Horvath: Can Muon Fine-tune Adam-Pretrained Models?
+    (arXiv:2605.10468) train both this way, with the multiplier of `match_rms_adamw`.
+    """
+    factor = _LORA.search(name.lower())
+    return None if factor is None else f"lora:{'a' if factor.group(1) in ('a', 'down') else 'b'}"

@@ -1,0 +1,84 @@
+"""Which weights make queries and keys: those that the user names, or those whose names show it."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, Mapping, Sequence, Union
+
+from ..parameters.names import bare_name
+from ..parameters.roles import lora_factor
+
+Layer = Union[str, int]
+Shapes = Mapping[str, tuple[int, ...]]
+Weights = dict[tuple[Layer, ...], list[str]]  # layer's keys -> names: a query and a key weight, or a fused one
+
+# Names of modules and parameters in Llama, DeepSeek, timm, Phi and torch. Names like `query_key_value` and `c_attn` are
+# left out on purpose: models that use them order the heads of a fused weight differently, or have them in columns.
+_ROLES = {
+    **dict.fromkeys(("q_proj", "wq", "q_b_proj", "wq_b"), "query"),
+    **dict.fromkeys(("k_proj", "wk", "kv_b_proj", "wkv_b"), "key"),
+    **dict.fromkeys(("qkv", "qkv_proj", "in_proj_weight"), "fused"),
+}
+# Modules beside them that bring queries or keys to one size, so that the size of their weights does not matter.
+_NORMS = re.compile(r"^(q|k|qk|query|key)_?(layer)?_?norm$|^norm_?(q|k|qk)$")
+
+
+def named_weights(layers: Iterable[tuple[Layer, tuple[Layer, ...]]], shapes: Shapes) -> Weights:
+    """Return the names of the weights that `layers` gives by name or by position."""
+    by_key: dict[Layer, str] = {**dict(enumerate(shapes)), **{name: name for name in shapes}}
+    missing = [name for _, names in layers for name in names if name not in by_key]
+    if missing:
+        raise ValueError(f"qk_clip names weights that are not parameters: {missing}")
+    return {(layer,): [by_key[name] for name in names] for layer, names in layers}
+
+
+def found_by_name(shapes: Shapes) -> Weights:
+    """Return, for each module that has them, the names of its fused weight or of its query and key weights."""
+    candidates: dict[tuple[str, str], list[str]] = {}
+    for name, shape in shapes.items():
+        if len(shape) != 2 or lora_factor(name) or "parametrizations" in name:  # these are not the weight itself
+            continue
+        parts = bare_name(name).split(".")
+        for i in range(len(parts))[-2:]:
+            if parts[i] in _ROLES:
+                candidates.setdefault((".".join(parts[:i]), _ROLES[parts[i]]), []).append(name)
+    modules: dict[str, dict[str, str]] = {}
+    for (module, role), names in candidates.items():
+        weights = [name for name in names if name.endswith("weight")]  # others may be its scale or mask
+        if len(weights) > 1:
+            raise ValueError(f"qk_clip takes {' or '.join(weights)} as {role}: name the right one in its `layers`")
+        modules.setdefault(module, {})[role] = (weights or names)[-1]
+    if not modules:
+        raise ValueError("qk_clip finds no query and key weights by their names: give them in its `layers`")
+    numbers = {module: [int(part) for part in module.split(".") if part.isdigit()][-1:] for module in modules}
+    found: Weights = {}
+    for module, roles in modules.items():
+        if set(roles) not in ({"fused"}, {"query", "key"}):
+            raise ValueError(f"qk_clip needs one fused weight, or query and key, in {module!r}, found {roles}")
+        is_alone = list(numbers.values()).count(numbers[module]) == 1
+        names = [roles[role] for role in ("fused", "query", "key") if role in roles]
+        keys = dict.fromkeys((module, _module_of(names[0]), *(numbers[module] if is_alone else ())))
+        found[tuple(keys)] = names
+    return found
+
+
+def check_logits_follow(weights: Sequence[str], names: Iterable[str]) -> None:
+    """Raise ValueError if something among `names` keeps the logits of these weights where they are.
+
+    That is a norm of queries or keys, or DoRA's magnitudes: scaled rows would leave the logits alone, and shrink at
+    every step. torch's `bias_k` is a key beside those that the weights make, which nothing scales.
+    """
+    layers = [re.sub(r"\.weight$", "", bare_name(name)) for name in weights]
+    attention = re.sub(r"[^.]+$", "", layers[0])  # with the point at its end
+    for name in names:
+        bare = bare_name(name)
+        beside = bare[len(attention) :].split(".")[0] if bare.startswith(attention) else ""
+        if _NORMS.search(beside) or beside == "bias_k":
+            raise ValueError(f"qk_clip cannot bring down the logits of {weights[0]}, because of {name} beside it")
+        if "lora_magnitude_vector" in bare and bare.startswith(tuple(f"{layer}." for layer in layers)):
+            raise ValueError(f"qk_clip cannot bring down the logits of {weights[0]}: {name} keeps the size of its rows")
+
+
+def _module_of(name: str) -> str:
+    """Return the name of a weight's attention as the model has it, with the components of wrappers."""
+    return name.rpartition("." + next(part for part in name.split(".") if part in _ROLES))[0]
