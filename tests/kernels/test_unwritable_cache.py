@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 NOBODY = 65534
@@ -25,6 +27,49 @@ def as_nobody() -> Iterator[None]:
     finally:
         if root:
             os.setresuid(0, 0, 0)
+
+
+def test_a_folder_that_cannot_be_searched_is_a_warning(kernel, monkeypatch):
+    """As the home of root is in many containers whose processes run as nobody."""
+    measurements, key = kernel.kernels.measurements, kernel.kernels.machine.key_of(torch.device("cpu"))
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        Path(base).chmod(0o000)
+        monkeypatch.setenv("XDG_CACHE_HOME", f"{base}/cache")
+        measurements.forget()
+        with as_nobody(), pytest.warns(RuntimeWarning, match="is ignored, as it cannot be read"):
+            failed = dict(measurements.all_failed(key))
+        Path(base).chmod(0o755)
+    monkeypatch.undo()
+    measurements.forget()
+    assert not failed
+
+
+def test_an_interrupt_after_the_file_was_renamed_is_not_swallowed(kernel, monkeypatch, tmp_path):
+    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    replace = os.replace
+
+    def interrupted(*names):
+        replace(*names)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        file.add(key, file.empty())
+    assert [path.suffix for path in (tmp_path / "optimizer").iterdir()] == [".json"]
+
+
+def test_a_full_disk_keeps_no_empty_marks(kernel, monkeypatch, tmp_path):
+    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(torch.device("cpu"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def half_written(path, text):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half_written)
+    with trials.trial(key, kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", 24, 40), "NATIVE"):
+        assert not list((tmp_path / "optimizer").iterdir())
 
 
 def test_an_old_lock_is_not_waited_for_where_nobody_can_remove_it(kernel, monkeypatch):

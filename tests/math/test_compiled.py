@@ -56,3 +56,13 @@ def test_compiles_to_one_graph_with_dynamic_shapes(kernel, float32_by_default):
     for shape in (8, 16), (9, 33), (3, 40, 12), (64, 160), (300, 70):
         G = torch.randn(shape, generator=torch.Generator().manual_seed(10))
         assert torch.equal(compiled(G), kernel.orthogonalize(G))
+
+
+def test_a_number_of_steps_that_varies_is_compiled_anew(kernel):
+    """The tracer makes a symbol of a number that has changed."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, steps: kernel.orthogonalize(x, ns_steps=steps), fullgraph=True, backend="aot_eager"
+    )
+    for steps in (4, 5, 3):
+        torch.testing.assert_close(compiled(X, steps), kernel.orthogonalize(X, ns_steps=steps), rtol=1e-9, atol=1e-9)

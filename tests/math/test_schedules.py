@@ -160,7 +160,12 @@ def test_wrong_coefficients_or_steps_are_named(schedules, coefficients, steps, e
 
 
 @pytest.mark.parametrize(
-    "options", [dict(lower=0.0), dict(lower=1.0), dict(steps=0), dict(safety=-1.0), dict(cushion=1.0)], ids=str
+    "options",
+    [
+        *(dict(lower=0.0), dict(lower=1.0), dict(steps=0), dict(cushion=1.0)),
+        *(dict(safety=-1.0), dict(safety=float("nan")), dict(safety=float("inf"))),
+    ],
+    ids=str,
 )
 def test_solver_refuses_impossible_options(kernel, options):
     with pytest.raises(ValueError, match="polar_express needs"):

@@ -114,6 +114,17 @@ def test_restarts_are_the_fewest_safe_and_the_best_of_those(kernel, stability, s
             assert chosen is None, name
 
 
+def test_long_schedules_are_judged_by_their_windows_and_not_by_every_choice(kernel, stability, monkeypatch):
+    """Two restarts among 60 steps can be placed in 1,711 ways; these have windows in common, most of which are soon
+    seen to be too long: a window has 14,000 pairs of eigenvalues."""
+    judged = []
+    change = stability._change
+    monkeypatch.setattr(stability, "_change", lambda a, b: judged.append(1) or change(a, b))
+    schedule = kernel.schedules.resolve_schedule("quintic", 60)
+    assert stability.restart_positions.__wrapped__(schedule, FLOAT16) is None
+    assert len(judged) < 60 * 14_000 / 4
+
+
 def test_never_safe_schedule_has_no_restarts(kernel, stability):
     """The first step of Polar Express, again and again, lets everything grow; 12 steps of Jordan's are too many."""
     (first, *_) = kernel.schedules.PRESETS["polar_express"].coefficients

@@ -66,7 +66,7 @@ def test_each_call_measures_a_size_however_slow_its_proofs(kernel, tune, contest
     contests.update(dict.fromkeys(TABLES, taking(clock, 50.0)))
     todo = tasks(kernel, (40, 65), (40, 64))
     for expected in [True, False], [True, True]:
-        run(tune.Tuner(1.0, clock), tune, tune.largest_first(tune.unmeasured(todo)))
+        run(tune.Tuner(1.0, clock), tune, tune.unmeasured(tune.largest_first(todo)))
         assert measured(kernel, todo) == expected
 
 
@@ -83,6 +83,21 @@ def test_what_a_late_proof_has_found_is_kept(kernel, measurements, tune, contest
     measurements.forget()
     failed = measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16")
     assert failed == {"NATIVE": "not symmetric"}
+
+
+def test_what_had_no_time_is_tried_by_the_next_call(kernel, measurements, tune, contests, table_clock):
+    """Against what was chosen before, which is used until then."""
+    clock, todo = table_clock({**EVEN, "NATIVE_SYMMETRIC": 0.1}), tasks(kernel, (24, 40))
+    contests["NATIVE"] = taking(clock, 30.0)
+    told = run(tune.Tuner(20.0, clock), tune, todo)
+    assert "NATIVE_SYMMETRIC is left out: the time budget" in told[0] and measured(kernel, todo) == [True]
+    measurements.forget()  # in the next process
+    assert tune.unmeasured(todo) == todo and measured(kernel, todo) == [True]
+    contests.clear()
+    run(tune.Tuner(20.0, clock), tune, todo)
+    assert chosen(kernel, 24, 40).name == kernel.kernels.products.cpu_tables(BF16)["NATIVE_SYMMETRIC"].name
+    measurements.forget()
+    assert not tune.unmeasured(todo)
 
 
 def test_a_race_that_has_begun_gets_its_fewest_rounds(kernel, tune, contests, table_clock):

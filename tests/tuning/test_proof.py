@@ -15,6 +15,22 @@ def test_products_in_place_are_proven_and_wrong_ones_fail(kernel):
         prove_apply(lambda B, X, a: native.affine(B, X, a + 1), like, (48, 80))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_proofs_and_races_draw_float32_whatever_the_default_dtype(kernel, monkeypatch, dtype):
+    """In float16 the norm of a dominant row would overflow, and its matrix would be zero."""
+    proof, like = kernel.tuning.proof, torch.empty(0, dtype=torch.float32)
+    expected = proof.adversarial(like, 700, 700), kernel.tuning.small_proof.adversarial(64, 80)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        found = proof.adversarial(like, 700, 700), kernel.tuning.small_proof.adversarial(64, 80)
+        assert kernel.tuning.contest.drawn(torch.device("cpu"), 2, 3).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)
+    assert all(map(torch.equal, found, expected))
+    assert (expected[0].double().norm(dim=(1, 2)) > 60).all()
+
+
 def test_an_iteration_in_one_call_is_proven_by_its_products_and_a_wrong_one_fails(kernel):
     """Any of its matrices may be the wrong one."""
     proof, shape = kernel.tuning.proof, (5, 48, 80)

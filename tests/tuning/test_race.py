@@ -52,6 +52,19 @@ def test_the_clearly_slower_is_timed_once(race, table_clock):
     assert times["slow"].seconds == race.CLEARLY_SLOWER + 0.1
 
 
+def test_what_takes_long_and_clearly_loses_runs_once(race, table_clock):
+    """Its first run is its time, though caches were cold."""
+    clock = table_clock({"fast": 1.0, "slow": 50.0})
+
+    def ready(work):
+        clock.time += clock.table[work()][0]
+        return work
+
+    clock.ready = ready
+    times, _ = race.race(works("fast", "slow"), clock, seconds=1e9)
+    assert "slow" not in clock.bursts and times["slow"].seconds == 50.0
+
+
 def test_who_raises_is_left_out_and_named(race, table_clock):
     def too_large():
         raise ValueError("out of resources")

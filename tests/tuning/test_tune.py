@@ -6,9 +6,11 @@ import io
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
@@ -42,8 +44,9 @@ def test_a_wrong_candidate_is_never_taken_and_named(kernel, measurements, tune, 
     assert json.loads(file.read_text())["failed"]["cpu_products"]["bfloat16"] == {"NATIVE": "not symmetric"}
     measurements.forget()
     contests.clear()  # in the next process a proof might find nothing
-    run(tune.Tuner(60.0, clock), tune, tasks(kernel, (16, 16)))
+    told = run(tune.Tuner(60.0, clock), tune, tasks(kernel, (16, 16)))
     assert "NATIVE" not in clock.bursts
+    assert told[-1].endswith("left out as they failed before: NATIVE (not symmetric)")
 
 
 def test_what_failed_is_not_taken_by_default_either(kernel, measurements, tune, contests, table_clock):
@@ -62,9 +65,57 @@ def test_a_candidate_that_raises_is_left_out(kernel, tune, contests, table_clock
 
 @pytest.mark.parametrize("shape", [(8,), (1, 2, 3, 4), (0, 8), (8, 2.5), ("a", "b"), (8, True)])
 def test_shapes_that_are_none_are_refused(kernel, measurements, shape):
-    with pytest.raises(ValueError, match="a shape must be"):
+    with pytest.raises(ValueError, match="shapes must be a list of"):
         kernel.tune([(8, 8), shape])
     assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_not_here_is_refused(kernel):
+    with pytest.raises(ValueError, match="device must be a CPU or a GPU that is here"):
+        kernel.tune([(8, 8)], device=f"cuda:{torch.cuda.device_count()}")
+
+
+def test_numbers_of_numpy_are_sizes(kernel, measurements):
+    told = []
+    kernel.tune([np.array([24, 40])], dtype=BF16, device="cpu", progress=lambda *said: told.append(said))
+    assert told[0][2].startswith("24 x 40 bfloat16")
+
+
+def test_progress_is_checked_before_anything_is_measured(kernel, measurements):
+    optimizer = kernel.Muon([Parameter(torch.ones(24, 40))], ns_dtype=BF16)
+    for call in (optimizer.warmup, partial(kernel.tune, [(24, 40)], dtype=BF16, device="cpu")):
+        with pytest.raises(TypeError, match=r"progress must be a function .* got 5; .* budget="):
+            call(progress=5)
+    assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
+
+
+def test_progress_may_be_an_empty_list_that_can_be_called(kernel, measurements, capsys):
+    class Log(list):
+        def __call__(self, *said):
+            self.append(said)
+
+    log = Log()
+    kernel.Muon([Parameter(torch.ones(24, 40))], ns_dtype=BF16).warmup(log)
+    assert log and not capsys.readouterr().out
+
+
+def test_a_table_whose_method_is_not_safe_is_no_candidate(kernel, monkeypatch):
+    """As float32 squares are not where torch rounds the factors of float32 products."""
+    contest = kernel.tuning.contest
+    choose = contest.choose_iteration
+
+    def chosen_iteration(device, dtype, size, schedule, method, circumstances):
+        if method == "gram_float32":
+            raise ValueError("not safe")
+        return choose(device, dtype, size, schedule, method, circumstances)
+
+    (task,) = contest.tasks_of(torch.device("cpu"), BF16, (128, 512), 1)
+    every = set(contest.cpu_contest(task).candidates)
+    monkeypatch.setattr(contest, "choose_iteration", chosen_iteration)
+    left = set(contest.cpu_contest(task).candidates)
+    assert every - left == {name for name in every if kernel.kernels.products.cpu_tables(BF16)[name].float32_squares}
+    assert left < every
 
 
 def test_tune_measures_for_real(kernel, measurements, capsys):

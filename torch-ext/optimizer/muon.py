@@ -53,7 +53,7 @@ from .step.update import scale_other_rows_, update_shared_
 from .step.warmup import connections, kernels, warm_up
 from .step.workspace import Workspace, dependencies
 from .tuning.progress import Line, Progress
-from .tuning.tune import Tuner, check_budget
+from .tuning.tune import Tuner, check_call
 
 
 class Muon(Optimizer):
@@ -129,7 +129,7 @@ class Muon(Optimizer):
             float32 scale for every 64 neighbours in the last dimension (docs/momentum.md). A change to or from `int8`
             converts the buffers that exist; any other change applies to new buffers only. `float16` holds nothing above
             65504: larger momentum becomes infinite, and its matrix NaN.
-        offload: keep momentum in host memory, pinned for a GPU, which holds it for three batches at a time. To read
+        offload: keep momentum in host memory, pinned for a GPU, which holds three batches of it at a time. To read
             momentum, call `state_dict()`, which waits for copies under way. Not with `capturable`, nor for matrices
             that ranks share.
         qk_clip: settings of QK-clip, a dict (`qk_clip.heads.clip_settings`); call `observe_qk_logits` in the forward
@@ -263,9 +263,9 @@ class Muon(Optimizer):
         parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
         RuntimeError for work that a CUDA graph being captured would not repeat; after a step or load that failed
         halfway, until a state is loaded; and if ranks do not take the same step (another `lr` or gradient scale, other
-        optimizers, gradients on only some of the ranks that need them together). If settings differ on which the plan
-        depends, it is ValueError. Nothing that disagreeing ranks share has changed then, and with parameters on a GPU
-        the error comes at the next call.
+        optimizers, gradients on only some of the ranks that need them together). ValueError if settings differ that the
+        plan depends on. Nothing that disagreeing ranks share has changed then. With parameters on a GPU the error comes
+        at the next call.
         """
         if torch.compiler.is_dynamo_compiling() and is_traceable(vars(self), closure):
             return traced_step(vars(self))
@@ -349,12 +349,12 @@ class Muon(Optimizer):
         (`tune`); unmeasured products keep their defaults. Parameters, gradients and state do not change.
         `progress(done, total, what)` is called after each stage; None draws a progress line.
 
-        Call it before you capture CUDA graphs of your own: it frees cuBLAS's workspaces, in which such graphs may work.
+        Call it before you capture your own CUDA graphs: it frees cuBLAS's workspaces, which such graphs may use.
         Ranks that share parameters must all call it. If their plans differ they raise ValueError, as the first step
         would. One rank measures for each kind of device. Raises RuntimeError if some of these ranks have already agreed
         on another choice with other ranks.
         """
-        check_budget(budget)
+        check_call(budget, progress)
         self._refresh()
         # Failures of single ranks are no reason to refuse: after this all ranks know them.
         terms = {ranks: shared._replace(failed="") for ranks, shared in self._plan.terms.items()}
@@ -366,7 +366,7 @@ class Muon(Optimizer):
             lambda: kernels(self._current_plan(), self.param_groups),
             lambda: self._graphs.stages(self._plan.chains() if self._cuda_graphs else (), self.param_groups),
         )
-        warm_up(phases, progress or Line("warm-up"))
+        warm_up(phases, Line("warm-up") if progress is None else progress)
 
     def _current_plan(self) -> Plan:
         self._refresh()
@@ -432,7 +432,7 @@ class Muon(Optimizer):
         self._reasons.update(reasons)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state and groups of the current parameters. A mark stands for each function in a group.
+        """Return state and groups of the current parameters. A mark replaces each function in a group.
 
         Raises RuntimeError if the last step or load failed halfway, or, once, if ranks on GPUs did not take the same
         step.

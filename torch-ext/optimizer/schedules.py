@@ -147,9 +147,9 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
 
     Source: Amsel et al., The Polar Express, arXiv:2505.16932, algorithm 1 and its section on finite precision.
     """
-    if not 0 < lower < 1 or steps < 1 or safety < 0 or not 0 <= cushion < 1:
+    if not 0 < lower < 1 or steps < 1 or not 0 <= safety < math.inf or not 0 <= cushion < 1:
         raise ValueError(
-            "polar_express needs 0 < lower < 1, steps >= 1, safety >= 0 and 0 <= cushion < 1, "
+            "polar_express needs 0 < lower < 1, steps >= 1, a finite safety >= 0 and 0 <= cushion < 1, "
             f"got lower={lower}, steps={steps}, safety={safety}, cushion={cushion}"
         )
     schedule = []

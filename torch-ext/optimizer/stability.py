@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from typing import Callable
 
 from .schedules import Schedule
 
@@ -42,11 +43,13 @@ def restart_positions(
     With `first_alone` the first step is a window of its own.
     """
     steps = len(schedule)
+    # Many choices have windows in common, and most windows of a long schedule are soon seen to be too long.
+    of_window = functools.lru_cache(maxsize=None)(functools.partial(_amplification, schedule, roundoff, limit))
     for windows in range(1, min(MAX_WINDOWS, max(steps - 1, 1 + first_alone)) + 1):
         candidates = itertools.combinations(range(1, steps), windows - 1)
         if first_alone and steps > 1:
             candidates = (restarts for restarts in candidates if restarts[:1] == (1,))
-        judged = [(amplification(schedule, restarts, roundoff), restarts) for restarts in candidates]
+        judged = [(_worst(of_window, steps, restarts), restarts) for restarts in candidates]
         worst, restarts = min(judged, default=(math.inf, ()))
         if worst * roundoff <= limit:
             return restarts
@@ -59,17 +62,37 @@ def amplification(schedule: Schedule, restarts: tuple[int, ...], roundoff: float
     It is the maximum over pairs of singular values on a grid, and of eigenvalues that `roundoff` may push below zero.
     The polynomials are not made for negative eigenvalues and let them grow.
     """
-    windows = split(schedule, restarts)
-    sigmas, worst = _GRID, 0.0
-    for k, window in enumerate(windows):
-        largest = max(sigmas) * max(sigmas)
-        eigenvalues = [sigma * sigma for sigma in sigmas]
-        eigenvalues += [x * (1 - _NEAR) for x in eigenvalues]  # for pairs of equal eigenvalues: Q[λ, λ] is a derivative
-        eigenvalues += [-roundoff * largest * share for share in (0.25, 0.5, 1)]
-        later = tuple(step for after in windows[k + 1 :] for step in after)
-        points = [_Point(x, _factor(window, x), later) for x in eigenvalues]
-        worst = max(worst, *(_change(a, b) * largest for a, b in itertools.combinations(points, 2)))
-        sigmas = [abs(point.reached) for point in points[: len(sigmas)]]
+    return _worst(functools.partial(_amplification, schedule, roundoff, math.inf), len(schedule), restarts)
+
+
+def _worst(of_window: Callable[[int, int], float], steps: int, restarts: tuple[int, ...]) -> float:
+    """Return the largest amplification of the windows between restarts; infinite as soon as one is."""
+    bounds = [*zip((0, *restarts), (*restarts, steps))]
+    worst = 0.0
+    for start, stop in (bounds[0], *bounds[:0:-1]):  # the last window before the middle one: it has fewer variants
+        worst = max(worst, of_window(start, stop))
+        if worst == math.inf:
+            break
+    return worst
+
+
+def _amplification(schedule: Schedule, roundoff: float, limit: float, start: int, stop: int) -> float:
+    """Return the amplification of the window of steps from `start` to `stop`; infinite where it exceeds `limit`.
+
+    It does not depend on how the steps before and after are cut.
+    """
+    before, window, later = schedule[:start], schedule[start:stop], schedule[stop:]
+    sigmas = [abs(_factor(before, sigma * sigma) * sigma) for sigma in _GRID]
+    largest = max(sigmas) * max(sigmas)
+    eigenvalues = [-roundoff * largest * share for share in (1, 0.5, 0.25)]  # first, as they mostly exceed a limit
+    squares = [sigma * sigma for sigma in sigmas]
+    eigenvalues += [*squares, *(x * (1 - _NEAR) for x in squares)]  # for pairs of equal ones: Q[λ, λ] is a derivative
+    points = [_Point(x, _factor(window, x), later) for x in eigenvalues]
+    worst = 0.0
+    for a, b in itertools.combinations(points, 2):
+        worst = max(worst, _change(a, b) * largest)
+        if worst * roundoff > limit:
+            return math.inf
     return worst
 
 

@@ -175,7 +175,7 @@ def _replace(file: Path, text: str) -> None:
             written.write(text)
         os.replace(name, file)
     except BaseException:
-        os.unlink(name)
+        Path(name).unlink(missing_ok=True)  # an interrupt may come after the renaming
         raise
 
 

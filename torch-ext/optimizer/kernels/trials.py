@@ -55,7 +55,7 @@ def left_behind(key: Key) -> Table:
     time.
     """
     table, file = empty(), file_of(key)
-    for mark in file.parent.glob(f"{file.stem}.*.trial") if file is not None else ():
+    for mark in _marks(file):
         try:
             content = json.loads(mark.read_text())
             what = [content[field] for field in ("kernel", "dtype", "candidate")]
@@ -70,6 +70,14 @@ def left_behind(key: Key) -> Table:
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     return table
+
+
+def _marks(file: Optional[Path]) -> list[Path]:
+    """Return the marks beside a file; none where its folder cannot be read, of which reading the file has warned."""
+    try:
+        return [] if file is None else list(file.parent.glob(f"{file.stem}.*.trial"))
+    except OSError:
+        return []
 
 
 def _ended_before(file: Path, what: Sequence[str]) -> bool:
@@ -95,6 +103,8 @@ def _mark(key: Key, need: Need, candidate: str) -> Optional[Path]:
         mark.parent.mkdir(parents=True, exist_ok=True)
         _write(mark, need, candidate, overdue=False)
     except OSError:  # `measurements.keep` warns about the same problem
+        with suppress(OSError):
+            mark.unlink()  # a full disk leaves an empty one
         return None
     return mark
 

@@ -90,7 +90,7 @@ def broadcast_norms(norms: Optional[Tensor]) -> Optional[Tensor]:
 def _outs(operand: Operand) -> tuple[Optional[Tensor], Optional[Tensor]]:
     """Return two tensors that an operand's wide matrices are written to in turn. The factors end in the first.
 
-    Without an `out`, each product makes a new tensor: autograd, torch.func and torch.compile take no others.
+    Without an `out`, each product makes a new tensor: autograd, torch.func and torch.compile need that.
     """
     if operand.out is None:
         return None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from functools import partial
 from typing import Callable, Generator, Optional, Sequence, Union
 
@@ -40,28 +41,32 @@ def orthogonalize(
     float32; or `auto`: the fastest that is safe in half precision, and in float32 where that is a CPU's default and no
     gradient is needed; `standard` in every other float32, and in float64 (`choose_iteration`).
 
-    The result does not depend on `torch.autocast`. The norm never overflows, a zero matrix gives zeros even with `eps`
-    0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone and in any batch.
+    The result does not depend on `torch.autocast`. The norm overflows only above float64's largest number, a zero
+    matrix gives zeros even with `eps` 0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone
+    and in any batch.
 
-    Raises TypeError for what is no tensor. Raises ValueError for fewer than two dimensions, for a sparse tensor, for a
-    dtype that is none of `DTYPES` or that the device cannot multiply, for negative eps, for an invalid schedule, and
-    for a method that is unknown or not safe in the dtype.
+    Raises TypeError unless G is a tensor that this process has alone. Raises ValueError for fewer than two dimensions,
+    for a sparse tensor, for a dtype that is none of `DTYPES` or that the device cannot multiply, for negative eps, for
+    an invalid schedule, and for a method that is unknown or not safe in the dtype.
     Source: Jordan, Muon (2024); Amsel et al., The Polar Express, arXiv:2505.16932.
     """
     if not isinstance(G, Tensor):
         raise TypeError(f"orthogonalize needs a tensor, got {type(G).__name__}: write torch.as_tensor(...)")
+    if hasattr(G, "full_tensor"):  # not by its class: nothing on this floor knows of other processes
+        raise TypeError("orthogonalize needs a whole matrix, got a DTensor: write G.full_tensor(); Muon takes shards")
     if G.ndim < 2 or G.dtype not in DTYPES or G.layout != torch.strided:
         dtypes = ", ".join(map(str, DTYPES))
         raise ValueError(f"orthogonalize needs dense matrices (..., m, n) in one of {dtypes}, got {_shown(G)}")
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}")
-    schedule = _schedule(ns_coefficients, ns_steps)
+    # A number that varies from call to call is a symbol while torch.compile traces, and this makes it a constant.
+    schedule = _schedule(ns_coefficients, operator.index(ns_steps) if isinstance(ns_steps, int) else ns_steps)
     work_dtype = check_work_dtype(dtype, G.device) or default_work_dtype(G)
     size = (min(G.shape[-2:]), max(G.shape[-2:]))
     circumstances = Circumstances(is_transformed(G), default_dtype=dtype is None)
     iteration = choose_iteration(G.device, work_dtype, size, schedule, method, circumstances)
     if G.numel() == 0:
-        return torch.zeros_like(G)
+        return G.clone()
     with without_autocast(G.device.type):
         factors = polar_factors(G.reshape(-1, *G.shape[-2:]), iteration, eps)
     return factors.to(G.dtype).reshape(G.shape)

@@ -19,7 +19,7 @@ from ..plan.matrix import Matrix
 from ..plan.plan import Plan
 from ..plan.process_groups import Ranks, gathered, shortened, this_rank, world_size
 from ..tuning.contest import Task, tasks_of
-from ..tuning.findings import Finding
+from ..tuning.findings import Finding, is_complete
 from ..tuning.tune import Stage, Tuner, largest_first, stages_of, unmeasured
 
 
@@ -136,7 +136,7 @@ class TuningAgreement:
 
     def _answer(self, task: Task, waiting: int) -> Answer:
         kept = own_measurement(self._key, task.need)
-        if kept is not None:
+        if is_complete(kept) or (kept is not None and task.need in self._left):
             finding = self._tuner.note(task, kept)
         elif task.need in self._left:
             finding = self._tuner.leave(task)

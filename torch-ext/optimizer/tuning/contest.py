@@ -69,6 +69,7 @@ def cpu_contest(task: Task) -> Contest:
     default, tables = select_products(device, dtype, *size), cpu_tables(dtype)
     before = next(name for name, table in tables.items() if table == default._replace(source=""))
     iterations = {name: _iteration(device, dtype, size, table) for name, table in tables.items()}
+    tables = {name: table for name, table in tables.items() if iterations[name] is not None}
     together = matrices_together(device, size, iterations[before])
     G = drawn(device, max(1, min(task.count, together)), *size).to(dtype)
 
@@ -91,14 +92,20 @@ def cpu_contest(task: Task) -> Contest:
 
 def drawn(device: torch.device, *shape: int) -> Tensor:
     """Return normal entries in float32, without touching torch's default generators."""
-    return torch.randn(shape, generator=torch.Generator(device).manual_seed(0), device=device)
+    return torch.randn(shape, generator=torch.Generator(device).manual_seed(0), dtype=torch.float32, device=device)
 
 
-def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], table: Products) -> Iteration:
-    """Return the iteration that a table is for: in float32 the one that steps take where that is the default."""
+def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], table: Products) -> Optional[Iteration]:
+    """Return the iteration that a table is for: in float32 the one that steps take where that is the default.
+
+    None if no step takes it, because torch multiplies float32 here with fewer digits than its method needs.
+    """
     method = "gram_float32" if table.float32_squares else "auto" if dtype == torch.float32 else "standard"
     circumstances = Circumstances(default_dtype=dtype == CPU_WORK_DTYPE)
-    chosen = choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method, circumstances)
+    try:
+        chosen = choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method, circumstances)
+    except ValueError:  # the method is not safe
+        return None
     return chosen._replace(products=table)
 
 

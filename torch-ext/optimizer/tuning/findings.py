@@ -12,7 +12,7 @@ import torch
 from ..kernels.autocast import without_autocast
 from ..kernels.machine import key_of
 from ..kernels.measurement_file import JUDGED, Table
-from ..kernels.measurements import failed, keep
+from ..kernels.measurements import candidate_name, failed, keep, own_measurement
 from ..kernels.trials import trial
 from .contest import Contest, Task
 from .proof import WrongResultError
@@ -22,13 +22,22 @@ OUT_OF_TIME = "the time budget has no room for it"
 
 
 class Finding(NamedTuple):
-    """The result of a task: the entry (None if nothing was measured), wrong candidates with reasons, and all times."""
+    """The result of a task: the entry (None if nothing was measured), wrong candidates with reasons, and all times.
+
+    `failed_before` are the candidates that were not tried, because they had failed on this machine, with the reasons.
+    """
 
     task: Task
     entry: Optional[Mapping[str, Any]]
     failed: Mapping[str, str]
     said: str
     times: Mapping[str, Timed] = MappingProxyType({})
+    failed_before: Mapping[str, str] = MappingProxyType({})
+
+
+def is_complete(entry: Optional[Mapping[str, Any]]) -> bool:
+    """Return whether all candidates of a size were tried; those for which there was no time are tried next time."""
+    return entry is not None and not entry.get("untried")
 
 
 def wrong_of(finding: Finding) -> dict[tuple[str, str], dict[str, str]]:
@@ -56,6 +65,8 @@ def compete(
     """
     key = key_of(task.device)
     known = failed(key, task.need.kernel, task.need.dtype)
+    known = {name: why for name, why in known.items() if name in contest.candidates}
+    contest = _continued(contest, own_measurement(key, task.need), task.need.kernel)
     asked = [name for name in contest.candidates if name not in known]
     asked.sort(key=lambda name: (name != contest.before, name != contest.rival))
 
@@ -76,7 +87,17 @@ def compete(
             f"{task.need.kernel} {lost.name} made {task.device} unusable for this process: start it again"
             f"{'; it will leave this candidate out' if ours else ''} ({lost.why})"
         ) from lost
-    return _found(task, contest, times, wrong, {**dropped, **more})
+    return _found(task, contest, times, wrong, {**dropped, **more})._replace(failed_before=known)
+
+
+def _continued(contest: Contest, kept: Optional[Mapping[str, Any]], kernel: str) -> Contest:
+    """Return the contest of the candidates for which the last one had no time, against what was chosen then."""
+    if kept is None or is_complete(kept):
+        return contest
+    chosen = candidate_name(kept, kernel) if kept.get("gain", 1.0) >= 1 else contest.rival
+    names = {chosen, contest.rival, *kept["untried"]}
+    left = {name: candidate for name, candidate in contest.candidates.items() if name in names}
+    return contest._replace(candidates=left, before=chosen if chosen in left else contest.rival)
 
 
 def _found(
@@ -92,7 +113,9 @@ def _found(
         sentences[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
     sentences += [f"{name} failed its proof: {why}" for name, why in wrong.items()]
     sentences += [f"{name} is left out: {why}" for name, why in dropped.items()]
-    return Finding(task, contest.entry(winner, times), wrong, "; ".join(sentences), times)
+    untried = [name for name, why in dropped.items() if why == OUT_OF_TIME]
+    entry = {**contest.entry(winner, times), **({"untried": untried} if untried else {})}
+    return Finding(task, entry, wrong, "; ".join(sentences), times)
 
 
 def left_out(task: Task, why: str, wrong: Optional[Mapping[str, str]] = None) -> Finding:

@@ -253,4 +253,5 @@ def _signs_of_neighbours(n: int) -> Tensor:
 
 def _normal(*shape: int, seed: int = 0) -> Tensor:
     """Return normal entries in float32, the same ones on every device."""
-    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")

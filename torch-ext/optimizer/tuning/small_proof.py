@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Callable, Iterator, Optional, Sequence
 
 import torch
@@ -94,8 +95,8 @@ def check_polar(
 def adversarial(m: int, n: int) -> Tensor:
     """Return G (3, m, n) on the CPU, float32 with few bits: normal entries, one dominant row, and rank one."""
     generator = torch.Generator("cpu").manual_seed(0)
-    drawn = torch.randn(3, m, n, generator=generator, device="cpu")
-    column, row = (torch.randn(*shape, generator=generator, device="cpu") for shape in ((m, 1), (1, n)))
+    normal = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
+    drawn, column, row = normal(3, m, n), normal(m, 1), normal(1, n)
     drawn[1, m // 2] *= 100 * math.sqrt(m)
     drawn[2] = _of_four_bits(column) @ _of_four_bits(row)  # bfloat16 holds these products exactly: the rank stays one
     return drawn.bfloat16().float()

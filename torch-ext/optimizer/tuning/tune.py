@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
@@ -14,7 +15,7 @@ from ..kernels.machine import key_of
 from ..kernels.measurement_file import Need, Table
 from ..kernels.measurements import keep, own_measurement
 from .contest import Contest, Task, cpu_contest, tasks_of
-from .findings import OUT_OF_TIME, Finding, compete, is_ours, left_out, named, wrong_of
+from .findings import OUT_OF_TIME, Finding, compete, is_complete, is_ours, left_out, named, wrong_of
 from .gpu_contest import gpu_contest
 from .progress import Line, Progress
 from .race import Clock, lacks_memory
@@ -80,23 +81,29 @@ class Tuner:
         """Return one line about what was chosen."""
         measured = [finding for finding in self.findings if finding.entry is not None]
         ours = sum(is_ours(finding) for finding in measured)
+        before = sorted({f"{name} ({why})" for each in self.findings for name, why in each.failed_before.items()})
         left = [named(finding.task) for finding in self.findings if finding.entry is None]
         wrong = sorted({f"{name} ({why})" for finding in self.findings for name, why in finding.failed.items()})
         parts = [f"measured {len(measured)} products: {ours} ours, {len(measured) - ours} torch's"]
         parts += [f"{len(left)} left to their default ({', '.join(left)})"] if left else []
-        return ", ".join([*parts, f"failed their proof: {', '.join(wrong)}" if wrong else "none failed"])
+        parts += [f"left out as they failed before: {', '.join(before)}"] if before else []
+        parts += [f"failed their proof: {', '.join(wrong)}"] if wrong else []
+        return ", ".join(parts if before or wrong else [*parts, "none failed"])
 
 
 def unmeasured(tasks: Iterable[Task]) -> list[Task]:
-    """Return the tasks that this machine has not measured. One task for each need: the one with the largest count."""
+    """Return, in their order, the tasks that this machine has not measured, then those whose measurement is incomplete.
+
+    One task for each need: the one with the largest count.
+    """
     largest: dict[tuple, Task] = {}
     for task in tasks:
         key = key_of(task.device)
-        if key is not None and own_measurement(key, task.need) is None:
+        if key is not None and not is_complete(own_measurement(key, task.need)):
             before = largest.get((key, task.need))
             if before is None or task.count > before.count:
                 largest[key, task.need] = task
-    return list(largest.values())
+    return sorted(largest.values(), key=lambda task: own_measurement(key_of(task.device), task.need) is not None)
 
 
 def largest_first(tasks: Iterable[Task]) -> list[Task]:
@@ -125,29 +132,33 @@ def tune(
 
     Each shape is (rows, cols) or (count, rows, cols); a tall shape means the same as its transpose. `device` None is
     the current GPU, or the CPU if there is none. `dtype` is that of the products; None is what `Muon` uses by default
-    there. Sizes that this machine has measured are not measured again. If you build images: the folder is
-    $XDG_CACHE_HOME/optimizer, by default ~/.cache/optimizer. `Muon.warmup` does the same for its own matrices.
+    there. Sizes that this machine has measured are not measured again; where the time was up before all candidates had
+    been tried, the rest is tried now. If you build images: the folder is $XDG_CACHE_HOME/optimizer, by default
+    ~/.cache/optimizer. `Muon.warmup` does the same for its own matrices.
 
     `budget` is about how many seconds all of this takes, proofs included. Sizes with most work come first. The size
     that is being measured when the time is up is finished, with the fewest rounds. Those after it keep their default,
     and the progress names them. `progress(done, total, what)` is called after each size; None draws a line. Raises
     ValueError or TypeError for shapes, dtypes, devices and budgets that make no sense, before anything is measured.
     """
-    check_budget(budget)
-    if progress is not None and not callable(progress):
-        raise TypeError(f"progress must be a function of done, total and what, or None, got {progress!r}")
+    check_call(budget, progress)
     place = _checked_device(device)
     wanted = check_work_dtype(dtype, place) or default_work_dtype(torch.empty(0, dtype=torch.float32, device=place))
     needed = [task for shape in map(_checked_shape, shapes) for task in tasks_of(place, wanted, *shape)]
-    tasks = largest_first(unmeasured(needed))
-    tuner, report = Tuner(budget), progress or Line("tune")
+    tasks = unmeasured(largest_first(needed))
+    tuner, report = Tuner(budget), Line("tune") if progress is None else progress
     stages = [*stages_of(tuner, tasks), tuner.summary] if tasks else []
     for done, stage in enumerate(stages, 1):
         report(done, len(stages), stage())
 
 
-def check_budget(budget: float) -> None:
-    """Raise TypeError or ValueError unless a budget is a number of seconds, at least 0."""
+def check_call(budget: float, progress: Optional[Progress]) -> None:
+    """Raise TypeError or ValueError unless a budget is a number of seconds, at least 0, and progress can be called."""
+    if progress is not None and not callable(progress):
+        raise TypeError(
+            f"progress must be a function of done, total and what, or None, got {progress!r}; the seconds that it may "
+            "take are budget=..."
+        )
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
         raise TypeError(f"budget must be a number of seconds, got {budget!r}")
     if not budget >= 0:
@@ -174,7 +185,8 @@ def _checked_device(device: Union[torch.device, str, None]) -> torch.device:
         place = _default_device() if device is None else torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}") from error
-    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
+    here = torch.cuda.device_count() if place.type == "cuda" else 1
+    if place.type not in ("cpu", "cuda") or (place.index or 0) >= here:
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}")
     check_device(place)
     return _default_device() if place == torch.device("cuda") else place
@@ -182,8 +194,13 @@ def _checked_device(device: Union[torch.device, str, None]) -> torch.device:
 
 def _checked_shape(shape: Sequence[int]) -> tuple[tuple[int, int], int]:
     """Return the sides, the short one first, and the number of matrices."""
-    sizes = tuple(shape)
-    if len(sizes) not in (2, 3) or not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError(f"a shape must be (rows, cols) or (count, rows, cols), all at least 1, got {shape!r}")
+    try:
+        sizes = tuple(map(operator.index, shape))
+    except TypeError:
+        sizes = ()
+    if len(sizes) not in (2, 3) or min(sizes) < 1 or any(isinstance(size, bool) for size in shape):
+        raise ValueError(
+            f"shapes must be a list of (rows, cols) or (count, rows, cols), all integers of at least 1, got {shape!r}"
+        )
     rows, cols = sizes[-2:]
     return (min(rows, cols), max(rows, cols)), math.prod(sizes[:-2])

@@ -1,0 +1,48 @@
+"""What `orthogonalize` does not take, and what it answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize(
+    "G, options, words",
+    [
+        (torch.zeros(3), {}, "(3,)"),
+        (torch.zeros(3, 3, dtype=torch.int64), {}, "int64"),
+        (torch.zeros(3, 3, dtype=torch.complex64), {}, "complex64"),
+        (torch.zeros(3, 3).to(torch.float8_e4m3fn), {}, "float8_e4m3fn"),
+        (torch.zeros(3, 3), dict(eps=-1.0), "-1.0"),
+        (torch.zeros(3, 3), dict(eps=float("nan")), "nan"),
+        (torch.zeros(3, 3), dict(dtype=torch.int8), "int8"),
+        (torch.zeros(3, 3), dict(dtype="float32"), "got 'float32'"),
+        (torch.eye(3).to_sparse(), {}, "torch.sparse_coo"),
+        (torch.zeros(3, 3), dict(ns_steps=0), "got 0"),
+        (torch.zeros(3, 3), dict(ns_coefficients="quartic"), "quartic"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_bad_input_is_named(kernel, G, options, words):
+    with pytest.raises(ValueError) as raised:
+        kernel.orthogonalize(G, **options)
+    assert words in str(raised.value)
+
+
+def test_what_is_no_tensor_is_named(kernel):
+    with pytest.raises(TypeError, match=r"needs a tensor, got list: write torch\.as_tensor"):
+        kernel.orthogonalize([[1.0]])
+
+
+def test_shards_are_named(kernel):
+    class Sharded(torch.Tensor):
+        def full_tensor(self):
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match=r"needs a whole matrix, got a DTensor: write G\.full_tensor\(\)"):
+        kernel.orthogonalize(torch.ones(4, 4).as_subclass(Sharded))
+
+
+def test_nothing_has_a_gradient_of_nothing(kernel):
+    empty = torch.zeros(0, 4, 4, requires_grad=True)
+    assert torch.autograd.grad(kernel.orthogonalize(empty).sum(), empty)[0].shape == empty.shape
