@@ -10,6 +10,8 @@ import sys
 from rich.console import Console
 
 from ..character_model.delivery import with_published_kernel
+from .experiment import parsed_arguments
 
 if __name__ == "__main__":
+    parsed_arguments()  # before the build, which help and mistakes need not wait for
     sys.exit(with_published_kernel(Console(), "-m", "examples.learning_rates.experiment", *sys.argv[1:]))

@@ -24,12 +24,16 @@ from .plan import FULL, MODELS, QUICK, Measure, Size, Training, candidates, fina
 from .problems import loss_after
 
 
-def main() -> int:
+def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     named = default_path("learning-rates", torch.device("cpu"))
     parser.add_argument("--output", type=Path, default=named.parent / "training" / named.name)
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parsed_arguments()
     size = QUICK if arguments.quick else FULL
     torch.set_num_threads(1)
     kernel = load(REPO_ID, VERSION)

@@ -30,13 +30,17 @@ from .trials import FULL, QUICK, Job, Size, corpus, load, work
 PROCESSES = 2
 
 
-def main() -> int:
+def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     named = default_path("recipes", torch.device("cpu"))
     parser.add_argument("--output", type=Path, default=named.parent / "training" / named.name)
     parser.add_argument("--peers", type=Path, help="a folder with timm in it (requirements/benchmark.txt)")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parsed_arguments()
     size = QUICK if arguments.quick else FULL
     settings = {**asdict(size), "corpus": corpus().sha256}
     here = facts(load(REPO_ID, VERSION), torch.device("cpu"), settings)

@@ -210,7 +210,7 @@ def _may_lose_digits(
 
     Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
     for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits. Among products that
-    keep float32 size alone decides, so that those chosen by time change roundings only. From twice as many columns on
+    keep float32, size alone decides, so choosing them by time changes only roundings. From twice as many columns on
     five steps of `gemm_` save at least a third of the FLOPs, which pays for more products.
     """
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
@@ -250,7 +250,7 @@ def _restarts(
     """Return the steps before which the Gram iteration restarts; None if it is not safe, as with bfloat16's `roundoff`.
 
     The product of a window's steps is rounded to the work dtype, and may be as large as that of their first
-    coefficients: where X has hardly anything, rounding adds so much. In bfloat16 the first step, whose coefficient is
+    coefficients: rounding adds as much where X is almost zero. In bfloat16 the first step, whose coefficient is
     the largest, is a window of its own: then rounding adds what it adds after the first step of the standard iteration.
     Where float32 `stands_in` for half precision, rounding may change less.
     """

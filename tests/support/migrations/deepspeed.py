@@ -33,7 +33,7 @@ engine, *_ = deepspeed.initialize(model=model, config=config)
 `SingleDeviceMuonWithAuxAdam` of deepspeed 0.19.8, whose `muon_update` is what ZeRO calls, with the learning rates as
 DeepSpeed's engine reads them from the configuration""",
     differences="""\
-- It adds 1e-7 to the norm of a matrix; here `eps=1e-7` is the least that is divided by. With a norm of N the
+- It adds 1e-7 to the norm of a matrix; here a matrix is divided by at least `eps=1e-7`. With a norm of N the
   iteration there starts from a matrix that is smaller by a relative 1e-7 / N.
 - A parameter without a gradient gets one of zeros there, and moves on by its momentum. Here it is left alone.
 - There a convolution's multiplier depends on the size of its kernel; here it is that of the matrix it is flattened to.

@@ -20,7 +20,7 @@ _LINES = (
         "epsilon=1e-3",
         "eps=0.05 * 1e-3 / 1.02",
         "eps=1e-3",
-        changes="nothing where norms are far larger; it is added to the norm there, and the least of it here",
+        changes="nothing where norms are far larger; added to the norm there, the norm's lower bound here",
     ),
     Line("nesterov=True", "nesterov=True"),
     Line('adjust_lr="rms_norm"', 'adjust_lr_fn="match_rms_adamw"'),
@@ -44,7 +44,7 @@ _DIFFERENCES = """\
   average is divided by.
 - `distributed_mesh` is left out: sharded parameters say how they lie, and under DDP
   `exchange=ExchangeOptions(process_group=...)` names the ranks.
-- `use_gram_newton_schulz=True` takes another package's coefficients, and `newton_schulz_func` a function of one's own.
+- `use_gram_newton_schulz=True` takes another package's coefficients, and `newton_schulz_func` takes your function.
   `ns_method="gram"` asks for the Gram iteration here, with the coefficients that are given.
 - Lion, Dion and Dion2 have no counterpart here."""
 _TESTED = """\

@@ -29,7 +29,7 @@ opt = SingleDeviceMuonWithAuxAdam([
     checkpoint='optimizer.import_state(opt, saved, "keller_jordan")',
     tested="`SingleDeviceMuonWithAuxAdam` of the package muon-optimizer 0.1.0",
     differences="""\
-- It adds 1e-7 to the norm of a matrix; here `eps=1e-7` is the least that is divided by. With a norm of N the
+- It adds 1e-7 to the norm of a matrix; here a matrix is divided by at least `eps=1e-7`. With a norm of N the
   iteration there starts from a matrix that is smaller by a relative 1e-7 / N.
 - A parameter without a gradient raises there. Here it is left alone.""",
 )

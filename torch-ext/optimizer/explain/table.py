@@ -147,7 +147,7 @@ def _state_of(line: Line) -> str:
 
 def _amount(rows: Sequence[Route]) -> str:
     elements = f"{sum(row.elements for row in rows):,} elements"
-    if any(row.state_bytes is None for row in rows):
+    if not rows or any(row.state_bytes is None for row in rows):
         return f"({elements})"
     return f"({elements}, {bytes_text(sum(row.state_bytes for row in rows))} of state)"
 

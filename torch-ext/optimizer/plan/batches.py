@@ -76,7 +76,7 @@ class Batch:
 
     @property
     def shared(self) -> Hashable:
-        """What batches have in common that share their m x m products (`chains`); itself, if it shares none."""
+        """What batches that share m x m products (`chains`) have in common; the batch if it shares none."""
         goes_once = self.equalization.rounds(*self.packed_shape) == 1
         chain = chain_key(self.device, self.iteration)
         if chain is None or self.first.parameter.offloaded or not goes_once:
@@ -93,8 +93,8 @@ class Batch:
         (m, n), iteration, count = sorted(self.packed_shape), self.iteration, len(self.matrices)
         work, square = iteration.work_dtype.itemsize, m * m * iteration.chain_dtype.itemsize
         if chain_key(self.device, iteration) is not None:
-            # Of all matrices: the copy; then what normalises it, or Gram matrices and products, rounded, and made of a
-            # copy in the chain's dtype.
+            # For all matrices: a copy; then what normalises it, or Gram matrices and products, rounded and made from
+            # a copy in the chain's dtype.
             other = iteration.chain_dtype != iteration.work_dtype
             squares = 2 * square + (m * m * work + m * n * iteration.chain_dtype.itemsize if other else 0)
             exact = max(4, self.packed_dtype.itemsize)

@@ -141,8 +141,9 @@ class Exchange:
     def __str__(self) -> str:
         imbalance = max(self.loads) * len(self.loads) / max(sum(self.loads), 1)
         together = min(self.in_flight + 1, len(self.chunks))
+        chunks = "1 chunk" if len(self.chunks) == 1 else f"{len(self.chunks)} chunks"
         return (
-            f"{len(self.chunks)} chunks among {len(self.ranks)} ranks, {2 * len(self.chunks)} messages; this rank "
+            f"{chunks} among {len(self.ranks)} ranks, {2 * len(self.chunks)} messages; this rank "
             f"sends {self.sent_bytes() / 2**20:.1f} MiB a step, and holds up to {self.held_bytes() / 2**20:.1f} MiB, "
             f"with {together} {'chunks' if together > 1 else 'chunk'} under way and one batch worked on; the largest "
             f"load is {imbalance:.2f} of the mean"

@@ -1,4 +1,4 @@
-"""The gradients of a step: checks, and how those that lie otherwise on ranks are redistributed."""
+"""The gradients of a step: checks, and how those that are laid out otherwise are redistributed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Gradients:
 
 
 def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[Group]) -> list[int]:
-    """Return the numbers of the gradients that lie on ranks otherwise than their parameters, but on the same mesh.
+    """Return the numbers of the gradients laid out otherwise than their parameters, but on the same mesh.
 
     Raises ValueError unless gradients are dense, of their parameter's shape and dtype, and on its mesh. `groups` have
     the names of the parameters.
@@ -77,7 +77,7 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
 
 
 def redistribute_(gradients: Gradients, numbers: Sequence[int], params: Sequence[Tensor], scalings: Scalings) -> None:
-    """Let the gradients of these numbers lie on ranks as their parameters do; `p.grad` stays as it is.
+    """Lay the gradients of these numbers out as their parameters are; `p.grad` stays as it is.
 
     Collective: all ranks of a parameter's mesh must call it for the same parameters in the same order. Under tensor
     parallelism each rank may have a term of a gradient, or a whole one of which the parameter is a shard. Where it is

@@ -52,7 +52,7 @@ def _decays_in_kernel(rule: FallbackRule) -> bool:
 
 
 def _ignores(scaling: GradientScaling, device: torch.device) -> bool:
-    """Whether torch's kernel would take no note of `scaling`: on Apple's GPUs it has these arguments, and no use."""
+    """Whether torch's kernel would ignore `scaling`: on Apple's GPUs it takes these arguments without effect."""
     return device.type == "mps" and (scaling.grad_scale is not None or scaling.found_inf is not None)
 
 

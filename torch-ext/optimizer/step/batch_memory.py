@@ -32,7 +32,7 @@ class BatchMemory:
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
-        # By batch, then by count of matrices and by torch's threads, on which it depends what is worked on together.
+        # By batch, then by count of matrices and by torch's threads, which decide what is worked on together.
         self._views: WeakKeyDictionary[Batch, dict[tuple[int, int], Views]] = WeakKeyDictionary()
 
     def views(self, batch: Batch, count: int) -> Views:

@@ -52,8 +52,8 @@ def _sums(copies: RankSets, terms: Terms, groups: Sequence[Group], state: State)
 def _checksum(local: Tensor) -> Tensor:
     """Return a number, modulo 2**64, that follows from the bits of a tensor, which is read once; 0-d int64.
 
-    It is the sum of about sqrt(n) sums of neighbouring integers, each times an odd number of its own: one changed
-    integer always changes it, and so nearly always do others, but for neighbours that change places.
+    It is the sum of about sqrt(n) sums of neighbouring integers, each times a different odd number: one changed
+    integer always changes it; several nearly always do, unless neighbours swap places.
     """
     integers = _integers(local)
     count = max(math.isqrt(integers.numel()), 1)

@@ -89,7 +89,7 @@ class UpdateGraphs:
         return [f"{replayed} of {count} batches replay a CUDA graph, captured by warmup()"] if able else []
 
     def stages(self, chains: Iterable[Chain], groups: Sequence[Group]) -> list[Stage]:
-        """Return what captures a graph for each kind of whole chain on GPUs; the first lets go of all that are there.
+        """Return stages that capture a graph for each kind of whole chain on GPUs; the first drops all old graphs.
 
         Each returns what it has done.
         """

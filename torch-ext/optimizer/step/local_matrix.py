@@ -153,7 +153,7 @@ class LocalMatrix(NamedTuple):
         return self.tensors.others[key].get(self.slot)
 
     def seed(self, groups: Sequence[Group]) -> int:
-        """Return what this step rounds the matrix with stochastically: one for each of 2**20 matrices and each step."""
+        """Return this step's seed for rounding the matrix stochastically: one for each of 2**20 matrices and step."""
         parameter = self.matrix.parameter
         of_step = (groups[parameter.group]["rounding_step"] << 20) + self.matrix.index
         return (parameter.seed + of_step) % (1 << 63)

@@ -27,7 +27,7 @@ class Statement(NamedTuple):
 
     act: str  # such as `step 5`
     optimizer: str  # identifies it among the optimizers of the same ranks
-    has_number: bool  # whether they have met and given it one, with whichever plan
+    has_number: bool  # whether the ranks have met and numbered it, under any plan
     has_met: bool  # whether it has met these ranks before with this plan
     digest: str  # of its plan
     settings: str

@@ -7,7 +7,7 @@ from typing import Any, Generator, Iterable, Iterator
 
 
 def advanced(exchanges: Iterable[Iterable[Generator]], in_flight: int) -> Iterator[list[Any]]:
-    """Advance the chunks of each exchange by rounds, until all are done; yield what those that end in a round return.
+    """Advance the chunks of each exchange in rounds until all are done; yield the results of those that end in each.
 
     A chunk is a generator that yields while a message flies. In a round each chunk under way goes on to its next
     message; up to `in_flight` have one on its way while another is worked on. The newest goes first, so that its gather

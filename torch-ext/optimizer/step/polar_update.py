@@ -120,7 +120,7 @@ def equalized(batch: Batch, packed: Tensor, eps: float) -> Tensor:
 
 
 def update_of_factors(factors: Tensor, renormalization: str = "none") -> Tensor:
-    """Return the updates that polar factors (B, rows, cols) become, which they are in place.
+    """Turn polar factors (B, rows, cols) into updates in place, and return them.
 
     Without `renormalization` they may be the same part of each matrix.
     """

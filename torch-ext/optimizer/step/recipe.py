@@ -37,7 +37,7 @@ class Recipe(NamedTuple):
 
 
 class StepContext:
-    """What is known when a step begins: live settings, scalings, and the `graphs` that may take the middle of it."""
+    """What is known when a step begins: live settings, scalings, and the `graphs` that may replace its middle."""
 
     def __init__(self, groups: Sequence[Group], scalings: Scalings, graphs: UpdateGraphs):
         self.scalings = scalings
@@ -54,7 +54,7 @@ class StepContext:
     def _recipe(self, key: RecipeKey) -> Recipe:
         groups = [self._groups[number] for number in key.group_numbers]
         first = groups[0]
-        # Metrics, which read the rate later, are of the step that used it.
+        # Metrics read the rate later, and must report the one used here.
         rates, decays = [snapshot(rate_of(group)) for group in groups], [group["weight_decay"] for group in groups]
         largest = [group["decay_lr"] for group in groups]
         return Recipe(

@@ -78,8 +78,8 @@ class KnownState:
     def holds(self, state: State) -> bool:
         """Return whether `state` is of the same parameters in the same order, with tensors of the same kind.
 
-        What wrappers keep there besides does not matter. It remembers the tensors that it has compared. Only where some
-        were replaced since does it look at each.
+        What else wrappers keep there does not matter. It remembers the tensors that it has compared, and looks at each
+        of them only if some were replaced since.
         """
         references = _references(state)
         is_as_long = len(references) == len(self._references)
@@ -117,7 +117,7 @@ def has_state(p: Tensor, state: Mapping[Tensor, Any]) -> bool:
 def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]], loaded: Mapping[str, Any]) -> None:
     """Give `state`, which torch has loaded, copies of the tensors of the state dict `loaded`, in the saved dtype.
 
-    Torch shares them, and casts momentum. What others keep there stays as torch casts it, copied too.
+    Torch shares them, and casts momentum. What others keep there is copied, too, as torch casts it.
     """
     params = [(*pair, group) for group in groups for pair in zip(names_of(group), group["params"])]
     positions = [i for group in loaded["param_groups"] for i in group["params"]]

@@ -1,6 +1,6 @@
 """A step in a graph of `torch.compile`: one op, which takes the eager step when the graph runs.
 
-The op finds its optimizer by a handle. Its arguments are what the step reads and writes and the graph may, too:
+The op finds its optimizer by a handle. Its arguments are what both the step and the graph may read and write:
 parameters that have a gradient, their gradients and states. A backend may pass copies of them, or have changed what
 `p.grad` does not show yet; so arguments count, and results are written back into them. Everything else, as `lr`, is
 read from the optimizer when the op runs, so that a new value needs no new graph. (Torch 2.11 makes a second one all the
@@ -65,7 +65,7 @@ def _has_live_tensors(handle: str) -> bool:
 def traced_step(attributes: Mapping[str, Any]) -> None:
     """Put the step of the optimizer with these `attributes` into the graph that is traced.
 
-    The attributes, since a tracer that reads `optimizer.param_groups` sets `capturable` in them.
+    Not the optimizer: a tracer that reads its `param_groups` sets `capturable` in them.
     """
     handle = attributes["_handle"]
     torch._dynamo.comptime.comptime(_break_graph_if_changed)
@@ -98,7 +98,7 @@ def _break_graph_if_changed(context: Any) -> None:
             id(optimizer) in known
             and any(effects.has_pending_mutation_of_attr(known[id(optimizer)], name) for name in _READ_BY_STEPS)
         )
-    except AttributeError:  # a torch whose tracer looks otherwise: a break is always right
+    except AttributeError:  # a torch with another tracer: a break is always right
         changed = True
     if changed:
         context.graph_break("what Muon.step reads from the optimizer has been changed in the same graph")
