@@ -3,11 +3,12 @@
     python -m benchmarks.sweep_symmetric_gemm [--build DIR] [--minutes N] [--output FILE] [--tiny]
 
 The product X Xᵀ of X (b, m, k) is 2 b m² k FLOP for torch and half of that for the kernel, so the gain is at most 2.
-Proof comes first, on new random operands and with a poisoned result: the error is at most twice torch's, the result is
-bit for bit symmetric, and a matrix gets the same bits alone and in the batch. A product that fails is named, is not
-timed, and makes the exit status 1. Timed calls rotate through operands larger than the L2 cache and are replayed as a
-graph, so that starting them takes no time. Without a GPU, `--tiny` runs everything on the CPU version of the kernel,
-which proves nothing.
+Proof comes first, on random operands, on matrices with one dominant row and of rank one, and with a poisoned result:
+the error is at most twice torch's, the result is bit for bit symmetric, and a matrix gets the same bits alone and in
+the batch. A product that fails is named, is not timed, and makes the exit status 1. Beside each time is the one that
+the package's model predicts, for the sizes of docs/predictions.md and others. Timed calls rotate through operands
+larger than the L2 cache and are replayed as a graph, so that starting them takes no time. Without a GPU, `--tiny` runs
+everything on the CPU version of the kernel, which proves nothing.
 
 Results are written row by row, and a second run with the same `--output` continues the first one.
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from types import ModuleType
 
 import torch
 from rich.console import Console
@@ -30,7 +32,8 @@ from benchmarks.sweep_options import load, path_of, plain_parser
 from benchmarks.timing import Deadline, replayed, rotated, take_turns
 from tests.support.symmetric_products import WrongResultError, check_product
 
-SHAPES = [(1, m, m) for m in (128, 256, 512, 1024, 2048, 4096, 8192)]
+SHAPES = [(1, m, m) for m in (128, 256, 512)]
+SHAPES += [(b, m, m) for m in (1024, 2048, 3072, 4096, 5120, 8192) for b in (1, 7, 16)]
 SHAPES += [(1, 2048, 8192), (1, 4096, 16384), (1, 768, 3072), (48, 768, 768), (64, 512, 1280), (16, 1024, 4096)]
 TINY_SHAPES = [(1, 32, 48), (3, 33, 20)]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -47,6 +50,8 @@ class Result:
     spread: float | None = None
     torch_seconds: float | None = None
     torch_spread: float | None = None
+    predicted_seconds: float | None = None
+    predicted_torch_seconds: float | None = None
 
     @property
     def gain(self) -> float | None:
@@ -73,14 +78,25 @@ def prove(symmetric_gemm: Callable, X: Tensor) -> list[str]:
     return problems
 
 
-def measure(symmetric_gemm: Callable, shape: tuple[int, int, int], dtype: str, device: torch.device) -> Result:
-    generator = torch.Generator(device).manual_seed(0)
+def measure(kernel: ModuleType, shape: tuple[int, int, int], dtype: str, device: torch.device) -> Result:
+    generator, symmetric_gemm = torch.Generator(device).manual_seed(0), kernel.kernels.symmetric_gemm.symmetric_gemm
     X = torch.randn(shape, generator=generator, dtype=DTYPES[dtype], device=device)
-    result = Result(dtype, shape, prove(symmetric_gemm, X))
+    others = kernel.tuning.proof.adversarial(X, *shape[1:])
+    problems = prove(symmetric_gemm, X) + [f"{text} (adversarial)" for text in prove(symmetric_gemm, others)]
+    result = Result(dtype, shape, problems, **predicted(kernel, shape, device))
     if result.problems:
         return result
     (result.seconds, result.spread), (result.torch_seconds, result.torch_spread) = compare(symmetric_gemm, X)
     return result
+
+
+def predicted(kernel: ModuleType, shape: tuple[int, int, int], device: torch.device) -> dict[str, float]:
+    """Return the seconds that the package's model predicts; nothing where it predicts none."""
+    (b, m, k), gpu, model = shape, kernel.kernels.machine.gpu_of(device), kernel.kernels.predictions
+    if gpu is None or model.predicted_gain(gpu, m, k) is None:
+        return {}
+    torchs = model.dense_seconds(gpu, b, (m, m, k))
+    return {"predicted_seconds": model.symmetric_seconds(gpu, b, m, k), "predicted_torch_seconds": torchs}
 
 
 def compare(symmetric_gemm: Callable, X: Tensor) -> list[tuple[float, float]]:
@@ -98,7 +114,7 @@ def key_of(dtype: str, shape: tuple[int, int, int]) -> str:
 
 def report(rows: list[dict]) -> Table:
     table = Table("dtype", "batch x m x k", title="X Xᵀ by the symmetric kernel")
-    for heading in "us", "torch us", "TFLOP/s, dense", "torch / ours", "problems":
+    for heading in "us", "predicted", "torch us", "predicted", "TFLOP/s, dense", "torch / ours", "problems":
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(*_cells(row))
@@ -110,10 +126,13 @@ def _cells(row: dict) -> list[str]:
         return [row["case"], UNMEASURED]
     named = [row["dtype"], " x ".join(map(str, row["shape"]))]
     if row["problems"]:
-        return [*named, "", "", "", "", "; ".join(row["problems"])]
-    ours = f"{1e6 * row['seconds']:.1f} ±{row['spread']:.0%}"
-    torchs = f"{1e6 * row['torch_seconds']:.1f} ±{row['torch_spread']:.0%}"
-    return [*named, ours, torchs, f"{row['tera_flops']:.1f}", f"{row['gain']:.2f}", ""]
+        return [*named, *[""] * 6, "; ".join(row["problems"])]
+    times = []
+    for of in "", "torch_":
+        times.append(f"{1e6 * row[f'{of}seconds']:.1f} ±{row[f'{of}spread']:.0%}")
+        expected = row[f"predicted_{of}seconds"]
+        times.append("" if expected is None else f"{1e6 * expected:.1f}")
+    return [*named, *times, f"{row['tera_flops']:.1f}", f"{row['gain']:.2f}", ""]
 
 
 def main() -> int:
@@ -122,13 +141,12 @@ def main() -> int:
     if device.type == "cpu" and not arguments.tiny:
         print("there is no GPU to measure on; --tiny walks through it on the kernel's stand-in")
         return 0
-    symmetric_gemm = kernel.kernels.symmetric_gemm.symmetric_gemm
     cases = {key_of(*case): case for case in product(DTYPES, TINY_SHAPES if arguments.tiny else SHAPES)}
     results = ResultFile(path_of("symmetric-gemm", device, arguments), facts(kernel, device, {}), list(cases))
     deadline = Deadline(arguments.minutes)
     for key, (dtype, shape) in cases.items():
         if not results.is_measured(key) and not deadline.passed():
-            r = measure(symmetric_gemm, shape, dtype, device)
+            r = measure(kernel, shape, dtype, device)
             results.put(key, {**asdict(r), "gain": r.gain, "tera_flops": r.tera_flops})
     Console(width=None if Console().is_terminal else 140).print(report(list(results.rows.values())))
     return int(any(row.get("problems") for row in results.rows.values()))

@@ -114,6 +114,15 @@ def test_sweep_proof_finds_wrong_products(spoil, problem):
     assert problems == [] if problem is None else any(problem in found for found in problems)
 
 
+def test_sweep_predicts_what_the_page_of_predictions_says(repository, kernel, monkeypatch):
+    monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda _: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20))
+    page = (repository / "docs/predictions.md").read_text().partition("## H100 SXM, H200")[2]
+    for shape in [shape for shape in sweep_symmetric_gemm.SHAPES if shape[1] == shape[2] >= 1024]:
+        times = sweep_symmetric_gemm.predicted(kernel, shape, torch.device("cuda"))
+        torchs, ours = (f"{1e6 * times[f'predicted_{of}seconds']:.1f}" for of in ("torch_", ""))
+        assert f"| {' x '.join(map(str, shape))} | {torchs} | {ours} |" in page
+
+
 def test_a_cut_sweep_keeps_the_rows_that_it_has(repository, variant, tmp_path):
     """A second run measures what the first one left, and nothing else."""
     file = tmp_path / "symmetric.json"

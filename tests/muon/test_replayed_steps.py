@@ -97,12 +97,21 @@ def pair(kernel: ModuleType, graphs: Graphs, dtype: torch.dtype = torch.float32,
         {"ns_dtype": "float32"},
         {"decay_mode": "cautious", "equalize": "columns", "renormalize": "rows", "second_moment": "long_side"},
         {"equalize": "experimental_aurora", "experimental_hyperball": True},
+        {"momentum_dtype": "int8"},
+        {"fallback": "nadamw", "maximize": True},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_replayed_steps_have_the_bits_of_eager_ones(kernel, graphs, settings, dtype):
     pair(kernel, graphs, torch.float32 if "experimental_hyperball" in settings else dtype, **settings).compare()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"master_weights": "split", "momentum_dtype": "float32"}, {"stochastic_rounding": True}], ids=str
+)
+def test_so_have_those_that_keep_more_than_bfloat16(kernel, graphs, settings):
+    pair(kernel, graphs, torch.bfloat16, **settings).compare()
 
 
 def test_rates_that_change_are_those_of_the_step(kernel, graphs):

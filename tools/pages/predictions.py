@@ -47,7 +47,8 @@ makes this page.
 Each row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time divided by the kernel's. The ideal
 is half of the product's FLOPs, since a symmetric result needs only half, at the rate that the device sustains. In most
 rows b is the number of matrices whose m x m products are launched together. X Xᵀ of long matrices is launched for whole
-batches, which may have more. The last rows of a GPU's first table have 1, 7 or 16 matrices.
+batches, which may have more. The last rows of a GPU's first table have 1, 7 or 16 matrices; on a GPU
+`python -m benchmarks.sweep_symmetric_gemm` times these, and prints the predictions beside the times.
 
 The kernel is taken if the gain per matrix is at least {worth}, where torch and the kernel each multiply as many
 matrices as suits it best. So the choice depends on m and k alone, never on b, and a matrix has the same bits in every
