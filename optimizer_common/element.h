@@ -45,7 +45,7 @@ OPTIMIZER_INLINE float round_to_odd(double x) {
   return bits_as<float>(bits | (back != x ? 1 : 0));
 }
 
-// float16 as float and back on x86-64, by the arithmetic of torch's class (Maratyszcza's FP16 library) and with its bits.
+// float16 as float and back on x86-64, by the arithmetic of torch's class (Maratyszcza's FP16 library), with its bits.
 // There a branch chooses between two sums, because of which GCC makes no vectors for AVX2; here masks do.
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 OPTIMIZER_INLINE uint32_t either(bool first, uint32_t a, uint32_t b) {
@@ -63,8 +63,8 @@ OPTIMIZER_INLINE float to_float(Half x) {
   return bits_as<float>(sign | either(is_subnormal, bits_as<uint32_t>(subnormal), bits_as<uint32_t>(normal)));
 }
 
-// The sum with a power of two rounds to as many bits as float16 keeps of x; the product with 2^112 makes infinity of what
-// is too large.
+// The sum with a power of two rounds to as many bits as float16 keeps of x; the product with 2^112 makes infinity of
+// what is too large.
 OPTIMIZER_INLINE Half to_half(float x) {
   const uint32_t bits = bits_as<uint32_t>(x), size = bits << 1;
   const uint32_t exponent = std::max(size & 0xFF000000u, 0x71000000u);

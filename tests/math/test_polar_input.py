@@ -34,6 +34,11 @@ def test_what_is_no_tensor_is_named(kernel):
         kernel.orthogonalize([[1.0]])
 
 
+def test_a_flag_is_no_number_of_steps(kernel):
+    with pytest.raises(TypeError, match="ns_steps must be an integer, got True"):
+        kernel.orthogonalize(torch.eye(4), ns_steps=True)
+
+
 def test_shards_are_named(kernel):
     class Sharded(torch.Tensor):
         def full_tensor(self):

@@ -70,9 +70,9 @@ def test_the_bias_of_separate_weights_is_scaled_as_far_as_they_reach(kernel):
     "beside, message",
     [
         ("q_norm.weight", r"bring down the logits of a\.attn\.q_proj\.weight, because of a\.attn\.q_norm\.weight"),
-        ("k_layernorm.weight", "because of a.attn.k_layernorm.weight beside it"),
-        ("norm_k.weight", "because of a.attn.norm_k.weight beside it"),
-        ("bias_k", "because of a.attn.bias_k beside it"),
+        ("k_layernorm.weight", "because of a.attn.k_layernorm.weight: leave qk_clip out"),
+        ("norm_k.weight", "because of a.attn.norm_k.weight: leave qk_clip out"),
+        ("bias_k", "because of a.attn.bias_k: leave qk_clip out"),
         ("k_proj.lora_magnitude_vector.default.weight", "default.weight keeps the size of its rows"),
     ],
 )
@@ -82,6 +82,26 @@ def test_logits_that_do_not_follow_their_weights_are_refused(kernel, beside, mes
     named[f"a.attn.{beside}"] = Parameter(torch.ones(4))
     with pytest.raises(ValueError, match=message):
         kernel.Muon(named.items(), qk_clip={"head_dim": HEAD})
+
+
+def test_modules_around_the_projections_are_looked_through(kernel):
+    named = {f"a.attn.{name}.proj.weight": Parameter(torch.ones(8, 8)) for name in ("q", "k")}
+    named["a.attn.q_norm.weight"] = Parameter(torch.ones(4))
+    with pytest.raises(ValueError, match=r"because of a\.attn\.q_norm\.weight: leave qk_clip out"):
+        kernel.Muon(named.items(), qk_clip={"head_dim": HEAD, "layers": [list(named)[:2]]})
+
+
+def test_a_norm_of_what_the_weights_read_does_no_harm(kernel):
+    named = {f"a.attn.{name}.weight": Parameter(torch.ones(8, 6)) for name in ("q_proj", "k_proj")}
+    named["a.attn.norm_q.weight"] = Parameter(torch.ones(6))
+    clipped(kernel, named, "a.attn")
+    assert named["a.attn.q_proj.weight"].unique().tolist() == [FACTOR]
+
+
+def test_by_head_is_for_fused_weights(kernel):
+    named = {f"a.attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "k_proj")}
+    with pytest.raises(ValueError, match=r"by_head of qk_clip is for fused weights, and a\.attn\.q_proj\.weight has"):
+        kernel.Muon(named.items(), qk_clip={"head_dim": HEAD, "by_head": True})
 
 
 @pytest.mark.parametrize("beside", ["a.norm1.weight", "a.attn.out_norm.weight", "a.q_norm.weight", "a.attn.qk.weight"])

@@ -37,6 +37,26 @@ def test_one_rank_measures_and_all_take_its_choice(fresh_pool):
     assert found[0][3].endswith("SINGLE") and found[3][3].endswith("SINGLE, by rank 0")
 
 
+def one_has_begun(kernel):
+    """Rank 2 has measured the larger size, but not with all candidates."""
+    machine, file = kernel.kernels.machine, kernel.kernels.measurement_file
+    with measuring(kernel, "NATIVE") as measured:
+        if dist.get_rank() == 2:
+            entry = {"m": SIZE[0], "k": SIZE[1], "products": "NATIVE", "untried": ["NATIVE_SYMMETRIC"]}
+            table = file.Table({file.Need("cpu_products", "bfloat16", *SIZE): entry}, {})
+            kernel.kernels.measurements.keep(machine.key_of(CPU), table)
+        optimizer, _ = fsdp(kernel, SIZE, (8, 16))
+        optimizer.warmup(lambda *_: None)
+        return kernels(optimizer), measured
+
+
+def test_what_a_rank_has_begun_to_measure_comes_last(fresh_pool):
+    """As it does where a process is alone: other sizes have no choice of their own yet."""
+    found = fresh_pool.run(one_has_begun)
+    assert [measured for _, measured in found] == [[(8, 16), (24, 40)], [], [], []]
+    assert len({tuple(said) for said, _ in found}) == 1
+
+
 def one_with_a_file(kernel, act: str):
     """Rank 2 has measured before; returns what all run before and after a warm-up, and who measured."""
     machine, file = kernel.kernels.machine, kernel.kernels.measurement_file

@@ -86,14 +86,15 @@ def test_what_a_late_proof_has_found_is_kept(kernel, measurements, tune, contest
 
 
 def test_what_had_no_time_is_tried_by_the_next_call(kernel, measurements, tune, contests, table_clock):
-    """Against what was chosen before, which is used until then."""
+    """Against what was chosen before, which was proven then and is used until then, also where no time is left."""
     clock, todo = table_clock({**EVEN, "NATIVE_SYMMETRIC": 0.1}), tasks(kernel, (24, 40))
-    contests["NATIVE"] = taking(clock, 30.0)
+    contests["NATIVE"] = contests["NATIVE_SYMMETRIC"] = taking(clock, 30.0)
     told = run(tune.Tuner(20.0, clock), tune, todo)
     assert "NATIVE_SYMMETRIC is left out: the time budget" in told[0] and measured(kernel, todo) == [True]
     measurements.forget()  # in the next process
     assert tune.unmeasured(todo) == todo and measured(kernel, todo) == [True]
-    contests.clear()
+    told = run(tune.Tuner(0.0, clock), tune, todo)
+    assert "measured before" in told[0] and "left to their default" not in told[-1]
     run(tune.Tuner(20.0, clock), tune, todo)
     assert chosen(kernel, 24, 40).name == kernel.kernels.products.cpu_tables(BF16)["NATIVE_SYMMETRIC"].name
     measurements.forget()

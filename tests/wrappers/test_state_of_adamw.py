@@ -210,6 +210,18 @@ def test_what_cannot_be_told_of_unnamed_state_is_asked_for(kernel, make, words):
     assert all(same_bits(state, after["state"][i]) for i, state in before["state"].items())
 
 
+def test_one_shape_in_both_halves_of_a_group_has_one_order(kernel):
+    """As GPT-2 medium's table of positions and its projections have."""
+    params = {name: Parameter(torch.ones(8, 8)) for name in ("wpe.weight", "h.0.proj.weight", "h.1.proj.weight")}
+    adamw = torch.optim.AdamW(params.values())
+    take_steps(adamw, params, [0])
+    others = clones(params)
+    optimizer = kernel.Muon(others.items())
+    kernel.import_state(optimizer, adamw.state_dict(), "adamw")
+    for name in ("h.0.proj.weight", "h.1.proj.weight"):
+        assert torch.equal(optimizer.state[others[name]]["momentum_buffer"], adamw.state[params[name]]["exp_avg"])
+
+
 def test_names_put_any_order_right(kernel):
     params = named_parameters()
     adamw = trained_by_adamw(list(params.values())[::-1], params)

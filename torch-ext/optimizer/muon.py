@@ -344,7 +344,7 @@ class Muon(Optimizer):
     def warmup(self, progress: Optional[Progress] = None, budget: float = 60.0) -> None:
         """Do before training what the first steps would wait for: connect ranks, choose and compile kernels, capture.
 
-        Matrix products that were never measured on this machine are checked against float64 and timed against torch's,
+        Matrix products that this machine has not measured yet are checked against float64 and timed against torch's,
         for about `budget` seconds. The fastest correct ones are used from then on and stored in the user's cache folder
         (`tune`); unmeasured products keep their defaults. Parameters, gradients and state do not change.
         `progress(done, total, what)` is called after each stage; None draws a progress line.

@@ -48,19 +48,21 @@ def names_in_order(groups: Sequence[Sequence[Optional[Shape]]], given: Sequence[
 
 
 def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]]) -> list[str]:
-    """Return a problem for each shape whose parameters are in more groups here than in the source.
+    """Return a problem for each shape whose parameters of one branch are in more groups here than in the source.
 
-    `pairs` are a parameter with its `shape`, and the entry that has its place in the source; both have a `group`. With
-    fewer groups the source has another order than this optimizer, or may have.
+    `pairs` are a parameter with its `shape` and `branch`, and the entry that has its place in the source; both have a
+    `group`. With fewer groups the source has another order than this optimizer, or may have. The two halves of one
+    group, which are of two branches, have its order.
     """
-    here: dict[Shape, set[int]] = {}
-    there: dict[Shape, set[int]] = {}
+    here: dict[tuple[Shape, str], set[int]] = {}
+    there: dict[tuple[Shape, str], set[int]] = {}
     for parameter, entry in pairs:
-        here.setdefault(parameter.shape, set()).add(id(parameter.group))
-        there.setdefault(parameter.shape, set()).add(id(entry.group))
+        kind = parameter.shape, parameter.branch
+        here.setdefault(kind, set()).add(id(parameter.group))
+        there.setdefault(kind, set()).add(id(entry.group))
     return [
-        f"parameters {shape} are in {len(groups)} groups here and in {len(there[shape])} of the source: {_REMEDY}, as "
-        "in [name for name, _ in model.named_parameters()]"
-        for shape, groups in here.items()
-        if len(groups) > len(there[shape])
+        f"{kind[1]} parameters {kind[0]} are in {len(groups)} groups here and in {len(there[kind])} of the source: "
+        f"{_REMEDY}, as in [name for name, _ in model.named_parameters()]"
+        for kind, groups in here.items()
+        if len(groups) > len(there[kind])
     ]

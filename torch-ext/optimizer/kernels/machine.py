@@ -25,7 +25,7 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 class Key(NamedTuple):
     """Measurements with equal keys are interchangeable."""
 
-    device: str  # its name; a processor's with its instructions for products
+    device: str  # its name; a processor's with torch's instructions and those for products
     threads: int  # of a processor; 0 for a GPU
     driver: str
     torch: str
@@ -52,13 +52,16 @@ def gpu_key(device_name: str) -> Key:
 
 @functools.cache
 def processor() -> str:
-    """Return the processor's name, family and model (makers reuse names), and `gemm_`'s instructions by dtype."""
+    """Return a processor's name, family and model (makers reuse names), torch's instructions and `gemm_`'s by dtype."""
     facts = _CPU_FACTS.read_text() if _CPU_FACTS.exists() else ""
     found = {key: re.search(rf"^{key}\s*: (.+)$", facts, re.MULTILINE) for key in ("model name", "cpu family", "model")}
     name, family, model = (match and match.group(1).strip() for match in found.values())
     named = f"{name or platform.processor() or platform.machine()}"
     instructions = ", ".join(map(native.gemm_instructions, (torch.bfloat16, torch.float32)))
-    return f"{named}{f' (family {family}, model {model})' if family and model else ''}, {instructions}"
+    of_torch = torch.backends.cpu.get_cpu_capability()  # which users may limit
+    return (
+        f"{named}{f' (family {family}, model {model})' if family and model else ''}, torch {of_torch}, {instructions}"
+    )
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
     {"key": {...}, "measured": {kernel: {dtype: [entry, ...]}}, "failed": {kernel: {dtype: {candidate: why}}}}
 
-An entry is of one size, `m` and `k`, and has what `measurements.py` says. Several processes may write at once.
+An entry is of one size, `m` and `k`, and has what `measurements.py` says. `untried` names the candidates for which
+there was no time. Several processes may write at once.
 """
 
 from __future__ import annotations
@@ -133,6 +134,9 @@ def _table_of(content: dict[str, Any]) -> Table:
         switch = numbers.pop("on_chip", 0)
         if not integers or min(numbers.values()) < 1 or switch not in (0, 1) or type(entry[field]) is not kind:
             raise ValueError(f"{entry} is no measurement of {kernel}")
+        untried = entry.get("untried", [])
+        if not isinstance(untried, list) or not all(isinstance(name, str) for name in untried):
+            raise ValueError(f"{entry} does not say by name what was not tried")
         table.measured[Need(kernel, dtype, entry["m"], entry["k"])] = entry
     for kernel, dtypes in content["failed"].items():
         for dtype, candidates in dtypes.items():

@@ -15,11 +15,17 @@ _TRUNKS = {"model", "net", "network", "transformer", "backbone"}
 _EMBEDDING = re.compile(
     r"((?<!un)embed|(^|_)emb($|_))(?!\w*(proj|dense|mapping|mapper|transform)\w*$)|^wte$|^wpe$|^lut$|(^|_)table$"
     r"|(^|_)codebooks?$|^relative_attention_bias$|^bias_values$|^trainable_tokens_delta$"
-    r"|(^|_)pos(ition(al)?)?_enc(odings?)?$|^quer(y|ies)_feat(ure)?s?$|^(mask|iou|obj)_tokens?$"
+    r"|(^|_)pos(ition(al)?)?_enc(odings?)?$|^(mask|iou|obj)_tokens?$"
 )
-# Lists of tables, whose layers have numbers in place of names; in a list of another name they are parts of an MLP.
-_TABLE_LISTS = re.compile(r"(^|_)embed_tokens$|(^|_)(?<!time_)embed(ding)?s(_layers)?$")
+# Lists of tables, whose layers have numbers in place of names. What embeds a time, a condition, an image or a position
+# is often an MLP, whose layers have numbers, too.
+_TABLE_LISTS = re.compile(
+    r"(^|_)embed_tokens$|^(?!(\w+_)?(time|timestep|t|cond|image|pos)_embed)(\w+_)?embed(ding)?s(_layers)?$"
+)
 _TOP_TABLES = {"shared", "tok", "pos"}
+# Tables and heads by names that blocks, which have a number, give to hidden layers.
+_QUERIES = re.compile(r"^quer(y|ies)_feat(ure)?s?$")
+_LONG = 8  # a `shared` layer deeper in the network is a table if it has so many times as many rows as columns
 # Names of parameters that are tables without a layer: one row for each query or token that a model learns.
 _TABLES = re.compile(
     r"^(?!w_|weight_|fast_)(\w+_)?(latents?|latent_query|queries|tokens?|mem(ory|s)?|prompts?)(_\w?\d\w?)?$"
@@ -43,9 +49,9 @@ _POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|(^|_)ape$")
 _DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$")
 # Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
-_HEADS |= {"unembed", "decoder", "qa_outputs", "codec_head", "classif", "vision_head"}
-# Ends of the names of layers that are heads of a part: of a transducer's joint network, of MobileBERT.
-_HEADS_OF_PARTS = (("joint", "head"), ("predictions", "dense"))
+_HEADS |= {"unembed", "decoder", "qa_outputs", "codec_head"}
+# Ends of the names of heads outside of blocks: of Inception-ResNet, Janus, a transducer's joint network, MobileBERT.
+_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head|cls\.predictions\.dense)\.weight$")
 # Layers that score classes or tokens, also several of them in a list.
 _SCORES = re.compile(
     r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|(?<!pre)_logits$|^logits_|_score_head$"
@@ -84,12 +90,12 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
             return f"embedding:{part}"
         if _NORM.search(part):
             return f"norm:{part}"
-    table = _table(parts, at_top) or _patch_embedding(parts, at_top, shape)
+    table = _table(parts, at_top, shape) or _patch_embedding(parts, at_top, shape)
     if table is not None:
         return f"embedding:{table}"
     scores = _SCORES.search(next((part for part in reversed(parts[:-1]) if not part.isdigit()), ""))
     named = scores or layer in _HEADS or inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer))
-    named = named or tuple(parts[-3:-1]) in _HEADS_OF_PARTS
+    named = named or (not _is_in_a_block(parts) and _ENDS_OF_HEADS.search(".".join(parts)))
     if named and not _RECURRENT.match(parts[-1]):
         return f"output_head:{layer}"
     narrow = shape[0] < shape[1] or adapted != bare
@@ -107,14 +113,20 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     return "scale" if _SCALE.search(parts[-1]) else None
 
 
-def _table(parts: Sequence[str], at_top: bool) -> Optional[str]:
+def _table(parts: Sequence[str], at_top: bool, shape: tuple[int, ...]) -> Optional[str]:
     """Return the component of a name that shows a table of embeddings by its place, else None."""
     if len(parts) > 2 and parts[-2].isdigit() and _TABLE_LISTS.search(parts[-3]):
         return parts[-3]
     layer = parts[-2] if len(parts) > 1 else parts[-1]
-    # Deeper in the network, though not in a block, `shared` is the table of an encoder and a decoder inside a model.
-    in_no_block = parts[-2:] == ["shared", "weight"] and not any(part.isdigit() for part in parts)
-    return layer if (at_top and layer in _TOP_TABLES) or in_no_block else None
+    if at_top and layer in _TOP_TABLES:
+        return layer
+    # The table of an encoder and a decoder that are a part of the model, such as LED's.
+    is_shared = parts[-2:] == ["shared", "weight"] and shape[0] >= _LONG * shape[1]
+    return layer if (is_shared or _QUERIES.search(layer)) and not _is_in_a_block(parts) else None
+
+
+def _is_in_a_block(parts: Sequence[str]) -> bool:
+    return any(part.isdigit() for part in parts)
 
 
 def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...]) -> Optional[str]:

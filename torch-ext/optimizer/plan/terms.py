@@ -36,7 +36,7 @@ class Terms(NamedTuple):
     failed: str  # kernels that failed their proof on this rank, so it uses others; not part of the digest
     names: tuple[str, ...]
     lines: tuple[str, ...]
-    in_groups: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and its position there
+    group_positions: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and its position there
     device: torch.device
     copies: tuple[RankSets, ...]  # parameters in several copies; a set has the ranks with a copy of one part
     local_shards: tuple[RankSets, ...]  # shards of the fallback, which counts steps for each; the ranks that have one
@@ -45,14 +45,14 @@ class Terms(NamedTuple):
 
     def settings(self, groups: Sequence[Group]) -> str:
         """Return one line with the settings that schedulers and users may change between steps, and with `failed`."""
-        of_groups = {number: str(_live_settings(groups[number])) for number, _ in self.in_groups}
+        of_groups = {number: str(_live_settings(groups[number])) for number, _ in self.group_positions}
         # Ranks may have divided the same parameters into other groups.
-        of_runs = (text for text, _ in itertools.groupby(of_groups[number] for number, _ in self.in_groups))
+        of_runs = (text for text, _ in itertools.groupby(of_groups[number] for number, _ in self.group_positions))
         return "; ".join((*of_runs, self.failed))
 
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines. Those of parameters include the settings that may change between steps."""
-        pairs = zip(self.lines, self.in_groups)
+        pairs = zip(self.lines, self.group_positions)
         lines = (f"{line} and {_live_settings(groups[number])}" for line, (number, _) in pairs)
         return [self.common_line, self.failed, *lines]
 
@@ -62,7 +62,7 @@ class _Shared(NamedTuple):
 
     name: str
     line: str
-    in_groups: tuple[int, int]  # as in `Terms`
+    group_positions: tuple[int, int]  # as in `Terms`
     device: torch.device
     layout: Layout
     is_empty: bool  # this rank's part has no elements
@@ -111,12 +111,12 @@ def counterweight(ranks: Ranks) -> int:
 
 
 def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Shared]) -> Terms:
-    names, lines, in_groups = zip(*((each.name, each.line, each.in_groups) for each in parameters))
+    names, lines, group_positions = zip(*((each.name, each.line, each.group_positions) for each in parameters))
     digest = hashlib.sha256("\n".join((common_line, *lines)).encode()).hexdigest()
     sets = tuple(_copies(parameters)), tuple(_local_shards(parameters))
     # NCCL sends nothing from a CPU, where some of the parameters may be.
     device = next((each.device for each in parameters if each.device.type != "cpu"), parameters[0].device)
-    return Terms(common_line, failed, names, lines, in_groups, device, *sets, counterweight(ranks), digest)
+    return Terms(common_line, failed, names, lines, group_positions, device, *sets, counterweight(ranks), digest)
 
 
 def _local_shards(parameters: Sequence[_Shared]) -> Iterator[RankSets]:

@@ -60,7 +60,8 @@ def orthogonalize(
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}")
     # A number that varies from call to call is a symbol while torch.compile traces, and this makes it a constant.
-    schedule = _schedule(ns_coefficients, operator.index(ns_steps) if isinstance(ns_steps, int) else ns_steps)
+    is_number = isinstance(ns_steps, int) and not isinstance(ns_steps, bool)
+    schedule = _schedule(ns_coefficients, operator.index(ns_steps) if is_number else ns_steps)
     work_dtype = check_work_dtype(dtype, G.device) or default_work_dtype(G)
     size = (min(G.shape[-2:]), max(G.shape[-2:]))
     circumstances = Circumstances(is_transformed(G), default_dtype=dtype is None)

@@ -65,7 +65,7 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
 
     Keys: `threshold` (100); `alpha` (0.5); `head_dim`, the rows of a head, or for latent attention `qk_nope_head_dim`,
     `qk_rope_head_dim` and `v_head_dim`; `num_kv_heads` of fused weights (as many as query heads); `by_head`, whether
-    their rows are the queries, the key and the values of the first key head, then those of the second one, as in
+    a fused weight has the queries, the key and the values of the first key head, then those of the second one, as in
     GPT-NeoX and in timm's MaxViT (False: all queries, then all keys, then all values); `layers`, the names or positions
     of each layer's (query, key) weights or of its fused one, as a sequence, or as a dict from the layer's key (found by
     name); `q_indices`, `k_indices`, the head that each logit belongs to (in order); `is_mla`. Defaults are in
@@ -147,6 +147,8 @@ def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> t
     """
     nope, rope, value = settings.latent or (settings.head_dim, 0, 0)
     query, key, is_fused = weights[0], weights[-1], len(weights) == 1
+    if settings.by_head and not is_fused:
+        raise ValueError(f"by_head of qk_clip is for fused weights, and {query} has the queries alone")
     if not is_fused:
         queries, keys = _whole_heads(query, shapes, nope + rope), _whole_heads(key, shapes, nope + value)
     elif settings.latent is not None:

@@ -62,21 +62,29 @@ def found_by_name(shapes: Shapes) -> Weights:
     return found
 
 
-def check_logits_follow(weights: Sequence[str], names: Iterable[str]) -> None:
-    """Raise ValueError if something among `names` keeps the logits of these weights where they are.
+def check_logits_follow(weights: Sequence[str], shapes: Shapes) -> None:
+    """Raise ValueError if something keeps the logits of these weights where they are.
 
-    That is a norm of queries or keys, or DoRA's magnitudes: scaled rows would leave the logits alone, and shrink at
-    every step. torch's `bias_k` is a key beside those that the weights make, which nothing scales.
+    That is a norm of queries or keys, or DoRA's magnitudes: the logits would stay, and the rows would shrink at every
+    step. torch's `bias_k` is a key beside those that the weights make, which nothing scales. A norm of what the weights
+    read, which has as many elements as they have columns and not as many as rows, does no harm.
     """
-    layers = [re.sub(r"\.weight$", "", bare_name(name)) for name in weights]
-    attention = re.sub(r"[^.]+$", "", layers[0])  # with the point at its end
-    for name in names:
-        bare = bare_name(name)
-        beside = bare[len(attention) :].split(".")[0] if bare.startswith(attention) else ""
-        if _NORMS.search(beside) or beside == "bias_k":
-            raise ValueError(f"qk_clip cannot bring down the logits of {weights[0]}, because of {name} beside it")
-        if "lora_magnitude_vector" in bare and bare.startswith(tuple(f"{layer}." for layer in layers)):
-            raise ValueError(f"qk_clip cannot bring down the logits of {weights[0]}: {name} keeps the size of its rows")
+    layers = [re.sub(r"\.weight$", "", bare_name(name)).split(".") for name in weights]
+    attention = [first for first, *others in zip(*(layer[:-1] for layer in layers)) if all(x == first for x in others)]
+    rows, columns = shapes[weights[0]]
+    for name, shape in shapes.items():
+        parts = bare_name(name).split(".")
+        beside = parts[len(attention)] if parts[: len(attention)] == attention and len(parts) > len(attention) else ""
+        is_of_input = shape == (columns,) != (rows,)
+        if (_NORMS.search(beside) and not is_of_input) or beside == "bias_k":
+            raise ValueError(
+                f"qk_clip cannot bring down the logits of {weights[0]}, because of {name}: leave qk_clip out"
+            )
+        if "lora_magnitude_vector" in parts and any(parts[: len(layer)] == layer for layer in layers):
+            raise ValueError(
+                f"qk_clip cannot bring down the logits of {weights[0]}, because {name} keeps the size of its rows: "
+                "leave qk_clip out"
+            )
 
 
 def _module_of(name: str) -> str:

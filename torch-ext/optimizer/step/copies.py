@@ -76,7 +76,7 @@ def _integers(local: Tensor) -> Tensor:
 
 def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State) -> Iterator[tuple[Key, Tensor]]:
     """Yield a parameter and the tensors of its state, with the position and their names: two may have one name."""
-    name, (group, index) = terms.names[position], terms.in_groups[position]
+    name, (group, index) = terms.names[position], terms.group_positions[position]
     p = groups[group]["params"][index]
     yield (position, name), p.detach()
     for key, value in state.get(p, {}).items():

@@ -21,7 +21,8 @@ from ..plan.process_groups import this_rank
 from ..plan.shards import local_rows
 from ..rules.momentum import MomentumBuffers
 
-# The key of QK-clip's factors for rows, beside those of a parameter's state.
+# Keys of a parameter's state that only some parameters have, and beside them that of QK-clip's factors for rows.
+OF_STATE = (SCALE, MOMENTS, REMAINDER)
 ROW_SCALE = "row_scale"
 
 
@@ -40,7 +41,7 @@ class StepTensors:
         self.absent: frozenset[int] = frozenset()  # numbers of the parameters without a gradient
         # By key, then by slot, what only some matrices have: scales of momentum in 8 bits, second moments, the lower
         # halves of float32 values, and QK-clip's float32 factors for rows.
-        self.others: dict[str, dict[int, Tensor]] = {key: {} for key in (SCALE, MOMENTS, REMAINDER, ROW_SCALE)}
+        self.others: dict[str, dict[int, Tensor]] = {key: {} for key in (*OF_STATE, ROW_SCALE)}
 
 
 class LocalParameter:

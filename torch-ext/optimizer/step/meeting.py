@@ -57,7 +57,7 @@ def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[int], ..
     """
 
     def is_absent(i: int) -> bool:
-        number, position = terms.in_groups[i]
+        number, position = terms.group_positions[i]
         return groups[number]["params"][position].grad is None
 
     return tuple(frozenset(filter(is_absent, each.positions)) for each in _need_gradients(terms))

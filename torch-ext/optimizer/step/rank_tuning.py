@@ -30,6 +30,7 @@ class TuningStatement(NamedTuple):
     agreed: Mapping[Need, Agreed]  # earlier agreements, with these or other ranks
     failed: Mapping[tuple[str, str], Mapping[str, str]]
     left: Sequence[Need]  # not measured because the time budget of this or another rank was used up
+    incomplete: Sequence[Need]  # measured here, but not with all candidates
 
 
 class Answer(NamedTuple):
@@ -71,7 +72,7 @@ def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
     shared = [matrix for matrices in plan.matrices for matrix in matrices if matrix.parameter.sharers == ranks]
     tasks = [task for task in tasks_of_matrices(shared) if key_of(task.device) is not None]
     agreement = TuningAgreement(ranks, tasks, tuner, shortened(plan.terms[ranks].names))
-    settling = [partial(agreement.settle, task, len(tasks) - 1 - i) for i, task in enumerate(tasks)]
+    settling = [partial(agreement.settle, number) for number in range(len(tasks))]
     return [agreement.compare, *settling] if tasks else []
 
 
@@ -79,7 +80,7 @@ class TuningAgreement:
     """Ranks that share some matrices, while they agree on the products for them."""
 
     def __init__(self, ranks: Ranks, tasks: Sequence[Task], tuner: Tuner, names: str):
-        self._ranks, self._tasks, self._tuner, self._names = ranks, tasks, tuner, names
+        self._ranks, self._tasks, self._tuner, self._names = ranks, list(tasks), tuner, names
         self._kinds: dict[str, int] = {}  # kinds of device, and the rank that measures for each
         self._open: dict[Need, set[str]] = {}  # the kinds of device for which a size is not settled
         self._left: set[Need] = set()
@@ -91,16 +92,21 @@ class TuningAgreement:
     def compare(self) -> str:
         """Adopt what some of the ranks have agreed on before; RuntimeError if their agreements differ.
 
-        The time budget of all ranks begins at their first comparison. Otherwise the budget of a rank that measures for
-        a later set of ranks would only begin when those of the sets before have ended.
+        Sizes that a rank has measured, though not with all candidates, are settled last. The time budget of all ranks
+        begins at their first comparison. Otherwise the budget of a rank that measures for a later set of ranks would
+        only begin when those of the sets before have ended.
         """
         key, needs = self._key, [task.need for task in self._tasks]
         agreed = {need: agreement(key, need) for need in needs}
         agreed = {need: before for need, before in agreed.items() if before}
-        mine = TuningStatement(key.device, agreed, all_failed(key), sorted(self._tuner.left()))
+        begun = [need for need in needs if own_measurement(key, need) is not None]
+        incomplete = [need for need in begun if not is_complete(own_measurement(key, need))]
+        mine = TuningStatement(key.device, agreed, all_failed(key), sorted(self._tuner.left()), incomplete)
         statements = dict(zip(self._ranks, gathered(mine, self._ranks, "measurements", self._names)))
         self._tuner.begin(self._tasks[0].device)  # not before slower ranks have come
         self._left = {need for statement in statements.values() for need in statement.left}
+        last = {need for statement in statements.values() for need in statement.incomplete}
+        self._tasks.sort(key=lambda task: task.need in last)
         for rank, statement in statements.items():
             self._kinds.setdefault(statement.kind, rank)
             heed(key, statement.failed)  # from other kinds of device too, so that all ranks know the same failures
@@ -111,8 +117,9 @@ class TuningAgreement:
                 agree(key, need, known[key.device].entry, known[key.device].rank, self._ranks)
         return f"{len(self._ranks)} ranks compare what they know of {len(needs)} products"
 
-    def settle(self, task: Task, waiting: int) -> str:
-        """Adopt the result that one rank of this kind of device knows or measures; `waiting` more sizes follow."""
+    def settle(self, number: int) -> str:
+        """Adopt the result for a size, by its number, that one rank of this kind of device knows or measures."""
+        task, waiting = self._tasks[number], len(self._tasks) - 1 - number
         key, need = self._key, task.need
         kinds = self._open[need]
         if not kinds:

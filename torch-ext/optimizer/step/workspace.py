@@ -23,7 +23,7 @@ from ..plan.sums import SummedBatch
 from ..rules.descent import as_tensor
 from .fallback import local_fallback
 from .local_chunk import LocalChunk, local_chunk
-from .local_matrix import ROW_SCALE, LocalMatrix, LocalParameter, StepTensors
+from .local_matrix import OF_STATE, ROW_SCALE, LocalMatrix, LocalParameter, StepTensors
 from .recipe import RecipeKey, recipe_key
 
 
@@ -88,8 +88,7 @@ class Workspace:
         self._of_parameters = [source.tensor for source in self.parameters]
         self._whole = sum(source.is_whole for source in sources)
         self._released_unread = [source for source in self.parameters if source.is_released_unread]
-        keys = self._tensors.others
-        self._others = [(source, key) for source in self.parameters for key in state[source.tensor] if key in keys]
+        self._others = [(source, key) for source in self.parameters for key in OF_STATE if key in state[source.tensor]]
         self._has_shards = has_shards(type(source.tensor) for source in sources)
         first = 0
         for source in self.parameters:

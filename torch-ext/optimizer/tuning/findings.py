@@ -66,7 +66,8 @@ def compete(
     key = key_of(task.device)
     known = failed(key, task.need.kernel, task.need.dtype)
     known = {name: why for name, why in known.items() if name in contest.candidates}
-    contest = _continued(contest, own_measurement(key, task.need), task.need.kernel)
+    kept = own_measurement(key, task.need)
+    contest = _continued(contest, kept, task.need.kernel)
     asked = [name for name in contest.candidates if name not in known]
     asked.sort(key=lambda name: (name != contest.before, name != contest.rival))
 
@@ -87,7 +88,8 @@ def compete(
             f"{task.need.kernel} {lost.name} made {task.device} unusable for this process: start it again"
             f"{'; it will leave this candidate out' if ours else ''} ({lost.why})"
         ) from lost
-    return _found(task, contest, times, wrong, {**dropped, **more})._replace(failed_before=known)
+    found = _found(task, contest, times, wrong, {**dropped, **more})
+    return found._replace(entry=_with_earlier(found.entry, kept, times), failed_before=known)
 
 
 def _continued(contest: Contest, kept: Optional[Mapping[str, Any]], kernel: str) -> Contest:
@@ -97,7 +99,26 @@ def _continued(contest: Contest, kept: Optional[Mapping[str, Any]], kernel: str)
     chosen = candidate_name(kept, kernel) if kept.get("gain", 1.0) >= 1 else contest.rival
     names = {chosen, contest.rival, *kept["untried"]}
     left = {name: candidate for name, candidate in contest.candidates.items() if name in names}
-    return contest._replace(candidates=left, before=chosen if chosen in left else contest.rival)
+    if chosen not in left:
+        return contest._replace(candidates=left, before=contest.rival)
+    left[chosen] = left[chosen]._replace(prove=_proven_before)  # so each call has time for another candidate
+    return contest._replace(candidates=left, before=chosen)
+
+
+def _proven_before() -> None:
+    """Prove nothing: a measurement holds for the same kernels only."""
+
+
+def _with_earlier(
+    entry: Optional[Mapping[str, Any]], kept: Optional[Mapping[str, Any]], times: Mapping[str, Timed]
+) -> Optional[Mapping[str, Any]]:
+    """Return an entry with what an incomplete measurement has found before; that one, if nothing new was timed."""
+    if kept is None or is_complete(kept):
+        return entry
+    if entry is None or times.keys().isdisjoint(kept["untried"]):
+        return {**kept, "untried": [] if entry is None else entry.get("untried", [])}
+    earlier, seconds = kept.get("seconds"), entry.get("seconds")
+    return {**entry, "seconds": {**earlier, **seconds}} if isinstance(earlier, dict) else entry
 
 
 def _found(

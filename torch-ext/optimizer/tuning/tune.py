@@ -48,14 +48,14 @@ class Tuner:
         clock, end = self.begin(task.device)
         now = clock.now()
         if now >= end:
-            return self.leave(task)
+            return self._as_before(task)
         share, proofs_end = now + (end - now) / (waiting + 1), now + (end - now) / (2 if waiting else 1)
         try:
             finding = compete(task, contest_of(task), clock, lambda: share - clock.now(), proofs_end)
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
-            return self.leave(task, "there is too little free memory")
+            return self._as_before(task, "there is too little free memory")
         found = {task.need: finding.entry} if finding.entry is not None else {}
         if found or finding.failed:
             keep(key_of(task.device), Table(found, wrong_of(finding)))
@@ -64,6 +64,11 @@ class Tuner:
     def leave(self, task: Task, why: str = OUT_OF_TIME) -> Finding:
         """Record that a task keeps its default choice."""
         return self._noted(left_out(task, why))
+
+    def _as_before(self, task: Task, why: str = OUT_OF_TIME) -> Finding:
+        """Record that a task keeps what it has: the choice of an incomplete measurement, or its default."""
+        kept = own_measurement(key_of(task.device), task.need)
+        return self.leave(task, why) if kept is None else self.note(task, kept)
 
     def note(self, task: Task, kept: Mapping[str, Any]) -> Finding:
         """Record an entry that was measured before."""
@@ -137,7 +142,7 @@ def tune(
     ~/.cache/optimizer. `Muon.warmup` does the same for its own matrices.
 
     `budget` is about how many seconds all of this takes, proofs included. Sizes with most work come first. The size
-    that is being measured when the time is up is finished, with the fewest rounds. Those after it keep their default,
+    that is being measured when the time is up is finished, with the fewest rounds. Those after it keep what they have,
     and the progress names them. `progress(done, total, what)` is called after each size; None draws a line. Raises
     ValueError or TypeError for shapes, dtypes, devices and budgets that make no sense, before anything is measured.
     """
@@ -185,8 +190,9 @@ def _checked_device(device: Union[torch.device, str, None]) -> torch.device:
         place = _default_device() if device is None else torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}") from error
-    here = torch.cuda.device_count() if place.type == "cuda" else 1
-    if place.type not in ("cpu", "cuda") or (place.index or 0) >= here:
+    is_cuda = place.type == "cuda"
+    is_here = torch.cuda.is_available() and (place.index or 0) < max(1, torch.cuda.device_count()) if is_cuda else True
+    if place.type not in ("cpu", "cuda") or not is_here:
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}")
     check_device(place)
     return _default_device() if place == torch.device("cuda") else place
