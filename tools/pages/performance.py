@@ -34,10 +34,10 @@ smallest and the largest of several seeds.
 | dtypes | of the momentum or parameter, and of the packed directions |
 | foreach / ours | the time of `torch._foreach_*` for the same work, divided by ours |
 | ideal ms | the time of the FLOPs, with half of each symmetric product's, at the rate of torch's large product |
-| of ideal | ideal ms as a share of the time that was measured |
+| of ideal | ideal ms as a share of the measured time; above 100 % where ours is faster than torch's large product |
 | error | the distance of a first update from the exact one, as a share of its norm |
 | host ms / 100 matrices | the time that the host needs besides products |
-| peak MB | the most memory that a step takes beside what was held before |
+| peak MB | the most memory that a step takes beside what was held before, which steps may keep for the next |
 | kernels | how many were launched, counted on GPUs only |
 | of passes | the bytes an element that passes over memory move, without those of products |
 | ms predicted, of goal | the time of a step by the [model](predictions.md), and the goal for it |
