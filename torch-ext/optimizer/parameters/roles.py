@@ -50,8 +50,8 @@ _DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_
 # Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
 _HEADS |= {"unembed", "decoder", "qa_outputs", "codec_head"}
-# Ends of the names of heads outside of blocks: of Inception-ResNet, Janus, a transducer's joint network, MobileBERT.
-_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head|cls\.predictions\.dense)\.weight$")
+# Ends of the names of heads outside of blocks: of Inception-ResNet, of Janus, of a transducer's joint network.
+_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head)\.weight$")
 # Layers that score classes or tokens, also several of them in a list.
 _SCORES = re.compile(
     r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|(?<!pre)_logits$|^logits_|_score_head$"
