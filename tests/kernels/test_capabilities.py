@@ -22,6 +22,7 @@ def gpu(kernel, monkeypatch):
         metadata = {"backend": {"type": "cuda", **({"archs": archs} if archs else {})}}
         monkeypatch.setattr(kernel.kernels.capabilities, "read_metadata", lambda: metadata)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Tesla V100")
         # Torch 2.11 begins with a real tensor on a GPU that is said to be available.

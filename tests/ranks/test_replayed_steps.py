@@ -13,6 +13,13 @@ from tests.support.sharded_models import Case, part_of
 COUNT = 3
 
 
+def set_gradients(case: Case, params, lost: int | None) -> None:
+    """Give parameters gradients, but on the last rank not the one that is `lost`."""
+    for i, p in enumerate(params):
+        is_lost = i == lost and dist.get_rank() == dist.get_world_size() - 1
+        p.grad = None if is_lost else part_of(case, i).data
+
+
 def replayed_and_eager(kernel, case: Case, lost: int | None):
     """Return whether all bits agree, how many graphs were replayed, and how many chains of batches there are.
 
@@ -25,10 +32,7 @@ def replayed_and_eager(kernel, case: Case, lost: int | None):
             optimizer.warmup(lambda *_: None, budget=0)
             before = graphs.replays
             for step in range(COUNT):
-                for i, p in enumerate(params):
-                    p.grad = part_of(case._replace(seed=step), i).data
-                if lost is not None and step == 1 and dist.get_rank() == dist.get_world_size() - 1:
-                    params[lost].grad = None
+                set_gradients(case._replace(seed=step), params, lost if step == 1 else None)
                 graphs.spoil(optimizer)
                 optimizer.step()
             found.append(everything(optimizer, params))

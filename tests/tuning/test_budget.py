@@ -101,6 +101,16 @@ def test_what_had_no_time_is_tried_by_the_next_call(kernel, measurements, tune, 
     assert not tune.unmeasured(todo)
 
 
+def test_a_call_that_times_nothing_leaves_what_was_not_tried(kernel, measurements, tune, contests, table_clock):
+    clock, todo = table_clock(EVEN), tasks(kernel, (24, 40))
+    contests["NATIVE"] = taking(clock, 30.0)
+    run(tune.Tuner(20.0, clock), tune, todo)
+    contests.update({name: ValueError("no such instructions") for name in TABLES})
+    clock.ready = lambda work: contests["NATIVE"].no_such_work  # raises
+    run(tune.Tuner(60.0, clock), tune, todo)
+    assert tune.unmeasured(todo) == todo and measured(kernel, todo) == [True]
+
+
 def test_a_race_that_has_begun_gets_its_fewest_rounds(kernel, tune, contests, table_clock):
     """The proofs leave one second, the first bursts take more."""
     clock = table_clock(EVEN, per_burst=1.0)

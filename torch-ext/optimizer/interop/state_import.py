@@ -88,8 +88,7 @@ def import_state(
         raise ValueError(f"the state was not saved by source={source!r}: {said_of(likely)}")
     if adamw_state_dict is not None:
         entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
-    if by_order:
-        names = names_in_order(_shapes_by_group(entries), given_parameters(optimizer))
+    names = names_in_order(_shapes_by_group(entries), given_parameters(optimizer)) if by_order else names
     entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
     shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
@@ -106,9 +105,8 @@ def import_state(
             problems.append(f"{parameter.name} is missing in the source")
     if problems:
         raise ValueError(_refusal(problems, source, likely))
-    for parameter, entry in pairs:
-        if entry.state:
-            state[parameter.key] = translated_state(entry.state, entry.group, parameter.branch, known)
+    with_state = [(parameter, entry) for parameter, entry in pairs if entry.state]
+    state |= {of.key: translated_state(entry.state, entry.group, of.branch, known) for of, entry in with_state}
     groups, notes = [], []
     for i, group in enumerate(target["param_groups"]):
         # Groups of the source are compared by identity, since they hold tensors.

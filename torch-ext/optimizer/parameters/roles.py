@@ -23,7 +23,7 @@ _TABLE_LISTS = re.compile(
     r"(^|_)embed_tokens$|^(?!(\w+_)?(time|timestep|t|cond|image|pos)_embed)(\w+_)?embed(ding)?s(_layers)?$"
 )
 _TOP_TABLES = {"shared", "tok", "pos"}
-# Tables and heads by names that blocks, which have a number, give to hidden layers.
+# Tables by names that blocks, which have a number, give to hidden layers.
 _QUERIES = re.compile(r"^quer(y|ies)_feat(ure)?s?$")
 _LONG = 8  # a `shared` layer deeper in the network is a table if it has so many times as many rows as columns
 # Names of parameters that are tables without a layer: one row for each query or token that a model learns.

@@ -115,8 +115,10 @@ def _with_earlier(
     """Return an entry with what an incomplete measurement has found before; that one, if nothing new was timed."""
     if kept is None or is_complete(kept):
         return entry
-    if entry is None or times.keys().isdisjoint(kept["untried"]):
-        return {**kept, "untried": [] if entry is None else entry.get("untried", [])}
+    if entry is None:  # nothing at all was timed, which says nothing of those that were not tried
+        return kept
+    if times.keys().isdisjoint(kept["untried"]):
+        return {**kept, "untried": entry.get("untried", [])}
     earlier, seconds = kept.get("seconds"), entry.get("seconds")
     return {**entry, "seconds": {**earlier, **seconds}} if isinstance(earlier, dict) else entry
 

@@ -190,9 +190,8 @@ def _checked_device(device: Union[torch.device, str, None]) -> torch.device:
         place = _default_device() if device is None else torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}") from error
-    is_cuda = place.type == "cuda"
-    is_here = torch.cuda.is_available() and (place.index or 0) < max(1, torch.cuda.device_count()) if is_cuda else True
-    if place.type not in ("cpu", "cuda") or not is_here:
+    here = {"cpu": 1, "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0}.get(place.type, 0)
+    if (place.index or 0) >= here:
         raise ValueError(f"device must be a CPU or a GPU that is here, got {device!r}")
     check_device(place)
     return _default_device() if place == torch.device("cuda") else place
