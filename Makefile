@@ -103,6 +103,7 @@ bench: setup build
 	$(PY) -m benchmarks.sweep_host_time
 	$(PY) -m benchmarks.sweep_launch
 	$(PY) -m benchmarks.sweep_load
+	$(PY) -m benchmarks.sweep_build
 	$(PY) -m benchmarks.sweep_portable
 	$(PY) -m benchmarks.sweep_model_host
 	$(PY) -m benchmarks.sweep_fake_step

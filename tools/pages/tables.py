@@ -95,6 +95,19 @@ KINDS: dict[tuple[str, ...], tuple[str, tuple[Column, ...]]] = {
             Column("CPU s (quartiles)", lambda r: quartile_words(r["load_seconds"])),
         ),
     ),
+    ("compiler_seconds", "gpu_code_kib"): (
+        "Builds",
+        (
+            Column("variant for", lambda r: r["case"]),
+            Column("compilers, CPU s", lambda r: f"{r['compiler_seconds']:.0f}"),
+            Column("library, KiB", lambda r: words(r["library_kib"])),
+            Column("variant, KiB", lambda r: words(r["variant_kib"])),
+            Column(
+                "machine code for GPUs, KiB",
+                lambda r: ", ".join(f"{gpu} {kib}" for gpu, kib in r["gpu_code_kib"].items()),
+            ),
+        ),
+    ),
     ("milliseconds", "batches"): (
         "Host time of a model's step, launches included",
         (

@@ -1,0 +1,33 @@
+"""The sweep of builds: what it reports are the times and sizes of a variant that loads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import sweep_build
+from tools.build.recipe import read_build
+from tools.build.variants import unavailable_backends
+from tools.pages.tables import sweep_tables
+
+
+def backends() -> list[str]:
+    missing = unavailable_backends(read_build(sweep_build.ROOT), None)
+    return [backend for backend in sweep_build.BACKENDS if backend not in missing]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", backends())
+def test_the_row_of_a_build_has_its_times_and_sizes(backend, tmp_path):
+    """Parts are smaller than the whole, and compilers take time; the library of each GPU is named in build.toml."""
+    file = tmp_path / "build.json"
+    sweep_build.main(["--backends", backend, "--output", str(file)])
+    results = json.loads(file.read_text())
+    (row,) = results["results"]
+    assert row["case"] == backend and row["compiler_seconds"] > 1
+    assert sum(row["gpu_code_kib"].values()) < row["library_kib"] < row["variant_kib"]
+    asked = {"cpu": set(), "cuda": {"sm_75", "sm_80", "sm_90", "sm_90a", "sm_100"}}
+    assert set(row["gpu_code_kib"]) == asked[backend]
+    (table,) = sweep_tables(results)
+    assert table.title == "Builds" and len(table.rows) == 1
