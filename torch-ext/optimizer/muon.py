@@ -21,10 +21,16 @@ from .kernels.formats import float32_roundoffs
 from .kernels.provenance import build_info
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
+from .parameters.argument_checks import (
+    check_closure,
+    check_is_dict,
+    check_state_dict,
+    params_as_list,
+    with_known_arguments,
+)
 from .parameters.changed_settings import compared_settings, make_live_numbers_plain_, make_plain_
 from .parameters.checkpoints import checked, loaded_groups
 from .parameters.groups import names_of, saved_group, split_group
-from .parameters.mistakes import check_closure, check_is_dict, check_state_dict, params_as_list, with_known_arguments
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.synonyms import check_implementations

@@ -14,9 +14,9 @@ from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
 from ..learning_rate import UPDATE_RMS
 from ..parameters.advice import advice, remarks
+from ..parameters.argument_checks import params_as_list
 from ..parameters.groups import names_of, reason_of
 from ..parameters.matrices import is_stack, view_in_group
-from ..parameters.mistakes import params_as_list
 from ..parameters.routing import IsMuon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors

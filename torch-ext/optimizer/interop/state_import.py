@@ -7,9 +7,9 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 from torch import Tensor
 
 from ..muon import Muon
+from ..parameters.argument_checks import check_state_dict
 from ..parameters.checkpoints import THIS_PACKAGE, said_of, source_of
 from ..parameters.groups import listed, names_of
-from ..parameters.mistakes import check_state_dict
 from ..parameters.names import bare_name
 from ..parameters.state import MOMENTS
 from .state_order import given_parameters, names_in_order, orders_that_may_differ

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any, Mapping
 
-from .mistakes import ELSEWHERE
+from .argument_checks import ELSEWHERE
 from .settings import SETTINGS
 
 # Keys of this package besides settings.

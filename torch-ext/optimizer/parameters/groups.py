@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..kernels.provenance import build_info
+from .argument_checks import params_as_list
 from .checks import check_parameter, check_trainable
 from .group_keys import check_keys
 from .matrices import is_stack, moments_in_group, view_in_group
-from .mistakes import params_as_list
 from .momentum_blocks import blocks_in_group
 from .rates import fallback_rate, first_decay_lr
 from .routing import IsMuon, decide, unique_parameters
