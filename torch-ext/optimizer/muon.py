@@ -34,7 +34,7 @@ from .parameters.groups import names_of, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.synonyms import check_implementations
-from .parameters.warned import warn_user
+from .parameters.user_warnings import warn_user
 from .plan.exchanges import ExchangeOptions
 from .plan.gradients import Gradients, check_gradients, redistribute_
 from .plan.plan import Plan, make_plan

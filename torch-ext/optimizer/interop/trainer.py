@@ -8,7 +8,7 @@ from typing import Any, Optional
 from torch import nn
 
 from ..muon import Muon
-from ..parameters.warned import warn_user
+from ..parameters.user_warnings import warn_user
 from .layers import Cutting
 from .model_groups import Patterns, chosen_groups
 

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from torch import Tensor, nn
 
-from .warned import warn_user
+from .user_warnings import warn_user
 
 # Arguments of other optimizers, and their names here.
 ELSEWHERE = {

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from .checks import check_matrix
 from .roles import lora_factor, role_by_name
 from .synonyms import wish_of
-from .warned import warn_user
+from .user_warnings import warn_user
 
 # The reason for parameters that may be stacks of matrices or convolutions.
 UNDECIDED = "stack_or_convolution"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
-from ..parameters.warned import warn_user
+from ..parameters.user_warnings import warn_user
 from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_, this_rank, world_size
 from ..rules.scaling import Scalings
