@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.proofs import carried
+from tests.support.proofs import error_propagation
 
-Carried, unit_roundoff = carried.Carried, carried.unit_roundoff
+Carried, unit_roundoff = error_propagation.Carried, error_propagation.unit_roundoff
 
 
 def standard(X, schedule):

@@ -14,7 +14,7 @@ _NAME = "optimizer_sources"
 sys.modules[_NAME] = ModuleType(_NAME)
 sys.modules[_NAME].__path__ = [str(_PACKAGE)]
 
-carried = importlib.import_module(f"{_NAME}.tuning.carried")
+error_propagation = importlib.import_module(f"{_NAME}.tuning.error_propagation")
 roundings = importlib.import_module(f"{_NAME}.tuning.roundings")
 products = importlib.import_module(f"{_NAME}.tuning.proof")
 graphs = importlib.import_module(f"{_NAME}.kernels.graphs")

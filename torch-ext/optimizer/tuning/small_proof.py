@@ -13,7 +13,7 @@ from typing import Callable, Iterator, Optional, Sequence
 import torch
 from torch import Tensor
 
-from .carried import Carried
+from .error_propagation import Carried
 from .proof import WrongResultError
 
 Steps = Sequence[tuple[float, float, float]]
