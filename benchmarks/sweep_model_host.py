@@ -82,7 +82,7 @@ def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitSta
     as_on_gpu = {chain_key: lambda device, iteration: chain_key(torch.device("cuda"), iteration)}
     stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table, **as_on_gpu}))
     stack.callback(lambda ops: None, empty_adamw())
-    stack.enter_context(mock.patch.object(kernel.kernels.prepared, "can_launch_on", lambda A: type(A) is Tensor))
+    stack.enter_context(mock.patch.object(kernel.kernels.launch_cache, "can_launch_on", lambda A: type(A) is Tensor))
 
 
 def empty_adamw() -> Library:

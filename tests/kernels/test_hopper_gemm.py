@@ -26,12 +26,12 @@ def package(monkeypatch):
     """The package's modules by name, in which the compiled product was measured to be the fastest on "a GPU"."""
     modules = {
         name: compiled.kernel_module(compiled.PACKAGE, name)
-        for name in ("prepared", "symmetric_gemm", "tuned", "native")
+        for name in ("launch_cache", "symmetric_gemm", "tuned", "native")
     }
     operation = Operation()
     monkeypatch.setattr(modules["native"], "hopper_gemm_", operation, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(modules["prepared"], "_PREPARED", {})
+    monkeypatch.setattr(modules["launch_cache"], "_STARTS", {})
     fastest = {"entry": modules["tuned"].HOPPER._asdict()}
     monkeypatch.setattr(modules["tuned"], "nearest", lambda *asked, **kernel: fastest["entry"])
     return {**modules, "calls": operation.calls, "fastest": fastest}
@@ -48,11 +48,11 @@ def test_it_is_launched_where_it_was_measured_to_be_fastest(package, number):
     with compiled.absent_gpu("sm_90", compiled.PACKAGE):
         assert package["symmetric_gemm"].chosen_for(A, A, A, C) == config
         for alpha in (2.0, 3.0):  # the second one is prepared
-            package["prepared"].launch(A, A, A, C, alpha, 0.5, 0.25)
-            package["prepared"].launch(A, A, None, C, alpha, 0.5, 0.25)
+            package["launch_cache"].launch(A, A, A, C, alpha, 0.5, 0.25)
+            package["launch_cache"].launch(A, A, None, C, alpha, 0.5, 0.25)
     given = [(call[3] is not None, *call[4:]) for call in package["calls"]]
     assert given == [(D, alpha, 0.5, 0.25, config.sections) for alpha in (2.0, 3.0) for D in (True, False)]
-    assert all(call[0] is C and call[1] is A for call in package["calls"]) and len(package["prepared"]._PREPARED) == 2
+    assert all(call[0] is C and call[1] is A for call in package["calls"]) and len(package["launch_cache"]._STARTS) == 2
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_100", "sm_120", "gfx942"])

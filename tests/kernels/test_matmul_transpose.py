@@ -94,9 +94,9 @@ def test_torchs_products_stay_where_triton_cannot_launch(kernel, monkeypatch):
         def active(self):
             raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
-    products, prepared = kernel.kernels.products, kernel.kernels.prepared
-    monkeypatch.setattr(prepared, "driver", Driver())
-    monkeypatch.setattr(products, "launch_fault", prepared.launch_fault.__wrapped__)  # the answer is kept otherwise
+    products, launch_cache = kernel.kernels.products, kernel.kernels.launch_cache
+    monkeypatch.setattr(launch_cache, "driver", Driver())
+    monkeypatch.setattr(products, "launch_fault", launch_cache.launch_fault.__wrapped__)  # the answer is kept otherwise
     monkeypatch.setattr(products, "supports_triton", lambda device: True)
     monkeypatch.setattr(products, "gpu_of", lambda device: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20))
     monkeypatch.setattr(products, "gain_of", lambda *_: kernel.kernels.gains.Gain(1.5, "shipped"))

@@ -16,7 +16,7 @@ from .tuned import launches_hopper_gemm
 
 try:
     from . import small_polar, symmetric_gemm
-    from .prepared import launch_fault, symmetric_product
+    from .launch_cache import launch_fault, symmetric_product
 except ModuleNotFoundError as missing:
     if missing.name != "triton":  # torch for CPUs comes without Triton; any other missing module is an error
         raise

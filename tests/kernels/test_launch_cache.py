@@ -52,77 +52,77 @@ def shown(argument):
 
 
 @pytest.fixture(params=["sm_80", "sm_90"])
-def prepared(request, monkeypatch):
-    """The module of prepared launches, on a GPU that is not there and on which nothing was launched yet."""
-    module = compiled.kernel_module(compiled.PACKAGE, "prepared")
+def launch_cache(request, monkeypatch):
+    """The module of cached launches, on a GPU that is not there and on which nothing was launched yet."""
+    module = compiled.kernel_module(compiled.PACKAGE, "launch_cache")
     monkeypatch.setattr(compiled, "AbsentGPU", Driver)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     with compiled.absent_gpu(request.param, compiled.PACKAGE):
-        monkeypatch.setattr(module, "_PREPARED", {})
+        monkeypatch.setattr(module, "_STARTS", {})
         Started.log.clear()
         yield module
 
 
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
 @pytest.mark.parametrize("size", [(64, 128), (33, 65)], ids=str)
-def test_prepared_launch_starts_what_triton_starts(prepared, layout, size):
+def test_cached_launch_starts_what_triton_starts(launch_cache, layout, size):
     """With other operands that lie alike: its grid, its kernel, and each argument in its place."""
 
     def new(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=torch.float32)  # for which kernels are compiled soonest
 
     first, second = (cases.LAYOUTS[layout](new, *size) for _ in range(2))
-    prepared.launch(*first, *ABC)
-    prepared.launch(*second, *ABC)
-    config = prepared.chosen_for(*second)
-    prepared.launch_symmetric_gemm(*second, ABC, config)
+    launch_cache.launch(*first, *ABC)
+    launch_cache.launch(*second, *ABC)
+    config = launch_cache.chosen_for(*second)
+    launch_cache.launch_symmetric_gemm(*second, ABC, config)
     of_first, ours, tritons = Started.log
     assert ours == tritons
     assert ours[3] != of_first[3]  # or the addresses of the first were kept
 
 
-def test_misaligned_operands_get_a_kernel_of_their_own(prepared):
+def test_misaligned_operands_get_a_kernel_of_their_own(launch_cache):
     """Loads of 16 bytes from other addresses would be fatal, and all else about these operands is equal."""
     memory = torch.empty(2 * 64 * 64 + 1)
     C = torch.empty(1, 64, 64)
     aligned, shifted = memory[: 64 * 64].view(1, 64, 64), memory[64 * 64 + 1 :].view(1, 64, 64)
     for A in (aligned, shifted, aligned, shifted):
-        prepared.launch(A, A.mT, None, C, *ABC)
+        launch_cache.launch(A, A.mT, None, C, *ABC)
     kernels = [kernel for kernel, *_ in Started.log]
     assert kernels[0] == kernels[2] != kernels[1] == kernels[3]
 
 
-def test_addend_shape_and_batch_are_told_apart(prepared):
+def test_addend_shape_and_batch_are_told_apart(launch_cache):
     X, R, C = torch.empty(2, 64, 128), torch.empty(2, 64, 64), torch.empty(2, 64, 64)
     calls = [(X, X.mT, None, C), (R, R.mT, None, C), (R, R.mT, R, C), (X[:1], X[:1].mT, None, C[:1])]
     for _ in range(2):
         for operands in calls:
-            prepared.launch(*operands, *ABC)
+            launch_cache.launch(*operands, *ABC)
     assert Started.log[:4] == Started.log[4:]
     assert len({(kernel, grid, str(arguments)) for kernel, grid, _, arguments in Started.log}) == len(calls)
 
 
-def test_measurements_count_from_the_next_launch_on(prepared, monkeypatch):
+def test_measurements_count_from_the_next_launch_on(launch_cache, monkeypatch):
     X, C = torch.empty(1, 64, 64), torch.empty(1, 64, 64)
-    config = prepared.chosen_for(X, X.mT, None, C)
-    prepared.launch(X, X.mT, None, C, *ABC)
-    monkeypatch.setattr(prepared, "chosen_for", lambda *operands: config._replace(warps=8))
-    prepared.launch(X, X.mT, None, C, *ABC)
-    monkeypatch.setattr(prepared, "changed", lambda: -1)
-    prepared.launch(X, X.mT, None, C, *ABC)
+    config = launch_cache.chosen_for(X, X.mT, None, C)
+    launch_cache.launch(X, X.mT, None, C, *ABC)
+    monkeypatch.setattr(launch_cache, "chosen_for", lambda *operands: config._replace(warps=8))
+    launch_cache.launch(X, X.mT, None, C, *ABC)
+    monkeypatch.setattr(launch_cache, "changed", lambda: -1)
+    launch_cache.launch(X, X.mT, None, C, *ABC)
     assert [kernel[1] for kernel, *_ in Started.log] == [config.warps, config.warps, 8]
 
 
-def test_empty_operands_launch_nothing(prepared):
+def test_empty_operands_launch_nothing(launch_cache):
     for shape in ((0, 64, 64), (2, 0, 64)):
         X = torch.empty(shape)
-        prepared.launch(X, X.mT, None, torch.empty(*shape[:2], shape[1]), *ABC)
+        launch_cache.launch(X, X.mT, None, torch.empty(*shape[:2], shape[1]), *ABC)
     assert not Started.log
 
 
 def test_products_elsewhere_go_the_way_of_the_op(kernel):
     """On a CPU, where it is known what they give, and where tracers have made their operands up."""
-    product = kernel.kernels.prepared.symmetric_product
+    product = kernel.kernels.launch_cache.symmetric_product
     X = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
     R = X @ X.mT
     expected = 1.5 * torch.bmm(X, X.mT) - 0.5 * R + 0.25 * torch.eye(5)
@@ -131,7 +131,7 @@ def test_products_elsewhere_go_the_way_of_the_op(kernel):
     torch.testing.assert_close(product(X, X.mT, R, alpha, beta, None, diagonal), expected, atol=1e-5, rtol=0)
     traced = torch.compile(lambda X: product(X, X.mT), backend="eager", fullgraph=True)
     assert torch.equal(traced(X), product(X, X.mT))
-    with mock.patch.object(kernel.kernels.prepared, "launch", side_effect=AssertionError("nothing is launched")):
+    with mock.patch.object(kernel.kernels.launch_cache, "launch", side_effect=AssertionError("nothing is launched")):
         fake = torch._subclasses.FakeTensorMode()
         with fake:
             assert product(torch.empty(2, 5, 7, device="cuda"), torch.empty(2, 7, 5, device="cuda")).shape == (2, 5, 5)

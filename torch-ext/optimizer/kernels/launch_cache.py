@@ -22,7 +22,7 @@ from .tuned import COMPILED
 
 # How many geometries are remembered. A step has a few dozen; a program whose shapes keep changing empties the table now
 # and then.
-MAX_PREPARED = 4096
+MAX_STARTS = 4096
 
 
 class Panel:
@@ -39,7 +39,7 @@ class Panel:
 # Launches the product on operands of one geometry: A, B, D (or C where there is none), C, alpha, beta, diagonal.
 Start = Callable[[Tensor, Tensor, Tensor, Tensor, float, float, float], None]
 
-_PREPARED: dict[Hashable, Start] = {}
+_STARTS: dict[Hashable, Start] = {}
 
 
 def symmetric_product(
@@ -90,7 +90,7 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
     """Write alpha A B + beta D + diagonal I into C on the current device; nothing is checked."""
     d = C if D is None else D
     geometry = _geometry(A, B, D, C)
-    start = _PREPARED.get(geometry)
+    start = _STARTS.get(geometry)
     if start is not None:
         return start(A, B, d, C, alpha, beta, diagonal)
     config = chosen_for(A, B, D, C)
@@ -101,9 +101,9 @@ def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, b
         return None
     else:
         start = prepare(A, B, arrange(A, B, D, C, False, config), compiled)
-    if len(_PREPARED) >= MAX_PREPARED:
-        _PREPARED.clear()
-    _PREPARED[geometry] = start
+    if len(_STARTS) >= MAX_STARTS:
+        _STARTS.clear()
+    _STARTS[geometry] = start
     return None
 
 
