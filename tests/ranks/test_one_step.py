@@ -213,9 +213,9 @@ def gradient_of_another_part(kernel):
     placed = [Replicate(), Shard(0)]
     p.grad = DTensor.from_local(local, mesh, placed, run_check=False, shape=torch.Size((16,)), stride=(1,))
     optimizer = kernel.Muon([("w", p)])
-    gradients = kernel.plan.gradients.Gradients([p])
+    gradients = kernel.step.gradients.Gradients([p])
     try:
-        kernel.plan.gradients.check_gradients(optimizer._premises, gradients, optimizer.param_groups)
+        kernel.step.gradients.check_gradients(optimizer._premises, gradients, optimizer.param_groups)
     except ValueError as error:
         return str(error)
     return None

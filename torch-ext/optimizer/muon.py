@@ -36,7 +36,6 @@ from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.synonyms import check_implementations
 from .parameters.user_warnings import warn_user
 from .plan.exchanges import ExchangeOptions
-from .plan.gradients import Gradients, check_gradients, redistribute_
 from .plan.plan import Plan, make_plan
 from .plan.premises import Premises
 from .plan.process_groups import ranks_of
@@ -47,6 +46,7 @@ from .step.capture import check_capture, check_captured_plan
 from .step.copies import check_copies
 from .step.fallback import update_fallback_
 from .step.finish import UpdateNorms
+from .step.gradients import Gradients, check_gradients, redistribute_
 from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics

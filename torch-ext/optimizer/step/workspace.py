@@ -14,7 +14,6 @@ from ..parameters.settings import Group
 from ..parameters.state import BUFFER, SCALE
 from ..plan.batches import Batch, chains, grouped
 from ..plan.exchanges import Chunk
-from ..plan.gradients import Gradients
 from ..plan.layout import has_shards, local_part
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan, State, local_indices
@@ -22,6 +21,7 @@ from ..plan.process_groups import this_rank
 from ..plan.sums import SummedBatch
 from ..rules.descent import as_tensor
 from .fallback import local_fallback
+from .gradients import Gradients
 from .local_chunk import LocalChunk, local_chunk
 from .local_matrix import OF_STATE, ROW_SCALE, LocalMatrix, LocalParameter, StepTensors
 from .recipe import RecipeKey, recipe_key
