@@ -77,9 +77,10 @@ def choose_iteration(
 ) -> Iteration:
     """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
-    `auto` takes the Gram iteration where `_may_lose_digits` allows it and `iteration_costs` says that it is cheaper. In
-    bfloat16 it would diverge, but not with float32 squares: `auto` takes those where `select_products` does, for
-    _GRAM_STEPS or more. Small matrices run in one launch if that was measured to be faster.
+    `auto` takes the Gram iteration where `_auto_may_use_gram` allows it and it costs less (`iteration_costs`). In
+    bfloat16 that would diverge, unless the m x m matrices are in float32: there `auto` takes `gram_float32` if
+    `select_products` has returned products for it, for _GRAM_STEPS or more. Small matrices run in one launch if that
+    was measured to be faster.
 
     Raises ValueError for an unknown method, for one that is not safe in this dtype with this schedule, and for a GPU
     that this build has no code for.
@@ -103,8 +104,8 @@ def choose_iteration(
     scale = folded_scale(work_dtype, size[0], schedule)
     folded = with_folded_scale(schedule, scale)
     standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, in_one_launch)
-    keeps_digits = method == "auto" and not _may_lose_digits(device, work_dtype, size, products, circumstances)
-    if method == "standard" or keeps_digits:
+    gram_is_ruled_out = method == "auto" and not _auto_may_use_gram(device, work_dtype, size, products, circumstances)
+    if method == "standard" or gram_is_ruled_out:
         return standard
     stands_in = method == "auto" and work_dtype == torch.float32
     restarts = _restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products), stands_in)
@@ -199,7 +200,7 @@ def _largest_value(schedule: Schedule) -> float:
     return largest_value(schedule)
 
 
-def _may_lose_digits(
+def _auto_may_use_gram(
     device: torch.device,
     work_dtype: torch.dtype,
     size: tuple[int, int],
