@@ -27,8 +27,8 @@ _UNREAD: dict[Ranks, tuple[weakref.ref, Meeting]] = {}
 _NUMBERS: Counter[Ranks] = Counter()
 
 
-class Acquaintance(NamedTuple):
-    """What an optimizer knows about ranks that it has met: the plan, and the number that they gave it."""
+class Registration(NamedTuple):
+    """The number that some ranks gave an optimizer at their first meeting, and the plan with which they met last."""
 
     digest: str
     number: int
@@ -54,7 +54,7 @@ class RankAgreement:
 
     def forget(self) -> None:
         """Forget the other ranks, so that the next meeting is a first one."""
-        self._known: dict[Ranks, Acquaintance] = {}
+        self._registered: dict[Ranks, Registration] = {}
         self._steps = 0
         self._read: Sequence[Meeting] = ()  # of this step
 
@@ -91,7 +91,7 @@ class RankAgreement:
         read_all(terms)
         meetings, overflows, errors = [], {}, []
         for ranks, shared in sorted(terms.items()):
-            known = self._known.get(ranks)
+            known = self._registered.get(ranks)
             is_new = known is None or known.digest != shared.digest
             name = f"new optimizer {self._seniority(ranks)}" if known is None else f"optimizer {known.number}"
             absent = absent_of(shared, groups) if act.startswith("step") else ()
@@ -108,7 +108,7 @@ class RankAgreement:
                 errors.append(error)
             elif is_new:
                 number = _new_number(ranks, shared) if known is None else known.number
-                self._known[ranks] = Acquaintance(shared.digest, number)
+                self._registered[ranks] = Registration(shared.digest, number)
         if errors:
             raise errors[0]
         return meetings, overflows
@@ -124,7 +124,7 @@ class RankAgreement:
         return sum(other._serial < self._serial and other._is_new(ranks, digest) for other in _LIVING)
 
     def _is_new(self, ranks: Ranks, digest: Optional[str]) -> bool:
-        return self._digests.get(ranks) == digest and ranks not in self._known
+        return self._digests.get(ranks) == digest and ranks not in self._registered
 
 
 def read_all(terms: Mapping[Ranks, Terms]) -> None:
