@@ -79,16 +79,16 @@ def test_each_line_is_scaled_to_what_it_lacks(rule, dtype):
     exact = G.double() * math.sqrt(4 / 9) / lines
     # The factor of a line and the product with it are rounded to float32, then to the dtype of G.
     relative = torch.finfo(torch.float32).eps + torch.finfo(dtype).eps
-    torch.testing.assert_close(rule.evened(G, factors).double(), exact, rtol=relative, atol=0.0)
-    assert torch.equal(rule.evened(G.mT, factors.mT), rule.evened(G, factors).mT)
+    torch.testing.assert_close(rule.rescaled_by_factors(G, factors).double(), exact, rtol=relative, atol=0.0)
+    assert torch.equal(rule.rescaled_by_factors(G.mT, factors.mT), rule.rescaled_by_factors(G, factors).mT)
 
 
 def test_zeros_stay_zeros_and_a_nan_in_its_matrix(rule):
     G = uneven((3, 6, 5), torch.float32)
     G[0, 2], G[1, 3, 1] = 0, math.nan
-    result = rule.evened(G, G)
+    result = rule.rescaled_by_factors(G, G)
     assert not result[0, 2].any() and result[0].isfinite().all() and result[1, 3].isnan().all()
-    assert torch.equal(result[2:], rule.evened(G[2:], G[2:]))
+    assert torch.equal(result[2:], rule.rescaled_by_factors(G[2:], G[2:]))
 
 
 def test_it_is_explained_and_counted_as_two_passes(kernel):

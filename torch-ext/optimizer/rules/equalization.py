@@ -2,7 +2,7 @@
 
 After a few steps of the iteration, rows and columns of a polar factor have different norms, and most so if those of the
 momentum do. Even the exact factor of a tall matrix has rows of different norms. `equalize` changes the input of the
-iteration, `renormalize_` its output. Aurora runs the iteration twice, with `evened` in between.
+iteration, `renormalize_` its output. Aurora runs the iteration twice, with `rescaled_by_factors` in between.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def equalize(G: Tensor, by: str, eps: float) -> Tensor:
     return G
 
 
-def evened(G: Tensor, factors: Tensor) -> Tensor:
+def rescaled_by_factors(G: Tensor, factors: Tensor) -> Tensor:
     """Return G (B, rows, cols) with the lines of its long side (a tall G's rows) rescaled, in G's dtype.
 
     `factors` are the polar factors of G. With equal norms, each of their lines would have norm sqrt(short / long). A

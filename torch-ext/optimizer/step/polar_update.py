@@ -18,7 +18,7 @@ from ..kernels.normalization import frobenius_norm, native_passes_take
 from ..plan.batches import Batch
 from ..polar.chains import Operand, chained_polar_factors
 from ..polar.factors import polar_factors
-from ..rules.equalization import equalize, evened, renormalize_
+from ..rules.equalization import equalize, renormalize_, rescaled_by_factors
 
 
 class Packed(NamedTuple):
@@ -105,7 +105,7 @@ def _polar_update(packed: Packed) -> Tensor:
     directions = equalized(batch, directions, eps)
     factors = polar_factors(directions, batch.iteration, eps, factors, norms, squares)
     for _ in range(1, batch.equalization.rounds(*batch.packed_shape)):
-        directions = evened(directions, factors)
+        directions = rescaled_by_factors(directions, factors)
         factors = polar_factors(directions, batch.iteration, eps, factors, None, squares)
     return _update_of_batch(batch, factors)
 
