@@ -172,7 +172,7 @@ class Muon(Optimizer):
         "_release_grads",
         "_clip",
         "_agreement",
-        "_broke_off",
+        "_failed_halfway",
     )
     _plan = Plan()
     _workspace: Optional[Workspace] = None
@@ -180,10 +180,10 @@ class Muon(Optimizer):
     _checked: Sequence[Any] = ()  # settings
     _workspace_for: Sequence[Any] = ()
     _known_state: Optional[KnownState] = None  # of the plan
-    _broke_off = False  # the last step or load
+    _failed_halfway = False  # whether the last step or load did
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
-    _said_idle = False  # whether it has warned that no parameter has a gradient
+    _warned_no_gradient = False  # whether it has said that no parameter has a gradient
     _is_made = False  # whether the constructor has checked all groups at once
 
     @with_known_arguments
@@ -482,9 +482,9 @@ class Muon(Optimizer):
 
     def _copy_state(self, loaded: dict[str, Any]) -> None:
         """Copy the tensors of a loaded state dict, because torch shares them and casts momentum."""
-        self._broke_off = True  # until all are copies, for which memory may run out
+        self._failed_halfway = True  # until all are copies, for which memory may run out
         copy_loaded_(self.param_groups, self.state, loaded)
-        self._broke_off = False
+        self._failed_halfway = False
 
     def __getstate__(self) -> dict[str, Any]:
         self._synchronize()
@@ -514,8 +514,8 @@ class Muon(Optimizer):
         gradients = self._refresh()
         check_captured_plan(self._plan)
         elsewhere = check_gradients(self._premises, gradients, self.param_groups)
-        if not self._said_idle and len(gradients.absent) == len(gradients.tensors):
-            self._said_idle = True
+        if not self._warned_no_gradient and len(gradients.absent) == len(gradients.tensors):
+            self._warned_no_gradient = True
             warn_user(NO_GRADIENT)
         # GradScaler sets both. `found_inf` counts devices whose gradients overflow, an int if there are no gradients.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
@@ -524,12 +524,12 @@ class Muon(Optimizer):
             self._clip.begin_step()
         scalings = self._agreement.begin_step(self._plan.terms, self.param_groups, scaling)
         redistribute_(gradients, elsewhere, self._premises.params, scalings)
-        self._broke_off = True  # until the update is complete
+        self._failed_halfway = True  # until the update is complete
         with ExitStack() as stack:
             for device_type in filter(autocasts, self._premises.device_types):
                 stack.enter_context(without_autocast(device_type))
             self._update_(gradients, scalings)
-        self._broke_off = False
+        self._failed_halfway = False
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
         self._grad_scale = snapshot(scaling.grad_scale)
@@ -608,7 +608,7 @@ class Muon(Optimizer):
 
     def _check_last_step(self) -> None:
         """Raise RuntimeError if the last step or load failed halfway, or, once, if ranks did not take the same step."""
-        if self._broke_off:
+        if self._failed_halfway:
             raise RuntimeError(
                 "the last step or load broke off with an error: some parameters and states were changed and others "
                 "were not, so neither another step nor a checkpoint would be correct. On all ranks that share "
