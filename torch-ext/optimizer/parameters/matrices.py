@@ -42,10 +42,10 @@ class MatrixView:
     @property
     def is_plain(self) -> bool:
         """Whether the tensor itself is the only matrix."""
-        return not self.stack_axes and not self.turned and len(self.rows) == len(self.col_axes) == 1
+        return not self.stack_axes and not self.is_transposed and len(self.rows) == len(self.col_axes) == 1
 
     @property
-    def turned(self) -> bool:
+    def is_transposed(self) -> bool:
         """Whether the rows are the last dimension."""
         return self.row_axis > self.col_axes[0]
 
@@ -62,7 +62,7 @@ class MatrixView:
             whole = [M for stack in whole for M in stack.unbind(axis - unbound)]
         if len(self.col_axes) > 1:
             whole = [self._flat(tensor, read_only)]
-        elif self.turned:
+        elif self.is_transposed:
             whole = [M.mT for M in whole]
         return whole if len(self.rows) == 1 else [part for M in whole for part in M.split(self.rows)]
 
@@ -81,7 +81,7 @@ class MatrixView:
         text = f"flatten {shape}" if len(self.col_axes) > 1 else shape
         if self.stack_axes:
             text = f"{self.stack} matrices {shape}"
-        text = f"{text} transposed" if self.turned else text
+        text = f"{text} transposed" if self.is_transposed else text
         return text if len(self.rows) == 1 else f"{text} split {_sum(self.rows)}"
 
     def _flat(self, tensor: Tensor, read_only: bool) -> Tensor:

@@ -18,8 +18,8 @@ from .matrices import MatrixView, view_in_group
 
 
 def block_axes(view: MatrixView) -> tuple[int, ...]:
-    """Return the dimensions of the parameter along which blocks run: the columns, or the rows of `turned` matrices."""
-    return (view.row_axis,) if view.turned else view.col_axes
+    """Return the dimensions of the parameter along which blocks run: columns, or rows if it `is_transposed`."""
+    return (view.row_axis,) if view.is_transposed else view.col_axes
 
 
 def in_blocks(name: str, view: MatrixView) -> MatrixView:
@@ -27,7 +27,7 @@ def in_blocks(name: str, view: MatrixView) -> MatrixView:
 
     Raises ValueError if `split_rows` cuts a block.
     """
-    if not view.turned:
+    if not view.is_transposed:
         return replace(view, cols=-(-view.cols // BLOCK))
     if any(end % BLOCK for end in itertools.accumulate(view.rows[:-1])):
         raise ValueError(
