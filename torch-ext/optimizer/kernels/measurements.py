@@ -122,7 +122,7 @@ def keep(key: Key, table: Table) -> None:
         warnings.warn(f"measurements are kept in this process only: {problem}", RuntimeWarning, stacklevel=2)
 
 
-def heed(key: Key, wrong: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+def record_failures(key: Key, wrong: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
     """Record here what has failed on another rank. Ranks need this because they must exclude the same candidates."""
     news = {of: c for of, c in wrong.items() if not c.keys() <= _table(key).failed.get(of, {}).keys()}
     if news:

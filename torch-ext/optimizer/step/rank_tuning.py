@@ -13,7 +13,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 from ..kernels.gains import ALONE
 from ..kernels.machine import Key, key_of
 from ..kernels.measurement_file import Need
-from ..kernels.measurements import Agreed, agree, agreement, all_failed, heed, own_measurement
+from ..kernels.measurements import Agreed, agree, agreement, all_failed, own_measurement, record_failures
 from ..plan.batches import grouped
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan
@@ -109,7 +109,9 @@ class TuningAgreement:
         self._tasks.sort(key=lambda task: task.need in last)
         for rank, statement in statements.items():
             self._kinds.setdefault(statement.kind, rank)
-            heed(key, statement.failed)  # from other kinds of device too, so that all ranks know the same failures
+            record_failures(
+                key, statement.failed
+            )  # from other kinds of device too, so that all ranks know the same failures
         for need in needs:
             known = {kind: self._agreed_by(need, kind, statements) for kind in self._kinds}
             self._open[need] = {kind for kind, before in known.items() if before is None}
@@ -130,7 +132,7 @@ class TuningAgreement:
         for rank in (rank for rank, other in answers.items() if other is not None and other.error):
             raise RuntimeError(f"rank {rank} could not measure {need} for ranks {self._ranks}: {answers[rank].error}")
         for failures in (other.failed for other in answers.values() if other is not None):
-            heed(key, {(need.kernel, need.dtype): failures})
+            record_failures(key, {(need.kernel, need.dtype): failures})
         if key.device not in kinds:
             return f"{need.m} x {need.k} {need.dtype} {need.kernel}: settled by ranks with other devices"
         rank = self._kinds[key.device]
