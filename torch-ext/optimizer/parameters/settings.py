@@ -99,7 +99,7 @@ def multiplier_in_group(group: Group, rows: int, cols: int, scale: float) -> flo
     return step_multiplier(group["adjust_lr_fn"], rows, cols, group["update_rms"]) * scale
 
 
-def _live_number(key: str, value: Any) -> float | Tensor:
+def _number_or_tensor(key: str, value: Any) -> float | Tensor:
     """Return a number as a float, and a one-element float32 or float64 tensor unchanged; `rates` checks its device."""
     if not isinstance(value, Tensor):
         return _number(key, value)
@@ -201,8 +201,8 @@ def _momentum_dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[
 
 
 SETTINGS: dict[str, Setting] = {
-    "lr": Setting(_live_number, Role.LIVE),
-    "weight_decay": Setting(_live_number, Role.LIVE),
+    "lr": Setting(_number_or_tensor, Role.LIVE),
+    "weight_decay": Setting(_number_or_tensor, Role.LIVE),
     "momentum": Setting(_below_one, Role.RECIPE),
     "nesterov": Setting(flag, Role.RECIPE),
     "ns_coefficients": Setting(_coefficients, Role.METHOD),
@@ -228,7 +228,7 @@ SETTINGS: dict[str, Setting] = {
     "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
     "fallback": Setting(_one_of(FALLBACKS), Role.LIVE),
     # Becomes the `lr_factor` of the fallback's groups, and None in all groups.
-    "adamw_lr": Setting(lambda key, value: None if value is None else _live_number(key, value), Role.HOST),
+    "adamw_lr": Setting(lambda key, value: None if value is None else _number_or_tensor(key, value), Role.HOST),
     "lr_factor": Setting(_number, Role.LIVE),
     "adamw_betas": Setting(_betas, Role.LIVE),
     "adamw_eps": Setting(_number, Role.LIVE),
