@@ -31,7 +31,7 @@ class Statement(NamedTuple):
     has_met: bool  # whether it has met these ranks before with this plan
     digest: str  # of its plan
     settings: str
-    absent: tuple[frozenset[int], ...]  # for each entry of `_need_gradients`, the parameters without a gradient
+    absent: tuple[frozenset[int], ...]  # for each entry of `_gradient_sets`, the parameters without a gradient
     grad_scale: Optional[float] = None  # only in statements that are gathered, because reading it may wait for a device
 
     @property
@@ -42,16 +42,16 @@ class Statement(NamedTuple):
     def codes(self, terms: Terms) -> tuple[int, int, int]:
         """Return numbers whose sums over the ranks are 0 if actions, settings and present gradients agree."""
         identity, settings = (terms.weight * code_of(text) for text in (self.identity, self.settings))
-        return identity, settings, code_of_sets(_need_gradients(terms), list(map(sorted, self.absent)))
+        return identity, settings, code_of_sets(_gradient_sets(terms), list(map(sorted, self.absent)))
 
 
-def _need_gradients(terms: Terms) -> tuple[RankSets, ...]:
+def _gradient_sets(terms: Terms) -> tuple[RankSets, ...]:
     """Return the parameters that need a gradient on all ranks of a set or on none."""
     return (*terms.copies, *terms.local_shards)
 
 
 def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[int], ...]:
-    """Return, for each entry of `_need_gradients`, which parameters of the terms have no gradient on this rank now.
+    """Return, for each entry of `_gradient_sets`, which parameters of the terms have no gradient on this rank now.
 
     By their positions, because two may have one name.
     """
@@ -60,7 +60,7 @@ def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[int], ..
         number, position = terms.group_positions[i]
         return groups[number]["params"][position].grad is None
 
-    return tuple(frozenset(filter(is_absent, each.positions)) for each in _need_gradients(terms))
+    return tuple(frozenset(filter(is_absent, each.positions)) for each in _gradient_sets(terms))
 
 
 class Sums(NamedTuple):
@@ -212,7 +212,7 @@ def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Sta
 
 def _absent_somewhere(statements: Mapping[int, Statement], terms: Terms) -> str:
     """Return a text that names a parameter that only some ranks of a set had a gradient of."""
-    for number, entry in enumerate(_need_gradients(terms)):
+    for number, entry in enumerate(_gradient_sets(terms)):
         absent = {rank: statements[rank].absent[number] for ranks in entry.sets for rank in ranks}
         for position, ranks in itertools.product(sorted(set().union(*absent.values())), entry.sets):
             without = [rank for rank in ranks if position in absent[rank]]
