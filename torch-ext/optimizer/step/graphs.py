@@ -31,7 +31,7 @@ from .batch_memory import BatchMemory
 from .polar_update import Packed, PackedChain, as_parameter, norms_memory, packed_memory, polar_updates
 
 # Each part of a buffer begins at a multiple of so many bytes, as the allocator aligns new tensors.
-_LINE = 512
+_ALIGNMENT = 512
 
 
 class Kind(NamedTuple):
@@ -149,7 +149,7 @@ class _Buffers:
 
     def __init__(self, device: torch.device, of_chains: Sequence[Kinds]):
         self._directions, self._factors = (
-            torch.empty(max(bytes_of(parts, _LINE) for parts in of_all), dtype=torch.uint8, device=device)
+            torch.empty(max(bytes_of(parts, _ALIGNMENT) for parts in of_all), dtype=torch.uint8, device=device)
             for of_all in zip(*map(_parts, of_chains))
         )
         self.take_pool()
@@ -161,7 +161,9 @@ class _Buffers:
     def views(self, kinds: Kinds) -> list[tuple[Tensor, Tensor]]:
         """Return the directions and the factors (B, m, n) of a chain's kinds."""
         directions, factors = _parts(kinds)
-        return list(zip(parts_of(self._directions, directions, _LINE), parts_of(self._factors, factors, _LINE)))
+        return list(
+            zip(parts_of(self._directions, directions, _ALIGNMENT), parts_of(self._factors, factors, _ALIGNMENT))
+        )
 
 
 def _parts(kinds: Kinds) -> tuple[list[Part], list[Part]]:
