@@ -20,7 +20,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # The position of a parameter among those of the terms, and the name of one of its tensors.
 Key = tuple[int, str]
-Sums = Mapping[Key, int]
+Checksums = Mapping[Key, int]
 
 
 def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: State) -> None:
@@ -32,14 +32,14 @@ def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: S
     disputes: list[str] = []
     for ranks, shared in sorted(terms.items()):
         if shared.copies:
-            sums = [_sums(copies, shared, groups, state) for copies in shared.copies]
+            sums = [_checksums(copies, shared, groups, state) for copies in shared.copies]
             disputes += _different_copies(ranks, shared, sums)
     if disputes:
         rest = f", and {len(disputes) - 3} more" if len(disputes) > 3 else ""
         raise RuntimeError(f"copies have drifted apart: {'; '.join(disputes[:3])}{rest}")
 
 
-def _sums(copies: RankSets, terms: Terms, groups: Sequence[Group], state: State) -> Sums:
+def _checksums(copies: RankSets, terms: Terms, groups: Sequence[Group], state: State) -> Checksums:
     """Return a checksum of each tensor of which this rank has a replica."""
     keyed = [pair for position in copies.positions for pair in _tensors(position, terms, groups, state)]
     if not keyed:
@@ -84,7 +84,7 @@ def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State)
             yield (position, f"{key} of {name}"), value
 
 
-def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[str]:
+def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Checksums]) -> list[str]:
     """Return a sentence for each shard of a tensor that differs between replicas, with the ranks."""
     names = shortened(terms.names)
     code = code_of_sets(terms.copies, [list(of_copy.items()) for of_copy in sums])
@@ -101,7 +101,7 @@ def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Sums]) -> list[
     ]
 
 
-def _differences(sums: Mapping[int, Sums]) -> Iterator[str]:
+def _differences(sums: Mapping[int, Checksums]) -> Iterator[str]:
     """Yield a sentence for each tensor whose checksum differs between these ranks, which have replicas of it."""
     for key in dict.fromkeys(key for of_rank in sums.values() for key in of_rank):
         by_sum: dict[Optional[int], list[int]] = {}  # None: the tensor is not there
