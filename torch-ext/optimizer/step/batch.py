@@ -11,7 +11,7 @@ from torch import Tensor
 from ..parameters.state import REMAINDER
 from ..rules.descent import DescentOptions, scale_rows_
 from ..rules.momentum import Directions, pack_momentum_
-from .finish import UpdateNorms, descend_parts_, finished
+from .finish import UpdateNorms, descend_parts_, finish_updates_
 from .local_matrix import ROW_SCALE, momentum_of, take_momentum, views_of
 from .moments import keep_moments_, stacked_moments
 from .polar_update import Packed, as_parameter, norms_memory_for_descent
@@ -66,7 +66,7 @@ def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor) -> UpdateNorms:
     written = norms_memory_for_descent(batch, updates)
     moments = None if batch.moments_shape is None else stacked_moments(parts)
     weights = torch.stack(views_of(parts)) if batch.first.parameter.keeps_norm else None
-    updates, norms = finished(updates, recipe, moments, weights, written)
+    updates, norms = finish_updates_(updates, recipe, moments, weights, written)
     if moments is not None:
         keep_moments_(parts, moments, recipe.scaling.found_inf)
     descend_parts_(parts, updates, recipe, work.multiplier, DescentOptions(norms=written))

@@ -35,18 +35,18 @@ class UpdateNorms(NamedTuple):
         return self.norms if self.active is None else self.norms.where(self.active, 0.0)
 
 
-def finished(
+def finish_updates_(
     updates: Tensor,
     recipe: Recipe,
     moments: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
     norms: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what whole matrices (B, rows, cols) descend by, made of their updates, and the norms (B,) of the updates.
+    """Apply the rules with a state to updates (B, rows, cols) of whole matrices; return what the matrices descend by.
 
-    Updates are balanced by second `moments`, if given; both change in place. If norms of matrices are kept, `weights`
-    are the matrices; the new ones take their place and are the result. `norms` is memory that the descent will write
-    to; without it a pass takes them.
+    Also returns the norms (B,) of the updates. Second `moments`, if given, balance the updates; both change in place.
+    If norms of matrices are kept, `weights` are the matrices: they are replaced by the new ones, which are then
+    returned in place of updates. `norms` is memory that the descent will write to; without it they are computed here.
     """
     # Before second moments change the updates. Hyperball has norms of its own.
     if norms is None and weights is None:
@@ -65,7 +65,7 @@ def descend_parts_(
     multiplier: Number,
     options: DescentOptions = PLAIN,
 ) -> None:
-    """Move parts of matrices by the updates that `finished` has returned; `options` has what else is known of those."""
+    """Move parts of matrices by what `finish_updates_` returned; `options` has norms, offsets and flags of those."""
     keeps_norm = parts[0].matrix.parameter.keeps_norm
     rule = REPLACING if keeps_norm else recipe.descent._replace(multiplier=multiplier)
     options = options._replace(

@@ -15,7 +15,7 @@ from ..plan.exchanges import Chunk
 from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, scale_rows_
 from ..rules.momentum import Directions, MomentumBuffers, pack_momentum_
-from .finish import UpdateNorms, descend_parts_, finished
+from .finish import UpdateNorms, descend_parts_, finish_updates_
 from .local_chunk import LocalChunk, LocalOwned
 from .local_matrix import ROW_SCALE, LocalMatrix, momentum_of
 from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
@@ -174,7 +174,7 @@ def _finish_owned_(
     if parameter.keeps_norm:
         weights = received.new_empty(updates.shape)
         move_blocks_(weights, received, owned.weights_in, to_buffer=False)
-    updates, norms = finished(updates, recipe, moments, weights)
+    updates, norms = finish_updates_(updates, recipe, moments, weights)
     if moments is not None:
         move_blocks_(moments, returned.view(moments.dtype), owned.moments_out, to_buffer=True)
     move_blocks_(updates, returned, owned.blocks_out, to_buffer=True)
