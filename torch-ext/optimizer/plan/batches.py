@@ -75,7 +75,7 @@ class Batch:
         return equalized + max(self._iteration_bytes, balanced)
 
     @property
-    def shared(self) -> Hashable:
+    def shared_products_key(self) -> Hashable:
         """What batches that share m x m products (`chains`) have in common; the batch if it shares none."""
         goes_once = self.equalization.rounds(*self.packed_shape) == 1
         chain = chain_key(self.device, self.iteration)
@@ -142,7 +142,7 @@ def chains(
     of 768 x 768 in between. Offloaded momentum comes to the device batch by batch, so those are chains of one.
     """
     result: list[list[Member]] = []
-    for some in grouped(members, lambda member: batch_of(member).shared):
+    for some in grouped(members, lambda member: batch_of(member).shared_products_key):
         room = 0
         for member in some:
             size = batch_of(member).packed_bytes
