@@ -56,7 +56,7 @@ class _Sizes(NamedTuple):
     heads: Optional[int] = None
     key_heads: Optional[int] = None
     widths: tuple[int, ...] = ()
-    own: bool = False
+    counted_by_attention: bool = False
     latent: Optional[tuple[int, ...]] = None
 
 
@@ -76,7 +76,7 @@ def attention_parts(
         return role, None, None
     if role == FUSED and sizes.value not in (None, sizes.head):
         return role, None, "heads of values have a size of their own: give split_rows in patterns"
-    if sizes.own:
+    if sizes.counted_by_attention:
         sizes = sizes._replace(widths=(*sizes.widths, columns))
     head = sizes.head or _inferred(role, rows, sizes)
     if whole:
@@ -172,7 +172,7 @@ def _inferred(role: str, rows: Rows, sizes: _Sizes) -> Optional[int]:
         size = _quotient(rows[role], key_heads) if role == "values" and key_heads else query
         agreed, certain = query, True
     usual = [_quotient(width, sizes.heads) for width in sizes.widths]
-    return size if (certain and sizes.own) or agreed in usual else None
+    return size if (certain and sizes.counted_by_attention) or agreed in usual else None
 
 
 def _sizes(role: str, around: Sequence[nn.Module], config: Any) -> _Sizes:
