@@ -102,7 +102,7 @@ def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
     That is certain where one tensor has elements at one place, where two begin at one element, and where one begins
     inside another without gaps.
     """
-    of_storages: dict[int, list[_Span]] = {}
+    spans_by_storage: dict[int, list[_Span]] = {}
     for name, p in named:
         if type(p) not in (Tensor, Parameter) or p.is_meta or not p.numel():
             continue
@@ -113,8 +113,8 @@ def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
             )
         length = 1 + sum((size - 1) * step for size, step in zip(p.shape, p.stride()))
         first, end = (p.element_size() * place for place in (p.storage_offset(), p.storage_offset() + length))
-        of_storages.setdefault(p.untyped_storage()._cdata, []).append(_Span(first, end, length == p.numel(), name))
-    for spans in of_storages.values():
+        spans_by_storage.setdefault(p.untyped_storage()._cdata, []).append(_Span(first, end, length == p.numel(), name))
+    for spans in spans_by_storage.values():
         spans.sort()
         for one, other in zip(spans, spans[1:]):
             if one.first == other.first or (one.is_dense and other.first < one.end):

@@ -56,10 +56,10 @@ def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix
     """
     if ranks_per_matrix == 1:
         return list(matrices)
-    of_cost = grouped(sorted(matrices, key=lambda matrix: -matrix.cost), lambda matrix: matrix.cost)
+    by_cost = grouped(sorted(matrices, key=lambda matrix: -matrix.cost), lambda matrix: matrix.cost)
     taken: dict[Matrix, Matrix] = {}
     chosen, best = taken, _step_cost(matrices)
-    for some in of_cost:
+    for some in by_cost:
         shared = {matrix: _shared(matrix, ranks_per_matrix) for matrix in some}
         if None in shared.values():
             break

@@ -121,20 +121,20 @@ def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Sh
 
 def _local_shards(parameters: Sequence[_Shared]) -> Iterator[RankSets]:
     """Yield the fallback's sharded parameters, grouped by the ranks that have a part."""
-    of_layouts: dict[Layout, list[int]] = {}
+    positions_by_layout: dict[Layout, list[int]] = {}
     for position, parameter in enumerate(parameters):
         if parameter.is_local_shard:
-            of_layouts.setdefault(parameter.layout, []).append(position)
-    of_holders: dict[Ranks, list[int]] = {}
-    for layout, positions in of_layouts.items():
-        of_holders.setdefault(_holders(layout), []).extend(positions)
-    for holders, positions in of_holders.items():
+            positions_by_layout.setdefault(parameter.layout, []).append(position)
+    positions_by_holders: dict[Ranks, list[int]] = {}
+    for layout, positions in positions_by_layout.items():
+        positions_by_holders.setdefault(_ranks_with_elements(layout), []).extend(positions)
+    for holders, positions in positions_by_holders.items():
         is_here = this_rank() in holders
         yield RankSets(tuple(positions) if is_here else (), (holders,), 0, counterweight(holders) if is_here else 0)
 
 
 @functools.lru_cache(maxsize=256)
-def _holders(layout: Layout) -> Ranks:
+def _ranks_with_elements(layout: Layout) -> Ranks:
     """Return the ranks whose parts are not empty."""
     ranks, parts = layout.mesh.members, list(map(layout.part_of, layout.mesh.members))
     has_something = {part: all(map(length, runs_of(layout, rank))) for part, rank in dict(zip(parts, ranks)).items()}
@@ -143,18 +143,18 @@ def _holders(layout: Layout) -> Ranks:
 
 def _copies(parameters: Sequence[_Shared]) -> Iterator[RankSets]:
     """Yield the parameters that have several copies, grouped by the ranks that their copies are on."""
-    of_layouts: dict[tuple, list[int]] = {}
+    positions_by_layout: dict[tuple, list[int]] = {}
     for position, parameter in enumerate(parameters):
         if parameter.layout.copies > 1:
-            of_layouts.setdefault((parameter.layout.mesh, parameter.layout.splits), []).append(position)
-    for positions in of_layouts.values():
+            positions_by_layout.setdefault((parameter.layout.mesh, parameter.layout.splits), []).append(position)
+    for positions in positions_by_layout.values():
         layout = parameters[positions[0]].layout
-        of_parts: dict[int, list[int]] = {}
+        ranks_by_part: dict[int, list[int]] = {}
         for rank in layout.mesh.members:
-            of_parts.setdefault(layout.part_of(rank), []).append(rank)
+            ranks_by_part.setdefault(layout.part_of(rank), []).append(rank)
         here = tuple(position for position in positions if not parameters[position].is_empty)
         part = layout.part_of(this_rank())
-        in_order = tuple(tuple(of_parts[number]) for number in range(len(of_parts)))
+        in_order = tuple(tuple(ranks_by_part[number]) for number in range(len(ranks_by_part)))
         yield RankSets(here, in_order, part, counterweight(in_order[part]))
 
 
