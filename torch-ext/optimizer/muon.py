@@ -177,7 +177,7 @@ class Muon(Optimizer):
     _plan = Plan()
     _workspace: Optional[Workspace] = None
     _premises: Optional[Premises] = None  # of the plan
-    _checked: Sequence[Any] = ()  # settings
+    _checked_settings: Sequence[Any] = ()
     _workspace_for: Sequence[Any] = ()
     _known_state: Optional[KnownState] = None  # of the plan
     _failed_halfway = False  # whether the last step or load did
@@ -317,7 +317,7 @@ class Muon(Optimizer):
         They are `matrices`, `matrices_not_finite`, `muon_update_norm` and `muon_update_rms`; `muon_gradient_norm` and
         `fallback_gradient_norm`, of the gradients that exist at this call; and with `qk_clip` the numbers
         `heads_clipped` and `heads_not_finite`. If ranks share parameters, metrics cover this rank's work and shards; no
-        other rank is asked. Of a gradient that a step redistributes they cover what this rank has before that.
+        other rank is asked. If a step redistributes a gradient, they cover what this rank has before that.
         """
         metrics = {**update_metrics(self._norms), **gradient_norms(self.param_groups, self._grad_scale)}
         if self._clip is not None and self._clip.counts is not None:
@@ -430,7 +430,7 @@ class Muon(Optimizer):
                 self._refresh()
             added = self.param_groups[before:] if self._is_made else ()
             for line in advice(routed(added, reasons)) + idle_keys(added, self.defaults["expert_keys"]):
-                warn_user(line)  # which is an error if the user wants that
+                warn_user(line)  # raises if the user turns warnings into errors
         except Exception:
             del self.param_groups[before:]
             self._forget_plan()
@@ -564,9 +564,9 @@ class Muon(Optimizer):
         all parameters. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
         """
         make_live_numbers_plain_(self.param_groups)
-        if compared_settings(self.param_groups) != self._checked:
+        if compared_settings(self.param_groups) != self._checked_settings:
             make_plain_(self.param_groups)
-            self._checked = compared_settings(self.param_groups)
+            self._checked_settings = compared_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]
         gradients = Gradients(params)
         seen = params, gradients.absent, self.param_groups
