@@ -34,7 +34,7 @@ class Memory:
     """The memory of all arguments of a call: what is written must not share any with another argument."""
 
     def __init__(self) -> None:
-        self._spans: dict[int, list[Span]] = {}  # by what their addresses are in
+        self._spans: dict[int, list[Span]] = {}  # by address space
 
     def read(self, name: str, t: Optional[Tensor], index: Optional[int] = None) -> None:
         """Take note of an argument that is read, or of the one at `index` of a list."""
@@ -64,14 +64,14 @@ class Memory:
         if reach.elements:
             begin = t.data_ptr()
             span = Span(begin, begin + reach.elements * t.element_size(), reach.gapless, written, name)
-            self._spans.setdefault(_addressed(t), []).append(span)
+            self._spans.setdefault(_address_space(t), []).append(span)
 
 
-def _addressed(t: Tensor) -> int:
-    """Return a number for what addresses of `t` are in, since only those in one thing can be compared.
+def _address_space(t: Tensor) -> int:
+    """Return a number for the address space of `t`, since only addresses in one space can be compared.
 
-    On Apple's GPUs an address is that of a storage's handle plus an offset, so handles of two storages may be nearer
-    than their elements. Elsewhere it is one in memory.
+    On Apple's GPUs an address is a storage's handle plus an offset, and handles of two storages may be closer than the
+    storages are long. So each storage is a space there. Elsewhere all memory is one.
     """
     return t.untyped_storage().data_ptr() if t.device.type == "mps" else 0
 
