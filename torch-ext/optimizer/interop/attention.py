@@ -44,20 +44,15 @@ Rows = Mapping[str, int]
 
 
 class _Sizes(NamedTuple):
-    """What modules and configs state about the heads of a weight.
+    """What modules and configs state about the heads of a weight."""
 
-    Rows of a head, and of a head's values; numbers of heads, and of heads of keys; widths that all heads together may
-    have; whether the attention itself has the number of heads; and for latent attention the position-free, rotary and
-    value rows.
-    """
-
-    head: Optional[int] = None
-    value: Optional[int] = None
-    heads: Optional[int] = None
-    key_heads: Optional[int] = None
-    widths: tuple[int, ...] = ()
-    counted_by_attention: bool = False
-    latent: Optional[tuple[int, ...]] = None
+    head: Optional[int] = None  # rows of a head
+    value: Optional[int] = None  # rows of a head's values
+    heads: Optional[int] = None  # number of heads
+    key_heads: Optional[int] = None  # number of heads of keys
+    widths: tuple[int, ...] = ()  # rows that all heads together may have
+    counted_by_attention: bool = False  # whether the attention itself has the number of heads
+    latent: Optional[tuple[int, ...]] = None  # position-free, rotary and value rows of latent attention
 
 
 def attention_parts(
@@ -176,9 +171,9 @@ def _inferred(role: str, rows: Rows, sizes: _Sizes) -> Optional[int]:
 
 
 def _sizes(role: str, around: Sequence[nn.Module], config: Any) -> _Sizes:
-    """Return what the innermost source states that has a head size or a number of heads, for latent roles all sizes.
+    """Return the sizes in the innermost source that has a head size or a number of heads; for latent roles, all sizes.
 
-    If that source has no number of heads, the next one outwards tells it.
+    If that source has no number of heads, the number comes from the next source outwards that has one.
     """
     sources = [source for owner in around for source in (owner, getattr(owner, "config", None))] + [config]
     keys = (*_VALUE_DIM, *_HEAD_DIM) if role == "values" else (*_KEY_DIM, *_HEAD_DIM)
