@@ -26,7 +26,8 @@ CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else to
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
 
-# What rounding may change where float32 stands in for half precision, whose errors are larger (docs/numerics.md).
+# How much rounding may change where float32 stands in for half precision. The errors of half precision are larger
+# (docs/numerics.md).
 _CPU_LIMIT = 1e-2
 
 # The Gram iteration diverges if its m x m matrices are rounded more than in float16.
@@ -54,7 +55,7 @@ class Iteration(NamedTuple):
 
     @property
     def squares(self) -> tuple[int, torch.dtype]:
-        """How many m x m matrices, and of which dtype, a caller may hand over as memory for each matrix."""
+        """How many m x m matrices, and of which dtype, a caller may pass as memory for each matrix."""
         if self.in_one_launch:
             return 0, self.work_dtype
         if self.method == "standard":
@@ -130,9 +131,9 @@ def summed_iteration(
     method: str,
     circumstances: Circumstances = ALONE,
 ) -> Optional[Iteration]:
-    """Return how ranks that each have some columns work from a Gram matrix that they sum: `gram` or `gram_float32`.
+    """Return the iteration of ranks that each have some columns and sum a Gram matrix: `gram` or `gram_float32`.
 
-    None if that is not safe with this schedule, for float64, because it would lose digits, and on a device without
+    None if it is not safe with this schedule; for float64, because it would lose digits; and on a device without
     float64, because ranks sum squared norms in it.
     """
     roundoff = _roundoff(device, _chain_dtype(work_dtype, method), None)
@@ -209,10 +210,11 @@ def _auto_may_use_gram(
 ) -> bool:
     """Whether `auto` may take the Gram iteration: in float16, and on a CPU in float32 that nobody asked for.
 
-    Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
-    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits. Among products that
-    keep float32, size alone decides, so choosing them by time changes only roundings. From twice as many columns on
-    five steps of `gemm_` save at least a third of the FLOPs, which pays for more products.
+    Users ask for float32 because of its digits, and the Gram iteration loses up to three of them. As a CPU's default
+    float32 stands in for half precision, and _CPU_LIMIT keeps errors below those of half precision. If a derivative is
+    needed, the standard iteration keeps its digits. For all products that keep float32 the size alone decides, so
+    choosing among them by time changes roundings only. With at least twice as many columns as rows, five steps of
+    `gemm_` save a third of the FLOPs or more, which pays for the larger number of products.
     """
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
     stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)
@@ -220,7 +222,7 @@ def _auto_may_use_gram(
 
 
 def _keeps_float32(products: Optional[Products]) -> bool:
-    """Whether a CPU's products surely do not round float32 factors, which settings let torch's (None) do."""
+    """Whether a CPU's products never round float32 factors. None stands for torch's, which may, by its settings."""
     return (products is not None and products.gram is not SINGLE.gram) or torch_is_slow(torch.bfloat16)
 
 
@@ -231,14 +233,15 @@ def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:
 def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional[Products]) -> float:
     """Return the relative rounding of the m x m matrices that `products` multiply; None stands for torch's products.
 
-    A user may let torch round the factors of float32 products. `gemm_` does not, nor do processors without bfloat16.
+    A user may let torch round the factors of float32 products. `gemm_` never does, nor does torch on processors without
+    bfloat16.
     """
     exact = chain_dtype != torch.float32 or device.type == "mps" or (device.type == "cpu" and _keeps_float32(products))
     return torch.finfo(chain_dtype).eps / 2 if exact else float32_roundoffs()[device.type != "cuda"]
 
 
 def _blame_of_rounding(schedule: Schedule, dtypes: tuple[torch.dtype, torch.dtype]) -> str:
-    """Return words about float32 products that torch may round, if the schedule is safe without that; else none."""
+    """Return the part of an error that blames torch's rounding of float32 factors; "" if that is not the reason."""
     work_dtype, chain_dtype = dtypes
     is_safe = _restarts(schedule, work_dtype, torch.finfo(chain_dtype).eps / 2) is not None
     return ", because torch.set_float32_matmul_precision lets torch round float32 factors" if is_safe else ""
@@ -250,10 +253,10 @@ def _restarts(
 ) -> Optional[tuple[int, ...]]:
     """Return the steps before which the Gram iteration restarts; None if it is not safe, as with bfloat16's `roundoff`.
 
-    The product of a window's steps is rounded to the work dtype, and may be as large as that of their first
-    coefficients: rounding adds as much where X is almost zero. In bfloat16 the first step, whose coefficient is
-    the largest, is a window of its own: then rounding adds what it adds after the first step of the standard iteration.
-    Where float32 `stands_in` for half precision, rounding may change less.
+    The product of a window's steps is rounded to the work dtype. It may be as large as the product of their first
+    coefficients, and where X is almost zero, rounding adds noise of that size. In bfloat16 the first step, which has
+    the largest coefficient, is therefore a window of its own: then there is as much noise as after the first step of
+    the standard iteration. Where float32 `stands_in` for half precision, rounding may change less.
     """
     if roundoff > _GRAM_ROUNDOFF:
         return None

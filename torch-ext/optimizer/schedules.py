@@ -82,8 +82,8 @@ PRESETS = {
     ),
 }
 
-# Schedules that are valid only with all their steps, since their first steps alone are another schedule. So are the
-# bands.
+# Schedules that are valid only with all their steps, since their first steps alone are another schedule. Their bands
+# are those of all steps.
 WHOLE = {
     "deepseek_v4": Preset(
         ((3.4445, -4.7750, 2.0315),) * 8 + ((2.0, -1.5, 0.5),) * 2,

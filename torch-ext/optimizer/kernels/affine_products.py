@@ -1,4 +1,4 @@
-"""The product that is not symmetric, a X + B X, by torch: of one matrix, one after the other, and of a batch."""
+"""torch's product that is not symmetric, a X + B X: of one matrix, of a batch one by one, and of a whole batch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None)
 
 
 def _begins_in_a_line(x: Tensor) -> bool:
-    """Whether memory of the CPU begins inside of a cache line, where BLAS may sum in another order.
+    """Whether memory on the CPU begins inside a cache line: BLAS may sum such an operand in another order.
 
-    So do matrices of a batch if they have an odd number of elements. They are copied, and have the bits of one alone.
+    Matrices of a batch do if they have an odd number of elements. So they are copied, and get the bits of one alone.
     """
     return type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling() and x.data_ptr() % _LINE != 0

@@ -18,7 +18,7 @@ def without_autocast(device_type: str) -> AbstractContextManager:
 
 
 def autocasts(device_type: str) -> bool:
-    """Whether autocast is on for this device; for callers that no tracer follows, which can save the context if not."""
+    """Whether autocast is on for this device. Callers that are never traced need no context if it is off."""
     return _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
 
 

@@ -1,6 +1,6 @@
-"""Which GPUs this build has code for. A GPU that it has none for is refused by name, before anything runs on it.
+"""Which GPUs this build has code for. Any other GPU is refused by name, before anything runs on it.
 
-`get_kernel` refuses such a build, too, but asks for the current device alone; `get_local_kernel` does not ask.
+`get_kernel` refuses such a build, too, but only looks at the current device; `get_local_kernel` does not look.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def architectures() -> Sequence[str]:
 def covers(archs: Sequence[str], capability: tuple[int, int]) -> bool:
     """Whether code for one of `archs` runs on a GPU of a compute capability, such as (9, 0).
 
-    Machine code runs on its own capability and on newer ones of the same major number, that for 9.0a on its own alone.
-    PTX runs on every newer one. Architectures of another form are of a newer builder; if all are, the GPU is taken.
+    Machine code runs on its own capability and on newer ones of the same major number; code for 9.0a runs on 9.0 alone.
+    PTX runs on every newer one. Architectures in another form come from a newer builder; if all do, any GPU is taken.
     """
     known = [arch for arch in map(_ARCH.fullmatch, archs) if arch is not None]
     return not known or any(_runs(arch, capability) for arch in known)

@@ -1,4 +1,4 @@
-"""Formats of numbers that the operations share with what calls them."""
+"""Formats of numbers that the operations and their callers share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HALVES = (torch.float16, torch.bfloat16)
 BLOCK = 64
 
 
-# Half the distance from 1 to the next number, for what `torch.set_float32_matmul_precision` lets torch round factors of
-# float32 products to.
+# Half the distance from 1 to the next number, in the formats to which `torch.set_float32_matmul_precision` lets torch
+# round the factors of float32 products.
 _ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 
 
@@ -30,7 +30,7 @@ def float32_roundoffs() -> tuple[float, float]:
 def torch_is_slow(dtype: torch.dtype) -> bool:
     """Return whether torch has no instructions of this CPU for products of a dtype of half precision.
 
-    False where torch does not say, which goes for builds of it without oneDNN.
+    False where torch does not say, as in builds without oneDNN.
     """
     name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype, "")
     has_instructions = getattr(torch.ops.mkldnn, name, None) if name else None

@@ -25,7 +25,7 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 class Key(NamedTuple):
     """Measurements with equal keys are interchangeable."""
 
-    device: str  # its name; a processor's with torch's instructions and those for products
+    device: str  # its name; for a processor with torch's instructions and those of `gemm_`
     threads: int  # of a processor; 0 for a GPU
     driver: str
     torch: str
@@ -95,7 +95,7 @@ def gpu_of(device: torch.device) -> Optional[Gpu]:
 
 
 def supports_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels may run on a device; one that torch does not describe is taken."""
+    """Whether Triton's kernels may run on a device; True if torch does not describe it."""
     gpu = gpu_of(device)
     return gpu is None or gpu.capability >= _OLDEST_FOR_TRITON
 

@@ -178,9 +178,9 @@ def define_operation(
 ) -> torch._ops.OpOverloadPacket:
     """Define an operation of this variant and return it.
 
-    `functions` are by kind of device: "default" is every kind, "meta" is for tracing. Autograd takes no note of what
-    they write, as of compiled operations. If another copy in the process has defined the operation, copies share it.
-    Builds of one commit without changes have the same code; of two with changes, the first one's runs.
+    `functions` are by kind of device: "default" is every kind, "meta" is for tracing. As for compiled operations,
+    autograd takes no note of what they write. If another copy in the process has defined the operation, copies share
+    it. Copies of one commit have the same code, except builds with uncommitted changes: there the first copy's runs.
     """
     if hasattr(ops, KIND + name):
         return getattr(ops, KIND + name)
@@ -197,8 +197,8 @@ def returns_nothing(*arguments, **options) -> None:
 
 def _traceable(name: str) -> torch._ops.OpOverloadPacket:
     """Return an operation of this variant that returns nothing, so that it can be traced, too."""
-    # Not by `torch.library.register_fake`, which looks for its caller's source as well.
-    # Torch 2.11 takes none twice, and another copy of this variant may have brought it.
+    # Not by `torch.library.register_fake`, which looks for its caller's source as well. Torch 2.11 refuses to register
+    # a function twice, and another copy of this variant may have registered it.
     if not torch._C._dispatch_has_kernel_for_dispatch_key(add_op_namespace_prefix(KIND + name), "Meta"):
         torch.library.impl(add_op_namespace_prefix(KIND + name), "meta", returns_nothing)
     return getattr(ops, KIND + name)

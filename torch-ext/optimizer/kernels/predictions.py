@@ -119,9 +119,10 @@ def in_full_waves(gpu: Gpu, m: int, most: int, symmetric: bool) -> int:
 
 
 def _ends(tiles: int, units: int, most: int) -> set[int]:
-    """Return `most`, and the counts below it that end one of the last waves of so many units; others cannot be best.
+    """Return the counts of matrices, up to `most`, that may be best: `most`, and those with which a late wave ends.
 
-    Each of `most` matrices has so many tiles. Waves before the last WAVES would be as full, and launched more often.
+    A matrix has `tiles`, and a wave `units` of them. Late are the last WAVES: batches that end with earlier ones are as
+    full, but need more launches.
     """
     last = most * tiles // units
     ends = (wave * units // tiles for wave in range(max(1, last - WAVES + 1), last + 1))

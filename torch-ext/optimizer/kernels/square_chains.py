@@ -7,13 +7,13 @@ R is X Xᵀ at the beginning of a window. Every step (a, b, c) of the window com
 
 In a window of one step X = a X + (b R + c R R) X, where a X is added in float32, without a rounding of its own.
 
-Each function changes X in place by all windows, but for the last product: it returns the last Q and a `beta`, and the
-caller computes Q X + beta X.
+Each function applies all windows to X in place, except for the last product: it returns the last Q and a `beta`, and
+the caller computes Q X + beta X.
 
 The squares live in scratch memory, where a panel of their columns is computed at a time, or on the chip: whole, in
-registers, and in shared memory while products read them. There no square passes through a cache; that takes room.
-In scratch H multiplies from the left and in place, which works because a panel of columns of the result depends only on
-the same columns of the operand.
+registers, and in shared memory while products read them. On the chip no square passes through a cache, but squares must
+fit there. In scratch H multiplies from the left and in place, which works because a panel of columns of the result
+depends only on the same columns of the operand.
 
 Source: Dao-AILab, https://github.com/Dao-AILab/gram-newton-schulz.
 """

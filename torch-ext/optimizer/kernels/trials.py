@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 60.0
 
 @contextmanager
 def trial(key: Key, need: Need, candidate: str) -> Iterator[None]:
-    """Mark a candidate while it is tried. If it comes to its end, earlier processes that did not are forgotten."""
+    """Mark a candidate while it is tried. If the trial ends, an earlier trial that did not end is forgotten."""
     mark, waited = None, None
     try:  # from here on, because a user may interrupt at any place
         mark = _mark(key, need, candidate)
@@ -81,7 +81,7 @@ def _marks(file: Optional[Path]) -> list[Path]:
 
 
 def _ended_before(file: Path, what: Sequence[str]) -> bool:
-    """Whether this candidate has left a mark before, and not ended since. If not, remember that it has now."""
+    """Whether this candidate has left a mark before, and no trial of it has ended since; else remember this mark."""
     once = _once(file, what)
     if once.exists():
         return True
@@ -135,7 +135,7 @@ def _overdue(need: Need, candidate: str, mark: Optional[Path]) -> None:
 def _has_ended(content: Mapping[str, Any], mark: Path) -> bool:
     """Whether the process that wrote a mark ran on this machine and has ended, even if its number is in use again.
 
-    A mark of another container of this name is taken for one of this container before it was started again, if it is
+    A mark from another container on a host of this name counts as one of this container before its restart, if it is
     older than that. Otherwise its process may be running.
     """
     if content["host"] != platform.node():
@@ -152,7 +152,7 @@ def _has_ended(content: Mapping[str, Any], mark: Path) -> bool:
 
 
 def _container() -> str:
-    """Return a name for what numbers this process; "" if the system does not say."""
+    """Return the name of the namespace in which this process has its number; "" if the system does not say."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -193,9 +193,9 @@ def factor_of_parts(
 
 
 def _by_rows(wide: Tensor, iteration: Iteration) -> Tensor:
-    """Return wide matrices, on a CPU with runs of memory along rows: products would sum others in another order.
+    """Return wide matrices; on a CPU with contiguous rows, because products sum other layouts in another order.
 
-    The native passes, which come first, read any strides and write such runs.
+    The native passes, which come first, read any strides and write contiguous rows.
     """
     as_they_are = wide.device.type != "cpu" or native_passes_take(wide, iteration.work_dtype)
     return wide if as_they_are else wide.contiguous()

@@ -25,7 +25,7 @@ def computing_dtype(*dtypes: torch.dtype) -> torch.dtype:
 
 
 def number(value: float, like: Tensor) -> Tensor:
-    """Return a number as a 0-d tensor: by a Python number torch may divide as if by its rounded inverse."""
+    """Return a number as a 0-d tensor: instead of dividing by a Python number, torch may multiply by its inverse."""
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 

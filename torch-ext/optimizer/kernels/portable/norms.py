@@ -14,7 +14,7 @@ from .refusals import listed, name_of, place
 NORM_SCHEMA = "(Tensor(a!) norms, Tensor X) -> ()"
 NORMALIZE_SCHEMA = "(Tensor(a!) out, Tensor X, Tensor norms, float eps, float scale) -> ()"
 
-# Into so many parts a matrix is cut whose squares are added to one another first: it takes as many times less memory.
+# A matrix is cut into so many parts, whose squares are first added to one another: so sums take a 16th of its memory.
 _PARTS = 16
 
 # The exponent's bits of a float32 number, and those of the smallest and the largest power of two with a normal inverse.
@@ -106,7 +106,7 @@ def _check_batch(name: str, t: Tensor, X: Tensor) -> None:
 
 
 def norms_of_wide_(norms: Tensor, batch: Tensor) -> None:
-    """Write the norms that a pass over matrices brings along: of `batch` (B, rows, cols), tall ones transposed."""
+    """Write the norms that passes compute beside their results: those of `batch` (B, rows, cols), as wide matrices."""
     frobenius_norm_(norms, batch.mT if batch.size(1) > batch.size(2) else batch)
 
 

@@ -37,7 +37,7 @@ Piece = Sequence[Rows]
 
 
 def pieces(matrices: Sequence[Tensor]) -> Iterator[Piece]:
-    """Yield all rows of the matrices, those together that make one stack; matrices without elements are left out."""
+    """Yield all rows of the matrices in pieces, each of which is one stack; matrices without elements are left out."""
     on_cpu = bool(matrices) and matrices[0].is_cpu
     most = _THREAD_ELEMENTS * torch.get_num_threads() if on_cpu else _DEVICE_ELEMENTS
     by_shape: dict[tuple[int, int], list[Rows]] = {}
@@ -84,7 +84,7 @@ def on_device(values: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 def of_piece(values: Tensor, piece: Piece) -> Tensor:
-    """Return, for each matrix of a piece, its value (k, 1, 1) of one for all or one for each of the list."""
+    """Return the value of each matrix of a piece (k, 1, 1); (1, 1, 1) if `values` has one for all matrices."""
     if values.numel() == 1:
         return values.view(1, 1, 1)
     return torch.stack([values[rows.index] for rows in piece]).view(-1, 1, 1)

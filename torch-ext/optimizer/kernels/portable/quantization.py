@@ -10,7 +10,7 @@ from .arithmetic import number
 
 _LARGEST = 127
 _LEAST_SCALE = 2.0**-126
-# Squares of codes, and a little more: a quotient may be rounded up.
+# A little more than the largest square of a code, 127²: a quotient may be rounded up.
 _MOST = 2.0**14
 
 
