@@ -1,4 +1,4 @@
-"""Settings that somebody changes in the groups of an optimizer that is already made: a step checks them first."""
+"""Settings that were changed in the groups of an optimizer after its construction: a step checks them first."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _COMPARED = itemgetter("use_muon", *(key for key in SETTINGS if key not in SCHED
 
 
 def compared_settings(groups: Sequence[Group]) -> list[Any]:
-    """Return the settings of groups that are checked again when they have changed, and how many keys each has."""
+    """Return, of all groups, the settings that are checked again after a change, and how many keys each group has."""
     return [value for group in groups for value in (*_COMPARED(group), len(group))]
 
 
 def make_live_numbers_plain_(groups: Sequence[Group]) -> None:
     """Make each `lr` and `weight_decay` a plain float in place, unless it is a tensor: schedulers may set NumPy's.
 
-    No file with these can be loaded safely. Raises TypeError or ValueError for what `live_number` does not take.
+    A file with NumPy's numbers cannot be loaded by `torch.load(weights_only=True)`. Raises the errors of `live_number`.
     """
     for group in groups:
         for key in SCHEDULED:
@@ -33,8 +33,8 @@ def make_live_numbers_plain_(groups: Sequence[Group]) -> None:
 def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
     """Make the settings of groups plain in place, since users may have changed them.
 
-    Raises as `plain_settings`, and ValueError for `corrected` decay without `decay_lr` and for `adamw_lr` and `betas`,
-    which no step reads; then no group has changed.
+    Raises the errors of `plain_settings`, and ValueError for `corrected` decay without `decay_lr` and for `adamw_lr`
+    and `betas`, which no step reads; then no group has changed.
     """
     for group in groups:
         flag("use_muon", group["use_muon"])

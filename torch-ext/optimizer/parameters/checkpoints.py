@@ -43,7 +43,7 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     """Return `state_dict` if this package saved it for the parameters of `groups` in the same order.
 
     Otherwise raises ValueError, which names the parameters that only one side has or that are in other places, and says
-    what to write. So does momentum, which keeps its dtype, in one that the parameter's device does not have.
+    what to write. Momentum keeps its dtype, so a dtype that the parameter's device does not have raises, too.
     """
     source, saved = source_of(state_dict), state_dict["param_groups"]
     # torch.optim.Muon's files have the same keys as this package's, and load as they are if the groups match.

@@ -69,7 +69,7 @@ def check_matrix(name: str, p: Tensor) -> None:
 
 
 def check_dtypes(name: str, p: Tensor, wanted: Mapping[str, Optional[torch.dtype]]) -> None:
-    """Raise ValueError if one of the dtypes `wanted`, by what has them, is float64, and the device of `p` has none."""
+    """Raise ValueError if a `wanted` dtype, whose key says what has it, is float64 and the device of `p` has none."""
     for what, dtype in wanted.items():
         if dtype is not None and exact_dtype(p.device, dtype) != dtype:
             raise ValueError(f"{what} of {name} is {dtype}, which {p.device} does not have: make it float32")

@@ -130,7 +130,7 @@ def loaded_group(
 def _check_same_form(
     state: Mapping[str, Any], name: str, p: Tensor, saved: Mapping[str, Any], current: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError if a state lacks the part that its form had when it was saved: a loader has not read that.
+    """Raise ValueError if a state lacks a part that it had when it was saved, because the loader has not read it.
 
     torch.distributed.checkpoint reads what an optimizer has. So 8-bit codes without their scales would be taken for
     values, and the upper halves of float32 parameters for whole ones.

@@ -34,9 +34,9 @@ _TABLES = re.compile(
 _PATCHES = re.compile(
     r"(^|_)patch(es)?_(embed(ding|der)?s?\d*(_proj(ection)?)?|conv|proj(ection)?|to_embedding)$|^embed_patches$"
 )
-_PIXELS = 4  # a convolution of at most so many channels reads pixels,
-_PATCH_SIDE = 12  # and patches of them if its kernel has at least this side
-_FEATURES = 16  # one of more channels, in a module that is not the first of its kind, reads what a stage has made
+_PIXELS = 4  # a convolution with at most so many input channels reads pixels
+_PATCH_SIDE = 12  # a convolution that reads pixels reads patches of them if its kernel has at least this side
+_FEATURES = 16  # with more input channels, a module that is not the first of its kind reads the features of a stage
 _NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
 # Names of parameters, not of layers: numbers that are added or multiplied, also one for each head and offset.
 _BIAS = re.compile(r"(^|_)bias(es)?(_[a-z0-9]{1,3})?$")

@@ -33,7 +33,7 @@ Group = Mapping[str, Any]
 
 # Numbers that schedulers set, in tensors too; every step reads and checks them again.
 SCHEDULED = ("lr", "weight_decay")
-# How far below zero these may be in an optimizer that is made: more than the rounding of a schedule that subtracts.
+# How far below zero a schedule may set these: more than the rounding error of one that subtracts.
 _ROUNDING = 1e-9
 
 

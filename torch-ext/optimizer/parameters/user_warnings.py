@@ -12,7 +12,7 @@ _INSIDE = ("torch.", f"{__package__.rpartition('.')[0]}.")
 def warn_user(text: str) -> None:
     """Warn of `text` at the nearest line that is neither torch's nor this package's.
 
-    How many wrappers are between is not known: a scheduler of torch puts one around `step`, and a subclass another.
+    The number of wrappers in between varies: a scheduler of torch puts one around `step`, and a subclass another.
     """
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_INSIDE):

@@ -153,7 +153,7 @@ class Exchange:
 def plan_exchanges(matrices: Sequence[Matrix], rank: int, options: ExchangeOptions) -> tuple[Exchange, ...]:
     """Return the exchanges of `matrices`, which all have an owner, as `rank` sees them.
 
-    Of a chunk a rank holds at most `chunk_elements`, or one matrix for each part.
+    A rank holds at most `chunk_elements` of a chunk, or one matrix for each part if that is more.
     """
     chunk_bytes = options.chunk_bytes
     by_parameter = (list(some) for _, some in itertools.groupby(matrices, lambda matrix: matrix.parameter))

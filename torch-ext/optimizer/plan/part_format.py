@@ -73,8 +73,8 @@ def lay_out(
 ) -> tuple[tuple[int, ...], list[Optional[Offsets]]]:
     """Return the length of each rank's message, and the offsets of each part in all messages one after the other.
 
-    `parts` are (rank, size), in the order in which they stand in that rank's message; size is None, and so are the
-    offsets, for one that does not travel. None is empty.
+    `parts` are (rank, size), in the order in which they stand in that rank's message. A part that does not travel has
+    the size None, and then also None for offsets. No part is empty.
     """
     ends, counts, unit = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0), part_format.unit
     begun = []  # of each part: its rank and size, where it begins in that message, and the number of flags before its

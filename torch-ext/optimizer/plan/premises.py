@@ -1,4 +1,4 @@
-"""What a plan was made for. Every step compares it with what is there, because nothing else tells of a change."""
+"""What a plan was made for. Every step compares it with what is there, because nothing else reports a change."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Premises:
     def reasons(self, known: Mapping[Tensor, str], before: Optional[Premises]) -> dict[Tensor, str]:
         """Return the `known` reasons for the branches of these parameters, in the known order.
 
-        Wrappers replace parameters. If all names are as `before`, a new one has the reason of that in its place.
+        Wrappers replace parameters: if all names are as `before`, each new parameter has the reason of its predecessor.
         """
         same_names = before is not None and before._names == self._names
         successors = {p: p for p in self.params} | (dict(zip(before.params, self.params)) if same_names else {})
         return {successors[p]: reason for p, reason in known.items() if p in successors}
 
     def hold(self, params: Sequence[Tensor], absent: Collection[int], groups: Sequence[Group]) -> bool:
-        """Return whether all of that is still the same."""
+        """Return whether parameters, their layout, which of them are frozen, and settings are still the same."""
         return (
             _settings_of(groups) == self._settings  # so there are as many parameters
             and all(map(operator.is_, params, self.params))

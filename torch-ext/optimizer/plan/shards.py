@@ -71,9 +71,9 @@ class Shards:
         return self._whole[index % len(self.view.rows)]
 
     def lengthwise(self, index: int) -> Optional[int]:
-        """Return the side along which the matrix at `index` is cut, if it is the longer one: 0 for rows, 1 for columns.
+        """Return the side along which the matrix at `index` is cut, unless it is the shorter one: 0 is rows, 1 columns.
 
-        None for a matrix that is whole, is cut along both sides, or along the shorter one only.
+        None for a matrix that is whole, or is cut along both sides or the shorter one. A square has no shorter side.
         """
         size = self.view.shapes[index]
         sides = {int(dim != self.view.row_axis) for dim in self.layout.split_dims - {*self.view.stack_axes}}
@@ -90,7 +90,7 @@ class Shards:
         return rank in (self.layout.mesh if self._holders_in_stack is None else self.holders(index))
 
     def seen_as(self, view: MatrixView) -> Shards:
-        """Return the shards of a tensor laid out like the parameter that has one number for each row, or column, of it.
+        """Return the shards of a tensor that is laid out like the parameter, and has one number for each row or column.
 
         Its matrices have one row or one column. If a row of the parameter is cut, the ranks that hold its beginning
         hold its number.

@@ -79,9 +79,9 @@ def terms_of(
 ) -> dict[Ranks, Terms]:
     """Return the terms for each set of ranks that shares parameters with this rank.
 
-    `common_line` is part of all terms. `stack_groups` has, for each group, the number of the first one with whose
-    matrices its matrices share batches, and so messages: ranks must divide their parameters alike. `failed` has, for
-    some sets, a line about kernels that failed their proof here. `replica_ranks` have a copy of every plain parameter.
+    `common_line` is part of all terms. `stack_groups` has, for each group, the number of the first group whose matrices
+    may share batches, and so messages, with its own: ranks must divide their parameters alike. `failed` has, for some
+    sets, a line about kernels that failed their proof here. `replica_ranks` have a copy of every plain parameter.
     Parameters without `state` are frozen.
     """
     shared: dict[Ranks, list[_Shared]] = {}

@@ -22,8 +22,8 @@ from ..plan.process_groups import Ranks, all_reduce_max_, this_rank, world_size
 from ..rules.scaling import Scalings
 from .heads import Attention, Layer, attentions, clip_settings
 
-# After so many steps without any observed logits a warning says so: more than checkpoint tools take to have state made,
-# and than a loop takes that observes every few steps.
+# After so many steps without any observed logits there is a warning. Checkpoint tools take fewer steps to create state,
+# and so do loops that observe logits every few steps.
 UNOBSERVED_STEPS = 10
 
 
@@ -142,9 +142,9 @@ class QKClip:
 
         The factors follow from the logits observed since the last call, and are computed in the device's `exact_dtype`.
         The logits are then forgotten, since changed weights have other logits. A head with a NaN or an infinity keeps
-        its rows, because no factor follows from such a logit, and a factor of 0 would kill the head. `counts` has it.
-        If gradients overflowed, as `scalings` say, no head counts as clipped.
-        Where other ranks have all these weights, there are none.
+        its rows, because no factor follows from such a logit, and a factor of 0 would kill the head; `counts` has it.
+        If gradients overflowed, as `scalings` say, no head counts as clipped. On ranks that have none of these weights
+        the result is empty.
         """
         largest, threshold = self._largest, self._settings.threshold
         if not self._is_here:

@@ -1,1 +1,1 @@
-"""Update rules: pure functions on lists of local tensors."""
+"""Update rules: functions of their arguments alone, on lists of local tensors."""

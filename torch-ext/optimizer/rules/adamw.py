@@ -116,11 +116,11 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
         grad_scale=scaling.grad_scale,
         found_inf=scaling.found_inf,
     )
-    torch.autograd.graph.increment_version(parameters)  # the state is in no graph of autograd's
+    torch.autograd.graph.increment_version(parameters)  # no graph of autograd has the state
 
 
 def _as_kernels_take_it(lr: Union[float, Tensor], device: torch.device) -> Union[float, Tensor]:
-    """Return a number as it is, also in a tensor on the CPU; another tensor on `device`, except on CPUs in float32."""
+    """Return a number or a tensor on the CPU as it is; another tensor on `device`, in float32 unless that is a CPU."""
     if not isinstance(lr, Tensor) or lr.is_cpu:
         return lr
     return lr.to(device, lr.dtype if device.type == "cpu" else torch.float32)
