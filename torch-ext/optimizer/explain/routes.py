@@ -29,20 +29,20 @@ from .writing import bytes_text, effective_lr, plain_number
 
 _FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*"}
 
-# What a variant without a compiled library says of itself.
+# The note about a variant without a compiled library.
 _PORTABLE = (
     "portable operations: {variant} has no compiled library; the passes before and after the orthogonalization are "
     "many of torch's operations each, where compiled ones are one (docs/platforms.md says how much longer they took)"
 )
 
-# What `gram_float32` costs on a GPU. torch multiplies these matrices, as its setting for float32 says.
+# The note about what `gram_float32` costs on a GPU, where torch multiplies as its setting for float32 says.
 _FLOAT32_ON_GPU = (
     "gram_float32 multiplies the Gram matrices of {parameters} in float32. CUDA devices multiply at full float32 "
     "precision, at a far lower rate than in half precision. If torch.set_float32_matmul_precision allows TF32, they "
     "are faster, and the iteration restarts more often, because it would diverge otherwise"
 )
 
-# What torch's products in half precision cost on a CPU that has no instructions for them.
+# The note about torch's products in half precision on a CPU that has no instructions for them.
 _HALF_ON_CPU = (
     "torch multiplies matrices of {parameters} in half precision, for which it has no instructions of this CPU. That "
     "may take many times as long as in float32"
@@ -97,7 +97,7 @@ def explanation_of(
     rows, held = [], 0
     for group in groups:
         for name, p in zip(names_of(group), group["params"]):
-            # A parameter with which a wrapper replaced another one was not routed: its group decides.
+            # A parameter that a wrapper has put in the place of another one was not routed: its group decides.
             reason = reasons.get(p, reason_of(group))
             if group["use_muon"]:
                 row = _with_work(route_in_group(name, p, reason, group), next(planned), shared)
@@ -156,7 +156,7 @@ def _slow_products(plan: Plan) -> list[str]:
 
 
 def _notes_on_products(matrix: Matrix) -> Iterator[str]:
-    """Yield what there is to say of products in a precision that the device multiplies slowly."""
+    """Yield a note for each precision of the products that the device multiplies slowly."""
     iteration, parameter = matrix.iteration, matrix.parameter
     device, dtype = parameter.device.type, iteration.work_dtype
     if device == "cuda" and iteration.method == "gram_float32" and iteration.chain_dtype != dtype:

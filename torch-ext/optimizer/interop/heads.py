@@ -114,7 +114,7 @@ def _names_a_head(name: str) -> bool:
 
 
 def _layers_before(head: nn.Module) -> list[nn.Module]:
-    """Return the hidden layers of a head: of a sequence all linear ones but the last, and all that feed a later layer.
+    """Return the hidden layers of a head: all linear ones of a sequence except the last, and all that feed a later one.
 
     A layer feeds a later one that reads as many features as it writes.
     """
@@ -122,7 +122,7 @@ def _layers_before(head: nn.Module) -> list[nn.Module]:
     layers = [(name, module, _widths(module)) for name, module in head.named_modules() if lora_factor(name) is None]
     layers = [each for each in layers if each[2] is not None]
     for place, (name, module, (_, written)) in enumerate(layers):
-        # Three modules deep only names that are heads anywhere count.
+        # Inside of three modules, so that only names count which mean a head at any depth.
         is_head = _names_a_head(f"a.b.c.{name.rpartition('.')[2]}.weight")
         feeds = any(read == written for _, _, (read, _) in layers[place + 1 :])
         if feeds and not is_head:

@@ -20,7 +20,7 @@ _GATE_AND_UP = "gate and up"
 _ROLES = {**ROLES, _GATE_AND_UP: {"gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "w13", "Wi"}}
 _ROLE_OF = {leaf: role for role, leaves in _ROLES.items() for leaf in leaves}
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
-# Classes such as `ConvNextLayerNorm`, and neither `LayerNormLinear`, which is more, nor `NormedConv2d`.
+# Matches classes such as `ConvNextLayerNorm`, but not `LayerNormLinear` or `NormedConv2d`, which are more than norms.
 _NORM_CLASS = re.compile("norm(?!.*(linear|dense|conv|mlp|att))")
 _DOWN = ("down_proj", "down", "w2")
 
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
 
 
 def is_norm(owner: nn.Module) -> bool:
-    """Whether a module is a norm by its class or by the name of that."""
+    """Whether a module is a norm, by its class or by the name of its class."""
     return isinstance(owner, _NORMS) or _NORM_CLASS.search(type(owner).__name__.lower()) is not None
 
 

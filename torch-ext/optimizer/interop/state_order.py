@@ -51,8 +51,8 @@ def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]]) -> list[str]:
     """Return a problem for each shape whose parameters of one branch are in more groups here than in the source.
 
     `pairs` are a parameter with its `shape` and `branch`, and the entry that has its place in the source; both have a
-    `group`. With fewer groups the source has another order than this optimizer, or may have. The two halves of one
-    group, which are of two branches, have its order.
+    `group`. If the source has fewer groups, its order differs from this optimizer's, or may differ. The two halves of a
+    group, one for each branch, keep its order.
     """
     here: dict[tuple[Shape, str], set[int]] = {}
     there: dict[tuple[Shape, str], set[int]] = {}

@@ -55,13 +55,13 @@ def update_chain_(chain: Sequence[LocalBatch], context: StepContext) -> list[Upd
 
 
 def _pack_(work: LocalBatch, recipe: Recipe, packed: Packed) -> None:
-    """Take a batch's gradients, which are released, into its momentum, and pack its directions."""
+    """Update a batch's momentum by its gradients, which are released if that is set, and pack its directions."""
     directions = Directions(as_parameter(work.batch, packed.directions), norms=packed.norms)
     pack_momentum_(momentum_of(work.parts), work.take_gradients(), directions, recipe.momentum, recipe.scaling)
 
 
 def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor) -> UpdateNorms:
-    """Move a batch's parameters by their updates, which are changed."""
+    """Move a batch's parameters by their updates, which are changed in place."""
     batch, parts, elements = work.batch, work.parts, updates[0].numel()
     written = norms_memory_for_descent(batch, updates)
     moments = None if batch.moments_shape is None else stacked_moments(parts)

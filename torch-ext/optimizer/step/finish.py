@@ -48,7 +48,7 @@ def finish_updates_(
     If norms of matrices are kept, `weights` are the matrices: they are replaced by the new ones, which are then
     returned in place of updates. `norms` is memory that the descent will write to; without it they are computed here.
     """
-    # Before second moments change the updates. Hyperball has norms of its own.
+    # Computed before second moments change the updates. Hyperball returns norms of its own.
     if norms is None and weights is None:
         norms = norms_of_updates(updates)
     if moments is not None:

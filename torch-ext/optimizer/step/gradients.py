@@ -41,7 +41,7 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
         present = [i for i in range(len(gradients.tensors)) if i not in gradients.absent]
         columns = tuple([column[i] for i in present] for column in columns)
     _, _, shapes, dtypes, tensors = columns
-    # Almost always: with `map` no Python code runs for each.
+    # The usual case: with `map` no Python code runs for each gradient.
     as_parameters = list(map(_SHAPE, tensors)) == shapes and list(map(_DTYPE, tensors)) == dtypes
     if not sharded and as_parameters and set(map(_LAYOUT, tensors)) <= {torch.strided}:
         return []
@@ -80,8 +80,8 @@ def redistribute_(gradients: Gradients, numbers: Sequence[int], params: Sequence
     """Lay the gradients of these numbers out as their parameters are; `p.grad` stays as it is.
 
     Collective: all ranks of a parameter's mesh must call it for the same parameters in the same order. Under tensor
-    parallelism each rank may have a term of a gradient, or a whole one of which the parameter is a shard. Where it is
-    already known that nothing will change, as after a dispute, zeros stand for a gradient, and nobody waits.
+    parallelism a rank may have one term of a sum, or the whole gradient of a sharded parameter. If it is already known
+    that nothing will change, as after ranks disagreed, zeros take the place of the gradient, and no rank waits.
     """
     for number in numbers:
         p = params[number]

@@ -65,8 +65,8 @@ class UpdateGraphs:
         """Return where matrices of a chain's batches are to be packed, and what then updates them.
 
         `counts` has each batch, the number of its matrices, and its eps. What updates them is a graph if one was
-        captured for these. On a CPU batches take turns in one memory. So updates there hold until the next batch, as
-        those of graphs hold until the next replay.
+        captured for these. On a CPU batches take turns in one memory. So updates there are valid until the next
+        batch, as those of graphs are until the next replay.
         """
         replay = self._replays.get(kinds_of(counts)) if self._replays else None
         if replay is not None and not torch.cuda.is_current_stream_capturing():

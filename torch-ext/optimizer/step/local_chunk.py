@@ -31,7 +31,10 @@ class LocalOwned(NamedTuple):
 
 
 class LocalChunk(NamedTuple):
-    """A chunk's parts and batches of this rank, and where they are in its buffers. Flags are int64, on the device."""
+    """A chunk's parts and batches of this rank, and where they are in its buffers.
+
+    Offsets of flags are int64, on the device.
+    """
 
     chunk: Chunk
     parts: Sequence[LocalMatrix]  # those that this rank holds

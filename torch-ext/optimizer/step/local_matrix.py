@@ -21,7 +21,7 @@ from ..plan.process_groups import this_rank
 from ..plan.shards import local_rows
 from ..rules.momentum import MomentumBuffers
 
-# Keys of a parameter's state that only some parameters have, and beside them that of QK-clip's factors for rows.
+# Keys of a parameter's state that only some parameters have, and the key of QK-clip's factors, which are no state.
 OF_STATE = (SCALE, MOMENTS, REMAINDER)
 ROW_SCALE = "row_scale"
 
@@ -92,12 +92,12 @@ class LocalParameter:
 
     @property
     def is_taken_as_it_is(self) -> bool:
-        """Whether its gradient is the one matrix of a step, and stays."""
+        """Whether a step reads its gradient itself as its one matrix, and keeps it."""
         return self.is_whole and self._shards is None and not self._release
 
     @property
     def is_released_unread(self) -> bool:
-        """Whether its gradient is to be released, and is empty: nothing will read it, other ranks read theirs."""
+        """Whether its gradient is to be released and is empty here, so that no matrix of this rank will read it."""
         return self._release and self._is_empty
 
     def end_step(self) -> None:
@@ -154,7 +154,7 @@ class LocalMatrix(NamedTuple):
         return self.tensors.others[key].get(self.slot)
 
     def seed(self, groups: Sequence[Group]) -> int:
-        """Return this step's seed for rounding the matrix stochastically: one for each of 2**20 matrices and step."""
+        """Return this step's seed for rounding the matrix stochastically: in a step, up to 2**20 matrices differ."""
         parameter = self.matrix.parameter
         of_step = (groups[parameter.group]["rounding_step"] << 20) + self.matrix.index
         return (parameter.seed + of_step) % (1 << 63)

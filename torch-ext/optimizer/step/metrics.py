@@ -18,7 +18,7 @@ def update_metrics(updates: Sequence[UpdateNorms]) -> dict[str, Tensor]:
     """Return norm and root mean square of a step's updates of matrices, how many there were, and how many not finite.
 
     0-d tensors on the device of the batches; weight decay is not part of an update. Matrices without a gradient do not
-    count. `matrices` is on the CPU if that depends on no other rank.
+    count. `matrices` is on the CPU if the count depends on no other rank.
     """
     if not updates:
         names = {"matrices": torch.int64, "matrices_not_finite": torch.int64}
@@ -71,6 +71,6 @@ def _norm(tensors: list[Tensor]) -> Tensor:
     exact = torch.float64
     for device in {tensor.device for tensor in tensors}:  # a dtype that each of them has
         exact = exact_dtype(device, exact)
-    # In float64 no square overflows. Norms do not come in a dtype that is narrower than a gradient's.
+    # In float64 no square overflows. Without it each norm has its gradient's dtype: torch allows no narrower one.
     norms = torch._foreach_norm(tensors, 2, exact) if exact == torch.float64 else torch._foreach_norm(tensors)
     return torch.stack([norm.to(exact).to(norms[0].device) for norm in norms]).norm()

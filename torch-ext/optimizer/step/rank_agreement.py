@@ -37,10 +37,10 @@ class Registration(NamedTuple):
 class RankAgreement:
     """Agreement of one optimizer with the optimizers on other ranks that share its parameters.
 
-    When ranks meet for the first time, they give the optimizer a number, which it keeps when its plan changes. It
-    distinguishes those with similar parameters, such as those of an actor and a critic. At that first meeting the order
-    of construction decides: among the living optimizers with this plan and without a number, it has the same place on
-    all ranks.
+    When ranks meet for the first time, they give the optimizer a number, which it keeps when its plan changes. The
+    number distinguishes optimizers of similar parameters, such as an actor's and a critic's. At the first meeting the
+    order of construction decides: among the living optimizers with this plan and without a number, it has the same
+    place on all ranks.
     """
 
     def __init__(self, digests: Optional[Mapping[Ranks, str]] = None):

@@ -1,4 +1,4 @@
-"""The state of a parameter, made and kept in line with its group: also momentum, in 8 bits or in floating point."""
+"""The state of parameters: checked, made, kept in line with groups, and copied from a loaded state dict."""
 
 from __future__ import annotations
 

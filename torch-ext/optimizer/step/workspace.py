@@ -110,7 +110,7 @@ class Workspace:
     def begin_step(self, gradients: Gradients, state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
         """Look up the tensors of all parameters, of which these are the gradients.
 
-        Those that are released become None in the list of `gradients`, which `end_step` empties. `row_scales` has
+        Released ones become None in the list of `gradients`, which `end_step` empties. `row_scales` has
         QK-clip's factors for the rows of some of them.
         """
         self._tensors.gradients = gradients.tensors

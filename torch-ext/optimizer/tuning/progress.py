@@ -33,7 +33,6 @@ def _draws_in_place() -> bool:
 
     Notebooks do that, though the stream that their kernel puts in the place of the standard output is no terminal.
     """
-    is_terminal = getattr(
-        sys.stdout, "isatty", None
-    )  # loggers that stand in for it may lack that, and there may be none
+    # Loggers that stand in for the standard output may lack `isatty`, and there may be no output at all.
+    is_terminal = getattr(sys.stdout, "isatty", None)
     return bool(is_terminal and is_terminal()) or type(sys.stdout).__module__.startswith("ipykernel.")

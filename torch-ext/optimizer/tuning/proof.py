@@ -23,7 +23,7 @@ ALPHA, BETA, DIAGONAL = 2.0315, -4.775, 3.4445
 SCALE = 64.0
 # Of larger results MOST_ROWS rows are compared with float64, including the last LAST_ROWS, where tiles are cut.
 MOST_ROWS, LAST_ROWS = 64, 32
-# Of all rows the sums of so many neighbours are. A wrong element is larger than what the roundings of so few add up to.
+# Of all rows, sums of NEIGHBOURS elements are compared. The roundings of so few add up to less than a wrong element.
 NEIGHBOURS = 64
 
 # The scalars of a plain product, and alpha and beta for matrices that `symmetric` makes.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 # A number and the matrix that it multiplies in a sum.
 Addend = Tuple[float, Tensor]
-# As many columns are copied to float64 at a time: copies of whole matrices take longer than the sums, and more memory.
+# So many columns are copied to float64 at a time: copies of whole matrices take more memory, and longer than the sums.
 PANEL = 1024
 
 

@@ -34,7 +34,7 @@ class Tuner:
         self.findings: list[Finding] = []
 
     def begin(self, device: torch.device) -> tuple[Clock, float]:
-        """Return the clock of a device and when the budget ends on it. The first call is when the budget begins."""
+        """Return the clock of a device and when the budget ends on it. The budget begins at the first call."""
         clock = self._clock(device)
         self._end = clock.now() + self._budget if self._end is None else self._end
         return clock, self._end
