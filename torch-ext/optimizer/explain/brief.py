@@ -9,7 +9,7 @@ from .table import FALLBACK_NAMES
 from .writing import number_set, plain_number
 
 # Settings that every line shows, or that it shows in another form.
-_SAID = ("lr", "weight_decay", "adamw_lr", "fallback")
+_NOT_LISTED = ("lr", "weight_decay", "adamw_lr", "fallback")
 # The most lines of groups, so that the text fits a screen.
 _MOST_LINES = 16
 
@@ -23,7 +23,7 @@ def brief(name: str, groups: Sequence[Group], given: Mapping[str, Any], defaults
     for group in groups:
         counts[_branch(group)] = counts.get(_branch(group), 0) + len(group["params"])
     branches = ", ".join(f"{count} {_parameters(count)} by {branch}" for branch, count in counts.items())
-    asked = [key for key in given if key in defaults and key not in _SAID]
+    asked = [key for key in given if key in defaults and key not in _NOT_LISTED]
     others = {key: given[key] for key in asked if given[key] != defaults[key]}
     lines = [f"{name}: {branches or 'no parameters'}"]
     lines += [f"  settings: {_written(others)}"] if others else []
@@ -43,7 +43,7 @@ def _which(numbers: Sequence[int]) -> str:
 
 def _group(group: Group, given: Mapping[str, Any]) -> str:
     count = len(group["params"])
-    others = {key: group[key] for key in SETTINGS if key not in _SAID and group[key] != given.get(key)}
+    others = {key: group[key] for key in SETTINGS if key not in _NOT_LISTED and group[key] != given.get(key)}
     role = {"role": group["role"]} if "role" in group else {}
     shown = {**{key: plain_number(group[key]) for key in ("lr", "weight_decay")}, **role, **others}
     return f"{count} {_parameters(count)} by {_branch(group)}, {_written(shown)}"

@@ -38,7 +38,7 @@ def trial(key: Key, need: Need, candidate: str) -> Iterator[None]:
         yield
         if mark is not None:
             with suppress(OSError):
-                _once(file_of(key), (need.kernel, need.dtype, candidate)).unlink()
+                _first_mark(file_of(key), (need.kernel, need.dtype, candidate)).unlink()
     finally:
         if waited is not None:
             waited.cancel()
@@ -82,14 +82,14 @@ def _marks(file: Optional[Path]) -> list[Path]:
 
 def _ended_before(file: Path, what: Sequence[str]) -> bool:
     """Whether this candidate has left a mark before, and no trial of it has ended since; else remember this mark."""
-    once = _once(file, what)
+    once = _first_mark(file, what)
     if once.exists():
         return True
     once.write_text(" ".join(what))
     return False
 
 
-def _once(file: Path, what: Sequence[str]) -> Path:
+def _first_mark(file: Path, what: Sequence[str]) -> Path:
     """Return the file that says that a candidate has left a mark."""
     return file.with_name(f"{file.stem}.{hashlib.sha256(' '.join(what).encode()).hexdigest()[:16]}.once")
 
@@ -114,7 +114,7 @@ def _write(mark: Path, need: Need, candidate: str, overdue: bool) -> None:
         "host": platform.node(),
         "container": _container(),
         "process": os.getpid(),
-        "since": _since(os.getpid()),
+        "since": _start_of(os.getpid()),
         "overdue": overdue,
     }
     mark.write_text(json.dumps({**who, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
@@ -148,7 +148,7 @@ def _has_ended(content: Mapping[str, Any], mark: Path) -> bool:
         return True
     except OSError:  # another user's
         return False
-    return content["since"] != _since(content["process"])
+    return content["since"] != _start_of(content["process"])
 
 
 def _container() -> str:
@@ -162,10 +162,10 @@ def _container() -> str:
 def _start_of_this_container() -> float:
     """Return when its first process began, in seconds since the epoch."""
     booted = time.time() - float(Path("/proc/uptime").read_text().split()[0])
-    return booted + int(_since(1)) / os.sysconf("SC_CLK_TCK")
+    return booted + int(_start_of(1)) / os.sysconf("SC_CLK_TCK")
 
 
-def _since(process: int) -> str:
+def _start_of(process: int) -> str:
     """Return when a process began, in the units of /proc; "" if the system does not say."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]

@@ -185,7 +185,7 @@ def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
     """Return one line with everything that the plan of a parameter depends on."""
     settings = {key: group[key] for key in COMPARED_ONCE}
     if callable(group["adjust_lr_fn"]):  # the text of a function may have its address, so what it returns is compared
-        settings["adjust_lr_fn"] = _said_of_function(name, p, group)
+        settings["adjust_lr_fn"] = _line_of_function(name, p, group)
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     if group["use_muon"] and group["ns_dtype"] is None:  # each rank chooses by what its processor multiplies fast
         settings["ns_dtype"] = f"None, here {default_work_dtype(p)}"
@@ -195,7 +195,7 @@ def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
     )
 
 
-def _said_of_function(name: str, p: Tensor, group: Group) -> str:
+def _line_of_function(name: str, p: Tensor, group: Group) -> str:
     """Return the name of the function that gives multipliers, and those that it gives for a parameter of Muon's."""
     function = group["adjust_lr_fn"]
     said = getattr(function, "__qualname__", type(function).__qualname__)

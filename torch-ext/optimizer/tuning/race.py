@@ -28,7 +28,7 @@ COLD = 2.0
 Work = Callable[[], object]
 
 
-def _freely(name: str) -> ContextManager:
+def _no_context(name: str) -> ContextManager:
     return nullcontext()
 
 
@@ -98,7 +98,7 @@ class LostGpuError(RuntimeError):
 
 
 def race(
-    works: Mapping[str, Work], clock: Clock, seconds: float, around: Callable[[str], ContextManager] = _freely
+    works: Mapping[str, Work], clock: Clock, seconds: float, around: Callable[[str], ContextManager] = _no_context
 ) -> tuple[dict[str, Timed], dict[str, str]]:
     """Return the times of each of `works`, and the errors of those that raised.
 
