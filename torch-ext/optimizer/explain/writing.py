@@ -41,8 +41,8 @@ def _joined(boxes: dict[Box, list[int]]) -> dict[Box, list[int]]:
         for members in alike.values():
             first = members[0][0]
             values = frozenset().union(*(box[slot] for box, _ in members))
-            every = [position for _, positions in members for position in positions]
-            boxes[(*first[:slot], values, *first[slot + 1 :])] = every
+            joined_positions = [position for _, positions in members for position in positions]
+            boxes[(*first[:slot], values, *first[slot + 1 :])] = joined_positions
     return boxes
 
 

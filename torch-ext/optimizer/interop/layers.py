@@ -123,8 +123,8 @@ def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting
         return "matrix", None, None
     attention = layers[1] if bare_name(name).endswith(f"{leaf}.weight") else layers[0]
     around = owners[owners.index(attention) :]
-    every = {**rows_by_role(attention, axis), role: rows}
-    return attention_parts(leaf, every, columns, around, cutting.config, cutting.heads)
+    rows_of_roles = {**rows_by_role(attention, axis), role: rows}
+    return attention_parts(leaf, rows_of_roles, columns, around, cutting.config, cutting.heads)
 
 
 def _gate_and_up(role: str, rows: int, owner: nn.Module, gate_up: bool) -> Parts:

@@ -103,11 +103,11 @@ class _Chooser:
 
     def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
         """Return the settings of a parameter's group; `names` are all names of a tied parameter."""
-        every = [self._owners(name) for name in names]
-        branch, reason = self._branch(names, p, every)
+        owners_by_name = [self._owners(name) for name in names]
+        branch, reason = self._branch(names, p, owners_by_name)
         settings: dict[str, Any] = {"role": _role(names[0], p, reason)}
         if branch == "muon":
-            cut = cut_of(names[0], p, every[0], self._cutting)
+            cut = cut_of(names[0], p, owners_by_name[0], self._cutting)
             settings.update(cut.settings, role=cut.role if reason == "matrix" else reason)
             if cut.remark is not None:
                 self._remarks.setdefault((cut.role, cut.remark), []).append(names[0])
@@ -136,22 +136,22 @@ class _Chooser:
             lines.append(f"{role} of {names[0]}{more} {remark}")
         return lines
 
-    def _branch(self, names: list[str], p: Tensor, every: list[list[nn.Module]]) -> tuple[str, str]:
-        """Return the branch and the reason; `every` are, for each name, the modules around the parameter."""
+    def _branch(self, names: list[str], p: Tensor, owners_by_name: list[list[nn.Module]]) -> tuple[str, str]:
+        """Return the branch and the reason; `owners_by_name` are, for each name, the modules around the parameter."""
         if wish_of(p) is not None:
             return decide(names, p)
-        around = {module for owners in every for module in owners}
+        around = {module for owners in owners_by_name for module in owners}
         if any(isinstance(adapted(module), (nn.Embedding, nn.EmbeddingBag)) for module in around):
             return "adamw", "embedding"
-        if p.ndim > 1 and is_norm(every[0][0]):
+        if p.ndim > 1 and is_norm(owners_by_name[0][0]):
             return "adamw", "norm"
         # Weights of an adapter around the head are inside it, too.
         if not around.isdisjoint(self._heads.told):
             return "adamw", "output_head"
         if not around.isdisjoint(self._heads.guessed):
             return "adamw", GUESSED_HEAD
-        own_module = every[0][0]
-        if _embeds_patches(names[0], every[0]):
+        own_module = owners_by_name[0][0]
+        if _embeds_patches(names[0], owners_by_name[0]):
             return "adamw", "embedding"
         if "router" in type(own_module).__name__.lower():
             return "adamw", "router"

@@ -246,8 +246,8 @@ _DERIVED = {"use_muon": Role.MATRICES, "rounding_step": Role.LIVE}
 
 def keys_of(*roles: Role) -> tuple[str, ...]:
     """Return the group keys whose role is one of `roles`."""
-    every = {**{key: setting.role for key, setting in SETTINGS.items()}, **_DERIVED}
-    return tuple(key for key, role in every.items() if role in roles)
+    roles_by_key = {**{key: setting.role for key, setting in SETTINGS.items()}, **_DERIVED}
+    return tuple(key for key, role in roles_by_key.items() if role in roles)
 
 
 # Matrices of groups that agree in these may share a batch.

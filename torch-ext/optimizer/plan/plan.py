@@ -111,15 +111,15 @@ def make_plan(
     choose = functools.lru_cache(maxsize=None)(choose_iteration)
     matrices = []
     for parameter, frozen in _parameters(groups, state, replica_ranks):
-        every = parameter.matrices(groups[parameter.group], choose)
-        matrices.append(every)
+        its_matrices = parameter.matrices(groups[parameter.group], choose)
+        matrices.append(its_matrices)
         if not parameter.is_here:
             continue
-        owned = [] if frozen else [matrix for matrix in every if matrix.has_owner]
+        owned = [] if frozen else [matrix for matrix in its_matrices if matrix.has_owner]
         sums = {matrix: as_summed(matrix) for matrix in owned} if options.sum_gram else {}
         summed += filter(None, sums.values())
         exchanged += [matrix for matrix in owned if not sums.get(matrix)]
-        local += [every[index] for index in local_indices(parameter) if not every[index].has_owner]
+        local += [its_matrices[index] for index in local_indices(parameter) if not its_matrices[index].has_owner]
     failed_here = failures([*itertools.chain(*matrices), *summed])
     return Plan(
         matrices=tuple(matrices),

@@ -175,8 +175,8 @@ class Meeting:
     def _statements(self) -> dict[int, Statement]:
         scale = None if self._grad_scale is None else self._grad_scale.item()
         statement = self._statement._replace(grad_scale=scale)
-        every = gathered(statement, self._ranks, statement.act, self._names)
-        return dict(zip(self._ranks, every))
+        statements = gathered(statement, self._ranks, statement.act, self._names)
+        return dict(zip(self._ranks, statements))
 
 
 def raise_disputes(meetings: Iterable[Meeting]) -> None:

@@ -117,9 +117,9 @@ def _take_step(
 ) -> None:
     """Take a step of the parameters at `indices` of the optimizer, from and into the values of the arguments."""
     optimizer = muon_step_.optimizers[handle]
-    every = [p for group in optimizer.param_groups for p in group["params"]]
-    before = [p.grad for p in every]
-    moved = [every[i] for i in indices]
+    parameters_of_optimizer = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.grad for p in parameters_of_optimizer]
+    moved = [parameters_of_optimizer[i] for i in indices]
     present = [*moved, *_state_tensors(moved, optimizer.state)]
     if len(present) != len(parameters) + len(states):
         raise RuntimeError(
@@ -129,7 +129,7 @@ def _take_step(
     places = list(zip(present, [*parameters, *states]))
     copies = [(place, value) for place, value in places if not value.is_set_to(place)]
     try:
-        _set_gradients(every, [None] * len(every))
+        _set_gradients(parameters_of_optimizer, [None] * len(parameters_of_optimizer))
         _set_gradients(moved, gradients)
         for place, value in copies:
             place.copy_(value)
@@ -137,7 +137,7 @@ def _take_step(
         for place, value in copies:
             value.copy_(place)
     finally:
-        _set_gradients(every, before)
+        _set_gradients(parameters_of_optimizer, before)
 
 
 def _set_gradients(parameters: Sequence[Tensor], gradients: Sequence[Any]) -> None:
