@@ -300,7 +300,7 @@ class Muon(Optimizer):
 
         Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have. It does not wait
         for the device. Raises ValueError without `qk_clip`, for an unknown layer, and for a wrong number of heads;
-        TypeError for logits that are no tensor.
+        TypeError for logits that are not a tensor.
         """
         if self._clip is None:
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")
@@ -362,7 +362,7 @@ class Muon(Optimizer):
         """
         check_call(budget, progress)
         self._refresh()
-        # Failures of single ranks are no reason to refuse: after this all ranks know them.
+        # Ranks may differ in which kernels have failed: the stages tell all ranks about all failures.
         terms = {ranks: shared._replace(failed="") for ranks, shared in self._plan.terms.items()}
         self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)

@@ -32,7 +32,10 @@ def joined_names(names: Sequence[str]) -> list[tuple[str, list[int]]]:
 
 
 def _joined(boxes: dict[Box, list[int]]) -> dict[Box, list[int]]:
-    """Return fewer boxes with the same content: boxes that differ in one number only are joined, last number first."""
+    """Return fewer boxes with the same content: boxes that differ in one number only are joined, last number first.
+
+    For example (0, 0), (0, 1), (1, 0) and (1, 1) become (0, {0, 1}) and (1, {0, 1}), and then ({0, 1}, {0, 1}).
+    """
     for slot in reversed(range(len(next(iter(boxes))))):
         alike: dict[Box, list[tuple[Box, list[int]]]] = {}
         for box, positions in boxes.items():

@@ -28,7 +28,7 @@ def float32_roundoffs() -> tuple[float, float]:
 
 @constant_while_traced
 def torch_is_slow(dtype: torch.dtype) -> bool:
-    """Return whether torch has no instructions of this CPU for products of a dtype of half precision.
+    """Return whether this CPU lacks the instructions by which torch multiplies a half-precision dtype fast.
 
     False where torch does not say, as in builds without oneDNN.
     """

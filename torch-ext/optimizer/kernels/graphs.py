@@ -32,8 +32,8 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 work()
         except BaseException:
-            # torch leaves the pool marked as one that is recorded to, and from then on frees no memory that two streams
-            # have used.
+            # torch would leave the pool marked as being recorded to, and never again free memory that two streams have
+            # used.
             with suppress(RuntimeError):  # the recording had not begun
                 torch._C._cuda_endAllocateToPool(index, pool)
             raise

@@ -126,9 +126,9 @@ least one room. All are float32 or all bfloat16, on the CPU, and share no memory
 each step. X gets, bit for bit, what three calls of `gemm_` for each step would make of it, the first two of them
 `symmetric`, with the same `instructions`. What is left in A and B is not defined.
 
-`gram_newton_schulz_` takes such X, too, and four squares like those, but of float32, whatever X is. `windows` are the
+`gram_newton_schulz_` takes the same X, and four squares like A and B, but in float32, whatever X is. `windows` are the
 numbers of steps in each window, at least one. Q begins as the first H, and R is not needed after the last. A window of
-one step has no a I in H, and X = Q X + a X.
+one step leaves a I out of H, and computes X = Q X + a X.
 
 - Each product is that of a call of `gemm_`: X Xᵀ and Q X with `instructions`, Q rounded to X's dtype before; those of
   squares are `symmetric` and with `square_instructions`, which are instructions for float32. H R H is H T with T = R H.
@@ -138,8 +138,8 @@ In both:
 
 - With `alone` each thread takes one matrix after another through all steps, and waits for no other thread: faster if a
   core's cache holds a matrix. That takes as many rooms as threads. Matrices that are left over, because there are fewer
-  than threads, are shared by all threads, product by product. So is every matrix without `alone` or without so many
-  rooms.
+  than threads, are shared by all threads, product by product. So is every matrix without `alone`, or if there are
+  fewer rooms than threads.
 
 A variant without a compiled library has the same operations in torch's functions (`portable/`), on every device that
 torch has. Their names begin with "portable_", because compiled ones of the same commit have the same namespace. All of
@@ -196,7 +196,7 @@ def returns_nothing(*arguments, **options) -> None:
 
 
 def _traceable(name: str) -> torch._ops.OpOverloadPacket:
-    """Return an operation of this variant that returns nothing, so that it can be traced, too."""
+    """Return an operation of this variant that returns nothing, after making it traceable."""
     # Not by `torch.library.register_fake`, which looks for its caller's source as well. Torch 2.11 refuses to register
     # a function twice, and another copy of this variant may have registered it.
     if not torch._C._dispatch_has_kernel_for_dispatch_key(add_op_namespace_prefix(KIND + name), "Meta"):

@@ -64,7 +64,7 @@ def frobenius_norm(X: Tensor) -> Tensor:
 
 
 def native_passes_take(X: Tensor, *others: torch.dtype) -> bool:
-    """Whether the native passes take X, for results of the other dtypes, too.
+    """Whether the native passes take X, with results in X's dtype and in those of `others`.
 
     They support neither float64, nor gradients, nor torch.func.
     """

@@ -73,7 +73,7 @@ def left_behind(key: Key) -> Table:
 
 
 def _marks(file: Optional[Path]) -> list[Path]:
-    """Return the marks beside a file; none where its folder cannot be read, of which reading the file has warned."""
+    """Return the marks beside a file; none if its folder cannot be read: `measurement_file.read` has warned."""
     try:
         return [] if file is None else list(file.parent.glob(f"{file.stem}.*.trial"))
     except OSError:

@@ -37,7 +37,7 @@ def params_as_list(params: Any, least: int = 0) -> list[Any]:
     if isinstance(params, Mapping):
         instead = "a list of groups, [group]," if "params" in params else "its items(), pairs of name and parameter"
         raise TypeError(f"params are a dict with the keys {', '.join(map(str, list(params)[:3]))}: write {instead}")
-    if isinstance(params, (set, frozenset)):  # the items of a dict keep their order and are no such set
+    if isinstance(params, (set, frozenset)):  # the items of a dict, which keep their order, are not such a set
         raise TypeError("params must keep their order between runs: give a list, not a set")
     if isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
         raise TypeError(

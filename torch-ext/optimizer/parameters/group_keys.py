@@ -10,7 +10,7 @@ from .settings import SETTINGS
 
 # Keys of this package besides settings.
 _OURS = ("use_muon", "use_fallback", "algorithm", "role", "reason", "rounding_step", "state_format", "build")
-# Keys that other libraries write into groups. They have no effect on a step, except that schedulers set `lr` by some.
+# Keys that other libraries write into groups. No step reads them, but some tell schedulers how to set `lr`.
 _OTHERS: dict[str, tuple[str, ...]] = {
     "torch.optim.Optimizer": ("params", "param_names"),
     "torch.optim.AdamW, Muon": ("betas", "fused", "foreach", "use_addmm", "decoupled_weight_decay"),

@@ -1,7 +1,7 @@
 """The blocks of 8-bit momentum: neighbouring elements in the last dimension of a parameter share one scale.
 
-So shards that are cut along other dimensions have whole blocks, and the elements of a block are adjacent in memory. In
-a convolution, blocks run along the columns of its matrices, which `flatten` takes in memory order.
+So shards cut along any other dimension have whole blocks, and the elements of a block are adjacent in memory. In a
+convolution, blocks run along the columns of its matrices, which `flatten` takes in memory order.
 """
 
 from __future__ import annotations

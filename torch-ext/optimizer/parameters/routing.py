@@ -59,7 +59,7 @@ def decide(
     `is_muon` decides first, then the parameter's attribute `use_muon`, then shapes and names. For a `stack` of matrices
     (E, rows, cols) the shape of one matrix counts. If `stack` is None, the parameter may be a stack or a convolution:
     it goes to AdamW, with the reason `UNDECIDED` if Muon could update it in one of the two readings. Raises TypeError
-    for another answer of `is_muon`, and ValueError if Muon is asked to update what is no matrix.
+    for another answer of `is_muon`, and ValueError if Muon is asked to update something that is not a matrix.
     """
     verdict, reason = None if is_muon is None else is_muon(names[0], p), "is_muon"
     if verdict is None:

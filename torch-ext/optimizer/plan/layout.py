@@ -85,7 +85,7 @@ class Layout(NamedTuple):
         return list(map(tuple, copies.values()))
 
     def part_of(self, rank: int) -> int:
-        """Return the number, from 0 on, of the part that `rank` has. Copies of one part have the same number."""
+        """Return the number of the part that `rank` has, counted from 0. Copies of one part have the same number."""
         number = 0
         for split, size, index in zip(self.splits, self.mesh.shape, self.mesh.coordinates(rank)):
             number = number if split is None else number * size + index

@@ -65,7 +65,7 @@ class Parameter:
 
     @property
     def circumstances(self) -> Circumstances:
-        """What the choice of products depends on: ranks that may have copies of a matrix must choose alike."""
+        """What the choice of products depends on besides the size: ranks with copies of a matrix must choose alike."""
         return Circumstances(among=self.sharers or ()) if world_size() > 1 else ALONE
 
     @property

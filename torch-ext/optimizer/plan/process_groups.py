@@ -19,7 +19,7 @@ Ranks = tuple[int, ...]  # in rising order
 # group is made once in a process, because making one is a collective of its members. The references are weak: a group
 # that outlives `destroy_process_group` aborts the process at its exit.
 _GROUPS: dict[Ranks, tuple[weakref.ref, weakref.ref]] = {}
-# How many groups this process has made for the same ranks, in each world: after a restart, new processes count anew.
+# How many groups this process has made for the same ranks, in each world: after a restart, new processes count from 0.
 _MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[Ranks]] = weakref.WeakKeyDictionary()
 
 

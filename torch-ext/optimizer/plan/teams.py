@@ -103,5 +103,5 @@ def _shared(matrix: Matrix, size: int) -> Optional[Matrix]:
 
 @functools.lru_cache(maxsize=256)
 def _has_teams(layout: Layout, holders: Ranks, size: int) -> bool:
-    """Whether each copy has a team among its own ranks: then there is one, whichever copies work together."""
+    """Whether each copy has a team among its own ranks: then any copies that work together have one."""
     return all(teams_among(ranks, size) for ranks in layout.ranks_by_copy(holders))

@@ -182,7 +182,7 @@ class QKClip:
         self._rows = {name: sum(run.rows for run in runs) for name, runs, _ in weights}
         runs = [run for _, runs, _ in weights for run in runs]
         heads = [[first + head for head in run.heads] for _, runs, first in weights for run in runs]
-        # Runs with fewer heads than others are padded with an extra index, which is no head and never has logits.
+        # Runs with fewer heads are padded with an extra index, which belongs to no head and never has logits.
         no_head, width = sum(a.heads for a in self._attentions), max(1, *map(len, heads))
         heads = [row + [no_head] * (width - len(row)) for row in heads]
         rows = torch.tensor([run.rows for run in runs], device="cpu")

@@ -21,7 +21,7 @@ from ..plan.process_groups import this_rank
 from ..plan.shards import local_rows
 from ..rules.momentum import MomentumBuffers
 
-# Keys of a parameter's state that only some parameters have, and the key of QK-clip's factors, which are no state.
+# Keys of a parameter's state that only some parameters have, and the key of QK-clip's factors, which are not state.
 OF_STATE = (SCALE, MOMENTS, REMAINDER)
 ROW_SCALE = "row_scale"
 

@@ -56,8 +56,8 @@ def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
 def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:
     """Return memory for the norms (B,) of packed matrices, or None.
 
-    There are none if the matrices are equalized first, if one kernel does the whole iteration, or if the native passes
-    do not take them.
+    None if the matrices are equalized first, if one kernel does the whole iteration, or if the native passes do not
+    take them.
     """
     if batch.equalization.before != "none" or batch.iteration.in_one_launch:
         return None

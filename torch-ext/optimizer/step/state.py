@@ -117,7 +117,7 @@ def has_state(p: Tensor, state: Mapping[Tensor, Any]) -> bool:
 def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]], loaded: Mapping[str, Any]) -> None:
     """Give `state`, which torch has loaded, copies of the tensors of the state dict `loaded`, in the saved dtype.
 
-    Torch shares them, and casts momentum. What others keep there is copied, too, as torch casts it.
+    Torch shares them, and casts momentum. What other packages keep there is copied, too, as torch has cast it.
     """
     params = [(*pair, group) for group in groups for pair in zip(names_of(group), group["params"])]
     positions = [i for group in loaded["param_groups"] for i in group["params"]]

@@ -1,10 +1,10 @@
 """A step in a graph of `torch.compile`: one op, which takes the eager step when the graph runs.
 
 The op finds its optimizer by a handle. Its arguments are what both the step and the graph may read and write:
-parameters that have a gradient, their gradients and states. A backend may pass copies of them, or have changed what
-`p.grad` does not show yet; so arguments count, and results are written back into them. Everything else, as `lr`, is
-read from the optimizer when the op runs, so that a new value needs no new graph. (Torch 2.11 makes a second one all the
-same, when the rate first changes.)
+parameters that have a gradient, their gradients and states. A backend may pass copies of them, or gradients that
+`p.grad` does not show yet. So the step uses the arguments, and its results are written back into them. Everything else,
+such as `lr`, is read from the optimizer when the op runs, so that a new value needs no new graph. (Torch 2.11 still
+makes a second one when the rate first changes.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Work before the first step, which would otherwise wait for it: connecting ranks and compiling kernels.
 
-A stage is a call that returns what it did. Stages come in phases, each of which is asked for its stages when its turn
-comes: those that compile depend on what those before have measured.
+A stage is a function that returns in words what it did. Stages come in phases. A phase makes its stages when its turn
+comes, because what is compiled depends on what an earlier phase has measured.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def dependencies(groups: Sequence[Group], state: State) -> list[Any]:
 
 
 def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State) -> list[LocalBatch]:
-    """Return `works`, in which `offloaded` batches are chunks of host memory that their device fetches in turn."""
+    """Return `works`; each one that is `offloaded` has a chunk of host memory, which its device fetches in turn."""
     devices = [work.batch.first.parameter.device for work in works]
     for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
         parts = [works[i].parts for i in positions]

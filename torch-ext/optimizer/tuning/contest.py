@@ -96,9 +96,9 @@ def drawn(device: torch.device, *shape: int) -> Tensor:
 
 
 def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], table: Products) -> Optional[Iteration]:
-    """Return the iteration that a table is for: in float32 the one that steps take where that is the default.
+    """Return the iteration that a step would run with a table; in float32 as if that were the device's default.
 
-    None if no step takes it, because torch multiplies float32 here with fewer digits than its method needs.
+    None if no step would, because torch multiplies float32 here with fewer digits than the table's method needs.
     """
     method = "gram_float32" if table.float32_squares else "auto" if dtype == torch.float32 else "standard"
     circumstances = Circumstances(default_dtype=dtype == CPU_WORK_DTYPE)

@@ -112,7 +112,7 @@ def _proven_before() -> None:
 def _with_earlier(
     entry: Optional[Mapping[str, Any]], kept: Optional[Mapping[str, Any]], times: Mapping[str, Timed]
 ) -> Optional[Mapping[str, Any]]:
-    """Return an entry with what an incomplete measurement has found before; that one, if nothing new was timed."""
+    """Return `entry` with the times of an incomplete measurement `kept`; or `kept`, if nothing new was timed."""
     if kept is None or is_complete(kept):
         return entry
     if entry is None:  # nothing at all was timed, which says nothing of those that were not tried
@@ -142,7 +142,7 @@ def _found(
 
 
 def left_out(task: Task, why: str, wrong: Optional[Mapping[str, str]] = None) -> Finding:
-    """Return that a task keeps its default choice. Some candidates may be known to be wrong all the same."""
+    """Return the finding that a task keeps its default choice; `wrong` has candidates that failed their proof."""
     return Finding(task, None, wrong or {}, f"{named(task)} keeps its default: {why}")
 
 

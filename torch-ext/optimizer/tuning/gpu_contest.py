@@ -109,7 +109,7 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
         else:
             BATCHED.commuting(X, BATCHED.gram_affine(X, beta, alpha, DIAGONAL))
 
-    # All candidates are proven with the same matrices, which takes less time than to draw them anew.
+    # All candidates are proven with the same matrices, which takes less time than drawing new ones.
     draw = lru_cache(maxsize=None)(partial(operands_of, X.new_empty(0)))
     prove = partial(_prove_product, draw, (ragged, (m, k)))
     return _Ways(configs, prove, run, torchs, symmetric_choice(device, dtype, m, k), count)

@@ -31,7 +31,7 @@ class Line:
 def _draws_in_place() -> bool:
     """Whether a carriage return takes what is printed back to the start of its line.
 
-    Notebooks do that, though the stream that their kernel puts in the place of the standard output is no terminal.
+    Terminals and notebooks do. A notebook's kernel replaces the standard output by a stream that is not a terminal.
     """
     # Loggers that stand in for the standard output may lack `isatty`, and there may be no output at all.
     is_terminal = getattr(sys.stdout, "isatty", None)

@@ -1,4 +1,4 @@
-"""Measures sizes that have no measurement yet, those with most work first, until a time budget ends."""
+"""Measures sizes that were not measured yet, the largest work first, until a time budget ends."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     blocks = torch.nn.functional.pad(x.abs(), (0, -x.size(-1) % BLOCK)).unflatten(-1, (-1, BLOCK))
     scale = (blocks.amax(-1) / number(_LARGEST**2, x)).float().clamp_min(_LEAST_SCALE)
     squares = (x.abs() / _of_elements(scale, x).to(x.dtype)).float()
-    roots = torch.where(squares <= _MOST, squares, 0.0).sqrt()  # 0 where there is no such number
+    roots = torch.where(squares <= _MOST, squares, 0.0).sqrt()  # 0 instead of NaN and infinity
     return (roots + 0.5).floor().copysign(x).to(torch.int8), scale
 
 
