@@ -26,8 +26,7 @@ CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else to
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
 
-# How much rounding may change where float32 stands in for half precision. The errors of half precision are larger
-# (docs/numerics.md).
+# How much rounding may change where float32 stands in for half precision, whose errors are larger (docs/numerics.md).
 _CPU_LIMIT = 1e-2
 
 # The Gram iteration diverges if its m x m matrices are rounded more than in float16.
@@ -79,9 +78,8 @@ def choose_iteration(
     """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
     `auto` takes the Gram iteration where `_auto_may_use_gram` allows it and it costs less (`iteration_costs`). In
-    bfloat16 that would diverge, unless the m x m matrices are in float32: there `auto` takes `gram_float32` if
-    `select_products` has returned products for it, for _GRAM_STEPS or more. Small matrices run in one launch if that
-    was measured to be faster.
+    bfloat16 it would diverge, but `gram_float32` does not: `auto` takes that if `select_products` has products for it,
+    for _GRAM_STEPS or more. Small matrices run in one launch if that was measured to be faster.
 
     Raises ValueError for an unknown method, for one that is not safe in this dtype with this schedule, and for a GPU
     that this build has no code for.
@@ -210,11 +208,10 @@ def _auto_may_use_gram(
 ) -> bool:
     """Whether `auto` may take the Gram iteration: in float16, and on a CPU in float32 that nobody asked for.
 
-    Users ask for float32 because of its digits, and the Gram iteration loses up to three of them. As a CPU's default
-    float32 stands in for half precision, and _CPU_LIMIT keeps errors below those of half precision. If a derivative is
-    needed, the standard iteration keeps its digits. For all products that keep float32 the size alone decides, so
-    choosing among them by time changes roundings only. With at least twice as many columns as rows, five steps of
-    `gemm_` save a third of the FLOPs or more, which pays for the larger number of products.
+    Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
+    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits, too. For
+    all products that keep float32 the size alone decides, so choosing among them by time changes roundings only. With
+    twice as many columns as rows, five steps of `gemm_` save a third of the FLOPs, which pays for more products.
     """
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
     stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)
@@ -233,8 +230,7 @@ def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:
 def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional[Products]) -> float:
     """Return the relative rounding of the m x m matrices that `products` multiply; None stands for torch's products.
 
-    A user may let torch round the factors of float32 products. `gemm_` never does, nor does torch on processors without
-    bfloat16.
+    A user may let torch round factors in float32 products. `gemm_` never does, nor does torch on CPUs without bfloat16.
     """
     exact = chain_dtype != torch.float32 or device.type == "mps" or (device.type == "cpu" and _keeps_float32(products))
     return torch.finfo(chain_dtype).eps / 2 if exact else float32_roundoffs()[device.type != "cuda"]
