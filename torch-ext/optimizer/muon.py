@@ -51,12 +51,12 @@ from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
 from .step.rank_agreement import RankAgreement, read_all
-from .step.rank_tuning import measurements
+from .step.rank_tuning import measure_stages
 from .step.recipe import StepContext, snapshot
 from .step.state import KnownState, bring_states_, checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
 from .step.update import scale_other_rows_, update_shared_
-from .step.warmup import connections, kernels, warm_up
+from .step.warmup import compile_stages, connect_stages, warm_up
 from .step.workspace import Workspace, dependencies
 from .tuning.progress import Line, Progress
 from .tuning.tune import Tuner, check_call
@@ -367,9 +367,9 @@ class Muon(Optimizer):
         self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)
         phases = (
-            lambda: connections(self._plan),
-            lambda: measurements(self._plan, tuner),
-            lambda: kernels(self._current_plan(), self.param_groups),
+            lambda: connect_stages(self._plan),
+            lambda: measure_stages(self._plan, tuner),
+            lambda: compile_stages(self._current_plan(), self.param_groups),
             lambda: self._graphs.stages(self._plan.chains() if self._cuda_graphs else (), self.param_groups),
         )
         warm_up(phases, Line("warm-up") if progress is None else progress)

@@ -42,7 +42,7 @@ class Answer(NamedTuple):
     error: Optional[str] = None
 
 
-def measurements(plan: Plan, tuner: Tuner) -> list[Stage]:
+def measure_stages(plan: Plan, tuner: Tuner) -> list[Stage]:
     """Return the stages in which a process measures, or agrees with others, for all its matrices, and sums up."""
     shared = [stage for ranks in ordered(plan.terms) for stage in _stages_of(ranks, plan, tuner)]
     matrices = [matrix for batch in plan.all_batches() for matrix in batch.matrices]

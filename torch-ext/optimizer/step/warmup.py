@@ -39,12 +39,12 @@ def warm_up(phases: Sequence[Phase], progress: Progress) -> None:
             progress(done, done + left + after, what)
 
 
-def connections(plan: Plan) -> list[Stage]:
+def connect_stages(plan: Plan) -> list[Stage]:
     """Return a stage for each communicator of a step, which sends a few bytes; all ranks have the same order."""
     return [partial(_told, what, run) for what, run in _connections(plan)]
 
 
-def kernels(plan: Plan, groups: Sequence[Group]) -> list[Stage]:
+def compile_stages(plan: Plan, groups: Sequence[Group]) -> list[Stage]:
     """Return a stage for each kind of chain, which compiles its kernels by a run on zeros."""
     return [partial(_told, what, run) for what, run in _kernels(plan, groups)]
 
