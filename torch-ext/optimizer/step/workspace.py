@@ -41,7 +41,7 @@ class LocalBatch(NamedTuple):
     host: Optional[HostChunks] = None
     host_chunk: int = 0
 
-    def of(self, parts: Sequence[LocalMatrix]) -> LocalBatch:
+    def with_parts(self, parts: Sequence[LocalMatrix]) -> LocalBatch:
         """Return the batch with only these parts."""
         as_they_are = all(part.source.is_taken_as_it_is for part in parts)
         return self._replace(
@@ -55,7 +55,7 @@ class LocalBatch(NamedTuple):
         if not self.parts or not self.parts[0].tensors.absent:
             return self
         present = [part for part in self.parts if part.source.has_gradient]
-        return self if len(present) == len(self.parts) else self.of(present)
+        return self if len(present) == len(self.parts) else self.with_parts(present)
 
     def take_gradients(self) -> list[Tensor]:
         """Return the gradients of its parts, which all have one; only once in a step."""
@@ -164,7 +164,7 @@ class Workspace:
 
     def _local_batch(self, batch: Union[Batch, SummedBatch]) -> LocalBatch:
         parts, multiplier = self._of(batch.matrices), as_tensor(batch.first.multiplier)
-        return LocalBatch(batch, (), multiplier, recipe_key(batch.matrices)).of(parts)
+        return LocalBatch(batch, (), multiplier, recipe_key(batch.matrices)).with_parts(parts)
 
     def _of(self, matrices: Iterable[Matrix]) -> list[LocalMatrix]:
         return [self._parts[matrix.key] for matrix in matrices if matrix.key in self._parts]
