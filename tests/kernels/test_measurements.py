@@ -99,7 +99,7 @@ def test_a_launch_that_cannot_be_is_ignored(measurements, file, key, name, field
         if is_read:
             assert need in file.read(key).measured
             continue
-        with pytest.warns(RuntimeWarning, match=f"is no measurement of {name}"):
+        with pytest.warns(RuntimeWarning, match=f"is not a measurement of {name}"):
             assert not file.read(key).measured
 
 

@@ -163,7 +163,7 @@ def test_capture_is_refused_where_it_cannot_be_repeated(kernel, monkeypatch):
     for options, words in (
         (dict(), "only with Muon"),
         (dict(capturable=True, lr=torch.tensor(0.1)), "lr and weight_decay on the CPU"),
-        (dict(capturable=True, qk_clip=clip), "calls no report"),
+        (dict(capturable=True, qk_clip=clip), "cannot call the report"),
     ):
         params = named_parameters()
         optimizer = kernel.Muon(params.items(), **options)

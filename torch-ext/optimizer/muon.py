@@ -30,7 +30,7 @@ from .parameters.argument_checks import (
 )
 from .parameters.changed_settings import compared_settings, make_live_numbers_plain_, make_plain_
 from .parameters.checkpoints import checked, loaded_groups
-from .parameters.groups import names_of, saved_group, split_group
+from .parameters.groups import named_parameters, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.synonyms import check_implementations
@@ -585,7 +585,7 @@ class Muon(Optimizer):
 
     def _make_plan(self) -> None:
         self._forget_plan()
-        named = [(group, *pair) for group in self.param_groups for pair in zip(names_of(group), group["params"])]
+        named = [(group, *pair) for group in self.param_groups for pair in named_parameters(group)]
         bring_states_(self.param_groups, self.state, self._replica_ranks)
         clip = self._clip or "no qk_clip"
         build = build_info()

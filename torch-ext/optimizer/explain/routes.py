@@ -15,7 +15,7 @@ from ..kernels.provenance import build_info
 from ..learning_rate import UPDATE_RMS
 from ..parameters.advice import advice, remarks
 from ..parameters.argument_checks import params_as_list
-from ..parameters.groups import names_of, reason_of
+from ..parameters.groups import named_parameters, reason_of
 from ..parameters.matrices import is_stack, view_in_group
 from ..parameters.routing import IsMuon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
@@ -96,7 +96,7 @@ def explanation_of(
     planned, shared = iter(plan.matrices), plan.shared_work()
     rows, held = [], 0
     for group in groups:
-        for name, p in zip(names_of(group), group["params"]):
+        for name, p in named_parameters(group):
             # A parameter that a wrapper has put in the place of another one was not routed: its group decides.
             reason = reasons.get(p, reason_of(group))
             if group["use_muon"]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..muon import Muon
-from ..parameters.groups import names_of
+from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
 
 # For each torch optimizer: whether its state is that of Muon's branch here, and its keys. AdamW is a subclass of Adam.
@@ -35,7 +35,7 @@ def export_state(optimizer: Muon, target: torch.optim.Optimizer) -> dict[str, An
     optimizer.state_dict()  # brings state in line with parameters, and raises if the last step failed halfway
     if any(group.get("amsgrad") for group in target.param_groups):
         raise ValueError("the target has amsgrad=True, whose maxima are unknown here: construct it with amsgrad=False")
-    here = {p: (name, group) for group in optimizer.param_groups for name, p in zip(names_of(group), group["params"])}
+    here = {p: (name, group) for group in optimizer.param_groups for name, p in named_parameters(group)}
     exported = target.state_dict()
     parameters = [p for group in target.param_groups for p in group["params"]]
     positions = [position for group in exported["param_groups"] for position in group["params"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional, Sequence
 
 from ..muon import Muon
-from ..parameters.groups import names_of
+from ..parameters.groups import named_parameters
 
 Shape = tuple[int, ...]
 
@@ -21,7 +21,7 @@ def given_parameters(optimizer: Muon) -> list[tuple[str, Shape]]:
     Raises ValueError if a wrapper has replaced parameters since, because the order of the new ones is unknown.
     """
     order = {p: number for number, p in enumerate(optimizer._reasons)}  # routing recorded them in this order
-    named = [pair for group in optimizer.param_groups for pair in zip(names_of(group), group["params"])]
+    named = [pair for group in optimizer.param_groups for pair in named_parameters(group)]
     strange = [name for name, p in named if p not in order]
     if strange:
         raise ValueError(f"{strange[0]} was put here by a wrapper, so its place in the order is unknown: {_REMEDY}")

@@ -12,10 +12,14 @@ HALVES = (torch.float16, torch.bfloat16)
 # Neighbours that share a scale in momentum of 8 bits: kBlock of the compiled operations.
 BLOCK = 64
 
-
 # Half the distance from 1 to the next number, in the formats to which `torch.set_float32_matmul_precision` lets torch
 # round the factors of float32 products.
 _ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without its module, such as `float16`."""
+    return str(dtype).replace("torch.", "")
 
 
 @constant_while_traced

@@ -9,6 +9,7 @@ from typing import NamedTuple, Optional, Union
 
 import torch
 
+from .formats import dtype_name
 from .machine import gpu_of, key_of
 from .measurement_file import JUDGED
 from .measurements import failed, nearest_of, shipped_entries, sizes_here
@@ -62,7 +63,7 @@ def measured_sizes(
     device: torch.device, dtype: torch.dtype, kernel: str, among: Optional[tuple[int, ...]]
 ) -> tuple[tuple[int, int, Union[float, str], str], ...]:
     """Return m, k, the measured value and its source for every size whose measurement counts here."""
-    known = sizes_here(key_of(device), kernel, str(dtype).replace("torch.", ""), among)
+    known = sizes_here(key_of(device), kernel, dtype_name(dtype), among)
     judged = JUDGED[kernel][0]
     return tuple((entry["m"], entry["k"], entry[judged], source) for entry, source in known)
 
@@ -70,7 +71,7 @@ def measured_sizes(
 @constant_while_traced
 def failed_here(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[str, ...]:
     """Return the candidates that have failed on this machine. They are never chosen."""
-    return tuple(failed(key_of(device), kernel, str(dtype).replace("torch.", "")))
+    return tuple(failed(key_of(device), kernel, dtype_name(dtype)))
 
 
 @constant_while_traced
@@ -78,5 +79,5 @@ def _shipped_gains(device: torch.device, dtype: torch.dtype, kernel: str) -> tup
     """Return m, k and gain of every size with a shipped measurement for this device."""
     if device.type != "cuda":
         return ()
-    entries = shipped_entries(key_of(device), kernel, str(dtype).replace("torch.", ""))
+    entries = shipped_entries(key_of(device), kernel, dtype_name(dtype))
     return tuple((entry["m"], entry["k"], entry["gain"]) for entry in entries)

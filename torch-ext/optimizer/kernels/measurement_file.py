@@ -133,7 +133,7 @@ def _table_of(content: dict[str, Any]) -> Table:
         integers = all(type(number) is int for number in numbers.values())
         switch = numbers.pop("on_chip", 0)
         if not integers or min(numbers.values()) < 1 or switch not in (0, 1) or type(entry[field]) is not kind:
-            raise ValueError(f"{entry} is no measurement of {kernel}")
+            raise ValueError(f"{entry} is not a measurement of {kernel}")
         untried = entry.get("untried", [])
         if not isinstance(untried, list) or not all(isinstance(name, str) for name in untried):
             raise ValueError(f"{entry} does not say by name what was not tried")

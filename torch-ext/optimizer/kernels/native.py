@@ -161,6 +161,7 @@ import torch
 
 from .._ops import add_op_namespace_prefix, ops
 from .build_metadata import has_library
+from .formats import dtype_name
 from .tracing import constant_while_traced
 
 # Whether this variant came without a compiled library. Then the operations are defined here, in torch's functions.
@@ -224,4 +225,4 @@ _gemm_instructions = getattr(ops, KIND + "gemm_instructions")
 @constant_while_traced
 def gemm_instructions(dtype: torch.dtype) -> str:
     """Return the best `instructions` of this processor and system for matrices of a dtype, float32 or bfloat16."""
-    return _gemm_instructions(str(dtype).replace("torch.", ""))
+    return _gemm_instructions(dtype_name(dtype))

@@ -194,7 +194,8 @@ def _cpu_products(
         if tuple(measured) == size and name in able:  # a loop, as in `nearest_of`
             return tables[name]._replace(source=source)
     defaults = (name for name in (*_cpu_defaults(dtype, *size), "SINGLE", *able) if name in able)
-    name = next((name for name in defaults if name not in failures), None)  # None if a file says that all failed
+    name = next((name for name in defaults if name not in failures), None)
+    # A file may say that all have failed.
     return tables[name]._replace(source="by default") if name else SINGLE._replace(source="as all have failed here")
 
 

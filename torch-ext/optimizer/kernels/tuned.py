@@ -6,6 +6,7 @@ from typing import NamedTuple, Optional
 
 import torch
 
+from .formats import dtype_name
 from .hopper_gemm import is_built
 from .machine import gpu_key
 from .measurement_file import Need
@@ -192,7 +193,7 @@ def padded_side(m: int) -> int:
 
 def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = "symmetric_gemm") -> Optional[dict]:
     """Return the entry measured here for exactly m x k, else the nearest shipped one; None if there is neither."""
-    key, name = gpu_key(device_name), str(dtype).replace("torch.", "")
+    key, name = gpu_key(device_name), dtype_name(dtype)
     here = measured_here(key, Need(kernel, name, m, k))
     if here is not None and candidate_name(here.entry, kernel) not in failed(key, kernel, name):
         return here.entry

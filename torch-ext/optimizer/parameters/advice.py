@@ -9,16 +9,16 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
-from .groups import names_of, reason_of
+from .groups import named_parameters, names_of, reason_of
 from .matrices import is_stack
 from .routing import UNDECIDED
 from .settings import Group
 
 # Findings about LoRA.
 _LORA = (
-    "Muon updates {} LoRA factors (A and B, of rank 4 or more). LoRA trained so matches or beats AdamW on models that "
-    "were pretrained with Adam (arXiv:2605.10468). OneTrainer (pull request 1314) saw noise in A and leaves it to "
-    "AdamW; for that put lora_A into a group with use_muon=False. A and B are orthogonalized separately, not as the "
+    "Muon updates {} LoRA factors (A and B, of rank 4 or more). LoRA trained this way matches or beats AdamW on models "
+    "that were pretrained with Adam (arXiv:2605.10468). OneTrainer (pull request 1314) saw noise in A and leaves it "
+    "to AdamW; for that put lora_A into a group with use_muon=False. A and B are orthogonalized separately, not as the "
     "product B A (arXiv:2606.12921)"
 )
 # A warning is given if Muon has less than this share of the elements of hidden matrices.
@@ -55,7 +55,7 @@ def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Route
             name, tuple(p.shape), "muon" if group["use_muon"] else group["fallback"], reasons.get(p, reason_of(group))
         )
         for group in groups
-        for name, p in zip(names_of(group), group["params"])
+        for name, p in named_parameters(group)
     ]
 
 

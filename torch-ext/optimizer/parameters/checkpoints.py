@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 from torch import Tensor
 
 from .checks import check_dtypes
-from .groups import listed, loaded_group, names_of
+from .groups import listed, loaded_group, named_parameters
 from .names import bare_name
 from .settings import Group
 from .state import BUFFER
@@ -60,7 +60,7 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
             f"is {_said(here[moved[0]])} here. Construct the optimizer with its parameters in the order of the file, "
             "which its groups list as param_names"
         )
-    params = [pair for group in groups for pair in zip(names_of(group), group["params"])]
+    params = [pair for group in groups for pair in named_parameters(group)]
     for position, (name, p) in zip((i for group in saved for i in group["params"]), params):
         momentum = state_dict["state"].get(position, {}).get(BUFFER)
         check_dtypes(name, p, {BUFFER: momentum.dtype} if isinstance(momentum, Tensor) else {})

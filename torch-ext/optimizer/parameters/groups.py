@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -119,7 +119,7 @@ def loaded_group(
                 f"adjust_lr_fn was a function when the state was saved, and is {kept['adjust_lr_fn']} here"
             )
     loaded = {**plain_settings({**current, **saved, **kept}, is_made=True), **kept}
-    for position, (name, p) in enumerate(zip(names_of(current), current["params"]), first):
+    for position, (name, p) in enumerate(named_parameters(current), first):
         _check_same_form(state.get(p, {}), name, p, saved, current)
         check_loaded(state.get(p, {}), name, p, loaded, position)
     if loaded["use_muon"] and "stacked" not in saved and "expert_keys" in saved:
@@ -152,6 +152,11 @@ def names_of(group: Group) -> list[str]:
     return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
 
 
+def named_parameters(group: Group) -> Iterator[tuple[str, Tensor]]:
+    """Yield each parameter of a group with its name (`names_of`)."""
+    return zip(names_of(group), group["params"])
+
+
 def listed(names: Sequence[str], shown: int = 3) -> str:
     """Return a text with the first of `names` and the number of the others."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
@@ -176,7 +181,7 @@ def _check_same_group(current: Group, saved: Group) -> None:
         raise ValueError(
             f"a group of {len(saved['params'])} parameters, {listed(names_of(current))}, was saved for "
             f"{names[saved['use_muon']]} and belongs to {names[current['use_muon']]} here: the parameters, their order "
-            "or their routing differ; write use_muon in their group as it was"
+            "or their routing differ; set use_muon in their group to what was saved"
         )
 
 
@@ -185,7 +190,7 @@ def _check_same_stacks(loaded: Group, expert_keys: Sequence[str]) -> None:
 
     By that rule, more than two dimensions are a stack if one of `expert_keys` is in the name, else one matrix.
     """
-    for name, p in zip(names_of(loaded), loaded["params"]):
+    for name, p in named_parameters(loaded):
         was_stack = p.ndim > 2 and any(f".{key}." in f".{name}." for key in expert_keys)
         here, saved = (view_in_group(name, p, {**loaded, **stack}) for stack in ({}, {"stacked": was_stack}))
         if here != saved:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..iteration import DTYPES, METHODS, check_work_dtype
+from ..kernels.formats import dtype_name
 from ..learning_rate import UPDATE_RMS, check_adjustment, step_multiplier
 from ..rules.decay import DECAY_MODES
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
@@ -178,23 +179,19 @@ def _adjustment(key: str, value: Any) -> Any:
 def _dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(resolved, torch.dtype):
-        names = ", ".join([*map(_name, DTYPES), *["int8"] * (key == "momentum_dtype")])
+        names = ", ".join([*map(dtype_name, DTYPES), *["int8"] * (key == "momentum_dtype")])
         raise ValueError(f"{key} must be a torch.dtype or its name, such as {names}, got {dtype!r}")
     return resolved
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).replace("torch.", "")
-
-
-def _dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+def _work_dtype(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
     """Return the name of a dtype, given as such or by name, None for None; ValueError if it is not a work dtype."""
-    return None if dtype is None else _name(check_work_dtype(_dtype(key, dtype)))
+    return None if dtype is None else dtype_name(check_work_dtype(_dtype(key, dtype)))
 
 
-def _momentum_dtype_name(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+def _momentum_dtype(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
     """Return the name of a dtype, None for None; ValueError for one that momentum cannot have."""
-    name = None if dtype is None else _name(_dtype(key, dtype))
+    name = None if dtype is None else dtype_name(_dtype(key, dtype))
     if name not in MOMENTUM_DTYPES:
         raise ValueError(f"{key} must be one of {', '.join(map(str, MOMENTUM_DTYPES))}, got {dtype!r}")
     return name
@@ -210,7 +207,7 @@ SETTINGS: dict[str, Setting] = {
     "ns_steps": Setting(_count, Role.METHOD),
     "adjust_lr_fn": Setting(_adjustment, Role.METHOD),
     "update_rms": Setting(_positive, Role.METHOD),
-    "ns_dtype": Setting(_dtype_name, Role.METHOD),
+    "ns_dtype": Setting(_work_dtype, Role.METHOD),
     "ns_method": Setting(_one_of(METHODS), Role.METHOD),
     "equalize": Setting(_one_of(EQUALIZATIONS), Role.METHOD),
     "renormalize": Setting(_one_of(RENORMALIZATIONS), Role.METHOD),
@@ -234,7 +231,7 @@ SETTINGS: dict[str, Setting] = {
     "adamw_eps": Setting(_number, Role.LIVE),
     "stochastic_rounding": Setting(flag, Role.RECIPE),
     "master_weights": Setting(_one_of(MASTER_WEIGHTS), Role.METHOD),
-    "momentum_dtype": Setting(_momentum_dtype_name, Role.STATE),
+    "momentum_dtype": Setting(_momentum_dtype, Role.STATE),
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }

@@ -17,7 +17,7 @@ from ..kernels.formats import float32_roundoffs
 from ..kernels.machine import key_of
 from ..kernels.measurements import changed, failed, work_among_ranks
 from ..kernels.products import triton_fault
-from ..parameters.groups import names_of
+from ..parameters.groups import named_parameters
 from ..parameters.matrices import moments_in_group, view_in_group
 from ..parameters.names import bare_name
 from ..parameters.rates import live_tensors
@@ -192,7 +192,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
         if not group["use_muon"]:
             continue
         schedule = resolve_schedule(group["ns_coefficients"], group["ns_steps"])
-        for position, (name, p) in enumerate(zip(names_of(group), group["params"])):
+        for position, (name, p) in enumerate(named_parameters(group)):
             view, layout = view_in_group(name, p, group), layout_of(name, p, replica_ranks)
             shards = None if layout is None else shards_of(view, layout)
             if shards is not None:
@@ -232,7 +232,7 @@ def _fallback_batches(groups: Groups, replica_ranks: Optional[Ranks]) -> Iterato
         if group["use_muon"]:
             continue
         keys = []
-        for name, p in zip(names_of(group), group["params"]):
+        for name, p in named_parameters(group):
             layout = layout_of(name, p, replica_ranks)
             keys.append((None if layout is None else layout.mesh.members, local_part(p).device, p.dtype))
         for positions in grouped(range(len(keys)), keys.__getitem__):

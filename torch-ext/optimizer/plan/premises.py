@@ -8,7 +8,7 @@ from typing import Any, Collection, Mapping, Optional, Sequence
 from torch import Tensor
 
 from ..parameters.checkpoints import MADE_UP
-from ..parameters.groups import names_of
+from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
 from .layout import laid_out
 from .plan import choices, planned_settings
@@ -23,7 +23,7 @@ class Premises:
         self.shapes = [p.shape for p in params]  # whole ones, also of parameters that ranks share
         self.dtypes = [p.dtype for p in params]
         self.device_types = {p.device.type for p in params}
-        self._names = [name for group in groups for name, _ in zip(names_of(group), group["params"])]
+        self._names = [name for group in groups for name, _ in named_parameters(group)]
         self._laid_out = laid_out(params)
         self._frozen = _frozen(params, absent)
         self._settings = _settings_of(groups)

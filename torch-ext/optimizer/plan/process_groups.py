@@ -42,7 +42,7 @@ def group_of(ranks: Ranks, names: str = "") -> dist.ProcessGroup:
     group, world = _known(ranks), dist.group.WORLD
     if world is None:
         raise RuntimeError(
-            f"there is no process group any more, and ranks {shortened([*map(str, ranks)])} share {names}"
+            f"the process group was destroyed, and ranks {shortened([*map(str, ranks)])} still share {names}"
         )
     if group is None:
         group = world if len(ranks) == world.size() else _new_group(ranks, names)

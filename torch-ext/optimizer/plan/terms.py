@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..iteration import default_work_dtype
-from ..parameters.groups import names_of
+from ..parameters.groups import named_parameters
 from ..parameters.matrices import view_in_group
 from ..parameters.settings import COMPARED_AT_EVERY_STEP, COMPARED_ONCE, Group, multiplier_in_group
 from ..parameters.state import BUFFER
@@ -87,7 +87,7 @@ def terms_of(
     shared: dict[Ranks, list[_Shared]] = {}
     first_of: dict[tuple[Ranks, int], int] = {}  # the first parameter of a stack group among those that ranks share
     for number, group in enumerate(groups):
-        for position, (name, p) in enumerate(zip(names_of(group), group["params"])):
+        for position, (name, p) in enumerate(named_parameters(group)):
             layout = layout_of(name, p, replica_ranks)
             if layout is None or this_rank() not in layout.mesh:
                 continue

@@ -62,7 +62,7 @@ def _pack_(work: LocalBatch, recipe: Recipe, packed: Packed) -> None:
 
 def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor) -> UpdateNorms:
     """Move a batch's parameters by their updates, which are changed in place."""
-    batch, parts, elements = work.batch, work.parts, updates[0].numel()
+    batch, parts, elements = work.batch, work.parts, updates.shape[1:].numel()
     written = norms_memory_for_descent(batch, updates)
     moments = None if batch.moments_shape is None else stacked_moments(parts)
     weights = torch.stack(views_of(parts)) if batch.first.parameter.keeps_norm else None

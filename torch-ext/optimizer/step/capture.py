@@ -23,7 +23,7 @@ def check_capture(groups: Sequence[Group], reports: bool) -> None:
     if any(value.device.type == "cpu" for group in groups for value in live_tensors(group)):
         raise RuntimeError("lr and weight_decay on the CPU cannot be read by a captured step: put them on the GPU")
     if reports:
-        raise RuntimeError("a captured step calls no report of qk_clip: read metrics() instead")
+        raise RuntimeError("a captured step cannot call the report of qk_clip: read metrics() instead")
 
 
 def check_captured_plan(plan: Plan) -> None:

@@ -8,7 +8,7 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..parameters.groups import names_of
+from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
 from ..plan.layout import are_on_one_mesh, has_shards, layout_of, lie_alike, local_part
 from ..plan.premises import Premises
@@ -97,4 +97,4 @@ def redistribute_(gradients: Gradients, numbers: Sequence[int], params: Sequence
 
 
 def _name_in(groups: Sequence[Group], p: Tensor) -> str:
-    return next(name for group in groups for name, other in zip(names_of(group), group["params"]) if other is p)
+    return next(name for group in groups for name, other in named_parameters(group) if other is p)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.master_weights import joined, split_
-from ..parameters.groups import names_of
+from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, integers
 from ..plan.layout import layout_of, local_part
@@ -43,7 +43,7 @@ def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[s
 
 def _split_parameters(groups: Sequence[Group], state: State) -> dict[str, Tensor]:
     """Return the parameters that have a remainder by name; ValueError if two have the same name."""
-    named = [pair for group in groups for pair in zip(names_of(group), group["params"])]
+    named = [pair for group in groups for pair in named_parameters(group)]
     named = [(name, p) for name, p in named if p in state and REMAINDER in state[p]]
     names = [name for name, _ in named]
     if len(set(names)) < len(names):

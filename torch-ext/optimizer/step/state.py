@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..parameters.checks import check_dtypes, check_memory, check_norm, check_parameter
-from ..parameters.groups import names_of
+from ..parameters.groups import named_parameters
 from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
 from ..parameters.rates import check_live_tensors
@@ -37,7 +37,7 @@ def checked_parameters(
     checked = []
     for group in groups:
         check_live_tensors(group)
-        for name, p in zip(names_of(group), group["params"]):
+        for name, p in named_parameters(group):
             _check_parameter(name, p, group, replica_ranks)
             if has_state(p, state):
                 _check_state(state.get(p, {}), name, p, group, replica_ranks)
@@ -119,7 +119,7 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
 
     Torch shares them, and casts momentum. What other packages keep there is copied, too, as torch has cast it.
     """
-    params = [(*pair, group) for group in groups for pair in zip(names_of(group), group["params"])]
+    params = [(*pair, group) for group in groups for pair in named_parameters(group)]
     positions = [i for group in loaded["param_groups"] for i in group["params"]]
     for position, (name, p, group) in zip(positions, params):
         kinds = state_tensors(name, p, group)

@@ -6,6 +6,7 @@ from typing import Iterable
 
 import torch
 
+from ..kernels.formats import dtype_name
 from ..kernels.hopper_gemm import is_built
 from ..kernels.machine import key_of
 from ..kernels.measurements import shipped_entries
@@ -44,7 +45,7 @@ def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Smal
 
 
 def _shipped(device: torch.device, dtype: torch.dtype, kernel: str, kind: type) -> list:
-    entries = shipped_entries(key_of(device), kernel, str(dtype).replace("torch.", ""))
+    entries = shipped_entries(key_of(device), kernel, dtype_name(dtype))
     return [kind(*(entry[field] for field in kind._fields)) for entry in entries]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..iteration import CPU_WORK_DTYPE, Iteration, choose_iteration
+from ..kernels.formats import dtype_name
 from ..kernels.gains import Circumstances
 from ..kernels.measurement_file import Need
 from ..kernels.native_products import fits_a_core
@@ -51,7 +52,7 @@ class Contest(NamedTuple):
 
 def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], count: int) -> list[Task]:
     """Return what can be measured for `count` wide m x n matrices of a work dtype: nothing if there is no choice."""
-    name = str(dtype).replace("torch.", "")
+    name = dtype_name(dtype)
     if device.type == "cpu":
         return [Task(Need("cpu_products", name, *size), device, count)] if len(cpu_tables(dtype)) > 1 else []
     if device.type != "cuda" or not launches_triton(device) or dtype not in OPERANDS:

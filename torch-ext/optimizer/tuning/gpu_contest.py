@@ -21,7 +21,7 @@ from .candidates import product_configs, small_configs
 from .contest import EPS, Candidate, Contest, Task, drawn
 from .proof import DIAGONAL, PLAIN, SCALED, Operands, operands_of, prove_launch
 from .race import Timed
-from .small_proof import prove_small
+from .small_proof import prove_small, steps_of
 
 TORCH = "torch"
 # The largest gain that is recorded where torch's product wins: our kernel is chosen from a gain of 1 on.
@@ -137,7 +137,7 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
     G = drawn(device, task.count, *size)
     C, scaling = torch.empty_like(G, dtype=dtype), (iteration.scale, EPS, dtype)
     windows = iteration.windows if iteration.method != "standard" else [(step,) for step in iteration.windows[0]]
-    steps = [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
+    steps = steps_of(windows)
     launch = small_polar.launch_small_polar
 
     def run(config: SmallConfig) -> None:
