@@ -226,7 +226,7 @@ def main() -> None:
     if arguments.beside_busy:
         works |= {f"{case.key} beside busy cores": partial(measure_beside_busy, case, bench) for case in cases}
     rows = run_cases("orthogonalize", bench, arguments, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
-    Console(width=None if Console().is_terminal else 200).print(report(rows))
+    Console(width=None if Console().is_terminal else 230).print(report(rows))
 
 
 if __name__ == "__main__":
