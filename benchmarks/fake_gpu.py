@@ -1,8 +1,9 @@
 """A step on a fake GPU: with torch's fake tensors each operation is seen, and none is carried out.
 
-It counts what would be launched: all kernels of the package's operations, and one for each other operation except
-views and empty tensors. A library may launch more than one behind an operation, as torch does where it copies the
-addend of `baddbmm`.
+It counts what would be launched, kernels and copies: all of the package's operations, and one for each other operation
+except views and empty tensors. `baddbmm` is two: before it multiplies, torch copies the addend to where the result will
+be, on every device, unless it is there already or beta is 0 (`common_checks_baddbmm_bmm` in ATen's LinearAlgebra.cpp).
+Other libraries may launch more than one behind an operation.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ GPU = 90, 132, 50 * 2**20
 WAYS = "torch", "symmetric", "compiled", "replayed"
 # Operations that wait until the device is done, because the host asks for a value.
 SYNCS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+SYMMETRIC = "symmetric_gemm_"
 # The positions of the two factors among the arguments of these operations.
-PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), "symmetric_gemm_": (0, 1)}
+PRODUCTS = {"bmm": (0, 1), "baddbmm": (1, 2), SYMMETRIC: (0, 1)}
+# How torch's copies of an addend are called among the kernels.
+ADDEND = "copy of an addend"
 # Those that pass over lists, and how many matrices one launch takes: kMatrices in optimizer_cuda/tiles.cuh.
 IN_LISTS, MATRICES = {"momentum_pack_": "momentum", "descend_": "parameter"}, 128
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "device")
@@ -99,7 +103,8 @@ class Product(NamedTuple):
 class Work(TorchDispatchMode):
     """Counts kernels, the products among them, the bytes that they read and write, and waits of the host.
 
-    A kernel that changes an element in place reads it and writes it. Memory that it reads twice counts once.
+    A kernel that changes an element in place reads it and writes it. Memory that it reads twice counts once. Copies of
+    addends are kernels of their own, whose bytes are not those of products.
     """
 
     def __init__(self) -> None:
@@ -117,9 +122,15 @@ class Work(TorchDispatchMode):
         if (given and name in SYNCS) or _is_waited_for(operation, args, kwargs or {}, result):
             self.syncs[name] += 1
         elif not operation.is_view and name not in EMPTY and (given or made):
-            self.kernels += _launched(operation, args, kwargs or {})
+            launched = _launched(operation, args, kwargs or {})
             read, written = _read_and_written(operation, args, kwargs or {})
-            moved = _bytes_of(read) + _bytes_of([*written, *made])
+            written += made
+            if launched[ADDEND]:
+                addend, *factors = read
+                self.bytes += _bytes_of([addend]) + _bytes_of(written)
+                read = factors + written  # the product reads the copy
+            moved = _bytes_of(read) + _bytes_of(written)
+            self.kernels += launched
             self.bytes += moved
             if name in PRODUCTS:
                 A, B = (args[place] for place in PRODUCTS[name])
@@ -133,7 +144,8 @@ def _launched(operation: OpOverload, args: Sequence, kwargs: Mapping) -> Counter
     name, given = operation.overloadpacket.__name__, _by_name(operation, args, kwargs)
     matrices = len(given[IN_LISTS[name]]) if name in IN_LISTS else 1
     has_roots = name == "frobenius_norm_" or (name in IN_LISTS and given.get("norms") is not None)
-    return Counter({name: -(-matrices // MATRICES), "take_roots": int(has_roots)})
+    copies = name == "baddbmm" and given.get("beta", 1) != 0 and given.get("out") is not given["self"]
+    return Counter({name: -(-matrices // MATRICES), "take_roots": int(has_roots), ADDEND: int(copies)})
 
 
 def _on_device(tree: object) -> list[Tensor]:

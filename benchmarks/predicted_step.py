@@ -1,7 +1,9 @@
 """The time on a GPU of a step counted on fake tensors, by the package's model of products. Nothing is timed.
 
 Products take what `kernels.predictions` says, everything else as long as moving its bytes takes (`pass_seconds`), and
-each kernel a gap after the one before it. The host's time is not included, as in a step whose launches are replayed.
+each kernel a gap after the one before it. Copies that torch makes of addends are such passes, too; those of small
+matrices may be faster, as they lie in the cache. The host's time is not included, as in a step whose launches are
+replayed.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from benchmarks.fake_gpu import GPU, Product, Work, counted_step, fake_gpu, fake_optimizer
+from benchmarks.fake_gpu import GPU, SYMMETRIC, Product, Work, counted_step, fake_gpu, fake_optimizer
 from benchmarks.shapes import Parameter
 
 # Bytes that an H200 copies in a second, the share of that which a simple pass reaches, and the seconds between
@@ -69,14 +71,14 @@ def predicted_step(kernel: ModuleType, parameters: Sequence[Parameter], way: str
 
 
 def predicted_seconds(
-    kernel: ModuleType, work: Work, symmetric: SymmetricSeconds = by_triton, copied: float = COPIED
+    kernel: ModuleType, work: Work, symmetric: SymmetricSeconds = by_triton, copied: float = COPIED, gpu: tuple = GPU
 ) -> float:
-    """Return the seconds of a step's kernels on the GPU of `benchmarks.fake_gpu`, with any rate of copies."""
+    """Return the seconds of counted kernels on a GPU, any of the model's, with any rate of copies."""
     predictions = kernel.kernels.predictions
-    gpu = predictions.Gpu(*GPU)
+    gpu = predictions.Gpu(*gpu)
 
     def seconds(product: Product) -> float:
-        if product.operation == "symmetric_gemm_":
+        if product.operation == SYMMETRIC:
             m, _, k = product.size
             return symmetric(predictions, gpu, (product.batch, m, k), copied)
         return predictions.dense_seconds(gpu, product.batch, product.size)

@@ -158,7 +158,13 @@ def host_milliseconds(kernel: ModuleType, parameters: Sequence[Parameter], devic
 
 
 def peak_bytes(step: Callable[[], None], device: torch.device) -> int:
-    """Return the most bytes that torch held during a step, minus those that it held before."""
+    """Return the most bytes that torch's allocator had given out at a moment of one step, less those before the step.
+
+    So parameters, gradients, state, and what earlier steps have kept for later ones are left out, and what this step
+    keeps is in it. So is memory of a GPU that blocks of the allocator waste, but not what the allocator reserves
+    beyond them, nor what libraries take without it. On a CPU torch does not say when memory from before the step is
+    given back: there it counts as held to the end.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -4,9 +4,10 @@
 
 Each model has a row for torch's products, for symmetric ones by Triton, for those compiled with CUTLASS, which get
 matrices in whole rounds, and for CUDA graphs. Each replay of a graph counts as one launch, which writes its factors;
-what is inside does not count. Counts are exact except for what libraries launch behind one operation. Bytes are those
-of all kernels, and those of passes alone, without what products read and write. A pass that changes an element in place
-reads and writes it. A step must never wait for the device; if one does, the exit status is 1.
+what is inside does not count. Copies count, also those that torch makes of the addends of its products. Counts are
+exact except for what else libraries launch behind one operation. Bytes are those of all kernels, and those of passes
+alone, without what products read and write. A pass that changes an element in place reads and writes it. A step must
+never wait for the device; if one does, the exit status is 1.
 
 Two columns are not counts: the time of the kernels by the package's model of products (`benchmarks.predicted_step`),
 which a GPU has yet to confirm, and the goal for it: fused AdamW and 1.2 times the ideal of symmetric products. Both

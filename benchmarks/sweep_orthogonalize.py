@@ -11,6 +11,11 @@ against each contestant's own polynomial in float64: relative in the Frobenius n
 Compiled means the standard iteration over torch's products under `torch.compile`. Replayed means ours as a CUDA graph,
 which is what steps run after a warm-up; a CPU has none.
 
+On GPUs that the package's model of products knows, the time that it predicts stands beside ours, and what it predicts
+for torch's products over ours beside theirs (`benchmarks.predicted_factors`). Passes over memory move as many bytes in
+a second there as a copy does in the same rounds. Predictions are of kernels alone, so small matrices take longer unless
+they are replayed.
+
 `--work-dtype` is that of ours and of torch's products; without it the device's default.
 
 `--beside-busy` adds a case for each shape in which other processes, one for each core, compute all the time.
@@ -20,7 +25,9 @@ Results are written after every shape, and a second run with the same `--output`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from types import ModuleType
 from typing import NamedTuple
 
@@ -33,7 +40,19 @@ from benchmarks import peers
 from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import errors, exact_factor
 from benchmarks.orthogonalize_cases import CPU_SIZE, Case, default_cases, find_cases
-from benchmarks.orthogonalizers import COMPILED, NAMES, OURS, OWN, PEERS, STEPS, Contestant, Task, find_contestant
+from benchmarks.orthogonalizers import (
+    COMPILED,
+    NAMES,
+    OURS,
+    OWN,
+    PEERS,
+    STEPS,
+    TORCH_PRODUCTS,
+    Contestant,
+    Task,
+    find_contestant,
+)
+from benchmarks.predicted_factors import predicted_factors
 from benchmarks.result_file import UNMEASURED
 from benchmarks.shapes import MODELS
 from benchmarks.sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
@@ -42,6 +61,10 @@ from benchmarks.work import dense_flop, factor_bytes, ideal_seconds, least_flop
 
 SCHEDULE = "polar_express"
 ROUNDS = {"cuda": 30, "cpu": 10}
+# Bytes that a copy reads and writes: several times the largest cache of a GPU.
+COPIED_BYTES = 1 << 30
+# Our time by the model, and that of torch's products.
+PREDICTED = "predicted_milliseconds", "predicted_torch_milliseconds"
 
 
 class Bench(NamedTuple):
@@ -73,7 +96,8 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
     outcomes = _compare(found, G, device.type == "cuda" or case.size <= CPU_SIZE)
     A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(work_dtype)
     works = {name: lambda run=contestant.run: run(G) for name, contestant in found.items()}
-    times = run_rounds({**works, "dense": lambda: A @ A}, device, bench.rounds, deadline)
+    limits = {"dense": lambda: A @ A, **_copy(device)}
+    times = run_rounds({**works, **limits}, device, bench.rounds, deadline)
     for name, outcome in outcomes.items():
         outcome["milliseconds"] = [1e3 * t for t in quartiles(times[name])]
         outcome["ratio"] = list(ratios(times[name], times[OURS]))
@@ -84,6 +108,7 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
         "shape": [case.batch, case.rows, case.cols],
         "method": str(iteration),
         **_bound(case, task, rate, quartiles(times[OURS]).middle),
+        **predicted(case, task, COPIED_BYTES / quartiles(times["copy"]).middle if "copy" in times else None),
         "rounds": len(times[OURS]),
         "contestants": {name: outcomes.get(name, marks.get(name, UNMEASURED)) for name in NAMES},
     }
@@ -93,6 +118,23 @@ def measure_beside_busy(case: Case, bench: Bench, deadline: Deadline) -> dict:
     """Return the row of one case while other processes keep every core busy."""
     with busy_cores():
         return measure(case, bench, deadline)
+
+
+def _copy(device: torch.device) -> dict[str, Callable[[], object]]:
+    """Return what copies COPIED_BYTES / 2 inside a GPU's memory; nothing for a CPU, where no time is predicted."""
+    if device.type == "cpu":
+        return {}
+    source, target = (torch.empty(COPIED_BYTES // 2, dtype=torch.uint8, device=device) for _ in range(2))
+    return {"copy": lambda: target.copy_(source)}
+
+
+def predicted(case: Case, task: Task, copied: float | None) -> dict[str, float | None]:
+    """Return the milliseconds that the model predicts for our iteration and for torch's products; None where none."""
+    if copied is None:
+        return dict.fromkeys(PREDICTED)
+    shape, iterations = (case.batch, case.rows, case.cols), (task.iteration, task.over_torch)
+    seconds = (predicted_factors(task.kernel, each, shape, task.device, copied) for each in iterations)
+    return {key: None if found is None else 1e3 * found for key, found in zip(PREDICTED, seconds)}
 
 
 def _bound(case: Case, task: Task, rate: float, seconds: float) -> dict:
@@ -134,16 +176,20 @@ def _compare(found: dict[str, Contestant], G: Tensor, exactly: bool) -> dict[str
 
 def report(rows: list[dict]) -> Table:
     table = Table("matrices", "method", title="Orthogonalization: ms, and others' time over ours (quartiles), error")
-    for heading in "ms", "ideal ms", "of ideal", "error", *NAMES[1:]:
+    others = [heading for name in NAMES[1:] for heading in (name, *["predicted"] * (name == TORCH_PRODUCTS))]
+    for heading in "ms", "predicted", "ideal ms", "of ideal", "error", *others:
         table.add_column(heading, justify="right")
     for row in rows:
         if row["status"] == UNMEASURED:
             table.add_row(row["case"], UNMEASURED)
             continue
-        times = f"{row['milliseconds']:.3f}", f"{row['ideal_milliseconds']:.3f}", f"{row['share_of_ideal']:.0%}"
+        ours, torchs = (row[key] for key in PREDICTED)
+        times = f"{row['milliseconds']:.3f}", "" if ours is None else f"{ours:.3f}", f"{row['ideal_milliseconds']:.3f}"
         contestants = row["contestants"]
-        cells = [_cell(contestants[name]) for name in NAMES[1:]]
-        table.add_row(row["case"], row["method"], *times, _shown_error(contestants[OURS]), *cells)
+        cells = {name: [_cell(contestants[name])] for name in NAMES[1:]}
+        cells[TORCH_PRODUCTS].append("" if None in (ours, torchs) else f"{torchs / ours:.2f}")
+        rest = f"{row['share_of_ideal']:.0%}", _shown_error(contestants[OURS]), *chain(*cells.values())
+        table.add_row(row["case"], row["method"], *times, *rest)
     return table
 
 
@@ -180,7 +226,7 @@ def main() -> None:
     if arguments.beside_busy:
         works |= {f"{case.key} beside busy cores": partial(measure_beside_busy, case, bench) for case in cases}
     rows = run_cases("orthogonalize", bench, arguments, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
-    Console(width=None if Console().is_terminal else 200).print(report(rows))
+    Console(width=None if Console().is_terminal else 230).print(report(rows))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ All contestants take turns, each on its own float32 parameters and gradients. A 
 the same round, given as quartiles over the rounds; on a GPU there is a second one, to ours after its warm-up. The error
 is that of a first update, without its step size, from each contestant's own polynomial in float64: relative in the
 Frobenius norm, over one matrix of each shape. Ideal is the FLOP of the cheaper methods with symmetric products at the
-rate of a large dense product in the same rounds; `breakdown` says where the rest of our step goes. Peak memory is what
-a step takes in addition to what was held before it, on a CPU as far as torch knows it; CUDA graphs have held theirs
-before. Kernels are counted on GPUs only.
+rate of a large dense product in the same rounds; `breakdown` says where the rest of our step goes. Peak memory, in 10^6
+bytes, is the most that torch's allocator had given out at a moment of one step after all rounds, less what it had given
+out before that step (`step_costs.peak_bytes`). So it has neither parameters, gradients and state, nor what steps keep
+for later ones, such as the memory of CUDA graphs. Kernels are counted on GPUs only, without copies and fills.
 
 `--beside-busy` adds a case for each model in which other processes, one for each core, compute all the time.
 
@@ -184,7 +185,7 @@ def _first_step(name: str, parameters: Sequence[Parameter], bench: Bench) -> Cal
 
 def report(rows: list[dict]) -> Table:
     table = Table("model", "contestant", title="A step: ms, and others' time over ours (quartiles)")
-    for heading in "ms", "over ours", "over ours, warmed up", "error", "peak MB", "kernels":
+    for heading in "ms", "over ours", "over ours, warmed up", "error", "peak MB of a step", "kernels":
         table.add_column(heading, justify="right")
     for row in rows:
         if row["status"] == UNMEASURED:

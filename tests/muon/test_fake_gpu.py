@@ -9,11 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.fake_gpu import GPU, MATRICES, WAYS, Unguarded, Work, counted_step, fake_gpu, fake_optimizer
+from benchmarks.fake_gpu import (
+    ADDEND,
+    GPU,
+    MATRICES,
+    SYMMETRIC,
+    WAYS,
+    Unguarded,
+    Work,
+    counted_step,
+    fake_gpu,
+    fake_optimizer,
+)
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, gpt2
-
-SYMMETRIC = "symmetric_gemm_"
 
 # The optimizer compares the addresses of offloaded momentum, which are all 0 here; torch warns of that.
 ADDRESSES = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
@@ -45,7 +55,10 @@ def test_a_step_never_waits_for_the_device(kernel, way, settings):
 @ADDRESSES
 @pytest.mark.parametrize("way", WAYS)
 def test_a_plain_step_copies_nothing(kernel, way):
-    """Each pass writes where the next one reads; offloaded momentum is what has to be copied."""
+    """Each pass writes where the next one reads; offloaded momentum is what has to be copied.
+
+    What torch copies inside of its products has another name.
+    """
     copies = {}
     for offload in (False, True):
         with fake_gpu(kernel, way):
@@ -102,15 +115,33 @@ def test_what_waits_is_counted():
     assert sum(work.syncs.values()) == 4
 
 
+@pytest.mark.parametrize("addition", ["add_", ADDEND])
 @pytest.mark.parametrize("method", ["standard", "gram"])
-def test_the_symmetric_kernel_adds_to_diagonals_itself(kernel, method):
-    """One launch for each step of each chain, which torch's products need besides their own."""
+def test_the_symmetric_kernel_adds_matrices_and_diagonals_itself(kernel, method, addition):
+    """One launch of either kind for each step of each chain, which torch's products need besides their own."""
     added = {}
     for way in ("torch", "symmetric"):
         with fake_gpu(kernel, way):
             optimizer = fake_optimizer(kernel, TINY_MODEL, ns_method=method)
-            added[way] = counted_step(optimizer).kernels["add_"]
+            added[way] = counted_step(optimizer).kernels[addition]
     assert added == {"torch": 5 * len(optimizer._plan.chains()), "symmetric": 0}
+
+
+@pytest.mark.parametrize("beta, copies", [(0.5, 1), (0.0, 0)])
+def test_torch_copies_the_addend_of_a_batch_of_products(beta, copies):
+    """It does so while it finds out the result's shape, by a function that all devices share: what a CPU does shows it.
+
+    If this fails, torch has changed, and steps on GPUs launch less than is counted.
+    """
+    A, B, C = torch.ones(3, 2, 8, 8).unbind()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        torch.baddbmm(A, B, C, beta=beta)
+    assert sum(event.name == "aten::copy_" for event in profiler.events()) == copies
+    with FakeTensorMode(), Work() as work:
+        A, B, C = (torch.empty(2, 8, 8, device="cuda") for _ in range(3))
+        torch.baddbmm(A, B, C, beta=beta)
+        torch.baddbmm(A, B, C, beta=beta, out=A)  # the addend is in its place
+    assert work.kernels[ADDEND] == copies and work.kernels["baddbmm"] == 2
 
 
 def test_large_matrices_come_in_batches_that_fill_their_waves(kernel):

@@ -65,6 +65,16 @@ def test_a_product_reads_a_matrix_and_its_transpose_once_and_only_writes_its_res
     assert (gram, square) == (2 * (X.numel() + C.numel()), 2 * 2 * C.numel())
 
 
+@pytest.mark.parametrize("addend_is_a_factor", [True, False])
+def test_torchs_sum_copies_its_addend_and_then_reads_the_copy(addend_is_a_factor):
+    """The copy moves two matrices; the product reads the copy and its factors, and writes the result over the copy."""
+    with FakeTensorMode(), Work() as work:
+        A, D = (torch.empty(2, 48, 48, device="cuda", dtype=HALF) for _ in range(2))
+        torch.baddbmm(A if addend_is_a_factor else D, A, A, beta=0.5)
+    matrices = 2 * A.numel()  # bytes
+    assert (work.bytes, work.bytes_of_products) == (5 * matrices, 3 * matrices)
+
+
 def test_what_is_changed_in_place_moves_twice_and_what_is_overwritten_once():
     with FakeTensorMode():
         x, y = (torch.empty(1000, device="cuda") for _ in range(2))

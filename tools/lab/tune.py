@@ -14,6 +14,7 @@ from functools import cache, partial
 import torch
 
 from benchmarks.machine import describe
+from benchmarks.predicted_factors import predicted_by_torch
 from benchmarks.predicted_step import in_sections
 from benchmarks.shapes import MODELS, matrix_counts
 from benchmarks.timing import replayed, take_turns
@@ -126,7 +127,7 @@ def predicted_times(lab: Lab, task, entry: dict) -> dict[str, float]:
     products = 1 if k != m else 2  # for square matrices the iteration's two products, as `gpu_contest` times them
     return {
         "predicted_seconds": products * ours,
-        "predicted_other_seconds": products * predictions.dense_seconds(gpu, entry["count"], (m, m, k)),
+        "predicted_other_seconds": predicted_by_torch(lab.kernel, gpu, size, copied),
     }
 
 

@@ -37,8 +37,9 @@ smallest and the largest of several seeds.
 | of ideal | ideal ms as a share of the measured time; above 100 % where ours is faster than torch's large product |
 | error | the distance of a first update from the exact one, as a share of its norm |
 | host ms / 100 matrices | the time that the host needs besides products |
-| peak MB | the most memory that a step takes beside what was held before, which steps may keep for the next |
-| kernels | how many were launched, counted on GPUs only |
+| predicted ms | the time by the [model](predictions.md), without the host's |
+| peak MB | the most that torch has given out at a moment of one step, less what it had given out before the step |
+| kernels | how many were launched, on GPUs only: on real ones without copies and fills, on fake ones with them |
 | of passes | the bytes an element that passes over memory move, without those of products |
 | ms predicted, of goal | the time of a step by the [model](predictions.md), and the goal for it |
 | over the first | time divided by that of the first build, in the same round |

@@ -70,11 +70,13 @@ STEPS = """\
 
 One step on a GPU like the H200, without the host's time. `python -m benchmarks.sweep_fake_step` counts the kernels of
 a step and the bytes of its passes on fake tensors; [this file](../benchmarks/results/{name})
-has the counts. `benchmarks/predicted_step.py` adds their times up. The goal is a sum: the time of fused AdamW for
-all parameters, plus 1.2 times the ideal time of all products. Our passes and fused AdamW are taken to move bytes at the
-same rate, {percent} % of what a copy reaches. Llama 8B also meets the goal that it would have if AdamW alone reached
-the whole rate, {strict:.2f} ms. Below m = {smallest} a step with symmetric products is predicted with the tiles of
-larger sizes. `make gpu-lab` puts these predictions beside the time of a step that is replayed from a CUDA graph.
+has the counts. `benchmarks/predicted_step.py` adds their times up. For each polynomial a I + b A + c A² torch copies
+the addend first, and another kernel adds to the diagonal afterwards. Both are passes in the column of torch's products
+here. The tables above and the choice leave them out. The goal is a sum: the time of fused AdamW for all parameters,
+plus 1.2 times the ideal time of all products. Our passes and fused AdamW are taken to move bytes at the same rate,
+{percent} % of what a copy reaches. Llama 8B also meets the goal that it would have if AdamW alone reached the whole
+rate, {strict:.2f} ms. Below m = {smallest} a step with symmetric products is predicted with the tiles of larger sizes.
+`make gpu-lab` puts these predictions beside the time of a step that is replayed from a CUDA graph.
 
 """
 

@@ -198,6 +198,13 @@ def training_tables(results: dict[str, dict]) -> Iterator[Table]:
     yield Table("Training", headings, shown)
 
 
+def predicted_columns(rows: list[dict]) -> list[Column]:
+    """Return columns with the times that the model predicts for ours and for torch's products, if it has any."""
+    kinds = {"predicted ms": "predicted_milliseconds", "torch products predicted, ms": "predicted_torch_milliseconds"}
+    known = {heading: key for heading, key in kinds.items() if any(row.get(key) is not None for row in rows)}
+    return [Column(heading, lambda r, key=key: words(r.get(key))) for heading, key in known.items()]
+
+
 def contest_table(rows: list[dict], name: str) -> Table:
     """Return the table of a sweep against peers: ours first, then each one's time over ours, with its quartiles.
 
@@ -209,6 +216,7 @@ def contest_table(rows: list[dict], name: str) -> Table:
     peers = [peer for peer in peers if any(outcomes[peer] != "unmeasured" for outcomes in raced)]
     columns = [
         Column("ms", lambda r: f"{r['milliseconds']:.3f}"),
+        *predicted_columns(rows),
         Column("ideal ms", lambda r: f"{r['ideal_milliseconds']:.3f}"),
         Column("of ideal", lambda r: f"{r['ideal_milliseconds'] / r['milliseconds']:.0%}"),
         Column("error", lambda r: words(r["contestants"][ours].get("error"))),
