@@ -94,6 +94,7 @@ def test_rate_and_gap_are_told_apart(lab, monkeypatch):
 
 
 def test_a_launch_is_timed_without_its_compilation(lab, monkeypatch):
-    now, took = [0.0], itertools.chain([100.0], itertools.repeat(2.0))
+    """Three calls of the first burst, of which one compiles, then the median of two bursts: of 4 and of 2 seconds."""
+    now, took = [0.0], itertools.chain([100.0, 2.0, 2.0, 4.0, 4.0, 4.0], itertools.repeat(2.0))
     monkeypatch.setattr(calibration.time, "perf_counter", lambda: now[0])
-    assert calibration.host_seconds(lambda: now.append(now.pop() + next(took)), 3, lab) == 2.0
+    assert calibration.host_seconds(lambda: now.append(now.pop() + next(took)), 3, lab) == 3.0

@@ -34,8 +34,8 @@ def compiled_for(*arguments: object) -> Hashable:
     return tuple(seen)
 
 
-def of_product(lab: Lab, A: Tensor, B: Tensor, D: Tensor | None, C: Tensor, scalars: object, config: tuple) -> Hashable:
-    tuned = lab.kernel.kernels.tuned
+def of_product(lab: Lab, operands: tuple, config: tuple) -> Hashable:
+    (A, B, D, C), tuned = operands, lab.kernel.kernels.tuned
     made = candidates.module(lab, "symmetric_gemm").arrange(A, B, D, C, False, tuned.Config(*config))
     m, k, _, *strides = made.sizes  # the third is not specialized
     return made.constants, compiled_for(A, B, C if D is None else D, C, m, k, *strides)
@@ -60,14 +60,14 @@ def test_products_of_a_contest_are_compiled_ahead(lab, monkeypatch, size):
     module, launched = candidates.module(lab, "symmetric_gemm"), set()
 
     def launch(A, B, D, C, scalars, config):
-        launched.add(of_product(lab, A, B, D, C, scalars, config))
+        launched.add(of_product(lab, (A, B, D, C), config))
         module._on_cpu(A, B, D, C, *(torch.tensor(float(x)) for x in scalars))
 
     monkeypatch.setattr(module, "launch_symmetric_gemm", launch)
     config = lab.kernel.kernels.tuned.Config(64, 64, 8, 4, 4)
     run_contest(lab, "symmetric_gemm", size, config)
     made = candidates.cases(lab, candidates.Launch("symmetric_gemm", torch.float16, config))
-    ahead = {of_product(lab, *operands(case), None, case.config) for case in made}
+    ahead = {of_product(lab, operands(case), case.config) for case in made}
     assert launched == ahead and len(ahead) == len(candidates.RACED)
 
 
