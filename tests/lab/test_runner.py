@@ -26,6 +26,7 @@ def stop():
 def items(lab):
     again = (lab.out / "again").exists()
     yield Item("right", lambda: {"answer": 4})
+    yield Item("everywhere", lambda: (lab.out / "starts").open("a").write("x"), again=True)
     yield Item("wrong", stop)
     yield Item("broken", lambda: {}["nothing"])
     yield Item("hung", lambda: again or time.sleep(600), limit=60 if again else 0.5)
@@ -88,6 +89,7 @@ def test_a_broken_item_is_recorded_and_the_rest_goes_on(toy_path):
     assert run_stage(stage(toy_path, 120), resumed)
     assert {key for key, record in resumed.of("toy").items() if record.status == "failed"} == {"wrong", "broken"}
     assert (toy_path / "runs").read_text() == "x"
+    assert (toy_path / "starts").read_text() == "x" * 5  # in four processes, and in the second run
 
 
 @pytest.mark.slow

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import platform
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from tools.lab.items import Lab
 from tools.lab.records import FILE, read
 from tools.lint.cases import LARGE, AnyCase, Case, SmallPolarCase
+from tools.lint.compiled import compile_launch
 from tools.lint.kernels import examine_all
 
 STATIC_CHECK = "static check"
 
 PRODUCT, SMALL = "symmetric_gemm", "small_polar"
 HALVES = (torch.float16, torch.bfloat16)
+
+# How the operands lie of what a contest launches of a product, in its proof and in its race.
+RACED = ("wide", "wide_with_addend", "square", "commuting")
 
 # Of the product: (tile, tile_k, warps, stages). The static check refuses those that do not fit into a GPU. Tiles of 32
 # have no wgmma on sm_90, and steps of 32 have twice as many barriers: neither is worth timing.
@@ -61,6 +66,23 @@ class Launch(NamedTuple):
 
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+class RacedSmall(SmallPolarCase):
+    """All launches of `small_polar` in a contest: the proof's, and then the race's, which is the one that is judged."""
+
+    def compile(self, package: Path) -> Any:
+        side, dtype = self.config[0], getattr(torch, self.dtype)
+        ragged, whole = (side - 3, 4 * side - 1), (side, 4 * side)
+        # The proof takes three steps, a race five. Of ragged matrices, which are also proven one by one, only the first
+        # is aligned to 16 bytes.
+        for (m, n), first, steps in ((ragged, 0, 3), (ragged, 1, 3), (whole, 0, 3), (whole, 0, 5)):
+            G, C = torch.empty(2, m, n, dtype=torch.float32)[first:], torch.empty(2 - first, m, n, dtype=dtype)
+            given = G, C, steps * (1.5, -0.5, 0.25, 1.0), (8.0, 1e-7, dtype)
+            compiled = compile_launch(
+                self.gpu, package, self.kernel, lambda module, given=given: (*given, module.SmallConfig(*self.config))
+            )
+        return compiled
 
 
 def module(lab: Lab, kernel: str) -> ModuleType:
@@ -124,7 +146,8 @@ def all_launches(lab: Lab) -> Iterator[Launch]:
 def examine(lab: Lab) -> dict:
     """Compile all candidates ahead, in parallel, and return what is wrong with those that are not to be launched.
 
-    What is compiled here lies in Triton's cache when it is launched.
+    What is compiled here lies in Triton's cache on this machine when it is launched. Contests would compile one kernel
+    after the other, and each candidate has four, which take seconds.
     """
     one = 1 if lab.tiny else None  # enough to see that it works, where each takes seconds
     pairs = [(launch.key, case) for launch in all_launches(lab) for case in cases(lab, launch)][:one]
@@ -133,7 +156,19 @@ def examine(lab: Lab) -> dict:
     for (key, _), row in zip(pairs, rows):
         if row.problems:
             found.setdefault(key, []).extend(row.problems)
-    return {"refused": found}
+    return {"refused": found, "machine": platform.node()}
+
+
+def is_checked_here(lab: Lab) -> bool:
+    """Whether the static check has filled Triton's cache on this machine: records may come from another."""
+    check = static_check(lab)
+    return check is not None and check["machine"] == platform.node()
+
+
+def static_check(lab: Lab) -> dict | None:
+    """Return what the static check has found, if it came to its end."""
+    found = read(lab.out / FILE) or ({}, [])
+    return next((record.value for record in found[1] if (record.key, record.status) == (STATIC_CHECK, "ok")), None)
 
 
 def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:
@@ -142,8 +177,10 @@ def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:
     if launch.kernel == PRODUCT and config in lab.kernel.kernels.tuned.COMPILED:
         return
     if launch.kernel == PRODUCT:
-        for layout in ("wide", "square"):
-            yield Case(lint_target(lab), layout, short(launch.dtype), *LARGE, False, config)
+        for layout in RACED:
+            yield Case(lint_target(lab), layout, short(launch.dtype), *LARGE, False, config, competes=True)
+    elif launch.dtype == torch.float16:
+        yield RacedSmall(lint_target(lab), True, short(launch.dtype), config[0], config, competes=True)
     else:
         for aligned in (True, False):
             yield SmallPolarCase(lint_target(lab), aligned, short(launch.dtype), config[0], config)
@@ -157,6 +194,5 @@ def lint_target(lab: Lab) -> str:
 
 def fit(lab: Lab, launches: Iterable[Launch]) -> list[Launch]:
     """Return those launches that the static check has not refused."""
-    records = {record.key: record for record in read(lab.out / FILE)[1] if record.status == "ok"}
-    refused = records[STATIC_CHECK].value["refused"] if STATIC_CHECK in records else ()
+    refused = (static_check(lab) or {"refused": ()})["refused"]
     return [launch for launch in launches if launch.key not in refused]

@@ -1,4 +1,4 @@
-"""Stage 1: facts about this machine, and two measured ceilings with which everything else is compared."""
+"""Stage 1: facts about this machine, two measured ceilings with which everything is compared, and the calibrations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from functools import partial
 
 import torch
 
+from benchmarks.fake_gpu import GPU
 from benchmarks.machine import describe
+from benchmarks.predicted_step import COPIED
 from benchmarks.timing import take_turns
 from tools.build.commands import run
+from tools.lab import calibration
 from tools.lab.items import Item, Lab, NotApplicableError
 from tools.lab.records import FILE, read
 
@@ -30,6 +33,7 @@ def items(lab: Lab) -> Iterator[Item]:
         yield Item(f"dense {str(dtype).removeprefix('torch.')}", partial(dense, lab, dtype))
     yield Item("copy", partial(copy, lab))
     yield Item("nvidia-smi", nvidia_smi)
+    yield from calibration.items(lab)
 
 
 def device(lab: Lab) -> dict:
@@ -53,7 +57,11 @@ def dense(lab: Lab, dtype: torch.dtype) -> dict:
     A, B = (torch.randn(n, n, generator=generator, device=lab.device).to(dtype) for _ in range(2))
     out = torch.empty_like(A)
     ((seconds, spread),) = take_turns([lambda: torch.mm(A, B, out=out)], lab.device, 3 if lab.tiny else 20)
-    return {"side": n, "seconds": seconds, "spread": spread, "tera_flops": 2 * n**3 / seconds / 1e12}
+    gpu, model = lab.kernel.kernels.machine.gpu_of(lab.device), lab.kernel.kernels.predictions
+    is_known = gpu is not None and gpu.capability in model.RATES
+    predicted = 2 * n**3 / model.dense_seconds(gpu, 1, (n, n, n)) / 1e12 if is_known else None
+    rates = {"tera_flops": 2 * n**3 / seconds / 1e12, "predicted_tera_flops": predicted}
+    return {"side": n, "seconds": seconds, "spread": spread, **rates}
 
 
 def copy(lab: Lab) -> dict:
@@ -62,7 +70,10 @@ def copy(lab: Lab) -> dict:
     source = torch.randint(256, (half,), dtype=torch.uint8, device=lab.device)
     target = torch.empty_like(source)
     ((seconds, spread),) = take_turns([lambda: target.copy_(source)], lab.device, 3 if lab.tiny else 20)
-    return {"bytes": 2 * half, "seconds": seconds, "spread": spread, "giga_bytes": 2 * half / seconds / 1e9}
+    gpu = lab.kernel.kernels.machine.gpu_of(lab.device)
+    predicted = COPIED / 1e9 if gpu is not None and (gpu.capability, gpu.multiprocessors) == GPU[:2] else None
+    rates = {"giga_bytes": 2 * half / seconds / 1e9, "predicted_giga_bytes": predicted}
+    return {"bytes": 2 * half, "seconds": seconds, "spread": spread, **rates}
 
 
 def copied_in_a_second(lab: Lab) -> float | None:

@@ -60,8 +60,12 @@ class Lab:
 
 @dataclass(frozen=True)
 class Item:
-    """A piece of a stage: `run` returns what its record keeps, and is stopped after `limit` seconds."""
+    """A piece of a stage: `run` returns what its record keeps, and is stopped after `limit` seconds.
+
+    One that is to run `again` does so even if its record says that it is done.
+    """
 
     key: str
     run: Callable[[], object] = field(repr=False)
     limit: float = 60.0
+    again: bool = False

@@ -25,7 +25,7 @@ from tools.lab.variant import PACKAGE, digest, prepare
 ROOT = Path(__file__).resolve().parents[2]
 
 # How the time is divided among the stages that run.
-SHARES = {"environment": 2, "prove": 9, "tune": 8, "measure": 6}
+SHARES = {"environment": 3, "prove": 9, "tune": 8, "measure": 6}
 
 # Exit statuses. A failure is said first, because more time would not mend it.
 FINISHED, FAILED, OUT_OF_TIME = 0, 1, 2

@@ -26,6 +26,7 @@ from tools.lab.candidates import (
     Launch,
     examine,
     fit,
+    is_checked_here,
     lint_target,
     module,
     product_launches,
@@ -60,7 +61,7 @@ RACE_SECONDS = 20.0
 
 def items(lab: Lab) -> Iterator[Item]:
     """Yield the items of this stage."""
-    yield Item(STATIC_CHECK, partial(examine, lab), 300.0)
+    yield Item(STATIC_CHECK, partial(examine, lab), 300.0, again=not is_checked_here(lab))
     for m, k in TINY_SIZES if lab.tiny else SIZES:
         for dtype in HALVES[: 1 if lab.tiny else None]:
             yield Item(f"{PRODUCT} {short(dtype)} {m}x{k}", partial(tune_product, lab, dtype, (m, k)), 90.0)

@@ -33,7 +33,8 @@ def main() -> int:
     order = json.load(sys.stdin)
     lab = make_lab(order)
     # Items that failed before come after those that were never tried.
-    waiting = [item for item in importlib.import_module(order["module"]).items(lab) if item.key not in order["skip"]]
+    items = importlib.import_module(order["module"]).items(lab)
+    waiting = [item for item in items if item.again or item.key not in order["skip"]]
     waiting.sort(key=lambda item: item.key in order["failed"])
     partial = note_waiting(order["stage"], waiting, lab.out / FILE)
     gc.freeze()  # these objects stay; collecting them again would cost time at every graph

@@ -18,6 +18,12 @@ def wide(new: Callable[..., Tensor], m: int, k: int) -> tuple:
     return X, X.mT, None, new(2, m, m)
 
 
+def wide_with_addend(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    """No step adds a matrix to X Xᵀ, but the proof of a configuration does."""
+    X = new(2, m, k)
+    return X, X.mT, new(2, m, m), new(2, m, m)
+
+
 def tall(new: Callable[..., Tensor], m: int, k: int) -> tuple:
     X = new(2, k, m).mT
     return X, X.mT, None, new(2, m, m)
@@ -57,4 +63,4 @@ def spread(new: Callable[..., Tensor], m: int, k: int) -> tuple:
 
 
 SQUARE = {f.__name__: f for f in (square, commuting, repeated_square, shifted_addend, transposed_result)}
-LAYOUTS = {f.__name__: f for f in (wide, tall, repeated, spread)} | SQUARE
+LAYOUTS = {f.__name__: f for f in (wide, wide_with_addend, tall, repeated, spread)} | SQUARE

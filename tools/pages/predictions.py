@@ -42,7 +42,8 @@ This page shows which product a model chooses on a GPU that nobody has measured 
 The choice holds until `warmup()` or `tune()` has measured the size on that GPU, or a file with measurements ships for
 it. `explain()` says whether a model or a measurement decided. **No row of this page was measured.** The model, its
 assumptions and their sources are in `torch-ext/optimizer/kernels/predictions.py`; `python -m tools.pages.predictions`
-makes this page.
+makes this page. On a GPU `make gpu-lab` first measures the assumptions, each beside what the model says
+(`tools/lab/calibration.py`).
 
 Each row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time divided by the kernel's. The ideal
 is half of the product's FLOPs, since a symmetric result needs only half, at the rate that the device sustains. In most
