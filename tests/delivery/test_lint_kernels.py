@@ -89,8 +89,8 @@ def test_every_small_polar_config_is_linted(kernel, variant):
     for gpu, dtype, m in itertools.product(cases.GPUS, ("float16", "bfloat16", "float32"), range(1, 129)):
         target = tuned.Target("cuda", CAPABILITIES[gpu]) if gpu in CAPABILITIES else tuned.Target("hip", 0)
         of_dtype = getattr(torch, dtype)
-        usual = tuned.usual_small_configs(target, of_dtype, tuned.padded_side(m))
-        for config in tuned.safe_small_config(target, of_dtype, m), *usual:
+        assert (gpu, dtype, tuple(tuned.safe_small_config(target, of_dtype, m))) in linted, (gpu, dtype, m)
+        for config in tuned.usual_small_configs(target, of_dtype, tuned.padded_side(m)):
             assert (gpu, dtype.replace("bfloat16", "float16"), tuple(config)) in linted, (gpu, dtype, m, config)
 
 

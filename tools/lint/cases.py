@@ -139,7 +139,7 @@ def all_cases(package: Path) -> list[AnyCase]:
     """Return every launch to compile for every GPU, those with the package's measured configurations at the end."""
     cases = [case for gpu in GPUS for case in _chosen(package, gpu, _regimes(takes_descriptors(gpu, package)))]
     cases += [case for gpu in GPUS for case in _usual(package, gpu)]
-    small = (case for gpu in GPUS for case in _small_polar(package, gpu, ("float16", "float32")))
+    small = (case for gpu in GPUS for case in _small_polar(package, gpu, ("float16", "bfloat16", "float32")))
     return list(dict.fromkeys([*cases, *small, *_measured(package)]))
 
 
@@ -193,13 +193,14 @@ def _usual(package: Path, gpu: str) -> Iterator[Case]:
 
 
 def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
-    """Yield the safe configuration of each side, and those that compete with it."""
+    """Yield the safe configuration of each side, and those that compete with it, for which float16 is both halves."""
     tuned = kernel_module(package, "tuned")
     target = _target(tuned, gpu)
     for name, side in itertools.product(dtypes, tuned.SMALL_SIDES):
         dtype = getattr(torch, name)
         safe = tuned.safe_small_config(target, dtype, side)
-        configs = dict.fromkeys([safe, *tuned.usual_small_configs(target, dtype, side)])
+        usual = tuned.usual_small_configs(target, dtype, side) if name != "bfloat16" else []
+        configs = dict.fromkeys([safe, *usual])
         for config, aligned in itertools.product(configs, (True, False)):
             yield SmallPolarCase(gpu, aligned, name, side, tuple(config), competes=config != safe)
 

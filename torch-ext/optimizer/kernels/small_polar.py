@@ -52,7 +52,7 @@ def _small_polar_kernel(
     G_row, G_col = tl.cast(G_row, tl.int64), tl.cast(G_col, tl.int64)
     C_row, C_col = tl.cast(C_row, tl.int64), tl.cast(C_col, tl.int64)
     SQUARES: tl.constexpr = 0 if ON_CHIP else 3 * SIDE * SIDE
-    scratch += matrix * (SQUARES + SIDE * width)
+    scratch += elements_before(matrix, width, SQUARES, SIDE)
     X = scratch + SQUARES, width, 1
     normalize((G + matrix * G_batch, G_row, G_col), X, m, n, width, scale, eps, SIDE, WIDTH)
     if ON_CHIP:
@@ -70,6 +70,12 @@ def _small_polar_kernel(
             sums = applied(Q, X, beta, first, SIDE, WIDTH, DEPTH)
         places = pointers((C, C_row, C_col), rows, columns)
         tl.store(places, sums.to(C.dtype.element_ty), mask=(rows < m)[:, None] & (columns < n)[None, :])
+
+
+@triton.jit
+def elements_before(matrix, width, SQUARES: tl.constexpr, SIDE: tl.constexpr):
+    """Return how much scratch lies before a matrix's. The longest ones need more than 2^31 elements of it."""
+    return matrix * (SQUARES + SIDE * tl.cast(width, tl.int64))
 
 
 def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tuple, config: SmallConfig) -> None:
