@@ -126,7 +126,8 @@ class Muon(Optimizer):
             `lr` is kept as `lr_factor` while schedulers change `lr`. A tensor, or any value beside an `lr` of 0, has no
             ratio: it becomes the `lr` of the fallback's group.
         adamw_betas, adamw_eps: betas and eps of the fallback.
-        stochastic_rounding: round half-precision matrices up or down at random, without bias.
+        stochastic_rounding: round half-precision matrices up or down at random, without bias. On ranks that share a
+            matrix, a step that overflow skips uses up its random numbers. In one process GradScaler leaves it out.
         master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits
             are state: with the same gradients and `momentum_dtype="float32"` they have the bits of float32 parameters
             (docs/master_weights.md). float32 and float64 parameters are not affected; float16 raises. None: each step

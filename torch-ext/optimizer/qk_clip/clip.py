@@ -140,11 +140,12 @@ class QKClip:
     def take_scales(self, scalings: Scalings) -> dict[Tensor, Tensor]:
         """Return the float32 factor of each row of the weights and biases that QK-clip may scale, views of one tensor.
 
-        The factors follow from the logits observed since the last call, and are computed in the device's `exact_dtype`.
-        The logits are then forgotten, since changed weights have other logits. A head with a NaN or an infinity keeps
-        its rows, because no factor follows from such a logit, and a factor of 0 would kill the head; `counts` has it.
-        If gradients overflowed, as `scalings` say, no head counts as clipped. On ranks that have none of these weights
-        the result is empty.
+        The factors follow from the logits observed since the last good step, and are computed in the device's
+        `exact_dtype`. The logits are then forgotten, since changed weights have other logits. A head with a NaN or an
+        infinity keeps its rows, because no factor follows from such a logit, and a factor of 0 would kill the head;
+        `counts` has it. If gradients overflowed, as `scalings` say, no weight changes: no head counts as clipped, and
+        logits are kept, as where GradScaler leaves out the call of `step`. On ranks that have none of these weights the
+        result is empty.
         """
         largest, threshold = self._largest, self._settings.threshold
         if not self._is_here:
@@ -155,12 +156,12 @@ class QKClip:
             all_reduce_max_(largest, self._ranks, "attention logits")
         clipped = (largest > threshold) & largest.isfinite()
         found_inf = scalings.on(self._ranks, largest.device).found_inf
-        count = clipped.sum() if found_inf is None else clipped.sum() * (found_inf.reshape(()) == 0)
-        self.counts = torch.stack([count, (largest.isnan() | largest.isposinf()).sum()])
+        is_taken = torch.ones_like(clipped[0]) if found_inf is None else found_inf.reshape(()) == 0
+        self.counts = torch.stack([clipped.sum() * is_taken, (largest.isnan() | largest.isposinf()).sum()])
         gamma = (threshold / largest.to(self._exponents.dtype)).masked_fill(~clipped, 1.0)
         of_runs = gamma[self._heads_of_run].amin(1).pow(self._exponents).float()
         scales = of_runs[self._run_of_row].split(list(self._rows.values()))
-        largest.fill_(-torch.inf)
+        largest.masked_fill_(is_taken, -torch.inf)
         return {self._parameters[name]: scale for name, scale in zip(self._rows, scales)}
 
     def _count_unobserved(self) -> None:
