@@ -28,6 +28,11 @@ LINTERS = {
     "zizmor": ("zizmor", "--offline", "--quiet", "--persona", "auditor", "--format", "plain"),
     "check-jsonschema": ("check-jsonschema", "--builtin-schema", "vendor.github-workflows"),
 }
+TRIGGERS = {
+    "release.yml": {"push"},
+    "test.yml": {"push", "pull_request"},
+    "weekly.yml": {"schedule", "workflow_dispatch"},
+}
 # What one line becomes, the linter that finds it, and how that calls it.
 PLANTED = {
     "a template in a script": ('printf "%s" "$TAG"', 'echo "${{ github.ref_name }}"', "zizmor", "template-injection"),
@@ -102,8 +107,7 @@ def test_secrets_and_identities_are_the_publishing_jobs_alone(repository):
             assert ("secrets." in str(job)) == publishes
             assert job["permissions"] == {"contents": "read", **({"id-token": "write"} if publishes else {})}
             assert name == "release.yml" or not publishes
-        triggers = workflow[True]  # YAML reads `on` as a truth value
-        assert set(triggers) == ({"push"} if name == "release.yml" else {"push", "pull_request"})
+        assert set(workflow[True]) == TRIGGERS[name]  # YAML reads `on` as a truth value
 
 
 def test_pull_requests_are_tested_with_the_oldest_and_the_newest_torch(repository):
@@ -139,7 +143,15 @@ def test_what_is_set_up_has_a_chosen_python_and_torch_for_cpus(repository):
         assert all(step["env"]["PIP_EXTRA_INDEX_URL"] == "https://download.pytorch.org/whl/cpu" for step in steps)
         counts[name] = len(steps)
         assert counts[name] == file.read_text().count("make setup"), "one comes before the Python"
-    assert counts == {"release.yml": 2, "test.yml": 1}
+    assert counts == {"release.yml": 2, "test.yml": 1, "weekly.yml": 1}
+
+
+def test_every_suite_of_a_week_is_one_of_the_makefile(repository):
+    """Those that every change runs, or that need what no runner has, are not among them."""
+    (job,) = yaml.safe_load(workflows(repository)["weekly.yml"].read_text())["jobs"].values()
+    targets = re.findall(r"^([\w-]+):", (repository / "Makefile").read_text(), re.MULTILINE)
+    suites = {name for name in targets if re.match("test-|lint-", name)}
+    assert set(job["strategy"]["matrix"]["suite"]) == suites - {"test-builder"}
 
 
 class ParsedError(Exception):
