@@ -13,12 +13,10 @@ MISSING = hopper_host.what_is_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
-SQUARE, DEPTH, AT_ONCE, PARTS = (
-    256,
-    64,
-    66,
-    4,
-)  # rows of a square, of a step along k, squares at once, parts of a square
+SQUARE = 256  # rows of a square
+DEPTH = 64  # of a step along k
+AT_ONCE = 66  # squares at once
+PARTS = 4  # of a square
 SUMS = SQUARE * SQUARE * 4  # bytes of a section of a square
 MOST_MEMORY = 64 << 20  # of sums, unless one matrix needs more
 MOST_SHARED = 227 << 10  # of a block

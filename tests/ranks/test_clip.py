@@ -20,11 +20,15 @@ HALVES = {"master_weights": "split", "momentum_dtype": "float32"}
 
 
 class Second(NamedTuple):
-    """The second of two steps; and of both whether weights are the upper halves of float32 ones."""
+    """The second of two steps; and of both whether weights are the upper halves of float32 ones.
+
+    If the first one overflows, only that observes logits. GradScaler does not call it in one process.
+    """
 
     is_missing: bool  # the gradient
     overflows: bool
     halves: bool = False
+    after_overflow: bool = False
 
 
 def draw(*shape, seed):
@@ -53,10 +57,12 @@ def steps_of(kernel, layout, device, seen, second):
             if isinstance(p, DTensor):
                 gradient = distribute_tensor(gradient, p.device_mesh, p.placements, src_data_rank=None)
             p.grad = None if step and second.is_missing else gradient
-        if second.overflows:
-            optimizer.found_inf = torch.tensor(float(step), device=device)
-        optimizer.observe_qk_logits("attn", seen.to(device))
-        optimizer.step()
+        if second.overflows or second.after_overflow:
+            optimizer.found_inf = torch.tensor(float(step == second.overflows), device=device)
+        if not (second.after_overflow and step):
+            optimizer.observe_qk_logits("attn", seen.to(device))
+        if not (second.after_overflow and layout is None and not step):
+            optimizer.step()
     return [whole(p) for p in (optimizer.master_weights() if second.halves else params).values()]
 
 
@@ -70,6 +76,20 @@ def clipped_on_ranks(kernel, layout, second):
 def test_rows_are_scaled_as_in_one_process(kernel, pools, layout, missing, overflow):
     """That process has seen the logits of all ranks."""
     together, second = torch.stack([logits(rank) for rank in range(4)]).amax(0), Second(missing, overflow)
+    with one_thread(), one_by_one(kernel):
+        expected = steps_of(kernel, None, pools.device, together, second)
+        blind = steps_of(kernel, None, pools.device, torch.ones(HEADS), second)
+    assert not any(map(bits_equal, expected, blind))  # or nothing would be clipped
+    for result in pools(4).run(clipped_on_ranks, layout, second):
+        assert all(map(bits_equal, result, expected))
+
+
+@on_every_backend()
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_what_a_step_observed_that_overflow_skips_is_clipped_by_the_next_one(kernel, pools, layout, missing):
+    together = torch.stack([logits(rank) for rank in range(4)]).amax(0)
+    second = Second(missing, overflows=False, after_overflow=True)
     with one_thread(), one_by_one(kernel):
         expected = steps_of(kernel, None, pools.device, together, second)
         blind = steps_of(kernel, None, pools.device, torch.ones(HEADS), second)

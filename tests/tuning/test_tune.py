@@ -136,10 +136,7 @@ def test_torchs_products_remain_if_a_file_says_that_all_failed(kernel, measureme
         kernel.kernels.products.cpu_tables(BF16), "written by hand"
     )
     measurements.keep(key, table)
-    assert (chosen(kernel, 24, 40).name, chosen(kernel, 24, 40).source) == (
-        "torch.mm",
-        "as all have failed here",
-    )
+    assert (chosen(kernel, 24, 40).name, chosen(kernel, 24, 40).source) == ("torch.mm", "as all have failed here")
 
 
 def test_random_numbers_of_the_user_stay_as_they_were(kernel, measurements):

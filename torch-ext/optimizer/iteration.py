@@ -78,8 +78,8 @@ def choose_iteration(
     """Return how m x n matrices of `size`, m <= n, are orthogonalized on `device`.
 
     `auto` takes the Gram iteration where `_auto_may_use_gram` allows it and it costs less (`iteration_costs`). In
-    bfloat16 it would diverge, but `gram_float32` does not: `auto` takes that if `select_products` has products for it,
-    for _GRAM_STEPS or more. Small matrices run in one launch if that was measured to be faster.
+    bfloat16 it would diverge; `gram_float32` would not. `auto` takes that if `select_products` has products for it and
+    there are at least _GRAM_STEPS steps. Small matrices run in one launch if that was measured to be faster.
 
     Raises ValueError for an unknown method, for one that is not safe in this dtype with this schedule, and for a GPU
     that this build has no code for.
@@ -209,9 +209,9 @@ def _auto_may_use_gram(
     """Whether `auto` may take the Gram iteration: in float16, and on a CPU in float32 that nobody asked for.
 
     Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
-    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits, too. For
-    all products that keep float32 the size alone decides, so choosing among them by time changes roundings only. With
-    twice as many columns as rows, five steps of `gemm_` save a third of the FLOPs, which pays for more products.
+    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits, too. Among products
+    that keep float32 the size alone decides, so choosing by time changes roundings only. From twice as many columns as
+    rows on, five steps of `gemm_` save at least a third of the FLOPs, which pays for more products.
     """
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
     stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)

@@ -126,8 +126,8 @@ class Muon(Optimizer):
             `lr` is kept as `lr_factor` while schedulers change `lr`. A tensor, or any value beside an `lr` of 0, has no
             ratio: it becomes the `lr` of the fallback's group.
         adamw_betas, adamw_eps: betas and eps of the fallback.
-        stochastic_rounding: round half-precision matrices up or down at random, without bias. On ranks that share a
-            matrix, a step that overflow skips uses up its random numbers. In one process GradScaler leaves it out.
+        stochastic_rounding: round half-precision matrices up or down at random, without bias. A step that overflow
+            skips uses up its random numbers on ranks that share parameters; in one process GradScaler does not call it.
         master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits
             are state: with the same gradients and `momentum_dtype="float32"` they have the bits of float32 parameters
             (docs/master_weights.md). float32 and float64 parameters are not affected; float16 raises. None: each step
@@ -297,7 +297,7 @@ class Muon(Optimizer):
         return bool(self._plan.terms) or any(group["capturable"] for group in self.param_groups)
 
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
-        """Record the largest attention logits (..., heads) of one layer since the last step, for QK-clip.
+        """Record the largest attention logits (..., heads) of one layer since the last good step, for QK-clip.
 
         Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have. It does not wait
         for the device. Raises ValueError without `qk_clip`, for an unknown layer, and for a wrong number of heads;

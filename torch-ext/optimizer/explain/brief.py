@@ -8,7 +8,7 @@ from ..parameters.settings import SETTINGS, Group
 from .table import FALLBACK_NAMES
 from .writing import number_set, plain_number
 
-# Settings that every line shows, or that it shows in another form.
+# Settings that are not listed, because each group's line shows them, as they are or in another form.
 _NOT_LISTED = ("lr", "weight_decay", "adamw_lr", "fallback")
 # The most lines of groups, so that the text fits a screen.
 _MOST_LINES = 16

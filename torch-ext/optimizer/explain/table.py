@@ -88,7 +88,7 @@ class Explanation:
         return len(self.rows)
 
     def __str__(self) -> str:
-        # Few kernels have many rows, and long names: the table shows numbers, and lines below it explain them.
+        # Many rows share few kernels, whose names are long: the table shows numbers, and lines below it the names.
         kernels = list(dict.fromkeys(row.kernel for row in self.rows if row.kernel is not None))
         numbers = {kernel: f"[{number}]" for number, kernel in enumerate(kernels, 1)}
         columns, cells = _filled(self._lines())

@@ -171,7 +171,7 @@ def _inferred(role: str, rows: Rows, sizes: _Sizes) -> Optional[int]:
 
 
 def _sizes(role: str, around: Sequence[nn.Module], config: Any) -> _Sizes:
-    """Return the sizes in the innermost source that has a head size or a number of heads; for latent roles, all sizes.
+    """Return the sizes in the innermost source that has a head size or a number of heads (latent: all of them).
 
     If that source has no number of heads, the number comes from the next source outwards that has one.
     """

@@ -122,7 +122,7 @@ def _layers_before(head: nn.Module) -> list[nn.Module]:
     layers = [(name, module, _widths(module)) for name, module in head.named_modules() if lora_factor(name) is None]
     layers = [each for each in layers if each[2] is not None]
     for place, (name, module, (_, written)) in enumerate(layers):
-        # Inside of three modules, so that only names count which mean a head at any depth.
+        # Inside of three modules, so that only names count that mean a head at any depth.
         is_head = _names_a_head(f"a.b.c.{name.rpartition('.')[2]}.weight")
         feeds = any(read == written for _, _, (read, _) in layers[place + 1 :])
         if feeds and not is_head:

@@ -166,7 +166,10 @@ class _Chooser:
 
 
 def _embeds_patches(name: str, owners: list[nn.Module]) -> bool:
-    """Whether the class of a module shows it. Numbered modules, as between the stages of PVT, do not read pixels."""
+    """Whether the class of a module around a parameter shows that it embeds patches.
+
+    Numbered modules, as between the stages of PVT, do not read pixels.
+    """
     inner = zip(unparametrized(name).split(".")[-2::-1], owners[:2])
     modules = [part for part, owner in inner if "patchembed" in type(owner).__name__.lower()]
     return bool(modules) and not (re.search(r"\.\d", name) or re.search(r"([2-9]|\d\d)$", modules[0]))

@@ -74,7 +74,7 @@ def _small_polar_kernel(
 
 @triton.jit
 def elements_before(matrix, width, SQUARES: tl.constexpr, SIDE: tl.constexpr):
-    """Return how much scratch lies before a matrix's. The longest ones need more than 2^31 elements of it."""
+    """Return how many elements of scratch lie before those of `matrix`: 2^31 or more, where the longest ones come."""
     return matrix * (SQUARES + SIDE * tl.cast(width, tl.int64))
 
 

@@ -82,10 +82,10 @@ def _marks(file: Optional[Path]) -> list[Path]:
 
 def _ended_before(file: Path, what: Sequence[str]) -> bool:
     """Whether this candidate has left a mark before, and no trial of it has ended since; else remember this mark."""
-    once = _first_mark(file, what)
-    if once.exists():
+    first = _first_mark(file, what)
+    if first.exists():
         return True
-    once.write_text(" ".join(what))
+    first.write_text(" ".join(what))
     return False
 
 

@@ -18,7 +18,7 @@ from .matrices import MatrixView, view_in_group
 
 
 def block_axes(view: MatrixView) -> tuple[int, ...]:
-    """Return the dimensions of the parameter along which blocks run: columns, or rows if it `is_transposed`."""
+    """Return the dimensions of the parameter along which blocks run: columns, or rows of views with `is_transposed`."""
     return (view.row_axis,) if view.is_transposed else view.col_axes
 
 

@@ -112,7 +112,7 @@ class QKClip:
 
         `logits` are each head's largest logits before the softmax, with the scale that the softmax sees, or upper
         bounds of them such as log-sum-exps. They are on the parameters' device, and nothing waits for it. A NaN stays
-        until the step. Raises ValueError for an unknown layer, another number of heads, or another device.
+        until the next good step. Raises ValueError for an unknown layer, another number of heads, or another device.
         """
         attention = self._by_key.get(layer)
         if attention is None:
@@ -156,7 +156,8 @@ class QKClip:
             all_reduce_max_(largest, self._ranks, "attention logits")
         clipped = (largest > threshold) & largest.isfinite()
         found_inf = scalings.on(self._ranks, largest.device).found_inf
-        is_taken = torch.ones_like(clipped[0]) if found_inf is None else found_inf.reshape(()) == 0
+        always = torch.ones((), dtype=torch.bool, device=largest.device)
+        is_taken = always if found_inf is None else found_inf.reshape(()) == 0
         self.counts = torch.stack([clipped.sum() * is_taken, (largest.isnan() | largest.isposinf()).sum()])
         gamma = (threshold / largest.to(self._exponents.dtype)).masked_fill(~clipped, 1.0)
         of_runs = gamma[self._heads_of_run].amin(1).pow(self._exponents).float()

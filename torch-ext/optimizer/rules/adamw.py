@@ -116,7 +116,7 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
         grad_scale=scaling.grad_scale,
         found_inf=scaling.found_inf,
     )
-    torch.autograd.graph.increment_version(parameters)  # no graph of autograd has the state
+    torch.autograd.graph.increment_version(parameters)  # not of the state, which is in no graph of autograd
 
 
 def _as_kernels_take_it(lr: Union[float, Tensor], device: torch.device) -> Union[float, Tensor]:

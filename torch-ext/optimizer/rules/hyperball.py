@@ -18,7 +18,7 @@ def move_on_sphere_(W: Tensor, updates: Tensor, lr: Tensor) -> Tensor:
     W becomes R normalized(W - lr R normalized(U)), where R is W's Frobenius norm before the step. So `lr` (1 or B
     elements) is the length of a step relative to W. A zero matrix, and one with a zero update, do not change. The
     returned norms are those of R normalized(U), in `exact_dtype`: R, but 0 if W or U is zero, and NaN if either is not
-    finite. W must not be 1e38 times as long as U: float32 cannot hold such a step, and W would become infinite.
+    finite. A float32 W becomes NaN if lr |W| / |U| exceeds 3.4e38, the largest float32 number.
     Source: Wen et al., Hyperball (2025), as in NVIDIA's Emerging-Optimizers; R is the norm before the step.
     """
     radii, lengths = frobenius_norm(W), frobenius_norm(updates)

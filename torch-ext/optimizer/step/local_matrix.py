@@ -154,7 +154,10 @@ class LocalMatrix(NamedTuple):
         return self.tensors.others[key].get(self.slot)
 
     def seed(self, groups: Sequence[Group]) -> int:
-        """Return this step's seed for rounding the matrix stochastically: in a step, up to 2**20 matrices differ."""
+        """Return the seed for rounding the matrix stochastically.
+
+        It is another one in each step, and for each of a parameter's first 2**20 matrices.
+        """
         parameter = self.matrix.parameter
         of_step = (groups[parameter.group]["rounding_step"] << 20) + self.matrix.index
         return (parameter.seed + of_step) % (1 << 63)

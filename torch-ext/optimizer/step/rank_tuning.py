@@ -109,9 +109,8 @@ class TuningAgreement:
         self._tasks.sort(key=lambda task: task.need in last)
         for rank, statement in statements.items():
             self._kinds.setdefault(statement.kind, rank)
-            record_failures(
-                key, statement.failed
-            )  # from other kinds of device too, so that all ranks know the same failures
+            # From other kinds of device too, so that all ranks know the same failures.
+            record_failures(key, statement.failed)
         for need in needs:
             known = {kind: self._agreed_by(need, kind, statements) for kind in self._kinds}
             self._open[need] = {kind for kind, before in known.items() if before is None}

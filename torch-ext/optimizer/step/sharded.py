@@ -114,7 +114,7 @@ class ShardedParts:
 def _exchanged(
     chunk: Chunk, buffer: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
 ) -> Generator[None, None, Tensor]:
-    """Send the front of `buffer`, `sent` elements to each rank, and return what has come; yields meanwhile."""
+    """Send the front of `buffer`, `sent` elements to each rank, and return what has come; yields once, meanwhile."""
     front, incoming = buffer[: sum(sent)], buffer.new_empty(sum(received))
     with record_function("muon.send"), explaining_timeouts("parts", chunk.names):
         pending = dist.all_to_all_single(incoming, front, list(received), list(sent), group=group, async_op=True)

@@ -110,8 +110,8 @@ class Workspace:
     def begin_step(self, gradients: Gradients, state: State, row_scales: Mapping[Tensor, Tensor]) -> None:
         """Look up the tensors of all parameters, of which these are the gradients.
 
-        Released ones become None in the list of `gradients`, which `end_step` empties. `row_scales` has
-        QK-clip's factors for the rows of some of them.
+        Released ones become None in the list of `gradients`, which `end_step` empties. `row_scales` has QK-clip's
+        factors for the rows of some of them.
         """
         self._tensors.gradients = gradients.tensors
         self._tensors.absent = gradients.absent

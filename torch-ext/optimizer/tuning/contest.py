@@ -97,7 +97,7 @@ def drawn(device: torch.device, *shape: int) -> Tensor:
 
 
 def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], table: Products) -> Optional[Iteration]:
-    """Return the iteration that a step would run with a table; in float32 as if that were the device's default.
+    """Return the iteration that a step would run with a table. float32 counts as asked for, unless it is the default.
 
     None if no step would, because torch multiplies float32 here with fewer digits than the table's method needs.
     """

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..iteration import Iteration, choose_iteration
 from ..kernels.gains import Gain
 from ..kernels.hopper_gemm import cuts
+from ..kernels.measurements import candidate_name
 from ..kernels.products import BATCHED, small_choice, small_polar, symmetric_choice, symmetric_gemm
 from ..kernels.tuned import COMPILED, Config, SmallConfig
 from ..polar.chains import chain_key
@@ -56,17 +57,22 @@ def gpu_contest(
         ways = _product_ways(task, configs, ragged or RAGGED)
     made = {TORCH: Candidate(_nothing, ways.torchs, "torch's products")}
     for config in ways.configs:
-        name = "-".join(map(str, config))
+        name = _name(config)
         said = f"{'hopper_gemm' if config in COMPILED else task.need.kernel} {name}"
         made[name] = Candidate(partial(ways.prove, config), partial(ways.run, config), said)
     # The first configuration is the one that is launched without a measurement.
-    before = "-".join(map(str, ways.configs[0])) if (ways.chosen.gain or 0) >= 1 else TORCH
+    before = _name(ways.configs[0]) if (ways.chosen.gain or 0) >= 1 else TORCH
     return Contest(made, before, TORCH, partial(_entry, task, ways))
+
+
+def _name(config: AnyConfig) -> str:
+    """Return the name by which an entry's candidate is known, also as one that has failed."""
+    return candidate_name(config._asdict(), "small_polar" if isinstance(config, SmallConfig) else "symmetric_gemm")
 
 
 def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> dict[str, Any]:
     """Return the entry: our fastest configuration, and torch's time divided by its time."""
-    named = {"-".join(map(str, config)): config for config in ways.configs}
+    named = {_name(config): config for config in ways.configs}
     ours = [name for name in times if name != TORCH]
     best = winner if winner != TORCH else min(ours, key=lambda name: times[name].seconds, default=None)
     if best is None:  # all of ours failed

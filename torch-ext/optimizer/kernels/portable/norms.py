@@ -14,7 +14,8 @@ from .refusals import listed, name_of, place
 NORM_SCHEMA = "(Tensor(a!) norms, Tensor X) -> ()"
 NORMALIZE_SCHEMA = "(Tensor(a!) out, Tensor X, Tensor norms, float eps, float scale) -> ()"
 
-# A matrix is cut into so many parts, whose squares are first added to one another: so sums take a 16th of its memory.
+# A matrix is cut into so many parts, whose squares are first added to one another: so there are as many times
+# fewer sums than elements.
 _PARTS = 16
 
 # The exponent's bits of a float32 number, and those of the smallest and the largest power of two with a normal inverse.
