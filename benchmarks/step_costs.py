@@ -161,8 +161,8 @@ def peak_bytes(step: Callable[[], None], device: torch.device) -> int:
     """Return the most bytes that torch's allocator had given out at a moment of one step, less those before the step.
 
     So parameters, gradients, state, and what earlier steps have kept for later ones are left out, and what this step
-    keeps is in it. So is memory of a GPU that blocks of the allocator waste, but not what the allocator reserves
-    beyond them, nor what libraries take without it. On a CPU torch does not say when memory from before the step is
+    keeps is in it. What a GPU's allocator wastes inside its blocks counts, too. What it reserves beyond
+    them does not, nor what libraries take without it. On a CPU torch does not say when memory from before the step is
     given back: there it counts as held to the end.
     """
     if device.type == "cuda":

@@ -3,9 +3,9 @@
     python -m benchmarks.sweep_build [--backends NAME ...] [--output FILE]
 
 A row for each backend: `cpu` and, where there is nvcc, `cuda`. Each is built once, from nothing, in a folder that is
-deleted in the end. Seconds are processor time of all compilers together, which other work on the machine hardly
-changes. A build on several cores is over sooner. Machine code for GPUs is the part of the library that
-one kind of GPU loads: `sm_90a` is the product for Hopper alone.
+deleted in the end. Seconds are processor time of all that a build starts, nearly all of it compilers; other work on the
+machine hardly changes it, and on several cores a build is over sooner. Machine code for GPUs is what one kind of GPU
+loads, uncompressed: `sm_90a` is the product for Hopper alone.
 """
 
 from __future__ import annotations

@@ -93,13 +93,17 @@ def test_small_matrices_of_a_contest_are_compiled_ahead(lab, monkeypatch):
     assert launched == ahead and len(ahead) == 4
 
 
-@pytest.mark.parametrize("machine, again", [("here", False), ("elsewhere", True), (None, True)], ids=str)
-def test_the_check_is_done_again_where_nothing_is_compiled(lab, monkeypatch, machine, again):
-    """Its record may come from another machine; what it refused there is refused here, too."""
-    monkeypatch.setattr(candidates.platform, "node", lambda: "here")
+@pytest.mark.parametrize("status", ["ok", "failed"])
+def test_the_check_is_done_again_where_nothing_is_compiled(lab, monkeypatch, tmp_path, status):
+    """Its record may come from another machine; what it refused there is refused here, too, until it has run."""
+    monkeypatch.setattr(candidates.triton.knobs.cache, "dir", str(tmp_path / "cache"))
+    monkeypatch.setattr(candidates, "examine_all", lambda *_: [])
     launch = candidates.product_launches(lab, torch.float16)[0]
-    if machine is not None:
-        value = {"refused": {launch.key: ["spills"]}, "machine": machine}
-        append(lab.out / "records.jsonl", Record("tune", candidates.STATIC_CHECK, "ok", 1.0, value=value))
-    assert candidates.is_checked_here(lab) != again
-    assert candidates.fit(lab, [launch]) == ([launch] if machine is None else [])
+    assert candidates.fit(lab, [launch]) == [launch]
+    value = {"refused": {launch.key: ["spills"]}}
+    append(lab.out / "records.jsonl", Record("tune", candidates.STATIC_CHECK, status, 1.0, value=value))
+    assert not candidates.is_checked_here(lab) and candidates.fit(lab, [launch]) == []
+    candidates.examine(lab)
+    assert candidates.is_checked_here(lab)
+    Records(lab.out, {"commit": "another"})
+    assert not candidates.is_checked_here(lab)

@@ -127,6 +127,18 @@ def test_a_step_that_overflow_skips_clips_no_head_and_leaves_that_to_the_next_go
     assert told == [(0, 0), (3, 0)]
 
 
+def test_a_load_forgets_the_logits_of_the_weights_before_it(kernel):
+    """As after a loss that was not finite, when weights and state go back to a checkpoint before any step."""
+    attention = copy.deepcopy(KINDS["mha"])
+    optimizer = muon(kernel, attention)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.observe_qk_logits("attn", torch.tensor([500.0, float("nan"), 1.0, 1.0]))
+    optimizer.load_state_dict(saved)
+    attention.set_gradients(0)
+    optimizer.step()
+    assert [int(optimizer.metrics()[key]) for key in ("heads_clipped", "heads_not_finite")] == [0, 0]
+
+
 def test_largest_observation_of_one_step_counts(kernel):
     """Observations are of one step, as gradients are, over the micro-batches of an accumulation."""
     once, twice = (copy.deepcopy(KINDS["mha"]) for _ in range(2))

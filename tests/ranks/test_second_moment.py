@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.ranks.test_messages import COUNT, case_on, count_steps
@@ -13,7 +14,7 @@ from tests.ranks.test_summed import LONG, assert_close_to_alone
 from tests.ranks.test_summed import case_on as summed_case
 from tests.ranks.test_teams import FOUR, TEAMS, long_ones, train_in_teams
 from tests.support.backends import on_every_backend
-from tests.support.rank_pool import device_of_ranks
+from tests.support.rank_pool import device_of_ranks, one_by_one
 from tests.support.sharded_models import (
     LAYOUTS,
     Case,
@@ -22,6 +23,7 @@ from tests.support.sharded_models import (
     assert_as_alone,
     model,
     muon,
+    one_thread,
     part_of,
     sharded,
     whole_gradient,
@@ -225,3 +227,26 @@ def resumed_from_whole_state(kernel, by: str):
 
 def test_whole_states_are_taken_into_shards(pools, by):
     pools(4).run(resumed_from_whole_state, by)
+
+
+def step_after_meta(kernel, by):
+    """Make the optimizer while its sharded matrix is on meta, then the matrix, and take a step; return the matrix."""
+    mesh = DeviceMesh(device_of_ranks(), list(range(torch.distributed.get_world_size())))
+    layer = torch.nn.Linear(12, 9, bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(DTensor.from_local(torch.empty(3, 12, device="meta"), mesh, [Shard(0)]))
+    optimizer = kernel.Muon(layer.named_parameters(), second_moment=by)
+    layer.to_empty(device=device_of_ranks())
+    torch.nn.init.ones_(layer.weight)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    return layer.weight.full_tensor().detach().cpu()
+
+
+def test_an_optimizer_may_be_made_before_its_parameters_have_memory(kernel, pools, by):
+    layer = torch.nn.Linear(12, 9, bias=False)
+    torch.nn.init.ones_(layer.weight)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    with one_thread(), one_by_one(kernel):
+        kernel.Muon(layer.named_parameters(), second_moment=by).step()
+    for result in pools(3).run(step_after_meta, by):
+        assert torch.equal(result, layer.weight.detach())

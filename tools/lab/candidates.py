@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import platform
+import json
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+import triton
 
 from tools.lab.items import Lab
 from tools.lab.records import FILE, read
@@ -69,13 +70,13 @@ def short(dtype: torch.dtype) -> str:
 
 
 class RacedSmall(SmallPolarCase):
-    """All launches of `small_polar` in a contest: the proof's, and then the race's, which is the one that is judged."""
+    """All launches of `small_polar` in a contest. The last is the race's, and it is judged."""
 
     def compile(self, package: Path) -> Any:
         side, dtype = self.config[0], getattr(torch, self.dtype)
         ragged, whole = (side - 3, 4 * side - 1), (side, 4 * side)
-        # The proof takes three steps, a race five. Of ragged matrices, which are also proven one by one, only the first
-        # is aligned to 16 bytes.
+        # The proof takes three steps, the race five. The proof also takes each ragged matrix alone, and only the first
+        # of them is aligned to 16 bytes.
         for (m, n), first, steps in ((ragged, 0, 3), (ragged, 1, 3), (whole, 0, 3), (whole, 0, 5)):
             G, C = torch.empty(2, m, n, dtype=torch.float32)[first:], torch.empty(2 - first, m, n, dtype=dtype)
             given = G, C, steps * (1.5, -0.5, 0.25, 1.0), (8.0, 1e-7, dtype)
@@ -156,19 +157,32 @@ def examine(lab: Lab) -> dict:
     for (key, _), row in zip(pairs, rows):
         if row.problems:
             found.setdefault(key, []).extend(row.problems)
-    return {"refused": found, "machine": platform.node()}
+    mark = _mark_in_cache()
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text(_identity(lab))
+    return {"refused": found}
 
 
 def is_checked_here(lab: Lab) -> bool:
     """Whether the static check has filled Triton's cache on this machine: records may come from another."""
-    check = static_check(lab)
-    return check is not None and check["machine"] == platform.node()
+    mark = _mark_in_cache()
+    return mark.exists() and mark.read_text() == _identity(lab)
+
+
+def _mark_in_cache() -> Path:
+    """Return the file in Triton's cache that says for what it was filled. Names of machines do not tell containers."""
+    return Path(triton.knobs.cache.dir) / "filled_by_the_lab"
+
+
+def _identity(lab: Lab) -> str:
+    """Return what the records are of: device, commit, versions."""
+    return json.dumps((read(lab.out / FILE) or ({}, []))[0])
 
 
 def static_check(lab: Lab) -> dict | None:
-    """Return what the static check has found, if it came to its end."""
+    """Return what the static check has found, in an earlier run if this one's did not come to its end."""
     found = read(lab.out / FILE) or ({}, [])
-    return next((record.value for record in found[1] if (record.key, record.status) == (STATIC_CHECK, "ok")), None)
+    return next((record.value for record in found[1] if record.key == STATIC_CHECK), None)
 
 
 def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:

@@ -62,7 +62,7 @@ class Lab:
 class Item:
     """A piece of a stage: `run` returns what its record keeps, and is stopped after `limit` seconds.
 
-    One that is to run `again` does so even if its record says that it is done.
+    With `again` it runs once in each run of the lab, even if its record says that it is done.
     """
 
     key: str

@@ -69,6 +69,10 @@ class Records:
             key for key, record in found if record.status in DONE or (record.status == "failed" and record.at >= since)
         ]
 
+    def ended(self, stage: str, since: float) -> list[str]:
+        """Return the keys of items that have run since then, to their end or not; those that were cut have not."""
+        return [key for key, record in self.of(stage).items() if record.at >= since and record.status != "cut"]
+
     def left(self, stage: str) -> list[str]:
         """Return the keys of items that time was too short for."""
         return [key for key, record in self.of(stage).items() if record.status == "cut"]

@@ -42,6 +42,7 @@ def run_stage(stage: Stage, records: Records) -> bool:
         done = records.done(stage.name, since)
         failed = [key for key, record in records.of(stage.name).items() if record.status == "failed"]
         more = {"stage": stage.name, "module": stage.module, "skip": done, "failed": failed, "until": stage.until}
+        more["ended"] = records.ended(stage.name, since)
         place = stage.log.stat().st_size if stage.log.exists() else 0
         status = run(stage, [sys.executable, "-m", "tools.lab.worker"], json.dumps({**stage.order, **more}))
         if status == 0:

@@ -33,8 +33,9 @@ def main() -> int:
     order = json.load(sys.stdin)
     lab = make_lab(order)
     # Items that failed before come after those that were never tried.
-    items = importlib.import_module(order["module"]).items(lab)
-    waiting = [item for item in items if item.again or item.key not in order["skip"]]
+    items = list(importlib.import_module(order["module"]).items(lab))
+    again = {item.key for item in items if item.again} - set(order["ended"])
+    waiting = [item for item in items if item.key in again or item.key not in order["skip"]]
     waiting.sort(key=lambda item: item.key in order["failed"])
     partial = note_waiting(order["stage"], waiting, lab.out / FILE)
     gc.freeze()  # these objects stay; collecting them again would cost time at every graph
@@ -54,12 +55,12 @@ def main() -> int:
 
 
 def note_waiting(stage: str, waiting: Sequence[Item], file: Path) -> dict[str, object]:
-    """Record items that have no record yet as cut. Return, by its key, what each cut item has found in earlier runs."""
+    """Record items that have no record yet as cut. Return, by its key, what each item has found that runs once more."""
     found = {record.key: record for record in read(file)[1] if record.stage == stage}
     for item in waiting:
         if item.key not in found:
             append(file, Record(stage, item.key, "cut", 0.0))
-    return {key: record.value for key, record in found.items() if record.status == "cut"}
+    return {key: record.value for key, record in found.items() if record.status in ("cut", "ok")}
 
 
 def make_lab(order: dict) -> Lab:

@@ -301,7 +301,8 @@ class Muon(Optimizer):
 
         Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have. It does not wait
         for the device. Raises ValueError without `qk_clip`, for an unknown layer, and for a wrong number of heads;
-        TypeError for logits that are not a tensor.
+        TypeError for logits that are not a tensor. State dicts do not have the logits: save after a step. Loading one
+        forgets them.
         """
         if self._clip is None:
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")
@@ -484,6 +485,8 @@ class Muon(Optimizer):
     def _copy_state(self, loaded: dict[str, Any]) -> None:
         """Copy the tensors of a loaded state dict, because torch shares them and casts momentum."""
         self._failed_halfway = True  # until all are copies, for which memory may run out
+        if self._clip is not None:
+            self._clip.forget()
         copy_loaded_(self.param_groups, self.state, loaded)
         self._failed_halfway = False
 

@@ -128,6 +128,11 @@ class QKClip:
             largest = self._largest[attention.first : attention.first + heads]
             torch.maximum(largest, logits.detach().reshape(-1, heads).amax(0).to(largest.dtype), out=largest)
 
+    def forget(self) -> None:
+        """Forget the logits observed since the last good step: weights and state are about to be replaced."""
+        if self._largest is not None:
+            self._largest.fill_(-torch.inf)
+
     def begin_step(self) -> None:
         """Give the counts of the last step to `report`, and warn if nothing was ever observed: before anything changes.
 
