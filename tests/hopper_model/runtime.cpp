@@ -1,7 +1,7 @@
 // In the place of CUDA's runtime and driver, and of torch for CUDA: what is asked is kept, and nothing is started.
 //
-// Tensors and memory are on the CPU, and say that they are on device kDevice. `fail` names a function that fails. As in
-// tests/cuda_model, the linker puts `__wrap_f` in the place of torch's `f`.
+// Tensors and memory are on the CPU, and say that they are on device kDevice. A test may ask that one of the functions
+// fails, by its name. As in tests/cuda_model, the linker puts `__wrap_f` in the place of torch's `f`.
 #include "../../optimizer_common/hopper_gemm.h"
 #include "host.h"
 

@@ -25,7 +25,7 @@ ADAMW, ADAMW_BYTES = 2, 28
 PASSES_BYTES = 7 * FULL + 2 * HALF
 # A chain's graph writes factors, and what normalises is inside of it.
 REPLAYED_BYTES = PASSES_BYTES - FULL
-# How many launches a replayed step may have, whatever its batches are.
+# How many launches a replayed step may have, whatever its batches are: what whole batches and graphs were built for.
 GOALS = {"llama-1b": 100}
 # Norms and counts of steps: a few numbers of at most eight bytes for each parameter.
 SMALL = 64

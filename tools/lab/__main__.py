@@ -28,8 +28,8 @@ Between two runs, carry `records.jsonl`, the device's file of configurations and
 sweep is there if the sweep was killed. Also put the configurations into torch-ext/optimizer/kernels/configs, where
 `measure` reads them. All other files are written again. Records stay valid as long as device, commit, torch, triton and
 build are the same; otherwise they are put aside. Failed items are tried again after all untried ones. The static check
-of `tune` is done on each machine, because it fills the cache of compiled kernels there. The user's cache
-of measurements is not used: the lab has its own in `--out`, which need not be carried along. Peers are measured if they
+of `tune` is done on each machine, because it fills the cache of compiled kernels there. The user's cache of
+measurements is not used: the lab has its own in `--out`, which need not be carried along. Peers are measured if they
 are installed, or if they are in a folder on PYTHONPATH: `benchmarks/peers.py` says how to fill one. A missing peer is a
 row `not installed`.
 """

@@ -193,7 +193,7 @@ def _usual(package: Path, gpu: str) -> Iterator[Case]:
 
 
 def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
-    """Yield the safe configuration of each side, and those that compete with it, for which float16 is both halves."""
+    """Yield the safe configuration of each side. In float16, for both halves, also yield those that compete with it."""
     tuned = kernel_module(package, "tuned")
     target = _target(tuned, gpu)
     for name, side in itertools.product(dtypes, tuned.SMALL_SIDES):

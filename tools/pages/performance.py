@@ -38,6 +38,7 @@ smallest and the largest of several seeds.
 | error | the distance of a first update from the exact one, as a share of its norm |
 | host ms / 100 matrices | the time that the host needs besides products |
 | predicted ms | the time by the [model](predictions.md), without the host's |
+| torch products predicted, ms | the same of the iteration over torch's products |
 | peak MB | the most that torch has given out at a moment of one step, less what it had given out before the step |
 | kernels | how many were launched, on GPUs only: on real ones without copies and fills, on fake ones with them |
 | of passes | the bytes an element that passes over memory move, without those of products |
