@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.fake_gpu import SYMMETRIC, Unguarded, Work
-from benchmarks.predicted_step import Size, by_cutlass, by_triton, predicted_seconds
+from benchmarks.predicted_step import Size, by_cutlass, by_triton, modelled_gpu, predicted_seconds
 
 HALVES = torch.float16, torch.bfloat16
 EPS = 1e-7
@@ -25,9 +25,8 @@ def predicted_factors(
     The model knows GPUs of some capabilities, products in half precision, and the symmetric kernel from a side on. It
     knows no iteration in one launch. `copied` is how many bytes the device copies in a second.
     """
-    gpu, predictions = kernel.kernels.machine.gpu_of(device), kernel.kernels.predictions
-    known = gpu is not None and gpu.capability in predictions.RATES and not torch.version.hip
-    if not known or iteration.in_one_launch or not {iteration.work_dtype, iteration.chain_dtype} <= set(HALVES):
+    gpu, predictions = modelled_gpu(kernel, device), kernel.kernels.predictions
+    if gpu is None or iteration.in_one_launch or not {iteration.work_dtype, iteration.chain_dtype} <= set(HALVES):
         return None
     with FakeTensorMode(allow_non_fake_inputs=True), Unguarded(), Work() as work:
         kernel.polar.factors.polar_factors(torch.empty(shape, device=device), iteration, EPS)

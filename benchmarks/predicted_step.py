@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+import torch
+
 from benchmarks.fake_gpu import GPU, SYMMETRIC, Product, Work, counted_step, fake_gpu, fake_optimizer
 from benchmarks.shapes import Parameter
 
@@ -29,6 +31,13 @@ SECTIONS, PAIRS = (1, 3, 5), 66
 Size = tuple[int, int, int]
 # The seconds of X Xᵀ on a GPU: from the package's predictions, a `Gpu`, X's size, and the bytes copied in a second.
 SymmetricSeconds = Callable[..., float]
+
+
+def modelled_gpu(kernel: ModuleType, device: torch.device):
+    """Return the `Gpu` of a device whose rates the package's model knows; None for any other device."""
+    gpu = kernel.kernels.machine.gpu_of(device)
+    known = gpu is not None and gpu.capability in kernel.kernels.predictions.RATES and not torch.version.hip
+    return gpu if known else None
 
 
 def by_triton(predictions: ModuleType, gpu, size: Size, copied: float = COPIED) -> float:

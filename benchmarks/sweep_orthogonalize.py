@@ -53,6 +53,7 @@ from benchmarks.orthogonalizers import (
     find_contestant,
 )
 from benchmarks.predicted_factors import predicted_factors
+from benchmarks.predicted_step import modelled_gpu
 from benchmarks.result_file import UNMEASURED
 from benchmarks.shapes import MODELS
 from benchmarks.sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
@@ -96,7 +97,7 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
     outcomes = _compare(found, G, device.type == "cuda" or case.size <= CPU_SIZE)
     A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(work_dtype)
     works = {name: lambda run=contestant.run: run(G) for name, contestant in found.items()}
-    limits = {"dense": lambda: A @ A, **_copy(device)}
+    limits = {"dense": lambda: A @ A, **_copy(kernel, device)}
     times = run_rounds({**works, **limits}, device, bench.rounds, deadline)
     for name, outcome in outcomes.items():
         outcome["milliseconds"] = [1e3 * t for t in quartiles(times[name])]
@@ -120,9 +121,9 @@ def measure_beside_busy(case: Case, bench: Bench, deadline: Deadline) -> dict:
         return measure(case, bench, deadline)
 
 
-def _copy(device: torch.device) -> dict[str, Callable[[], object]]:
-    """Return what copies COPIED_BYTES / 2 inside a GPU's memory; nothing for a CPU, where no time is predicted."""
-    if device.type == "cpu":
+def _copy(kernel: ModuleType, device: torch.device) -> dict[str, Callable[[], object]]:
+    """Return what copies COPIED_BYTES / 2 inside a GPU's memory; nothing where no time is predicted."""
+    if modelled_gpu(kernel, device) is None:
         return {}
     source, target = (torch.empty(COPIED_BYTES // 2, dtype=torch.uint8, device=device) for _ in range(2))
     return {"copy": lambda: target.copy_(source)}

@@ -70,32 +70,29 @@ def clipped_on_ranks(kernel, layout, second):
     return steps_of(kernel, layout, device_of_ranks(), logits(torch.distributed.get_rank()), second)
 
 
+def assert_as_in_one_process(kernel, pools, layout, second):
+    """That process has seen the logits of all ranks, and has clipped some heads."""
+    together = torch.stack([logits(rank) for rank in range(4)]).amax(0)
+    with one_thread(), one_by_one(kernel):
+        expected = steps_of(kernel, None, pools.device, together, second)
+        blind = steps_of(kernel, None, pools.device, torch.ones(HEADS), second)
+    assert not any(map(bits_equal, expected, blind))
+    for result in pools(4).run(clipped_on_ranks, layout, second):
+        assert all(map(bits_equal, result, expected))
+
+
 @on_every_backend()
 @pytest.mark.parametrize("missing, overflow", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_rows_are_scaled_as_in_one_process(kernel, pools, layout, missing, overflow):
-    """That process has seen the logits of all ranks."""
-    together, second = torch.stack([logits(rank) for rank in range(4)]).amax(0), Second(missing, overflow)
-    with one_thread(), one_by_one(kernel):
-        expected = steps_of(kernel, None, pools.device, together, second)
-        blind = steps_of(kernel, None, pools.device, torch.ones(HEADS), second)
-    assert not any(map(bits_equal, expected, blind))  # or nothing would be clipped
-    for result in pools(4).run(clipped_on_ranks, layout, second):
-        assert all(map(bits_equal, result, expected))
+    assert_as_in_one_process(kernel, pools, layout, Second(missing, overflow))
 
 
 @on_every_backend()
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_what_a_step_observed_that_overflow_skips_is_clipped_by_the_next_one(kernel, pools, layout, missing):
-    together = torch.stack([logits(rank) for rank in range(4)]).amax(0)
-    second = Second(missing, overflows=False, after_overflow=True)
-    with one_thread(), one_by_one(kernel):
-        expected = steps_of(kernel, None, pools.device, together, second)
-        blind = steps_of(kernel, None, pools.device, torch.ones(HEADS), second)
-    assert not any(map(bits_equal, expected, blind))  # or nothing would be clipped
-    for result in pools(4).run(clipped_on_ranks, layout, second):
-        assert all(map(bits_equal, result, expected))
+    assert_as_in_one_process(kernel, pools, layout, Second(missing, overflows=False, after_overflow=True))
 
 
 @on_every_backend()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import sweep_symmetric_gemm
-from benchmarks.predicted_step import GAP
+from benchmarks.predicted_step import GAP, modelled_gpu
 from benchmarks.timing import replayed, take_turns
 from tests.support.proofs import products, roundings
 from tools.lab.items import FailedError, Item, Lab
@@ -158,8 +158,8 @@ def needed_by_tiles(lab: Lab) -> float | None:
 
     The model takes the cache of 9.0 to deliver no more. A pass writes, too, so it may be slower.
     """
-    gpu, model = lab.kernel.kernels.machine.gpu_of(lab.device), lab.kernel.kernels.predictions
-    if gpu is None or gpu.capability not in model.RATES:
+    gpu, model = modelled_gpu(lab.kernel, lab.device), lab.kernel.kernels.predictions
+    if gpu is None:
         return None
     rates = model.RATES[gpu.capability]
     flops_of_a_byte = model.TILE / 2  # two panels of 2 bytes an element, for 2 TILE² FLOP an element of k

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from benchmarks.machine import describe, device_name
-from benchmarks.predicted_step import COPIED
+from benchmarks.predicted_step import COPIED, modelled_gpu
 from benchmarks.timing import take_turns
 from tools.build.commands import run
 from tools.lab import calibration
@@ -56,9 +56,8 @@ def dense(lab: Lab, dtype: torch.dtype) -> dict:
     A, B = (torch.randn(n, n, generator=generator, device=lab.device).to(dtype) for _ in range(2))
     out = torch.empty_like(A)
     ((seconds, spread),) = take_turns([lambda: torch.mm(A, B, out=out)], lab.device, 3 if lab.tiny else 20)
-    gpu, model = lab.kernel.kernels.machine.gpu_of(lab.device), lab.kernel.kernels.predictions
-    is_known = gpu is not None and gpu.capability in model.RATES
-    predicted = 2 * n**3 / model.dense_seconds(gpu, 1, (n, n, n)) / 1e12 if is_known else None
+    gpu, model = modelled_gpu(lab.kernel, lab.device), lab.kernel.kernels.predictions
+    predicted = None if gpu is None else 2 * n**3 / model.dense_seconds(gpu, 1, (n, n, n)) / 1e12
     rates = {"tera_flops": 2 * n**3 / seconds / 1e12, "predicted_tera_flops": predicted}
     return {"side": n, "seconds": seconds, "spread": spread, **rates}
 

@@ -76,5 +76,8 @@ def moved_moments(parts: Sequence[HeldPart], dtype: torch.dtype, device: torch.d
         offsets_out=indices((parts[i].gathered.moments, parts[i].size.moments) for i in senders),
         takers=takers,
         offsets_in=indices((parts[i].scattered.moments, parts[i].size.moments) for i in takers),
-        takers_of=torch.cat([torch.full((count,), i, device=device) for i, count in zip(takers, counts)]),
+        # With a size that the host knows, neither a GPU is waited for nor parameters on meta are refused.
+        takers_of=torch.tensor(takers, device=device).repeat_interleave(
+            torch.tensor(counts, device=device), output_size=sum(counts)
+        ),
     )
