@@ -101,11 +101,11 @@ def replayed(kernel: ModuleType, launch: Callable[[], object]):
     graphs, update = kernel.step.graphs, kernel.step.polar_update
     kept: dict[tuple, object] = {}
 
-    def packed(self, counts: Sequence[tuple]):
-        key = graphs.kinds_of(counts)
+    def packed(self, chain: Sequence[tuple]):
+        key = graphs.kinds_of(chain)
         if key not in kept:
             members, updates = [], []
-            for batch, count, eps in counts:
+            for batch, count, eps in chain:
                 directions = update.packed_memory(batch, count, batch.device)
                 members.append(graphs.Packed(batch, eps, directions, update.norms_memory(batch, directions)))
                 updates.append(update.as_parameter(batch, directions.half()))

@@ -195,7 +195,7 @@ def verdicts(nodes: list[str]) -> dict[str, str]:
         arguments.write_text("\n".join(["-pno:cacheprovider", f"--report-log={log}", *nodes]))
         command = [sys.executable, "-m", "pytest", f"@{arguments}"]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        found = {node: verdict.said for node, verdict in read_log(log).items()}
+        found = {node: verdict.message for node, verdict in read_log(log).items()}
     if len(found) < len(nodes):
         print(f"the interpreter ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
     return found

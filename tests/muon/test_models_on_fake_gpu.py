@@ -16,6 +16,8 @@ from benchmarks.fake_gpu import GPU, MATRICES, Work, counted_step, fake_gpu, fak
 from benchmarks.shapes import MODELS, matrix_counts
 from benchmarks.sweep_fake_step import USUAL
 
+pytest.importorskip("triton")
+
 STEPS, WINDOWS = 5, 2
 FULL, HALF = 4, 2  # bytes of an element, in float32 and float16
 # AdamW's launch, and that which counts its steps.

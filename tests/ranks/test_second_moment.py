@@ -8,10 +8,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from tests.ranks.test_gram_sums import LONG, assert_close_to_alone
+from tests.ranks.test_gram_sums import case_on as summed_case
 from tests.ranks.test_messages import COUNT, case_on, count_steps
 from tests.ranks.test_step import EXPERTS, WORK
-from tests.ranks.test_summed import LONG, assert_close_to_alone
-from tests.ranks.test_summed import case_on as summed_case
 from tests.ranks.test_teams import FOUR, TEAMS, long_ones, train_in_teams
 from tests.support.backends import on_every_backend
 from tests.support.rank_pool import device_of_ranks, one_by_one

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.ranks.test_summed import assert_close_to_alone
+from tests.ranks.test_gram_sums import assert_close_to_alone
 from tests.support import inside
 from tests.support.backends import on_every_backend
 from tests.support.inside import muon_settings, plan_of

@@ -13,7 +13,7 @@ class Verdict(NamedTuple):
     """How a test ended, `passed`, `failed` or `skipped`, with its first words, and how long all of it took."""
 
     outcome: str
-    said: str
+    message: str
     seconds: float
 
 

@@ -99,7 +99,7 @@ def test_what_needs_no_compiling_is_proven_first(kernel, gpu, monkeypatch):
 
 def test_torchs_products_stay_where_they_are_faster(kernel, gpu):
     finding = measure(kernel, {"torch": 0.5})
-    assert finding.entry["gain"] == 0.5 and "torch's products" in finding.said
+    assert finding.entry["gain"] == 0.5 and "torch's products" in finding.summary
 
 
 def test_a_tie_leaves_torchs_products(kernel, gpu):
@@ -143,7 +143,7 @@ def test_a_wrong_launch_is_found_and_never_taken(kernel, gpu, measurements, faul
     launch.wrong = {second: fault}
     finding = measure(kernel, {second: 0.1, first: 0.5})
     assert list(finding.failed) == [second] and finding.entry["gain"] == 2.0
-    assert second in measurements.failed(gpu, "symmetric_gemm", "float16") and second in finding.said
+    assert second in measurements.failed(gpu, "symmetric_gemm", "float16") and second in finding.summary
 
 
 def test_where_all_launches_are_wrong_torchs_products_stay(kernel, gpu, measurements):
@@ -178,7 +178,7 @@ def test_a_launch_without_resources_is_left_out(kernel, gpu):
     launch, (first, second, *_) = kernel.kernels.symmetric_gemm.launch_symmetric_gemm, names(kernel)
     launch.wrong = {first: raising}
     finding = measure(kernel, {second: 0.5})
-    assert "out of resource" in finding.said and finding.entry["gain"] == 2.0
+    assert "out of resource" in finding.summary and finding.entry["gain"] == 2.0
     assert first not in finding.failed  # it may have been an accident
 
 

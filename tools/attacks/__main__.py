@@ -35,7 +35,7 @@ def main() -> int:
     misses = [attack for attack in attacks if not attack.survived]
     for miss in misses:
         console.print(f"[red]not survived:[/red] {miss.group}: {miss.name}: ", end="")
-        console.print(miss.said, markup=False)
+        console.print(miss.message, markup=False)
     if not check and not misses:
         write(found)
         console.print(f"written: {PAGE}")

@@ -26,7 +26,7 @@ class Attack(NamedTuple):
     name: str
     survived: bool
     without: bool | None
-    said: str
+    message: str
 
 
 def hub(folder: Path) -> Iterator[Attack]:
@@ -60,10 +60,10 @@ def builds(folder: Path) -> Iterator[Attack]:
         original = contents_of(tree)
         tamper(tree)
         try:
-            survived, said = contents_of(tree) == original, "accepted"
+            survived, message = contents_of(tree) == original, "accepted"
         except (ValueError, BuildError) as error:
-            survived, said = True, str(error)
-        yield Attack("tampered builds", name, survived, None, said)
+            survived, message = True, str(error)
+        yield Attack("tampered builds", name, survived, None, message)
 
 
 def contents_of(tree: Path) -> dict[str, bytes]:

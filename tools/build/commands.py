@@ -34,6 +34,6 @@ def run(
     except FileNotFoundError:
         raise BuildError(f"{words[0]} is needed and not on the PATH") from None
     if done.returncode:
-        said = (done.stderr + done.stdout).strip()
-        raise BuildError(f"{words[0]} failed with status {done.returncode}:\n{said}")
+        printed = (done.stderr + done.stdout).strip()
+        raise BuildError(f"{words[0]} failed with status {done.returncode}:\n{printed}")
     return done.stdout

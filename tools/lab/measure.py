@@ -104,11 +104,11 @@ def measure(lab: Lab, sweep: Sweep) -> dict:
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds)
     except subprocess.TimeoutExpired:
-        status, said = OUT_OF_TIME, ["it was stopped at the end of its time"]
+        status, printed = OUT_OF_TIME, ["it was stopped at the end of its time"]
     else:
         print(done.stdout, done.stderr, sep="\n")
-        status, said = f"status {done.returncode}", (done.stderr or done.stdout).strip().splitlines()
-    return judged(status, said[-1][:300] if said else "it said nothing", file)
+        status, printed = f"status {done.returncode}", (done.stderr or done.stdout).strip().splitlines()
+    return judged(status, printed[-1][:300] if printed else "it said nothing", file)
 
 
 def judged(status: str, last: str, file: Path) -> dict:

@@ -47,7 +47,7 @@ def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: in
     status = run(stage, command, LOCAL_KERNELS=local, **{PASSED: str(passed), CHOSEN: str(listed)})
     found = read_log(log)
     for node, verdict in found.items():
-        append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.said[:2000]))
+        append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.message[:2000]))
     append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed, uncollected(log)))
     if status is None:
         print(f"[prove] its time is over: {len(found)} tests came to their end")
@@ -65,8 +65,8 @@ def verdict_of_run(status: int | None, seconds: float, log: Path, listed: Path, 
     if status is None and not listed.exists():
         return Record("prove", "pytest", "cut", seconds, "its time ended before it had found the tests")
     if broken:
-        said = "; ".join(f"{name}: {why}" for name, why in broken.items())
-        return Record("prove", "pytest", "failed", seconds, said[:2000])
+        message = "; ".join(f"{name}: {why}" for name, why in broken.items())
+        return Record("prove", "pytest", "failed", seconds, message[:2000])
     return Record("prove", "pytest", "ok", seconds)
 
 

@@ -131,5 +131,5 @@ def kill(process: subprocess.Popen) -> None:
 
 def last_line(log: Path, place: int = 0) -> str:
     """Return the last line of the part of a log that begins at byte `place`."""
-    said = log.read_bytes()[place:].decode(errors="replace")
-    return (said.strip().splitlines() or ["it said nothing"])[-1][:300]
+    printed = log.read_bytes()[place:].decode(errors="replace")
+    return (printed.strip().splitlines() or ["it said nothing"])[-1][:300]

@@ -99,7 +99,7 @@ def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
     finding = tuning.findings.compete(task, contest, clock, lambda: seconds)
     leave_out(lab, finding)
     if finding.entry is None:
-        raise FailedError(finding.said)
+        raise FailedError(finding.summary)
     entry = {**finding.entry, "candidates": len(finding.times)}
     if tuning.gpu_contest.TORCH in finding.times:
         entry["other_seconds"] = finding.times[tuning.gpu_contest.TORCH].seconds

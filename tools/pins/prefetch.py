@@ -154,8 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = chosen(pins, given.variant)
         new = prefetch(pins, names, given.output, console)
     except (PrefetchError, VerificationError, *CLIENT_ERRORS) as error:
-        said = str(error) if isinstance(error, VerificationError) else " ".join(str(error).split())
-        print(f"tools.pins.prefetch: {said}", file=sys.stderr)
+        message = str(error) if isinstance(error, VerificationError) else " ".join(str(error).split())
+        print(f"tools.pins.prefetch: {message}", file=sys.stderr)
         return 1
     print("\n".join(described(pins, names, given.output, new)))
     return 0

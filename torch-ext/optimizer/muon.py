@@ -37,7 +37,6 @@ from .parameters.synonyms import check_implementations
 from .parameters.user_warnings import warn_user
 from .plan.exchanges import ExchangeOptions
 from .plan.plan import Plan, make_plan
-from .plan.premises import Premises
 from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling, Scalings
@@ -50,6 +49,7 @@ from .step.gradients import Gradients, check_gradients, redistribute_
 from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
+from .step.premises import Premises
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measure_stages
 from .step.recipe import StepContext, snapshot

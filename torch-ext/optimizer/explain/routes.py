@@ -20,10 +20,10 @@ from ..parameters.matrices import is_stack, view_in_group
 from ..parameters.routing import IsMuon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
+from ..plan.gram_sums import described
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan, SharedWork, State
-from ..plan.sums import described
 from .table import Explanation, Route
 from .writing import bytes_text, effective_lr, plain_number
 
@@ -135,9 +135,10 @@ def _with_work(row: Route, matrices: Sequence[Matrix], shared: Mapping[tuple[int
 def _shared_products(plan: Plan) -> list[str]:
     """Return a note for each short side whose matrices share m x m products with those of other batches."""
     shared: dict[int, list[int]] = {}
-    for some in plan.chains():
-        if len(some) > 1:
-            shared.setdefault(min(some[0].packed_shape), []).append(sum(len(batch.matrices) for batch in some))
+    for batches in plan.chains():
+        if len(batches) > 1:
+            count = sum(len(batch.matrices) for batch in batches)
+            shared.setdefault(min(batches[0].packed_shape), []).append(count)
     return [
         f"{sum(counts)} matrices with a short side of {m} share their {m} x {m} products"
         + (f", in {len(counts)} chains" if len(counts) > 1 else "")

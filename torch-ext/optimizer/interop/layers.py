@@ -99,9 +99,9 @@ def _is_turned(experts: nn.Module) -> Optional[bool]:
 
     The fused gate and up projection has twice as many outputs as the down projection has inputs.
     """
-    said = getattr(experts, "is_transposed", None)
-    if isinstance(said, bool):
-        return said
+    stated = getattr(experts, "is_transposed", None)
+    if isinstance(stated, bool):
+        return stated
     stacks = {name: p.shape for name, p in experts.named_parameters(recurse=False) if p.ndim == 3}
     up = next((shape for name, shape in stacks.items() if _ROLE_OF.get(name) == _GATE_AND_UP), None)
     down = next((shape for name, shape in stacks.items() if name in _DOWN), None)
@@ -138,5 +138,5 @@ def _gate_and_up(role: str, rows: int, owner: nn.Module, gate_up: bool) -> Parts
 
 def _in_attention(name: str, layers: Sequence[nn.Module]) -> bool:
     """Whether a module around the weight is an attention, by name or class; `key` and `v` occur elsewhere too."""
-    said = f"{name} {' '.join(type(layer).__name__ for layer in layers[:2])}".lower()
-    return "attn" in said or "attention" in said
+    names = f"{name} {' '.join(type(layer).__name__ for layer in layers[:2])}".lower()
+    return "attn" in names or "attention" in names

@@ -251,7 +251,7 @@ def _merged_settings(group: Settings, source_groups: list[Settings], source: Sou
     if group["decay_mode"] == "corrected" and changes.get("lr", group["lr"]) != group["lr"]:
         notes.append(f"decay_lr, which is not in the source, stays {group['decay_lr']}")
     if source_groups and branch == "muon":
-        said = {**source.settings["muon"], **source.constants}
-        unsaid = [key for key in ("lr", "momentum", "ns_coefficients", "ns_steps") if key not in said]
-        notes += [f"{key} stays {group[key]!r}, because the source has none for matrices" for key in unsaid]
+        stated = {**source.settings["muon"], **source.constants}
+        unstated = [key for key in ("lr", "momentum", "ns_coefficients", "ns_steps") if key not in stated]
+        notes += [f"{key} stays {group[key]!r}, because the source has none for matrices" for key in unstated]
     return changes, notes

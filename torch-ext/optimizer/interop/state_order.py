@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Optional, Sequence
 
 from ..muon import Muon
@@ -44,7 +45,7 @@ def names_in_order(groups: Sequence[Sequence[Optional[Shape]]], given: Sequence[
             what = f"it may come next in groups {fitting}" if fitting else "it comes next in no group of the source"
             raise ValueError(f"{name} {shape}: {what}. {_REMEDY}")
         names[fitting[0]].append(name)
-    return [name for some in names for name in some]
+    return list(itertools.chain.from_iterable(names))
 
 
 def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]]) -> list[str]:

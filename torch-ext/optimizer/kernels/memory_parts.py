@@ -8,6 +8,9 @@ from typing import Iterable, Sequence
 import torch
 from torch import Tensor
 
+# Bytes: so the allocators of devices align new tensors.
+DEVICE_ALIGNMENT = 512
+
 # The shape and the dtype of a tensor.
 Part = tuple[Sequence[int], torch.dtype]
 

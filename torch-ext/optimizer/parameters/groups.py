@@ -165,8 +165,8 @@ def listed(names: Sequence[str], shown: int = 3) -> str:
 
 def reason_of(group: Group) -> str:
     """Return the reason for a branch that the group itself chose: its `reason`, or `use_muon` with its `role`."""
-    said = f"use_muon: {group['role']}" if "role" in group else "use_muon"
-    return str(group.get("reason", said))
+    default = f"use_muon: {group['role']}" if "role" in group else "use_muon"
+    return str(group.get("reason", default))
 
 
 def _check_same_group(current: Group, saved: Group) -> None:

@@ -17,12 +17,9 @@ from typing import Iterator, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.memory_parts import Part, bytes_of, parts_of
+from ..kernels.memory_parts import DEVICE_ALIGNMENT, Part, bytes_of, parts_of
 
 SLOTS = 3
-
-# Tensors in a slot are aligned as the device's own allocator aligns them.
-ALIGNMENT = 512
 
 
 def host_zeros_like(tensor: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
@@ -38,7 +35,8 @@ class HostChunks:
             ...  # change them, on the current stream
             host.write_back(k)
 
-    They take `device_bytes` on the device: three times the largest chunk, each tensor rounded up to `ALIGNMENT` bytes.
+    They take `device_bytes` on the device: three times the largest chunk, each tensor rounded up to
+    `DEVICE_ALIGNMENT` bytes.
     On a GPU, contiguous tensors in pinned memory (`host_zeros_like`) are copied in other streams than the current one;
     for other tensors the host waits. On a CPU the copies are made too. The tensors of `chunks` must not be read or
     changed without `synchronize()`. Not for steps that are captured in a CUDA graph.
@@ -46,9 +44,10 @@ class HostChunks:
 
     def __init__(self, chunks: Sequence[Sequence[Tensor]], device: torch.device):
         self._host = [list(tensors) for tensors in chunks]
-        sizes = [bytes_of(_parts(tensors), ALIGNMENT) for tensors in self._host]
+        parts = list(map(_parts, self._host))
+        sizes = [bytes_of(each, DEVICE_ALIGNMENT) for each in parts]
         slots = torch.empty(min(SLOTS, len(sizes)), max(sizes, default=0), dtype=torch.uint8, device=device)
-        self._device = [parts_of(slots[k % SLOTS], _parts(tensors), ALIGNMENT) for k, tensors in enumerate(self._host)]
+        self._device = [parts_of(slots[k % SLOTS], each, DEVICE_ALIGNMENT) for k, each in enumerate(parts)]
         self._held: list[Optional[int]] = [None] * SLOTS  # the chunk that each slot has or is being filled with
         self._in_use: Optional[int] = None
         self.device_bytes = slots.numel()

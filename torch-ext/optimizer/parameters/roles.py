@@ -135,9 +135,9 @@ def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...])
     Without such a name it is the layer, if its kernels are as large as patches and read pixels.
     """
     near = [part for part in parts if not part.isdigit()][-3:]
-    said = next((part for part in near if _PATCHES.search(part) or (at_top and part == "conv_proj")), None)
-    if said is not None:
-        return None if len(shape) > 3 and shape[1] > _FEATURES and _is_later_stage(parts, said) else said
+    word = next((part for part in near if _PATCHES.search(part) or (at_top and part == "conv_proj")), None)
+    if word is not None:
+        return None if len(shape) > 3 and shape[1] > _FEATURES and _is_later_stage(parts, word) else word
     reads_pixels = len(shape) > 3 and shape[1] <= _PIXELS and shape[-1] == shape[-2] >= _PATCH_SIDE
     return parts[-2] if reads_pixels and len(parts) > 1 else None
 
@@ -145,7 +145,7 @@ def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...])
 def _is_later_stage(parts: Sequence[str], module: str) -> bool:
     """Whether numbers in a name show that a module of this name is not the first of its kind."""
     place = parts.index(module)
-    before, behind = ([int(part) for part in some if part.isdigit()] for some in (parts[:place], parts[place:]))
+    before, behind = ([int(part) for part in side if part.isdigit()] for side in (parts[:place], parts[place:]))
     itself = re.search(r"\d+$", module)
     return (itself is not None and int(itself.group()) > 1) or any(before) or any(behind)
 

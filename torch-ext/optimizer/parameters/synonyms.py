@@ -36,8 +36,8 @@ def taken_branch(settings: dict[str, Any]) -> Optional[str]:
     verdicts = {verdict for verdict in asked.values() if verdict is not None}
     if len(verdicts) > 1:
         options = {"use_muon": use_muon, "use_fallback": use_fallback, "algorithm": algorithm}
-        said = " and ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
-        raise ValueError(f"{said} contradict each other")
+        shown = " and ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
+        raise ValueError(f"{shown} contradict each other")
     return {True: "muon", False: "adamw"}[verdicts.pop()] if verdicts else None
 
 

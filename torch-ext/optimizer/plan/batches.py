@@ -127,8 +127,8 @@ def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) 
         first = members[0]
         transposed = first.parameter.device.type == "cpu" and first.rows > first.cols
         shape = (first.cols, first.rows) if transposed else (first.rows, first.cols)
-        for some in slices(members, _length(first, chunk_bytes)):
-            batches.append(Batch(tuple(some), first.iteration, transposed, shape, first.parameter.packed_dtype))
+        for together in slices(members, _length(first, chunk_bytes)):
+            batches.append(Batch(tuple(together), first.iteration, transposed, shape, first.parameter.packed_dtype))
     return tuple(batches)
 
 
@@ -142,9 +142,9 @@ def chains(
     of 768 x 768 in between. Offloaded momentum comes to the device batch by batch, so those are chains of one.
     """
     result: list[list[Member]] = []
-    for some in grouped(members, lambda member: batch_of(member).shared_products_key):
+    for sharing in grouped(members, lambda member: batch_of(member).shared_products_key):
         room = 0
-        for member in some:
+        for member in sharing:
             size = batch_of(member).packed_bytes
             if size > room:
                 result.append([])

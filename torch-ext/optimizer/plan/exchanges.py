@@ -129,8 +129,8 @@ class Exchange:
         """
         buffers = [chunk.messages.buffer_bytes(*self._itemsizes) for chunk in self.chunks]
         together = max(sum(buffers[i : i + self.in_flight + 1]) for i in range(len(buffers)))
-        chained = [[each.batch for each in some] for chunk in self.chunks for some in chunk.chains]
-        works = [(sum(b.memory_bytes for b in some), sum(b.work_bytes for b in some)) for some in chained]
+        chained = [[each.batch for each in chain] for chunk in self.chunks for chain in chunk.chains]
+        works = [(sum(b.memory_bytes for b in chain), sum(b.work_bytes for b in chain)) for chain in chained]
         works += [(0, team.work_bytes) for chunk in self.chunks for team, _ in chunk.teams]
         if not works:
             return together
@@ -156,8 +156,8 @@ def plan_exchanges(matrices: Sequence[Matrix], rank: int, options: ExchangeOptio
     A rank holds at most `chunk_elements` of a chunk, or one matrix for each part if that is more.
     """
     chunk_bytes = options.chunk_bytes
-    by_parameter = (list(some) for _, some in itertools.groupby(matrices, lambda matrix: matrix.parameter))
-    families = grouped(by_parameter, lambda some: some[0].parameter.family)
+    by_parameter = (list(members) for _, members in itertools.groupby(matrices, lambda matrix: matrix.parameter))
+    families = grouped(by_parameter, lambda members: members[0].parameter.family)
     exchanges = []
     # In the order of their ranks, so that two ranks that meet in several exchanges reach them in the same order.
     for family in sorted(families, key=lambda family: family[0][0].parameter.sharers):
@@ -195,8 +195,8 @@ def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Ma
     work, largest = sum(matrix.work for matrix in copied), max(copied, key=lambda m: m.cost, default=None)
     groups: dict[Ranks, list[Matrix]] = {}
     counts: dict[Layout, int] = {}
-    for shards, some in itertools.groupby(matrices, lambda matrix: matrix.shards):
-        members, layout, copies = list(some), shards.layout, shards.copies
+    for shards, alike in itertools.groupby(matrices, lambda matrix: matrix.shards):
+        members, layout, copies = list(alike), shards.layout, shards.copies
         if copies > 1 and layout not in counts:
             size = largest.rows * largest.cols
             counts[layout], _ = useful_copies(work, largest.cost, size, members[0].parts, copies)

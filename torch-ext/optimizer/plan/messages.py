@@ -28,7 +28,7 @@ from typing import NamedTuple, Optional, Sequence
 
 from .matrix import Matrix
 from .owners import Owners, chunks_by_size
-from .part_format import Offsets, PartSize, formats, lay_out, padded
+from .part_format import LaidOutParts, Offsets, PartSize, formats, lay_out, padded
 from .process_groups import Ranks
 from .shards import Part
 from .teams import teams_among
@@ -143,40 +143,58 @@ def _workers(owners: Owners, matrix: Matrix, ranks: Ranks, where: dict[int, int]
     return (ranks[owners.take(matrix.cost, candidates)],)
 
 
+class _Transfer(NamedTuple):
+    """A part on its way between the rank that holds it and its matrix's owner, as one of the two sees it."""
+
+    matrix: Matrix
+    peer: int  # the other of the two ranks
+    part: Part
+    moments: Part
+    is_gathered: bool  # False if the owner gets it from another copy
+
+    @property
+    def size(self) -> PartSize:
+        """Its elements and second moments."""
+        return PartSize(self.part.size, self.moments.size)
+
+
 def _holder_side(assignments: Sequence[Assignment], ranks: Ranks, rank: int) -> HolderSide:
-    out, back = formats([each.matrix for each in assignments])
-    held = [
-        (matrix, workers[0], PartSize(matrix.part(rank).size, matrix.moments_part(rank).size))
-        for matrix, workers in assignments
-        if matrix.shards.has_something(matrix.index, rank)
-    ]
-    held = [(matrix, owner, size) for matrix, owner, size in held if size.elements]
-    sending = ((owner, size if _same_copy(matrix, rank, owner) else None) for matrix, owner, size in held)
-    sent, offsets_out = lay_out(ranks, sending, out)
-    received, offsets_back = lay_out(ranks, ((owner, size) for _, owner, size in held), back)
-    behind, parts = sum(sent), []
-    for (matrix, _, size), of_gather, of_scatter in zip(held, offsets_out, offsets_back):
-        direction = behind if of_gather is None else of_gather.elements
-        behind += padded(size.elements, out.unit) if of_gather is None else 0
-        parts.append(HeldPart(matrix, size, direction, of_gather, of_scatter))
-    return HolderSide(sent, received, behind - sum(sent), tuple(parts))
+    matrices = [each.matrix for each in assignments]
+    here = [each for each in assignments if each.matrix.shards.has_something(each.matrix.index, rank)]
+    transfers = [_transfer(each.matrix, rank, each.owner, peer=each.owner) for each in here]
+    transfers = [each for each in transfers if each.part.size]
+    gather, scatter = _laid_out(transfers, matrices, ranks)
+    unit, outgoing = formats(matrices)[0].unit, sum(gather.lengths)
+    end, parts = outgoing, []
+    for each, of_gather, of_scatter in zip(transfers, gather.offsets, scatter.offsets):
+        direction = end if of_gather is None else of_gather.elements
+        end += padded(each.part.size, unit) if of_gather is None else 0
+        parts.append(HeldPart(each.matrix, each.size, direction, of_gather, of_scatter))
+    return HolderSide(gather.lengths, scatter.lengths, end - outgoing, tuple(parts))
 
 
 def _owner_side(owned: Sequence[Matrix], ranks: Ranks, rank: int) -> OwnerSide:
-    out, back = formats(owned)
-    holders = sorted((r, i) for i, matrix in enumerate(owned) for r in matrix.holders)
-    held = [(r, i, owned[i].part(r), owned[i].moments_part(r)) for r, i in holders]
-    held = [(r, i, part, moments) for r, i, part, moments in held if part.size]
-    sizes = [(r, PartSize(part.size, moments.size)) for r, _, part, moments in held]
-    coming = ((r, size if _same_copy(owned[i], r, rank) else None) for (r, size), (_, i, _, _) in zip(sizes, held))
-    received, offsets_out = lay_out(ranks, coming, out)
-    sent, offsets_back = lay_out(ranks, sizes, back)
-    offsets = zip(offsets_out, offsets_back)
-    parts = (OwnedPart(i, part, moments, *each) for (_, i, part, moments), each in zip(held, offsets))
-    return OwnerSide(received, sent, tuple(owned), tuple(parts))
+    holders = sorted((holder, i) for i, matrix in enumerate(owned) for holder in matrix.holders)
+    held = [(i, _transfer(owned[i], holder, rank, peer=holder)) for holder, i in holders]
+    held = [(i, each) for i, each in held if each.part.size]
+    gather, scatter = _laid_out([each for _, each in held], owned, ranks)
+    parts = (
+        OwnedPart(i, each.part, each.moments, of_gather, of_scatter)
+        for (i, each), of_gather, of_scatter in zip(held, gather.offsets, scatter.offsets)
+    )
+    return OwnerSide(gather.lengths, scatter.lengths, tuple(owned), tuple(parts))
 
 
-def _same_copy(matrix: Matrix, rank: int, owner: int) -> bool:
-    """Whether `rank` and `owner` have their parts from the same copy of the tensor."""
+def _transfer(matrix: Matrix, holder: int, owner: int, peer: int) -> _Transfer:
     layout = matrix.shards.layout
-    return layout.copy_of(rank) == layout.copy_of(owner)
+    from_one_copy = layout.copy_of(holder) == layout.copy_of(owner)
+    return _Transfer(matrix, peer, matrix.part(holder), matrix.moments_part(holder), from_one_copy)
+
+
+def _laid_out(
+    transfers: Sequence[_Transfer], matrices: Sequence[Matrix], ranks: Ranks
+) -> tuple[LaidOutParts, LaidOutParts]:
+    """Return how the messages of the gather and of the scatter are laid out."""
+    out, back = formats(matrices)
+    gathered = ((each.peer, each.size if each.is_gathered else None) for each in transfers)
+    return lay_out(ranks, gathered, out), lay_out(ranks, ((each.peer, each.size) for each in transfers), back)

@@ -33,6 +33,13 @@ class Offsets(NamedTuple):
     flag: int
 
 
+class LaidOutParts(NamedTuple):
+    """The messages with some parts, to or from each rank."""
+
+    lengths: tuple[int, ...]  # of each rank's message
+    offsets: list[Optional[Offsets]]  # of each part, in all messages one after the other; None if it does not travel
+
+
 class PartFormat(NamedTuple):
     """The format of all parts on their way to the owners, or back."""
 
@@ -68,13 +75,11 @@ def formats(matrices: Sequence[Matrix]) -> tuple[PartFormat, PartFormat]:
     return PartFormat(packed, moments, p.keeps_norm), PartFormat(update, moments, False)
 
 
-def lay_out(
-    ranks: Ranks, parts: Iterable[tuple[int, Optional[PartSize]]], part_format: PartFormat
-) -> tuple[tuple[int, ...], list[Optional[Offsets]]]:
-    """Return the length of each rank's message, and the offsets of each part in all messages one after the other.
+def lay_out(ranks: Ranks, parts: Iterable[tuple[int, Optional[PartSize]]], part_format: PartFormat) -> LaidOutParts:
+    """Return how parts are laid out in the messages with `ranks`.
 
     `parts` are (rank, size), in the order in which they stand in that rank's message. A part that does not travel has
-    the size None, and then also None for offsets. No part is empty.
+    the size None. No part is empty.
     """
     ends, counts, unit = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0), part_format.unit
     begun = []  # of each part: its rank and size, where it begins in that message, and the number of flags before its
@@ -86,10 +91,11 @@ def lay_out(
             counts[rank] += 1
     lengths = [padded(ends[rank] + counts[rank], unit) for rank in ranks]
     first = dict(zip(ranks, itertools.accumulate(lengths, initial=0)))  # where each message begins
-    return tuple(lengths), [
+    offsets = [
         None if size is None else part_format.offsets(first[rank] + start, size, first[rank] + ends[rank] + before)
         for rank, size, start, before in begun
     ]
+    return LaidOutParts(tuple(lengths), offsets)
 
 
 def padded(elements: int, unit: int) -> int:

@@ -28,11 +28,11 @@ from ..schedules import resolve_schedule
 from ..tuning.contest import tasks_of
 from .batches import Batch, Chain, chains, grouped, plan_batches
 from .exchanges import Chunk, Exchange, ExchangeOptions, plan_exchanges
+from .gram_sums import SummedBatch, as_summed, plan_sums
 from .layout import layout_of, local_part
 from .matrix import Matrix, Parameter
 from .process_groups import Ranks, this_rank, world_size
 from .shards import check_shards, shards_of
-from .sums import SummedBatch, as_summed, plan_sums
 from .teams import Team
 from .terms import Terms, terms_of
 
@@ -89,7 +89,7 @@ class Plan:
 
     def chains(self) -> list[Chain]:
         """Return all chains of batches that this process orthogonalizes."""
-        owned = [tuple(each.batch for each in some) for chunk in self._chunks for some in chunk.chains]
+        owned = [tuple(each.batch for each in chain) for chunk in self._chunks for chain in chunk.chains]
         return [*chains(self.batches, lambda batch: batch), *owned]
 
     def all_batches(self) -> list[Batch]:
@@ -143,11 +143,11 @@ def choices() -> tuple[int, int, tuple[float, float]]:
 
 def failures(matrices: Iterable[Matrix]) -> dict[Ranks, str]:
     """Return, for each set of ranks, a line about candidate kernels of their matrices that have failed here."""
-    kinds: dict[Ranks, set[tuple]] = {}
+    tried: dict[Ranks, set[tuple]] = {}
     for matrix in matrices:
         if matrix.parameter.sharers is not None:
-            kinds.setdefault(matrix.parameter.sharers, set()).add(matrix.measured_as)
-    return {ranks: f"failed here: {', '.join(sorted(_failed(some))) or 'nothing'}" for ranks, some in kinds.items()}
+            tried.setdefault(matrix.parameter.sharers, set()).add(matrix.measured_as)
+    return {ranks: f"failed here: {', '.join(sorted(_failed(kinds))) or 'nothing'}" for ranks, kinds in tried.items()}
 
 
 def _failed(kinds: Iterable[tuple]) -> set[str]:

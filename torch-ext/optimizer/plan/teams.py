@@ -59,8 +59,8 @@ def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix
     by_cost = grouped(sorted(matrices, key=lambda matrix: -matrix.cost), lambda matrix: matrix.cost)
     taken: dict[Matrix, Matrix] = {}
     chosen, best = taken, _step_cost(matrices)
-    for some in by_cost:
-        shared = {matrix: _shared(matrix, ranks_per_matrix) for matrix in some}
+    for equals in by_cost:
+        shared = {matrix: _shared(matrix, ranks_per_matrix) for matrix in equals}
         if None in shared.values():
             break
         taken = {**taken, **shared}
@@ -74,9 +74,9 @@ def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix
 def _step_cost(matrices: Sequence[Matrix]) -> float:
     """Return what a step costs each rank, in FLOPs. Matrices with the same number of copies are exchanged together."""
     cost = 0.0
-    for some in grouped(matrices, lambda matrix: matrix.shards.copies):
-        largest = max(some, key=lambda matrix: matrix.cost)
-        work, copies, size = sum(matrix.work for matrix in some), largest.shards.copies, largest.rows * largest.cols
+    for together in grouped(matrices, lambda matrix: matrix.shards.copies):
+        largest = max(together, key=lambda matrix: matrix.cost)
+        work, copies, size = sum(matrix.work for matrix in together), largest.shards.copies, largest.rows * largest.cols
         cost += useful_copies(work, largest.cost, size, largest.parts, copies)[1]
     return cost
 

@@ -198,14 +198,14 @@ def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
 def _line_of_function(name: str, p: Tensor, group: Group) -> str:
     """Return the name of the function that gives multipliers, and those that it gives for a parameter of Muon's."""
     function = group["adjust_lr_fn"]
-    said = getattr(function, "__qualname__", type(function).__qualname__)
+    shown = getattr(function, "__qualname__", type(function).__qualname__)
     if not group["use_muon"]:
-        return said
+        return shown
     view = view_in_group(name, p, group)
     multipliers = (
         f"{multiplier_in_group(group, *shape, view.scale)} for {shape}" for shape in dict.fromkeys(view.shapes)
     )
-    return f"{said}, which gives {', '.join(multipliers)}"
+    return f"{shown}, which gives {', '.join(multipliers)}"
 
 
 def _live_settings(group: Group) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..parameters.state import REMAINDER
 from ..rules.descent import DescentOptions, scale_rows_
 from ..rules.momentum import Directions, pack_momentum_
 from .finish import UpdateNorms, descend_parts_, finish_updates_
+from .graphs import BatchToPack
 from .local_matrix import ROW_SCALE, momentum_of, take_momentum, views_of
 from .moments import keep_moments_, stacked_moments
 from .polar_update import Packed, as_parameter, norms_memory_for_descent
@@ -47,7 +48,9 @@ def update_local_(chains: Iterable[Sequence[LocalBatch]], context: StepContext) 
 def update_chain_(chain: Sequence[LocalBatch], context: StepContext) -> list[UpdateNorms]:
     """Update the parameters and momentum buffers of a chain's batches in place, from its gradients."""
     recipes = [context.recipe(work.recipe_key) for work in chain]
-    packed = context.graphs.packed([(work.batch, len(work.parts), recipe.eps) for work, recipe in zip(chain, recipes)])
+    packed = context.graphs.packed(
+        [BatchToPack(work.batch, len(work.parts), recipe.eps) for work, recipe in zip(chain, recipes)]
+    )
     for work, recipe, member in zip(chain, recipes, packed.members):
         _pack_(work, recipe, member)
     updates = packed.update()

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
 from ..plan.layout import are_on_one_mesh, has_shards, layout_of, lie_alike, local_part
-from ..plan.premises import Premises
 from ..plan.process_groups import explaining_timeouts
 from ..rules.scaling import Scalings
+from .premises import Premises
 
 _LAYOUT, _SHAPE, _DTYPE = attrgetter("layout"), attrgetter("shape"), attrgetter("dtype")
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..iteration import Iteration
 from ..kernels.autocast import without_autocast
 from ..kernels.graphs import captured
-from ..kernels.memory_parts import Part, bytes_of, parts_of
+from ..kernels.memory_parts import DEVICE_ALIGNMENT, Part, bytes_of, parts_of
 from ..parameters.settings import Group
 from ..plan.batches import Batch, Chain
 from ..rules.equalization import Equalization
@@ -30,8 +30,13 @@ from ..tuning.tune import Stage
 from .batch_memory import BatchMemory
 from .polar_update import Packed, PackedChain, as_parameter, norms_memory, packed_memory, polar_updates
 
-# Each part of a buffer begins at a multiple of so many bytes, as the allocator aligns new tensors.
-_ALIGNMENT = 512
+
+class BatchToPack(NamedTuple):
+    """What a step packs of a batch: `count` of its matrices, those that have gradients."""
+
+    batch: Batch
+    count: int
+    eps: float
 
 
 class Kind(NamedTuple):
@@ -61,17 +66,16 @@ class UpdateGraphs:
         self._replays: dict[Kinds, PackedChain] = {}
         self._host = BatchMemory()
 
-    def packed(self, counts: Sequence[tuple[Batch, int, float]]) -> PackedChain:
+    def packed(self, chain: Sequence[BatchToPack]) -> PackedChain:
         """Return where matrices of a chain's batches are to be packed, and what then updates them.
 
-        `counts` has each batch, the number of its matrices, and its eps. What updates them is a graph if one was
-        captured for these. On a CPU batches take turns in one memory. So updates there are valid until the next
-        batch, as those of graphs are until the next replay.
+        That is a graph if one was captured for these. On a CPU batches take turns in one memory. So updates there are
+        valid until the next batch, as those of graphs are until the next replay.
         """
-        replay = self._replays.get(kinds_of(counts)) if self._replays else None
+        replay = self._replays.get(kinds_of(chain)) if self._replays else None
         if replay is not None and not torch.cuda.is_current_stream_capturing():
             return replay
-        members = [self._eager(*each) for each in counts]
+        members = [self._eager(*each) for each in chain]
         return PackedChain(members, partial(polar_updates, members))
 
     def _eager(self, batch: Batch, count: int, eps: float) -> Packed:
@@ -149,7 +153,7 @@ class _Buffers:
 
     def __init__(self, device: torch.device, of_chains: Sequence[Kinds]):
         self._directions, self._factors = (
-            torch.empty(max(bytes_of(parts, _ALIGNMENT) for parts in of_all), dtype=torch.uint8, device=device)
+            torch.empty(max(bytes_of(parts, DEVICE_ALIGNMENT) for parts in of_all), dtype=torch.uint8, device=device)
             for of_all in zip(*map(_parts, of_chains))
         )
         self.take_pool()
@@ -161,9 +165,8 @@ class _Buffers:
     def views(self, kinds: Kinds) -> list[tuple[Tensor, Tensor]]:
         """Return the directions and the factors (B, m, n) of a chain's kinds."""
         directions, factors = _parts(kinds)
-        return list(
-            zip(parts_of(self._directions, directions, _ALIGNMENT), parts_of(self._factors, factors, _ALIGNMENT))
-        )
+        views = parts_of(self._directions, directions, DEVICE_ALIGNMENT)
+        return list(zip(views, parts_of(self._factors, factors, DEVICE_ALIGNMENT)))
 
 
 def _parts(kinds: Kinds) -> tuple[list[Part], list[Part]]:
@@ -188,17 +191,19 @@ def can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def kinds_of(counts: Iterable[tuple[Batch, int, float]]) -> Kinds:
-    """Return the kinds of so many matrices of a chain's batches, with their eps."""
+def kinds_of(chain: Iterable[BatchToPack]) -> Kinds:
+    """Return the kinds of the batches of a chain."""
     return tuple(
         Kind(count, b.packed_shape, b.transposed, b.packed_dtype, b.iteration, b.equalization, eps, b.device)
-        for b, count, eps in counts
+        for b, count, eps in chain
     )
 
 
 def _whole(chain: Chain, groups: Sequence[Group]) -> Kinds:
     """Return the kinds of a chain whose matrices all have gradients."""
-    return kinds_of((batch, len(batch.matrices), groups[batch.first.parameter.group]["eps"]) for batch in chain)
+    return kinds_of(
+        BatchToPack(batch, len(batch.matrices), groups[batch.first.parameter.group]["eps"]) for batch in chain
+    )
 
 
 def _packed(batch: Batch, kind: Kind, views: tuple[Tensor, Tensor]) -> Packed:

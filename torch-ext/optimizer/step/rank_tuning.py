@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
     entry: Optional[Mapping[str, Any]]
     failed: Mapping[str, str]
-    said: str
+    summary: str
     error: Optional[str] = None
 
 
@@ -59,8 +59,8 @@ def ordered(sets: Iterator[Ranks]) -> list[Ranks]:
 def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
     """Return the measurements that matrices need, most work first. All ranks that share them have the same list."""
     tasks: dict[tuple[Need, str], Task] = {}
-    for some in grouped(matrices, lambda matrix: matrix.measured_as):
-        for task in tasks_of(*some[0].measured_as, len(some)):
+    for alike in grouped(matrices, lambda matrix: matrix.measured_as):
+        for task in tasks_of(*alike[0].measured_as, len(alike)):
             key = task.need, str(task.device)
             tasks[key] = max(tasks.get(key, task), task, key=lambda task: task.count)
     return largest_first(tasks.values())
@@ -139,8 +139,8 @@ class TuningAgreement:
         if found.entry is not None:
             agree(key, need, found.entry, rank, self._ranks)
         if not measures:
-            self._tuner.findings.append(Finding(task, found.entry, found.failed, found.said))
-        return found.said if measures else f"{found.said}, by rank {rank}"
+            self._tuner.findings.append(Finding(task, found.entry, found.failed, found.summary))
+        return found.summary if measures else f"{found.summary}, by rank {rank}"
 
     def _answer(self, task: Task, waiting: int) -> Answer:
         kept = own_measurement(self._key, task.need)
@@ -153,7 +153,7 @@ class TuningAgreement:
                 finding = self._tuner.measure(task, waiting)
             except Exception as error:  # sent to the other ranks, which wait for an answer
                 return Answer(None, {}, "", f"{type(error).__name__}: {error}")
-        return Answer(finding.entry, finding.failed, finding.said)
+        return Answer(finding.entry, finding.failed, finding.summary)
 
     def _agreed_by(self, need: Need, kind: str, statements: Mapping[int, TuningStatement]) -> Optional[Agreed]:
         """Return the agreement of ranks with this kind of device; RuntimeError if there are different ones."""

@@ -16,6 +16,7 @@ from ..plan.process_groups import explaining_timeouts, group_of
 from ..rules.descent import DescentOptions, Number, scale_rows_
 from ..rules.momentum import Directions, MomentumBuffers, pack_momentum_
 from .finish import UpdateNorms, descend_parts_, finish_updates_
+from .graphs import BatchToPack
 from .local_chunk import LocalChunk, LocalOwned
 from .local_matrix import ROW_SCALE, LocalMatrix, momentum_of
 from .polar_update import as_parameter, equalized, packed_memory, update_of_factors
@@ -145,7 +146,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, context: StepContext) ->
             finish_(owned, update_of_factors(as_parameter(owned.batch, factor), owned.batch.equalization.after))
         del factor
     for chain in work.owned:
-        packed = context.graphs.packed([(owned.batch, len(owned.positions), eps) for owned in chain])
+        packed = context.graphs.packed([BatchToPack(owned.batch, len(owned.positions), eps) for owned in chain])
         for owned, member in zip(chain, packed.members):
             _assemble_(owned, received, member.directions)
             member.take_norms_()

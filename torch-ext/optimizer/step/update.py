@@ -16,10 +16,10 @@ from ..rules.descent import scale_rows_
 from ..rules.scaling import Scalings
 from .batch import update_local_
 from .finish import UpdateNorms
+from .gram_sums import update_sum_
 from .pipeline import advanced
 from .recipe import StepContext
 from .sharded import update_chunk_
-from .summed import update_sum_
 from .workspace import Workspace
 
 

@@ -14,11 +14,11 @@ from ..parameters.settings import Group
 from ..parameters.state import BUFFER, SCALE
 from ..plan.batches import Batch, chains, grouped
 from ..plan.exchanges import Chunk
+from ..plan.gram_sums import SummedBatch
 from ..plan.layout import has_shards, local_part
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan, State, local_indices
 from ..plan.process_groups import this_rank
-from ..plan.sums import SummedBatch
 from ..rules.descent import as_tensor
 from .fallback import local_fallback
 from .gradients import Gradients
@@ -183,12 +183,12 @@ def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State)
     devices = [work.batch.first.parameter.device for work in works]
     for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
         parts = [works[i].parts for i in positions]
-        sources = {part.source for some in parts for part in some}
+        sources = {part.source for of_batch in parts for part in of_batch}
         cut = [
             {each: each.cut_state(state[each.tensor], key) for each in sources if key in state[each.tensor]}
             for key in (BUFFER, SCALE)
         ]
-        momenta = [[tensor for of_key in cut for tensor in _of_parts(of_key, some)] for some in parts]
+        momenta = [[tensor for of_key in cut for tensor in _of_parts(of_key, of_batch)] for of_batch in parts]
         host = HostChunks(momenta, devices[positions[0]])
         for chunk, i in enumerate(positions):
             works[i] = works[i]._replace(host=host, host_chunk=chunk)

@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
     prove: Callable[[], None]
     run: Callable[[], object]
-    said: str  # its name in messages
+    label: str  # its name in messages
 
 
 class Contest(NamedTuple):
@@ -81,8 +81,8 @@ def cpu_contest(task: Task) -> Contest:
     def candidate(name: str) -> Candidate:
         table, iteration = tables[name], iterations[name]
         run = partial(polar_factors, G, iteration, EPS)
-        said = f"{iteration.method} {table.name}" if table.float32_squares else table.name
-        return Candidate(partial(_prove_table, iteration, proofs, like, size), run, said)
+        label = f"{iteration.method} {table.name}" if table.float32_squares else table.name
+        return Candidate(partial(_prove_table, iteration, proofs, like, size), run, label)
 
     def entry(winner: str, times: Mapping[str, Timed]) -> dict[str, Any]:
         seconds = {name: time.seconds for name, time in times.items()}

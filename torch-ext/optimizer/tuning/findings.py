@@ -30,7 +30,7 @@ class Finding(NamedTuple):
     task: Task
     entry: Optional[Mapping[str, Any]]
     failed: Mapping[str, str]
-    said: str
+    summary: str
     times: Mapping[str, Timed] = MappingProxyType({})
     failed_before: Mapping[str, str] = MappingProxyType({})
 
@@ -128,10 +128,10 @@ def _found(
 ) -> Finding:
     """Return the result of a race, without the candidates that were wrong or dropped."""
     if not times:
-        said = "; ".join(f"{name}: {why}" for name, why in {**wrong, **dropped}.items())
-        return left_out(task, f"nothing could be timed ({said})", wrong)
+        problems = "; ".join(f"{name}: {why}" for name, why in {**wrong, **dropped}.items())
+        return left_out(task, f"nothing could be timed ({problems})", wrong)
     winner = decide(times, contest.before)
-    sentences = [f"{named(task)}: {contest.candidates[winner].said}"]
+    sentences = [f"{named(task)}: {contest.candidates[winner].label}"]
     if winner != contest.rival and contest.rival in times:
         sentences[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
     sentences += [f"{name} failed its proof: {why}" for name, why in wrong.items()]

@@ -58,8 +58,8 @@ def gpu_contest(
     made = {TORCH: Candidate(_nothing, ways.torchs, "torch's products")}
     for config in ways.configs:
         name = _name(config)
-        said = f"{'hopper_gemm' if config in COMPILED else task.need.kernel} {name}"
-        made[name] = Candidate(partial(ways.prove, config), partial(ways.run, config), said)
+        label = f"{'hopper_gemm' if config in COMPILED else task.need.kernel} {name}"
+        made[name] = Candidate(partial(ways.prove, config), partial(ways.run, config), label)
     # The first configuration is the one that is launched without a measurement.
     before = _name(ways.configs[0]) if (ways.chosen.gain or 0) >= 1 else TORCH
     return Contest(made, before, TORCH, partial(_entry, task, ways))

@@ -53,9 +53,9 @@ def sums_of_neighbours(matrix: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
     exact, magnitudes, length = [], [], signs.size(1)
     rows = torch.nn.functional.pad(matrix, (0, signs.numel() - matrix.size(1)))
     together = max(1, PANEL // length)
-    for panel, some in zip(rows.split(together * length, -1), signs.split(together)):
-        groups = panel.double().unflatten(-1, some.shape)
-        exact.append((groups * some).sum(-1))
+    for panel, panel_signs in zip(rows.split(together * length, -1), signs.split(together)):
+        groups = panel.double().unflatten(-1, panel_signs.shape)
+        exact.append((groups * panel_signs).sum(-1))
         magnitudes.append(groups.abs().sum(-1))
     return torch.cat(exact, -1), torch.cat(magnitudes, -1)
 

@@ -120,7 +120,7 @@ def stages_of(tuner: Tuner, tasks: Sequence[Task]) -> list[Stage]:
     """Return a stage for each task."""
 
     def stage(i: int, task: Task) -> str:
-        return tuner.measure(task, len(tasks) - 1 - i).said
+        return tuner.measure(task, len(tasks) - 1 - i).summary
 
     return [partial(stage, i, task) for i, task in enumerate(tasks)]
 

@@ -1,4 +1,4 @@
-"""Sums: ranks keep their parts of a long matrix and only sum its small Gram matrix (`step/summed.py`)."""
+"""Gram sums: ranks keep their parts of a long matrix and only sum its small Gram matrix (`step/gram_sums.py`)."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def plan_sums(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[int])
         bytes_of_one = first.part_size * first.parameter.packed_dtype.itemsize
         on_cpu = first.parameter.device.type == "cpu"
         count = 1 if on_cpu else max(1, (chunk_bytes or MOST_CHUNK_BYTES) // bytes_of_one)
-        batches += [_batch(some, rank) for some in slices(members, count)]
-    return tuple(map(tuple, sorted(grouped(batches, lambda batch: batch.ranks), key=lambda some: some[0].ranks)))
+        batches += [_batch(together, rank) for together in slices(members, count)]
+    by_ranks = grouped(batches, lambda batch: batch.ranks)
+    return tuple(map(tuple, sorted(by_ranks, key=lambda sharing: sharing[0].ranks)))
 
 
 def described(batches: Sequence[SummedBatch]) -> str:

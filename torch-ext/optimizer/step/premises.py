@@ -10,8 +10,8 @@ from torch import Tensor
 from ..parameters.checkpoints import MADE_UP
 from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
-from .layout import laid_out
-from .plan import choices, planned_settings
+from ..plan.layout import laid_out
+from ..plan.plan import choices, planned_settings
 
 
 class Premises:
