@@ -20,9 +20,11 @@ from tools.pins.verify import faults
 
 ARCHS = ["sm_100", "sm_75", "sm_80", "sm_90"]
 # Two operations, each in float and in double, one of them also with remainders, the other also in 8 bits; one for each
-# size of the elements that are copied; a norm's two, and the division by it.
-KERNELS = 14
-BY_TILES = ("sum_squares", "take_roots", "scale_tiles", "pack_codes")
+# size of the elements that are copied; a norm's two, and the division by it, both also for lines.
+KERNELS = 16
+# They load and store single elements of square tiles, or sum what is left of them.
+BY_TILES = ("sum_squares", "sum_lines", "take_roots", "scale_tiles", "scale_lines", "pack_codes")
+LOADING_TILES = ("sum_squares", "sum_lines", "scale_tiles", "scale_lines")
 HOPPER_ARCH = "sm_90a"
 HOPPER_KERNELS = 6  # two dtypes by three orders of operands
 # The one function of a CUDA build of torch that the library asks for when it is loaded.
@@ -97,7 +99,7 @@ def test_kernels_that_go_by_tiles_have_many_loads_under_way(look):
     """A thread's 16 elements of a tile are asked for before the first of them is waited for."""
     for arch in ARCHS:
         for kernel in look("-arch", arch, "-sass").split("Function :")[1:]:
-            if any(name in kernel.split()[0] for name in ("scale_tiles", "sum_squares")):
+            if any(name in kernel.split()[0] for name in LOADING_TILES):
                 accesses = re.findall(r"\b(LDG|STS|STG)\b", kernel)
                 assert max(len(list(run)) for name, run in itertools.groupby(accesses) if name == "LDG") >= 14
 
