@@ -58,6 +58,13 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) { return cuCtxGetCurrent(context); }
 
+// Torch asks no stream whether it is captured unless its device has a context.
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = 1;
+  return DONE;
+}
+
 CUresult cuGetErrorString(CUresult error, const char** text) {
   *text = "a driver that does nothing has no errors";
   return DONE;

@@ -1,4 +1,4 @@
-"""Capturing a graph leaves the current stream as it was, on a simulated GPU."""
+"""Capturing a graph leaves the current stream and random numbers as they were, on a simulated GPU and on a real one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Stream:
 class Gpu:
     """Has a current stream. Like torch's, its captures do not give it back if they cannot begin or end.
 
-    It also has a workspace for each stream, from the pool that is recorded to when the stream first needs one.
+    It also has a workspace for each stream, from the pool that is recorded to when the stream first needs one. The
+    capture that cannot end, which is one alone, leaves the generator of random numbers captured.
     """
 
     def __init__(self, fails: str | None):
@@ -27,6 +28,7 @@ class Gpu:
         self.fails = fails
         self.recorded: list[object] = []
         self.workspaces: dict[Stream, object] = {}
+        self.generator_is_captured = False
 
     def multiply(self) -> object:
         """Return the pool that the workspace of the current stream comes from; None is torch's general one."""
@@ -47,13 +49,15 @@ class Gpu:
         if self.fails == "to begin":
             raise RuntimeError("a capture to this pool is underway")
         self.recorded.append(pool)
+        self.generator_is_captured = True
         try:
             yield
         finally:
             if self.fails == "to end":
+                self.fails = None
                 raise RuntimeError(INVALIDATED)
             self.recorded.pop()
-            self.current = before
+            self.current, self.generator_is_captured = before, False
 
     def end_allocate(self, index: int, pool: object) -> None:
         if pool not in self.recorded:
@@ -102,6 +106,13 @@ def test_a_failed_capture_gives_the_current_stream_back(kernel, gpu):
 
 
 @pytest.mark.parametrize("gpu", ["to end"], indirect=True)
+def test_a_failed_capture_gives_random_numbers_back(kernel, gpu):
+    with pytest.raises(RuntimeError, match="captur"):
+        capture(kernel, lambda: None)
+    assert not gpu.generator_is_captured
+
+
+@pytest.mark.parametrize("gpu", ["to end"], indirect=True)
 def test_work_that_breaks_its_capture_gives_the_current_stream_back(kernel, gpu):
     calls = []
 
@@ -113,3 +124,16 @@ def test_work_that_breaks_its_capture_gives_the_current_stream_back(kernel, gpu)
     with pytest.raises(RuntimeError, match="previous error during capture"):
         capture(kernel, work)
     assert gpu.current is gpu.first
+
+
+@pytest.mark.gpu
+def test_dropout_and_captures_go_on_after_one_that_broke(kernel):
+    """Up to torch 2.11 random numbers would raise, until another capture ended."""
+    device, ones = torch.device("cuda", torch.cuda.current_device()), torch.ones(1000, device="cuda")
+    with pytest.raises(RuntimeError, match="captur"):
+        kernel.kernels.graphs.captured(torch.cuda.synchronize, device)
+    assert torch.nn.functional.dropout(ones).isfinite().all()
+    start = kernel.kernels.graphs.captured(lambda: ones.add_(1), device)
+    before = ones.clone()
+    start()
+    assert torch.equal(ones, before + 1)

@@ -79,6 +79,22 @@ def test_what_cannot_be_captured_stays_eager_and_says_so(kernel, simulated, monk
     assert same_bits(steps(optimizer), steps(kernel.Muon(parameters(), **SETTINGS)))
 
 
+@pytest.mark.gpu
+def test_other_chains_are_captured_after_one_that_broke(kernel, monkeypatch):
+    with counted_graphs(kernel, "cuda") as counted:
+        honest = counted.captured
+
+        def break_the_first(work, device, pool):
+            forbidden = torch.cuda.synchronize if counted.captures == 0 else lambda: None
+            return honest(lambda: [work(), forbidden()], device, pool)
+
+        monkeypatch.setattr(kernel.step.graphs, "captured", break_the_first)
+        optimizer = kernel.Muon(parameters("cuda"), **SETTINGS)
+        with pytest.warns(RuntimeWarning, match="is launched eagerly: it cannot be captured"):
+            optimizer.warmup(lambda *_: None, budget=0)
+        assert len(optimizer._graphs._replays) == counted.captures - 1 > 0
+
+
 def test_a_gpu_lost_in_a_capture_is_an_error(kernel, simulated, monkeypatch):
     def lose(work, device, pool):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nat capture_end()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -164,3 +165,21 @@ def test_warmup_makes_the_groups_of_the_step(lonely):
         assert "connect 4 ranks that share" in told[0][2]
         assert any("connect 2 ranks that exchange" in what for _, _, what in told)
         assert any("384 x 400" in what for _, _, what in told)
+
+
+def test_objects_travel_by_the_gpu_of_the_parameters(kernel, monkeypatch):
+    """Torch would send them by the current one, which is GPU 0 on all ranks of a program that has chosen none."""
+    device, groups = torch.device("cuda", 1), kernel.plan.process_groups
+    current, used = [0], []
+
+    @contextmanager
+    def on(chosen: torch.device):
+        current.append(chosen.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(groups, "group_of", lambda ranks, names: None)
+    monkeypatch.setattr(dist, "all_gather_object", lambda values, value, group: used.append(current[-1]))
+    groups.gathered("a plan", (0, 1), device, "plans")
+    assert used == [1] and current == [0]

@@ -103,6 +103,7 @@ const char* cudaGetErrorName(cudaError_t) { return "an error of a feigned GPU"; 
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorMemoryAllocation            ? "out of memory"
          : error == cudaErrorStreamCaptureUnsupported ? "operation not permitted when stream is capturing"
+         : error == cudaErrorStreamCaptureInvalidated ? "operation failed due to a previous error during capture"
                                                        : "a feigned GPU cannot do that";
 }
 

@@ -18,11 +18,16 @@ inline thread_local cudaError_t last_error = cudaSuccess;
 inline cudaError_t fail(cudaError_t error) { return last_error = error; }
 
 bool anything_is_captured();
+void break_captures();
 size_t used_on(int device);
 
-// The result of a call that waits for the device, which captures forbid.
+// The result of a call that waits for the device, which captures forbid: it breaks them.
 inline cudaError_t waited(bool is_captured) {
-  return is_captured ? fail(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
+  if (!is_captured) {
+    return cudaSuccess;
+  }
+  break_captures();
+  return fail(cudaErrorStreamCaptureUnsupported);
 }
 
 }  // namespace feigned

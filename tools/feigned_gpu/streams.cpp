@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 
 using namespace feigned;
 
@@ -29,6 +30,7 @@ struct Configuration {
 
 std::recursive_mutex mutex;  // a callback may ask for the capture of a stream
 std::map<cudaStream_t, int> captures;
+std::set<cudaStream_t> broken;  // of those that are captured
 std::map<cudaStream_t, int> priorities;
 int last_capture = 0;
 void (*on_end)(int) = nullptr;
@@ -55,6 +57,13 @@ cudaError_t launched(dim3 grid, dim3 block, size_t shared) {
 bool feigned::anything_is_captured() {
   std::lock_guard<std::recursive_mutex> guard(mutex);
   return !captures.empty();
+}
+
+void feigned::break_captures() {
+  std::lock_guard<std::recursive_mutex> guard(mutex);
+  for (const auto& [stream, number] : captures) {
+    broken.insert(stream);
+  }
 }
 
 extern "C" {
@@ -157,8 +166,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (!captures.count(stream)) {
     return fail(cudaErrorIllegalState);
   }
-  *graph = reinterpret_cast<cudaGraph_t>(static_cast<intptr_t>(captures[stream]));
+  const int number = captures[stream];
   captures.erase(stream);
+  if (broken.erase(stream)) {
+    *graph = nullptr;
+    return fail(cudaErrorStreamCaptureInvalidated);
+  }
+  *graph = reinterpret_cast<cudaGraph_t>(static_cast<intptr_t>(number));
   return cudaSuccess;
 }
 

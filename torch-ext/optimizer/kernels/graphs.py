@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from contextlib import suppress
 from typing import Any, Callable
 
@@ -36,6 +37,7 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
             # used.
             with suppress(RuntimeError):  # the recording had not begun
                 torch._C._cuda_endAllocateToPool(index, pool)
+            _end_capture_of_random_numbers(graph, stream, index)
             raise
         finally:
             torch._C._cuda_clearCublasWorkspaces()
@@ -45,6 +47,29 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
         graph.replay()
 
     return start
+
+
+# The graphs of captures that broke: torch's allocator of pinned memory goes on asking them what they record.
+_BROKEN: list[torch.cuda.CUDAGraph] = []
+
+
+def _end_capture_of_random_numbers(broken: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, index: int) -> None:
+    """After a capture that broke, let random numbers be drawn outside of captures again.
+
+    In torch 2.11 the device's generator stays in the broken capture until another one ends, and until then dropout
+    raises. So this captures nothing, into a pool of its own: the allocator of pinned memory would still record to the
+    broken one's.
+    """
+    _BROKEN.append(broken)
+    pool = torch.cuda.graph_pool_handle()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool, stream=stream, capture_error_mode="thread_local"):
+                pass
+        except RuntimeError:  # the GPU is lost, or somebody else captures this stream
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(index, pool)
 
 
 @functools.cache

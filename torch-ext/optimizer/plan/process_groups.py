@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Iterator, Optional, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
@@ -89,11 +90,15 @@ def _all_reduce_(values: Tensor, op: dist.ReduceOp, ranks: Ranks, what: str, nam
         dist.all_reduce(values, op, group=group)
 
 
-def gathered(value: Any, ranks: Ranks, what: str, names: str = "") -> list[Any]:
-    """Return the value of each of `ranks`, anything that pickles. Collective, and the host waits for it."""
+def gathered(value: Any, ranks: Ranks, device: torch.device, what: str, names: str = "") -> list[Any]:
+    """Return the value of each of `ranks`, anything that pickles. Collective, and the host waits for it.
+
+    Over NCCL it travels by `device`. Torch would take the current one, which may be one and the same on all ranks.
+    """
     values: list[Any] = [None] * len(ranks)
     group = group_of(ranks, names)
-    with explaining_timeouts(what, names):
+    on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with on_device, explaining_timeouts(what, names):
         dist.all_gather_object(values, value, group=group)
     return values
 

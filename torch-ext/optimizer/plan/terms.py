@@ -164,7 +164,7 @@ def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device
     Collective: all ranks must call it, and only if their lines are not all equal. If a rank does not come, the error
     names the parameters `names`.
     """
-    digests = gathered(hashlib.sha256("\n".join(lines).encode()).digest(), ranks, "plans", names)
+    digests = gathered(hashlib.sha256("\n".join(lines).encode()).digest(), ranks, device, "plans", names)
     odd = ranks[next(i for i, digest in enumerate(digests) if digest != digests[0])]
     group = group_of(ranks, names)
     with explaining_timeouts("plans", names):

@@ -92,7 +92,7 @@ def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Checksums]) -> 
     all_reduce_sum_(total, ranks, "checksums of copies", names)
     if not total.item():
         return []
-    of_all = dict(zip(ranks, gathered(sums, ranks, "checksums of copies", names)))
+    of_all = dict(zip(ranks, gathered(sums, ranks, terms.device, "checksums of copies", names)))
     return [
         sentence
         for number, copies in enumerate(terms.copies)

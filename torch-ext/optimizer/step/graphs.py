@@ -142,8 +142,8 @@ class UpdateGraphs:
 
     def _left_eager(self, kinds: Kinds, buffers: _Buffers, why: str) -> str:
         """Warn that a chain has no graph, and return that."""
-        if not any(others[0].device == kinds[0].device for others in self._replays):
-            buffers.take_pool()  # torch gives a pool up with its last graph, and then takes no other graph into it
+        # Torch takes no other graph into the pool of a capture that broke, nor into one that has lost its last graph.
+        buffers.take_pool()
         warnings.warn(f"{_shown(kinds)} is launched eagerly: {why}", RuntimeWarning, stacklevel=2)
         return f"eager {_shown(kinds)}"
 

@@ -175,7 +175,7 @@ class Meeting:
     def _statements(self) -> dict[int, Statement]:
         scale = None if self._grad_scale is None else self._grad_scale.item()
         statement = self._statement._replace(grad_scale=scale)
-        statements = gathered(statement, self._ranks, statement.act, self._names)
+        statements = gathered(statement, self._ranks, self._terms.device, statement.act, self._names)
         return dict(zip(self._ranks, statements))
 
 

@@ -102,8 +102,10 @@ class TuningAgreement:
         begun = [need for need in needs if own_measurement(key, need) is not None]
         incomplete = [need for need in begun if not is_complete(own_measurement(key, need))]
         mine = TuningStatement(key.device, agreed, all_failed(key), sorted(self._tuner.left()), incomplete)
-        statements = dict(zip(self._ranks, gathered(mine, self._ranks, "measurements", self._names)))
-        self._tuner.begin(self._tasks[0].device)  # not before slower ranks have come
+        device = self._tasks[0].device
+        of_all = gathered(mine, self._ranks, device, "measurements", self._names)
+        statements = dict(zip(self._ranks, of_all))
+        self._tuner.begin(device)  # not before slower ranks have come
         self._left = {need for statement in statements.values() for need in statement.left}
         last = {need for statement in statements.values() for need in statement.incomplete}
         self._tasks.sort(key=lambda task: task.need in last)
@@ -127,7 +129,7 @@ class TuningAgreement:
             return f"{need.m} x {need.k} {need.dtype} {need.kernel}: agreed on before"
         measures = key.device in kinds and self._kinds[key.device] == this_rank()
         answer = self._answer(task, waiting) if measures else None
-        answers = dict(zip(self._ranks, gathered(answer, self._ranks, "measurements", self._names)))
+        answers = dict(zip(self._ranks, gathered(answer, self._ranks, task.device, "measurements", self._names)))
         for rank in (rank for rank, other in answers.items() if other is not None and other.error):
             raise RuntimeError(f"rank {rank} could not measure {need} for ranks {self._ranks}: {answers[rank].error}")
         for failures in (other.failed for other in answers.values() if other is not None):
