@@ -446,6 +446,7 @@ class Muon(Optimizer):
         step.
         """
         self._check_last_step()
+        self._checked_settings = ()  # a setting may be a NumPy number, which equals the plain one that was checked
         self._refresh()
         self._synchronize()
         # It runs before hooks of users, which may return anything.
@@ -457,6 +458,7 @@ class Muon(Optimizer):
         finally:
             hook.remove()
 
+    @torch.inference_mode(False)  # Otherwise no step could change the copies.
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a copy of a state dict that was saved for the same parameters in the same order.
 

@@ -11,7 +11,7 @@ from ..parameters.argument_checks import check_state_dict
 from ..parameters.checkpoints import THIS_PACKAGE, said_of, source_of
 from ..parameters.groups import listed, names_of
 from ..parameters.names import bare_name
-from ..parameters.state import MOMENTS
+from ..parameters.state import MOMENTS, REMAINDER
 from .state_order import given_parameters, names_in_order, orders_that_may_differ
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
 
@@ -107,6 +107,9 @@ def import_state(
         raise ValueError(_refusal(problems, source, likely))
     with_state = [(parameter, entry) for parameter, entry in pairs if entry.state]
     state |= {of.key: translated_state(entry.state, entry.group, of.branch, known) for of, entry in with_state}
+    for parameter, _ in with_state:  # the source has none, and parameters stay as they are
+        if REMAINDER in parameter.state:
+            state[parameter.key][REMAINDER] = parameter.state[REMAINDER]
     groups, notes = [], []
     for i, group in enumerate(target["param_groups"]):
         # Groups of the source are compared by identity, since they hold tensors.
