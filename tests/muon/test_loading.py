@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from tests.support.small_model import named_parameters, same_bits, state_of, take_steps
+from tests.support.small_model import named_parameters, same_bits, serialized, state_of, take_steps
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -62,3 +63,46 @@ def test_a_schedule_that_ended_just_below_zero_is_saved_and_loaded(kernel):
         group["lr"], group["momentum"] = -2.6e-18, 0.9  # a changed setting has all of them checked
     optimizer.load_state_dict(optimizer.state_dict())
     assert optimizer.param_groups[0]["lr"] == -2.6e-18
+
+
+@pytest.mark.parametrize("key, value", [("momentum", 0.95), ("adamw_eps", 1e-8), ("adamw_betas", (0.9, 0.95))])
+def test_a_numpy_number_that_equals_the_checked_one_is_saved_as_a_plain_one(kernel, key, value):
+    """As a warm-up of momentum by np.interp sets it in every step once it has ended."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    for group in optimizer.param_groups:
+        group[key] = tuple(map(np.float64, value)) if isinstance(value, tuple) else np.float64(value)
+    take_steps(optimizer, params, [0])
+    optimizer.load_state_dict(serialized(optimizer.state_dict()))
+
+
+def test_a_state_loaded_under_inference_mode_is_trained(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    with torch.inference_mode():
+        optimizer.load_state_dict(optimizer.state_dict())
+    take_steps(optimizer, params, [0])
+
+
+def test_halves_share_a_tensor_that_was_saved_twice(kernel):
+    """As Accelerate does, which moves each value of a state dict to the device by itself."""
+    optimizer = kernel.Muon(named_parameters().items(), lr=torch.tensor(0.02))
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        group["lr"] = group["lr"].clone()
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] is optimizer.param_groups[1]["lr"]
+
+
+@pytest.mark.parametrize("new_layer", [False, True])
+def test_groups_whose_settings_are_lost_are_refused(kernel, new_layer):
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    named = list(model.named_parameters())
+    saved = copy.deepcopy(get_optimizer_state_dict(model, kernel.Muon(named[:1] if new_layer else named, lr=0.5)))
+    other = kernel.Muon([{"params": [pair]} for pair in named])
+    if new_layer:
+        set_optimizer_state_dict(model, other, saved, options=StateDictOptions(strict=False))
+        assert [group["lr"] for group in other.param_groups] == [0.5, 1e-3]
+    else:
+        with pytest.raises(ValueError, match="no settings for the group of 0.weight.*flatten_optimizer_state_dict"):
+            set_optimizer_state_dict(model, other, saved)

@@ -200,9 +200,9 @@ def test_codes_without_scales_are_refused(kernel):
     optimizer = kernel.Muon([p], momentum_dtype="int8")
     saved = copy.deepcopy(optimizer.state_dict())
     del saved["state"][0]["momentum_scale"]
-    optimizer.load_state_dict(saved)
     with pytest.raises(ValueError, match="param_0 is in 8 bits, and its momentum_scale is missing"):
-        optimizer.state_dict()
+        optimizer.load_state_dict(saved)
+    optimizer.state_dict()
 
 
 def test_scales_of_another_layout_of_a_convolution_are_refused(kernel):

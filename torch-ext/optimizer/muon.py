@@ -7,6 +7,7 @@ read in one place. The modules that it imports do the work.
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Callable, Mapping, Optional, Sequence
@@ -29,7 +30,7 @@ from .parameters.argument_checks import (
     with_known_arguments,
 )
 from .parameters.changed_settings import compared_settings, make_live_numbers_plain_, make_plain_
-from .parameters.checkpoints import checked, loaded_groups
+from .parameters.checkpoints import as_saved, checked, loaded_groups, saved_tensors
 from .parameters.groups import named_parameters, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
@@ -469,9 +470,10 @@ class Muon(Optimizer):
         check_is_dict(state_dict)
         final: dict[str, Any] = {}
 
-        def check(_, loaded: dict[str, Any]) -> None:
+        def check(_, loaded: dict[str, Any]) -> dict[str, Any]:
             check_state_dict(loaded)
             final.update(checked(loaded, self.param_groups))
+            return as_saved(loaded)
 
         # Our pre-hook runs last and sees the dict as other hooks leave it; our post-hook runs first.
         hooks = [
@@ -499,6 +501,7 @@ class Muon(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # `load_state_dict` calls this too, after every hook and before anything is changed.
         if "param_groups" in self.__dict__:
+            state = {**state, "state": defaultdict(dict, saved_tensors(state["state"]))}
             groups = loaded_groups(self.param_groups, state["param_groups"], state["state"])
             checked_parameters(groups, state["state"], self._replica_ranks)
             state = {**state, "param_groups": groups}

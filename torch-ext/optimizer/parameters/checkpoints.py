@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
+import torch
 from torch import Tensor
 
 from .checks import check_dtypes
-from .groups import listed, loaded_group, named_parameters
+from .groups import listed, loaded_group, named_parameters, names_of
 from .names import bare_name
-from .settings import Group
-from .state import BUFFER
+from .settings import SCHEDULED, Group
+from .state import BUFFER, KEYS
 
 # The source of files that this package saved.
 THIS_PACKAGE = "this package"
@@ -30,6 +32,35 @@ _SIGNS: Sequence[tuple[str, frozenset[str]]] = (
 MADE_UP = re.compile(r"(param|unnamed)_\d+")
 
 Place = tuple[int, int]
+
+
+class AsSaved:
+    """A tensor of a file, which torch's `load_state_dict` hands over as it is: it would move all to the device first.
+
+    Then momentum that belongs in host memory would have to fit on the device.
+    """
+
+    def __init__(self, value: Tensor):
+        self.value = value
+
+
+def as_saved(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `state_dict` with this package's tensors of parameters as `AsSaved`."""
+    positions = {position for group in state_dict["param_groups"] for position in group["params"]}
+    kept = {
+        position: {key: AsSaved(x) if key in KEYS and isinstance(x, Tensor) else x for key, x in each.items()}
+        for position, each in state_dict["state"].items()
+        if position in positions
+    }
+    return {**state_dict, "state": {**state_dict["state"], **kept}}
+
+
+def saved_tensors(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the state that torch makes of `as_saved`, with the tensors themselves."""
+    return {
+        p: {key: x.value if isinstance(x, AsSaved) else x for key, x in each.items()} if isinstance(each, dict) else each
+        for p, each in state.items()
+    }
 
 
 def source_of(state_dict: Mapping[str, Any]) -> Optional[str]:
@@ -60,6 +91,13 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
             f"is {_said(here[moved[0]])} here. Construct the optimizer with its parameters in the order of the file, "
             "which its groups list as param_names"
         )
+    for group, other in zip(groups, saved):
+        if other.keys() <= {"params", "param_names"} and any(map(state_dict["state"].get, other["params"])):
+            raise ValueError(
+                f"the state has no settings for the group of {listed(names_of(group))}, whose parameters it has: they "
+                "were saved in other groups. Make the groups as they were, or save and load with StateDictOptions("
+                "flatten_optimizer_state_dict=True), which keeps the settings of each parameter"
+            )
     params = [pair for group in groups for pair in named_parameters(group)]
     for position, (name, p) in zip((i for group in saved for i in group["params"]), params):
         momentum = state_dict["state"].get(position, {}).get(BUFFER)
@@ -70,11 +108,19 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
 def loaded_groups(
     groups: Sequence[dict[str, Any]], saved: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]
 ) -> list[dict[str, Any]]:
-    """Return `loaded_group` for each group and the saved one in the same place; raises the same errors."""
-    loaded, first = [], 0
+    """Return `loaded_group` for each group and the saved one in the same place; raises the same errors.
+
+    Groups that share a number in a tensor go on sharing it, if it is the same in the file, where it may lie twice.
+    """
+    loaded, first, shared = [], 0, {}
     for group, saved_group in zip(groups, saved):
         loaded.append(loaded_group(group, saved_group, state, first))
         first += len(group["params"])
+    for (before, after), key in product(zip(groups, loaded), SCHEDULED):
+        if isinstance(before[key], Tensor) and isinstance(after[key], Tensor):
+            other = shared.setdefault((key, id(before[key])), after[key])
+            if other.device == after[key].device and torch.equal(other, after[key]):
+                after[key] = other
     return loaded
 
 
