@@ -447,7 +447,6 @@ class Muon(Optimizer):
         step.
         """
         self._check_last_step()
-        self._checked_settings = ()  # a setting may be a NumPy number, which equals the plain one that was checked
         self._refresh()
         self._synchronize()
         # It runs before hooks of users, which may return anything.

@@ -14,8 +14,17 @@ _COMPARED = itemgetter("use_muon", *(key for key in SETTINGS if key not in SCHED
 
 
 def compared_settings(groups: Sequence[Group]) -> list[Any]:
-    """Return, of all groups, the settings that are checked again after a change, and how many keys each group has."""
-    return [value for group in groups for value in (*_COMPARED(group), len(group))]
+    """Return, of all groups, the settings that are checked again after a change, and how many keys each group has.
+
+    Types count: a NumPy number equals the plain one that was checked, and no file with it can be loaded.
+    """
+    return [value for group in groups for value in (*_with_types(_COMPARED(group)), len(group))]
+
+
+def _with_types(values: Sequence[Any]) -> list[Any]:
+    """Return values, and the types of these and of the members of tuples."""
+    members = [member for value in values if type(value) is tuple for member in value]
+    return [*values, *map(type, values), *map(type, members)]
 
 
 def make_live_numbers_plain_(groups: Sequence[Group]) -> None:
