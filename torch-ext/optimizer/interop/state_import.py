@@ -116,6 +116,7 @@ def import_state(
         by_id = {id(entry.group): entry.group for parameter, entry in pairs if parameter.group is group}
         changes, group_notes = _merged_settings(group, list(by_id.values()), known)
         groups.append({**group, **changes})
+        del groups[-1]["lengths"]  # of what may have changed
         notes += [f"group {i}: {note}" for note in group_notes]
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
     return notes

@@ -15,6 +15,7 @@ from .matrices import is_stack, moments_in_group, view_in_group
 from .momentum_blocks import blocks_in_group
 from .rates import fallback_rate, first_decay_lr
 from .routing import IsMuon, decide, unique_parameters
+from .sequences import is_sequence
 from .settings import Group, plain_settings
 from .state import BUFFER, REMAINDER, SCALE, STATE_FORMAT, check_loaded
 from .synonyms import as_adamws, check_implementations, taken_branch, taken_implementations
@@ -24,6 +25,9 @@ FUNCTION = "function"
 
 # What a saved group says about its writer: the format, which decides whether it loads, and the build, which never does.
 _SAVED_BY = {"state_format": STATE_FORMAT, "build": str(build_info())}
+
+# Settings that may be sequences of any length.
+_SEQUENCES = ("ns_coefficients", "expert_keys", "split_rows")
 
 # Keys that a group keeps when a saved group is loaded.
 _KEPT = ("params", "param_names", "use_muon", "state_format", "build", "offload", "master_weights")
@@ -87,7 +91,13 @@ def _halves(
 
 def saved_group(group: Group) -> dict[str, Any]:
     """Return a group as it is saved: files cannot hold functions."""
-    return {**group, "adjust_lr_fn": FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]}
+    adjustment = FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]
+    return {**group, "adjust_lr_fn": adjustment, "lengths": _lengths(group)}
+
+
+def _lengths(group: Group) -> str:
+    """Return how many entries each setting has that may have any number of them."""
+    return ", ".join(f"{key} {len(group[key])}" for key in _SEQUENCES if is_sequence(group.get(key)))
 
 
 def loaded_group(
@@ -102,6 +112,14 @@ def loaded_group(
     or TypeError if group or state do not fit, or if a parameter would be seen as other matrices than when it was saved.
     """
     _check_same_group(current, saved)
+    saved = dict(saved)
+    was = saved.pop("lengths", None)
+    if was not in (None, _lengths(saved)):
+        raise ValueError(
+            f"the group of {listed(names_of(current))} was saved with the lengths {was}, and comes with "
+            f"{_lengths(saved)}: with full_state_dict torch mixes the sequences of the file and of this optimizer. "
+            "Construct it with those of the file, or load without full_state_dict"
+        )
     if "betas" in saved:
         raise ValueError(
             "the state is from another optimizer: its group has betas, which are called adamw_betas here. "
