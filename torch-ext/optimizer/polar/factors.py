@@ -198,7 +198,10 @@ def _by_rows(wide: Tensor, iteration: Iteration) -> Tensor:
     The native passes, which come first, read any strides and write contiguous rows.
     """
     as_they_are = wide.device.type != "cpu" or native_passes_take(wide, iteration.work_dtype)
-    return wide if as_they_are else wide.contiguous()
+    if as_they_are:
+        return wide
+    # A matrix of one row counts as contiguous whatever its stride is, and torch's products look at that, too.
+    return wide.clone(memory_format=torch.contiguous_format) if wide.size(-2) == 1 else wide.contiguous()
 
 
 @constant_while_traced  # with dynamic shapes a tracer takes floats, too, for inputs of the graph
