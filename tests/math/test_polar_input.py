@@ -51,3 +51,11 @@ def test_shards_are_named(kernel):
 def test_nothing_has_a_gradient_of_nothing(kernel):
     empty = torch.zeros(0, 4, 4, requires_grad=True)
     assert torch.autograd.grad(kernel.orthogonalize(empty).sum(), empty)[0].shape == empty.shape
+
+
+@pytest.mark.parametrize("n", [16, 100, 257, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_column_has_the_bits_of_a_row(kernel, n, dtype):
+    """Its transpose counts as contiguous, whatever its stride: torch's products would take another path for it."""
+    row = torch.randn(1, n, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(kernel.orthogonalize(row.mT.contiguous()), kernel.orthogonalize(row).mT)

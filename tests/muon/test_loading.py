@@ -104,5 +104,45 @@ def test_groups_whose_settings_are_lost_are_refused(kernel, new_layer):
         set_optimizer_state_dict(model, other, saved, options=StateDictOptions(strict=False))
         assert [group["lr"] for group in other.param_groups] == [0.5, 1e-3]
     else:
-        with pytest.raises(ValueError, match="no settings for the group of 0.weight.*flatten_optimizer_state_dict"):
+        with pytest.raises(ValueError, match=r"no settings for the group of 0\.weight.*flatten_optimizer_state_dict"):
             set_optimizer_state_dict(model, other, saved)
+
+
+@pytest.mark.parametrize(
+    "key, saved, here",
+    [
+        ("ns_coefficients", [(3.4445, -4.775, 2.0315)] * 3, [(2.0, -1.5, 0.5)] * 5),
+        ("split_rows", (3, 3), (2, 2, 2)),
+    ],
+)
+def test_sequences_that_full_state_dict_has_mixed_are_refused(kernel, key, saved, here):
+    """Torch puts the entries of the file over those of the optimizer, one by one, and keeps the end of a longer one."""
+    model, options = nn.Linear(6, 6, bias=False), StateDictOptions(full_state_dict=True)
+    ours, other = (kernel.Muon([{"params": model.named_parameters(), key: value}]) for value in (saved, here))
+    state_dict = copy.deepcopy(get_optimizer_state_dict(model, ours, options=options))
+    with pytest.raises(ValueError, match="torch mixes those of the file"):
+        set_optimizer_state_dict(model, other, state_dict, options=options)
+    set_optimizer_state_dict(model, ours, state_dict, options=options)
+
+
+def test_a_state_that_parameters_on_meta_lose_is_named(kernel):
+    saved = kernel.Muon(nn.Linear(6, 6).named_parameters()).state_dict()
+    optimizer = kernel.Muon(nn.Linear(6, 6, device="meta").named_parameters())
+    with pytest.warns(UserWarning, match="the state of weight, bias is lost: these parameters are on meta"):
+        optimizer.load_state_dict(saved)
+
+
+def test_loading_brings_no_momentum_that_is_offloaded_to_the_device(kernel, monkeypatch):
+    """All of it may not fit there. Torch moves each tensor that it sees to the device of its parameter."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), offload=True)
+    take_steps(optimizer, params, [0])
+    saved, moved = optimizer.state_dict(), []
+    honest = torch.optim.Optimizer._process_value_according_to_param_policy
+    monkeypatch.setattr(
+        torch.optim.Optimizer,
+        "_process_value_according_to_param_policy",
+        staticmethod(lambda *given, **options: moved.append(given) or honest(*given, **options)),
+    )
+    optimizer.load_state_dict(saved)
+    assert not moved

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn import Parameter
 
 from tests.support.saved_states import CASES, COMMON, SHAPES, plain, restored, take_step
@@ -73,3 +76,25 @@ def test_values_survive_json():
     copy = restored(json.loads(json.dumps(plain(value))))
     assert copy["a"] == value["a"] and type(copy["a"][1]) is tuple and copy.keys() == value.keys()
     assert same_bits({key: copy[key] for key in (3, "c")}, {key: value[key] for key in (3, "c")})
+
+
+def test_a_distributed_checkpoint_without_a_newer_key_is_loaded_in_part(kernel, tmp_path):
+    """As docs/distributed.md says. A release that did not know `stacked` has written this one."""
+    model = torch.nn.Linear(8, 6)
+    optimizer = kernel.Muon(model.named_parameters(), lr=0.02)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    saved = get_optimizer_state_dict(model, optimizer)
+    for group in saved["param_groups"]:
+        del group["stacked"]
+    dcp.save({"optimizer": saved}, checkpoint_id=tmp_path, no_dist=True)
+
+    other = kernel.Muon(model.named_parameters(), lr=0.5)
+    target = {"optimizer": get_optimizer_state_dict(model, other)}
+    with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict"):
+        dcp.load(target, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load(target, checkpoint_id=tmp_path, planner=DefaultLoadPlanner(allow_partial_load=True), no_dist=True)
+    set_optimizer_state_dict(model, other, target["optimizer"])
+    (momentum, loaded) = (each.state[model.weight]["momentum_buffer"] for each in (optimizer, other))
+    assert torch.equal(loaded, momentum) and {group["lr"] for group in other.param_groups} == {0.02}

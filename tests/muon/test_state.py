@@ -183,7 +183,7 @@ def saved_before_stacked(optimizer, expert_keys=()):
     saved = copy.deepcopy(optimizer.state_dict())
     for group in saved["param_groups"]:
         group["expert_keys"] = expert_keys
-        del group["stacked"], group["lengths"]
+        del group["stacked"], group["sequence_lengths"]
     return saved
 
 

@@ -195,3 +195,16 @@ def test_imported_state_is_a_complete_copy(kernel):
     take_steps(optimizer, params, [1])
     take_steps(resumed, others, [1])
     assert same_bits(params, others)
+
+
+def test_an_import_keeps_the_lower_halves_of_loaded_master_weights(kernel):
+    params = named_parameters()
+    source = torch.optim.AdamW(params.items())
+    take_steps(source, params, [0])
+    exact = {name: p.detach().clone() for name, p in params.items()}
+    halves = {name: Parameter(p.detach().bfloat16()) for name, p in params.items()}
+    optimizer = kernel.Muon(halves.items(), master_weights="split")
+    optimizer.load_master_weights(exact)
+    kernel.import_state(optimizer, source.state_dict(), "adamw")
+    masters = optimizer.master_weights()
+    assert all(torch.equal(masters[name], exact[name]) for name in exact)

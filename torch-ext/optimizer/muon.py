@@ -84,7 +84,8 @@ class Muon(Optimizer):
         ns_coefficients: coefficients of the Newton-Schulz iteration: `polar_express`, `polar_express_safer`, `quintic`,
             `original` (Keller Jordan's), `deepseek_v4` (needs `ns_steps=10`), one `(a, b, c)`, or a sequence of them,
             whose last one is repeated. `schedules.py` has the sources.
-        eps: a matrix is divided by max(norm, eps) first. With 0 the gradient's scale has no effect on the update.
+        eps: a matrix is divided by max(norm, eps) first. With 0 the gradient's scale has no effect on the update, down
+            to norms of 1.2e-38 (2.2e-308 in float64).
         ns_steps: number of steps of the iteration.
         adjust_lr_fn: what `lr` is multiplied by for a matrix: `match_rms_adamw` (updates have the size of AdamW's),
             `original` (Keller Jordan's; None means the same), `rms_to_rms` (timm's name; torch's `spectral_unclamped`

@@ -60,4 +60,5 @@ def _state_of(p: Tensor, name: str, group: Group, optimizer: Muon, known: tuple[
             f"momentum of {name} is in 8 bits, which torch does not support: set momentum_dtype=None in its group "
             "first, and the optimizer converts it"
         )
-    return {key: value.clone() for key, value in values.items()}
+    # A count on a GPU would stay there, and a plain AdamW would wait for it at every step.
+    return {key: value.cpu() if key == "step" else value.clone() for key, value in values.items()}

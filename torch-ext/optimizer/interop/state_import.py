@@ -106,17 +106,15 @@ def import_state(
     if problems:
         raise ValueError(_refusal(problems, source, likely))
     with_state = [(parameter, entry) for parameter, entry in pairs if entry.state]
-    state |= {of.key: translated_state(entry.state, entry.group, of.branch, known) for of, entry in with_state}
-    for parameter, _ in with_state:  # the source has none, and parameters stay as they are
-        if REMAINDER in parameter.state:
-            state[parameter.key][REMAINDER] = parameter.state[REMAINDER]
+    for of, entry in with_state:
+        kept = {REMAINDER: of.state[REMAINDER]} if REMAINDER in of.state else {}  # weights stay as they are
+        state[of.key] = {**translated_state(entry.state, entry.group, of.branch, known), **kept}
     groups, notes = [], []
     for i, group in enumerate(target["param_groups"]):
         # Groups of the source are compared by identity, since they hold tensors.
         by_id = {id(entry.group): entry.group for parameter, entry in pairs if parameter.group is group}
         changes, group_notes = _merged_settings(group, list(by_id.values()), known)
-        groups.append({**group, **changes})
-        del groups[-1]["lengths"]  # of what may have changed
+        groups.append({key: x for key, x in {**group, **changes}.items() if key != "sequence_lengths"})
         notes += [f"group {i}: {note}" for note in group_notes]
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
     return notes

@@ -14,6 +14,7 @@ from .groups import listed, loaded_group, named_parameters, names_of
 from .names import bare_name
 from .settings import SCHEDULED, Group
 from .state import BUFFER, KEYS
+from .user_warnings import warn_user
 
 # The source of files that this package saved.
 THIS_PACKAGE = "this package"
@@ -57,10 +58,12 @@ def as_saved(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 def saved_tensors(state: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the state that torch makes of `as_saved`, with the tensors themselves."""
-    return {
-        p: {key: x.value if isinstance(x, AsSaved) else x for key, x in each.items()} if isinstance(each, dict) else each
+    tensors = {
+        p: {key: value.value if isinstance(value, AsSaved) else value for key, value in each.items()}
         for p, each in state.items()
+        if isinstance(each, dict)
     }
+    return {**state, **tensors}
 
 
 def source_of(state_dict: Mapping[str, Any]) -> Optional[str]:
@@ -99,29 +102,39 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
                 "flatten_optimizer_state_dict=True), which keeps the settings of each parameter"
             )
     params = [pair for group in groups for pair in named_parameters(group)]
-    for position, (name, p) in zip((i for group in saved for i in group["params"]), params):
-        momentum = state_dict["state"].get(position, {}).get(BUFFER)
+    states = [state_dict["state"].get(i, {}) for group in saved for i in group["params"]]
+    for (name, p), state in zip(params, states):
+        momentum = state.get(BUFFER)
         check_dtypes(name, p, {BUFFER: momentum.dtype} if isinstance(momentum, Tensor) else {})
+    lost = [name for (name, p), state in zip(params, states) if p.is_meta and state]
+    if lost:
+        warn_user(
+            f"the state of {listed(lost)} is lost: these parameters are on meta, which holds no values. Give them "
+            "memory first, then load"
+        )
     return state_dict
 
 
 def loaded_groups(
     groups: Sequence[dict[str, Any]], saved: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]
 ) -> list[dict[str, Any]]:
-    """Return `loaded_group` for each group and the saved one in the same place; raises the same errors.
-
-    Groups that share a number in a tensor go on sharing it, if it is the same in the file, where it may lie twice.
-    """
-    loaded, first, shared = [], 0, {}
+    """Return `loaded_group` for each group and the saved one in the same place; raises the same errors."""
+    loaded, first = [], 0
     for group, saved_group in zip(groups, saved):
         loaded.append(loaded_group(group, saved_group, state, first))
         first += len(group["params"])
-    for (before, after), key in product(zip(groups, loaded), SCHEDULED):
-        if isinstance(before[key], Tensor) and isinstance(after[key], Tensor):
-            other = shared.setdefault((key, id(before[key])), after[key])
-            if other.device == after[key].device and torch.equal(other, after[key]):
-                after[key] = other
+    _share_numbers_(loaded, groups)
     return loaded
+
+
+def _share_numbers_(loaded: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+    """Let loaded groups share a number in a tensor as `groups` do, if it has one value: a file may have it twice."""
+    shared: dict[tuple[str, int], Tensor] = {}
+    for (group, here), key in product(zip(loaded, groups), SCHEDULED):
+        if isinstance(here[key], Tensor) and isinstance(group[key], Tensor):
+            first = shared.setdefault((key, id(here[key])), group[key])
+            if first.device == group[key].device and torch.equal(first, group[key]):
+                group[key] = first
 
 
 def said_of(source: Optional[str]) -> str:

@@ -92,11 +92,15 @@ def _halves(
 def saved_group(group: Group) -> dict[str, Any]:
     """Return a group as it is saved: files cannot hold functions."""
     adjustment = FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]
-    return {**group, "adjust_lr_fn": adjustment, "lengths": _lengths(group)}
+    return {**group, "adjust_lr_fn": adjustment, "sequence_lengths": _sequence_lengths(group)}
 
 
-def _lengths(group: Group) -> str:
-    """Return how many entries each setting has that may have any number of them."""
+def _sequence_lengths(group: Group) -> str:
+    """Return how many entries each setting has that may have any number of them.
+
+    With full_state_dict torch puts the entries of a file over those of the optimizer, one by one: of a longer sequence
+    here the end would stay.
+    """
     return ", ".join(f"{key} {len(group[key])}" for key in _SEQUENCES if is_sequence(group.get(key)))
 
 
@@ -113,12 +117,13 @@ def loaded_group(
     """
     _check_same_group(current, saved)
     saved = dict(saved)
-    was = saved.pop("lengths", None)
-    if was not in (None, _lengths(saved)):
+    lengths = saved.pop("sequence_lengths", None)
+    if lengths not in (None, _sequence_lengths(saved)):
         raise ValueError(
-            f"the group of {listed(names_of(current))} was saved with the lengths {was}, and comes with "
-            f"{_lengths(saved)}: with full_state_dict torch mixes the sequences of the file and of this optimizer. "
-            "Construct it with those of the file, or load without full_state_dict"
+            f"the group of {listed(names_of(current))} was saved with sequences of the lengths {lengths}, and now "
+            f"has {_sequence_lengths(saved)}: with full_state_dict torch mixes those of the file and of this "
+            "optimizer. Construct it with those of the file, or load without full_state_dict. If you have changed a "
+            "sequence in the dict, remove sequence_lengths from its group"
         )
     if "betas" in saved:
         raise ValueError(

@@ -43,15 +43,15 @@ class StateTensor(NamedTuple):
 def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
     """Return the state tensors of a parameter of this group, by the keys of torch.optim.Muon and torch.optim.AdamW.
 
-    Momentum has the group's `momentum_dtype`, the parameter's if that is None; with `int8` it has scales. AdamW's fused
-    kernel needs all tensors in one dtype, which is float32 with a `remainder`. Second moments, which only some settings
-    ask for, are on the parameter's device, in float32 or wider.
+    Momentum has the group's `momentum_dtype`, the parameter's if that is None; with `int8` it has scales. AdamW's
+    averages have the parameter's dtype, or float32 with a `remainder` and for float16, whose range holds few squares.
+    Second moments, which only some settings ask for, are on the parameter's device, in float32 or wider.
     """
     shape, on_host = tuple(p.shape), group["offload"]
     is_split = has_remainder(p, group)
     remainder = {REMAINDER: StateTensor(shape, p.dtype, may_lack=True)} if is_split else {}
     if not group["use_muon"]:
-        average = StateTensor(shape, torch.float32 if is_split else p.dtype)
+        average = StateTensor(shape, torch.float32 if is_split or p.dtype == torch.float16 else p.dtype)
         return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average, **remainder}
     dtype = p.dtype if group["momentum_dtype"] is None else getattr(torch, group["momentum_dtype"])
     tensors = {BUFFER: StateTensor(shape, dtype, keeps_dtype=True, on_host=on_host), **remainder}
@@ -158,14 +158,17 @@ def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[
     if state and not needed <= set(KEYS) & set(state) <= set(wanted):
         raise ValueError(
             f"{name} {tuple(p.shape)} is updated by {'Muon' if group['use_muon'] else 'AdamW'} and needs the state "
-            f"{', '.join(wanted)}, got {', '.join(map(str, state))}: {_anew(position)}"
+            f"{', '.join(wanted)}, got {', '.join(map(str, state))}: {_anew(name, position)}"
         )
     for key in set(KEYS) & set(state):
         if not isinstance(state[key], (Tensor, Real) if wanted[key].shape is None else Tensor):
             raise ValueError(f"state {key} of {name} {tuple(p.shape)} must be a tensor, got {state[key]!r}")
-    check_shapes(state, name, p, wanted, _anew(position))
+    check_shapes(state, name, p, wanted, _anew(name, position))
 
 
-def _anew(position: int) -> str:
-    """Return how to load a file without the state of the parameter at `position`."""
-    return f'call state_dict["state"].pop({position}) before loading: its state starts new, the rest is loaded'
+def _anew(name: str, position: int) -> str:
+    """Return how to load a file without the state of a parameter, which has its position or its name there."""
+    return (
+        f'call state_dict["state"].pop({position}) before loading, or .pop("{name}") if names are its keys: the state '
+        "of this parameter starts new, the rest is loaded"
+    )

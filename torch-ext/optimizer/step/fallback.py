@@ -6,6 +6,7 @@ from functools import partial
 from itertools import compress
 from typing import Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
+import torch
 from torch import Tensor
 
 from ..kernels.master_weights import joined, split_
@@ -71,12 +72,12 @@ def update_fallback_(work: LocalFallback, group: Group, scalings: Scalings) -> N
     scaling = scalings.on(sharers, work.parameters[0].device)
     rule, update = _fallback_rule(group), FALLBACK_UPDATES[group["fallback"]]
     tensors, remainders = _tensors_of(work)
-    if remainders is None:
+    if tensors.averages[0].dtype == tensors.parameters[0].dtype:
         update(tensors, rule, scaling)
         return
     for piece in _pieces(tensors.parameters):
         part = FallbackTensors(*(column[piece] for column in tensors))
-        _update_masters_(update, part, remainders[piece], rule, scaling)
+        _update_masters_(update, part, None if remainders is None else remainders[piece], rule, scaling)
 
 
 def _tensors_of(work: LocalFallback) -> tuple[FallbackTensors, Optional[list[Tensor]]]:
@@ -109,13 +110,20 @@ def _pieces(parameters: Sequence[Tensor]) -> Iterator[slice]:
 def _update_masters_(
     update: FallbackUpdate,
     tensors: FallbackTensors,
-    remainders: Sequence[Tensor],
+    remainders: Optional[Sequence[Tensor]],
     rule: FallbackRule,
     scaling: GradientScaling,
 ) -> None:
-    """Take the step in float32 with bfloat16 parameters whose averages are float32: as float32 parameters would."""
-    masters = list(map(joined, tensors.parameters, remainders))
+    """Take the step in float32 with parameters in half precision whose averages are float32, as float32 ones would.
+
+    With the lower halves of bfloat16 parameters, `remainders`, nothing is rounded; float16 parameters are rounded once.
+    """
+    parameters = tensors.parameters
+    masters = [p.float() for p in parameters] if remainders is None else list(map(joined, parameters, remainders))
     gradients = [gradient.float() for gradient in tensors.gradients]
     update(tensors._replace(parameters=masters, gradients=gradients), rule, scaling)
-    for parameter, remainder, master in zip(tensors.parameters, remainders, masters):
+    if remainders is None:
+        torch._foreach_copy_(parameters, masters)
+        return
+    for parameter, remainder, master in zip(parameters, remainders, masters):
         split_(parameter, remainder, master)
