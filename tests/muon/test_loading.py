@@ -65,13 +65,25 @@ def test_a_schedule_that_ended_just_below_zero_is_saved_and_loaded(kernel):
     assert optimizer.param_groups[0]["lr"] == -2.6e-18
 
 
-@pytest.mark.parametrize("key, value", [("momentum", 0.95), ("adamw_eps", 1e-8), ("adamw_betas", (0.9, 0.95))])
+def as_numpys(value):
+    return tuple(map(as_numpys, value)) if isinstance(value, tuple) else np.float64(value)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("momentum", 0.95),
+        ("adamw_eps", 1e-8),
+        ("adamw_betas", (0.9, 0.95)),
+        ("ns_coefficients", ((3.4445, -4.775, 2.0315), (2.0, -1.5, 0.5))),
+    ],
+)
 def test_a_numpy_number_that_equals_the_checked_one_is_saved_as_a_plain_one(kernel, key, value):
     """As a warm-up of momentum by np.interp sets it in every step once it has ended."""
     params = named_parameters()
-    optimizer = kernel.Muon(params.items())
+    optimizer = kernel.Muon(params.items(), **{key: value})
     for group in optimizer.param_groups:
-        group[key] = tuple(map(np.float64, value)) if isinstance(value, tuple) else np.float64(value)
+        group[key] = as_numpys(value)
     take_steps(optimizer, params, [0])
     optimizer.load_state_dict(serialized(optimizer.state_dict()))
 

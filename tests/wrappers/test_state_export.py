@@ -48,6 +48,18 @@ def test_torchs_muon_takes_the_matrices(kernel):
     assert same_bits(state_of(optimizer, params), before)
 
 
+def test_steps_of_the_target_do_not_count_here(kernel):
+    """torch's AdamW keeps the count that it is given, and adds to it in place."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, range(2))
+    before = copy.deepcopy(state_of(optimizer, params))
+    adamw = torch.optim.AdamW(params.values())
+    adamw.load_state_dict(kernel.export_state(optimizer, adamw))
+    take_steps(adamw, params, [2])
+    assert same_bits(state_of(optimizer, params), before)
+
+
 @pytest.mark.parametrize(
     "make, options, error, words",
     [

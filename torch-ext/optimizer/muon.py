@@ -29,7 +29,7 @@ from .parameters.argument_checks import (
     params_as_list,
     with_known_arguments,
 )
-from .parameters.changed_settings import compared_settings, make_live_numbers_plain_, make_plain_
+from .parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
 from .parameters.checkpoints import as_saved, checked, loaded_groups, saved_tensors
 from .parameters.groups import named_parameters, saved_group, split_group
 from .parameters.routing import IsMuon
@@ -573,7 +573,7 @@ class Muon(Optimizer):
         all parameters. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
         """
         make_live_numbers_plain_(self.param_groups)
-        if compared_settings(self.param_groups) != self._checked_settings:
+        if not are_same(compared_settings(self.param_groups), self._checked_settings):
             make_plain_(self.param_groups)
             self._checked_settings = compared_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]

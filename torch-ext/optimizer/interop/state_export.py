@@ -61,4 +61,4 @@ def _state_of(p: Tensor, name: str, group: Group, optimizer: Muon, known: tuple[
             "first, and the optimizer converts it"
         )
     # A count on a GPU would stay there, and a plain AdamW would wait for it at every step.
-    return {key: value.cpu() if key == "step" else value.clone() for key, value in values.items()}
+    return {key: value.to("cpu", copy=True) if key == "step" else value.clone() for key, value in values.items()}

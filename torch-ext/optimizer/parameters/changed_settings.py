@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any, Sequence
 
 from ..rules.decay import scaled_decay
@@ -14,17 +14,17 @@ _COMPARED = itemgetter("use_muon", *(key for key in SETTINGS if key not in SCHED
 
 
 def compared_settings(groups: Sequence[Group]) -> list[Any]:
-    """Return, of all groups, the settings that are checked again after a change, and how many keys each group has.
+    """Return, of all groups, the settings that are checked again after a change, and how many keys each group has."""
+    return [value for group in groups for value in (*_COMPARED(group), len(group))]
 
-    Types count: a NumPy number equals the plain one that was checked, and no file with it can be loaded.
+
+def are_same(settings: Sequence[Any], checked: Sequence[Any]) -> bool:
+    """Return whether `settings` are the objects that were `checked`, which plain ones in groups never change.
+
+    It is not enough that they are equal: a NumPy number equals a plain one, and `torch.load(weights_only=True)` refuses
+    files with it.
     """
-    return [value for group in groups for value in (*_with_types(_COMPARED(group)), len(group))]
-
-
-def _with_types(values: Sequence[Any]) -> list[Any]:
-    """Return values, and the types of these and of the members of tuples."""
-    members = [member for value in values if type(value) is tuple for member in value]
-    return [*values, *map(type, values), *map(type, members)]
+    return len(settings) == len(checked) and all(map(is_, settings, checked))
 
 
 def make_live_numbers_plain_(groups: Sequence[Group]) -> None:

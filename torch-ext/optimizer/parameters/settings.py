@@ -161,10 +161,10 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _coefficients(key: str, value: Any) -> Any:
-    """Return a preset's name as it is, and nested sequences as tuples; `resolve_schedule` checks both."""
+    """Return a preset's name as it is, and nested sequences as tuples of floats; `resolve_schedule` checks both."""
     if hasattr(value, "__iter__") and not isinstance(value, str):
         return tuple(_coefficients(key, item) for item in value)
-    return value
+    return float(value) if isinstance(value, Real) else value
 
 
 def _count(key: str, value: Any) -> Any:
