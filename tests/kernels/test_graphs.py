@@ -20,7 +20,7 @@ class Gpu:
     """Has a current stream. Like torch's, its captures do not give it back if they cannot begin or end.
 
     It also has a workspace for each stream, from the pool that is recorded to when the stream first needs one. The
-    capture that cannot end, which is one alone, leaves the generator of random numbers captured.
+    first capture cannot end with `fails="to end"`, and leaves the generator of random numbers captured.
     """
 
     def __init__(self, fails: str | None):

@@ -158,3 +158,10 @@ def test_loading_brings_no_momentum_that_is_offloaded_to_the_device(kernel, monk
     )
     optimizer.load_state_dict(saved)
     assert not moved
+
+
+def test_a_saved_group_makes_another_optimizer(kernel):
+    saved = kernel.Muon(named_parameters().items(), lr=0.5).state_dict()["param_groups"]
+    params = list(named_parameters().values())
+    optimizer = kernel.Muon({**group, "params": [params[i] for i in group["params"]]} for group in saved)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]

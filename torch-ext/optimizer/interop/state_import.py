@@ -9,7 +9,7 @@ from torch import Tensor
 from ..muon import Muon
 from ..parameters.argument_checks import check_state_dict
 from ..parameters.checkpoints import THIS_PACKAGE, said_of, source_of
-from ..parameters.groups import listed, names_of
+from ..parameters.groups import LENGTHS, listed, names_of
 from ..parameters.names import bare_name
 from ..parameters.state import MOMENTS, REMAINDER
 from .state_order import given_parameters, names_in_order, orders_that_may_differ
@@ -114,7 +114,7 @@ def import_state(
         # Groups of the source are compared by identity, since they hold tensors.
         by_id = {id(entry.group): entry.group for parameter, entry in pairs if parameter.group is group}
         changes, group_notes = _merged_settings(group, list(by_id.values()), known)
-        groups.append({key: x for key, x in {**group, **changes}.items() if key != "sequence_lengths"})
+        groups.append({key: x for key, x in {**group, **changes}.items() if key != LENGTHS})
         notes += [f"group {i}: {note}" for note in group_notes]
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
     return notes

@@ -8,7 +8,7 @@ from typing import Iterable, Sequence
 import torch
 from torch import Tensor
 
-# Bytes: so the allocators of devices align new tensors.
+# Allocators of devices begin new tensors at multiples of so many bytes.
 DEVICE_ALIGNMENT = 512
 
 # The shape and the dtype of a tensor.

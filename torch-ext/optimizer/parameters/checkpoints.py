@@ -36,9 +36,9 @@ Place = tuple[int, int]
 
 
 class AsSaved:
-    """A tensor of a file, which torch's `load_state_dict` hands over as it is: it would move all to the device first.
+    """A box for a tensor of a file, so that torch's `load_state_dict` does not move it to the device of its parameter.
 
-    Then momentum that belongs in host memory would have to fit on the device.
+    Momentum that belongs in host memory may not fit there.
     """
 
     def __init__(self, value: Tensor):
@@ -46,7 +46,7 @@ class AsSaved:
 
 
 def as_saved(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `state_dict` with this package's tensors of parameters as `AsSaved`."""
+    """Return `state_dict` with this package's tensors in boxes."""
     positions = {position for group in state_dict["param_groups"] for position in group["params"]}
     kept = {
         position: {key: AsSaved(x) if key in KEYS and isinstance(x, Tensor) else x for key, x in each.items()}
@@ -57,7 +57,7 @@ def as_saved(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved_tensors(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the state that torch makes of `as_saved`, with the tensors themselves."""
+    """Return the state that torch has made of `as_saved`, without the boxes."""
     tensors = {
         p: {key: value.value if isinstance(value, AsSaved) else value for key, value in each.items()}
         for p, each in state.items()
@@ -128,7 +128,7 @@ def loaded_groups(
 
 
 def _share_numbers_(loaded: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
-    """Let loaded groups share a number in a tensor as `groups` do, if it has one value: a file may have it twice."""
+    """Let `loaded` groups share the tensors that `groups` share, if values are equal: files may have copies."""
     shared: dict[tuple[str, int], Tensor] = {}
     for (group, here), key in product(zip(loaded, groups), SCHEDULED):
         if isinstance(here[key], Tensor) and isinstance(group[key], Tensor):

@@ -26,8 +26,8 @@ FUNCTION = "function"
 # What a saved group says about its writer: the format, which decides whether it loads, and the build, which never does.
 _SAVED_BY = {"state_format": STATE_FORMAT, "build": str(build_info())}
 
-# Settings that may be sequences of any length.
-_SEQUENCES = ("ns_coefficients", "expert_keys", "split_rows")
+# Settings that may be sequences of any length, and the key of saved groups that has their lengths.
+_SEQUENCES, LENGTHS = ("ns_coefficients", "expert_keys", "split_rows"), "sequence_lengths"
 
 # Keys that a group keeps when a saved group is loaded.
 _KEPT = ("params", "param_names", "use_muon", "state_format", "build", "offload", "master_weights")
@@ -43,7 +43,7 @@ def split_group(
     optimizers' names of settings are accepted (`synonyms`). Unnamed parameters are called `param_<first>` and so on;
     tied parameters come once. Raises ValueError or TypeError for parameters or settings that cannot work.
     """
-    changed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    changed = {key: value for key, value in group.items() if key not in ("params", "param_names", LENGTHS)}
     check_keys(changed)
     forced, implementations = taken_branch(changed), taken_implementations(changed)
     settings = plain_settings({**defaults, **changed})
@@ -92,14 +92,14 @@ def _halves(
 def saved_group(group: Group) -> dict[str, Any]:
     """Return a group as it is saved: files cannot hold functions."""
     adjustment = FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]
-    return {**group, "adjust_lr_fn": adjustment, "sequence_lengths": _sequence_lengths(group)}
+    return {**group, "adjust_lr_fn": adjustment, LENGTHS: _sequence_lengths(group)}
 
 
 def _sequence_lengths(group: Group) -> str:
-    """Return how many entries each setting has that may have any number of them.
+    """Return the lengths of the settings that are sequences, as text.
 
-    With full_state_dict torch puts the entries of a file over those of the optimizer, one by one: of a longer sequence
-    here the end would stay.
+    With full_state_dict torch puts the entries of a file over those of the optimizer, one by one. The end of a longer
+    sequence here would stay.
     """
     return ", ".join(f"{key} {len(group[key])}" for key in _SEQUENCES if is_sequence(group.get(key)))
 
@@ -117,13 +117,13 @@ def loaded_group(
     """
     _check_same_group(current, saved)
     saved = dict(saved)
-    lengths = saved.pop("sequence_lengths", None)
+    lengths = saved.pop(LENGTHS, None)
     if lengths not in (None, _sequence_lengths(saved)):
         raise ValueError(
             f"the group of {listed(names_of(current))} was saved with sequences of the lengths {lengths}, and now "
             f"has {_sequence_lengths(saved)}: with full_state_dict torch mixes those of the file and of this "
             "optimizer. Construct it with those of the file, or load without full_state_dict. If you have changed a "
-            "sequence in the dict, remove sequence_lengths from its group"
+            f"sequence in the dict, remove {LENGTHS} from its group"
         )
     if "betas" in saved:
         raise ValueError(

@@ -35,8 +35,7 @@ class HostChunks:
             ...  # change them, on the current stream
             host.write_back(k)
 
-    They take `device_bytes` on the device: three times the largest chunk, each tensor rounded up to
-    `DEVICE_ALIGNMENT` bytes.
+    They take `device_bytes` on the device: three times the largest chunk, each tensor rounded up to `DEVICE_ALIGNMENT`.
     On a GPU, contiguous tensors in pinned memory (`host_zeros_like`) are copied in other streams than the current one;
     for other tensors the host waits. On a CPU the copies are made too. The tensors of `chunks` must not be read or
     changed without `synchronize()`. Not for steps that are captured in a CUDA graph.

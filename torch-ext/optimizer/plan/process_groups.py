@@ -93,7 +93,7 @@ def _all_reduce_(values: Tensor, op: dist.ReduceOp, ranks: Ranks, what: str, nam
 def gathered(value: Any, ranks: Ranks, device: torch.device, what: str, names: str = "") -> list[Any]:
     """Return the value of each of `ranks`, anything that pickles. Collective, and the host waits for it.
 
-    Over NCCL it travels by `device`. Torch would take the current one, which may be one and the same on all ranks.
+    Over NCCL it travels by `device`. Torch would take the current one, which may be the same on all ranks.
     """
     values: list[Any] = [None] * len(ranks)
     group = group_of(ranks, names)

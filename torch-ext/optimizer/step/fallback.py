@@ -27,7 +27,8 @@ FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
 # In the order of `FallbackTensors`.
 FALLBACK_STATE = ("exp_avg", "exp_avg_sq", "step")
 
-# Elements of masters that are in memory at once, each with its gradient in 8 bytes; only one parameter may have more.
+# Elements of masters that are in memory at once; only one parameter may have more. Each takes 8 bytes with its
+# gradient, 12 with a GradScaler.
 MASTERS_AT_ONCE = 1 << 25
 
 
@@ -114,7 +115,7 @@ def _update_masters_(
     rule: FallbackRule,
     scaling: GradientScaling,
 ) -> None:
-    """Take the step in float32 with parameters in half precision whose averages are float32, as float32 ones would.
+    """Take the step of parameters in half precision whose averages are float32, in float32, as float32 ones take it.
 
     With the lower halves of bfloat16 parameters, `remainders`, nothing is rounded; float16 parameters are rounded once.
     """
