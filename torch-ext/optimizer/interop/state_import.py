@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..muon import Muon
 from ..parameters.argument_checks import check_state_dict
-from ..parameters.checkpoints import THIS_PACKAGE, said_of, source_of
+from ..parameters.checkpoints import THIS_PACKAGE, advice_for, source_of
 from ..parameters.groups import LENGTHS, listed, names_of
 from ..parameters.names import bare_name
 from ..parameters.state import MOMENTS, REMAINDER
@@ -47,7 +47,7 @@ def import_state(
 
     The state of the parameters and the settings of their groups are replaced, learning rates included: each group then
     has an `lr` of its own, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this
-    optimizer has it in 8 bits.
+    optimizer has it in 8 bits. Lower halves of `master_weights` stay as they are.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
@@ -85,7 +85,7 @@ def import_state(
     by_order = names is None and source == "adamw" and all(entry.name is None for entry in entries)
     likely = source_of(state_dict)
     if likely == THIS_PACKAGE or (source in _SURE and likely != source):
-        raise ValueError(f"the state was not saved by source={source!r}: {said_of(likely)}")
+        raise ValueError(f"the state was not saved by source={source!r}: {advice_for(likely)}")
     if adamw_state_dict is not None:
         entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
     names = names_in_order(_shapes_by_group(entries), given_parameters(optimizer)) if by_order else names
@@ -157,7 +157,7 @@ def _shapes_by_group(entries: Sequence[Entry]) -> list[list[Optional[tuple[int, 
 def _refusal(problems: Sequence[str], source: str, likely: Optional[str]) -> str:
     """Return the text of an error: all problems, or the first ones of very many, and the source that fits better."""
     more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-    other = [said_of(likely)] if likely != source else []
+    other = [advice_for(likely)] if likely != source else []
     return "\n  ".join(["the state does not fit:", *problems[:SHOWN], *more, *other])
 
 

@@ -56,7 +56,7 @@ _BROKEN: list[torch.cuda.CUDAGraph] = []
 def _end_capture_of_random_numbers(broken: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, index: int) -> None:
     """After a capture that broke, let random numbers be drawn outside of captures again.
 
-    In torch 2.11 the device's generator stays in the broken capture until another one ends, and until then dropout
+    Up to torch 2.11 the device's generator stays in the broken capture until another one ends, and until then dropout
     raises. So this captures nothing, into a pool of its own: the allocator of pinned memory would still record to the
     broken one's.
     """

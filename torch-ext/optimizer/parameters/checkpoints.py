@@ -82,16 +82,16 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     source, saved = source_of(state_dict), state_dict["param_groups"]
     # torch.optim.Muon's files have the same keys as this package's, and load as they are if the groups match.
     if source not in (THIS_PACKAGE, "torch"):
-        raise ValueError(f"the state was saved by another optimizer: {said_of(source)}")
+        raise ValueError(f"the state was saved by another optimizer: {advice_for(source)}")
     if [len(group["params"]) for group in groups] != [len(group["params"]) for group in saved]:
-        why = _difference(groups, saved) if source == THIS_PACKAGE else said_of(source)
+        why = _difference(groups, saved) if source == THIS_PACKAGE else advice_for(source)
         raise ValueError(f"the state has {_sizes(saved)}, this optimizer has {_sizes(groups)}: {why}")
     here, there = dict(_places(groups)), dict(_places(saved))
     moved = [name for name in here if there.get(name, here[name]) != here[name]]
     if moved:
         raise ValueError(
-            f"the same parameters were saved in another order: {moved[0]} was parameter {_said(there[moved[0]])}, and "
-            f"is {_said(here[moved[0]])} here. Construct the optimizer with its parameters in the order of the file, "
+            f"the same parameters were saved in another order: {moved[0]} was parameter {_in_words(there[moved[0]])}, and "
+            f"is {_in_words(here[moved[0]])} here. Construct the optimizer with its parameters in the order of the file, "
             "which its groups list as param_names"
         )
     for group, other in zip(groups, saved):
@@ -137,7 +137,7 @@ def _share_numbers_(loaded: Sequence[dict[str, Any]], groups: Sequence[dict[str,
                 group[key] = first
 
 
-def said_of(source: Optional[str]) -> str:
+def advice_for(source: Optional[str]) -> str:
     """Return a text that says what to do with a state dict that looks like `source`."""
     if source == THIS_PACKAGE:
         return "this package saved it: optimizer.load_state_dict(state_dict) loads it"
@@ -180,7 +180,7 @@ def _places(groups: Sequence[Group]) -> Iterator[tuple[str, Place]]:
                 yield bare_name(name), (number, place)
 
 
-def _said(place: Place) -> str:
+def _in_words(place: Place) -> str:
     return f"{place[1]} of group {place[0]}"
 
 
