@@ -89,9 +89,10 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     here, there = dict(_places(groups)), dict(_places(saved))
     moved = [name for name in here if there.get(name, here[name]) != here[name]]
     if moved:
+        before, now = _in_words(there[moved[0]]), _in_words(here[moved[0]])
         raise ValueError(
-            f"the same parameters were saved in another order: {moved[0]} was parameter {_in_words(there[moved[0]])}, and "
-            f"is {_in_words(here[moved[0]])} here. Construct the optimizer with its parameters in the order of the file, "
+            f"the same parameters were saved in another order: {moved[0]} was parameter {before}, and is {now} here. "
+            "Construct the optimizer with its parameters in the order of the file, "
             "which its groups list as param_names"
         )
     for group, other in zip(groups, saved):
