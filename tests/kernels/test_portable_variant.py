@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,17 +61,25 @@ def test_a_variant_without_a_library_passes_what_every_variant_must(repository, 
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("kinds", [("compiled", "portable"), ("portable", "compiled")], ids="-".join)
-def test_two_kinds_of_variants_of_one_commit_run_what_each_has(repository, kernel, tmp_path, kinds):
+@pytest.mark.parametrize(
+    "kinds", [("compiled", "portable"), ("portable", "compiled"), ("compiled", "compiled copy")], ids=" and ".join
+)
+def test_two_variants_of_one_commit_run_what_each_has(repository, kernel, tmp_path, kinds):
+    """A second copy of a compiled one, as a local build beside that from the Hub, shares the library of the first."""
     if kernel.kernels.native.IS_PORTABLE:
         pytest.skip("the variant under test has no compiled library")
     built = Path(kernel.__file__).parent
-    folders = {"compiled": built, "portable": write_portable_variant(built, tmp_path, "cpu")}
+    folders = {
+        "compiled": built,
+        "compiled copy": shutil.copytree(built, tmp_path / "copy" / built.name),
+        "portable": write_portable_variant(built, tmp_path, "cpu"),
+    }
     command = [sys.executable, "-c", SIDE_BY_SIDE, *(str(folders[kind]) for kind in kinds)]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads(done.stdout.splitlines()[-1])
-    assert [variant["kind"] for variant in seen] == list(kinds) and seen[0]["namespace"] == seen[1]["namespace"]
+    assert [variant["kind"] for variant in seen] == [kind.split()[0] for kind in kinds]
+    assert seen[0]["namespace"] == seen[1]["namespace"]
     for variant in seen:
         assert variant["portable"] == variant["by torch"] == (variant["kind"] == "portable")
         assert variant["step"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 VARIANT = Path(__file__).parents[1]
 FILE = VARIANT / "metadata.json"
@@ -18,6 +18,14 @@ def read_metadata() -> dict[str, Any]:
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
 
 
+def library_name() -> Optional[str]:
+    """Return the name of the compiled library in the variant's folder, None if there is none, as in portable variants.
+
+    The library registers its operations in the namespace of this name.
+    """
+    return next((path.name.partition(".")[0] for path in VARIANT.iterdir() if path.suffix in _LIBRARIES), None)
+
+
 def has_library() -> bool:
-    """Whether a compiled library is in the variant's folder. A portable variant has none."""
-    return any(path.suffix in _LIBRARIES for path in VARIANT.iterdir())
+    """Whether a compiled library is in the variant's folder."""
+    return library_name() is not None

@@ -159,15 +159,28 @@ from typing import Callable, Mapping, Sequence
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
-from .build_metadata import has_library
+from .build_metadata import library_name
 from .formats import dtype_name
 from .tracing import constant_while_traced
 
-# Whether this variant came without a compiled library. Then the operations are defined here, in torch's functions.
-IS_PORTABLE = not has_library()
+# The name of the compiled library, and of the namespace of its operations.
+LIBRARY = library_name()
+# Whether this variant came without one. Then the operations are defined here, in torch's functions.
+IS_PORTABLE = LIBRARY is None
 if IS_PORTABLE:
     from .portable.operations import OPERATIONS
+
+# Copies of a variant that are loaded from several folders share the library of the first: a second one that registered
+# the same operations would end the process.
+if IS_PORTABLE or not hasattr(getattr(torch.ops, LIBRARY), "descend_"):
+    from .._ops import add_op_namespace_prefix, ops
+else:
+    ops = getattr(torch.ops, LIBRARY)
+
+    def add_op_namespace_prefix(op_name: str) -> str:
+        """Return an operation's name with the namespace of this build."""
+        return f"{LIBRARY}::{op_name}"
+
 
 # Begins the name of each operation, since a compiled and a portable variant of one commit have the same namespace and
 # may be loaded in one process.
