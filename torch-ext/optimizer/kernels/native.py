@@ -175,12 +175,7 @@ if IS_PORTABLE:
 if IS_PORTABLE or not hasattr(getattr(torch.ops, LIBRARY), "descend_"):
     from .._ops import add_op_namespace_prefix, ops
 else:
-    ops = getattr(torch.ops, LIBRARY)
-
-    def add_op_namespace_prefix(op_name: str) -> str:
-        """Return an operation's name with the namespace of this build."""
-        return f"{LIBRARY}::{op_name}"
-
+    ops, add_op_namespace_prefix = getattr(torch.ops, LIBRARY), f"{LIBRARY}::{{}}".format
 
 # Begins the name of each operation, since a compiled and a portable variant of one commit have the same namespace and
 # may be loaded in one process.
