@@ -15,7 +15,7 @@ def products_of(work) -> str:
     return iteration.products.name
 
 
-def advice_for(tune, clock, tasks) -> list[str]:
+def summaries_of(tune, clock, tasks) -> list[str]:
     return [stage() for stage in tune.stages_of(tune.Tuner(60.0, clock), tasks)]
 
 
@@ -25,7 +25,7 @@ def test_the_faster_one_is_taken(kernel, measurements, table_clock, fastest):
     tables = products.cpu_tables(FLOAT32)
     seconds = {tables[name].name: 0.5 if name == fastest else 1.0 for name in NAMES}
     todo = kernel.tuning.contest.tasks_of(CPU, FLOAT32, (400, 420), 1)
-    advice_for(tune, table_clock(seconds, name_of=products_of), todo)
+    summaries_of(tune, table_clock(seconds, name_of=products_of), todo)
     chosen = products.select_products(CPU, FLOAT32, 400, 420)
     assert (chosen.name, chosen.source) == (tables[fastest].name, "measured here")
 
@@ -53,7 +53,7 @@ def test_in_bfloat16_the_gram_iteration_with_float32_squares_competes(kernel, me
     methods = {name: "gram_float32" if name == "NATIVE_GRAM" else "standard" for name in tables}
     seconds = {f"{methods[name]} {table.name}": 0.5 if name == fastest else 1.0 for name, table in tables.items()}
     todo = kernel.tuning.contest.tasks_of(CPU, BFLOAT16, (48, 80), 1)
-    advice_for(tune, table_clock(seconds, name_of=method_and_products_of), todo)
+    summaries_of(tune, table_clock(seconds, name_of=method_and_products_of), todo)
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
     chosen = kernel.iteration.choose_iteration(CPU, BFLOAT16, (48, 80), schedule)
     assert (chosen.method, chosen.products) == (methods[fastest], tables[fastest]._replace(source="measured here"))
@@ -87,7 +87,7 @@ def test_a_wrong_product_is_not_taken(kernel, measurements, table_clock, monkeyp
     monkeypatch.setattr(native, "gemm_", lambda C, *rest: multiply(C, *rest) or C.tril_())
     seconds = {table.name: 1.0 for table in products.cpu_tables(FLOAT32).values()}
     clock = table_clock(seconds, name_of=products_of)
-    assert "NATIVE failed its proof: not symmetric" in "".join(advice_for(tune, clock, [task]))
+    assert "NATIVE failed its proof: not symmetric" in "".join(summaries_of(tune, clock, [task]))
     assert products.select_products(CPU, FLOAT32, 1024, 1024).name == products.SINGLE.name
 
 

@@ -7,7 +7,6 @@ read in one place. The modules that it imports do the work.
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Callable, Mapping, Optional, Sequence
@@ -30,7 +29,7 @@ from .parameters.argument_checks import (
     with_known_arguments,
 )
 from .parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
-from .parameters.checkpoints import as_saved, checked, loaded_groups, saved_tensors
+from .parameters.checkpoints import as_saved, checked, loaded_groups, unbox_
 from .parameters.groups import named_parameters, saved_group, split_group
 from .parameters.routing import IsMuon
 from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
@@ -501,7 +500,7 @@ class Muon(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # `load_state_dict` calls this too, after every hook and before anything is changed.
         if "param_groups" in self.__dict__:
-            state = {**state, "state": defaultdict(dict, saved_tensors(state["state"]))}
+            unbox_(state["state"])
             groups = loaded_groups(self.param_groups, state["param_groups"], state["state"])
             checked_parameters(groups, state["state"], self._replica_ranks)
             state = {**state, "param_groups": groups}

@@ -12,7 +12,7 @@ from ..parameters.checkpoints import THIS_PACKAGE, advice_for, source_of
 from ..parameters.groups import LENGTHS, listed, names_of
 from ..parameters.names import bare_name
 from ..parameters.state import MOMENTS, REMAINDER
-from .state_order import given_parameters, names_in_order, orders_that_may_differ
+from .state_order import given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
 
 _BRANCHES = ("muon", "adamw")
@@ -88,7 +88,7 @@ def import_state(
         raise ValueError(f"the state was not saved by source={source!r}: {advice_for(likely)}")
     if adamw_state_dict is not None:
         entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
-    names = names_in_order(_shapes_by_group(entries), given_parameters(optimizer)) if by_order else names
+    names = names_in_order(shapes_by_group(entries), given_parameters(optimizer)) if by_order else names
     entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
     shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
@@ -105,10 +105,7 @@ def import_state(
             problems.append(f"{parameter.name} is missing in the source")
     if problems:
         raise ValueError(_refusal(problems, source, likely))
-    with_state = [(parameter, entry) for parameter, entry in pairs if entry.state]
-    for of, entry in with_state:
-        kept = {REMAINDER: of.state[REMAINDER]} if REMAINDER in of.state else {}  # weights stay as they are
-        state[of.key] = {**translated_state(entry.state, entry.group, of.branch, known), **kept}
+    state |= {parameter.key: _new_state(parameter, entry, known) for parameter, entry in pairs if entry.state}
     groups, notes = [], []
     for i, group in enumerate(target["param_groups"]):
         # Groups of the source are compared by identity, since they hold tensors.
@@ -118,6 +115,12 @@ def import_state(
         notes += [f"group {i}: {note}" for note in group_notes]
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
     return notes
+
+
+def _new_state(parameter: Entry, entry: Entry, source: Source) -> dict[str, Any]:
+    """Return the state of a parameter of this optimizer from its entry in the source; weights stay as they are."""
+    halves = {REMAINDER: parameter.state[REMAINDER]} if REMAINDER in parameter.state else {}
+    return {**translated_state(entry.state, entry.group, parameter.branch, source), **halves}
 
 
 def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[str]]) -> list[Entry]:
@@ -142,16 +145,6 @@ def _named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
     if len(names) != len(entries):
         raise ValueError(f"{len(names)} names were given for {len(entries)} parameters of the source")
     return [entry._replace(name=name) for entry, name in zip(entries, names)]
-
-
-def _shapes_by_group(entries: Sequence[Entry]) -> list[list[Optional[tuple[int, ...]]]]:
-    """Return the shapes of parameters group by group; None for parameters without state."""
-    groups: dict[int, list[Optional[tuple[int, ...]]]] = {}
-    for entry in entries:
-        average = entry.state.get("exp_avg")
-        shape = tuple(average.shape) if isinstance(average, Tensor) else None
-        groups.setdefault(id(entry.group), []).append(shape)
-    return list(groups.values())
 
 
 def _refusal(problems: Sequence[str], source: str, likely: Optional[str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any, Optional, Sequence
 
+from torch import Tensor
+
 from ..muon import Muon
 from ..parameters.groups import named_parameters
 
@@ -27,6 +29,16 @@ def given_parameters(optimizer: Muon) -> list[tuple[str, Shape]]:
     if strange:
         raise ValueError(f"{strange[0]} was put here by a wrapper, so its place in the order is unknown: {_REMEDY}")
     return [(name, tuple(p.shape)) for name, p in sorted(named, key=lambda pair: order[pair[1]])]
+
+
+def shapes_by_group(entries: Sequence[Any]) -> list[list[Optional[Shape]]]:
+    """Return the shapes of `entries`, which have a `group` and a `state`, group by group; None for empty states."""
+    groups: dict[int, list[Optional[Shape]]] = {}
+    for entry in entries:
+        average = entry.state.get("exp_avg")
+        shape = tuple(average.shape) if isinstance(average, Tensor) else None
+        groups.setdefault(id(entry.group), []).append(shape)
+    return list(groups.values())
 
 
 def names_in_order(groups: Sequence[Sequence[Optional[Shape]]], given: Sequence[tuple[str, Shape]]) -> list[str]:

@@ -56,14 +56,11 @@ def as_saved(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return {**state_dict, "state": {**state_dict["state"], **kept}}
 
 
-def saved_tensors(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the state that torch has made of `as_saved`, without the boxes."""
-    tensors = {
-        p: {key: value.value if isinstance(value, AsSaved) else value for key, value in each.items()}
-        for p, each in state.items()
-        if isinstance(each, dict)
-    }
-    return {**state, **tensors}
+def unbox_(state: Mapping[Any, Any]) -> None:
+    """Put the tensors in the place of their boxes, in the state that torch has made of `as_saved`."""
+    for each in state.values():
+        if isinstance(each, dict):
+            each.update({key: box.value for key, box in each.items() if isinstance(box, AsSaved)})
 
 
 def source_of(state_dict: Mapping[str, Any]) -> Optional[str]:
