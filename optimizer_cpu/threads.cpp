@@ -236,6 +236,9 @@ Crew*& crew() {
   return all;
 }
 
+// When the library is loaded: the first call may come in a forked process.
+[[maybe_unused]] Crew* const before_any_fork = crew();
+
 }  // namespace
 
 int64_t most_threads() {

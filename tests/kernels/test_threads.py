@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +43,33 @@ def test_a_forked_process_has_threads_of_its_own(native):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert ended == (child, 0), "it hangs, or has other bits"
+
+
+FORKS_FIRST = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from tests.support.rank_pool import load_kernel
+
+native = load_kernel(Path(sys.argv[1]), "cpu").kernels.native
+torch.set_num_threads(2)
+torch.ones(2000, 2000).add_(1)  # starts torch's threads, which a fork leaves behind
+A, C = torch.ones(4, 256, 256), torch.empty(4, 256, 256)
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # ends a child that hangs
+    native.gemm_(C, A, A, None, 1.0, 0.0, False, native.gemm_instructions(A.dtype))
+    os._exit(0)
+sys.exit(os.waitpid(child, 0)[1] != 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_may_fork_before_its_first_product(native):
+    if native.IS_PORTABLE:
+        pytest.skip("products are torch's, whose threads a fork leaves behind")
+    variants = Path(native.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", FORKS_FIRST, str(variants)], check=True, timeout=120)
 
 
 def test_threads_take_small_numbers_for_what_their_caller_does(native):
