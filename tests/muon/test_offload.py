@@ -204,3 +204,29 @@ def test_no_stream_order_changes_a_bit(offload, monkeypatch, seed):
     run(10**6)
     assert not incoming.work and not outgoing.work and not current.work
     assert bits(chunks) == bits(expected)
+
+
+def test_work_of_a_failed_step_is_done_before_its_slot_is_filled_again(offload, monkeypatch):
+    """As if memory ran out while kernels were still queued, and somebody repeated the step."""
+    incoming, outgoing, current, done = Queue(), Queue(), Queue(), set()
+
+    def run(*queues):
+        while any(queue.work and queue.runs(done) for queue in queues):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current)
+    monkeypatch.setattr(torch.cuda, "stream", Deferred)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Queue, "synchronize", lambda queue: run(queue), raising=False)
+    momentum, expected = torch.zeros(4), torch.zeros(4)
+    host = offload.HostChunks([[momentum]], torch.device("cpu"))
+    host._streams = offload._Streams(incoming, outgoing)
+    with pytest.raises(MemoryError), host.borrowed(0) as tensors:
+        current.work.append(("do", lambda: update_(tensors, 0)))
+        raise MemoryError
+    with host.borrowed(0) as tensors:
+        run(incoming)
+        current.work.append(("do", lambda: update_(tensors, 0)))
+    run(incoming, current, outgoing)
+    update_([expected], 0)
+    assert torch.equal(momentum, expected)

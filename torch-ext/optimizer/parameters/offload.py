@@ -100,6 +100,8 @@ class HostChunks:
             self.write_back(chunk)
         except BaseException:
             self.synchronize()
+            if self._streams is not None:
+                self._streams.wait_for_current()
             raise
 
     def synchronize(self) -> None:
@@ -143,6 +145,11 @@ class _Streams:
         with torch.cuda.stream(incoming):
             yield
         self._arrived[slot].record(incoming)
+
+    def wait_for_current(self) -> None:
+        """Make later copies into slots wait for the work queued on the current stream, which may still use one."""
+        incoming, _ = self.both
+        incoming.wait_stream(torch.cuda.current_stream(incoming.device))
 
     def wait_for_arrival(self, slot: int) -> None:
         """Make the current stream wait for the copies into a slot."""
