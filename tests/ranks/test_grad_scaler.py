@@ -107,6 +107,27 @@ def test_overflow_in_any_shard_is_no_step_on_any_rank(pools, name):
     assert_second_step_was_none(pools(4).run(train_scaled, case_on(name), (1,)))
 
 
+def error_of_scales(kernel, case: Case, scales):
+    """Return what a rank is told whose scaler has its own one of `scales`."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    optimizer.grad_scale = torch.tensor(scales[dist.get_rank()], device=device_of_ranks())
+    optimizer.found_inf = torch.zeros((), device=device_of_ranks())
+    with pytest.raises(RuntimeError) as caught:
+        optimizer.step()
+        optimizer.state_dict()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("scales", [(4.0, 8.0, 4.0, 4.0), (4.0, 8.0, 2.0, 4.0), (1.0, 2.0, 0.25, 2.0)], ids=str)
+def test_scales_that_differ_are_named_however_they_are_spaced(pools, scales):
+    """Some ranks double the scale where others halve it: codes of powers of two must not cancel."""
+    for error in pools(4).run(error_of_scales, case_on("rows"), scales):
+        assert "different gradient scales" in error and "rank 1" in error
+
+
 @pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if "r" in layout.splits])
 def test_scalers_of_copies_that_differ_are_named(pools, name):
     """The scaler of a plain tensor asks no other rank. If one copy alone overflowed, scales differ at the next step."""

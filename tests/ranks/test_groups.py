@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
 from tests.support.rank_pool import device_of_ranks
@@ -32,16 +32,19 @@ def value(number: int) -> torch.Tensor:
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(number)).to(device_of_ranks())
 
 
-def steps_on(kernel, meshes, placements):
-    """Take three steps of a parameter on each of the meshes that this rank is in; return whether bits are right."""
-    params = [nn.Parameter(distribute_tensor(value(i), mesh, placements)) for i, mesh in meshes]
+def steps_on(kernel, meshes, placements, backwards=False):
+    """Take three steps of a parameter on each of the meshes that this rank is in; return whether bits are right.
+
+    A mesh of fewer dimensions has the first of the placements. The optimizer may get the parameters `backwards`.
+    """
+    params = [nn.Parameter(distribute_tensor(value(i), mesh, placements[: mesh.ndim])) for i, mesh in meshes]
     alone = [nn.Parameter(value(i)) for i, _ in meshes]
     named = [(f"layers.{i}.up.weight", p) for (i, _), p in zip(meshes, params)]
-    optimizer, other = kernel.Muon(named, ns_steps=2), kernel.Muon(alone, ns_steps=2)
+    optimizer, other = kernel.Muon(named[::-1] if backwards else named, ns_steps=2), kernel.Muon(alone, ns_steps=2)
     for step in range(1, 4):
         for (i, mesh), p, q in zip(meshes, params, alone):
             q.grad = value(100 * step + i)
-            p.grad = distribute_tensor(q.grad, mesh, placements)
+            p.grad = distribute_tensor(q.grad, mesh, placements[: mesh.ndim])
         optimizer.step()
         with one_thread():
             other.step()
@@ -80,6 +83,30 @@ def copies_with_leaders(kernel):
     return right and new_group.call_count == 1
 
 
+def like_meshes():
+    """Two meshes over the same ranks, whose groups are others, as for dense layers and for experts."""
+    meshes = [init_device_mesh(device_of_ranks(), (2, 2), mesh_dim_names=names) for names in (("x", "y"), ("z", "e"))]
+    assert meshes[0].get_group("y").group_name != meshes[1].get_group("e").group_name
+    return meshes[0], meshes[1]["e"]
+
+
+def like_meshes_in_another_order(kernel):
+    """One rank has its parameters in another order, which is seen only among those of the same ranks."""
+    dense, experts = like_meshes()
+    meshes = [(2, dense), (dist.get_rank() // 2, experts)]
+    return steps_on(kernel, meshes, [Shard(0), Shard(1)], backwards=dist.get_rank() == 1)
+
+
+def like_mesh_of_a_rank(kernel):
+    """One rank has made an optimizer on the first mesh, and let it go; all train on the second."""
+    dense, experts = like_meshes()
+    if dist.get_rank() == 0:
+        part = torch.zeros(SHAPE[0] // 2, SHAPE[1] // 2, device=device_of_ranks())
+        p = nn.Parameter(DTensor.from_local(part, dense, [Shard(0), Shard(1)], run_check=False))
+        kernel.Muon([("layers.0.up.weight", p)])
+    return steps_on(kernel, [(dist.get_rank() // 2, experts)], [Shard(0)])
+
+
 def ranks_of_no_mesh(kernel):
     """A group of ranks 0 to 2, beside a leader's group."""
     dist.new_group([0], use_local_synchronization=True)
@@ -95,7 +122,15 @@ def ranks_of_no_mesh(kernel):
 @on_every_backend()
 @pytest.mark.parametrize(
     "job",
-    [pipeline_with_leaders, rank_with_a_group, both_sub_meshes, copies_with_leaders, ranks_of_no_mesh],
+    [
+        pipeline_with_leaders,
+        rank_with_a_group,
+        both_sub_meshes,
+        copies_with_leaders,
+        like_meshes_in_another_order,
+        like_mesh_of_a_rank,
+        ranks_of_no_mesh,
+    ],
     ids=lambda job: job.__name__,
 )
 def test_ranks_that_know_different_groups_meet(lonely, job):
@@ -108,6 +143,15 @@ def groups_made(kernel):
     with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
         right = steps_on(kernel, [(dist.get_rank() // 2, mesh["shard"])], [Shard(0)])
     return right, new_group.call_count
+
+
+def group_of_a_larger_world(kernel):
+    with pytest.raises(RuntimeError, match="ranks 0, 7 share w, and there are only 4 now: make the optimizer anew"):
+        kernel.plan.process_groups.group_of((0, 7), "w")
+
+
+def test_ranks_of_a_larger_world_are_named(lonely):
+    lonely.run(group_of_a_larger_world)
 
 
 @on_every_backend()

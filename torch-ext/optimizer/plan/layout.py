@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from .process_groups import Ranks, offer_group, this_rank
+from .process_groups import Ranks, this_rank
 from .runs import Runs, chunk, joined, length
 
 # What `LaidOut` has of each tensor. Every step reads it from thousands: with `map` no Python code runs for each.
@@ -24,8 +24,6 @@ _READ = attrgetter("device"), attrgetter("dtype"), attrgetter("shape"), Tensor.s
 
 # The mesh of each device mesh. Weak, because a device mesh keeps its process groups alive.
 _MESHES: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary()
-# The device meshes whose groups were offered, in each world: after a restart, equal meshes have other groups.
-_OFFERED: weakref.WeakKeyDictionary[dist.ProcessGroup, weakref.WeakSet[DeviceMesh]] = weakref.WeakKeyDictionary()
 
 
 class Mesh:
@@ -211,6 +209,15 @@ def lies_beside(name: str, value: Tensor, p: Tensor) -> bool:
     return there == wanted or all(runs_of(there, rank) == runs_of(wanted, rank) for rank in ranks)
 
 
+def groups_of(tensors: Iterable[Tensor]) -> list[dist.ProcessGroup]:
+    """Return the process groups along the dimensions of the meshes of DTensors, as far as this rank is in them."""
+    if dist.group.WORLD is None:
+        return []
+    meshes = {id(each.device_mesh): each.device_mesh for each in tensors if isinstance(each, DTensor)}  # equal ones too
+    here = [mesh for mesh in meshes.values() if mesh.get_coordinate() is not None]
+    return [mesh.get_group(dim) for mesh in here for dim in range(mesh.ndim)]
+
+
 def has_shards(kinds: Iterable[type]) -> bool:
     """Return whether any of these types is DTensor or a subclass."""
     return any(issubclass(kind, DTensor) for kind in set(kinds))
@@ -238,14 +245,6 @@ def runs_of(layout: Layout, rank: int) -> tuple[Runs, ...]:
 def _numbers_of(mesh: DeviceMesh) -> Mesh:
     if mesh not in _MESHES:
         _MESHES[mesh] = mesh_of(tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()))
-    world = dist.group.WORLD
-    if world is not None and world not in _OFFERED:
-        _OFFERED[world] = weakref.WeakSet()
-    if world is not None and mesh not in _OFFERED[world]:
-        _OFFERED[world].add(mesh)
-        if mesh.get_coordinate() is not None:  # this rank is in the mesh, so it has a group along each dimension
-            for dim in range(mesh.ndim):
-                offer_group(mesh.get_group(dim))
     return _MESHES[mesh]
 
 

@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ Ranks = tuple[int, ...]  # in rising order
 # group is made once in a process, because making one is a collective of its members. The references are weak: a group
 # that outlives `destroy_process_group` aborts the process at its exit.
 _GROUPS: dict[Ranks, tuple[weakref.ref, weakref.ref]] = {}
+# The ranks whose group is in use in a world, or was named by the user: no other one takes its place.
+_SETTLED: weakref.WeakKeyDictionary[dist.ProcessGroup, set[Ranks]] = weakref.WeakKeyDictionary()
 # How many groups this process has made for the same ranks, in each world: after a restart, new processes count from 0.
 _MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[Ranks]] = weakref.WeakKeyDictionary()
 
@@ -45,17 +47,28 @@ def group_of(ranks: Ranks, names: str = "") -> dist.ProcessGroup:
         raise RuntimeError(
             f"the process group was destroyed, and ranks {shortened([*map(str, ranks)])} still share {names}"
         )
+    if group is None and ranks[-1] >= world.size():
+        raise RuntimeError(
+            f"ranks {shortened([*map(str, ranks)])} share {names}, and there are only {world.size()} now: make the "
+            "optimizer anew"
+        )
     if group is None:
         group = world if len(ranks) == world.size() else _new_group(ranks, names)
         _keep(ranks, group)
+    _SETTLED.setdefault(world, set()).add(ranks)
     return group
 
 
-def offer_group(group: dist.ProcessGroup) -> None:
-    """Let `group_of` return `group` for its ranks unless it knows a group of them: communicators are expensive."""
-    ranks = tuple(dist.get_process_group_ranks(group))
-    if list(ranks) == sorted(ranks) and len(ranks) < dist.get_world_size() and _known(ranks) is None:
-        _keep(ranks, group)
+def offer_groups(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Let `group_of` return these groups for their ranks, unless it has returned others: communicators are expensive.
+
+    Of several groups of the same ranks the name decides, because ranks may have their parameters in another order.
+    """
+    for group in sorted(groups, key=lambda group: group.group_name, reverse=True):
+        ranks = tuple(dist.get_process_group_ranks(group))
+        is_settled = ranks in _SETTLED.get(dist.group.WORLD, ())
+        if list(ranks) == sorted(ranks) and len(ranks) < dist.get_world_size() and not is_settled:
+            _keep(ranks, group)
 
 
 def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[Ranks]:
@@ -71,6 +84,7 @@ def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[Ranks]:
     if list(ranks) != sorted(ranks):
         raise ValueError(f"process_group must have its ranks in ascending order, as under DDP, got {ranks}")
     _keep(ranks, group)
+    _SETTLED.setdefault(dist.group.WORLD, set()).add(ranks)
     return ranks
 
 

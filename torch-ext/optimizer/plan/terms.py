@@ -98,7 +98,8 @@ def terms_of(
             line += f", in batches with parameter {first}"
             entry = _Shared(name, line, (number, position), local.device, layout, not local.numel(), is_local_shard)
             others.append(entry)
-    return {ranks: _terms(ranks, common_line, failed.get(ranks, ""), entries) for ranks, entries in shared.items()}
+    none = "failed here: nothing"  # ranks that share only parameters of the fallback
+    return {ranks: _terms(ranks, common_line, failed.get(ranks, none), entries) for ranks, entries in shared.items()}
 
 
 def counterweight(ranks: Ranks) -> int:

@@ -98,7 +98,7 @@ class Meeting:
             values[:1].copy_(scaling.found_inf.reshape(1) != 0)
         if scaling.grad_scale is not None:
             self._grad_scale = scaling.grad_scale.reshape(1).to(values.device, torch.float32, copy=True)
-            values[1:2].copy_(self._grad_scale.view(torch.int32)).mul_(self._terms.weight)
+            values[1:2].copy_(_codes_of_scales(self._grad_scale)).mul_(self._terms.weight)
         all_reduce_sum_(values, self._ranks, self._statement.act, self._names)
         self._sums = values.to("cpu", non_blocking=True)
         if values.device.type != "cpu":
@@ -201,6 +201,19 @@ def code_of_sets(entries: Sequence[RankSets], contents: Sequence[Any]) -> int:
 def code_of(text: str) -> int:
     """Return a 40-bit checksum of a text; sums of thousands of them stay far below 2**63."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=5).digest(), "big")
+
+
+def _codes_of_scales(scales: Tensor) -> Tensor:
+    """Return a checksum of 40 bits for each scale, of float32 and positive, computed on its device.
+
+    Scales are powers of two, whose bits are evenly spaced: the weighted sum of the bits alone is 0 if as many ranks
+    double the scale as halve it.
+    """
+    codes = scales.view(torch.int32).to(torch.int64)
+    for factor in (0x2C1B3C6D, 0x297A2D39):  # odd and below 2**30, so that no product exceeds 2**61
+        codes = (codes & 0x7FFFFFFF) * factor
+        codes = codes ^ (codes >> 27)
+    return codes & 0xFFFFFFFFFF
 
 
 def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Statement], Any]) -> tuple[int, int]:
