@@ -222,6 +222,15 @@ def test_expert_keys_in_any_name_are_no_news(kernel):
     assert warned(lambda: kernel.Muon(groups[:1]))[0] == []
 
 
+@pytest.mark.parametrize("branch", [{"use_muon": True}, {"use_fallback": False}, {"algorithm": "muon"}], ids=str)
+def test_is_muon_that_nobody_asks_is_said(kernel, branch):
+    groups = [{"params": parameters(up=(64, 64)), **branch}, {"params": parameters(down=(64, 64))}]
+    (line,), _ = warned(lambda: kernel.Muon(groups[:1], is_muon=lambda name, p: None))
+    assert line.startswith("is_muon decides nothing") and "patterns" in line
+    assert warned(lambda: kernel.Muon(groups, is_muon=lambda name, p: None))[0] == []
+    assert warned(lambda: kernel.Muon(groups[:1]))[0] == []
+
+
 def test_a_step_without_any_gradient_is_said_once(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())

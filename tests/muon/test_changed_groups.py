@@ -133,6 +133,7 @@ def test_a_group_that_gets_the_other_branch_keeps_no_state_of_the_first(kernel):
     optimizer.param_groups[0]["use_muon"] = False
     optimizer.step()
     assert {"momentum_buffer"}.isdisjoint(optimizer.state[optimizer.param_groups[0]["params"][0]])
+    assert optimizer.explain().rows[0].reason == "use_muon"
     expected = state_of(optimizer, params)
     optimizer.load_state_dict(saved(optimizer))
     assert same_bits(state_of(optimizer, params), expected)

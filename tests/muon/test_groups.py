@@ -213,10 +213,21 @@ def test_a_key_that_nobody_reads_raises_with_the_nearest(kernel, key, value, wor
     assert len(optimizer.param_groups) == 2
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_parameter_that_is_appended_a_second_time_is_refused(kernel, number):
+    optimizer = kernel.Muon(named_parameters().items())
+    first = optimizer.param_groups[0]
+    optimizer.param_groups[number]["params"].append(first["params"][0])
+    with pytest.raises(ValueError, match=f"is the parameter that the optimizer has as {first['param_names'][0]}"):
+        optimizer.step()
+
+
 def test_keys_that_others_write_and_ones_own_stay(kernel):
     """Also those that come into live groups later, and with a state."""
     others = dict(initial_lr=0.1, max_lr=0.2, swa_lr=0.3, lr_scale=0.5, lr_mult=1.0, name="body", amsgrad=False)
-    others.update(lr_multiplier=0.5, wd_multiplier=0.0, is_last_layer=False, param_group="bias")
+    others.update(
+        lr_multiplier=0.5, wd_multiplier=0.0, is_last_layer=False, param_group="bias", rho=0.05, adaptive=True
+    )
     params = named_parameters()
     optimizer = kernel.Muon([{"params": params.items(), **others, "_mine": 7}])
     for group in optimizer.param_groups:

@@ -96,6 +96,25 @@ def test_a_state_loaded_under_inference_mode_is_trained(kernel):
     take_steps(optimizer, params, [0])
 
 
+@pytest.mark.parametrize("change", ["load", "freeze", "set"])
+def test_a_checkpoint_is_saved_under_inference_mode(kernel, change):
+    """As evaluation loops do, also where no step has followed what needs a new plan."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    if change == "freeze":
+        params["up.weight"].requires_grad_(False).grad = None
+    elif change == "set":
+        optimizer.param_groups[0]["ns_steps"] = 6
+    else:
+        optimizer.load_state_dict(optimizer.state_dict())
+    with torch.inference_mode():
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert optimizer.explain().rows
+        optimizer.check_copies()
+    take_steps(optimizer, params, [1])
+
+
 def test_halves_share_a_tensor_that_was_saved_twice(kernel):
     """As Accelerate does, which moves each value of a state dict to the device by itself."""
     optimizer = kernel.Muon(named_parameters().items(), lr=torch.tensor(0.02))

@@ -122,8 +122,14 @@ PARAMETERS = {
     "an expanded bias": (
         lambda k: k.Muon([("bias", Parameter(torch.ones(1).expand(8)))]),
         ValueError,
-        r"bias \(8,\) is expanded: .*or its \.contiguous\(\)",
+        r"bias \(8,\) has several elements at one place, with strides \(0,\)\. .*or its \.contiguous\(\)",
     ),
+    "a matrix over itself": (
+        lambda k: k.Muon([("w", Parameter(torch.ones(22).as_strided((8, 8), (2, 1))))]),
+        ValueError,
+        r"w \(8, 8\) has several elements at one place, with strides \(2, 1\)",
+    ),
+    "amsgrad": (lambda k: k.Muon([weight()], amsgrad=True), TypeError, "Muon has no argument amsgrad: leave it out"),
     "a lazy module": (
         lambda k: k.Muon(nn.LazyLinear(8).named_parameters()),
         ValueError,

@@ -85,6 +85,23 @@ def test_state_in_another_dtype_is_brought_into_line(kernel):
     assert dtypes == {"momentum_buffer": torch.bfloat16, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
 
 
+def test_momentum_in_another_memory_format_is_brought_into_line(kernel):
+    """As after a trip through pinned memory of the same shape; a step could not see it as the parameter's matrix."""
+    kernels, steps = [], []
+    for _ in range(2):
+        p = torch.nn.Parameter(torch.ones(16, 8, 3, 3).contiguous(memory_format=torch.channels_last))
+        kernels.append(p)
+        steps.append(kernel.Muon([("layers.0.conv.weight", p)]))
+    for number in range(2):
+        for p, optimizer in zip(kernels, steps):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+            optimizer.step()
+        state = steps[0].state[kernels[0]]
+        state["momentum_buffer"] = state["momentum_buffer"].contiguous()
+    steps[0].step(), steps[1].step()
+    assert torch.equal(*kernels)
+
+
 def test_state_that_is_missing_is_made_though_somebody_keeps_as_many_values(kernel):
     """As a wrapper does that keeps its own beside ours."""
     params = named_parameters()

@@ -20,7 +20,7 @@ from .kernels.autocast import autocasts, without_autocast
 from .kernels.formats import float32_roundoffs
 from .kernels.provenance import build_info
 from .learning_rate import UPDATE_RMS, Adjustment
-from .parameters.advice import NO_GRADIENT, advice, idle_keys, routed
+from .parameters.advice import NO_GRADIENT, advice, idle_is_muon, idle_keys, routed
 from .parameters.argument_checks import (
     check_closure,
     check_is_dict,
@@ -255,9 +255,11 @@ class Muon(Optimizer):
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
         self._handle = handle_of(self)
-        super().__init__(params_as_list(params, least=1), defaults)
+        params = params_as_list(params, least=1)
+        super().__init__(params, defaults)
         self._refresh()
-        for line in advice(routed(self.param_groups, self._reasons)) + idle_keys(self.param_groups):
+        idle = idle_keys(self.param_groups) + ([] if is_muon is None else idle_is_muon(params))
+        for line in advice(routed(self.param_groups, self._reasons)) + idle:
             warn_user(line)
         self._is_made = True
 
@@ -292,6 +294,7 @@ class Muon(Optimizer):
             raise
 
     @property
+    @torch.inference_mode(False)  # As for a step.
     def _step_supports_amp_scaling(self) -> bool:
         """Whether `step` unscales gradients itself: if it is captured, or if ranks share parameters."""
         self._refresh()
@@ -338,6 +341,7 @@ class Muon(Optimizer):
         defaults = {key: argument.default for key, argument in inspect.signature(Muon).parameters.items()}
         return brief(type(self).__name__, self.param_groups, {**self.defaults, **beside}, defaults)
 
+    @torch.inference_mode(False)  # As for a step.
     def explain(self) -> Explanation:
         """Return a table with a row for each parameter: print it, show it in a notebook, iterate, or read `.rows`.
 
@@ -381,6 +385,7 @@ class Muon(Optimizer):
         self._refresh()
         return self._plan
 
+    @torch.inference_mode(False)  # As for a step.
     def check_copies(self) -> None:
         """Raise RuntimeError if replicas of a parameter or of its state differ in any bit, on the ranks that share it.
 
@@ -393,6 +398,7 @@ class Muon(Optimizer):
         self._agreement.meet("check_copies", self._plan.terms, self.param_groups)
         check_copies(self._plan.terms, self.param_groups, self.state)
 
+    @torch.inference_mode(False)  # As for a step.
     @torch.no_grad()
     def master_weights(self) -> dict[str, Tensor]:
         """Return, by name, the float32 value of each parameter with `master_weights`: new tensors, sharded alike.
@@ -404,6 +410,7 @@ class Muon(Optimizer):
         self._refresh()
         return master_weights(self.param_groups, self.state)
 
+    @torch.inference_mode(False)  # As for a step.
     @torch.no_grad()
     def load_master_weights(self, values: Mapping[str, Tensor]) -> None:
         """Set parameters with `master_weights`, and the lower halves in their state, in place to `values` by name.
@@ -440,6 +447,7 @@ class Muon(Optimizer):
             raise
         self._reasons.update(reasons)
 
+    @torch.inference_mode(False)  # As for a step.
     def state_dict(self) -> dict[str, Any]:
         """Return state and groups of the current parameters. A mark replaces each function in a group.
 

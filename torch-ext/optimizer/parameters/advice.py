@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from .groups import named_parameters, names_of, reason_of
 from .matrices import is_stack
 from .routing import UNDECIDED
 from .settings import Group
+from .synonyms import taken_branch
 
 # Findings about LoRA.
 _LORA = (
@@ -92,6 +93,16 @@ def idle_keys(groups: Sequence[Group], known: Sequence[str] = ()) -> list[str]:
     return [
         f"expert_keys {idle} are in no parameter's name{example}: a key is a whole component of a name, between dots "
         "and without wildcards, and its parameters are stacks (experts, rows, cols). Correct them, or leave them out"
+    ]
+
+
+def idle_is_muon(params: Sequence[Any]) -> list[str]:
+    """Return a line if all of `params` are groups that say their branch, so that nobody asks `is_muon`."""
+    if not all(isinstance(group, dict) and taken_branch(dict(group)) for group in params):
+        return []
+    return [
+        "is_muon decides nothing, because every group sets use_muon, as those of groups_for do: write "
+        "groups_for(model, patterns={...}), or leave use_muon out of the groups"
     ]
 
 

@@ -27,6 +27,10 @@ ELSEWHERE = {
 }
 
 
+# Arguments of torch.optim.AdamW that would change a step; in groups only False is accepted.
+REFUSED = ("amsgrad", "differentiable")
+
+
 def params_as_list(params: Any, least: int = 0) -> list[Any]:
     """Return the `params` of an optimizer or a group as a list.
 
@@ -93,7 +97,8 @@ def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:
     def checked(self: Any, *args: Any, **arguments: Any) -> None:
         for name in arguments.keys() - set(known):
             meant = ELSEWHERE.get(name) or " or ".join(get_close_matches(name, known))
-            raise TypeError(f"{type(self).__name__} has no argument {name}" + (f": write {meant}" if meant else ""))
+            advice = ": leave it out" if name in REFUSED else f": write {meant}" if meant else ""
+            raise TypeError(f"{type(self).__name__} has no argument {name}{advice}")
         if len(args) == 3 and "momentum" not in arguments and _looks_like_momentum(args[2]):
             warn_user(
                 f"the third argument, {args[2]}, is weight_decay, as in torch.optim.Muon: write momentum={args[2]} or "

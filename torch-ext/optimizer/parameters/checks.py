@@ -97,21 +97,24 @@ class _Span(NamedTuple):
 
 
 def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
-    """Raise ValueError if elements of plain tensors certainly share memory: a step would change them more than once.
+    """Raise ValueError if a step would certainly change an element more than once, of tensors that are not DTensors.
 
-    That is certain where one tensor has elements at one place, where two begin at one element, and where one begins
-    inside another without gaps.
+    That is certain if a tensor comes twice, or has several elements at one place. It is also certain if two tensors
+    begin at one element, or one begins inside another without gaps.
     """
     spans_by_storage: dict[int, list[_Span]] = {}
+    names: dict[Tensor, str] = {}
     for name, p in named:
+        if names.setdefault(p, name) != name:
+            raise ValueError(f"{name} is the parameter that the optimizer has as {names[p]}: remove it from one group")
         if type(p) not in (Tensor, Parameter) or p.is_meta or not p.numel():
             continue
-        if any(size > 1 and step == 0 for size, step in zip(p.shape, p.stride())):
-            raise ValueError(
-                f"{name} {tuple(p.shape)} is expanded: several elements are at one place, strides {p.stride()}. Give "
-                "the parameter that it was expanded from, or its .contiguous()"
-            )
         length = 1 + sum((size - 1) * step for size, step in zip(p.shape, p.stride()))
+        if length < p.numel():
+            raise ValueError(
+                f"{name} {tuple(p.shape)} has several elements at one place, with strides {p.stride()}. Give the "
+                "parameter that it was expanded from, or its .contiguous()"
+            )
         first, end = (p.element_size() * place for place in (p.storage_offset(), p.storage_offset() + length))
         spans_by_storage.setdefault(p.untyped_storage()._cdata, []).append(_Span(first, end, length == p.numel(), name))
     for spans in spans_by_storage.values():

@@ -5,11 +5,12 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any, Mapping
 
-from .argument_checks import ELSEWHERE
+from .argument_checks import ELSEWHERE, REFUSED
 from .settings import SETTINGS
 
-# Keys of this package besides settings.
-_OURS = ("use_muon", "use_fallback", "algorithm", "role", "reason", "rounding_step", "state_format", "build")
+# Keys of this package besides settings: those that users write, and those of loaded state dicts.
+_WRITTEN = ("use_muon", "use_fallback", "algorithm", "role", "reason")
+_OURS = (*_WRITTEN, "rounding_step", "state_format", "build")
 # Keys that other libraries write into groups. No step reads them, but some tell schedulers how to set `lr`.
 _OTHERS: dict[str, tuple[str, ...]] = {
     "torch.optim.Optimizer": ("params", "param_names"),
@@ -24,11 +25,10 @@ _OTHERS: dict[str, tuple[str, ...]] = {
     "Megatron, of models": ("is_decoupled_lr", "is_vision_model_param"),
     "DeepSpeed, by which it splits experts": ("name", "moe"),
     "Lightning, for its LearningRateMonitor": ("name",),
+    "SAM, which gives its groups to the optimizer": ("rho", "adaptive"),
     "loops and loggers": ("group_name", "warmup_lr"),
 }
 _KNOWN = {*SETTINGS, *_OURS, *(key for keys in _OTHERS.values() for key in keys)}
-# Keys of torch.optim.AdamW that would change a step: only False is accepted.
-_REFUSED = ("amsgrad", "differentiable")
 
 
 def check_keys(group: Mapping[str, Any]) -> None:
@@ -37,10 +37,10 @@ def check_keys(group: Mapping[str, Any]) -> None:
     Keys that begin with an underscore are the user's own.
     """
     for key, value in group.items():
-        if key in _REFUSED and value:
+        if key in REFUSED and value:
             raise ValueError(f"{key}={value!r} in a parameter group is not supported: leave it out")
-        if key in _KNOWN or key in _REFUSED or str(key).startswith("_"):
+        if key in _KNOWN or key in REFUSED or str(key).startswith("_"):
             continue
         nearest = [ELSEWHERE[key]] if key in ELSEWHERE else get_close_matches(str(key), [*SETTINGS, *_OURS], n=1)
-        meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted(SETTINGS))}."
+        meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted({*SETTINGS, *_WRITTEN}))}."
         raise ValueError(f"a parameter group has no {key!r}: {meant} A key of your own begins with an underscore")

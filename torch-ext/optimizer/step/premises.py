@@ -8,7 +8,7 @@ from typing import Any, Collection, Mapping, Optional, Sequence
 from torch import Tensor
 
 from ..parameters.checkpoints import MADE_UP
-from ..parameters.groups import named_parameters
+from ..parameters.groups import named_parameters, reason_of
 from ..parameters.settings import Group
 from ..plan.layout import laid_out
 from ..plan.plan import choices, planned_settings
@@ -25,6 +25,7 @@ class Premises:
         self.device_types = {p.device.type for p in params}
         self._names = [name for group in groups for name, _ in named_parameters(group)]
         self._laid_out = laid_out(params)
+        self._routes = {p: (group["use_muon"], reason_of(group)) for group in groups for p in group["params"]}
         self._frozen = _frozen(params, absent)
         self._settings = _settings_of(groups)
 
@@ -49,10 +50,14 @@ class Premises:
         """Return the `known` reasons for the branches of these parameters, in the known order.
 
         Wrappers replace parameters: if all names are as `before`, each new parameter has the reason of its predecessor.
+        If a parameter has changed its branch since, its group has said so.
         """
         same_names = before is not None and before._names == self._names
         successors = {p: p for p in self.params} | (dict(zip(before.params, self.params)) if same_names else {})
-        return {successors[p]: reason for p, reason in known.items() if p in successors}
+        reasons = {successors[p]: reason for p, reason in known.items() if p in successors}
+        routes = self._routes if before is None else before._routes
+        moved = [p for p, route in routes.items() if p in self._routes and self._routes[p][0] != route[0]]
+        return {**reasons, **{p: self._routes[p][1] for p in moved if p in reasons}}
 
     def hold(self, params: Sequence[Tensor], absent: Collection[int], groups: Sequence[Group]) -> bool:
         """Return whether parameters, their layout, which of them are frozen, and settings are still the same."""

@@ -105,8 +105,9 @@ def _kinds(state: State) -> list[Any]:
 
 
 def _form(x: Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype and device of a tensor, and how it lies on ranks."""
-    return x.shape, x.dtype, x.device, local_part(x).shape, x._spec if isinstance(x, DTensor) else None
+    """Return shape, dtype and device of a tensor, and how it lies in memory and on ranks."""
+    part = local_part(x)
+    return x.shape, x.dtype, x.device, part.shape, part.stride(), x._spec if isinstance(x, DTensor) else None
 
 
 def has_state(p: Tensor, state: Mapping[Tensor, Any]) -> bool:
