@@ -34,9 +34,10 @@ def forget():
 
 
 def test_equals_a_plain_loop_with_accumulation_and_clipping(optimizer):
+    """Training with accumulated and clipped gradients gives the bits of a plain loop."""
     model, twin, data = LanguageModel(), LanguageModel(), batches(20)
     # <use>
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator = Accelerator(gradient_accumulation_steps=2)
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
     schedule = torch.optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=5)
     model, opt, schedule = accelerator.prepare(model, opt, schedule)
@@ -69,6 +70,7 @@ def test_equals_a_plain_loop_with_accumulation_and_clipping(optimizer):
 
 @pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
 def test_saved_state_goes_on_with_the_same_bits(optimizer, tmp_path, mixed_precision):
+    """After `save_state` and `load_state` training goes on with the same bits."""
     accelerator, data = Accelerator(cpu=True, mixed_precision=mixed_precision), batches(8)
 
     def prepared():
@@ -139,7 +141,10 @@ def run_distributed(kernel, folder, sharded):
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
 def test_two_processes_equal_one_and_resume_with_the_same_bits(optimizer, pools, tmp_path, sharded):
-    """Over gloo. One process takes the halves of each batch one after the other, each with half its loss."""
+    """Two processes train as one does, and resume with the same bits.
+
+    Over gloo. One process takes the halves of each batch one after the other, each with half its loss.
+    """
     model = LanguageModel()
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
     for batch in batches(8):

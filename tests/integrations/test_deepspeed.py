@@ -32,7 +32,10 @@ def launched():
 
 def initialized(optimizer, model, **options):
     # <use>
-    config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 0}, **options}
+    config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 0}}
+    # </use>
+    config.update(options)
+    # <use>
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
     engine, *_ = deepspeed.initialize(model=model, optimizer=opt, config=config)
     # </use>
@@ -63,6 +66,7 @@ def run_stage_zero(kernel, folder):
 
 
 def test_stage_zero_trains_and_resumes_with_the_same_bits(pools, tmp_path):
+    """Stage 0 trains, and resumes from a checkpoint with the same bits."""
     ((losses, chosen, first, resumed),) = pools(1).run(run_stage_zero, str(tmp_path))
     assert losses[-1] < 0.8 * losses[0] and chosen == BRANCHES
     assert same_bits(first, resumed)
@@ -83,6 +87,7 @@ def run_beside_a_plain_loop(kernel):
 
 
 def test_stage_zero_equals_a_plain_loop_with_accumulation(pools):
+    """Stage 0 with accumulated gradients gives the bits of a plain loop."""
     ((model, twin),) = pools(1).run(run_beside_a_plain_loop)
     assert same_bits(model, twin)
 
@@ -100,6 +105,9 @@ def run_sharded(kernel, stage):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_other_stages_refuse_and_say_what_to_do(pools, stage):
-    """They cut parameters into flat pieces, in which no matrix is left."""
+    """Other stages raise an error that says what to do.
+
+    They cut parameters into flat pieces, in which no matrix is left.
+    """
     (said,) = pools(1).run(run_sharded, stage)
     assert "ZeRO" in said and "stage 0" in said and "FSDP2" in said

@@ -13,7 +13,10 @@ pytestmark = pytest.mark.integrations
 
 
 def test_average_follows_what_muon_trains(optimizer):
-    """From the first step on, each update moves the average by a tenth of the way to the weights."""
+    """The average follows the weights that Muon trains.
+
+    From the first step on, each update moves the average by a tenth of the way to the weights.
+    """
     model = LanguageModel()
     # <use>
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)

@@ -18,7 +18,10 @@ pytestmark = pytest.mark.integrations
 
 @pytest.mark.parametrize("conversion", ["none", "all"])
 def test_settings_of_a_file_make_the_optimizer(optimizer, monkeypatch, conversion):
-    """Hydra hands lists over as OmegaConf's own sequences, unless it is told to convert them."""
+    """Settings from a file make the optimizer that the same settings in Python make.
+
+    Hydra hands lists over as OmegaConf's own sequences, unless it is told to convert them.
+    """
     model, twin = LanguageModel(), LanguageModel()
     # <use>
     config = OmegaConf.create(

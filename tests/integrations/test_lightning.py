@@ -49,6 +49,7 @@ def loader(count):
 
 
 def test_equals_a_plain_loop(optimizer, module, trainer):
+    """The Trainer gives the bits of a plain loop."""
     lit, model = module(), LanguageModel()
     trainer(max_epochs=1, enable_checkpointing=False, gradient_clip_val=1.0).fit(lit, loader(20))
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
@@ -62,6 +63,7 @@ def test_equals_a_plain_loop(optimizer, module, trainer):
 
 @pytest.mark.parametrize("precision, clip", list(itertools.product(PRECISIONS, [None, 1.0])))
 def test_each_precision_with_and_without_clipping_resumes_with_the_same_bits(module, trainer, precision, clip):
+    """With every precision, with and without clipping, a run resumes with the same bits."""
     options = dict(precision=precision, gradient_clip_val=clip)
     straight, resumed = module(), module()
     first = trainer(max_epochs=1, **options)
@@ -76,6 +78,7 @@ def test_each_precision_with_and_without_clipping_resumes_with_the_same_bits(mod
 
 @pytest.mark.parametrize("precision, clip", list(itertools.product(PRECISIONS, [None, 1.0])))
 def test_fabric_trains_and_resumes_with_the_same_bits(optimizer, tmp_path, precision, clip):
+    """Fabric trains, and resumes with the same bits."""
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
 
     def set_up():

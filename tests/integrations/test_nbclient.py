@@ -28,7 +28,10 @@ def used():
 
 
 def test_a_cell_shows_what_goes_where(repository):
-    """In a kernel of its own, which gets the package as notebooks do."""
+    """The last line of a cell shows the table of `explain()`.
+
+    In a kernel of its own, which gets the package as notebooks do.
+    """
     start = f"""
 import sys
 sys.path.insert(0, {str(repository)!r})

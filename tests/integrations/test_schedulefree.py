@@ -16,6 +16,7 @@ pytestmark = pytest.mark.integrations
 
 
 def test_loss_falls_at_the_average(optimizer):
+    """The loss falls at the average of the weights."""
     model = LanguageModel()
     # <use>
     muon = optimizer.Muon(optimizer.groups_for(model), lr=0.02, weight_decay=0.0)
@@ -29,6 +30,7 @@ def test_loss_falls_at_the_average(optimizer):
 
 
 def test_checkpoint_goes_on_with_the_same_bits(optimizer):
+    """After a checkpoint training goes on with the same bits."""
     data = batches(8)
 
     def wrapped(model):

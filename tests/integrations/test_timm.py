@@ -1,7 +1,16 @@
 """timm
 
-`groups_for` reads the model's `no_weight_decay()`. timm's factory takes it as well, once Muon is in timm's registry:
-`create_optimizer_v2(model, "muon", param_group_fn=optimizer.groups_for)`.
+`groups_for` reads the model's `no_weight_decay()`. timm's factory makes a Muon of timm's under the name `muon`, unless
+its registry gets this one:
+
+```python
+registry = timm.optim._optim_factory.default_registry
+info = registry.get_optimizer_info("muon")
+registry.register(dataclasses.replace(info, opt_class=optimizer.Muon))
+opt = timm.optim.create_optimizer_v2(model, "muon", lr=0.01, param_group_fn=optimizer.groups_for)
+```
+
+Without the factory:
 """
 
 import copy
@@ -53,6 +62,7 @@ def train(model, opt, data):
 
 
 def test_groups_decay_what_timm_decays_and_train(optimizer, model):
+    """Weight decay applies to the parameters to which timm applies it."""
     from timm.optim import param_groups_weight_decay
 
     # <use>
@@ -71,6 +81,7 @@ def test_groups_decay_what_timm_decays_and_train(optimizer, model):
 
 
 def test_factory_makes_muon_of_the_groups(optimizer, model, registered):
+    """timm's factory makes the optimizer that the call above makes."""
     twin = copy.deepcopy(model)
     opt = timm.optim.create_optimizer_v2(model, "muon", lr=0.01, momentum=0.95, param_group_fn=optimizer.groups_for)
     assert isinstance(opt, optimizer.Muon)
@@ -81,6 +92,7 @@ def test_factory_makes_muon_of_the_groups(optimizer, model, registered):
 
 
 def test_lookahead_trains_and_its_checkpoint_goes_on_with_the_same_bits(optimizer, model):
+    """Lookahead trains, and resumes with the same bits."""
     other_model, data = copy.deepcopy(model), images(12)
 
     def lookahead(model):
@@ -100,6 +112,7 @@ def test_lookahead_trains_and_its_checkpoint_goes_on_with_the_same_bits(optimize
 
 @pytest.mark.parametrize("sched", ["cosine", "step", "plateau", "tanh", "poly"])
 def test_schedulers_move_both_branches_alike(optimizer, model, sched):
+    """Schedulers change the rates of Muon and of AdamW by the same factor."""
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02, adamw_lr=0.005)
     before = [group["lr"] for group in opt.param_groups]
     scheduler, _ = timm.scheduler.create_scheduler_v2(opt, sched, num_epochs=10, warmup_epochs=2, decay_epochs=3)
@@ -111,7 +124,10 @@ def test_schedulers_move_both_branches_alike(optimizer, model, sched):
 
 
 def test_average_of_weights_follows(optimizer, model):
-    """Each step moves the average by a tenth of the way to the weights."""
+    """The average of the weights follows them.
+
+    Each step moves the average by a tenth of the way to the weights.
+    """
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
     average = timm.utils.ModelEmaV3(model, decay=0.9)
     expected = copy.deepcopy(model.state_dict())

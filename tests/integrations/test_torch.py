@@ -21,7 +21,10 @@ pytestmark = pytest.mark.integrations
 
 
 def test_grad_scaler_changes_nothing_but_overflows(optimizer):
-    """Scales are powers of two, so clipping after `unscale_` gives the same bits; an infinite gradient skips a step."""
+    """`GradScaler` changes no bit, and skips a step whose gradients overflow.
+
+    Scales are powers of two, so clipping after `unscale_` gives the same bits.
+    """
     model, twin = LanguageModel(), LanguageModel()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
@@ -46,6 +49,7 @@ def test_grad_scaler_changes_nothing_but_overflows(optimizer):
 
 
 def test_averages_of_weights_follow(optimizer):
+    """`AveragedModel` follows the weights."""
     model, seen = LanguageModel(), []
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
     mean, moving = AveragedModel(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -61,6 +65,7 @@ def test_averages_of_weights_follow(optimizer):
 
 
 def test_rate_of_swa_anneals_both_branches(optimizer):
+    """`SWALR` changes the rates of Muon and of AdamW."""
     model = LanguageModel()
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
     schedule = SWALR(opt, swa_lr=0.01, anneal_epochs=2)
@@ -72,6 +77,7 @@ def test_rate_of_swa_anneals_both_branches(optimizer):
 
 @pytest.mark.parametrize("how", ["whole", "flattened"])
 def test_checkpoint_goes_on_with_the_same_bits(optimizer, tmp_path, how):
+    """Saved by `torch.distributed.checkpoint`, training goes on with the same bits."""
     options, data = StateDictOptions(flatten_optimizer_state_dict=how == "flattened"), batches(8)
     model, other = LanguageModel(), LanguageModel(seed=1)
     opt = optimizer.Muon(optimizer.groups_for(model), lr=0.02)
@@ -116,7 +122,10 @@ def run_zero(optimizer, folder):
 
 
 def test_zero_redundancy_trains_and_resumes_with_the_same_bits(optimizer, pools, tmp_path):
-    """On two ranks with the same gradients, as under DDP; equal to one process."""
+    """`ZeroRedundancyOptimizer` trains as one process does, and resumes with the same bits.
+
+    On two ranks with the same gradients, as under DDP.
+    """
     model = LanguageModel()
     train(model, optimizer.Muon(optimizer.groups_for(model), lr=0.02), batches(8))
     for first, resumed in pools(2).run(run_zero, str(tmp_path)):

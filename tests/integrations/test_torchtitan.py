@@ -39,6 +39,7 @@ def container(optimizer):
 
 
 def test_equals_a_plain_loop(optimizer, container):
+    """The container gives the bits of a plain loop."""
     model, twin = LanguageModel(), LanguageModel()
     losses = train(model, container(model), batches(20))
     (opt,) = container(model)
@@ -48,7 +49,10 @@ def test_equals_a_plain_loop(optimizer, container):
 
 
 def test_flat_state_goes_on_with_the_same_bits(container, tmp_path):
-    """Saved and loaded by torch.distributed.checkpoint, as torchtitan's checkpointer does."""
+    """After a checkpoint training goes on with the same bits.
+
+    Saved and loaded by torch.distributed.checkpoint, as torchtitan's checkpointer does.
+    """
     import torch.distributed.checkpoint as dcp
 
     data, model, other = batches(8), LanguageModel(), LanguageModel(seed=1)
@@ -66,6 +70,7 @@ def test_flat_state_goes_on_with_the_same_bits(container, tmp_path):
 
 
 def test_its_schedule_moves_both_branches_alike(container):
+    """Its schedule changes the rates of Muon and of AdamW by the same factor."""
     model = LanguageModel()
     opts = container(model)
     schedule = LRSchedulersContainer.Config(warmup_steps=2, decay_ratio=0.5).build(optimizers=opts, training_steps=8)
@@ -80,13 +85,19 @@ def test_its_schedule_moves_both_branches_alike(container):
 
 
 def test_fused_of_the_container_is_refused(container):
-    """It is the default there; a group may say `fused` itself as well."""
+    """An error says that Muon has no choice `fused`.
+
+    It is the default there; a group may say `fused` itself as well.
+    """
     with pytest.raises(ValueError, match=r"fused=True has no effect here.*Leave it out"):
         container(LanguageModel(), implementation="fused")
 
 
 def test_two_model_parts_have_an_optimizer_each(container):
-    """As the stages of a pipeline on one rank; their state files do not collide."""
+    """Two parts of a model have an optimizer each.
+
+    As the stages of a pipeline on one rank; their state files do not collide.
+    """
     parts = LanguageModel(), copy.deepcopy(LanguageModel())
     first, second = torch.nn.ModuleDict({"a": parts[0]}), torch.nn.ModuleDict({"b": parts[1]})
     opts = [container(first), container(second)]

@@ -44,6 +44,7 @@ def losses(trainer):
 
 
 def test_loss_falls_and_routing_is_right(optimizer, model, arguments, train_dataset):
+    """The loss falls, and AdamW updates embeddings, heads and norms."""
     args = arguments(max_steps=30)
     # <use>
     muon = (optimizer.MuonFactory, {"args": args})
@@ -58,7 +59,10 @@ def test_loss_falls_and_routing_is_right(optimizer, model, arguments, train_data
 
 
 def test_equals_a_plain_loop_with_clipping_accumulation_and_warm_up(optimizer, model, arguments, train_dataset):
-    """Bit for bit: the Trainer divides each loss by the steps that it accumulates, clips, steps and moves the rate."""
+    """Clipping, accumulation and a warm-up give the bits of a plain loop.
+
+    The Trainer divides each loss by the steps that it accumulates, clips, steps and moves the rate.
+    """
     twin = copy.deepcopy(model)
     options = dict(gradient_accumulation_steps=2, max_grad_norm=0.5, warmup_steps=3, lr_scheduler_type="linear")
     args = arguments(train_sampling_strategy="sequential", max_steps=4, **options)
@@ -83,6 +87,7 @@ def test_equals_a_plain_loop_with_clipping_accumulation_and_warm_up(optimizer, m
 
 
 def test_resumed_run_ends_with_the_same_bits(optimizer, model, arguments, train_dataset, tmp_path):
+    """A resumed run ends with the same bits."""
     args = arguments(save_strategy="steps", save_steps=6, gradient_accumulation_steps=2, warmup_steps=3)
     muon = (optimizer.MuonFactory, {"args": args})
 
@@ -97,6 +102,7 @@ def test_resumed_run_ends_with_the_same_bits(optimizer, model, arguments, train_
 
 @pytest.mark.parametrize("options", [dict(bf16=True), dict(lr_scheduler_type="cosine")], ids=["bf16", "cosine"])
 def test_precision_and_schedules_train(optimizer, model, arguments, train_dataset, options):
+    """Other precisions and schedules train."""
     args = arguments(max_steps=20, **options)
     muon = (optimizer.MuonFactory, {"args": args})
     trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
@@ -105,6 +111,7 @@ def test_precision_and_schedules_train(optimizer, model, arguments, train_datase
 
 
 def test_decays_what_the_trainer_decays(optimizer, model, arguments, train_dataset):
+    """Weight decay applies to the parameters to which the Trainer applies it."""
     args = arguments()
     muon = (optimizer.MuonFactory, {"args": args})
     trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)
@@ -114,6 +121,7 @@ def test_decays_what_the_trainer_decays(optimizer, model, arguments, train_datas
 
 
 def test_training_arguments_count_and_settings_beside_them_count_more(optimizer, model, arguments, train_dataset):
+    """Settings beside `args` take precedence over `TrainingArguments`."""
     args = arguments(weight_decay=0.7, adam_beta1=0.3, adam_epsilon=1e-6)
     muon = (optimizer.MuonFactory, {"args": args, "weight_decay": 0.2})
     trainer = transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon)

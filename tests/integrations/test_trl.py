@@ -52,6 +52,7 @@ def arguments(tmp_path):
 
 
 def test_supervised_fine_tuning_lowers_the_loss(optimizer, model, arguments, train_dataset, tokenizer):
+    """Supervised fine-tuning lowers the loss."""
     args = arguments()
     # <use>
     muon = (optimizer.MuonFactory, {"args": args})
@@ -68,6 +69,7 @@ def test_supervised_fine_tuning_lowers_the_loss(optimizer, model, arguments, tra
 
 
 def test_resumed_adapters_end_with_the_same_bits(optimizer, arguments, train_dataset, tokenizer, tmp_path):
+    """A resumed run with adapters ends with the same bits."""
     args = arguments(save_strategy="steps", save_steps=4, max_steps=8, gradient_accumulation_steps=2)
 
     def run(resume=None):

@@ -15,13 +15,21 @@ How it is used.
 
 
 def test_loss_falls(optimizer):
+    """The loss falls.
+
+    By half.
+    """
     # <use>
     opt = optimizer.Muon(model.named_parameters())
+    # </use>
+    data = batches(20)
+    # <use>
+    opt.warmup()
     # </use>
 
 
 def test_each_case_resumes(optimizer):
-    pass
+    """Each case resumes."""
 '''
 FOUND = {
     "date": "2026-01-01",
@@ -61,8 +69,8 @@ def test_results_are_of_every_test_and_of_the_pinned_versions(repository):
 def test_page_shows_what_works_and_the_lines_of_use(folder):
     page = libraries.page(folder, FOUND)
     assert "| [Some library](#some-library) | 1.2 | works | [test_some_library.py]" in page
-    assert "\nHow it is used.\n\n```python\nopt = optimizer.Muon(model.named_parameters())\n```\n" in page
-    assert "- loss falls\n- each case resumes (a, b)\n" in page
+    assert "\nHow it is used.\n\n```python\nopt = optimizer.Muon(model.named_parameters())\nopt.warmup()\n```\n" in page
+    assert "- The loss falls.\n- Each case resumes (a, b).\n" in page
 
 
 @pytest.mark.parametrize("outcome, said", [("failed", "fails"), ("skipped", "not run"), (None, "not run")])
@@ -72,18 +80,28 @@ def test_page_says_what_does_not_pass(folder, outcome, said):
     if outcome is not None:
         tests["test_some_library.py::test_loss_falls"] = {"outcome": outcome, "seconds": 1.0}
     page = libraries.page(folder, {**FOUND, "tests": tests})
-    assert "| 1 of 2 tests do not pass |" in page and f"- **{said}**: loss falls\n" in page
+    assert "| 1 of 2 tests do not pass |" in page and f"- **{said}**: The loss falls.\n" in page
 
 
 def test_one_case_that_fails_is_a_test_that_fails(folder):
     tests = {**FOUND["tests"], "test_some_library.py::test_each_case_resumes[b]": {"outcome": "failed", "seconds": 1.0}}
     page = libraries.page(folder, {**FOUND, "tests": tests})
-    assert "| 1 of 2 tests do not pass |" in page and "- **fails**: each case resumes (b)\n" in page
+    assert "| 1 of 2 tests do not pass |" in page and "- **fails**: Each case resumes (b).\n" in page
 
 
 def test_file_without_lines_of_use_is_refused(folder):
-    (folder / "test_some_library.py").write_text(SOURCE.replace("# <use>", "#"))
-    with pytest.raises(ValueError, match="once each"):
+    for marker in "# <use>", "# </use>":
+        (folder / "test_some_library.py").write_text(SOURCE.replace(marker, "#", 1))
+        with pytest.raises(ValueError, match="pairs"):
+            libraries.page(folder, FOUND)
+    (folder / "test_some_library.py").write_text(re.sub("# </?use>", "#", SOURCE))
+    with pytest.raises(ValueError, match="pairs"):
+        libraries.page(folder, FOUND)
+
+
+def test_test_without_a_sentence_is_refused(folder):
+    (folder / "test_some_library.py").write_text(SOURCE.replace('"""Each case resumes."""', "pass"))
+    with pytest.raises(ValueError, match="test_each_case_resumes needs a docstring"):
         libraries.page(folder, FOUND)
 
 

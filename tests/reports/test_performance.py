@@ -6,7 +6,7 @@ import json
 
 from tools.pages import performance
 from tools.pages.lab_tables import lab_tables
-from tools.pages.tables import sweep_tables
+from tools.pages.tables import Table, sweep_tables
 
 
 def record(stage: str, key: str, status: str = "ok", problem: str = "", value: object = None) -> dict:
@@ -44,6 +44,25 @@ def test_section_names_its_device_and_commit(tmp_path):
     assert f"]({tmp_path.name}/some-gpu.json)" in page and f"]({tmp_path.name}/some-gpu-ideal.png)" in page
     config = "tile 32 tile_k 64 group 8 warps 4 stages 3"
     assert f"| symmetric_gemm | float16 | 2 x 64 x 64 | {config} | 2.0 ±1% | 2.5 | 3.0 | 4.0 | 1.50 | 9 |" in page
+
+
+def test_rows_and_columns_without_content_are_named_below_the_table():
+    rows = [("a", "1", "", "needs a GPU"), ("b", "2", "", "needs a GPU"), ("c", "", "unmeasured", "")]
+    shown, missing = performance.without_nothing(Table("title", ("case", "ms", "of ideal", "peer / ours"), rows))
+    assert shown.headings == ("case", "ms") and shown.rows == [("a", "1"), ("b", "2")]
+    assert missing == ["c", "of ideal", "peer / ours (needs a GPU)"]
+    empty = Table("title", ("case", "ms"), [("a", "unmeasured")])
+    assert performance.without_nothing(empty) == (empty, [])
+
+
+def test_index_has_every_file_once_and_the_newest_first(tmp_path):
+    names = "step-cpu-2026-11-21", "training-step-cpu-2026-11-20", "step-cpu-2026-11-24", "some-gpu"
+    lines = performance.index(tmp_path / f"{name}.json" for name in names).splitlines()[2:]
+    assert [line.split(" | ")[1] for line in lines] == [
+        "[step-cpu-2026-11-24](#step-cpu-2026-11-24), [step-cpu-2026-11-21](#step-cpu-2026-11-21) |",
+        "[training-step-cpu-2026-11-20](#training-step-cpu-2026-11-20) |",
+        "[some-gpu](#some-gpu) |",
+    ]
 
 
 def test_failures_are_shown_with_their_reason():

@@ -30,10 +30,10 @@ ABOUT = {
 TEXT = """\
 # Attacks on the delivery
 
-`make attacks` prints this table and writes this page. Each case is tried twice with the real clients: by who verifies
-with a pin before loading, and by who calls `get_kernel` for a commit. Survived means that no foreign code ran, and that
-what was loaded is what was published, byte for byte, or nothing: a load that fails, or waits until it is stopped, is
-survived. These are the results with {tried_with}.
+`make attacks` prints this table and writes this page. Each case is tried twice with the real clients: by one that
+verifies with a pin before loading, and by one that calls `get_kernel` for a commit. Survived means that no foreign code
+ran, and that what was loaded is what was published, byte for byte, or nothing: a load that fails, or waits until it is
+stopped, is survived. These are the results with {tried_with}.
 {table}
 A case of a Hub is a client with an empty cache that meets the fault or the lie, and then the same cache with an honest
 Hub; both loads count. Where that cache stays spoiled, the pin refuses it until it is deleted, and then the load
@@ -48,8 +48,8 @@ the proxy or the repository on the Hub, and whatever the client believes to have
 ## What it cannot
 
 - **A pin taken from a bad download.** It has to come from the publisher: `tools.hub.publish` prints it.
-- **What is written after the check.** Who can write into the cache while a program starts can exchange files between
-  `verify` and the import. Let jobs read a cache that others cannot write.
+- **What is written after the check.** Whoever can write into the cache while a program starts can exchange files
+  between `verify` and the import. Let jobs read a cache that others cannot write.
 - **What the client itself does** while it downloads: it writes outside of its cache for an ETag with `..`, waits for
   ever for a silent server, keeps a wrong listing. [upstream.md](upstream.md) lists this, with a report for each.
 - **That a load succeeds.** A wrong answer can always prevent one.

@@ -21,7 +21,7 @@ def source(results: dict, file: str) -> str:
     return (
         f"[The file]({file}): {results['device']}, torch {results['torch']}, "
         f"{commit_words(results['commit'], results['dirty'])};\n"
-        f"matrices of {m} x {n}, errors in the root mean square of {len(results['seeds'])} seeds."
+        f"matrices of {m} x {n}, errors as the root mean square over {len(results['seeds'])} seeds."
     )
 
 

@@ -25,14 +25,12 @@ TESTS = ROOT / "tests" / "integrations"
 RESULTS = TESTS / "results.json"
 PAGE = ROOT / "docs" / "libraries.md"
 HEADINGS = ("library", "version", "result", "tests")
-# Words of a test's name that are spelled otherwise in a sentence.
-NAMES = {"adamw": "AdamW", "fabric": "Fabric", "lookahead": "Lookahead", "muon": "Muon", "swa": "SWA"}
 LISTED = 60  # letters of the cases of a test that a line has at most
 
 INTRODUCTION = """\
 # Libraries
 
-Muon in the libraries that others train with. Each line is shown by tests with the real library, tiny models with random
+Muon in the libraries that people train with. Each line is shown by tests with the real library, tiny models with random
 weights and text that comes with Python: `make test-integrations` runs them, and makes this page of what they found.
 Everywhere `optimizer` is what `get_kernel` returns:
 
@@ -45,25 +43,24 @@ optimizer = get_kernel("org/optimizer", version=0, trust_remote_code=True)
 
 
 class Test(NamedTuple):
-    """A test function, and how each of its cases ended: `passed`, `failed` or `skipped`; none where it has not run.
+    """What a test shows, in a sentence, and how each of its cases ended; none where it has not run.
 
-    Cases go by what pytest calls them; the one of a test without parameters is called "".
+    Cases go by what pytest calls them, and end as `passed`, `failed` or `skipped`. The one of a test without parameters
+    is called "".
     """
 
-    name: str
+    sentence: str
     outcomes: Mapping[str, str]
 
     def works(self) -> bool:
         return set(self.outcomes.values()) == {"passed"}
 
     def line(self) -> str:
-        """Return the name as a sentence with the cases, and before it what is not as it says."""
-        words = self.name.removeprefix("test_").split("_")
-        said = " ".join(NAMES.get(word, word) for word in words)
+        """Return the sentence with the cases, and before it what is not as it says."""
         if self.works():
-            return f"- {said}{in_brackets(list(self.outcomes))}"
+            return f"- {self.sentence}{in_brackets(list(self.outcomes))}."
         failed = [case for case, outcome in self.outcomes.items() if outcome == "failed"]
-        return f"- **fails**: {said}{in_brackets(failed)}" if failed else f"- **not run**: {said}"
+        return f"- **fails**: {self.sentence}{in_brackets(failed)}." if failed else f"- **not run**: {self.sentence}."
 
 
 def in_brackets(cases: Sequence[str]) -> str:
@@ -94,10 +91,18 @@ def libraries(folder: Path, results: dict) -> Iterator[Library]:
         source = file.read_text()
         tree = ast.parse(source)
         name, _, text = (ast.get_docstring(tree) or file.stem).partition("\n")
-        names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-        tests = [Test(each, outcomes_of(results["tests"], file.name, each)) for each in names]
+        functions = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
+        tests = [Test(sentence(each), outcomes_of(results["tests"], file.name, each.name)) for each in functions]
         version = results["versions"].get(distribution(file))
         yield Library(file.name, name.rstrip("."), text.strip(), lines_of_use(source), version, tests)
+
+
+def sentence(test: ast.FunctionDef) -> str:
+    """Return the first line of a test's docstring, without its period. Raises ValueError if it has none."""
+    text = ast.get_docstring(test)
+    if not text:
+        raise ValueError(f"{test.name} needs a docstring, whose first line the page shows")
+    return text.splitlines()[0].removesuffix(".")
 
 
 def distribution(file: Path) -> str:
@@ -118,12 +123,12 @@ def outcomes_of(tests: Mapping[str, dict], file: str, name: str) -> dict[str, st
 def lines_of_use(source: str) -> str:
     """Return the lines between the markers, as at the top of a file, where two empty lines end what is indented.
 
-    Raises ValueError unless there is one pair of markers.
+    Raises ValueError unless there are pairs of markers.
     """
-    _, *rest = source.split("# <use>\n")
-    if len(rest) != 1 or rest[0].count("# </use>\n") != 1:
-        raise ValueError("need the markers `# <use>` and `# </use>` once each")
-    lines = dedent(rest[0].split("# </use>\n")[0].rstrip(" ")).strip()
+    parts = re.findall(r"# <use>\n(.*?) *# </use>\n", source, re.DOTALL)
+    if not parts or any(source.count(marker) != len(parts) for marker in ("# <use>\n", "# </use>\n")):
+        raise ValueError("need pairs of the markers `# <use>` and `# </use>`")
+    lines = dedent("".join(parts)).strip()
     return re.sub(r"(\n +.*)\n\n(?=\S)", r"\1\n\n\n", lines)
 
 

@@ -28,6 +28,9 @@ same gradients end at points that differ by less than 3e-11 of the distance move
 code that took the other steps. As published, most packages iterate in bfloat16: a first step differs from the exact one
 by up to 5 % of its length, and so does ours.
 
+From `torch.optim.AdamW`, [learning_rates.md](learning_rates.md#coming-from-another-optimizer) says what to write, and
+`import_state(opt, saved, "adamw")` takes its checkpoint along.
+
 | from | tested against |
 | --- | --- |
 {rows}

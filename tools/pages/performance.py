@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tools.pages import markdown
 from tools.pages.generated import write_or_check
 from tools.pages.lab_tables import lab_tables
-from tools.pages.tables import sweep_tables
+from tools.pages.tables import Table, sweep_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/performance.md"
@@ -45,17 +45,50 @@ smallest and the largest of several seeds.
 | ms predicted, of goal | the time of a step by the [model](predictions.md), and the goal for it |
 | over the first | time divided by that of the first build, in the same round |
 | parts, blocks | parts of matrices that a rank holds; pieces that an owner copies between messages and batches |
+| messages | how many a rank sends and receives in a step |
+| plan, s | the seconds in which a rank decides who works on what, and the most that they may be |
+
+In a column `case`, *beside busy cores* means that other processes keep every core busy, and *kernel[grid]* that
+Triton's launcher starts the kernel, not ours. In a column `way`, products are *torch*'s; *symmetric*, by Triton;
+*compiled*, with CUTLASS; or *replayed* by CUDA graphs.
 """
+
+# What the files are about, by how their names begin.
+QUESTIONS = {
+    "step": "How long does a step take, beside other Muons?",
+    "training-step": "How much of a whole training step is the optimizer's?",
+    "character-model": "Which loss does a small model reach, beside AdamW?",
+    "orthogonalize": "How long does the orthogonalization alone take?",
+    "bookkeeping": "How long do the passes before and after it take?",
+    "portable": "How much slower is it without a compiled library?",
+    "fake-step": "What will a step launch and move on a GPU?",
+    "launch": "How long does the host of a GPU take to launch a kernel?",
+    "model-host": "How long does the host of a GPU take for a step, launches included?",
+    "host-time": "How long does the host take for a step of many matrices?",
+    "scale": "How long does one rank among many take to plan and to step?",
+    "load": "How long does `get_kernel` take?",
+    "build": "How long does a build take, and how large is it?",
+}
+# Cells in which there is nothing, or why.
+NOTHING = ("", "unmeasured", "needs a GPU", "not installed")
 
 
 def page(results: Path, beside: Path) -> str:
     """Return the page for the files in `results` that have timings, with links relative to the folder `beside`."""
-    parts = [INTRODUCTION.format(results=link(results, beside))]
-    for file in sorted(results.glob("*.json")):
-        content = json.loads(file.read_text())
-        if "lab" in content or "results" in content:
-            parts.append("\n".join(section(file, content, beside)))
-    return "\n".join(parts)
+    contents = {file: json.loads(file.read_text()) for file in sorted(results.glob("*.json"))}
+    measured = {file: content for file, content in contents.items() if "lab" in content or "results" in content}
+    sections = ["\n".join(section(file, content, beside)) for file, content in measured.items()]
+    return "\n".join([INTRODUCTION.format(results=link(results, beside)), index(measured), *sections])
+
+
+def index(files: Iterable[Path]) -> str:
+    """Return a table of the questions that the files answer, with links to their sections, the newest first."""
+    links: dict[str, list[str]] = {}
+    for file in sorted(files, reverse=True):
+        kind = max((kind for kind in QUESTIONS if file.stem.startswith(f"{kind}-")), key=len, default="")
+        links.setdefault(QUESTIONS.get(kind, "Everything on one GPU"), []).append(f"[{file.stem}](#{file.stem})")
+    rows = [(question, ", ".join(links[question])) for question in (*QUESTIONS.values(), *links) if question in links]
+    return markdown.table(("question", "answers"), list(dict.fromkeys(rows))) + "\n"
 
 
 def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
@@ -64,9 +97,34 @@ def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
     yield f"{origin(content)} [The file]({link(file, beside)}).\n"
     tables = lab_tables(content) if "lab" in content else sweep_tables(content, file.stem)
     for table in tables:
-        yield f"### {table.title}\n\n{markdown.table(table.headings, table.rows)}\n"
+        shown, missing = without_nothing(table)
+        yield f"### {table.title}\n\n{markdown.table(shown.headings, shown.rows)}\n"
+        if missing:
+            yield f"Not measured: {', '.join(missing)}.\n"
     for figure in sorted(file.parent.glob(f"{file.stem}-*.png")):
         yield f"![{figure.stem}]({link(figure, beside)})\n"
+
+
+def without_nothing(table: Table) -> tuple[Table, list[str]]:
+    """Return a table without the rows and columns in which nothing was measured, and what these are called."""
+    rows = [row for row in table.rows if has_content(row[1:])]
+    if not rows:
+        return table, []
+    columns = [(heading, *cells) for heading, cells in zip(table.headings, zip(*rows))]
+    shown = [column for column in columns if column == columns[0] or has_content(column[1:])]
+    missing = [line for line in table.rows if line not in rows] + [line for line in columns if line not in shown]
+    headings, *rows = zip(*shown)
+    return table._replace(headings=headings, rows=rows), list(map(with_reason, missing))
+
+
+def has_content(cells: Iterable[str]) -> bool:
+    return any(cell not in NOTHING for cell in cells)
+
+
+def with_reason(line: Sequence[str]) -> str:
+    """Return what a row or column without content is called, and why nothing was measured, if it says so."""
+    reasons = sorted(set(line[1:]) - {"", "unmeasured"})
+    return f"{line[0]} ({', '.join(reasons)})" if reasons else line[0]
 
 
 def origin(content: dict) -> str:

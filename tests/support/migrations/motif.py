@@ -15,7 +15,7 @@ optimizer = get_kernel("org/optimizer", version=0, trust_remote_code=True).compa
 
 To use what is new here, write the call below instead. Both take the same steps.""",
     there="""\
-optimizer = get_kernel("motif-technologies/optimizer")
+optimizer = get_kernel("motif-technologies/optimizer")  # newer `kernels` want a version or a revision, too
 opt = optimizer.Muon(optimizer.muon.get_default_muon_param_groups(model){muon})
 """,
     tried="opt = Motif(matrices, rest{muon})\n",
