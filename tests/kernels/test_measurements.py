@@ -84,14 +84,15 @@ LAUNCHES = {
 WRONG = [
     *(("small_polar", "on_chip", wrong) for wrong in (2, -1, True, 1.0)),
     *(("symmetric_gemm", "sections", wrong) for wrong in (0, True, 1.0)),
+    *(("symmetric_gemm", "gain", wrong) for wrong in (float("nan"), float("inf"), -0.5, 2)),
     ("small_polar", "warps", 0),
     ("small_polar", "side", "64"),
 ]
 
 
 @pytest.mark.parametrize("name, field, wrong", WRONG)
-def test_a_launch_that_cannot_be_is_ignored(measurements, file, key, name, field, wrong):
-    need, right = file.Need(name, "float16", 60, 256), {"on_chip": 1, "sections": 3}
+def test_a_launch_or_gain_that_cannot_be_is_ignored(measurements, file, key, name, field, wrong):
+    need, right = file.Need(name, "float16", 60, 256), {"on_chip": 1, "sections": 3, "gain": 0.0}
     entry = {"m": 60, "k": 256, **LAUNCHES[name], "gain": 1.5}
     for changes, is_read in (({field: right.get(field, 8)}, True), ({}, True), ({field: wrong}, False)):
         file.file_of(key).unlink(missing_ok=True)
@@ -129,6 +130,15 @@ def test_limits_on_torchs_instructions_are_in_a_processors_key(kernel, monkeypat
     processor = kernel.kernels.machine.processor.__wrapped__
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert ", torch DEFAULT, " in processor()
+
+
+def test_the_kind_of_an_arm_processor_is_in_its_key(kernel, monkeypatch, tmp_path):
+    """Linux knows no name of it; this is a Neoverse N1."""
+    lines = "processor\t: 0", "CPU implementer\t: 0x41", "CPU variant\t: 0x3", "CPU part\t: 0xd0c"
+    machine, facts = kernel.kernels.machine, tmp_path / "cpuinfo"
+    facts.write_text("\n".join(lines))
+    monkeypatch.setattr(machine, "_CPU_FACTS", facts)
+    assert "(implementer 0x41, part 0xd0c, variant 0x3), torch " in machine.processor.__wrapped__()
 
 
 def write_some(variants: str, first: int, count: int, together) -> None:
@@ -237,20 +247,6 @@ def test_what_failed_here_is_taken_from_nowhere(kernel, measurements, file, monk
     assert nearest() is entries[1]
     measurements.forget()
     assert nearest() is entries[1]  # by its file
-
-
-def test_only_what_was_agreed_counts_among_ranks(measurements, file, key):
-    """And among exactly the ranks that agreed; a machine's file may be another on other ranks."""
-    measurements.keep(key, table(file, entry(8, 16)))
-    need, ranks = file.Need(KERNEL, DTYPE, 8, 16), (0, 3)
-    assert known(measurements, file, key, 8, 16, ranks) is None
-    measurements.agree(key, need, entry(8, 16, "NATIVE"), 3, ranks)
-    assert known(measurements, file, key, 8, 16, ranks) == ("NATIVE", "measured by rank 3")
-    for others in ((), (0, 1), (0, 1, 2, 3)):
-        assert known(measurements, file, key, 8, 16, others) is None
-    assert known(measurements, file, key, 8, 16) == ("SINGLE", "measured here")
-    measurements.work_among_ranks(True)
-    assert known(measurements, file, key, 8, 16) == ("NATIVE", "measured by rank 3")
 
 
 def test_launched_fields_are_those_of_configurations(kernel, file):

@@ -63,11 +63,11 @@ def test_a_full_disk_keeps_no_empty_marks(kernel, monkeypatch, tmp_path):
     trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(torch.device("cpu"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    def half_written(path, text):
-        path.touch()
+    def half_written(mark, *what, **more):
+        mark.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", half_written)
+    monkeypatch.setattr(trials, "_write", half_written)
     with trials.trial(key, kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", 24, 40), "NATIVE"):
         assert not list((tmp_path / "optimizer").iterdir())
 
@@ -88,3 +88,41 @@ def test_an_old_lock_is_not_waited_for_where_nobody_can_remove_it(kernel, monkey
         seconds = time.monotonic() - began
         lock.parent.chmod(0o755)
     assert problem == f"{lock.parent} cannot be written" and seconds < 1
+
+
+def test_another_user_reads_what_was_kept(kernel, monkeypatch, tmp_path):
+    """An image is made as root, and runs as somebody else."""
+    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = os.umask(0o022)
+    file.add(key, file.empty())
+    os.umask(before)
+    assert file.file_of(key).stat().st_mode & 0o777 == 0o644
+
+
+def test_what_cannot_be_read_now_is_not_replaced(kernel, monkeypatch, tmp_path):
+    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file.add(key, file.Table({}, {("cpu_products", "float32"): {"NATIVE": "wrong"}}))
+    before = file.file_of(key).read_bytes()
+
+    def stale(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", stale)
+        assert "Stale" in file.add(key, file.empty())
+    assert file.file_of(key).read_bytes() == before
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_regular_file_is_not_opened(kernel, measurements, make):
+    """To open a pipe would wait, and a device may never end."""
+    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    file.cache_folder().mkdir()
+    make(file.file_of(key))
+    make(file.file_of(key).with_suffix(".1-1.trial"))
+    with pytest.warns(RuntimeWarning, match="is ignored, as it cannot be read: .* is no regular file"):
+        assert not measurements.all_failed(key)
+    with pytest.warns(RuntimeWarning, match="in this process only: .* is no regular file"):
+        measurements.keep(key, file.empty())

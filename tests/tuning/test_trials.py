@@ -100,6 +100,17 @@ def test_foreign_marks_are_no_errors(kernel, measurements, need, change):
     assert not failures(kernel, measurements)
 
 
+def test_no_process_is_asked_on_windows(kernel, measurements, need, monkeypatch):
+    """There the question ends it."""
+    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", "overdue": True}))
+    with monkeypatch.context() as windows:
+        windows.setattr("sys.platform", "win32")
+        windows.setattr(os, "kill", lambda *_: pytest.fail("it was ended"))
+        assert not failures(kernel, measurements) and marks()
+    assert "NATIVE" in failures(kernel, measurements)
+
+
 @pytest.mark.parametrize("error", [None, ValueError])
 def test_a_trial_that_ends_leaves_no_mark(kernel, measurements, need, error):
     key = kernel.kernels.machine.key_of(CPU)
@@ -158,3 +169,26 @@ def test_a_mark_that_two_processes_see_counts_once(kernel, measurements, need, m
     monkeypatch.setattr(trials, "_has_ended", judged_elsewhere)
     tables.append(trials.left_behind(key))
     assert [table.failed for table in tables] == [{}, {}] and not marks()
+
+
+def test_no_link_in_the_folder_is_written_through(kernel, measurements, need, tmp_path):
+    """A folder may be one that others write to, too: they know what the files are called."""
+    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(CPU)
+    mark, theirs = trials._mark(key, need, "NATIVE"), tmp_path / "theirs"
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before"}))
+    file = kernel.kernels.measurement_file.file_of(key)
+    trials._first_mark(file, (need.kernel, need.dtype, "NATIVE")).symlink_to(theirs)
+    failures(kernel, measurements)
+    assert not marks() and not theirs.exists()
+    mark.symlink_to(theirs)
+    with trials.trial(key, need, "NATIVE"):
+        assert not theirs.exists()
+
+
+def test_a_trial_that_ends_while_it_becomes_overdue_leaves_no_mark(kernel, measurements, need):
+    trials = kernel.kernels.trials
+    with trials.trial(kernel.kernels.machine.key_of(CPU), need, "NATIVE"):
+        (mark,) = marks()
+    with pytest.warns(RuntimeWarning, match="has been running"):
+        trials._overdue(need, "NATIVE", mark)
+    assert not marks()

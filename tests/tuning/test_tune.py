@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +65,21 @@ def test_a_candidate_that_raises_is_left_out(kernel, tune, contests, table_clock
 def test_shapes_that_are_none_are_refused(kernel, measurements, shape):
     with pytest.raises(ValueError, match="shapes must be a list of"):
         kernel.tune([(8, 8), shape])
+    assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
+
+
+@pytest.mark.parametrize("shape", [(10**12, 10**12), (2**63, 1), (10**18, 8, 8)], ids=str)
+def test_shapes_that_no_memory_holds_are_refused(kernel, measurements, shape):
+    with pytest.raises(ValueError, match=re.escape(f"at most {2**59} entries in all, got {shape}")):
+        kernel.tune([(8, 8), shape], device="cpu", dtype=BF16)
+    assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
+
+
+@pytest.mark.parametrize("budget", [10**400, -1, float("nan")], ids=lambda it: str(it)[:4])
+def test_budgets_that_no_clock_reaches_are_refused(kernel, measurements, budget):
+    for call in (kernel.tune, lambda shapes, **given: kernel.Muon([Parameter(torch.ones(8, 8))]).warmup(**given)):
+        with pytest.raises(ValueError, match=f"budget must be at least 0 seconds, .* got {budget}"):
+            call([(8, 8)], budget=budget)
     assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
 
 
@@ -146,15 +159,6 @@ def test_random_numbers_of_the_user_stay_as_they_were(kernel, measurements):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_want_of_memory_leaves_a_size_as_it_was(kernel, tune, measurements, monkeypatch):
-    def too_large(task):
-        raise torch.cuda.OutOfMemoryError("out of memory")
-
-    monkeypatch.setattr(tune, "contest_of", too_large)
-    told = run(tune.Tuner(60.0), tune, tasks(kernel, (24, 40)))
-    assert "too little free memory" in told[0] and chosen(kernel, 24, 40).source == "by default"
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_here_is_refused(kernel):
     with pytest.raises(ValueError, match="device must be a CPU or a GPU that is here"):
@@ -189,44 +193,6 @@ def test_a_step_measures_nothing(kernel, tune, measurements, monkeypatch):
     optimizer.step()
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_line_is_drawn_in_place_on_terminals_alone(kernel, capsys, monkeypatch, terminal):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    monkeypatch.setenv("COLUMNS", "30")
-    line = kernel.tuning.progress.Line("warm-up")
-    line(1, 2, "a long text that no line of thirty holds")
-    line(2, 2, "end")
-    printed = capsys.readouterr().out
-    if terminal:
-        first, second = printed.lstrip("\r").split("\r")
-        assert (
-            len(first) == 29 and second.rstrip("\n").ljust(29) == "warm-up 2/2: end".ljust(29) and second.endswith("\n")
-        )
-    else:
-        assert printed == "warm-up 1/2: a long text that no line of thirty holds\nwarm-up 2/2: end\n"
-
-
-@pytest.mark.parametrize("problem", ["can't allocate memory", "No space left on device"])
-def test_accidents_convict_no_candidate(kernel, measurements, monkeypatch, problem):
-    def unlucky(*arguments):
-        raise RuntimeError(problem)
-
-    monkeypatch.setattr(kernel.tuning.contest, "_prove_table", unlucky)
-    kernel.tune([(24, 40)], device="cpu", dtype=torch.bfloat16, budget=5, progress=lambda *_: None)
-    measurements.forget()
-    assert not measurements.failed(kernel.kernels.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
-
-
-def test_progress_is_drawn_in_place_in_a_notebook(kernel, monkeypatch):
-    """Its stream is no terminal, and takes carriage returns all the same."""
-    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
-    monkeypatch.setattr("sys.stdout", stream)
-    line = kernel.tuning.progress.Line("warm-up")
-    line(1, 2, "a longer stage")
-    line(2, 2, "end")
-    assert stream.getvalue() == "\rwarm-up 1/2: a longer stage\rwarm-up 2/2: end           \n"
-
-
 @pytest.mark.parametrize("wrong", [{"progress": 5}, {"device": "nope"}, {"device": "mps"}], ids=str)
 def test_tune_refuses_arguments_before_it_measures(kernel, measurements, wrong):
     before = measurements.changed()
@@ -235,8 +201,8 @@ def test_tune_refuses_arguments_before_it_measures(kernel, measurements, wrong):
     assert measurements.changed() == before
 
 
-@pytest.mark.parametrize("stream", [io.StringIO(), SimpleNamespace(write=lambda text: None, flush=lambda: None), None])
-def test_progress_needs_no_terminal_and_no_output(kernel, monkeypatch, stream):
-    """Loggers that stand in for the output may have `write` and `flush` alone, and a service may have no output."""
-    monkeypatch.setattr("sys.stdout", stream)
-    kernel.tuning.progress.Line("tune")(1, 1, "done")
+def test_frozen_parameters_take_no_time_of_a_warm_up(kernel, measurements):
+    matrices = [("a.weight", Parameter(torch.ones(64, 96), False)), ("b.weight", Parameter(torch.ones(8, 16)))]
+    told = []
+    kernel.Muon(matrices).warmup(lambda done, total, what: told.append(what), budget=0)
+    assert not any("64 x 96" in what for what in told) and any("8 x 16" in what for what in told)

@@ -20,6 +20,15 @@ from .tracing import constant_while_traced
 _OLDEST_FOR_TRITON = 80
 _CPU_FACTS = Path("/proc/cpuinfo")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+# What /proc/cpuinfo calls the numbers of a processor's kind, and what they are called here. The last three are ARM's,
+# where there is no name.
+_KIND = {
+    "cpu family": "family",
+    "model": "model",
+    "CPU implementer": "implementer",
+    "CPU part": "part",
+    "CPU variant": "variant",
+}
 
 
 class Key(NamedTuple):
@@ -52,16 +61,15 @@ def gpu_key(device_name: str) -> Key:
 
 @functools.cache
 def processor() -> str:
-    """Return a processor's name, family and model (makers reuse names), torch's instructions and `gemm_`'s by dtype."""
+    """Return a processor's name and kind (makers reuse names), torch's instructions and `gemm_`'s by dtype."""
     facts = _CPU_FACTS.read_text() if _CPU_FACTS.exists() else ""
-    found = {key: re.search(rf"^{key}\s*: (.+)$", facts, re.MULTILINE) for key in ("model name", "cpu family", "model")}
-    name, family, model = (match and match.group(1).strip() for match in found.values())
-    named = f"{name or platform.processor() or platform.machine()}"
+    found = {field: re.search(rf"^{field}\s*: (.+)$", facts, re.MULTILINE) for field in ("model name", *_KIND)}
+    known = {field: match.group(1).strip() for field, match in found.items() if match}
+    name = known.get("model name") or platform.processor() or platform.machine()
+    kind = ", ".join(f"{word} {known[field]}" for field, word in _KIND.items() if field in known)
     instructions = ", ".join(map(native.gemm_instructions, (torch.bfloat16, torch.float32)))
     of_torch = torch.backends.cpu.get_cpu_capability()  # which users may limit
-    return (
-        f"{named}{f' (family {family}, model {model})' if family and model else ''}, torch {of_torch}, {instructions}"
-    )
+    return f"{name}{f' ({kind})' if kind else ''}, torch {of_torch}, {instructions}"
 
 
 @functools.cache

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
-import tempfile
+import secrets
 import time
 import warnings
 from contextlib import contextmanager
@@ -82,13 +83,19 @@ def read(key: Key) -> Table:
     """Return the table stored for a key. A broken file, or one for another key, gives an empty table and a warning."""
     file = file_of(key)
     try:
-        text = file.read_text() if file is not None else None
-    except (FileNotFoundError, NotADirectoryError):
-        text = None
-    except (OSError, UnicodeDecodeError) as error:
-        text = None
+        return empty() if file is None else _read(file, key)
+    except OSError as error:
         _warn(f"{file} is ignored, as it cannot be read: {error}")
-    if text is None:
+        return empty()
+
+
+def _read(file: Path, key: Key) -> Table:
+    """Do what `read` does, but raise OSError if the file is there and cannot be read."""
+    try:
+        if file.exists() and not file.is_file():  # to open a pipe would wait for who writes to it
+            raise OSError(f"{file} is no regular file")
+        text = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
         return empty()
     try:
         content = json.loads(text)
@@ -115,7 +122,7 @@ def add(key: Key, table: Table) -> Optional[str]:
         with _alone(file.with_suffix(".lock")):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the user was warned when it was read first
-                kept = read(key)
+                kept = _read(file, key)  # an OSError ends this: what cannot be read now may hold good measurements
             kept.take(table)
             _replace(file, json.dumps(_content_of(key, kept), indent=1) + "\n")
     except OSError as error:
@@ -131,8 +138,9 @@ def _table_of(content: dict[str, Any]) -> Table:
         field, kind = JUDGED[kernel]
         numbers = {name: entry[name] for name in ("m", "k", *LAUNCHED[kernel])}
         integers = all(type(number) is int for number in numbers.values())
-        switch = numbers.pop("on_chip", 0)
-        if not integers or min(numbers.values()) < 1 or switch not in (0, 1) or type(entry[field]) is not kind:
+        switch, judged = numbers.pop("on_chip", 0), entry[field]
+        possible = type(judged) is kind and (kind is str or 0 <= judged < math.inf)
+        if not integers or min(numbers.values()) < 1 or switch not in (0, 1) or not possible:
             raise ValueError(f"{entry} is not a measurement of {kernel}")
         untried = entry.get("untried", [])
         if not isinstance(untried, list) or not all(isinstance(name, str) for name in untried):
@@ -173,13 +181,14 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _replace(file: Path, text: str) -> None:
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
+    # Not by `tempfile`, whose files nobody else can read: images are made by one user, and run by another.
+    new = file.with_name(f"{file.stem}-{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(descriptor, "w") as written:
+        with open(new, "x") as written:
             written.write(text)
-        os.replace(name, file)
+        os.replace(new, file)
     except BaseException:
-        Path(name).unlink(missing_ok=True)  # an interrupt may come after the renaming
+        new.unlink(missing_ok=True)  # an interrupt may come after the renaming
         raise
 
 

@@ -78,7 +78,7 @@ def measured_here(key: Optional[Key], need: Need, among: Optional[Ranks] = None)
     if key is None:
         return None
     if among is not None or _STATE.several_ranks:
-        agreed = _STATE.agreed.get(key, {}).get(need)
+        agreed = agreement(key, need)
         if agreed is None or (among is not None and among not in agreed.sets):
             return None
         return Known(agreed.entry, f"measured by rank {agreed.rank}")
@@ -90,7 +90,8 @@ def sizes_here(key: Optional[Key], kernel: str, dtype: str, among: Optional[Rank
     """Return what `measured_here` returns for each size of a kernel and dtype that has a measurement."""
     if key is None:
         return []
-    known = _STATE.agreed.get(key, {}) if among is not None or _STATE.several_ranks else _table(key).measured
+    agreed = _STATE.agreed.get(_of_any_threads(key), {})
+    known = agreed if among is not None or _STATE.several_ranks else _table(key).measured
     found = (measured_here(key, need, among) for need in list(known) if (need.kernel, need.dtype) == (kernel, dtype))
     return [entry for entry in found if entry is not None]
 
@@ -132,14 +133,25 @@ def record_failures(key: Key, wrong: Mapping[tuple[str, str], Mapping[str, str]]
 def own_measurement(key: Key, need: Need) -> Optional[Mapping[str, Any]]:
     """Return what this machine measured, agreed among ranks or not; None if the chosen candidate has failed since."""
     entry = _table(key).measured.get(need)
-    wrong = failed(key, need.kernel, need.dtype)
-    chosen = entry is not None and entry.get("gain", 1.0) >= 1
-    return None if chosen and candidate_name(entry, need.kernel) in wrong else entry
+    return None if entry is not None and _has_failed(key, need, entry) else entry
+
+
+def _has_failed(key: Key, need: Need, entry: Mapping[str, Any]) -> bool:
+    """Whether the candidate that an entry chooses has failed since."""
+    return entry.get("gain", 1.0) >= 1 and candidate_name(entry, need.kernel) in failed(key, need.kernel, need.dtype)
 
 
 def agreement(key: Key, need: Need) -> Optional[Agreed]:
-    """Return the entry that ranks have agreed on for a size; None if there is none."""
-    return _STATE.agreed.get(key, {}).get(need)
+    """Return the entry that ranks have agreed on for a size; None if there is none, or if it has failed since.
+
+    It holds for any number of threads: else a rank that changes its own would no longer choose what the others do.
+    """
+    agreed = _STATE.agreed.get(_of_any_threads(key), {}).get(need)
+    return None if agreed is None or _has_failed(key, need, agreed.entry) else agreed
+
+
+def _of_any_threads(key: Key) -> Key:
+    return key._replace(threads=0)
 
 
 def agree(key: Key, need: Need, entry: Mapping[str, Any], rank: int, ranks: Ranks) -> None:
@@ -147,7 +159,7 @@ def agree(key: Key, need: Need, entry: Mapping[str, Any], rank: int, ranks: Rank
     before = agreement(key, need)
     sets = (before.sets if before else frozenset()) | {ranks}
     if before is None or ranks not in before.sets:
-        _STATE.agreed.setdefault(key, {})[need] = Agreed(entry, rank, sets)
+        _STATE.agreed.setdefault(_of_any_threads(key), {})[need] = Agreed(entry, rank, sets)
         _STATE.changes += 1
 
 

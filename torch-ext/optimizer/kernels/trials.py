@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import threading
 import time
 import warnings
@@ -75,17 +76,18 @@ def left_behind(key: Key) -> Table:
 def _marks(file: Optional[Path]) -> list[Path]:
     """Return the marks beside a file; none if its folder cannot be read: `measurement_file.read` has warned."""
     try:
-        return [] if file is None else list(file.parent.glob(f"{file.stem}.*.trial"))
+        marks = [] if file is None else file.parent.glob(f"{file.stem}.*.trial")
+        return [mark for mark in marks if mark.is_file()]  # to open a pipe would wait for who writes to it
     except OSError:
         return []
 
 
 def _ended_before(file: Path, what: Sequence[str]) -> bool:
     """Whether this candidate has left a mark before, and no trial of it has ended since; else remember this mark."""
-    first = _first_mark(file, what)
-    if first.exists():
+    try:
+        _first_mark(file, what).touch(exist_ok=False)  # so it follows no link that another user has put there
+    except FileExistsError:
         return True
-    first.write_text(" ".join(what))
     return False
 
 
@@ -117,12 +119,15 @@ def _write(mark: Path, need: Need, candidate: str, overdue: bool) -> None:
         "since": _start_of(os.getpid()),
         "overdue": overdue,
     }
-    mark.write_text(json.dumps({**who, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
+    # An overdue mark is not made anew: if there is none, its trial has just ended. Windows has no O_NOFOLLOW.
+    flags = os.O_WRONLY | os.O_TRUNC | (0 if overdue else os.O_CREAT) | getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(mark, flags, 0o666), "w") as written:
+        written.write(json.dumps({**who, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
 
 
 def _overdue(need: Need, candidate: str, mark: Optional[Path]) -> None:
-    with suppress(OSError):
-        if mark is not None and mark.exists():
+    if mark is not None:
+        with suppress(OSError):
             _write(mark, need, candidate, overdue=True)
     warnings.warn(
         f"{need.kernel} {candidate} in {need.dtype} has been running for {PATIENCE_SECONDS:.0f} seconds. If it hangs, "
@@ -142,6 +147,8 @@ def _has_ended(content: Mapping[str, Any], mark: Path) -> bool:
         return False
     if content["container"] != _container():
         return mark.stat().st_mtime < _start_of_this_container()
+    if sys.platform == "win32":  # there `os.kill` would end the process, or the group of processes of a console
+        return False
     try:
         os.kill(content["process"], 0)
     except ProcessLookupError:

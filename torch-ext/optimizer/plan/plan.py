@@ -114,9 +114,9 @@ def make_plan(
     for parameter, frozen in _parameters(groups, state, replica_ranks):
         its_matrices = parameter.matrices(groups[parameter.group], choose)
         matrices.append(its_matrices)
-        if not parameter.is_here:
+        if frozen or not parameter.is_here:
             continue
-        owned = [] if frozen else [matrix for matrix in its_matrices if matrix.has_owner]
+        owned = [matrix for matrix in its_matrices if matrix.has_owner]
         sums = {matrix: as_summed(matrix) for matrix in owned} if options.sum_gram else {}
         summed += filter(None, sums.values())
         exchanged += [matrix for matrix in owned if not sums.get(matrix)]

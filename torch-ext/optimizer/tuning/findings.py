@@ -60,8 +60,9 @@ def compete(
 
     After `proofs_end` on the clock no proof begins, and what is proven by then is raced: the default and torch's
     products in any case. When the race begins, `seconds()` says about how long it may take. Candidates that have failed
-    on this machine before are left out. Nothing is stored, with one exception: a candidate of ours that made the GPU
-    unusable. RuntimeError is raised for it, and for torch's products.
+    on this machine before are left out. RuntimeError is raised for a candidate that made the GPU unusable; one of ours
+    counts as wrong. Nothing is stored, unless an error or an interrupt ends this: then the wrong candidates are, as
+    they must never be used.
     """
     key = key_of(task.device)
     known = failed(key, task.need.kernel, task.need.dtype)
@@ -74,20 +75,26 @@ def compete(
     def around(name: str) -> ContextManager:  # torch's products have no trial: there is nothing to replace them
         return nullcontext() if name == contest.rival else trial(key, task.need, name)
 
+    wrong: dict[str, str] = {}
     try:
         with without_autocast(task.device.type):
             proofs = {name: contest.candidates[name].prove for name in asked}
-            wrong, dropped = _proven(proofs, around, lambda: clock.now() < proofs_end)
+            dropped = _proven(proofs, around, lambda: clock.now() < proofs_end, wrong)
             runs = {name: contest.candidates[name].run for name in asked if name not in {**wrong, **dropped}}
             times, more = race(runs, clock, seconds(), around)
-    except LostGpuError as lost:
-        ours = lost.name != contest.rival
+    except BaseException as error:
+        lost = isinstance(error, LostGpuError)
+        ours = lost and error.name != contest.rival
         if ours:
-            keep(key, Table({}, {(task.need.kernel, task.need.dtype): {lost.name: lost.why}}))
+            wrong[error.name] = error.why
+        if wrong:
+            keep(key, Table({}, {(task.need.kernel, task.need.dtype): wrong}))
+        if not lost:
+            raise
         raise RuntimeError(
-            f"{task.need.kernel} {lost.name} made {task.device} unusable for this process: start it again"
-            f"{'; it will leave this candidate out' if ours else ''} ({lost.why})"
-        ) from lost
+            f"{task.need.kernel} {error.name} made {task.device} unusable for this process: start it again"
+            f"{'; it will leave this candidate out' if ours else ''} ({error.why})"
+        ) from error
     found = _found(task, contest, times, wrong, {**dropped, **more})
     return found._replace(entry=_with_earlier(found.entry, kept, times), failed_before=known)
 
@@ -136,7 +143,8 @@ def _found(
         sentences[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
     sentences += [f"{name} failed its proof: {why}" for name, why in wrong.items()]
     sentences += [f"{name} is left out: {why}" for name, why in dropped.items()]
-    untried = [name for name, why in dropped.items() if why == OUT_OF_TIME]
+    accident = times.keys() <= {contest.rival}  # such as a full disk, perhaps: the next call tries all of them again
+    untried = [name for name, why in dropped.items() if accident or why == OUT_OF_TIME]
     entry = {**contest.entry(winner, times), **({"untried": untried} if untried else {})}
     return Finding(task, entry, wrong, "; ".join(sentences), times)
 
@@ -147,14 +155,17 @@ def left_out(task: Task, why: str, wrong: Optional[Mapping[str, str]] = None) ->
 
 
 def _proven(
-    proofs: Mapping[str, Callable[[], None]], around: Callable[[str], ContextManager], in_time: Callable[[], bool]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the candidates that are wrong, and those that could not be proven this time, each with the reason.
+    proofs: Mapping[str, Callable[[], None]],
+    around: Callable[[str], ContextManager],
+    in_time: Callable[[], bool],
+    wrong: dict[str, str],
+) -> dict[str, str]:
+    """Return the candidates that could not be proven this time, with reasons; those that are wrong go into `wrong`.
 
     The first two are proven in any case, others only as long as it is `in_time`. Raises LostGpuError if one makes the
     GPU unusable, and out-of-memory errors.
     """
-    wrong, dropped = {}, {}
+    dropped: dict[str, str] = {}
     for number, (name, prove) in enumerate(proofs.items()):
         if number > 1 and not in_time():
             dropped[name] = OUT_OF_TIME
@@ -164,7 +175,7 @@ def _proven(
                 prove()
             except WrongResultError as error:
                 wrong[name] = str(error)
-    return wrong, dropped
+    return dropped
 
 
 def named(task: Task) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import suppress
 from typing import Callable
 
 Progress = Callable[[int, int, str], None]  # done, total, what
@@ -17,7 +18,11 @@ class Line:
         self._drawn = 0  # characters in the line at present
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        text = f"{self._title} {done}/{total}: {what}"
+        # Whoever read the output may be gone, and other ranks wait for this one: work goes on.
+        with suppress(OSError, ValueError):
+            self._draw(done, total, f"{self._title} {done}/{total}: {what}")
+
+    def _draw(self, done: int, total: int, text: str) -> None:
         if not _draws_in_place():
             print(text, flush=True)
             return

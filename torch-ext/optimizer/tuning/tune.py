@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
@@ -13,12 +14,15 @@ from ..iteration import check_work_dtype, default_work_dtype
 from ..kernels.capabilities import check_device
 from ..kernels.machine import key_of
 from ..kernels.measurement_file import Need, Table
-from ..kernels.measurements import keep, own_measurement
+from ..kernels.measurements import failed, keep, own_measurement
 from .contest import Contest, Task, cpu_contest, tasks_of
 from .findings import OUT_OF_TIME, Finding, compete, is_complete, is_ours, left_out, named, wrong_of
 from .gpu_contest import gpu_contest
 from .progress import Line, Progress
 from .race import Clock, lacks_memory
+
+# torch counts the bytes of a tensor in 63 bits. So many entries of 8 bytes take half of what it can count.
+_MOST_ENTRIES = 2**59
 
 # Does one part of a long call when its turn comes, and returns what it did in words.
 Stage = Callable[[], str]
@@ -48,31 +52,38 @@ class Tuner:
         clock, end = self.begin(task.device)
         now = clock.now()
         if now >= end:
-            return self._as_before(task)
+            return self._as_before(task, OUT_OF_TIME, {})
+        of = key_of(task.device), task.need.kernel, task.need.dtype
+        known = set(failed(*of))
         share, proofs_end = now + (end - now) / (waiting + 1), now + (end - now) / (2 if waiting else 1)
         try:
             finding = compete(task, contest_of(task), clock, lambda: share - clock.now(), proofs_end)
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
-            return self._as_before(task, "there is too little free memory")
+            wrong = {name: why for name, why in failed(*of).items() if name not in known}
+            return self._as_before(task, "there is too little free memory", wrong)
         found = {task.need: finding.entry} if finding.entry is not None else {}
         if found or finding.failed:
             keep(key_of(task.device), Table(found, wrong_of(finding)))
         return self._noted(finding)
 
-    def leave(self, task: Task, why: str = OUT_OF_TIME) -> Finding:
+    def leave(self, task: Task) -> Finding:
         """Record that a task keeps its default choice."""
-        return self._noted(left_out(task, why))
-
-    def _as_before(self, task: Task, why: str = OUT_OF_TIME) -> Finding:
-        """Record that a task keeps what it has: the choice of an incomplete measurement, or its default."""
-        kept = own_measurement(key_of(task.device), task.need)
-        return self.leave(task, why) if kept is None else self.note(task, kept)
+        return self._noted(left_out(task, OUT_OF_TIME))
 
     def note(self, task: Task, kept: Mapping[str, Any]) -> Finding:
         """Record an entry that was measured before."""
-        return self._noted(Finding(task, kept, {}, f"{named(task)}: measured before"))
+        return self._noted(_measured_before(task, kept))
+
+    def _as_before(self, task: Task, why: str, wrong: Mapping[str, str]) -> Finding:
+        """Record that a task keeps what it has: the choice of an incomplete measurement, or its default.
+
+        `wrong` are the candidates that have failed their proof now.
+        """
+        kept = own_measurement(key_of(task.device), task.need)
+        finding = left_out(task, why) if kept is None else _measured_before(task, kept)
+        return self._noted(finding._replace(failed=wrong))
 
     def left(self) -> set[Need]:
         """Return the needs that keep their default choice."""
@@ -94,6 +105,10 @@ class Tuner:
         parts += [f"left out as they failed before: {', '.join(before)}"] if before else []
         parts += [f"failed their proof: {', '.join(wrong)}"] if wrong else []
         return ", ".join(parts if before or wrong else [*parts, "none failed"])
+
+
+def _measured_before(task: Task, kept: Mapping[str, Any]) -> Finding:
+    return Finding(task, kept, {}, f"{named(task)}: measured before")
 
 
 def unmeasured(tasks: Iterable[Task]) -> list[Task]:
@@ -166,8 +181,8 @@ def check_call(budget: float, progress: Optional[Progress]) -> None:
         )
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
         raise TypeError(f"budget must be a number of seconds, got {budget!r}")
-    if not budget >= 0:
-        raise ValueError(f"budget must be at least 0 seconds, got {budget}")
+    if not (0 <= budget <= sys.float_info.max or budget == math.inf):
+        raise ValueError(f"budget must be at least 0 seconds, and at most {sys.float_info.max} or inf, got {budget}")
 
 
 def contest_of(task: Task) -> Contest:
@@ -207,5 +222,7 @@ def _checked_shape(shape: Sequence[int]) -> tuple[tuple[int, int], int]:
         raise ValueError(
             f"shapes must be a list of (rows, cols) or (count, rows, cols), all integers of at least 1, got {shape!r}"
         )
+    if math.prod(sizes) > _MOST_ENTRIES:
+        raise ValueError(f"the matrices of a shape must have at most {_MOST_ENTRIES} entries in all, got {shape!r}")
     rows, cols = sizes[-2:]
     return (min(rows, cols), max(rows, cols)), math.prod(sizes[:-2])

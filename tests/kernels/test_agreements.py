@@ -1,0 +1,33 @@
+"""What ranks have agreed on: among whom it counts, and how long."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.kernels.test_measurements import DTYPE, KERNEL, entry, known, table
+
+
+def test_only_what_was_agreed_counts_among_ranks(kernel, measurements):
+    """And among exactly the ranks that agreed; a machine's file may be another on other ranks."""
+    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    measurements.keep(key, table(file, entry(8, 16)))
+    need, ranks = file.Need(KERNEL, DTYPE, 8, 16), (0, 3)
+    assert known(measurements, file, key, 8, 16, ranks) is None
+    measurements.agree(key, need, entry(8, 16, "NATIVE"), 3, ranks)
+    assert known(measurements, file, key, 8, 16, ranks) == ("NATIVE", "measured by rank 3")
+    for others in ((), (0, 1), (0, 1, 2, 3)):
+        assert known(measurements, file, key, 8, 16, others) is None
+    assert known(measurements, file, key, 8, 16) == ("SINGLE", "measured here")
+    measurements.work_among_ranks(True)
+    assert known(measurements, file, key, 8, 16) == ("NATIVE", "measured by rank 3")
+
+
+def test_what_was_agreed_holds_for_any_threads_until_it_fails(kernel, measurements):
+    """A rank that changes the number of its threads must go on choosing what the others choose."""
+    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    need, ranks = file.Need(KERNEL, DTYPE, 8, 16), (0, 3)
+    measurements.agree(key, need, entry(8, 16, "NATIVE"), 3, ranks)
+    other = key._replace(threads=key.threads + 1)
+    assert known(measurements, file, other, 8, 16, ranks) == ("NATIVE", "measured by rank 3")
+    measurements.keep(key, table(file, failed={"NATIVE": "wrong"}))
+    assert known(measurements, file, key, 8, 16, ranks) is None and measurements.agreement(key, need) is None

@@ -1,0 +1,55 @@
+"""What says nothing of a candidate: want of memory, a full disk, and an interrupt."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from tests.tuning.conftest import EVEN, chosen, run, tasks
+
+
+def test_want_of_memory_leaves_a_size_as_it_was(kernel, tune, measurements, monkeypatch):
+    def too_large(task):
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(tune, "contest_of", too_large)
+    told = run(tune.Tuner(60.0), tune, tasks(kernel, (24, 40)))
+    assert "too little free memory" in told[0] and chosen(kernel, 24, 40).source == "by default"
+
+
+@pytest.mark.parametrize("problem", ["can't allocate memory", "No space left on device"])
+def test_accidents_convict_no_candidate(kernel, measurements, monkeypatch, problem):
+    def unlucky(*arguments):
+        raise RuntimeError(problem)
+
+    monkeypatch.setattr(kernel.tuning.contest, "_prove_table", unlucky)
+    kernel.tune([(24, 40)], device="cpu", dtype=torch.bfloat16, budget=5, progress=lambda *_: None)
+    measurements.forget()
+    assert not measurements.failed(kernel.kernels.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
+
+
+@pytest.mark.parametrize("problem", [MemoryError("bad_alloc"), KeyboardInterrupt()], ids=lambda it: type(it).__name__)
+def test_a_wrong_candidate_is_remembered_whatever_comes_after_it(kernel, measurements, tune, contests, problem):
+    """NATIVE is the default."""
+
+    def happen():
+        raise problem
+
+    contests.update(NATIVE=kernel.tuning.proof.WrongResultError("wrong"), NATIVE_SYMMETRIC=happen)
+    tuner = tune.Tuner(60.0)
+    with pytest.raises(KeyboardInterrupt) if isinstance(problem, KeyboardInterrupt) else contextlib.nullcontext():
+        assert run(tuner, tune, tasks(kernel, (24, 40)))[-1].endswith("failed their proof: NATIVE (wrong)")
+    measurements.forget()
+    failed = measurements.failed(kernel.kernels.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
+    assert failed == {"NATIVE": "wrong"}
+
+
+def test_accidents_are_tried_again(kernel, tune, measurements, contests, table_clock):
+    contests.update(dict.fromkeys(("NATIVE", "NATIVE_SYMMETRIC"), OSError("No space left on device")))
+    run(tune.Tuner(60.0, table_clock(EVEN)), tune, tasks(kernel, (24, 40)))
+    assert chosen(kernel, 24, 40).name == "torch.mm"
+    contests.clear()
+    run(tune.Tuner(60.0, table_clock({**EVEN, "NATIVE": 0.1})), tune, tune.unmeasured(tasks(kernel, (24, 40))))
+    assert chosen(kernel, 24, 40).name != "torch.mm"
