@@ -22,8 +22,9 @@ pytestmark = pytest.mark.integrations
 
 
 @pytest.fixture(autouse=True)
-def fresh():
-    """accelerate keeps its state in classes."""
+def fresh(monkeypatch):
+    """accelerate keeps its state in classes. The tests' data are on the CPU."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
     yield
     forget()
 

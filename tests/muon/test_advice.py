@@ -226,7 +226,7 @@ def test_expert_keys_in_any_name_are_no_news(kernel):
 def test_is_muon_that_nobody_asks_is_said(kernel, branch):
     groups = [{"params": parameters(up=(64, 64)), **branch}, {"params": parameters(down=(64, 64))}]
     (line,), _ = warned(lambda: kernel.Muon(groups[:1], is_muon=lambda name, p: None))
-    assert line.startswith("is_muon decides nothing") and "patterns" in line
+    assert line.startswith("is_muon is not asked") and "patterns" in line
     assert warned(lambda: kernel.Muon(groups, is_muon=lambda name, p: None))[0] == []
     assert warned(lambda: kernel.Muon(groups[:1]))[0] == []
 

@@ -218,7 +218,9 @@ def test_a_parameter_that_is_appended_a_second_time_is_refused(kernel, number):
     optimizer = kernel.Muon(named_parameters().items())
     first = optimizer.param_groups[0]
     optimizer.param_groups[number]["params"].append(first["params"][0])
-    with pytest.raises(ValueError, match=f"is the parameter that the optimizer has as {first['param_names'][0]}"):
+    with pytest.raises(
+        ValueError, match=f"is a parameter that the optimizer already has, as {first['param_names'][0]}"
+    ):
         optimizer.step()
 
 

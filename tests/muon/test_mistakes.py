@@ -70,16 +70,8 @@ PARAMETERS = {
         r"module, Bilinear: write its named_parameters\(\)",
     ),
     "a Sequential": (lambda k: k.Muon(nn.Sequential(nn.Linear(2, 2))), TypeError, r"Sequential: write its named_p"),
-    "modules": (
-        lambda k: k.Muon([nn.Linear(2, 2)]),
-        TypeError,
-        r"got Linear at position 0: write its named_parameters",
-    ),
-    "a module in a group": (
-        lambda k: k.Muon([{"params": nn.Linear(2, 2)}]),
-        TypeError,
-        "Linear: write its named_param",
-    ),
+    "modules": (lambda k: k.Muon([nn.Linear(2, 2)]), TypeError, "got Linear at position 0: write its named_parameters"),
+    "a module in a group": (lambda k: k.Muon([{"params": nn.Linear(2, 2)}]), TypeError, "Linear: write its named_par"),
     "one tensor": (lambda k: k.Muon(weight()), TypeError, r"got Parameter: write .*\[parameter\] for a single one"),
     "a dict": (lambda k: k.Muon({"a": weight()}), TypeError, r"dict with the keys a: write its items\(\)"),
     "one group": (lambda k: k.Muon({"params": [weight()]}), TypeError, r"write a list of groups, \[group\]"),
@@ -123,6 +115,11 @@ PARAMETERS = {
         lambda k: k.Muon([("bias", Parameter(torch.ones(1).expand(8)))]),
         ValueError,
         r"bias \(8,\) has several elements at one place, with strides \(0,\)\. .*or its \.contiguous\(\)",
+    ),
+    "an expanded column": (
+        lambda k: k.Muon([("w", Parameter(torch.ones(8, 100)[:, :1].expand(8, 4)))]),
+        ValueError,
+        r"w \(8, 4\) has several elements at one place, with strides \(100, 0\)",
     ),
     "a matrix over itself": (
         lambda k: k.Muon([("w", Parameter(torch.ones(22).as_strided((8, 8), (2, 1))))]),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import timedelta
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -86,6 +88,8 @@ def copies_with_leaders(kernel):
 def like_meshes():
     """Two meshes over the same ranks, whose groups are others, as for dense layers and for experts."""
     meshes = [init_device_mesh(device_of_ranks(), (2, 2), mesh_dim_names=names) for names in (("x", "y"), ("z", "e"))]
+    for group in (group for mesh in meshes for group in mesh.get_all_groups()):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS), group)  # meshes do not take that of the world
     assert meshes[0].get_group("y").group_name != meshes[1].get_group("e").group_name
     return meshes[0], meshes[1]["e"]
 
@@ -97,14 +101,38 @@ def like_meshes_in_another_order(kernel):
     return steps_on(kernel, meshes, [Shard(0), Shard(1)], backwards=dist.get_rank() == 1)
 
 
+def optimizer_on(kernel, mesh, number):
+    """Return an optimizer of a parameter without values, and the parameter: nothing is sent."""
+    part = torch.zeros(SHAPE[0] // 2, SHAPE[1], device=device_of_ranks())
+    p = nn.Parameter(DTensor.from_local(part, mesh, [Shard(0)], run_check=False))
+    return kernel.Muon([(f"layers.{number}.up.weight", p)], ns_steps=2), p
+
+
 def like_mesh_of_a_rank(kernel):
-    """One rank has made an optimizer on the first mesh, and let it go; all train on the second."""
+    """One rank has made optimizers on the first mesh, and let them go; all train on the second."""
     dense, experts = like_meshes()
+    for is_lone in (True, False, True):
+        if is_lone and dist.get_rank() == 0:
+            optimizer_on(kernel, dense["y"], 0)
+        elif not is_lone:
+            optimizer, p = optimizer_on(kernel, experts, 1)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    return True
+
+
+def like_mesh_that_a_rank_plans_again(kernel):
+    """One of two optimizers is planned again by one rank alone, to the same plan, before the first step."""
+    dense, experts = like_meshes()
+    pairs = [optimizer_on(kernel, dense["y"], 0), optimizer_on(kernel, experts, 1)]
     if dist.get_rank() == 0:
-        part = torch.zeros(SHAPE[0] // 2, SHAPE[1] // 2, device=device_of_ranks())
-        p = nn.Parameter(DTensor.from_local(part, dense, [Shard(0), Shard(1)], run_check=False))
-        kernel.Muon([("layers.0.up.weight", p)])
-    return steps_on(kernel, [(dist.get_rank() // 2, experts)], [Shard(0)])
+        for steps in 3, 2:
+            pairs[0][0].param_groups[0]["ns_steps"] = steps
+            pairs[0][0].explain()
+    for optimizer, p in pairs:
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    return True
 
 
 def ranks_of_no_mesh(kernel):
@@ -129,6 +157,7 @@ def ranks_of_no_mesh(kernel):
         copies_with_leaders,
         like_meshes_in_another_order,
         like_mesh_of_a_rank,
+        like_mesh_that_a_rank_plans_again,
         ranks_of_no_mesh,
     ],
     ids=lambda job: job.__name__,

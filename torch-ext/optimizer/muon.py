@@ -36,6 +36,7 @@ from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
 from .parameters.synonyms import check_implementations
 from .parameters.user_warnings import warn_user
 from .plan.exchanges import ExchangeOptions
+from .plan.layout import groups_of
 from .plan.plan import Plan, make_plan
 from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
@@ -447,16 +448,16 @@ class Muon(Optimizer):
             raise
         self._reasons.update(reasons)
 
-    @torch.inference_mode(False)  # As for a step.
     def state_dict(self) -> dict[str, Any]:
         """Return state and groups of the current parameters. A mark replaces each function in a group.
 
         Raises RuntimeError if the last step or load failed halfway, or, once, if ranks on GPUs did not take the same
         step.
         """
-        self._check_last_step()
-        self._refresh()
-        self._synchronize()
+        with torch.inference_mode(False):  # As for a step. Hooks of users run in the caller's mode.
+            self._check_last_step()
+            self._refresh()
+            self._synchronize()
         # It runs before hooks of users, which may return anything.
         hook = self.register_state_dict_post_hook(
             lambda _, saved: {**saved, "param_groups": list(map(saved_group, saved["param_groups"]))}, prepend=True
@@ -609,7 +610,7 @@ class Muon(Optimizer):
         common_line += f", {self._exchange}, release_grads={self._release_grads}, {clip}"
         common_line += f", float32 products rounded by {float32_roundoffs()}"
         self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)
-        self._agreement.follow(self._plan.terms)
+        self._agreement.follow(self._plan.terms, groups_of(p for *_, p in named))
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
             self._clip.check_rows({name for group, name, _ in named if group["transposed"]})

@@ -101,8 +101,8 @@ def idle_is_muon(params: Sequence[Any]) -> list[str]:
     if not all(isinstance(group, dict) and taken_branch(dict(group)) for group in params):
         return []
     return [
-        "is_muon decides nothing, because every group sets use_muon, as those of groups_for do: write "
-        "groups_for(model, patterns={...}), or leave use_muon out of the groups"
+        "is_muon is not asked about these groups, because each says its branch, as those of groups_for do by use_muon: "
+        "write groups_for(model, patterns={...}), or leave use_muon out of the groups"
     ]
 
 

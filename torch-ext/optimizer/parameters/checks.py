@@ -97,7 +97,7 @@ class _Span(NamedTuple):
 
 
 def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
-    """Raise ValueError if a step would certainly change an element more than once, of tensors that are not DTensors.
+    """Raise ValueError if a step would certainly change an element of these plain tensors more than once.
 
     That is certain if a tensor comes twice, or has several elements at one place. It is also certain if two tensors
     begin at one element, or one begins inside another without gaps.
@@ -105,12 +105,13 @@ def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
     spans_by_storage: dict[int, list[_Span]] = {}
     names: dict[Tensor, str] = {}
     for name, p in named:
-        if names.setdefault(p, name) != name:
-            raise ValueError(f"{name} is the parameter that the optimizer has as {names[p]}: remove it from one group")
+        if p in names:
+            raise ValueError(f"{name} is a parameter that the optimizer already has, as {names[p]}: remove one of them")
+        names[p] = name
         if type(p) not in (Tensor, Parameter) or p.is_meta or not p.numel():
             continue
         length = 1 + sum((size - 1) * step for size, step in zip(p.shape, p.stride()))
-        if length < p.numel():
+        if length < p.numel() or any(size > 1 and step == 0 for size, step in zip(p.shape, p.stride())):
             raise ValueError(
                 f"{name} {tuple(p.shape)} has several elements at one place, with strides {p.stride()}. Give the "
                 "parameter that it was expanded from, or its .contiguous()"

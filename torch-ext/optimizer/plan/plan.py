@@ -29,9 +29,9 @@ from ..tuning.contest import tasks_of
 from .batches import Batch, Chain, chains, grouped, plan_batches
 from .exchanges import Chunk, Exchange, ExchangeOptions, plan_exchanges
 from .gram_sums import SummedBatch, as_summed, plan_sums
-from .layout import groups_of, layout_of, local_part
+from .layout import layout_of, local_part
 from .matrix import Matrix, Parameter
-from .process_groups import Ranks, offer_groups, this_rank, world_size
+from .process_groups import Ranks, this_rank, world_size
 from .shards import check_shards, shards_of
 from .teams import Team
 from .terms import Terms, terms_of
@@ -105,7 +105,6 @@ def make_plan(
     `replica_ranks` have a copy of every plain parameter. Parameters without `state` are frozen. `common_line` is what
     ranks compare besides parameters and settings. Raises ValueError for parameters that cannot be planned.
     """
-    offer_groups(groups_of(p for group in groups for p in group["params"]))
     local: list[Matrix] = []
     exchanged: list[Matrix] = []
     summed: list[Matrix] = []

@@ -6,14 +6,14 @@ import gc
 import itertools
 import weakref
 from collections import Counter
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..parameters.settings import Group
-from ..plan.process_groups import Ranks, all_reduce_max_, shortened
+from ..plan.process_groups import Ranks, all_reduce_max_, offer_groups, shortened
 from ..plan.terms import Terms
 from ..rules.scaling import UNSCALED, GradientScaling, Scalings
 from .meeting import Meeting, Statement, absent_of, raise_disputes
@@ -45,6 +45,7 @@ class RankAgreement:
 
     def __init__(self, digests: Optional[Mapping[Ranks, str]] = None):
         self._serial = next(_SERIALS)
+        self._groups: Sequence[weakref.ref] = ()  # of its plan's meshes
         self._digests = dict(digests or {})  # of its plan, for each set of ranks
         self.forget()
         _LIVING.add(self)
@@ -58,8 +59,9 @@ class RankAgreement:
         self._steps = 0
         self._read: Sequence[Meeting] = ()  # of this step
 
-    def follow(self, terms: Mapping[Ranks, Terms]) -> None:
-        """Store the digests of a new plan."""
+    def follow(self, terms: Mapping[Ranks, Terms], groups: Iterable[dist.ProcessGroup] = ()) -> None:
+        """Store the digests of a new plan, and the process `groups` of its meshes, in which ranks may meet."""
+        self._groups = list(map(weakref.ref, groups))
         self._digests = {ranks: shared.digest for ranks, shared in terms.items()}
 
     def meet(self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group]) -> None:
@@ -89,6 +91,8 @@ class RankAgreement:
         self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling
     ) -> tuple[list[Meeting], dict[Ranks, Tensor]]:
         read_all(terms)
+        # Not when it is planned: a rank may make or plan some optimizer that the others do not, but here all meet.
+        offer_groups(group for group in (reference() for reference in self._groups) if group is not None)
         meetings, overflows, errors = [], {}, []
         for ranks, shared in sorted(terms.items()):
             known = self._registered.get(ranks)

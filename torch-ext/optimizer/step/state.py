@@ -107,7 +107,8 @@ def _kinds(state: State) -> list[Any]:
 def _form(x: Tensor) -> tuple[Any, ...]:
     """Return shape, dtype and device of a tensor, and how it lies in memory and on ranks."""
     part = local_part(x)
-    return x.shape, x.dtype, x.device, part.shape, part.stride(), x._spec if isinstance(x, DTensor) else None
+    steps = tuple(step for size, step in zip(part.shape, part.stride()) if size > 1)
+    return x.shape, x.dtype, x.device, part.shape, steps, x._spec if isinstance(x, DTensor) else None
 
 
 def has_state(p: Tensor, state: Mapping[Tensor, Any]) -> bool:
