@@ -31,3 +31,15 @@ def test_what_was_agreed_holds_for_any_threads_until_it_fails(kernel, measuremen
     assert known(measurements, file, other, 8, 16, ranks) == ("NATIVE", "measured by rank 3")
     measurements.keep(key, table(file, failed={"NATIVE": "wrong"}))
     assert known(measurements, file, key, 8, 16, ranks) is None and measurements.agreement(key, need) is None
+
+
+def test_what_another_rank_knows_to_be_wrong_is_chosen_anew(kernel, measurements, monkeypatch):
+    file, device, rank_tuning = kernel.kernels.measurement_file, torch.device("cpu"), kernel.step.rank_tuning
+    key, need = kernel.kernels.machine.key_of(device), file.Need(KERNEL, DTYPE, 8, 16)
+    measurements.agree(key, need, entry(8, 16, "NATIVE"), 0, (0, 1))
+    other = {"agreed": {}, "failed": {(KERNEL, DTYPE): {"NATIVE": "wrong"}}}
+    monkeypatch.setattr(rank_tuning, "gathered", lambda mine, *_: [mine, mine._replace(**other)])
+    tasks = [kernel.tuning.contest.Task(need, device, 1)]
+    agreement = rank_tuning.TuningAgreement((0, 2), tasks, kernel.tuning.tune.Tuner(5.0), "up.weight")
+    agreement.compare()
+    assert agreement._open[need] == {key.device}

@@ -115,6 +115,16 @@ def test_a_checkpoint_is_saved_under_inference_mode(kernel, change):
     take_steps(optimizer, params, [1])
 
 
+def test_hooks_of_users_keep_their_mode(kernel):
+    """Else a hook that changes parameters under no_grad would meet leaves that require gradients."""
+    optimizer, modes = kernel.Muon(named_parameters().items()), []
+    optimizer.register_state_dict_post_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    optimizer.register_load_state_dict_post_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    with torch.no_grad():
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert modes == [False, False]
+
+
 def test_halves_share_a_tensor_that_was_saved_twice(kernel):
     """As Accelerate does, which moves each value of a state dict to the device by itself."""
     optimizer = kernel.Muon(named_parameters().items(), lr=torch.tensor(0.02))

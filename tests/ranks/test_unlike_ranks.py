@@ -215,12 +215,15 @@ def names_of_groups_in_two_worlds(kernel, folder: str):
 
 
 def groups_of_meshes_in_two_worlds(kernel, folder: str) -> list[bool]:
-    """Return whether the group of a mesh's ranks is that of the mesh, in each world; an old mesh stays alive."""
+    """Return whether the group of a mesh's ranks is that of the mesh, in each world. Old optimizers go on."""
     own, old, rank, size = [], [], dist.get_rank(), dist.get_world_size()
     for world in range(2):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"]
-        old.append(on_mesh(random(12, 8, seed=0), Shard(0), mesh))
-        kernel.Muon([("up.weight", old[-1])])
+        p = on_mesh(random(12, 8, seed=0), Shard(0), mesh)
+        old.insert(0, (kernel.Muon([("up.weight", p)]), p))
+        for optimizer, p in old:
+            give_gradients([p], world)
+            optimizer.step()
         own.append(kernel.plan.process_groups.group_of(tuple(mesh.mesh.tolist())) is mesh.get_group())
         dist.destroy_process_group()
         dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{world}", size), rank=rank, world_size=size)

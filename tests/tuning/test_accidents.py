@@ -46,6 +46,15 @@ def test_a_wrong_candidate_is_remembered_whatever_comes_after_it(kernel, measure
     assert failed == {"NATIVE": "wrong"}
 
 
+def test_what_goes_wrong_twice_is_no_accident(kernel, tune, measurements, contests, table_clock):
+    """Else every call would try again, for as long as its budget lasts, what never works on this machine."""
+    contests.update(dict.fromkeys(("NATIVE", "NATIVE_SYMMETRIC"), OSError("No space left on device")))
+    for left in True, False:
+        run(tune.Tuner(60.0, table_clock(EVEN)), tune, tune.unmeasured(tasks(kernel, (24, 40))))
+        assert bool(tune.unmeasured(tasks(kernel, (24, 40)))) is left
+    assert chosen(kernel, 24, 40).name == "torch.mm"
+
+
 def test_accidents_are_tried_again(kernel, tune, measurements, contests, table_clock):
     contests.update(dict.fromkeys(("NATIVE", "NATIVE_SYMMETRIC"), OSError("No space left on device")))
     run(tune.Tuner(60.0, table_clock(EVEN)), tune, tasks(kernel, (24, 40)))

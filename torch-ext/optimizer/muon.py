@@ -7,7 +7,7 @@ read in one place. The modules that it imports do the work.
 from __future__ import annotations
 
 import inspect
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, Callable, Mapping, Optional, Sequence
 
@@ -365,7 +365,8 @@ class Muon(Optimizer):
 
         Call it before you capture your own CUDA graphs: it frees cuBLAS's workspaces, which such graphs may use.
         Ranks that share parameters must all call it. If their plans differ they raise ValueError, as the first step
-        would. One rank measures for each kind of device. Raises RuntimeError if some of these ranks have already agreed
+        would. One rank measures for each kind of device. What ranks have agreed on holds as long as their processes,
+        whatever number of threads they set later. Raises RuntimeError if some of these ranks have already agreed
         on another choice with other ranks.
         """
         check_call(budget, progress)
@@ -467,7 +468,6 @@ class Muon(Optimizer):
         finally:
             hook.remove()
 
-    @torch.inference_mode(False)  # Otherwise no step could change the copies.
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a copy of a state dict that was saved for the same parameters in the same order.
 
@@ -488,8 +488,11 @@ class Muon(Optimizer):
             self.register_load_state_dict_pre_hook(check),
             self.register_load_state_dict_post_hook(lambda _: self._copy_state(final), prepend=True),
         ]
+        # Under inference mode no step could change the copies. Elsewhere hooks of users keep the caller's mode.
+        inference = torch.is_inference_mode_enabled()
         try:
-            super().load_state_dict(state_dict)
+            with torch.inference_mode(False) if inference else nullcontext():
+                super().load_state_dict(state_dict)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -183,8 +183,9 @@ def _alone(lock: Path) -> Iterator[None]:
 def _replace(file: Path, text: str) -> None:
     # Not by `tempfile`, whose files nobody else can read: images are made by one user, and run by another.
     new = file.with_name(f"{file.stem}-{secrets.token_hex(4)}.tmp")
+    written = open(new, "x")  # before the handler, which removes the file: this one is ours
     try:
-        with open(new, "x") as written:
+        with written:
             written.write(text)
         os.replace(new, file)
     except BaseException:

@@ -133,10 +133,10 @@ def record_failures(key: Key, wrong: Mapping[tuple[str, str], Mapping[str, str]]
 def own_measurement(key: Key, need: Need) -> Optional[Mapping[str, Any]]:
     """Return what this machine measured, agreed among ranks or not; None if the chosen candidate has failed since."""
     entry = _table(key).measured.get(need)
-    return None if entry is not None and _has_failed(key, need, entry) else entry
+    return None if entry is not None and has_failed(key, need, entry) else entry
 
 
-def _has_failed(key: Key, need: Need, entry: Mapping[str, Any]) -> bool:
+def has_failed(key: Key, need: Need, entry: Mapping[str, Any]) -> bool:
     """Whether the candidate that an entry chooses has failed since."""
     return entry.get("gain", 1.0) >= 1 and candidate_name(entry, need.kernel) in failed(key, need.kernel, need.dtype)
 
@@ -147,7 +147,7 @@ def agreement(key: Key, need: Need) -> Optional[Agreed]:
     It holds for any number of threads: else a rank that changes its own would no longer choose what the others do.
     """
     agreed = _STATE.agreed.get(_of_any_threads(key), {}).get(need)
-    return None if agreed is None or _has_failed(key, need, agreed.entry) else agreed
+    return None if agreed is None or has_failed(key, need, agreed.entry) else agreed
 
 
 def _of_any_threads(key: Key) -> Key:

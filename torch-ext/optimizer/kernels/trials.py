@@ -76,10 +76,18 @@ def left_behind(key: Key) -> Table:
 def _marks(file: Optional[Path]) -> list[Path]:
     """Return the marks beside a file; none if its folder cannot be read: `measurement_file.read` has warned."""
     try:
-        marks = [] if file is None else file.parent.glob(f"{file.stem}.*.trial")
-        return [mark for mark in marks if mark.is_file()]  # to open a pipe would wait for who writes to it
+        marks = [] if file is None else list(file.parent.glob(f"{file.stem}.*.trial"))
     except OSError:
         return []
+    return list(filter(_is_regular, marks))
+
+
+def _is_regular(mark: Path) -> bool:
+    """Whether a mark is a file: to open a pipe would wait for its other end. False for a link into a closed folder."""
+    try:
+        return mark.is_file()
+    except OSError:
+        return False
 
 
 def _ended_before(file: Path, what: Sequence[str]) -> bool:
@@ -121,6 +129,7 @@ def _write(mark: Path, need: Need, candidate: str, overdue: bool) -> None:
     }
     # An overdue mark is not made anew: if there is none, its trial has just ended. Windows has no O_NOFOLLOW.
     flags = os.O_WRONLY | os.O_TRUNC | (0 if overdue else os.O_CREAT) | getattr(os, "O_NOFOLLOW", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe in its place is an error, and is not waited for
     with open(os.open(mark, flags, 0o666), "w") as written:
         written.write(json.dumps({**who, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
 

@@ -64,7 +64,8 @@ def offer_groups(groups: Iterable[dist.ProcessGroup]) -> None:
 
     Of several groups of the same ranks the name decides, because ranks may have their parameters in another order.
     """
-    for group in sorted(groups, key=lambda group: group.group_name, reverse=True):
+    of_this_world = [group for group in groups if group in distributed_c10d._world.pg_group_ranks]
+    for group in sorted(of_this_world, key=lambda group: group.group_name, reverse=True):
         ranks = tuple(dist.get_process_group_ranks(group))
         is_settled = ranks in _SETTLED.get(dist.group.WORLD, ())
         if list(ranks) == sorted(ranks) and len(ranks) < dist.get_world_size() and not is_settled:

@@ -13,7 +13,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 from ..kernels.gains import ALONE
 from ..kernels.machine import Key, key_of
 from ..kernels.measurement_file import Need
-from ..kernels.measurements import Agreed, agree, agreement, all_failed, own_measurement, record_failures
+from ..kernels.measurements import Agreed, agree, agreement, all_failed, has_failed, own_measurement, record_failures
 from ..plan.batches import grouped
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan
@@ -160,6 +160,8 @@ class TuningAgreement:
     def _agreed_by(self, need: Need, kind: str, statements: Mapping[int, TuningStatement]) -> Optional[Agreed]:
         """Return the agreement of ranks with this kind of device; RuntimeError if there are different ones."""
         known = {r: s.agreed[need] for r, s in statements.items() if s.kind == kind and need in s.agreed}
+        # Other ranks may just have said that it is wrong.
+        known = {r: agreed for r, agreed in known.items() if not has_failed(self._key, need, agreed.entry)}
         if not known:
             return None
         first = min(known)

@@ -95,7 +95,7 @@ def compete(
             f"{task.need.kernel} {error.name} made {task.device} unusable for this process: start it again"
             f"{'; it will leave this candidate out' if ours else ''} ({error.why})"
         ) from error
-    found = _found(task, contest, times, wrong, {**dropped, **more})
+    found = _found(task, contest, times, wrong, {**dropped, **more}, kept is None)
     return found._replace(entry=_with_earlier(found.entry, kept, times), failed_before=known)
 
 
@@ -131,9 +131,17 @@ def _with_earlier(
 
 
 def _found(
-    task: Task, contest: Contest, times: Mapping[str, Timed], wrong: Mapping[str, str], dropped: Mapping[str, str]
+    task: Task,
+    contest: Contest,
+    times: Mapping[str, Timed],
+    wrong: Mapping[str, str],
+    dropped: Mapping[str, str],
+    is_first: bool,
 ) -> Finding:
-    """Return the result of a race, without the candidates that were wrong or dropped."""
+    """Return the result of a race, without the candidates that were wrong or dropped.
+
+    `is_first` says that the task has no earlier measurement.
+    """
     if not times:
         problems = "; ".join(f"{name}: {why}" for name, why in {**wrong, **dropped}.items())
         return left_out(task, f"nothing could be timed ({problems})", wrong)
@@ -143,7 +151,8 @@ def _found(
         sentences[0] += f", {times[contest.rival].seconds / times[winner].seconds:.2f} times as fast as torch's"
     sentences += [f"{name} failed its proof: {why}" for name, why in wrong.items()]
     sentences += [f"{name} is left out: {why}" for name, why in dropped.items()]
-    accident = times.keys() <= {contest.rival}  # such as a full disk, perhaps: the next call tries all of them again
+    # If none of ours ran, perhaps a disk was full: the next call tries them once more.
+    accident = is_first and times.keys() <= {contest.rival}
     untried = [name for name, why in dropped.items() if accident or why == OUT_OF_TIME]
     entry = {**contest.entry(winner, times), **({"untried": untried} if untried else {})}
     return Finding(task, entry, wrong, "; ".join(sentences), times)
