@@ -45,7 +45,7 @@ class RankAgreement:
 
     def __init__(self, digests: Optional[Mapping[Ranks, str]] = None):
         self._serial = next(_SERIALS)
-        self._groups: Sequence[weakref.ref] = ()  # of its plan's meshes
+        self._groups: Sequence[weakref.ref] = ()  # of a new plan's meshes, until ranks meet
         self._digests = dict(digests or {})  # of its plan, for each set of ranks
         self.forget()
         _LIVING.add(self)
@@ -59,7 +59,7 @@ class RankAgreement:
         self._steps = 0
         self._read: Sequence[Meeting] = ()  # of this step
 
-    def follow(self, terms: Mapping[Ranks, Terms], groups: Iterable[dist.ProcessGroup] = ()) -> None:
+    def follow(self, terms: Mapping[Ranks, Terms], groups: Iterable[dist.ProcessGroup]) -> None:
         """Store the digests of a new plan, and the process `groups` of its meshes, in which ranks may meet."""
         self._groups = list(map(weakref.ref, groups))
         self._digests = {ranks: shared.digest for ranks, shared in terms.items()}
@@ -93,6 +93,7 @@ class RankAgreement:
         read_all(terms)
         # Not when it is planned: a rank may make or plan some optimizer that the others do not, but here all meet.
         offer_groups(group for group in (reference() for reference in self._groups) if group is not None)
+        self._groups = ()  # once for a plan: its ranks meet in the same groups from here on
         meetings, overflows, errors = [], {}, []
         for ranks, shared in sorted(terms.items()):
             known = self._registered.get(ranks)
