@@ -9,6 +9,49 @@ CPU, FLOAT32 = torch.device("cpu"), torch.float32
 
 
 @pytest.fixture
+def processor(kernel, monkeypatch, tmp_path):
+    """Makes this processor one of a maker, with some instructions, to which a compiled build has access or has not."""
+
+    def become(maker: str, instructions: set, compiled: str | None):
+        facts, products = tmp_path / "cpuinfo", kernel.kernels.native_products
+        facts.write_text(f"processor\t: 0\nvendor_id\t: {maker}\nmodel name\t: A name\n")
+        monkeypatch.setattr(kernel.kernels.machine, "_CPU_FACTS", facts)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: "avx512_bf16" in instructions)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: "amx" in instructions)
+        monkeypatch.setattr(products, "IS_PORTABLE", compiled is None)
+        monkeypatch.setitem(products.INSTRUCTIONS, torch.bfloat16, compiled or "portable")
+
+    return become
+
+
+@pytest.mark.parametrize(
+    "maker, instructions, compiled, is_faster",
+    [
+        ("GenuineIntel", {"amx", "avx512_bf16"}, "amx", True),
+        ("GenuineIntel", {"amx", "avx512_bf16"}, None, True),
+        ("GenuineIntel", {"amx", "avx512_bf16"}, "avx512_bf16", False),  # the system refuses AMX to a process
+        ("GenuineIntel", {"avx512_bf16"}, "avx512_bf16", False),
+        ("GenuineIntel", {"avx512_bf16"}, None, False),
+        ("AuthenticAMD", {"avx512_bf16"}, "avx512_bf16", True),
+        ("AuthenticAMD", {"avx512_bf16"}, None, True),
+        ("AuthenticAMD", set(), "portable", False),
+    ],
+)
+def test_the_faster_dtype_is_the_default(kernel, processor, maker, instructions, compiled, is_faster):
+    """By the processor, not by a race: what a run computes does not depend on what else the machine did."""
+    processor(maker, instructions, compiled)
+    assert kernel.kernels.native_products.bfloat16_is_faster() == is_faster
+
+
+def test_windows_names_the_maker_in_its_description_of_a_processor(kernel, monkeypatch, tmp_path):
+    machine = kernel.kernels.machine
+    monkeypatch.setattr(machine, "_CPU_FACTS", tmp_path / "absent")
+    for words, expected in ("Intel64 Family 6 Model 207 Stepping 2, GenuineIntel", True), ("arm", False), ("", False):
+        monkeypatch.setattr(machine.platform, "processor", lambda words=words: words)
+        assert machine.is_made_by_intel() == expected
+
+
+@pytest.fixture
 def choose(kernel, monkeypatch):
     """`choose_iteration` in a dtype that nobody asked for, with the given products."""
 

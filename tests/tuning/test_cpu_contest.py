@@ -40,6 +40,16 @@ def test_what_is_timed_in_float32_is_what_steps_run(kernel, measurements, monkey
     assert {each.run.args[1].method for each in contest.candidates.values()} == {method}
 
 
+def test_torchs_products_are_timed_as_steps_run_them(kernel, measurements, monkeypatch):
+    """Where torch may round float32 factors, steps keep the standard iteration with its products, and no others."""
+    monkeypatch.setattr(kernel.tuning.contest, "CPU_WORK_DTYPE", FLOAT32)
+    monkeypatch.setattr(kernel.iteration, "torch_is_slow", lambda _: False)
+    (task,) = kernel.tuning.contest.tasks_of(CPU, FLOAT32, (64, 192), 1)
+    candidates = kernel.tuning.contest.cpu_contest(task).candidates
+    methods = {name: each.run.args[1].method for name, each in candidates.items()}
+    assert methods == {"SINGLE": "standard", "NATIVE": "gram", "NATIVE_SYMMETRIC": "gram"}
+
+
 def method_and_products_of(work) -> str:
     """Return what is said of an iteration that is timed."""
     _, iteration, _ = work.args

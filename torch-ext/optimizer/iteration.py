@@ -10,6 +10,7 @@ from torch import Tensor
 from .kernels.capabilities import check_device
 from .kernels.formats import exact_dtype, float32_roundoffs, torch_is_slow
 from .kernels.gains import ALONE, Circumstances
+from .kernels.native_products import bfloat16_is_faster
 from .kernels.products import GRAM_SIDE, SINGLE, Products, select_products, small_choice, with_torchs_affine
 from .kernels.tracing import constant_while_traced
 from .schedules import Schedule, largest_value, with_folded_scale
@@ -20,8 +21,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 METHODS = ("auto", "standard", "gram", "gram_float32")
 
-# bfloat16 only if the processor multiplies it natively: elsewhere each product would first convert to float32.
-CPU_WORK_DTYPE = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+CPU_WORK_DTYPE = torch.bfloat16 if bfloat16_is_faster() else torch.float32
 
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
@@ -157,8 +157,8 @@ def default_work_dtype(G: Tensor) -> torch.dtype:
     """Return the default dtype of the products for matrices like G.
 
     float64 matrices keep theirs. Others use float16 on CUDA devices: it has three more bits than bfloat16, and
-    normalised matrices do not need bfloat16's range. On CPUs that multiply bfloat16 natively they use bfloat16,
-    elsewhere float32.
+    normalised matrices do not need bfloat16's range. CPUs use bfloat16 if they multiply it faster than float32,
+    and else float32.
     """
     if G.dtype == torch.float64:
         return torch.float64
@@ -214,11 +214,11 @@ def _auto_may_use_gram(
     rows on, five steps of `gemm_` save at least a third of the FLOPs, which pays for more products.
     """
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
-    stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)
+    stands_in = is_default and work_dtype == torch.float32 and keeps_float32(products)
     return work_dtype == torch.float16 or (stands_in and size[0] >= GRAM_SIDE and size[1] >= 2 * size[0])
 
 
-def _keeps_float32(products: Optional[Products]) -> bool:
+def keeps_float32(products: Optional[Products]) -> bool:
     """Whether a CPU's products never round float32 factors. None stands for torch's, which may, by its settings."""
     return (products is not None and products.gram is not SINGLE.gram) or torch_is_slow(torch.bfloat16)
 
@@ -232,7 +232,7 @@ def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional
 
     A user may let torch round factors in float32 products. `gemm_` never does, nor does torch on CPUs without bfloat16.
     """
-    exact = chain_dtype != torch.float32 or device.type == "mps" or (device.type == "cpu" and _keeps_float32(products))
+    exact = chain_dtype != torch.float32 or device.type == "mps" or (device.type == "cpu" and keeps_float32(products))
     return torch.finfo(chain_dtype).eps / 2 if exact else float32_roundoffs()[device.type != "cuda"]
 
 

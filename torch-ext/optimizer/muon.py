@@ -95,7 +95,7 @@ class Muon(Optimizer):
             group dict where it is what runs: `fused` if only AdamW updates the group, `foreach` if only NAdamW does.
         update_rms: root mean square of an update with `match_rms_adamw`, before `lr`: 0.2, and 0.18 in DeepSeek-V4.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
-            CUDA devices, bfloat16 on CPUs that multiply it natively, and float32 elsewhere.
+            CUDA devices, bfloat16 on CPUs that multiply it faster than float32, and float32 elsewhere.
         ns_method: how the iteration is computed: `standard`, `gram` (on the small Gram matrix), `gram_float32` (keeps
             that matrix in float32), or `auto`: the fastest that is safe in half precision, and in float32 where that is
             a CPU's default; `standard` in every other float32, and in float64.

@@ -62,14 +62,25 @@ def gpu_key(device_name: str) -> Key:
 @functools.cache
 def processor() -> str:
     """Return a processor's name and kind (makers reuse names), torch's instructions and `gemm_`'s by dtype."""
-    facts = _CPU_FACTS.read_text() if _CPU_FACTS.exists() else ""
-    found = {field: re.search(rf"^{field}\s*: (.+)$", facts, re.MULTILINE) for field in ("model name", *_KIND)}
-    known = {field: match.group(1).strip() for field, match in found.items() if match}
+    known = _facts_of_processor()
     name = known.get("model name") or platform.processor() or platform.machine()
     kind = ", ".join(f"{word} {known[field]}" for field, word in _KIND.items() if field in known)
     instructions = ", ".join(map(native.gemm_instructions, (torch.bfloat16, torch.float32)))
     of_torch = torch.backends.cpu.get_cpu_capability()  # which users may limit
     return f"{name}{f' ({kind})' if kind else ''}, torch {of_torch}, {instructions}"
+
+
+def is_made_by_intel() -> bool:
+    """Whether this processor is Intel's; False where neither Linux nor Windows says so."""
+    return "GenuineIntel" in _facts_of_processor().get("vendor_id", platform.processor())
+
+
+def _facts_of_processor() -> dict[str, str]:
+    """Return what Linux says of the first processor, by the names of the fields; nothing on other systems."""
+    facts = _CPU_FACTS.read_text() if _CPU_FACTS.exists() else ""
+    fields = ("vendor_id", "model name", *_KIND)
+    found = {field: re.search(rf"^{field}\s*: (.+)$", facts, re.MULTILINE) for field in fields}
+    return {field: match.group(1).strip() for field, match in found.items() if match}
 
 
 @functools.cache

@@ -56,10 +56,10 @@ class Products(NamedTuple):
     source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
 
 
-# With AVX512_BF16 a core multiplies bfloat16 about twice as fast as float32. The Gram iteration replaces products of
-# 15 n + 5 m by 6 n in bfloat16 and 14 m in float32, for five steps: it is faster from about n = 2.75 m on. `gemm_` pads
-# to blocks of 32, so small squares cost more.
-GRAM_SIDE, _GRAM_RATIO = 64, 2.75
+# With AVX512_BF16 an AMD core multiplies bfloat16 about twice as fast as float32. The Gram iteration replaces products
+# of 15 n + 5 m by 6 n in bfloat16 and 14 m in float32, for five steps: it is faster from about n = 2.75 m on. Where
+# float32 is faster, it always is. `gemm_` pads to blocks of 32, so small squares cost more.
+GRAM_SIDE, _GRAM_RATIO = 64, 2.75 if native_products.bfloat16_is_faster() else 1.0
 
 
 def add_to_diagonal_(A: Tensor, a: float) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..iteration import CPU_WORK_DTYPE, Iteration, choose_iteration
+from ..iteration import CPU_WORK_DTYPE, Iteration, choose_iteration, keeps_float32
 from ..kernels.formats import dtype_name
 from ..kernels.gains import Circumstances
 from ..kernels.measurement_file import Need
@@ -67,10 +67,12 @@ def cpu_contest(task: Task) -> Contest:
     """Return the contest of the CPU's tables of products. Each is timed on whole iterations."""
     device, dtype = task.device, getattr(torch, task.need.dtype)
     size = task.need.m, task.need.k
-    default, tables = select_products(device, dtype, *size), cpu_tables(dtype)
-    before = next(name for name, table in tables.items() if table == default._replace(source=""))
+    tables = cpu_tables(dtype)
     iterations = {name: _iteration(device, dtype, size, table) for name, table in tables.items()}
     tables = {name: table for name, table in tables.items() if iterations[name] is not None}
+    defaults = (select_products(device, dtype, *size, method=method) for method in ("auto", "standard"))
+    names = {table: name for name, table in tables.items()}
+    before = next(names[table] for table in (each._replace(source="") for each in defaults) if table in names)
     together = matrices_together(device, size, iterations[before])
     G = drawn(device, max(1, min(task.count, together)), *size).to(dtype)
 
@@ -99,9 +101,11 @@ def drawn(device: torch.device, *shape: int) -> Tensor:
 def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], table: Products) -> Optional[Iteration]:
     """Return the iteration that a step would run with a table. float32 counts as asked for, unless it is the default.
 
+    Of float32 products that may round factors no step asks more than the standard iteration.
     None if no step would, because torch multiplies float32 here with fewer digits than the table's method needs.
     """
-    method = "gram_float32" if table.float32_squares else "auto" if dtype == torch.float32 else "standard"
+    auto = "auto" if dtype == torch.float32 and keeps_float32(table) else "standard"
+    method = "gram_float32" if table.float32_squares else auto
     circumstances = Circumstances(default_dtype=dtype == CPU_WORK_DTYPE)
     try:
         chosen = choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method, circumstances)
