@@ -204,19 +204,26 @@ def test_momentum_is_converted_on_ranks_without_it(pools):
     assert pools(2).run(converted_momentum_of_others) == [["torch.int8", "torch.float32"]] * 2
 
 
+def enter_another_world(store: str) -> None:
+    """All ranks leave the world together: one that left early would break the connections that others still make."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+
+
 def names_of_groups_in_two_worlds(kernel, folder: str):
-    process_groups, names, rank, size = kernel.plan.process_groups, [], dist.get_rank(), dist.get_world_size()
+    process_groups, names = kernel.plan.process_groups, []
     for world in range(2):
         with process_groups._named_by_ranks((0, 1)):
             names.append(distributed_c10d._process_group_name(None, None))
-        dist.destroy_process_group()
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{world}", size), rank=rank, world_size=size)
+        enter_another_world(f"{folder}/{world}")
     return names
 
 
 def groups_of_meshes_in_two_worlds(kernel, folder: str) -> list[bool]:
     """Return whether the group of a mesh's ranks is that of the mesh, in each world. Old optimizers go on."""
-    own, old, rank, size = [], [], dist.get_rank(), dist.get_world_size()
+    own, old = [], []
     for world in range(2):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"]
         p = on_mesh(random(12, 8, seed=0), Shard(0), mesh)
@@ -225,8 +232,7 @@ def groups_of_meshes_in_two_worlds(kernel, folder: str) -> list[bool]:
             give_gradients([p], world)
             optimizer.step()
         own.append(kernel.plan.process_groups.group_of(tuple(mesh.mesh.tolist())) is mesh.get_group())
-        dist.destroy_process_group()
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{world}", size), rank=rank, world_size=size)
+        enter_another_world(f"{folder}/{world}")
     return own
 
 
