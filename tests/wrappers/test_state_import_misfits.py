@@ -43,6 +43,20 @@ def test_all_misfits_are_listed_at_once(kernel):
     ]
 
 
+def test_names_that_two_modules_share_are_refused(kernel):
+    """Two optimizers may have them in another order, and nothing else says which of them is which."""
+    modules = [torch.nn.Linear(8, 8, bias=False) for _ in range(2)]
+    adamw = torch.optim.AdamW([{"params": module.named_parameters()} for module in modules])
+    for module in modules:
+        module.weight.grad = torch.ones(8, 8)
+    adamw.step()
+    optimizer = kernel.Muon([{"params": module.named_parameters(), "use_muon": True} for module in modules], lr=0.02)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match="several parameters are called weight: names have to tell them apart"):
+        kernel.import_state(optimizer, adamw.state_dict(), "adamw")
+    same_state(optimizer.state_dict(), before)
+
+
 def test_wrong_parameter_count_without_names_is_refused(kernel):
     _, muon, source, _, _ = torch_case()
     muon["param_groups"][0]["params"].append(2)
@@ -113,8 +127,8 @@ def test_settings_not_taken_over_are_noted(kernel):
         "group 0: lr is 0.01 and 0.5 in the source",
         "group 0: adjust_lr=None of the source has no counterpart",
         "group 0: cautious_wd=True of the source has no counterpart",
-        "group 0: ns_coefficients stays 'polar_express', because the source has none for matrices",
-        "group 0: ns_steps stays 5, because the source has none for matrices",
+        "group 0: ns_coefficients stays 'polar_express', because the source has none for Muon's matrices",
+        "group 0: ns_steps stays 5, because the source has none for Muon's matrices",
     ]
     assert optimizer.param_groups[0]["lr"] == FOREIGN["lr"] and optimizer.param_groups[0]["momentum"] == 0.95
 

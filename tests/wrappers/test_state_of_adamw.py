@@ -69,10 +69,11 @@ def test_adamws_part_goes_on_bit_for_bit_and_matrices_take_its_average(kernel, c
     adamw = trained_by_adamw(theirs(params), params)
     others = clones(params)
     optimizer = kernel.Muon(ours(others), lr=0.02, momentum=0.9, adamw_betas=(0.5, 0.6), adamw_eps=0.1)
+    decay = optimizer.param_groups[0]["weight_decay"]
     notes = kernel.import_state(optimizer, serialized(adamw.state_dict()), "adamw")
-    kept = dict(lr="0.02", momentum="0.9", ns_coefficients="'polar_express'", ns_steps="5")
+    kept = dict(lr="0.02", weight_decay=decay, momentum="0.9", ns_coefficients="'polar_express'", ns_steps="5")
     assert notes == [
-        f"group 0: {key} stays {value}, because the source has none for matrices" for key, value in kept.items()
+        f"group 0: {key} stays {value}, because the source has none for Muon's matrices" for key, value in kept.items()
     ]
     for name in MATRICES:
         assert torch.equal(optimizer.state[others[name]]["momentum_buffer"], adamw.state[params[name]]["exp_avg"])

@@ -91,8 +91,9 @@ class Muon(Optimizer):
             `original` (Keller Jordan's; None means the same), `rms_to_rms` (timm's name; torch's `spectral_unclamped`
             means the same), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
-        foreach, fused: torch's choices between implementations. None and False change nothing. True raises, except in a
-            group dict where it is what runs: `fused` if only AdamW updates the group, `foreach` if only NAdamW does.
+        foreach, fused: torch's choices between implementations. None and False change nothing. True is accepted
+            only in a group dict that runs that way anyway (`fused` if AdamW alone updates the group, `foreach` if NAdamW
+            alone does), and raises elsewhere.
         update_rms: root mean square of an update with `match_rms_adamw`, before `lr`: 0.2, and 0.18 in DeepSeek-V4.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it faster than float32, and float32 elsewhere.

@@ -10,7 +10,7 @@ from ..muon import Muon
 from ..parameters.argument_checks import check_state_dict
 from ..parameters.checkpoints import THIS_PACKAGE, advice_for, source_of
 from ..parameters.groups import LENGTHS, listed, names_of
-from ..parameters.names import bare_name
+from ..parameters.names import bare_name, repeated
 from ..parameters.state import MOMENTS, REMAINDER
 from .state_order import given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
@@ -160,6 +160,9 @@ def _matched(
     """Return pairs of parameter and entry (by name, then by order), parameters without an entry, and all problems."""
     pairs, strangers = _matched_by_name(parameters, [entry for entry in entries if entry.name is not None])
     unmatched, problems = [], [f"{entry.name} of the source is not here, or comes twice" for entry in strangers]
+    names = [entry.name for entry in entries if entry.name is not None]
+    twice = {*repeated(names), *repeated(parameter.name for parameter in parameters)} & {*names}
+    problems += [f"several parameters are called {name}: names have to tell them apart" for name in sorted(twice)]
     named = {parameter.key for parameter, _ in pairs}
     unclear = {str(entry.branch) for entry in entries if entry.name is None} - set(_BRANCHES)
     if unclear:
@@ -247,6 +250,8 @@ def _merged_settings(group: Settings, source_groups: list[Settings], source: Sou
         notes.append(f"decay_lr, which is not in the source, stays {group['decay_lr']}")
     if source_groups and branch == "muon":
         stated = {**source.settings["muon"], **source.constants}
-        unstated = [key for key in ("lr", "momentum", "ns_coefficients", "ns_steps") if key not in stated]
-        notes += [f"{key} stays {group[key]!r}, because the source has none for matrices" for key in unstated]
+        unstated = [
+            key for key in ("lr", "weight_decay", "momentum", "ns_coefficients", "ns_steps") if key not in stated
+        ]
+        notes += [f"{key} stays {group[key]!r}, because the source has none for Muon's matrices" for key in unstated]
     return changes, notes

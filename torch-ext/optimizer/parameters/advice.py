@@ -27,8 +27,9 @@ LEAST_SHARE = 0.5
 # Reasons that a user has given or is asked for, and reasons of matrices that are not hidden ones.
 _DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
 _OUTER = ("embedding", "output_head")
-# The names that routing gives to parameters without names, and those in nn.Sequential.
-_UNNAMED, _NUMBERED = re.compile(r"param_\d+"), re.compile(r"(\d+\.)+\w+")
+# The names that routing gives to parameters without names, that of a layer's weight within the layer (as in
+# `head.named_parameters()`), and those in nn.Sequential.
+_UNNAMED, _NUMBERED = re.compile(r"param_\d+|weight"), re.compile(r"(\d+\.)+\w+")
 # The default of `expert_keys`.
 _USUAL_KEYS = ("experts",)
 
@@ -124,9 +125,10 @@ def _little(what: str, left: Sequence[Routed]) -> str:
 
 def _nameless(routes: Sequence[Routed]) -> str:
     return (
-        f"{described(routes)}: matrices without names, or with numbers for names as in nn.Sequential, so Muon updates "
-        "them all. It cannot know which of them are embeddings or output heads, which AdamW should update. Write "
-        "Muon(groups_for(model)), which asks the modules, or Muon(model.named_parameters()) where modules have names; "
+        f"{described(routes)}: matrices without names, or with numbers or 'weight' alone for names, as in "
+        "nn.Sequential and in head.named_parameters(), so Muon updates them all. It cannot know which of them are "
+        "embeddings or output heads, which AdamW should update. Write Muon(groups_for(model)), which asks the modules, "
+        'Muon(model.named_parameters()) where modules have names, or head.named_parameters(prefix="head"); '
         "use_muon=True or False in a group silences this warning too"
     )
 

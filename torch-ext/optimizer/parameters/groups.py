@@ -84,7 +84,10 @@ def _halves(
             for seen in (view_in_group, blocks_in_group, moments_in_group):
                 seen(names[0], p, settings)  # raises if the settings do not fit
         if names[0] in halves["muon"] or names[0] in halves["adamw"]:
-            raise ValueError(f"two parameters are called {names[0]}: files and settings identify them by their names")
+            raise ValueError(
+                f"two parameters are called {names[0]}: files and settings identify them by their names. Tell those of "
+                'two modules apart by module.named_parameters(prefix="...")'
+            )
         halves[branch][names[0]] = p
     return halves, reasons
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from typing import Iterable
 
 # Attributes in which wrappers keep the whole model: DistributedDataParallel, DeepSpeed, torch.compile, Fabric.
 MODEL_WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -22,3 +24,8 @@ def bare_name(name: str) -> str:
 def unparametrized(name: str) -> str:
     """Return the name that a weight had before `torch.nn.utils.parametrize` put other parameters in its place."""
     return _PARAMETRIZED.sub(r"\1\2", name)
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that come more than once."""
+    return [name for name, count in Counter(names).items() if count > 1]

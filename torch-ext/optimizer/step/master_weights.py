@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernels.master_weights import joined, split_
 from ..parameters.groups import named_parameters
+from ..parameters.names import repeated
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, integers
 from ..plan.layout import layout_of, local_part
@@ -45,9 +46,8 @@ def _split_parameters(groups: Sequence[Group], state: State) -> dict[str, Tensor
     """Return the parameters that have a remainder by name; ValueError if two have the same name."""
     named = [pair for group in groups for pair in named_parameters(group)]
     named = [(name, p) for name, p in named if p in state and REMAINDER in state[p]]
-    names = [name for name, _ in named]
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+    twice = repeated(name for name, _ in named)
+    if twice:
         raise ValueError(f"several parameters are called {', '.join(twice[:5])}: each value needs a unique name")
     return dict(named)
 
