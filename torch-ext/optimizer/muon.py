@@ -92,8 +92,8 @@ class Muon(Optimizer):
             means the same), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
         foreach, fused: torch's choices between implementations. None and False change nothing. True is accepted
-            only in a group dict that runs that way anyway (`fused` if AdamW alone updates the group, `foreach` if NAdamW
-            alone does), and raises elsewhere.
+            only in a group dict that runs that way anyway (`fused` where AdamW alone updates the group, `foreach` where
+            NAdamW does), and raises elsewhere.
         update_rms: root mean square of an update with `match_rms_adamw`, before `lr`: 0.2, and 0.18 in DeepSeek-V4.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it faster than float32, and float32 elsewhere.
