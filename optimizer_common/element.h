@@ -106,10 +106,12 @@ OPTIMIZER_INLINE Stored narrow(T x) {
   }
 }
 
-// lerp(average, value, weight); with Nesterov momentum a second time, from the new average to the gradient.
+// lerp(average, value, weight); with Nesterov momentum a second time, from the new average to the gradient. It starts
+// from the nearer of the two, as torch's does: so with a weight of 1 nothing of the average is left, however large it is.
 template <class T>
 OPTIMIZER_INLINE T lerp(T average, T value, T weight) {
-  return std::fma(weight, value - average, average);
+  const bool is_nearer = weight >= T(0.5);
+  return std::fma(is_nearer ? weight - 1 : weight, value - average, is_nearer ? value : average);
 }
 
 enum DecayMode : int64_t { kDecoupled = 0, kIndependent = 1, kCautious = 2 };

@@ -188,19 +188,6 @@ def test_names_in_a_sequence_of_modules_say_nothing_and_the_modules_do(kernel):
     assert warned(lambda: kernel.Muon(kernel.groups_for(model)))[0] == []
 
 
-def test_a_heads_name_is_lost_within_the_head(kernel):
-    """As where the head has a group and a rate for itself; with a prefix it is a head again."""
-    model = nn.ModuleDict({"backbone": nn.Linear(16, 16), "head": nn.Linear(16, 100)})
-    parts = lambda **prefix: [  # noqa: E731
-        {"params": model["backbone"].named_parameters("backbone"), "lr": 1e-3},
-        {"params": model["head"].named_parameters(**prefix), "lr": 1e-2},
-    ]
-    (line,), _ = warned(lambda: kernel.Muon(parts()))
-    assert line.startswith("weight (100, 16): matrices without names") and 'prefix="head"' in line
-    silent, optimizer = warned(lambda: kernel.Muon(parts(prefix="head")))
-    assert silent == [] and {row.name: row.branch for row in optimizer.explain()}["head.weight"] == "adamw"
-
-
 @pytest.mark.parametrize(
     "make",
     [

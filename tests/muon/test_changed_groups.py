@@ -124,15 +124,16 @@ def saved(optimizer):
     return copy.deepcopy(optimizer.state_dict())
 
 
-def test_a_group_that_gets_the_other_branch_keeps_no_state_of_the_first(kernel):
+@pytest.mark.parametrize("momentum_dtype", [None, "int8"])
+def test_a_group_that_gets_the_other_branch_keeps_no_state_of_the_first(kernel, momentum_dtype):
     """A file with the state of both could not be loaded."""
     params = named_parameters()
-    optimizer = kernel.Muon(params.items())
+    optimizer = kernel.Muon(params.items(), momentum_dtype=momentum_dtype)
     set_gradients(params, 0)
     optimizer.step()
     optimizer.param_groups[0]["use_muon"] = False
     optimizer.step()
-    assert {"momentum_buffer"}.isdisjoint(optimizer.state[optimizer.param_groups[0]["params"][0]])
+    assert {"momentum_buffer", "momentum_scale"}.isdisjoint(optimizer.state[optimizer.param_groups[0]["params"][0]])
     assert optimizer.explain().rows[0].reason == "use_muon"
     expected = state_of(optimizer, params)
     optimizer.load_state_dict(saved(optimizer))

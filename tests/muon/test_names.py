@@ -1,7 +1,10 @@
 """What the names of parameters tell, through wrappers and in the conventions of each library."""
 
+import warnings
+
 import pytest
 import torch
+from torch import nn
 from torch.nn import Parameter
 
 
@@ -102,3 +105,19 @@ def test_patch_embeddings_go_one_way_in_every_library(kernel, name):
 def test_convolutions_beside_a_patch_embedding_are_hidden(kernel, name):
     """As timm's hybrid networks have them."""
     assert branches(kernel, [(name, (48, 12, 3, 3))])[name] == ("muon", "matrix: flatten 48x108")
+
+
+def test_a_heads_name_is_lost_within_the_head(kernel):
+    """As where the head has a group and a rate for itself; with a prefix it is a head again."""
+    model = nn.ModuleDict({"backbone": nn.Linear(16, 16), "head": nn.Linear(16, 100)})
+
+    def made(prefix: str):
+        backbone = {"params": model["backbone"].named_parameters("backbone"), "lr": 1e-3}
+        return kernel.Muon([backbone, {"params": model["head"].named_parameters(prefix), "lr": 1e-2}])
+
+    with pytest.warns(UserWarning, match=r'^weight \(100, 16\): matrices without names.*prefix="head"'):
+        made("")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = made("head")
+    assert {row.name: row.branch for row in optimizer.explain()}["head.weight"] == "adamw"

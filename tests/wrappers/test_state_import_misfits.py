@@ -162,6 +162,32 @@ def test_the_rate_that_corrected_decay_is_measured_by_is_noted_where_a_source_br
     assert "decay_lr, which is not in the source, stays 0.001" in " ".join(notes)
 
 
+def test_decay_and_rates_that_mean_something_else_here_are_not_taken(kernel):
+    """Independent decay of torch's default 0.1 would remove a tenth of each parameter in each step."""
+    p, q = (torch.nn.Parameter(torch.ones(12, 20)) for _ in range(2))
+    source = torch.optim.Muon([q], lr=0.03)
+    cases = (
+        ("weight_decay", 0.1, 1e-4, {"decay_mode": "independent"}),
+        ("lr", 0.03, 1e-3, {"experimental_hyperball": True}),
+    )
+    for key, theirs, kept, setting in cases:
+        optimizer = kernel.Muon([("w", p)], **{"lr": 1e-3, "weight_decay": 1e-4, **setting})
+        (note,) = kernel.import_state(optimizer, source.state_dict(), "torch")
+        assert note.startswith(f"group 0: {key}={theirs} of the source is not taken: here it is ")
+        assert optimizer.param_groups[0][key] == kept
+    zero = torch.optim.Muon([q], weight_decay=0.0)
+    optimizer = kernel.Muon([("w", p)], weight_decay=1e-4, decay_mode="independent")
+    assert kernel.import_state(optimizer, zero.state_dict(), "torch") == []
+    assert optimizer.param_groups[0]["weight_decay"] == 0.0
+
+
+def test_a_file_of_torchs_leaves_independent_decay_alone(kernel):
+    p, q = (torch.nn.Parameter(torch.ones(12, 20)) for _ in range(2))
+    optimizer = kernel.Muon([("w", p)], weight_decay=1e-4, decay_mode="independent")
+    optimizer.load_state_dict(torch.optim.Muon([q], lr=0.03).state_dict())
+    assert (optimizer.param_groups[0]["weight_decay"], optimizer.param_groups[0]["lr"]) == (1e-4, 0.03)
+
+
 @pytest.mark.parametrize("source", ["timm", "keller_jordan", "adamw"])
 def test_a_file_of_this_package_is_refused_under_other_names(kernel, source):
     """Its settings would become the source's: AdamW's ratio 1, other coefficients."""

@@ -13,7 +13,8 @@ from ..parameters.groups import LENGTHS, listed, names_of
 from ..parameters.names import bare_name, repeated
 from ..parameters.state import MOMENTS, REMAINDER
 from .state_order import given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
-from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated, translated_state
+from .state_settings import merged_settings
+from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated_state
 
 _BRANCHES = ("muon", "adamw")
 # Sources whose files are recognised with certainty, by keys that they always have, even before the first step.
@@ -110,7 +111,7 @@ def import_state(
     for i, group in enumerate(target["param_groups"]):
         # Groups of the source are compared by identity, since they hold tensors.
         by_id = {id(entry.group): entry.group for parameter, entry in pairs if parameter.group is group}
-        changes, group_notes = _merged_settings(group, list(by_id.values()), known)
+        changes, group_notes = merged_settings(group, list(by_id.values()), known)
         groups.append({key: x for key, x in {**group, **changes}.items() if key != LENGTHS})
         notes += [f"group {i}: {note}" for note in group_notes]
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
@@ -225,33 +226,3 @@ def _other_shapes(parameter: Entry, entry: Entry) -> dict[str, tuple[int, ...]]:
     """Return the shapes of state tensors that differ from the parameter's and should not."""
     shapes = {key: tuple(value.shape) for key, value in entry.state.items() if isinstance(value, Tensor)}
     return {key: shape for key, shape in shapes.items() if key not in _OTHERWISE and shape != parameter.shape}
-
-
-def _merged_settings(group: Settings, source_groups: list[Settings], source: Source) -> tuple[Settings, list[str]]:
-    """Return the settings that `group` gets from its parameters' groups in the source, and notes on the others."""
-    branch = branch_by_flag(group, {})
-    translations = [translated(source_group, branch, source) for source_group in source_groups]
-    changes, notes = {}, []
-    for key in dict.fromkeys(key for settings, _ in translations for key in settings):
-        values = [settings.get(key) for settings, _ in translations]
-        if any(bool(value != values[0]) for value in values):
-            notes.append(f"{key} is {' and '.join(map(str, values))} in the source")
-        elif key in group or key == "initial_lr":
-            changes[key] = values[0]
-        else:
-            notes.append(f"{key}={values[0]!r} of the source is not a setting here")
-    for text in dict.fromkeys(text for _, lost in translations for text in lost):
-        notes.append(f"{text} of the source has no counterpart")
-    if "lr" in changes:
-        if group["lr_factor"] != 1:
-            notes.append(f"lr_factor={group['lr_factor']} of this optimizer became 1, as lr is the source's rate")
-        changes["lr_factor"] = 1.0  # the source's lr is the full rate of its parameters
-    if group["decay_mode"] == "corrected" and changes.get("lr", group["lr"]) != group["lr"]:
-        notes.append(f"decay_lr, which is not in the source, stays {group['decay_lr']}")
-    if source_groups and branch == "muon":
-        stated = {**source.settings["muon"], **source.constants}
-        unstated = [
-            key for key in ("lr", "weight_decay", "momentum", "ns_coefficients", "ns_steps") if key not in stated
-        ]
-        notes += [f"{key} stays {group[key]!r}, because the source has none for Muon's matrices" for key in unstated]
-    return changes, notes

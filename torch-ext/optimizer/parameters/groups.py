@@ -113,8 +113,9 @@ def loaded_group(
     """Return the saved group with the names of the `current` one; settings that it lacks come from there too.
 
     `offload` stays as it is here, because it depends on the machine. `master_weights` stays too; `check_loaded` refuses
-    remainders in a file if none are wanted. `expert_keys` stays if the file has none. If a file has `lr` without
-    `lr_factor`, as in format 1, the factor is 1. An `adamw_lr` is dropped, since the factor has it. `state` is the
+    remainders in a file if none are wanted. `expert_keys` stays if the file has none, and an independent
+    `weight_decay` if the file, which may be torch's, has no `decay_mode`. If a file has `lr` without `lr_factor`, as in
+    format 1, the factor is 1. An `adamw_lr` is dropped, since the factor has it. `state` is the
     loaded state by parameter; the first parameter of this group has the position `first` in the file. Raises ValueError
     or TypeError if group or state do not fit, or if a parameter would be seen as other matrices than when it was saved.
     """
@@ -136,6 +137,8 @@ def loaded_group(
     kept = {**{key: current[key] for key in _KEPT}, "adamw_lr": None}
     if not saved.get("expert_keys"):
         kept["expert_keys"] = current["expert_keys"]
+    if "decay_mode" not in saved and current["decay_mode"] == "independent":
+        kept["weight_decay"] = current["weight_decay"]
     if "lr" in saved and "lr_factor" not in saved:
         kept["lr_factor"] = 1.0
     if saved.get("adjust_lr_fn") == FUNCTION:

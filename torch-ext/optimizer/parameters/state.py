@@ -137,7 +137,8 @@ def check_shapes(
         if isinstance(value, Tensor) and kind.shape is not None and tuple(value.shape) != kind.shape:
             raise ValueError(
                 f"state {key} of {name} has shape {tuple(value.shape)}, needs {kind.shape} for its parameter "
-                f"{tuple(p.shape)}. If that was resized, or was given another memory format, {cure}"
+                f"{tuple(p.shape)}. If that was resized or given another memory format, or if its group now sees other "
+                f"matrices in it, {cure}"
             )
 
 

@@ -137,7 +137,7 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
 def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) -> None:
     """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and place."""
     wanted = state_tensors(name, p, group)
-    if BUFFER in state and (state[BUFFER].dtype == torch.int8) != (SCALE in wanted):
+    if BUFFER in state and BUFFER in wanted and (state[BUFFER].dtype == torch.int8) != (SCALE in wanted):
         _convert_momentum_(state, p, block_axes(view_in_group(name, p, group)), wanted)
     ensure_state(state, p, wanted, memory_beside)
 

@@ -1,0 +1,43 @@
+"""Momentum whose newest gradient has at least half of the weight: what a spike has left is forgotten as fast."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.kernels.test_native_ops import FLOATS, SHAPE, names, random
+from tests.support import oracles
+from tests.support.operation_places import on_every_place
+
+pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
+SPIKE = 6e4  # float16 holds it
+
+
+@pytest.fixture(scope="session")
+def pack_(kernel):
+    return kernel.kernels.native.momentum_pack_
+
+
+@pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "plain"])
+@pytest.mark.parametrize("beta", [0.0, 2.0**-12, 0.5])
+@pytest.mark.parametrize("dtypes", list(itertools.product(FLOATS, repeat=2)), ids=names)
+def test_roundings_are_as_small_as_what_is_left_of_a_spike(pack_, dtypes, beta, nesterov):
+    """Rounded are m - g, its part beta (m - g) and the sum: at most |g| + 2 beta |m - g| each; with Nesterov again."""
+    momentum, gradient = torch.full(SHAPE, SPIKE).to(dtypes[0]), random(SHAPE, dtypes[1], 1)
+    exact = oracles.momentum_pack(momentum, gradient, beta, nesterov)
+    left = beta * (momentum.double() - gradient.double()).abs()
+    computing = 6 * oracles.unit_roundoff(*dtypes) * (gradient.double().abs() * (beta > 0) + 2 * left)
+    packed = torch.full((1, *SHAPE), torch.nan, dtype=dtypes[1])
+    pack_([momentum], [gradient], packed, beta, nesterov)
+    for actual, expected in zip((momentum, packed[0]), exact):
+        assert ((actual.double() - expected).abs() <= computing + oracles.rounding_error(expected, actual.dtype)).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_portable_momentum_forgets_all_of_a_spike_too(both, dtype):
+    for native in both:
+        momentum, gradient = torch.full(SHAPE, SPIKE, dtype=dtype), random(SHAPE, dtype, 1)
+        native.momentum_pack_([momentum], [gradient], torch.empty(1, *SHAPE), 0.0, True)
+        assert torch.equal(momentum, gradient)
