@@ -16,6 +16,8 @@ from benchmarks.machine import describe, device_name
 
 RESULTS = Path(__file__).resolve().parent / "results"
 UNMEASURED = "unmeasured"
+# How the status of a row begins whose measurement raised; what it raised follows.
+ERROR = "error: "
 NOT_INSTALLED = "not installed"
 NEEDS_GPU = "needs a GPU"
 
@@ -35,6 +37,16 @@ def default_path(topic: str, device: torch.device) -> Path:
     return RESULTS / f"{topic}-{slug}-{datetime.date.today().isoformat()}.json"
 
 
+def has_error(row: dict) -> bool:
+    """Whether the measurement of a row raised."""
+    return row["status"].startswith(ERROR)
+
+
+def has_results(row: dict) -> bool:
+    """Whether a row was measured, or says that a contestant cannot take part."""
+    return row["status"] != UNMEASURED and not has_error(row)
+
+
 class ResultFile:
     """Rows by key, each `unmeasured` until it is put. Every change is written to `path`, if there is one.
 
@@ -50,7 +62,7 @@ class ResultFile:
         self._write()
 
     def is_measured(self, key: str) -> bool:
-        return self.rows[key]["status"] != UNMEASURED
+        return has_results(self.rows[key])
 
     def put(self, key: str, row: dict) -> None:
         self.rows[key] = {"case": key, "status": "measured", **row}

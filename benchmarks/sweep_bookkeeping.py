@@ -12,21 +12,25 @@ already there.
 Matrices of one shape are one call. Tall ones join the batch of wide ones that have the transposed shape.
 
 Results are written row by row, and a second run with the same `--output` continues the first one.
+The row of a case that raises has the error, and a later run tries it last.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, product
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.result_file import UNMEASURED, ResultFile, facts
-from benchmarks.sweep_options import load, path_of, plain_parser
+from benchmarks.result_file import ResultFile, facts, has_error, has_results
+from benchmarks.sweep_options import load, measure_cases, path_of, plain_parser
 from benchmarks.timing import Deadline, take_turns
 
 BETA, LR, WEIGHT_DECAY = 0.95, 0.02, 0.1
@@ -170,8 +174,8 @@ def report(rows: list[dict]) -> Table:
     for heading in "MB", "ms", "foreach ms", "GB/s", "of copy", "foreach / ours":
         table.add_column(heading, justify="right")
     for row in rows:
-        if row["status"] == UNMEASURED:
-            table.add_row(row["case"], UNMEASURED)
+        if not has_results(row):
+            table.add_row(row["case"], escape(row["status"]))
             continue
         ours = f"{1e3 * row['seconds']:.3f} ±{row['spread']:.0%}"
         foreach = f"{1e3 * row['foreach_seconds']:.3f} ±{row['foreach_spread']:.0%}"
@@ -181,22 +185,25 @@ def report(rows: list[dict]) -> Table:
     return table
 
 
-def main() -> None:
+def main() -> int:
     arguments = plain_parser("Time momentum_pack_ and descend_ against foreach.").parse_args()
     kernel, device = load(arguments)
     cases, rounds = (TINY_CASES, 3) if arguments.tiny else (CASES, 15)
     keys = {pair: [key_of(operation, *pair) for operation in OPERATIONS] for pair in product(cases, DTYPES)}
     content = facts(kernel, device, {"rounds": rounds})
     results = ResultFile(path_of("bookkeeping", device, arguments), content, [*chain(*keys.values())])
-    deadline = Deadline(arguments.minutes)
-    for pair, of in keys.items():
-        if all(map(results.is_measured, of)) or deadline.passed():
-            continue
-        for r in measure(kernel.kernels.native, *pair, device, rounds):
+
+    def measured(case: str, dtypes: str) -> Iterator[tuple[str, dict]]:
+        for r in measure(kernel.kernels.native, case, dtypes, device, rounds):
             row = {**asdict(r), "share_of_copy": r.share_of_copy, "speed_up": r.speed_up}
-            results.put(key_of(r.operation, r.matrices, r.dtypes), row)
-    Console(width=None if Console().is_terminal else 140).print(report(list(results.rows.values())))
+            yield key_of(r.operation, case, dtypes), row
+
+    works = {tuple(of): partial(measured, *pair) for pair, of in keys.items()}
+    measure_cases(results, works, Deadline(arguments.minutes))
+    rows = list(results.rows.values())
+    Console(width=None if Console().is_terminal else 140).print(report(rows))
+    return int(any(map(has_error, rows)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -11,8 +14,9 @@ import torch
 
 from benchmarks import peers
 from benchmarks.built_kernel import load_built
-from benchmarks.result_file import ResultFile, default_path, facts
+from benchmarks.result_file import ERROR, ResultFile, default_path, facts, has_error
 from benchmarks.timing import Deadline
+from tests.support.proofs import race
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,19 +85,53 @@ def chosen_contestants(
 def run_cases(
     topic: str, bench, arguments: argparse.Namespace, settings: Mapping, works: Mapping[str, Callable[[Deadline], dict]]
 ) -> list[dict]:
-    """Return a row for every case in `works`, whose call measures it. Once the time is up, rows are unmeasured.
-
-    Rows are in the results file as soon as they are known, and rows that it already has are not measured again.
-    """
+    """Return a row for every case in `works`, whose call measures it, as `measure_cases` does."""
     described = {key: value for key, value in bench._asdict().items() if key not in ("kernel", "device")}
     content = facts(bench.kernel, bench.device, {**settings, **described, "peers": peers.versions()})
     results = ResultFile(path_of(topic, bench.device, arguments), content, list(works))
     deadline = Deadline(arguments.minutes)
-    for key, measure in works.items():
-        if not results.is_measured(key) and not deadline.passed():
-            results.put(key, measure(deadline))
-            print(f"{key}: {results.rows[key]['milliseconds']:.3f} ms", flush=True)
+
+    def measure(key: str) -> Iterator[tuple[str, dict]]:
+        row = works[key](deadline)
+        print(f"{key}: {row['milliseconds']:.3f} ms", flush=True)
+        yield key, row
+
+    measure_cases(results, {(key,): partial(measure, key) for key in works}, deadline)
     return list(results.rows.values())
+
+
+def measure_cases(
+    results: ResultFile,
+    works: Mapping[tuple[str, ...], Callable[[], Iterable[tuple[str, dict]]]],
+    deadline: Deadline,
+) -> None:
+    """Measure the cases in `works` that `results` lacks, until the time is up; those that raised before come last.
+
+    A case is the keys of its rows, and its call yields each key and row, which are in the results file from then on.
+    If it raises, the error becomes the status of the rows that it lacks, and the next case follows. An error that makes
+    the GPU unusable is recorded and raised.
+    """
+    lacking = [keys for keys in works if not all(map(results.is_measured, keys))]
+    for keys in sorted(lacking, key=lambda keys: any(has_error(results.rows[key]) for key in keys)):
+        if deadline.passed():
+            return
+        try:
+            for key, row in works[keys]():
+                results.put(key, row)
+        except Exception as error:
+            _record(error, keys, results)
+            if race.loses_gpu(error):
+                raise
+
+
+def _record(error: Exception, keys: Sequence[str], results: ResultFile) -> None:
+    """Print an error, and put one line about it into the rows of a case that have no results."""
+    traceback.print_exception(error)
+    status = ERROR + " ".join(race.described(error).split())
+    for key in keys:
+        if not results.is_measured(key):
+            results.put(key, {"status": status})
+            print(f"{key}: {status}", file=sys.stderr, flush=True)
 
 
 def path_of(topic: str, device: torch.device, arguments: argparse.Namespace) -> Path | None:

@@ -21,10 +21,12 @@ they are replayed.
 `--beside-busy` adds a case for each shape in which other processes, one for each core, compute all the time.
 
 Results are written after every shape, and a second run with the same `--output` continues the first one.
+The row of a case that raises has the error, and a later run tries it last.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
@@ -33,6 +35,7 @@ from typing import NamedTuple
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -54,7 +57,7 @@ from benchmarks.orthogonalizers import (
 )
 from benchmarks.predicted_factors import predicted_factors
 from benchmarks.predicted_step import modelled_gpu
-from benchmarks.result_file import UNMEASURED
+from benchmarks.result_file import UNMEASURED, has_error, has_results
 from benchmarks.shapes import MODELS
 from benchmarks.sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
 from benchmarks.timing import Deadline, quartiles, ratios, run_rounds
@@ -181,8 +184,8 @@ def report(rows: list[dict]) -> Table:
     for heading in "ms", "predicted", "ideal ms", "of ideal", "error", *others:
         table.add_column(heading, justify="right")
     for row in rows:
-        if row["status"] == UNMEASURED:
-            table.add_row(row["case"], UNMEASURED)
+        if not has_results(row):
+            table.add_row(row["case"], escape(row["status"]))
             continue
         ours, torchs = (row[key] for key in PREDICTED)
         times = f"{row['milliseconds']:.3f}", "" if ours is None else f"{ours:.3f}", f"{row['ideal_milliseconds']:.3f}"
@@ -205,7 +208,7 @@ def _shown_error(outcome: dict) -> str:
     return outcome["error"] if isinstance(outcome["error"], str) else f"{outcome['error']:.1e}"
 
 
-def main() -> None:
+def main() -> int:
     parser = make_parser("Time the orthogonalization against every peer that is installed.", PEERS)
     parser.add_argument("--shapes", help=f"of {', '.join(MODELS)}, squares, and shapes like 64x1280x512")
     parser.add_argument("--work-dtype", choices=("float32", "bfloat16", "float16"), help="of the iteration")
@@ -228,7 +231,8 @@ def main() -> None:
         works |= {f"{case.key} beside busy cores": partial(measure_beside_busy, case, bench) for case in cases}
     rows = run_cases("orthogonalize", bench, arguments, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
     Console(width=None if Console().is_terminal else 230).print(report(rows))
+    return int(any(map(has_error, rows)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,10 +15,12 @@ for later ones, such as the memory of CUDA graphs. Kernels are counted on GPUs o
 `--beside-busy` adds a case for each model in which other processes, one for each core, compute all the time.
 
 Results are written after every model, and a second run with the same `--output` continues the first one.
+The row of a case that raises has the error, and a later run tries it last.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
@@ -26,6 +28,7 @@ from typing import NamedTuple
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -33,7 +36,7 @@ from benchmarks import peers
 from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import exact_factor
 from benchmarks.orthogonalizers import STEPS
-from benchmarks.result_file import UNMEASURED
+from benchmarks.result_file import UNMEASURED, has_error, has_results
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, matrix_counts
 from benchmarks.step_costs import PIECES, breakdown, host_milliseconds, launched_kernels, peak_bytes
 from benchmarks.step_rivals import (
@@ -188,8 +191,8 @@ def report(rows: list[dict]) -> Table:
     for heading in "ms", "over ours", "over ours, warmed up", "error", "peak MB of a step", "kernels":
         table.add_column(heading, justify="right")
     for row in rows:
-        if row["status"] == UNMEASURED:
-            table.add_row(row["case"], UNMEASURED)
+        if not has_results(row):
+            table.add_row(row["case"], escape(row["status"]))
             continue
         for name, outcome in row["contestants"].items():
             table.add_row(row["case"], name, *_cells(outcome))
@@ -214,14 +217,14 @@ def report_pieces(rows: list[dict]) -> Table:
     table = Table("model", title="Where our step's milliseconds go")
     for heading in "ms", "ideal ms", *PIECES, "rest", "host, per 100 matrices":
         table.add_column(heading, justify="right")
-    for row in (row for row in rows if row["status"] != UNMEASURED):
+    for row in filter(has_results, rows):
         pieces = row["breakdown"]
         shown = [pieces["whole"], row["ideal_milliseconds"], *(pieces.get(piece, 0.0) for piece in (*PIECES, "rest"))]
         table.add_row(row["case"], *(f"{t:.2f}" for t in (*shown, row["host_milliseconds_per_100_matrices"])))
     return table
 
 
-def main() -> None:
+def main() -> int:
     parser = make_parser("Time whole steps against every other Muon that is installed.", PEERS)
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--beside-busy", action="store_true", help="also beside a busy process on every core")
@@ -240,7 +243,8 @@ def main() -> None:
     console = Console(width=None if Console().is_terminal else 160)
     console.print(report(rows))
     console.print(report_pieces(rows))
+    return int(any(map(has_error, rows)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

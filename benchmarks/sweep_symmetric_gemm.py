@@ -11,12 +11,13 @@ larger than the L2 cache and are replayed as a graph, so that starting them take
 everything on the CPU version of the kernel, which proves nothing.
 
 Results are written row by row, and a second run with the same `--output` continues the first one.
+The row of a case that raises has the error, and a later run tries it last.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -24,11 +25,12 @@ from types import ModuleType
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.result_file import UNMEASURED, ResultFile, facts
-from benchmarks.sweep_options import load, path_of, plain_parser
+from benchmarks.result_file import ResultFile, facts, has_error, has_results
+from benchmarks.sweep_options import load, measure_cases, path_of, plain_parser
 from benchmarks.timing import Deadline, replayed, rotated, take_turns
 from tests.support.symmetric_products import WrongResultError, check_product
 
@@ -122,8 +124,8 @@ def report(rows: list[dict]) -> Table:
 
 
 def _cells(row: dict) -> list[str]:
-    if row["status"] == UNMEASURED:
-        return [row["case"], UNMEASURED]
+    if not has_results(row):
+        return [row["case"], escape(row["status"])]
     named = [row["dtype"], " x ".join(map(str, row["shape"]))]
     if row["problems"]:
         return [*named, *[""] * 6, "; ".join(row["problems"])]
@@ -143,13 +145,16 @@ def main() -> int:
         return 0
     cases = {key_of(*case): case for case in product(DTYPES, TINY_SHAPES if arguments.tiny else SHAPES)}
     results = ResultFile(path_of("symmetric-gemm", device, arguments), facts(kernel, device, {}), list(cases))
-    deadline = Deadline(arguments.minutes)
-    for key, (dtype, shape) in cases.items():
-        if not results.is_measured(key) and not deadline.passed():
-            r = measure(kernel, shape, dtype, device)
-            results.put(key, {**asdict(r), "gain": r.gain, "tera_flops": r.tera_flops})
-    Console(width=None if Console().is_terminal else 140).print(report(list(results.rows.values())))
-    return int(any(row.get("problems") for row in results.rows.values()))
+
+    def measured(key: str) -> Iterator[tuple[str, dict]]:
+        dtype, shape = cases[key]
+        r = measure(kernel, shape, dtype, device)
+        yield key, {**asdict(r), "gain": r.gain, "tera_flops": r.tera_flops}
+
+    measure_cases(results, {(key,): partial(measured, key) for key in cases}, Deadline(arguments.minutes))
+    rows = list(results.rows.values())
+    Console(width=None if Console().is_terminal else 140).print(report(rows))
+    return int(any(has_error(row) or row.get("problems") for row in rows))
 
 
 if __name__ == "__main__":

@@ -9,24 +9,37 @@ step. The share is the step's time divided by that of both, in the same round, g
 Nothing is compiled. In a compiled model forward and backward take less time, and the optimizer's share is larger.
 
 Results are written after every model, and a second run with the same `--output` continues the first one.
+The row of a case that raises has the error, and a later run tries it last.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks import peers
-from benchmarks.result_file import ResultFile, facts
+from benchmarks.result_file import ResultFile, facts, has_error
 from benchmarks.step_rivals import ADAMW, OURS, OWN, PEERS, SETTINGS, Weights, find_rival, step_of
-from benchmarks.sweep_options import TINY_ROUNDS, chosen, chosen_contestants, make_parser, path_of, prepare
+from benchmarks.sweep_options import (
+    TINY_ROUNDS,
+    chosen,
+    chosen_contestants,
+    make_parser,
+    measure_cases,
+    path_of,
+    prepare,
+)
 from benchmarks.timing import Deadline, quartiles, run_rounds
 
 TRAINED = ("torch.optim.Muon", ADAMW)
@@ -134,7 +147,7 @@ def make_training(name: str, size: Size, bench: Bench) -> Training:
 
 
 def measure(model: str, size: Size, bench: Bench, deadline: Deadline) -> Iterator[tuple[str, dict]]:
-    """Yield each contestant and its row. If a contestant cannot take part, its status is a mark that says why."""
+    """Yield each contestant's key and row. If a contestant cannot take part, its status is a mark that says why."""
     trainings, marks = peers.admit(bench.contestants, OURS, lambda name: make_training(name, size, bench))
     works = {}
     for name, training in trainings.items():
@@ -143,7 +156,7 @@ def measure(model: str, size: Size, bench: Bench, deadline: Deadline) -> Iterato
     for name, training in trainings.items():
         before, steps = times[f"{name} {BACK_AND_FORTH}"], times[f"{name} {STEP}"]
         yield (
-            name,
+            key_of(model, name),
             {
                 "model": model,
                 "contestant": name,
@@ -156,7 +169,7 @@ def measure(model: str, size: Size, bench: Bench, deadline: Deadline) -> Iterato
             },
         )
     for name, mark in marks.items():
-        yield name, {"status": mark, "model": model, "contestant": name}
+        yield key_of(model, name), {"status": mark, "model": model, "contestant": name}
 
 
 def shares(before: Sequence[float], steps: Sequence[float]) -> list[float]:
@@ -174,7 +187,7 @@ def report(rows: list[dict]) -> Table:
         table.add_column(heading, justify="right")
     for row in rows:
         if "share" not in row:
-            table.add_row(row["case"], "", row["status"])
+            table.add_row(row["case"], "", escape(row["status"]))
             continue
         cells = [
             "{1:.2f} ({0:.2f}-{2:.2f})".format(*row[f"{part}_milliseconds"]) for part in ("forward_backward", "step")
@@ -183,7 +196,7 @@ def report(rows: list[dict]) -> Table:
     return table
 
 
-def main() -> None:
+def main() -> int:
     parser = make_parser("Time the optimizer's share of a training step.", PEERS)
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
     arguments = parser.parse_args()
@@ -192,17 +205,19 @@ def main() -> None:
     bench = Bench(kernel, device, contestants, TINY_ROUNDS if arguments.tiny else ROUNDS[device.type])
     names = chosen(arguments.models, list(MODELS), DEFAULT[device.type], "models")
     models = {"tiny": TINY_MODEL} if arguments.tiny else {name: MODELS[name] for name in names}
-    keys = [key_of(model, name) for model in models for name in contestants]
+    keys = {model: tuple(key_of(model, name) for name in contestants) for model in models}
     settings = {"settings": SETTINGS, "rounds": bench.rounds, "peers": peers.versions()}
     settings |= {"sizes": {name: size._asdict() for name, size in models.items()}}
-    results = ResultFile(path_of("training-step", device, arguments), facts(kernel, device, settings), keys)
+    results = ResultFile(
+        path_of("training-step", device, arguments), facts(kernel, device, settings), [*chain(*keys.values())]
+    )
     deadline = Deadline(arguments.minutes)
-    for model, size in models.items():
-        if not results.is_measured(key_of(model, OURS)) and not deadline.passed():
-            for name, row in measure(model, size, bench, deadline):
-                results.put(key_of(model, name), row)
-    Console(width=None if Console().is_terminal else 140).print(report(list(results.rows.values())))
+    works = {keys[model]: partial(measure, model, size, bench, deadline) for model, size in models.items()}
+    measure_cases(results, works, deadline)
+    rows = list(results.rows.values())
+    Console(width=None if Console().is_terminal else 140).print(report(rows))
+    return int(any(map(has_error, rows)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.result_file import UNMEASURED, facts
+from benchmarks.result_file import UNMEASURED, facts, has_error
 from tools.lab.items import CutError, FailedError, Item, Lab
 from tools.lab.records import FILE, read
 from tools.lab.step_ways import compare_ways
@@ -114,7 +114,7 @@ def measure(lab: Lab, sweep: Sweep) -> dict:
 def judged(status: str, last: str, file: Path) -> dict:
     """Return the results that a sweep has left in `file`, which is removed.
 
-    Raises `CutError` if time ended before all was measured, and `FailedError` if the sweep failed.
+    Raises `CutError` if time ended before all was measured, and `FailedError` if the sweep or a row of it failed.
     """
     if not file.exists():
         raise (CutError if status == OUT_OF_TIME else FailedError)(f"{status}, no results; {last}")
@@ -122,6 +122,9 @@ def judged(status: str, last: str, file: Path) -> dict:
     file.unlink()
     if status not in ("status 0", OUT_OF_TIME):
         raise FailedError(f"{status}; {last}", content)
+    wrong = next(filter(has_error, content["results"]), None)
+    if wrong is not None:
+        raise FailedError(f"{status}; {wrong['case']}: {wrong['status']}", content)
     unmeasured = sum(row["status"] == UNMEASURED for row in content["results"])
     if unmeasured:
         raise CutError(f"{unmeasured} of {len(content['results'])} rows are unmeasured", content)

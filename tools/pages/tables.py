@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 # The key of a contestant's time over that of ours after a warm-up.
 WARMED_UP = "ratio_to_warmed_up"
+# What rows without results are called, by how their status begins.
+LACKING = {"unmeasured": "unmeasured", "error": "with an error"}
 
 
 class Table(NamedTuple):
@@ -175,11 +177,12 @@ def sweep_tables(content: dict, name: str = "Results") -> Iterator[Table]:
         yield contest_table(rows, name)
         yield from warmed_up_tables(rows, name)
         return
-    measured = [row for row in rows if row.get("status") != "unmeasured"]
+    reasons = [LACKING.get(row.get("status", "").partition(":")[0]) for row in rows]
+    measured = [row for row, reason in zip(rows, reasons) if reason is None]
     for keys, (title, columns) in KINDS.items():
         if measured and all(key in measured[0] for key in keys):
             shown = [tuple(column.show(row) for column in columns) for row in measured]
-            title += f", {len(rows) - len(measured)} of {len(rows)} unmeasured" if len(measured) < len(rows) else ""
+            title += "".join(f", {reasons.count(r)} of {len(rows)} {r}" for r in LACKING.values() if r in reasons)
             yield Table(title, tuple(column.heading for column in columns), shown)
             return
     plain = [key for key, value in rows[0].items() if not isinstance(value, dict)]
@@ -242,9 +245,8 @@ def warmed_up_tables(rows: list[dict], name: str) -> Iterator[Table]:
     names = list(dict.fromkeys(compared))
     if names:
         shown = [(case, *(ratio(outcomes[peer], WARMED_UP) for peer in names)) for case, outcomes in raced.items()]
-        yield Table(
-            f"{name}: beside ours after its warm-up", ("case", *(f"{peer} / warmed up" for peer in names)), shown
-        )
+        headings = "case", *(f"{peer} / warmed up" for peer in names)
+        yield Table(f"{name}: beside ours after its warm-up", headings, shown)
 
 
 def to_warmed_up(outcome: dict | str) -> bool:
