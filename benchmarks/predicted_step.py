@@ -68,6 +68,15 @@ def in_sections(predictions: ModuleType, gpu, size: Size, sections: int, copied:
     return max(sum(turns[pair::pairs]) for pair in range(pairs)) + predictions.DENSE_LAUNCH_SECONDS
 
 
+def in_config(kernel: ModuleType, gpu, size: Size, config: tuple, copied: float = COPIED) -> float | None:
+    """Return the seconds of X Xᵀ of X `size` launched in a configuration; None if they are not predicted."""
+    predictions = kernel.kernels.predictions
+    if config in kernel.kernels.tuned.COMPILED:
+        return in_sections(predictions, gpu, size, config.sections, copied)
+    known = predictions.predicted_gain(gpu, *size[1:]) is not None
+    return by_triton(predictions, gpu, size) if known else None
+
+
 # Whose symmetric products a step has, by the ways of `fake_gpu` whose products are counted. "torch" has none.
 PREDICTED = {"torch": by_triton, "symmetric": by_triton, "compiled": by_cutlass}
 

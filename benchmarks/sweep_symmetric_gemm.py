@@ -6,9 +6,10 @@ The product X Xᵀ of X (b, m, k) is 2 b m² k FLOP for torch and half of that f
 Proof comes first, on random operands, on matrices with one dominant row and of rank one, and with a poisoned result:
 the error is at most twice torch's, the result is bit for bit symmetric, and a matrix gets the same bits alone and in
 the batch. A product that fails is named, is not timed, and makes the exit status 1. Beside each time is the one that
-the package's model predicts, for the sizes of docs/predictions.md and others. Timed calls rotate through operands
-larger than the L2 cache and are replayed as a graph, so that starting them takes no time. Without a GPU, `--tiny` runs
-everything on the CPU version of the kernel, which proves nothing.
+the model predicts for the kernel that is launched, Triton's or, where tuning has chosen it, `hopper_gemm_`
+(`benchmarks.predicted_step`). Timed calls rotate through operands larger than the L2 cache and are replayed as a graph,
+so that starting them takes no time. Without a GPU, `--tiny` runs everything on the CPU version of the kernel, which
+proves nothing.
 
 Results are written row by row, and a second run with the same `--output` continues the first one.
 The row of a case that raises has the error, and a later run tries it last.
@@ -29,6 +30,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.predicted_step import in_config, modelled_gpu
 from benchmarks.result_file import ResultFile, facts, has_error, has_results
 from benchmarks.sweep_options import load, measure_cases, path_of, plain_parser
 from benchmarks.timing import Deadline, replayed, rotated, take_turns
@@ -85,20 +87,25 @@ def measure(kernel: ModuleType, shape: tuple[int, int, int], dtype: str, device:
     X = torch.randn(shape, generator=generator, dtype=DTYPES[dtype], device=device)
     others = kernel.tuning.proof.adversarial(X, *shape[1:])
     problems = prove(symmetric_gemm, X) + [f"{text} (adversarial)" for text in prove(symmetric_gemm, others)]
-    result = Result(dtype, shape, problems, **predicted(kernel, shape, device))
+    result = Result(dtype, shape, problems, **predicted(kernel, X))
     if result.problems:
         return result
     (result.seconds, result.spread), (result.torch_seconds, result.torch_spread) = compare(symmetric_gemm, X)
     return result
 
 
-def predicted(kernel: ModuleType, shape: tuple[int, int, int], device: torch.device) -> dict[str, float]:
-    """Return the seconds that the package's model predicts; nothing where it predicts none."""
-    (b, m, k), gpu, model = shape, kernel.kernels.machine.gpu_of(device), kernel.kernels.predictions
-    if gpu is None or model.predicted_gain(gpu, m, k) is None:
+def predicted(kernel: ModuleType, X: Tensor) -> dict[str, float]:
+    """Return the seconds that the model predicts for the kernel that is launched for X Xᵀ, and for torch's product.
+
+    Nothing where it predicts none.
+    """
+    (b, m, k), gpu = X.shape, modelled_gpu(kernel, X.device)
+    if gpu is None:
         return {}
-    torchs = model.dense_seconds(gpu, b, (m, m, k))
-    return {"predicted_seconds": model.symmetric_seconds(gpu, b, m, k), "predicted_torch_seconds": torchs}
+    config = kernel.kernels.symmetric_gemm.chosen_for(X, X.mT, None, X.new_empty(b, m, m))
+    ours = in_config(kernel, gpu, (b, m, k), config)
+    torchs = kernel.kernels.predictions.dense_seconds(gpu, b, (m, m, k))
+    return {} if ours is None else {"predicted_seconds": ours, "predicted_torch_seconds": torchs}
 
 
 def compare(symmetric_gemm: Callable, X: Tensor) -> list[tuple[float, float]]:

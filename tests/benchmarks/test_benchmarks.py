@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import sweep_symmetric_gemm
 from benchmarks.built_kernel import load_built
+from benchmarks.predicted_step import in_sections
 from benchmarks.result_file import UNMEASURED
 from tests.support.hub_clients import write_variant
 
@@ -114,11 +115,36 @@ def test_sweep_proof_finds_wrong_products(spoil, problem):
     assert problems == [] if problem is None else any(problem in found for found in problems)
 
 
-def test_sweep_predicts_what_the_page_of_predictions_says(repository, kernel, monkeypatch):
-    monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda _: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20))
+@pytest.fixture
+def predicted(kernel, monkeypatch):
+    """What the sweep predicts on an H200 for a shape that is launched in a configuration, by default the safe one."""
+    pytest.importorskip("triton")
+    tuned, gpu = kernel.kernels.tuned, kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20)
+    monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda _: gpu)
+
+    def of(shape, config=None):
+        config = config or tuned.safe_config(tuned.HOPPERS, torch.float16, shape[1], True, True)
+        monkeypatch.setattr(kernel.kernels.symmetric_gemm, "chosen_for", lambda *operands: config)
+        return sweep_symmetric_gemm.predicted(kernel, torch.empty(shape, dtype=torch.float16, device="meta"))
+
+    return of
+
+
+@pytest.mark.parametrize("shape", [(7, 2048, 2048), (1, 3072, 3072), (64, 512, 1280)])
+def test_sweep_predicts_the_kernel_that_is_chosen(kernel, predicted, shape):
+    """In its own number of sections, and below the side from which on Triton's is known, too."""
+    model = kernel.kernels.predictions
+    gpu = model.Gpu(90, 132, 50 * 2**20)
+    for config in kernel.kernels.tuned.COMPILED:
+        expected = in_sections(model, gpu, shape, config.sections)
+        assert predicted(shape, config)["predicted_seconds"] == expected != model.symmetric_seconds(gpu, *shape)
+    assert bool(predicted(shape)) == (shape[1] >= model.SMALLEST)
+
+
+def test_sweep_predicts_what_the_page_of_predictions_says(repository, predicted):
     page = (repository / "docs/predictions.md").read_text().partition("## H100 SXM, H200")[2]
     for shape in [shape for shape in sweep_symmetric_gemm.SHAPES if shape[1] == shape[2] >= 1024]:
-        times = sweep_symmetric_gemm.predicted(kernel, shape, torch.device("cuda"))
+        times = predicted(shape)
         torchs, ours = (f"{1e6 * times[f'predicted_{of}seconds']:.1f}" for of in ("torch_", ""))
         assert f"| {' x '.join(map(str, shape))} | {torchs} | {ours} |" in page
 

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.machine import describe
 from benchmarks.predicted_factors import predicted_by_torch
-from benchmarks.predicted_step import in_sections
+from benchmarks.predicted_step import in_config
 from benchmarks.shapes import MODELS, matrix_counts
 from benchmarks.timing import replayed, take_turns
 from tools.lab.candidates import (
@@ -116,15 +116,14 @@ def predicted_times(lab: Lab, task, entry: dict) -> dict[str, float]:
 
     `benchmarks.predicted_step` predicts the compiled product's, for which the lab must have timed a copy.
     """
-    (kernel, _, m, k), predictions, tuned = task.need, lab.kernel.kernels.predictions, lab.kernel.kernels.tuned
+    (kernel, _, m, k), kind = task.need, lab.kernel.kernels.tuned.Config
     gpu, copied = lab.kernel.kernels.machine.gpu_of(task.device), copied_in_a_second(lab)
-    if kernel != PRODUCT or gpu is None or copied is None or predictions.predicted_gain(gpu, m, k) is None:
+    if kernel != PRODUCT or gpu is None or copied is None:
         return {}
-    size, config = (entry["count"], m, k), tuned.Config(*(entry[field] for field in tuned.Config._fields))
-    if config in tuned.COMPILED:
-        ours = in_sections(predictions, gpu, size, config.sections, copied)
-    else:
-        ours = predictions.symmetric_seconds(gpu, *size)
+    size, config = (entry["count"], m, k), kind(*(entry[field] for field in kind._fields))
+    ours = in_config(lab.kernel, gpu, size, config, copied)
+    if ours is None:
+        return {}
     products = 1 if k != m else 2  # for square matrices the iteration's two products, as `gpu_contest` times them
     return {
         "predicted_seconds": products * ours,
