@@ -232,6 +232,24 @@ def test_host_time_excludes_products(built):
     assert milliseconds[0] > 0
 
 
+def test_host_time_is_of_separate_products_whatever_was_measured_for_small_matrices(built):
+    """Shrunk matrices have sizes for which tuning may have found one launch to be faster."""
+    pytest.importorskip("triton")
+    products, launched = built.kernels.products, []
+
+    def small_polar(X, *arguments, **options):
+        launched.append(X.shape)
+        return torch.empty_like(X)
+
+    known = {
+        products.small_choice: lambda *size: built.kernels.gains.Gain(2.0, "shipped"),
+        products.small_polar.small_polar: small_polar,
+    }
+    with replaced(built, known):
+        host_milliseconds(built, shapes.TINY_MODEL, torch.device("cpu"), 1)
+    assert launched == []
+
+
 def test_replaced_functions_are_restored(built):
     pack = built.kernels.native.momentum_pack_
     with pytest.raises(KeyError), replaced(built, {pack: None.__class__}):
