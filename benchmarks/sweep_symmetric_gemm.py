@@ -7,9 +7,10 @@ Proof comes first, on random operands, on matrices with one dominant row and of 
 the error is at most twice torch's, the result is bit for bit symmetric, and a matrix gets the same bits alone and in
 the batch. A product that fails is named, is not timed, and makes the exit status 1. Beside each time is the one that
 the model predicts for the kernel that is launched, Triton's or, where tuning has chosen it, `hopper_gemm_`
-(`benchmarks.predicted_step`). Timed calls rotate through operands larger than the L2 cache and are replayed as a graph,
-so that starting them takes no time. Without a GPU, `--tiny` runs everything on the CPU version of the kernel, which
-proves nothing.
+(`benchmarks.predicted_step`). Timed calls rotate through copies of the operand and are replayed as a graph, so that
+starting them takes no time. The copies are together larger than the L2 cache, except for squares of up to 512 rows,
+whose 64 copies fit into it and may be read faster than from memory. Without a GPU, `--tiny` runs everything on the CPU
+version of the kernel, which proves nothing.
 
 Results are written row by row, and a second run with the same `--output` continues the first one.
 The row of a case that raises has the error, and a later run tries it last.

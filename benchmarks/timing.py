@@ -21,7 +21,8 @@ LEAST_ROUNDS = 3
 # Operands that calls rotate through take at least this much: several times the L2 cache of every GPU that we know.
 ROTATED_BYTES = 1 << 28
 
-# Copies of small operands: so many that the time of a launch shows beside the time of starting a graph.
+# No operand has more copies. So many show the time of a launch beside the time of starting a graph, but those of small
+# operands fit into the cache.
 MOST_COPIES = 64
 
 
@@ -108,7 +109,7 @@ def _repeated(work: Callable[[], object], count: int) -> None:
 
 
 def rotated(X: Tensor) -> list[Tensor]:
-    """Return copies of X that together do not fit into a GPU's cache; on a CPU two of them."""
+    """Return copies of X that together do not fit into a GPU's cache, but at most MOST_COPIES; on a CPU two of them."""
     count = ROTATED_BYTES // (X.numel() * X.element_size()) + 2 if X.is_cuda else 2
     return [X.clone() for _ in range(min(MOST_COPIES, count))]
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import sweep_symmetric_gemm
 from benchmarks.built_kernel import load_built
 from benchmarks.predicted_step import in_sections
 from benchmarks.result_file import UNMEASURED
+from benchmarks.timing import rotated
 from tests.support.hub_clients import write_variant
 
 
@@ -147,6 +149,16 @@ def test_sweep_predicts_what_the_page_of_predictions_says(repository, predicted)
         times = predicted(shape)
         torchs, ours = (f"{1e6 * times[f'predicted_{of}seconds']:.1f}" for of in ("torch_", ""))
         assert f"| {' x '.join(map(str, shape))} | {torchs} | {ours} |" in page
+
+
+def test_only_the_smallest_squares_fit_into_the_cache():
+    """The cache of an H100 holds 50 MiB; the sweep says which operands fit into it."""
+    with FakeTensorMode():
+        operands = {
+            shape: torch.empty(shape, dtype=torch.float16, device="cuda") for shape in sweep_symmetric_gemm.SHAPES
+        }
+        taken = {shape: len(rotated(X)) * X.nbytes for shape, X in operands.items()}
+    assert [shape for shape, size in taken.items() if size <= 50 * 2**20] == [(1, m, m) for m in (128, 256, 512)]
 
 
 def test_a_cut_sweep_keeps_the_rows_that_it_has(repository, variant, tmp_path):
