@@ -12,7 +12,7 @@ import pytest
 from tests.lab.test_runner import stage
 from tools.lab import prove as module
 from tools.lab.prove import prove
-from tools.lab.records import Records
+from tools.lab.records import INTERRUPTED, Record, Records, append
 
 TESTS = """
 import os, time
@@ -83,7 +83,8 @@ def test_every_file_imports_where_only_what_the_requirements_name_is_installed(r
 
 
 @pytest.mark.slow
-def test_tests_that_were_not_reached_are_left_for_the_next_run(tmp_path):
+def test_tests_that_were_not_reached_are_left_for_the_next_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LIMIT_SHARE", 1)
     records = Records(tmp_path, {"device": "toy"})
     file = tmp_path / "test_toy.py"
     file.write_text(TESTS)
@@ -91,8 +92,8 @@ def test_tests_that_were_not_reached_are_left_for_the_next_run(tmp_path):
     assert not prove(stage(tmp_path, 0.0), records, given)
     assert records.left("prove") == ["pytest"]
     assert not prove(stage(tmp_path, 15), records, given)
-    names = [key.rpartition("_")[2] for key in records.left("prove")]
-    assert names == ["hung", "dead", "lost", "last"], (tmp_path / "lab.log").read_text()
+    left = {key.rpartition("_")[2]: records.of("prove")[key].problem for key in records.left("prove")}
+    assert left == {"hung": INTERRUPTED, "dead": "", "lost": "", "last": ""}, (tmp_path / "lab.log").read_text()
     (tmp_path / "again").touch()
     assert prove(stage(tmp_path, 120), records, given)
     assert [key.rpartition("_")[2] for key, each in records.of("prove").items() if each.status == "failed"] == ["wrong"]
@@ -109,3 +110,66 @@ def test_tests_after_too_many_crashes_are_left_for_the_next_run(tmp_path, monkey
     found = {key.rpartition("_")[2]: record.status for key, record in records.of("prove").items()}
     assert found == {"right": "ok", "dead": "failed", "last": "cut", "pytest": "ok"}, toy.log.read_text()
     assert time.monotonic() < toy.until
+
+
+ORDERED = """
+import os
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.parametrize("name", ["failed", "interrupted", "cut", "passed", "dead", *"abcdefgh"])
+def test_any(name):
+    with Path(__file__).with_name("order").open("a") as order:
+        order.write(f"{name} ")
+    name == "dead" and os._exit(7)
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_was_tried_runs_after_all_that_were_not(tmp_path):
+    """Whatever it does to its process again, the others have run. A worker that ends changes nothing."""
+    records, file = Records(tmp_path, {"device": "toy"}), tmp_path / "test_toy.py"
+    file.write_text(ORDERED)
+    for name, status, problem in (
+        ("failed", "failed", "worker 'gw0' crashed"), ("interrupted", "cut", INTERRUPTED), ("cut", "cut", ""),
+        ("passed", "ok", ""),
+    ):  # fmt: skip
+        append(records.file, Record("prove", f"test_toy.py::test_any[{name}]", status, 0.0, problem))
+    toy = stage(tmp_path, 120)
+    assert prove(toy, records, (str(file), f"--rootdir={tmp_path}")), toy.log.read_text()
+    assert (tmp_path / "order").read_text().split() == ["cut", "dead", *"abcdefgh", "interrupted", "failed"]
+
+
+@pytest.fixture
+def hung(tmp_path, monkeypatch):
+    """A function that runs a stage of a minute, in which pytest is still at the given test when time ends.
+
+    It returns the test's record and what pytest was told.
+    """
+    commands = []
+
+    def run(_, command: list[str], **__) -> None:
+        commands.append(command)
+        (tmp_path / module.CHOSEN).write_text("a\nb")
+        (tmp_path / module.RUNNING).write_text("a")
+
+    records = Records(tmp_path, {"device": "toy"})
+    monkeypatch.setattr(module, "run", run)
+
+    def run_once() -> tuple[Record, list[str]]:
+        assert not prove(stage(tmp_path, 60), records)
+        return records.of("prove")["a"], commands[-1]
+
+    return run_once
+
+
+def test_a_test_that_runs_out_of_time_twice_has_failed(hung):
+    """The first time may have come at its first second."""
+    assert [hung()[0].status for _ in range(3)] == ["cut", "failed", "failed"]
+    assert hung()[0].problem == f"{INTERRUPTED}, as in an earlier run"
+
+
+def test_a_test_that_hangs_ends_in_a_third_of_the_time(hung):
+    (limit,) = (word for word in hung()[1] if word.startswith("--timeout="))
+    assert 19 <= float(limit.partition("=")[2]) <= 20

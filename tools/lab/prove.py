@@ -1,8 +1,9 @@
 """Stage 2: the tests that need a GPU, run by pytest in a process that may hang, die or lose the GPU at one of them.
 
 pytest-timeout ends a worker that hangs, pytest-xdist starts another one and continues, and pytest-reportlog writes each
-verdict as it comes. This module is also a plugin of that run. It leaves out tests that passed in an earlier run, notes
-which tests are to run, and ends a worker that has lost its GPU, because all later tests would fail in it.
+verdict as it comes. This module is also a plugin of that run. It leaves out tests that passed in an earlier run, begins
+with those that were never tried, and notes which tests are to run and which one is running. It ends a worker that has
+lost its GPU, because all later tests would fail in it.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from xdist.remote import Producer
+from xdist.scheduler import LoadScheduling
+from xdist.workermanage import WorkerController
 
 from tests.support.report_log import read_log, uncollected
 from tools.lab.items import loses_gpu
-from tools.lab.records import Record, Records, append
+from tools.lab.records import INTERRUPTED, Record, Records, append
 from tools.lab.runner import Stage, last_line, run
 
-LIMIT_SECONDS = 180
+# The most seconds of a test, and its largest share of the stage's time, so that one that hangs leaves time to others.
+LIMIT_SECONDS, LIMIT_SHARE = 180, 1 / 3
 RESTARTS = 100
 GPU_LOST, NO_TESTS = 3, 5
 STATUSES = {"passed": "ok", "failed": "failed", "skipped": "skipped"}
-PASSED, CHOSEN = "OPTIMIZER_LAB_PASSED", "OPTIMIZER_LAB_CHOSEN"
+
+# The variable that names the folder of the files in which the lab and its plugin tell each other of tests.
+FOLDER = "OPTIMIZER_LAB_FOLDER"
+PASSED, TRIED, CHOSEN, RUNNING = "passed.txt", "tried.txt", "chosen.txt", "running.txt"
 
 # For a dry run: a few tests that need no GPU, run in the same way.
 REHEARSED = ("tests/muon/test_device.py", "-m", "not gpu", "-k", "scaled")
@@ -34,25 +42,35 @@ REHEARSED = ("tests/muon/test_device.py", "-m", "not gpu", "-k", "scaled")
 
 def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: int = LIMIT_SECONDS) -> bool:
     """Run the tests that need a GPU and have not passed, and record each. Return whether none of them is left."""
-    began = time.time()
-    log, passed, listed = (stage.log.with_name(name) for name in ("prove.jsonl", "passed.txt", "chosen.txt"))
-    log.unlink(missing_ok=True)
-    listed.unlink(missing_ok=True)
-    passed.write_text("\n".join(records.done("prove", math.inf)))
+    began, folder = time.time(), stage.log.parent.resolve()
+    log, listed, running = folder / "prove.jsonl", folder / CHOSEN, folder / RUNNING
+    for file in log, listed, running:
+        file.unlink(missing_ok=True)
+    (folder / PASSED).write_text("\n".join(records.done("prove", math.inf)))
+    (folder / TRIED).write_text("\n".join(tried(records)))
+    limit = min(limit, LIMIT_SHARE * (stage.until - time.monotonic()))
     chosen = tests or (REHEARSED if stage.order["tiny"] else ("-m", "gpu or multi_gpu"))
     command = [sys.executable, "-m", "pytest", "-p", "tools.lab.prove", "-p", "no:cacheprovider", "--tb=short"]
-    command += ["-n1", f"--max-worker-restart={RESTARTS}", f"--timeout={limit}", "--timeout-method=thread"]
+    command += ["-n1", f"--max-worker-restart={RESTARTS}", f"--timeout={limit:.1f}", "--timeout-method=thread"]
     command += [f"--report-log={log}", *chosen]
     local = f"org/optimizer={stage.order['variants']}"
-    status = run(stage, command, LOCAL_KERNELS=local, **{PASSED: str(passed), CHOSEN: str(listed)})
+    status = run(stage, command, LOCAL_KERNELS=local, **{FOLDER: str(folder)})
     found = read_log(log)
     for node, verdict in found.items():
         append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.message[:2000]))
     append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed, uncollected(log)))
     if status is None:
+        note_interrupted(records, running, found)
         print(f"[prove] its time is over: {len(found)} tests came to their end")
     note_unreached(records, listed)  # pytest may also stop by itself, after too many crashes
     return not records.left("prove")
+
+
+def tried(records: Records) -> list[str]:
+    """Return the tests that began and did not pass: those that time interrupted, then those that failed."""
+    found = [record for record in records.of("prove").values() if record.status == "failed" or record.problem]
+    found.sort(key=lambda record: (record.status == "failed", record.at))  # the one that has waited longest first
+    return [record.key for record in found]
 
 
 def verdict_of_run(status: int | None, seconds: float, log: Path, listed: Path, broken: Mapping[str, str]) -> Record:
@@ -70,6 +88,21 @@ def verdict_of_run(status: int | None, seconds: float, log: Path, listed: Path, 
     return Record("prove", "pytest", "ok", seconds)
 
 
+def note_interrupted(records: Records, running: Path, ended: Collection[str]) -> None:
+    """Record the test that was running when time ended as cut, or as failed if that has happened to it before.
+
+    A test that failed in an earlier run keeps that record.
+    """
+    node = running.read_text() if running.exists() else None
+    if node is None or node in ended:
+        return
+    earlier = records.of("prove").get(node)
+    if earlier is None or (earlier.status, earlier.problem) == ("cut", ""):
+        append(records.file, Record("prove", node, "cut", 0.0, INTERRUPTED))
+    elif earlier.status == "cut":
+        append(records.file, Record("prove", node, "failed", 0.0, f"{INTERRUPTED}, as in an earlier run"))
+
+
 def note_unreached(records: Records, listed: Path) -> None:
     """Record those of the listed tests as cut that have no record yet."""
     known = records.of("prove")
@@ -78,21 +111,52 @@ def note_unreached(records: Records, listed: Path) -> None:
             append(records.file, Record("prove", node, "cut", 0.0))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that have passed before."""
-    passed = set(Path(os.environ[PASSED]).read_text().splitlines())
+    """Leave out tests that have passed before, and put those that were tried before behind all others."""
+    passed = set(noted(PASSED).read_text().splitlines())
     done = [item for item in items if item.nodeid in passed]
     if done:
         config.hook.pytest_deselected(items=done)
-        items[:] = [item for item in items if item.nodeid not in passed]
+    places = {node: place for place, node in enumerate(noted(TRIED).read_text().splitlines(), 1)}
+    items[:] = sorted(
+        (item for item in items if item.nodeid not in passed), key=lambda item: places.get(item.nodeid, 0)
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """List the tests that are to run; the list appears all at once, as the process may be killed at any time."""
-    listed = Path(os.environ[CHOSEN])
-    unfinished = listed.with_suffix(f".{os.getpid()}")
-    unfinished.write_text("\n".join(item.nodeid for item in session.items))
-    unfinished.replace(listed)
+    """List the tests that are to run."""
+    write_whole(noted(CHOSEN), "\n".join(item.nodeid for item in session.items))
+
+
+class InOrder(LoadScheduling):
+    """Gives tests to workers in their order. After a crash xdist puts those that the worker had waiting behind all."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        crashed = super().remove_node(node)
+        self.pending.sort()  # of places in the list of tests
+        return crashed
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InOrder:
+    return InOrder(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Note which test runs, because it may not end."""
+    write_whole(noted(RUNNING), item.nodeid)
+
+
+def noted(name: str) -> Path:
+    return Path(os.environ[FOLDER]) / name
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that appears all at once, as the process may be killed at any time."""
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.replace(file)
 
 
 @pytest.hookimpl(wrapper=True)
