@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.hub_clients import write_variant
 from tools.lab import runner, stages
-from tools.lab.records import INTERRUPTED, Record, Records, append
+from tools.lab.records import INTERRUPTED, UNFINISHED, Record, Records, append
 from tools.lab.runner import Stage, run_stage
 
 STAGE = """
@@ -165,6 +165,49 @@ def test_exit_status_tells_failures_from_a_lack_of_time(tmp_path, monkeypatch, c
     monkeypatch.setattr(stages.sys.stdout, "reconfigure", lambda **_: None, raising=False)
     assert stages.run_stages(["--out", str(tmp_path)]) == status
     assert ("[tune] 4 left: a, b, c and 1 more" in capsys.readouterr().out) == bool(left)
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    """Records of a run before this one, and a list of what each process of this run records and how it ends."""
+    ends: list[tuple[dict[str, str], int | None]] = []
+
+    def run(stage: Stage, *_) -> int | None:
+        stage.log.touch()
+        recorded, status = ends.pop(0)
+        for key, how in recorded.items():
+            problem = UNFINISHED.format("60") if how == "failed" else ""
+            append(records.file, Record(stage.name, key, how, 0.0, problem))
+        return status
+
+    records = Records(tmp_path, {"device": "toy"})
+    for key, status in ("check", "ok"), ("start", "failed"), ("a", "cut"):
+        append(records.file, Record("toy", key, status, 0.0, at=0.0))
+    monkeypatch.setattr(runner, "run", run)
+    return records, ends
+
+
+def test_a_repeated_item_that_ends_its_process_does_not_end_the_stage(tmp_path, processes):
+    """Its record says as before that it need not run again."""
+    records, ends = processes
+    ends += [({"check": "failed"}, 1), ({"a": "ok"}, 0)]
+    assert run_stage(stage(tmp_path, 60), records)
+    found = {key: record.status for key, record in records.of("toy").items()}
+    assert found == {"check": "failed", "start": "ok", "a": "ok"} and not ends
+    assert "its process ended with status 1" in records.of("toy")["check"].problem
+
+
+@pytest.mark.parametrize(
+    "recorded, status, start",
+    [({"a": "ok"}, 0, "ok"), ({"a": "ok"}, None, "ok"), ({}, 0, "ok"), ({}, None, "failed"), ({}, 1, "failed")],
+)
+def test_a_stage_that_starts_replaces_the_record_that_says_why_it_could_not(
+    tmp_path, processes, recorded, status, start
+):
+    records, ends = processes
+    ends.append((recorded, status))
+    run_stage(stage(tmp_path, 60), records)
+    assert records.of("toy")["start"].status == start
 
 
 @pytest.mark.slow

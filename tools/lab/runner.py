@@ -39,19 +39,22 @@ def run_stage(stage: Stage, records: Records) -> bool:
     """Run the items of a stage that are not done, and record each. Return whether none of them is left."""
     since = time.time()
     while time.monotonic() < stage.until:
-        done = records.done(stage.name, since)
+        done, ended = records.done(stage.name, since), records.ended(stage.name, since)
         failed = [key for key, record in records.of(stage.name).items() if record.status == "failed"]
         more = {"stage": stage.name, "module": stage.module, "skip": done, "failed": failed, "until": stage.until}
-        more["ended"] = records.ended(stage.name, since)
+        more["ended"] = ended
         place = stage.log.stat().st_size if stage.log.exists() else 0
         status = run(stage, [sys.executable, "-m", "tools.lab.worker"], json.dumps({**stage.order, **more}))
+        started = status == 0 or records.ended(stage.name, since) != ended
+        if started and START in records.of(stage.name):
+            append(records.file, Record(stage.name, START, "ok", 0.0))
         if status == 0:
             return not records.left(stage.name)
         if status is None:
             cut_running(records, stage.name, since)
             break
         end = f"its process ended with {described(status)}: {last_line(stage.log, place)}"
-        if records.done(stage.name, since) == done:
+        if not started:
             append(records.file, Record(stage.name, START, "failed", 0.0, end))
             print(f"[{stage.name}] {end}")
             return False
