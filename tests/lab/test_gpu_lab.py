@@ -52,7 +52,8 @@ def test_a_dry_run_leaves_package_and_results_alone(dry_run, repository):
     assert not [file for file in out.glob("*.json") if (repository / "benchmarks/results" / file.name).exists()]
 
 
-def test_records_survive_a_cut_and_are_put_aside_by_another_run(tmp_path):
+def test_records_survive_a_cut_and_other_runs(tmp_path):
+    """Those of another identity are put aside, and come back with it."""
     records = Records(tmp_path, {"commit": "a"})
     for status in ("failed", "ok"):
         append(records.file, Record("prove", "key", status, 0.1, value=[1, 2]))
@@ -62,7 +63,10 @@ def test_records_survive_a_cut_and_are_put_aside_by_another_run(tmp_path):
     assert again.done("prove", 0.0) == ["key"] and again.of("prove")["key"].value == [1, 2]
     assert read(tmp_path / FILE) == ({"commit": "a"}, again.all)
     other = Records(tmp_path, {"commit": "b"})
-    assert other.put_aside and not other.all and (tmp_path / "records.old.jsonl").exists()
+    assert other.put_aside.exists() and not other.all
+    append(other.file, Record("prove", "other", "ok", 0.1))
+    assert Records(tmp_path, {"commit": "a"}).all == again.all
+    assert list(Records(tmp_path, {"commit": "b"}).of("prove")) == ["other"]
 
 
 @pytest.fixture

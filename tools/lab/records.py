@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass, field
@@ -36,17 +37,19 @@ class Record:
 class Records:
     """The records in a folder that belong to one `identity`: a device, a commit, versions.
 
-    Records of another identity are moved into `records.old.jsonl`.
+    Records of another identity are put aside in a file of their own, and taken back when their identity returns.
     """
 
     def __init__(self, folder: Path, identity: dict):
         folder.mkdir(parents=True, exist_ok=True)
         self.file, self.identity = folder / FILE, identity
-        before = read(self.file)
-        self.put_aside = before is not None and before[0] != identity
-        if self.put_aside:
-            self.file.replace(folder / "records.old.jsonl")
-        kept = before[1] if before and not self.put_aside else []
+        before, own = read(self.file), aside(folder, identity)
+        self.put_aside = aside(folder, before[0]) if before is not None and before[0] != identity else None
+        if self.put_aside is not None:
+            self.file.replace(self.put_aside)
+        if not self.file.exists() and own.exists():
+            own.replace(self.file)
+        kept = (read(self.file) or (identity, []))[1]
         # Rewritten completely, because a killed run may have left half a line.
         self.file.write_text("".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, kept)]))
 
@@ -76,6 +79,12 @@ class Records:
     def left(self, stage: str) -> list[str]:
         """Return the keys of items that time was too short for."""
         return [key for key, record in self.of(stage).items() if record.status == "cut"]
+
+
+def aside(folder: Path, identity: dict) -> Path:
+    """Return the file for records of an identity while the folder's records are of another."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return folder / f"records.{digest[:12]}.jsonl"
 
 
 def append(file: Path, record: Record) -> None:

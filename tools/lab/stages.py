@@ -65,8 +65,8 @@ def run_stages(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     device = "cuda" if on_gpu else "cpu"
     records = Records(places.out, identity(variants, torch.device(device)))
-    if records.put_aside:
-        print(f"{places.out} had records of another device, commit or torch: they are in records.old.jsonl")
+    if records.put_aside is not None:
+        print(f"{places.out} had records of another device, commit or torch: they are in {records.put_aside.name}")
     own = find_variant(variants) / "kernels/configs"
     order = {
         "variants": str(variants),
