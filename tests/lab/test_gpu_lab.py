@@ -18,7 +18,7 @@ from benchmarks.sweep_bookkeeping import Result
 from tests.support.graphs_of_updates import counted_graphs
 from tools.lab import measure, step_ways, tune, variant
 from tools.lab.configs import read_entries, write_entry
-from tools.lab.items import STAGES, CutError, FailedError, Lab
+from tools.lab.items import STAGES, CutError, FailedError
 from tools.lab.records import FILE, Record, Records, append, read
 
 
@@ -67,34 +67,6 @@ def test_records_survive_a_cut_and_other_runs(tmp_path):
     append(other.file, Record("prove", "other", "ok", 0.1))
     assert Records(tmp_path, {"commit": "a"}).all == again.all
     assert list(Records(tmp_path, {"commit": "b"}).of("prove")) == ["other"]
-
-
-@pytest.fixture
-def lab(kernel, variant, tmp_path, monkeypatch):
-    """A lab without a GPU, over a package that knows nothing, reads what the lab writes, and launches a stand-in."""
-    measurements, product = kernel.kernels.measurements, kernel.kernels.symmetric_gemm
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(measurements, "_CONFIGS", tmp_path / "configs")
-    monkeypatch.setattr(product, "launch_symmetric_gemm", StandIn(kernel))
-    measurements.forget()
-    measurements.shipped.cache_clear()
-    Records(tmp_path, {})
-    yield Lab(kernel, torch.device("cpu"), variant.parent, tmp_path, (tmp_path / "configs",), True)
-    monkeypatch.undo()
-    measurements.forget()
-    measurements.shipped.cache_clear()
-
-
-class StandIn:
-    """A launch on the CPU; those with steps of `wrong` columns add one to an entry."""
-
-    def __init__(self, kernel, wrong: int = 0):
-        self.kernel, self.wrong = kernel, wrong
-
-    def __call__(self, A, B, D, C, scalars, config):
-        numbers = (torch.tensor(float(x)) for x in scalars)
-        self.kernel.kernels.symmetric_gemm._on_cpu(A, B, D, C, *numbers)
-        C[:, 0, -1] += config.tile_k == self.wrong
 
 
 def test_the_package_takes_what_the_lab_has_just_written(lab):

@@ -24,20 +24,21 @@ At its end a run says what is left of the stages that it ran. Its exit status is
 What time was too short for is recorded as `cut`, and the next run goes on with it. A sweep that was cut keeps the rows
 that it has measured, and the next run measures the others.
 
-Between two runs, carry these files in `lab`; all others are written again:
+Between two runs, carry what is listed here, in `lab`; all other files are written again:
 
     records*.jsonl      what was found
     <device>.json       the device's configurations, which `measure` reads: put them into
                         torch-ext/optimizer/kernels/configs, too
     sweep_*.json        the rows of a sweep that was killed
+    caches/optimizer    which candidates were wrong, hung, or made the GPU unusable
 
 Records stay valid as long as device, commit, torch, triton and build are the same; otherwise they are put aside until
 they are the same again. Failed items are tried again after all untried ones. A test that takes more than a third of the
 time of `prove`, or more than three minutes, has failed, and so has one that was running at the end of two runs. The
 static check of `tune` is done on each machine, because it fills the cache of compiled kernels there. The user's cache
-of measurements is not used: the lab has its own in `--out`, which need not be carried along. Peers are measured if they
-are installed, or if they are in a folder on PYTHONPATH: `benchmarks/peers.py` says how to fill one. A missing peer is a
-row `not installed`.
+of measurements is not used: the lab has its own in `--out`. Without it the next run would launch again what made the
+GPU unusable, and lose the size that it was tuning. Peers are measured if they are installed, or if they are in a folder
+on PYTHONPATH: `benchmarks/peers.py` says how to fill one. A missing peer is a row `not installed`.
 """
 
 import sys
