@@ -19,7 +19,7 @@ from benchmarks import sweep_symmetric_gemm
 from benchmarks.predicted_step import GAP, modelled_gpu
 from benchmarks.timing import replayed, take_turns
 from tests.support.proofs import products, roundings
-from tools.lab.items import FailedError, Item, Lab
+from tools.lab.items import FailedError, Item, Lab, require_triton
 
 # One matrix has too few tiles for a GPU, 16 of them have enough.
 BATCHES, SIDE, TINY_SIDE = (1, 16), 2048, 32
@@ -49,6 +49,7 @@ def items(lab: Lab) -> Iterator[Item]:
 
 def product(lab: Lab, shape: tuple[int, int, int]) -> dict:
     """Prove our product in float16 against float64, and time it and torch's. Rates are of a full product's FLOPs."""
+    require_triton(lab)
     found = sweep_symmetric_gemm.measure(lab.kernel, shape, "float16", lab.device)
     if found.problems:
         raise FailedError("; ".join(found.problems), asdict(found))
@@ -99,6 +100,7 @@ def largest_error(C: Tensor, exact: Tensor, allowed: Tensor) -> float:
 
 def launches(lab: Lab) -> dict:
     """Time what the host needs to launch a small product: ours, and torch's. The model leaves the host's time out."""
+    require_triton(lab)
     X = torch.zeros(LAUNCHED, dtype=torch.float16, device=lab.device)
     out = X @ X.mT
     ours = partial(lab.kernel.kernels.products.symmetric_product, X, X.mT, out=out)

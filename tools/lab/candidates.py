@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from tools.lab.items import Lab
+from tools.lab.items import Lab, require_triton
 from tools.lab.records import FILE, read
 from tools.lint.cases import LARGE, AnyCase, Case, SmallPolarCase
 from tools.lint.compiled import compile_launch
@@ -150,6 +150,7 @@ def examine(lab: Lab) -> dict:
     What is compiled here lies in Triton's cache on this machine when it is launched. Contests would compile one kernel
     after the other, and each candidate has four, which take seconds.
     """
+    require_triton(lab)
     one = 1 if lab.tiny else None  # enough to see that it works, where each takes seconds
     pairs = [(launch.key, case) for launch in all_launches(lab) for case in cases(lab, launch)][:one]
     rows = examine_all(Path(lab.kernel.__file__).parent, [case for _, case in pairs], one)

@@ -69,3 +69,9 @@ class Item:
     run: Callable[[], object] = field(repr=False)
     limit: float = 60.0
     again: bool = False
+
+
+def require_triton(lab: Lab) -> None:
+    """Raise NotApplicableError on a GPU on which the package launches none of Triton's kernels."""
+    if not lab.kernel.kernels.machine.supports_triton(lab.device):
+        raise NotApplicableError("Triton does not support this GPU, and the package launches none of its kernels there")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.result_file import UNMEASURED, facts, has_error
-from tools.lab.items import CutError, FailedError, Item, Lab
+from tools.lab.items import CutError, FailedError, Item, Lab, require_triton
 from tools.lab.records import FILE, read
 from tools.lab.step_ways import compare_ways
 
@@ -23,12 +23,16 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Sweep(NamedTuple):
-    """A program in benchmarks/, its arguments, its share of the stage's time, and the most seconds it may take."""
+    """A program in benchmarks/, its arguments, its share of the stage's time, and the most seconds it may take.
+
+    With `of_triton` it measures one of Triton's kernels alone.
+    """
 
     program: str
     share: int
     limit: float
     options: tuple[str, ...] = ()
+    of_triton: bool = False
 
 
 OUT_OF_TIME = "out of time"
@@ -57,7 +61,7 @@ AGAINST_PEERS = (
 # Short ones first: the time that they do not use goes to the others.
 SWEEPS = (
     Sweep("sweep_bookkeeping", 2, 60.0),
-    Sweep("sweep_symmetric_gemm", 2, 120.0),
+    Sweep("sweep_symmetric_gemm", 2, 120.0, of_triton=True),
     Sweep("sweep_training_step", 2, 90.0),
     *AGAINST_PEERS,
 )
@@ -88,6 +92,8 @@ def ways_of(lab: Lab, model: str) -> Item:
 
 def measure(lab: Lab, sweep: Sweep) -> dict:
     """Run a sweep, which continues the results of a cut run, and return all its results."""
+    if sweep.of_triton:
+        require_triton(lab)
     file, earlier = lab.out / f"{sweep.program}.json", earlier_results(lab, sweep)
     seconds = seconds_for(sweep, lab.until - time.monotonic())
     if seconds <= 0:

@@ -36,7 +36,7 @@ from tools.lab.candidates import (
 )
 from tools.lab.configs import read_entries, withdraw, write_entry
 from tools.lab.environment import copied_in_a_second
-from tools.lab.items import FailedError, Item, Lab
+from tools.lab.items import FailedError, Item, Lab, require_triton
 
 # (m, k) of the product. Sizes of common layers come first, because the time may run out.
 SIZES = (
@@ -73,11 +73,13 @@ def items(lab: Lab) -> Iterator[Item]:
 
 def tune_product(lab: Lab, dtype: torch.dtype, size: tuple[int, int]) -> dict:
     """Find the entry for m x k matrices and their products, write it to the file of configurations, and return it."""
+    require_triton(lab)
     return tune(lab, size, [incumbent(lab, PRODUCT, dtype, size), *product_launches(lab, dtype)])
 
 
 def tune_small(lab: Lab, size: tuple[int, int]) -> dict:
     """Find the entry for the factors of m x n matrices in float16, write it, and return it."""
+    require_triton(lab)
     side = lab.kernel.kernels.tuned.padded_side(size[0])
     dtype = torch.float16
     return tune(lab, size, [incumbent(lab, SMALL, dtype, size), *small_launches(lab, dtype, side)])
