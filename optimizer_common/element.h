@@ -107,7 +107,8 @@ OPTIMIZER_INLINE Stored narrow(T x) {
 }
 
 // lerp(average, value, weight); with Nesterov momentum a second time, from the new average to the gradient. It starts
-// from the nearer of the two, as torch's does: so with a weight of 1 nothing of the average is left, however large it is.
+// from the nearer of the two, as torch's does: so a weight of 1 leaves nothing of the average, unless the difference of
+// the two overflows.
 template <class T>
 OPTIMIZER_INLINE T lerp(T average, T value, T weight) {
   const bool is_nearer = weight >= T(0.5);

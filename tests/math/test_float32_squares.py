@@ -8,11 +8,6 @@ import torch
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def bfloat16_is_twice_as_fast(kernel, monkeypatch):
-    monkeypatch.setattr(kernel.kernels.products, "_GRAM_RATIO", 2.75)
-
-
 @pytest.fixture
 def choose(kernel):
     five = kernel.schedules.resolve_schedule("polar_express", 5)
@@ -56,16 +51,6 @@ def test_float32_squares_are_the_default_where_bfloat16_is_twice_as_fast(kernel,
         assert not takes(m, m) and not takes(m, int(2.75 * m) - 1)
         assert takes(m, int(2.75 * m)) == expected
     assert not takes(63, 6300)
-
-
-def test_squares_are_too_where_float32_is_faster(kernel, monkeypatch):
-    """As on Intel's processors with AVX512_BF16 alone, for bfloat16 that a user asks for."""
-    products = kernel.kernels.products
-    monkeypatch.setitem(kernel.kernels.native_products.INSTRUCTIONS, torch.bfloat16, "avx512_bf16")
-    monkeypatch.setattr(products, "_GRAM_RATIO", 1.0)
-    monkeypatch.setattr(products, "failed_here", lambda *_: ())
-    takes = lambda m, n: products.select_products(CPU, torch.bfloat16, m, n).float32_squares  # noqa: E731
-    assert takes(64, 64) and takes(1000, 1001) and not takes(63, 63)
 
 
 def test_where_the_gram_iteration_has_failed_its_proof_the_standard_one_runs(kernel, monkeypatch):

@@ -214,11 +214,11 @@ def _auto_may_use_gram(
     rows on, five steps of `gemm_` save at least a third of the FLOPs, which pays for more products.
     """
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
-    stands_in = is_default and work_dtype == torch.float32 and keeps_float32(products)
+    stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)
     return work_dtype == torch.float16 or (stands_in and size[0] >= GRAM_SIDE and size[1] >= 2 * size[0])
 
 
-def keeps_float32(products: Optional[Products]) -> bool:
+def _keeps_float32(products: Optional[Products]) -> bool:
     """Whether a CPU's products never round float32 factors. None stands for torch's, which may, by its settings."""
     return (products is not None and products.gram is not SINGLE.gram) or torch_is_slow(torch.bfloat16)
 
@@ -232,7 +232,7 @@ def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional
 
     A user may let torch round factors in float32 products. `gemm_` never does, nor does torch on CPUs without bfloat16.
     """
-    exact = chain_dtype != torch.float32 or device.type == "mps" or (device.type == "cpu" and keeps_float32(products))
+    exact = chain_dtype != torch.float32 or device.type == "mps" or (device.type == "cpu" and _keeps_float32(products))
     return torch.finfo(chain_dtype).eps / 2 if exact else float32_roundoffs()[device.type != "cuda"]
 
 

@@ -69,8 +69,9 @@ def import_state(
     From then on Muon's own momentum applies, and the settings of matrices stay as they are.
 
     `motif` and dion keep sums of gradients; these become averages, multiplied by 1 - momentum of the saved group.
-    Settings with the same meaning are imported, and so are constants of the source's code. An eps that the source adds
-    to the norm becomes the norm's lower bound. The returned sentences name the other settings: those unknown here,
+    Settings with the same meaning are imported, so no `lr` under hyperball and no `weight_decay` where decay is
+    independent. Constants of the source's code are imported, too. An eps that the source adds to the norm becomes the
+    norm's lower bound. The returned sentences name the other settings: those unknown here,
     those that the state lacks, and those that differ between groups which are one group here.
 
     Raises TypeError for another optimizer, and ValueError for settings that cannot work or, in one list, for all
@@ -163,7 +164,11 @@ def _matched(
     unmatched, problems = [], [f"{entry.name} of the source is not here, or comes twice" for entry in strangers]
     names = [entry.name for entry in entries if entry.name is not None]
     twice = {*repeated(names), *repeated(parameter.name for parameter in parameters)} & {*names}
-    problems += [f"several parameters are called {name}: names have to tell them apart" for name in sorted(twice)]
+    problems += [
+        f"several parameters are called {name}: names have to tell them apart. Construct this optimizer from "
+        f'module.named_parameters(prefix="..."), and pass `names` of the source'
+        for name in sorted(twice)
+    ]
     named = {parameter.key for parameter, _ in pairs}
     unclear = {str(entry.branch) for entry in entries if entry.name is None} - set(_BRANCHES)
     if unclear:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from ..parameters.groups import other_meanings
 from .state_sources import Settings, Source, branch_by_flag, translated
 
 
@@ -11,13 +12,13 @@ def merged_settings(group: Settings, source_groups: Sequence[Settings], source: 
     """Return the settings that `group` gets from its parameters' groups in the source, and notes on the others."""
     branch = branch_by_flag(group, {})
     translations = [translated(source_group, branch, source) for source_group in source_groups]
-    changes, notes, meanings = {}, [], _other_meanings(group)
+    changes, notes, meanings = {}, [], other_meanings(group)
     for key in dict.fromkeys(key for settings, _ in translations for key in settings):
         values = [settings.get(key) for settings, _ in translations]
         if any(bool(value != values[0]) for value in values):
             notes.append(f"{key} is {' and '.join(map(str, values))} in the source")
-        elif key in meanings and values[0]:  # 0 means the same
-            notes.append(f"{key}={values[0]!r} of the source is not taken: here it is {meanings[key]}")
+        elif key in meanings:
+            notes.append(f"{key}={values[0]!r} of the source is not taken: here {meanings[key]}")
         elif key in group or key == "initial_lr":
             changes[key] = values[0]
         else:
@@ -36,13 +37,3 @@ def merged_settings(group: Settings, source_groups: Sequence[Settings], source: 
         unstated = [key for key in usual if key not in stated]
         notes += [f"{key} stays {group[key]!r}, because the source has none for Muon's matrices" for key in unstated]
     return changes, notes
-
-
-def _other_meanings(group: Settings) -> dict[str, str]:
-    """Return the settings that mean something here that they mean in no source, and what that is."""
-    meanings = {}
-    if group["decay_mode"] == "independent":
-        meanings["weight_decay"] = "what a parameter loses in each step, whatever lr is"
-    if group["use_muon"] and group["experimental_hyperball"]:
-        meanings["lr"] = meanings["initial_lr"] = "relative to the norm of a matrix"
-    return meanings

@@ -23,6 +23,7 @@ class Circumstances(NamedTuple):
     transformed: bool = False  # by autograd or torch.func; see `tracing.is_transformed`
     among: Optional[tuple[int, ...]] = None  # ranks that must make the same choice; see `measurements.measured_here`
     default_dtype: bool = False  # the work dtype is the device's default: nobody asked for its digits
+    table: Optional[str] = None  # of `products.cpu_tables`: the one to take on a CPU, whatever was measured
 
 
 ALONE = Circumstances()

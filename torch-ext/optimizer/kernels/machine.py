@@ -72,7 +72,7 @@ def processor() -> str:
 
 def is_made_by_intel() -> bool:
     """Whether this processor is Intel's; False where neither Linux nor Windows says so."""
-    return "GenuineIntel" in _facts_of_processor().get("vendor_id", platform.processor())
+    return "GenuineIntel" in (_facts_of_processor().get("vendor_id") or platform.processor())
 
 
 def _facts_of_processor() -> dict[str, str]:

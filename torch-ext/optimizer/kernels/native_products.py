@@ -31,8 +31,8 @@ def is_faster(dtype: torch.dtype) -> bool:
 def bfloat16_is_faster() -> bool:
     """Whether this processor multiplies bfloat16 faster than float32.
 
-    With AMX it does. With AVX512_BF16 AMD's cores need half of the time that float32 takes, and Intel's need twice that
-    time: measured on Zen 4 and on Emerald Rapids. A system may refuse AMX to a process; `INSTRUCTIONS` know.
+    With AMX it does. With AVX512_BF16 alone AMD's cores do, and Intel's are slower in bfloat16: measured on Zen 4 and
+    on Emerald Rapids (docs/performance.md). A system may refuse AMX to a process; `INSTRUCTIONS` know.
     """
     has_amx = INSTRUCTIONS[torch.bfloat16] == "amx" or (IS_PORTABLE and torch.cpu._is_amx_tile_supported())
     return has_amx or (torch.cpu._is_avx512_bf16_supported() and not is_made_by_intel())

@@ -57,9 +57,9 @@ class Products(NamedTuple):
 
 
 # With AVX512_BF16 an AMD core multiplies bfloat16 about twice as fast as float32. The Gram iteration replaces products
-# of 15 n + 5 m by 6 n in bfloat16 and 14 m in float32, for five steps: it is faster from about n = 2.75 m on. Where
-# float32 is faster, it always is. `gemm_` pads to blocks of 32, so small squares cost more.
-GRAM_SIDE, _GRAM_RATIO = 64, 2.75 if native_products.bfloat16_is_faster() else 1.0
+# of 15 n + 5 m by 6 n in bfloat16 and 14 m in float32, for five steps: it is faster from about n = 2.75 m on. `gemm_`
+# pads to blocks of 32, so small squares cost more.
+GRAM_SIDE, _GRAM_RATIO = 64, 2.75
 
 
 def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
@@ -160,8 +160,7 @@ def select_products(
     torch.func goes through the matrices (`circumstances.transformed`), only torch's products are used.
     """
     if device.type == "cpu":
-        among = circumstances.among
-        return SINGLE if circumstances.transformed else _cpu_products(device, dtype, (m, n), among, method)
+        return SINGLE if circumstances.transformed else _cpu_products(device, dtype, (m, n), circumstances, method)
     if circumstances.transformed:
         return BATCHED
     gram = symmetric_choice(device, dtype, m, n, circumstances.among)
@@ -182,15 +181,15 @@ def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Prod
 
 
 def _cpu_products(
-    device: torch.device, dtype: torch.dtype, size: tuple[int, int], among: Optional[tuple[int, ...]], method: str
+    device: torch.device, dtype: torch.dtype, size: tuple[int, int], circumstances: Circumstances, method: str
 ) -> Products:
     tables, failures = cpu_tables(dtype), failed_here(device, dtype, "cpu_products")
-    if len(tables) == 1:
-        return SINGLE
+    if circumstances.table is not None or len(tables) == 1:
+        return tables[circumstances.table or "SINGLE"]
     able = [name for name, table in tables.items() if method == "auto" or not table.float32_squares]
     if method == "gram_float32" and native_products.is_faster(dtype):
         able = [name for name in tables if name not in able and name not in failures] or able
-    for *measured, name, source in measured_sizes(device, dtype, "cpu_products", among):
+    for *measured, name, source in measured_sizes(device, dtype, "cpu_products", circumstances.among):
         if tuple(measured) == size and name in able:  # a loop, as in `nearest_of`
             return tables[name]._replace(source=source)
     defaults = (name for name in (*_cpu_defaults(dtype, *size), "SINGLE", *able) if name in able)

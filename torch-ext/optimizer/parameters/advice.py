@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .groups import named_parameters, names_of, reason_of
 from .matrices import is_stack
+from .names import bare_name
 from .routing import UNDECIDED
 from .settings import Group
 from .synonyms import taken_branch
@@ -27,9 +28,8 @@ LEAST_SHARE = 0.5
 # Reasons that a user has given or is asked for, and reasons of matrices that are not hidden ones.
 _DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
 _OUTER = ("embedding", "output_head")
-# The names that routing gives to parameters without names, that of a layer's weight within the layer (as in
-# `head.named_parameters()`), and those in nn.Sequential.
-_UNNAMED, _NUMBERED = re.compile(r"param_\d+|weight"), re.compile(r"(\d+\.)+\w+")
+# The names that routing gives to parameters without names, and those in nn.Sequential.
+_UNNAMED, _NUMBERED = re.compile(r"param_\d+"), re.compile(r"(\d+\.)+\w+")
 # The default of `expert_keys`.
 _USUAL_KEYS = ("experts",)
 
@@ -70,9 +70,7 @@ def advice(routes: Iterable[Routed]) -> list[str]:
     left = [route for route in matrices if _kind(route) not in _DECIDED]
     hidden = [route for route in left if _kind(route) not in _OUTER]
     lines = [_undecided(undecided)] if undecided else []
-    unnamed = [route for route in routes if route.reason == "matrix" and _UNNAMED.fullmatch(route.name)]
-    if not any(_kind(route) in _OUTER for route in routes):  # nor has `groups_for` found a head
-        unnamed += [route for route in routes if route.reason == "matrix" and _NUMBERED.fullmatch(route.name)]
+    unnamed = _with_empty_names(routes)
     if unnamed:
         lines.append(_nameless(unnamed))
     share = muon / (muon + sum(map(_elements, hidden))) if muon else 0.0
@@ -123,10 +121,27 @@ def _little(what: str, left: Sequence[Routed]) -> str:
     )
 
 
+def _with_empty_names(routes: Sequence[Routed]) -> list[Routed]:
+    """Return the matrices whose names do not show whether they are embeddings or heads.
+
+    A name is empty if it is a number, or `weight` alone beside the names of other layers. Where `groups_for` has found
+    a head, it has looked at the numbered layers, too.
+    """
+    names = [bare_name(route.name) for route in routes]
+    has_layers = any("." in name for name in names) or names.count("weight") > 1
+    has_outer = any(_kind(route) in _OUTER for route in routes)
+
+    def is_empty(name: str) -> bool:
+        is_alone = name == "weight" and has_layers
+        return is_alone or bool(_UNNAMED.fullmatch(name)) or (bool(_NUMBERED.fullmatch(name)) and not has_outer)
+
+    return [route for route, name in zip(routes, names) if route.reason == "matrix" and is_empty(name)]
+
+
 def _nameless(routes: Sequence[Routed]) -> str:
     return (
-        f"{described(routes)}: matrices without names, or with numbers or 'weight' alone for names, as in "
-        "nn.Sequential and in head.named_parameters(), so Muon updates them all. It cannot know which of them are "
+        f"{described(routes)}: matrices without names, or with names that say nothing (a number as in nn.Sequential, "
+        "'weight' alone as in head.named_parameters()), so Muon updates them all. It cannot know which of them are "
         "embeddings or output heads, which AdamW should update. Write Muon(groups_for(model)), which asks the modules, "
         'Muon(model.named_parameters()) where modules have names, or head.named_parameters(prefix="head"); '
         "use_muon=True or False in a group silences this warning too"

@@ -107,17 +107,27 @@ def _sequence_lengths(group: Group) -> str:
     return ", ".join(f"{key} {len(group[key])}" for key in _SEQUENCES if is_sequence(group.get(key)))
 
 
+def other_meanings(group: Group) -> dict[str, str]:
+    """Return what settings of `group` mean, for those that mean something else in every other optimizer."""
+    meanings = {}
+    if group["decay_mode"] == "independent":
+        meanings["weight_decay"] = "a parameter loses that share of itself in each step"
+    if group["use_muon"] and group["experimental_hyperball"]:
+        meanings["lr"] = meanings["initial_lr"] = "it is relative to the norm of a matrix"
+    return meanings
+
+
 def loaded_group(
     current: dict[str, Any], saved: dict[str, Any], state: Mapping[Tensor, Any], first: int
 ) -> dict[str, Any]:
     """Return the saved group with the names of the `current` one; settings that it lacks come from there too.
 
     `offload` stays as it is here, because it depends on the machine. `master_weights` stays too; `check_loaded` refuses
-    remainders in a file if none are wanted. `expert_keys` stays if the file has none, and an independent
-    `weight_decay` if the file, which may be torch's, has no `decay_mode`. If a file has `lr` without `lr_factor`, as in
-    format 1, the factor is 1. An `adamw_lr` is dropped, since the factor has it. `state` is the
-    loaded state by parameter; the first parameter of this group has the position `first` in the file. Raises ValueError
-    or TypeError if group or state do not fit, or if a parameter would be seen as other matrices than when it was saved.
+    remainders in a file if none are wanted. `expert_keys` stays if the file has none, and so do `other_meanings` if the
+    file, which may be torch's, has no `decay_mode`. If a file has `lr` without `lr_factor`, as in format 1, the factor
+    is 1. An `adamw_lr` is dropped, since the factor has it. `state` is the loaded state by parameter; the first
+    parameter of this group has the position `first` in the file. Raises ValueError or TypeError if group or state do
+    not fit, or if a parameter would be seen as other matrices than when it was saved.
     """
     _check_same_group(current, saved)
     saved = dict(saved)
@@ -137,10 +147,10 @@ def loaded_group(
     kept = {**{key: current[key] for key in _KEPT}, "adamw_lr": None}
     if not saved.get("expert_keys"):
         kept["expert_keys"] = current["expert_keys"]
-    if "decay_mode" not in saved and current["decay_mode"] == "independent":
-        kept["weight_decay"] = current["weight_decay"]
+    if "decay_mode" not in saved:  # torch's
+        kept.update({key: current[key] for key in other_meanings(current) if key in current})
     if "lr" in saved and "lr_factor" not in saved:
-        kept["lr_factor"] = 1.0
+        kept["lr_factor"] = 1.0 if "lr" not in kept else current["lr_factor"]
     if saved.get("adjust_lr_fn") == FUNCTION:
         kept["adjust_lr_fn"] = current["adjust_lr_fn"]
         if not callable(kept["adjust_lr_fn"]):

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..iteration import CPU_WORK_DTYPE, Iteration, choose_iteration, keeps_float32
+from ..iteration import CPU_WORK_DTYPE, Iteration, choose_iteration
 from ..kernels.formats import dtype_name
 from ..kernels.gains import Circumstances
 from ..kernels.measurement_file import Need
@@ -68,7 +68,7 @@ def cpu_contest(task: Task) -> Contest:
     device, dtype = task.device, getattr(torch, task.need.dtype)
     size = task.need.m, task.need.k
     tables = cpu_tables(dtype)
-    iterations = {name: _iteration(device, dtype, size, table) for name, table in tables.items()}
+    iterations = {name: _iteration(device, dtype, size, name) for name in tables}
     tables = {name: table for name, table in tables.items() if iterations[name] is not None}
     defaults = (select_products(device, dtype, *size, method=method) for method in ("auto", "standard"))
     names = {table: name for name, table in tables.items()}
@@ -98,20 +98,18 @@ def drawn(device: torch.device, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator(device).manual_seed(0), dtype=torch.float32, device=device)
 
 
-def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], table: Products) -> Optional[Iteration]:
-    """Return the iteration that a step would run with a table. float32 counts as asked for, unless it is the default.
+def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], name: str) -> Optional[Iteration]:
+    """Return the iteration that a step would run with the table of a name. float32 counts as the default if it is.
 
-    Of float32 products that may round factors no step asks more than the standard iteration.
     None if no step would, because torch multiplies float32 here with fewer digits than the table's method needs.
     """
-    auto = "auto" if dtype == torch.float32 and keeps_float32(table) else "standard"
-    method = "gram_float32" if table.float32_squares else auto
-    circumstances = Circumstances(default_dtype=dtype == CPU_WORK_DTYPE)
+    needs_squares = cpu_tables(dtype)[name].float32_squares
+    method = "gram_float32" if needs_squares else "auto" if dtype == torch.float32 else "standard"
+    circumstances = Circumstances(default_dtype=dtype == CPU_WORK_DTYPE, table=name)
     try:
-        chosen = choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method, circumstances)
+        return choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method, circumstances)
     except ValueError:  # the method is not safe
         return None
-    return chosen._replace(products=table)
 
 
 def _prove_table(
