@@ -106,13 +106,10 @@ OPTIMIZER_INLINE Stored narrow(T x) {
   }
 }
 
-// lerp(average, value, weight); with Nesterov momentum a second time, from the new average to the gradient. It starts
-// from the nearer of the two, as torch's does: so a weight of 1 leaves nothing of the average, unless the difference of
-// the two overflows.
+// lerp(average, value, weight); with Nesterov momentum a second time, from the new average to the gradient.
 template <class T>
 OPTIMIZER_INLINE T lerp(T average, T value, T weight) {
-  const bool is_nearer = weight >= T(0.5);
-  return std::fma(is_nearer ? weight - 1 : weight, value - average, is_nearer ? value : average);
+  return std::fma(weight, value - average, average);
 }
 
 enum DecayMode : int64_t { kDecoupled = 0, kIndependent = 1, kCautious = 2 };

@@ -60,12 +60,18 @@ OPTIMIZER_INLINE void average(T* update, const MomentumPack& call, const Matrix<
   T momentum[kTileArea];
   const T weight = static_cast<T>(call.weight);
   const T divisor = gradient_divisor<T>(call.grad_scale.get(0, 1), call.maximize);
-  load_momentum(momentum, call, m, box);
+  // With a weight of 1 nothing of the average is left, be it infinite or NaN.
+  const bool remembers = weight != 1, ahead = call.nesterov && remembers;
+  if (remembers) {
+    load_momentum(momentum, call, m, box);
+  } else {
+    std::fill_n(momentum, box.rows * box.cols, T(0));
+  }
   load(update, call.dtypes[kGradient], m.views[kGradient], box);
   for (int64_t i = 0; i < box.rows * box.cols; ++i) {
     const T gradient = update[i] / divisor;
     momentum[i] = lerp(momentum[i], gradient, weight);
-    update[i] = call.nesterov ? lerp(momentum[i], gradient, weight) : momentum[i];
+    update[i] = ahead ? lerp(momentum[i], gradient, weight) : momentum[i];
   }
   store_momentum(momentum, call, m, box);
 }

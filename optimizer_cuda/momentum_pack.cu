@@ -33,9 +33,13 @@ struct Averaging {
   T weight, divisor;
   bool nesterov;
 
-  // Writes the new average to m and returns what is packed.
+  // Writes the new average to m and returns what is packed. With a weight of 1 nothing of the average is left, be it
+  // infinite or NaN.
   __device__ T operator()(T& m, T value) const {
     const T gradient = value / divisor;
+    if (weight == 1) {
+      return m = gradient;
+    }
     m = lerp(m, gradient, weight);
     return nesterov ? lerp(m, gradient, weight) : m;
   }

@@ -9,7 +9,7 @@
         packed = u
         norms = |packed|_F                of each matrix
 
-        lerp(m, g, w) = m + w (g - m)     computed as g - (1 - w) (g - m) from w = 1/2 on
+        lerp(m, g, w) = m + w (g - m)     and g for w = 1, where m may be infinite or NaN
 
     descend_(parameter, update, lr, weight_decay, multiplier, decay_mode=0, *,
              offsets=None, row_scale=None, seeds=None, origins=None, active=None, found_inf=None, remainder=None,

@@ -30,8 +30,11 @@ def number(value: float, like: Tensor) -> Tensor:
 
 
 def lerp(average: Tensor, value: Tensor, weight: float) -> Tensor:
-    """Return average + weight (value - average), with three roundings, starting from the nearer of the two."""
-    return value + (value - average) * (weight - 1) if weight >= 0.5 else average + (value - average) * weight
+    """Return average + weight (value - average), with three roundings.
+
+    With a weight of 1 nothing of the average is left, be it infinite or NaN.
+    """
+    return value.clone() if weight == 1 else average + (value - average) * weight
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
