@@ -24,7 +24,7 @@ def pack_(kernel):
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5])
 @pytest.mark.parametrize("dtypes", list(itertools.product(FLOATS, repeat=2)), ids=names)
 def test_roundings_are_as_small_as_what_is_left_of_a_spike(pack_, dtypes, beta, nesterov):
-    """Rounded are m - g and a sum that is at most |g| + beta |m - g|; with Nesterov again. beta is not close to 0."""
+    """Rounded are m - g and a sum of at most |g| + beta |m - g|, with Nesterov both again; without momentum none."""
     momentum, gradient = torch.full(SHAPE, SPIKE).to(dtypes[0]), random(SHAPE, dtypes[1], 1)
     exact = oracles.momentum_pack(momentum, gradient, beta, nesterov)
     left = beta * (momentum.double() - gradient.double()).abs()

@@ -14,7 +14,7 @@ def processor(kernel, monkeypatch, tmp_path):
 
     def become(maker: str, instructions: set, compiled: str | None):
         facts, products = tmp_path / "cpuinfo", kernel.kernels.native_products
-        facts.write_text(f"processor\t: 0\nvendor_id\t: {maker}\nmodel name\t: A name\n")
+        facts.write_text(f"processor\t: 0\nvendor_id\t: {maker}\n\nprocessor\t: 1\nvendor_id\t: Another\n")
         monkeypatch.setattr(kernel.kernels.machine, "_CPU_FACTS", facts)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: "avx512_bf16" in instructions)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: "amx" in instructions)

@@ -175,8 +175,12 @@ def test_decay_and_rates_that_mean_something_else_here_are_not_taken(kernel):
         (note,) = kernel.import_state(optimizer, source.state_dict(), "torch")
         assert note.startswith(f"group 0: {key}={theirs} of the source is not taken: here ")
         assert optimizer.param_groups[0][key] == kept
-        optimizer.load_state_dict(source.state_dict())  # torch's file is one that fits as it is
-        assert optimizer.param_groups[0][key] == kept
+        before, saved = dict(optimizer.param_groups[0]), source.state_dict()
+        saved["param_groups"][0]["initial_lr"] = 0.03  # a scheduler's
+        optimizer.load_state_dict(saved)  # torch's file is one that fits as it is
+        group = optimizer.param_groups[0]
+        assert group[key] == kept and ("initial_lr" in group) == (group["lr"] == 0.03)
+        assert group["lr_factor"] == before["lr_factor"]
 
 
 @pytest.mark.parametrize("source", ["timm", "keller_jordan", "adamw"])

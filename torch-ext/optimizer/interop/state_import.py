@@ -71,8 +71,8 @@ def import_state(
     `motif` and dion keep sums of gradients; these become averages, multiplied by 1 - momentum of the saved group.
     Settings with the same meaning are imported, so no `lr` under hyperball and no `weight_decay` where decay is
     independent. Constants of the source's code are imported, too. An eps that the source adds to the norm becomes the
-    norm's lower bound. The returned sentences name the other settings: those unknown here,
-    those that the state lacks, and those that differ between groups which are one group here.
+    norm's lower bound. The returned sentences name the other settings: those unknown here, those that the state lacks,
+    and those that differ between groups which are one group here.
 
     Raises TypeError for another optimizer, and ValueError for settings that cannot work or, in one list, for all
     parameters that are missing, unknown, of another branch, of another shape or with other state. Then nothing has
@@ -160,14 +160,14 @@ def _matched(
     parameters: list[Entry], entries: list[Entry], source: Source
 ) -> tuple[list[tuple[Entry, Entry]], list[Entry], list[str]]:
     """Return pairs of parameter and entry (by name, then by order), parameters without an entry, and all problems."""
-    pairs, strangers = _matched_by_name(parameters, [entry for entry in entries if entry.name is not None])
+    known = [entry for entry in entries if entry.name is not None]
+    pairs, strangers = _matched_by_name(parameters, known)
     unmatched, problems = [], [f"{entry.name} of the source is not here, or comes twice" for entry in strangers]
-    names = [entry.name for entry in entries if entry.name is not None]
-    twice = {*repeated(names), *repeated(parameter.name for parameter in parameters)} & {*names}
+    twice = {*repeated(entry.name for entry in known), *repeated(parameter.name for parameter in parameters)}
     problems += [
         f"several parameters are called {name}: names have to tell them apart. Construct this optimizer from "
         f'module.named_parameters(prefix="..."), and pass `names` of the source'
-        for name in sorted(twice)
+        for name in sorted(twice & {entry.name for entry in known})
     ]
     named = {parameter.key for parameter, _ in pairs}
     unclear = {str(entry.branch) for entry in entries if entry.name is None} - set(_BRANCHES)

@@ -152,12 +152,13 @@ def select_products(
 ) -> Products:
     """Return the table for wide m x n matrices of a method; with `auto` it may be one for float32 squares.
 
-    On a CPU the table is the one that was measured to be fastest (`cpu_tables`). Without a measurement, float32 and
-    bfloat16 use the compiled product if it was faster on other processors like this one. torch's batched products split
-    the sum over k differently for different batch sizes, so a matrix would get other bits in a batch than alone;
-    multiplying one at a time avoids that. On a GPU each symmetric product uses the symmetric kernel if that was
-    measured, or is predicted, to be faster; `name` and `source` say which kernels were chosen, and how. If autograd or
-    torch.func goes through the matrices (`circumstances.transformed`), only torch's products are used.
+    On a CPU the table is the one that was measured to be fastest (`cpu_tables`), unless `circumstances` name one.
+    Without a measurement, float32 and bfloat16 use the compiled product if it was faster on other processors like this
+    one. torch's batched products split the sum over k differently for different batch sizes, so a matrix would get
+    other bits in a batch than alone; multiplying one at a time avoids that. On a GPU each symmetric product uses the
+    symmetric kernel if that was measured, or is predicted, to be faster; `name` and `source` say which kernels were
+    chosen, and how. If autograd or torch.func goes through the matrices (`circumstances.transformed`), only torch's
+    products are used.
     """
     if device.type == "cpu":
         return SINGLE if circumstances.transformed else _cpu_products(device, dtype, (m, n), circumstances, method)

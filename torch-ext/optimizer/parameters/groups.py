@@ -144,13 +144,13 @@ def loaded_group(
             "the state is from another optimizer: its group has betas, which are called adamw_betas here. "
             "import_state(optimizer, state_dict, source=...) imports what fits"
         )
+    if "decay_mode" not in saved:  # torch's
+        saved = {key: value for key, value in saved.items() if key not in other_meanings(current)}
     kept = {**{key: current[key] for key in _KEPT}, "adamw_lr": None}
     if not saved.get("expert_keys"):
         kept["expert_keys"] = current["expert_keys"]
-    if "decay_mode" not in saved:  # torch's
-        kept.update({key: current[key] for key in other_meanings(current) if key in current})
     if "lr" in saved and "lr_factor" not in saved:
-        kept["lr_factor"] = 1.0 if "lr" not in kept else current["lr_factor"]
+        kept["lr_factor"] = 1.0
     if saved.get("adjust_lr_fn") == FUNCTION:
         kept["adjust_lr_fn"] = current["adjust_lr_fn"]
         if not callable(kept["adjust_lr_fn"]):
