@@ -32,7 +32,8 @@ from .parameters.changed_settings import are_same, compared_settings, make_live_
 from .parameters.checkpoints import as_saved, checked, loaded_groups, unbox_
 from .parameters.groups import named_parameters, saved_group, split_group
 from .parameters.routing import IsMuon
-from .parameters.settings import OF_GROUPS, SETTINGS, flag, plain_settings
+from .parameters.setting_values import flag
+from .parameters.settings import OF_GROUPS, SETTINGS, plain_settings
 from .parameters.synonyms import check_implementations
 from .parameters.user_warnings import warn_user
 from .plan.exchanges import ExchangeOptions

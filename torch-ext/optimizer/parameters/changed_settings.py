@@ -7,7 +7,8 @@ from operator import is_, itemgetter
 from typing import Any, Sequence
 
 from ..rules.decay import scaled_decay
-from .settings import SCHEDULED, SETTINGS, Group, flag, live_number, plain_settings
+from .setting_values import flag
+from .settings import SCHEDULED, SETTINGS, Group, live_number, plain_settings
 
 # Schedulers set the others at every step.
 _COMPARED = itemgetter("use_muon", *(key for key in SETTINGS if key not in SCHEDULED))

@@ -7,27 +7,39 @@ a change remakes the plan, which matrices may share a batch, and whether ranks c
 
 from __future__ import annotations
 
-import math
 from enum import Enum
-from numbers import Integral, Real
-from typing import Any, Callable, Mapping, NamedTuple, Optional
+from numbers import Real
+from typing import Any, Callable, Mapping, NamedTuple
 
-import torch
 from torch import Tensor
 
-from ..iteration import DTYPES, METHODS, check_work_dtype
-from ..kernels.formats import dtype_name
-from ..learning_rate import UPDATE_RMS, check_adjustment, step_multiplier
+from ..iteration import METHODS
+from ..learning_rate import UPDATE_RMS, step_multiplier
 from ..rules.decay import DECAY_MODES
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..rules.second_moment import SECOND_MOMENTS
 from ..schedules import resolve_schedule
 from .matrices import CONV_MODES, plain_split_rows
-from .sequences import is_sequence
+from .setting_values import (
+    flag,
+    number_at_hand,
+    one_of,
+    optional,
+    plain_adjustment,
+    plain_below_one,
+    plain_betas,
+    plain_coefficients,
+    plain_count,
+    plain_momentum_dtype,
+    plain_names,
+    plain_number,
+    plain_number_or_tensor,
+    plain_positive,
+    plain_work_dtype,
+)
 
 FALLBACKS = ("adamw", "nadamw")
 MASTER_WEIGHTS = (None, "split")
-MOMENTUM_DTYPES = (None, "float32", "float64", "bfloat16", "float16", "int8")
 
 Group = Mapping[str, Any]
 
@@ -61,8 +73,10 @@ def live_number(key: str, value: Any) -> Any:
 
     Raises as the constructor does, but takes numbers a rounding error below zero, where schedulers may end.
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return float(value) if is_number and -_ROUNDING < value < 0 else SETTINGS[key].check(key, value)
+    number = number_at_hand(value)
+    if isinstance(number, Real) and -_ROUNDING < number < 0:
+        return value if isinstance(value, Tensor) else float(value)
+    return SETTINGS[key].check(key, value)
 
 
 def plain_settings(settings: Group, is_made: bool = False) -> dict[str, Any]:
@@ -100,138 +114,41 @@ def multiplier_in_group(group: Group, rows: int, cols: int, scale: float) -> flo
     return step_multiplier(group["adjust_lr_fn"], rows, cols, group["update_rms"]) * scale
 
 
-def _number_or_tensor(key: str, value: Any) -> float | Tensor:
-    """Return a number as a float, and a one-element float32 or float64 tensor unchanged; `rates` checks its device."""
-    if not isinstance(value, Tensor):
-        return _number(key, value)
-    if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64) or value.is_meta:
-        got = f"{tuple(value.shape)} {value.dtype} on {value.device}"
-        raise ValueError(
-            f"{key} must be a number or a float32 or float64 tensor of one element that has a value, got {got}"
-        )
-    return value
-
-
-def _number(key: str, value: Any, high: float = math.inf) -> float:
-    """Return a number in [0, high) as a float."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        text = ": write it without quotes; YAML reads 1e-3 as text, and 1.0e-3 as a number"
-        raise TypeError(f"{key} must be a number, got {value!r}{text if isinstance(value, str) else ''}")
-    if not 0 <= value < high:
-        raise ValueError(f"{key} must be at least 0 and below {high}, got {value}")
-    return float(value)
-
-
-def _positive(key: str, value: Any) -> float:
-    if _number(key, value) == 0:
-        raise ValueError(f"{key} must be above 0, got {value}")
-    return float(value)
-
-
-def _below_one(key: str, value: Any) -> float:
-    return _number(key, value, 1.0)
-
-
-def _betas(key: str, value: Any) -> tuple[float, ...]:
-    if not is_sequence(value) or len(value) != 2:
-        raise ValueError(f"{key} must be two numbers, got {value!r}")
-    return tuple(_below_one(key, beta) for beta in value)
-
-
-def flag(key: str, value: Any) -> bool:
-    """Return `value`; TypeError unless it is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{key} must be True or False, got {value!r}")
-    return value
-
-
-def _one_of(choices: tuple[Optional[str], ...]) -> Callable[[str, Any], Any]:
-    def plain(key: str, value: Any) -> Any:
-        if value not in choices:
-            raise ValueError(f"{key} must be one of {', '.join(map(str, choices))}, got {value!r}")
-        return value
-
-    return plain
-
-
-def _names(key: str, value: Any) -> tuple[str, ...]:
-    if not is_sequence(value) or not all(isinstance(name, str) and name for name in value):
-        raise TypeError(f"{key} must be names, got {value!r}")
-    return tuple(value)
-
-
-def _coefficients(key: str, value: Any) -> Any:
-    """Return a preset's name as it is, and nested sequences as tuples of floats; `resolve_schedule` checks both."""
-    if hasattr(value, "__iter__") and not isinstance(value, str):
-        return tuple(_coefficients(key, item) for item in value)
-    return float(value) if isinstance(value, Real) else value
-
-
-def _count(key: str, value: Any) -> Any:
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
-
-
-def _adjustment(key: str, value: Any) -> Any:
-    check_adjustment(value)
-    return value
-
-
-def _dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
-    resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(resolved, torch.dtype):
-        names = ", ".join([*map(dtype_name, DTYPES), *["int8"] * (key == "momentum_dtype")])
-        raise ValueError(f"{key} must be a torch.dtype or its name, such as {names}, got {dtype!r}")
-    return resolved
-
-
-def _work_dtype(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
-    """Return the name of a dtype, given as such or by name, None for None; ValueError if it is not a work dtype."""
-    return None if dtype is None else dtype_name(check_work_dtype(_dtype(key, dtype)))
-
-
-def _momentum_dtype(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
-    """Return the name of a dtype, None for None; ValueError for one that momentum cannot have."""
-    name = None if dtype is None else dtype_name(_dtype(key, dtype))
-    if name not in MOMENTUM_DTYPES:
-        raise ValueError(f"{key} must be one of {', '.join(map(str, MOMENTUM_DTYPES))}, got {dtype!r}")
-    return name
-
-
 SETTINGS: dict[str, Setting] = {
-    "lr": Setting(_number_or_tensor, Role.LIVE),
-    "weight_decay": Setting(_number_or_tensor, Role.LIVE),
-    "momentum": Setting(_below_one, Role.RECIPE),
+    "lr": Setting(plain_number_or_tensor, Role.LIVE),
+    "weight_decay": Setting(plain_number_or_tensor, Role.LIVE),
+    "momentum": Setting(plain_below_one, Role.RECIPE),
     "nesterov": Setting(flag, Role.RECIPE),
-    "ns_coefficients": Setting(_coefficients, Role.METHOD),
-    "eps": Setting(_number, Role.RECIPE),
-    "ns_steps": Setting(_count, Role.METHOD),
-    "adjust_lr_fn": Setting(_adjustment, Role.METHOD),
-    "update_rms": Setting(_positive, Role.METHOD),
-    "ns_dtype": Setting(_work_dtype, Role.METHOD),
-    "ns_method": Setting(_one_of(METHODS), Role.METHOD),
-    "equalize": Setting(_one_of(EQUALIZATIONS), Role.METHOD),
-    "renormalize": Setting(_one_of(RENORMALIZATIONS), Role.METHOD),
-    "second_moment": Setting(_one_of(SECOND_MOMENTS), Role.METHOD),
-    "second_moment_beta": Setting(_below_one, Role.RECIPE),
+    "ns_coefficients": Setting(plain_coefficients, Role.METHOD),
+    "eps": Setting(plain_number, Role.RECIPE),
+    "ns_steps": Setting(plain_count, Role.METHOD),
+    "adjust_lr_fn": Setting(plain_adjustment, Role.METHOD),
+    "update_rms": Setting(plain_positive, Role.METHOD),
+    "ns_dtype": Setting(plain_work_dtype, Role.METHOD),
+    "ns_method": Setting(one_of(METHODS), Role.METHOD),
+    "equalize": Setting(one_of(EQUALIZATIONS), Role.METHOD),
+    "renormalize": Setting(one_of(RENORMALIZATIONS), Role.METHOD),
+    "second_moment": Setting(one_of(SECOND_MOMENTS), Role.METHOD),
+    "second_moment_beta": Setting(plain_below_one, Role.RECIPE),
     "experimental_hyperball": Setting(flag, Role.METHOD),
-    "decay_mode": Setting(_one_of(DECAY_MODES), Role.RECIPE),
-    "decay_lr": Setting(lambda key, value: None if value is None else _positive(key, value), Role.LIVE),
+    "decay_mode": Setting(one_of(DECAY_MODES), Role.RECIPE),
+    "decay_lr": Setting(optional(plain_positive), Role.LIVE),
     "maximize": Setting(flag, Role.RECIPE),
-    "conv_mode": Setting(_one_of(CONV_MODES), Role.MATRICES),
+    "conv_mode": Setting(one_of(CONV_MODES), Role.MATRICES),
     "normalize_spatial": Setting(flag, Role.MATRICES),
-    "expert_keys": Setting(_names, Role.MATRICES),
-    "stacked": Setting(lambda key, value: None if value is None else flag(key, value), Role.MATRICES),
+    "expert_keys": Setting(plain_names, Role.MATRICES),
+    "stacked": Setting(optional(flag), Role.MATRICES),
     "transposed": Setting(flag, Role.MATRICES),
     "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
-    "fallback": Setting(_one_of(FALLBACKS), Role.LIVE),
+    "fallback": Setting(one_of(FALLBACKS), Role.LIVE),
     # Becomes the `lr_factor` of the fallback's groups, and None in all groups.
-    "adamw_lr": Setting(lambda key, value: None if value is None else _number_or_tensor(key, value), Role.HOST),
-    "lr_factor": Setting(_number, Role.LIVE),
-    "adamw_betas": Setting(_betas, Role.LIVE),
-    "adamw_eps": Setting(_number, Role.LIVE),
+    "adamw_lr": Setting(optional(plain_number_or_tensor), Role.HOST),
+    "lr_factor": Setting(plain_number, Role.LIVE),
+    "adamw_betas": Setting(plain_betas, Role.LIVE),
+    "adamw_eps": Setting(plain_number, Role.LIVE),
     "stochastic_rounding": Setting(flag, Role.RECIPE),
-    "master_weights": Setting(_one_of(MASTER_WEIGHTS), Role.METHOD),
-    "momentum_dtype": Setting(_momentum_dtype, Role.STATE),
+    "master_weights": Setting(one_of(MASTER_WEIGHTS), Role.METHOD),
+    "momentum_dtype": Setting(plain_momentum_dtype, Role.STATE),
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }

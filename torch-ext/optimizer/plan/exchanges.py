@@ -10,7 +10,7 @@ from typing import Optional, Sequence
 
 from torch.distributed import ProcessGroup
 
-from ..parameters.settings import flag
+from ..parameters.setting_values import flag
 from .batches import Batch, chains, grouped, plan_batches
 from .blocks import Block, blocks_of
 from .costs import flops, useful_chunks, useful_copies

@@ -1,0 +1,133 @@
+"""Checks of single settings: each `check(key, value)` returns the value in plain form, or raises and names the key."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from ..iteration import DTYPES, check_work_dtype
+from ..kernels.formats import dtype_name
+from ..learning_rate import check_adjustment
+from .sequences import is_sequence
+
+MOMENTUM_DTYPES = (None, "float32", "float64", "bfloat16", "float16", "int8")
+
+
+def plain_number_or_tensor(key: str, value: Any) -> float | Tensor:
+    """Return a number as a float, and a one-element float32 or float64 tensor unchanged; `rates` checks its device.
+
+    Raises ValueError for a tensor of the CPU that holds a number which is not in [0, inf).
+    """
+    if not isinstance(value, Tensor):
+        return plain_number(key, value)
+    if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64) or value.is_meta:
+        got = f"{tuple(value.shape)} {value.dtype} on {value.device}"
+        raise ValueError(
+            f"{key} must be a number or a float32 or float64 tensor of one element that has a value, got {got}"
+        )
+    number = number_at_hand(value)
+    if number is not value:
+        plain_number(key, number)
+    return value
+
+
+def number_at_hand(value: Any) -> Any:
+    """Return the number in a tensor of the CPU, anything else as it is: a step may not wait for a GPU to read one."""
+    is_at_hand = type(value) is Tensor and value.device.type == "cpu" and value.numel() == 1
+    return value.item() if is_at_hand else value
+
+
+def plain_number(key: str, value: Any, high: float = math.inf) -> float:
+    """Return a number in [0, high) as a float."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        text = ": write it without quotes; YAML reads 1e-3 as text, and 1.0e-3 as a number"
+        raise TypeError(f"{key} must be a number, got {value!r}{text if isinstance(value, str) else ''}")
+    if not 0 <= value < high:
+        raise ValueError(f"{key} must be at least 0 and below {high}, got {value}")
+    return float(value)
+
+
+def plain_positive(key: str, value: Any) -> float:
+    if plain_number(key, value) == 0:
+        raise ValueError(f"{key} must be above 0, got {value}")
+    return float(value)
+
+
+def plain_below_one(key: str, value: Any) -> float:
+    return plain_number(key, value, 1.0)
+
+
+def plain_betas(key: str, value: Any) -> tuple[float, ...]:
+    if not is_sequence(value) or len(value) != 2:
+        raise ValueError(f"{key} must be two numbers, got {value!r}")
+    return tuple(plain_below_one(key, beta) for beta in value)
+
+
+def flag(key: str, value: Any) -> bool:
+    """Return `value`; TypeError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{key} must be True or False, got {value!r}")
+    return value
+
+
+def optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """Return the check of a value that may also be None."""
+    return lambda key, value: None if value is None else check(key, value)
+
+
+def one_of(choices: tuple[Optional[str], ...]) -> Callable[[str, Any], Any]:
+    """Return the check of a value that must be one of `choices`."""
+
+    def plain(key: str, value: Any) -> Any:
+        if value not in choices:
+            raise ValueError(f"{key} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        return value
+
+    return plain
+
+
+def plain_names(key: str, value: Any) -> tuple[str, ...]:
+    if not is_sequence(value) or not all(isinstance(name, str) and name for name in value):
+        raise TypeError(f"{key} must be names, got {value!r}")
+    return tuple(value)
+
+
+def plain_coefficients(key: str, value: Any) -> Any:
+    """Return a preset's name as it is, and nested sequences as tuples of floats; `resolve_schedule` checks both."""
+    if hasattr(value, "__iter__") and not isinstance(value, str):
+        return tuple(plain_coefficients(key, item) for item in value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def plain_count(key: str, value: Any) -> Any:
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def plain_adjustment(key: str, value: Any) -> Any:
+    check_adjustment(value)
+    return value
+
+
+def plain_dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
+    resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(resolved, torch.dtype):
+        names = ", ".join([*map(dtype_name, DTYPES), *["int8"] * (key == "momentum_dtype")])
+        raise ValueError(f"{key} must be a torch.dtype or its name, such as {names}, got {dtype!r}")
+    return resolved
+
+
+def plain_work_dtype(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+    """Return the name of a dtype, given as such or by name, None for None; ValueError if it is not a work dtype."""
+    return None if dtype is None else dtype_name(check_work_dtype(plain_dtype(key, dtype)))
+
+
+def plain_momentum_dtype(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
+    """Return the name of a dtype, None for None; ValueError for one that momentum cannot have."""
+    name = None if dtype is None else dtype_name(plain_dtype(key, dtype))
+    if name not in MOMENTUM_DTYPES:
+        raise ValueError(f"{key} must be one of {', '.join(map(str, MOMENTUM_DTYPES))}, got {dtype!r}")
+    return name
