@@ -31,14 +31,23 @@ class Sanitizer(NamedTuple):
     variables: dict[str, str]
 
 
-# GCC fuses products with sums where it optimizes more, which laws of float32 products ask for.
-FUSED = "-fexpensive-optimizations"
-# Optimized little, because it takes three times as long to compile otherwise. Python leaks by design.
-MEMORY = Sanitizer(
-    ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all", "-g1", "-O1", FUSED),
+# More optimization takes three times as long to compile. The last flag fuses products with sums, which laws of float32
+# products ask for.
+_FLAGS = ("-g1", "-O1", "-fexpensive-optimizations")
+# Python leaks by design.
+_MEMORY = Sanitizer(
+    ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all", *_FLAGS),
     ("libasan.so", "libstdc++.so"),
-    {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"},
+    {"ASAN_OPTIONS": "detect_leaks=0"},
 )
+# Without clones, because what chooses one runs before the sanitizer does. Torch is compiled without it: what runs in a
+# region of torch's threads is left out, since the sanitizer does not see where one ends.
+_THREADS = Sanitizer(
+    ("-fsanitize=thread", "-DOPTIMIZER_CLONES=", *_FLAGS),
+    ("libtsan.so", "libstdc++.so"),
+    {"TSAN_OPTIONS": f"ignore_noninstrumented_modules=1 suppressions={Path(__file__).with_name('torch_regions.txt')}"},
+)
+SANITIZERS = {"memory": _MEMORY, "threads": _THREADS}
 
 
 def build_sanitized_variant(tree: Path, folder: Path, sanitizer: Sanitizer) -> tuple[Path, Machine]:
@@ -63,7 +72,8 @@ def extended(line: Callable[..., list], flags: Sequence[str], *arguments) -> lis
 def run_sanitized(variant: Path, machine: Machine, sanitizer: Sanitizer, arguments: Sequence[str]):
     """Return the finished process of a pytest that tests `variant`. It has died if the sanitizer found something."""
     preloaded = " ".join(str(machine.library(name)) for name in sanitizer.libraries)
-    variables = {"LD_PRELOAD": preloaded, "LOCAL_KERNELS": f"{REPO_ID}={variant.parent}", **sanitizer.variables}
+    loaded = {"LD_PRELOAD": preloaded, "LOCAL_KERNELS": f"{REPO_ID}={variant.parent}"}
+    variables = {**loaded, "PYTHONMALLOC": "malloc", **sanitizer.variables}
     command = [sys.executable, "-m", "pytest", "--capture=no", "-p", "no:cacheprovider", *arguments]
     environment = {**os.environ, **variables}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
