@@ -86,7 +86,7 @@ PARAMETERS = {
     "complex": (
         lambda k: k.Muon([("w", weight(dtype=torch.complex64))]),
         TypeError,
-        "w is torch.complex64: leave it out",
+        "w is torch.complex64: give it to a torch.optim.AdamW",
     ),
     "int8": (
         lambda k: k.Muon([("w", weight(dtype=torch.int8))]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from unittest import mock
 
 import pytest
@@ -148,6 +149,24 @@ def test_a_destroyed_group_is_named_as_what_is_missing(kernel):
     dist.destroy_process_group()
     with pytest.raises(RuntimeError, match=r"up\.weight is sharded, and its process group was destroyed"):
         optimizer.state_dict()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_plain_parts_of_other_libraries_are_asked_about(kernel, world_size):
+    """Orthogonalized alone, the two halves of a matrix differ from the halves of its polar factor."""
+    part, whole, bias = (nn.Parameter(torch.ones(4, 6)), nn.Parameter(torch.ones(4, 6)), nn.Parameter(torch.ones(4)))
+    part.tensor_model_parallel = bias.tensor_model_parallel = True
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        with warnings.catch_warnings(record=True) as raised:
+            optimizer = kernel.Muon([("up.weight", part), ("up.bias", bias)])
+            optimizer.add_param_group({"params": [("down.weight", whole)]})
+    finally:
+        dist.destroy_process_group()
+    texts = [str(warning.message) for warning in raised]
+    assert [text.startswith("1 parameters for Muon, such as up.weight, are") for text in texts] == [True] * (
+        world_size - 1
+    )
 
 
 def test_stacks_of_experts_are_no_router(kernel):

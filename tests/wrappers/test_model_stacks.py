@@ -83,3 +83,37 @@ def test_a_stack_or_convolution_that_a_parameter_asks_muon_for_is_not_guessed(ke
         kernel.groups_for(model)
     groups = kernel.groups_for(model, patterns={"bank": {"stacked": True}})
     assert [row.matrices for row in groups.choices.rows] == [4]
+
+
+class StateSpace(nn.Module):
+    """The weights of Mamba's mixer: gate, x, B, C and time steps in one, time steps, B and C in another."""
+
+    def __init__(self):
+        super().__init__()
+        self.A_log = nn.Parameter(torch.ones(8, 4))
+        self.in_proj, self.x_proj = nn.Linear(16, 40), nn.Linear(16, 12)
+
+
+class Plain(nn.Module):
+    """The same names without a state space."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_proj, self.x_proj = nn.Linear(16, 40), nn.Linear(16, 12)
+
+
+@pytest.mark.parametrize(
+    "inner, words",
+    [
+        (StateSpace(), "matrix of a.in_proj.weight and 1 more are not cut, because state space models differ"),
+        (nn.LSTM(8, 16), "matrix of a.weight_ih_l0 and 1 more are not cut, because gates of recurrent layers"),
+        (nn.GRUCell(8, 16), "matrix of a.weight_ih and 1 more are not cut, because gates of recurrent layers"),
+        (nn.RNN(8, 16), None),
+        (Plain(), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_fused_weights_that_are_not_cut_are_remarked(kernel, inner, words):
+    notes = kernel.groups_for(nn.ModuleDict({"a": inner})).choices.notes
+    assert [note.startswith(words) for note in notes] == [True] if words else not notes
+    assert kernel.groups_for(nn.ModuleDict({"a": inner}), patterns={"a.*": {}}).choices.notes == []

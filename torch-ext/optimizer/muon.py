@@ -38,6 +38,7 @@ from .parameters.synonyms import check_implementations
 from .parameters.user_warnings import warn_user
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import groups_of
+from .plan.plain_parts import plain_parts
 from .plan.plan import Plan, make_plan
 from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
@@ -262,7 +263,7 @@ class Muon(Optimizer):
         super().__init__(params, defaults)
         self._refresh()
         idle = idle_keys(self.param_groups) + ([] if is_muon is None else idle_is_muon(params))
-        for line in advice(routed(self.param_groups, self._reasons)) + idle:
+        for line in advice(routed(self.param_groups, self._reasons)) + idle + plain_parts(self.param_groups):
             warn_user(line)
         self._is_made = True
 
@@ -443,7 +444,8 @@ class Muon(Optimizer):
             if self._is_made:
                 self._refresh()
             added = self.param_groups[before:] if self._is_made else ()
-            for line in advice(routed(added, reasons)) + idle_keys(added, self.defaults["expert_keys"]):
+            idle = idle_keys(added, self.defaults["expert_keys"])
+            for line in advice(routed(added, reasons)) + idle + plain_parts(added):
                 warn_user(line)  # raises if the user turns warnings into errors
         except Exception:
             del self.param_groups[before:]

@@ -23,6 +23,9 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase
 # Matches classes such as `ConvNextLayerNorm`, but not `LayerNormLinear` or `NormedConv2d`, which are more than norms.
 _NORM_CLASS = re.compile("norm(?!.*(linear|dense|conv|mlp|att))")
 _DOWN = ("down_proj", "down", "w2")
+_RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
+# Weights of state space models, such as Mamba, whose modules have a parameter of this name.
+_STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
 
 
 class Cutting(NamedTuple):
@@ -120,7 +123,7 @@ def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting
         return _gate_and_up(role, rows, owners[0], cutting.gate_up)
     layers = without_wrappers(owners)
     if role == "matrix" or not _in_attention(name, layers):
-        return "matrix", None, None
+        return "matrix", None, _several_in_one(leaf, layers)
     attention = layers[1] if bare_name(name).endswith(f"{leaf}.weight") else layers[0]
     around = owners[owners.index(attention) :]
     rows_of_roles = {**rows_by_role(attention, axis), role: rows}
@@ -134,6 +137,16 @@ def _gate_and_up(role: str, rows: int, owner: nn.Module, gate_up: bool) -> Parts
     if getattr(owner, "is_concatenated", not type(owner).__name__.startswith("GptOss")) is False:
         return role, None, "their rows alternate"
     return role, (rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None
+
+
+def _several_in_one(leaf: str, layers: Sequence[nn.Module]) -> Optional[str]:
+    """Return why a weight that consists of several matrices is not cut; None if no module shows that it does."""
+    if isinstance(layers[0], _RECURRENT) and leaf.startswith(("weight_ih", "weight_hh")):
+        return "gates of recurrent layers have not been tried apart: to cut them give split_rows in patterns"
+    if leaf in _STATE_SPACE and any(hasattr(layer, _DECAYS) for layer in layers[:2]):
+        order = "state space models differ in the order of their rows (gate, x, B, C, time steps)"
+        return f"{order}: to cut them give split_rows in patterns"
+    return None
 
 
 def _in_attention(name: str, layers: Sequence[nn.Module]) -> bool:

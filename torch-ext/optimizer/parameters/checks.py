@@ -24,10 +24,13 @@ def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Option
     With `master_weights` it must not be float16, which 16 more bits cannot extend to float32.
     """
     if p.dtype not in DTYPES:
-        raise TypeError(
-            f"parameters must be {', '.join(map(str, DTYPES))}, {name} is {p.dtype}: leave it out. [(name, p) for "
-            "name, p in model.named_parameters() if p.requires_grad] leaves out quantized and frozen parameters"
+        instead = (
+            "give it to a torch.optim.AdamW beside this optimizer"
+            if p.is_complex()
+            else "leave it out. [(name, p) for name, p in model.named_parameters() if p.requires_grad] leaves out "
+            "quantized and frozen parameters"
         )
+        raise TypeError(f"parameters must be {', '.join(map(str, DTYPES))}, {name} is {p.dtype}: {instead}")
     if master_weights is not None and p.dtype == torch.float16:
         raise ValueError(
             f"master_weights={master_weights!r} extends bfloat16 to float32 by 16 bits, and {name} is float16, whose "
