@@ -24,11 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Sanitizer(NamedTuple):
-    """Flags of the compiler, what it must find before all other libraries, and what it is told in the environment."""
+    """Flags of the compiler, what it must find before all other libraries, and what it is told in the environment.
+
+    `selection` are arguments of pytest that leave out tests which it cannot watch.
+    """
 
     flags: tuple[str, ...]
     libraries: tuple[str, ...]
     variables: dict[str, str]
+    selection: tuple[str, ...] = ()
 
 
 # More optimization takes three times as long to compile. The last flag fuses products with sums, which laws of float32
@@ -46,6 +50,7 @@ _THREADS = Sanitizer(
     ("-fsanitize=thread", "-DOPTIMIZER_CLONES=", *_FLAGS),
     ("libtsan.so", "libstdc++.so"),
     {"TSAN_OPTIONS": f"ignore_noninstrumented_modules=1 suppressions={Path(__file__).with_name('torch_regions.txt')}"},
+    ("-k", "not fork"),  # a forked process cannot start threads under it
 )
 SANITIZERS = {"memory": _MEMORY, "threads": _THREADS}
 
@@ -74,6 +79,15 @@ def run_sanitized(variant: Path, machine: Machine, sanitizer: Sanitizer, argumen
     preloaded = " ".join(str(machine.library(name)) for name in sanitizer.libraries)
     loaded = {"LD_PRELOAD": preloaded, "LOCAL_KERNELS": f"{REPO_ID}={variant.parent}"}
     variables = {**loaded, "PYTHONMALLOC": "malloc", **sanitizer.variables}
-    command = [sys.executable, "-m", "pytest", "--capture=no", "-p", "no:cacheprovider", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--capture=no",
+        "-p",
+        "no:cacheprovider",
+        *sanitizer.selection,
+        *arguments,
+    ]
     environment = {**os.environ, **variables}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
