@@ -98,7 +98,7 @@ void newton_schulz_cpu(const AnyNewtonSchulz& any) {
       [](const auto& call) {
         const auto& by = select<std::remove_pointer_t<decltype(call.x)>>(call.instructions);
         if (call.count > 0 && call.m > 0 && call.n > 0) {
-          iterate(call, by, [&](const Place& place) { return links_of(call, place, by); });
+          iterate(call, by, [&](const MatrixSlice& slice) { return links_of(call, slice, by); });
         }
       },
       any);
@@ -110,7 +110,7 @@ void gram_newton_schulz_cpu(const AnyGramNewtonSchulz& any) {
         const auto& by = select<std::remove_pointer_t<decltype(call.x)>>(call.instructions);
         const auto& by_squares = select<float>(call.square_instructions);
         if (call.count > 0 && call.m > 0 && call.n > 0) {
-          iterate(call, by, [&](const Place& place) { return links_of(call, place, by, by_squares); });
+          iterate(call, by, [&](const MatrixSlice& slice) { return links_of(call, slice, by, by_squares); });
         }
       },
       any);

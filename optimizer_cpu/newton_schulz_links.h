@@ -74,8 +74,8 @@ class SquareLink final : public Link {
   const Work work_;
 };
 
-// Some matrices and their rooms: `room` and the following ones, or `room` for all of them.
-struct Place {
+// Some matrices of a call and their rooms: `room` and the following ones, or `room` for all of them.
+struct MatrixSlice {
   int64_t begin, count, room;
   bool one_room;
 };
@@ -84,16 +84,16 @@ struct Place {
 template <class Element, class Number>
 class Chain {
  public:
-  Chain(const Iterated<Element>& call, const Place& place, const Instructions<Element>& by,
+  Chain(const Iterated<Element>& call, const MatrixSlice& slice, const Instructions<Element>& by,
         const Instructions<Number>& by_squares)
-      : call_(call), place_(place), by_(by), by_squares_(by_squares), area_(call.m * call.m) {}
+      : call_(call), slice_(slice), by_(by), by_squares_(by_squares), area_(call.m * call.m) {}
 
-  // A square's matrices at this place.
-  Number* at_place(Number* square) const { return square + place_.room * area_; }
+  // Where a square of the slice's first matrix is.
+  Number* of_slice(Number* square) const { return square + slice_.room * area_; }
 
   // C = X Xᵀ
   void add_gram(Number* c) {
-    Gemm<Element, Number> gemm{place_.count, call_.m, call_.m, call_.n};
+    Gemm<Element, Number> gemm{slice_.count, call_.m, call_.m, call_.n};
     gemm.a = gemm.b = runs_of_x(true);
     write(gemm, c);
     add(gemm, by_);
@@ -118,8 +118,8 @@ class Chain {
 
   // X = B X + factor X, with squares B that are so many elements apart.
   void add_affine(const Element* b, int64_t stride, float factor) {
-    Gemm<Element> gemm{place_.count, call_.m, call_.n, call_.m};
-    gemm.a = {b, place_.one_room ? 0 : stride, call_.m, true};
+    Gemm<Element> gemm{slice_.count, call_.m, call_.n, call_.m};
+    gemm.a = {b, slice_.one_room ? 0 : stride, call_.m, true};
     gemm.b = runs_of_x(false);
     if (factor != 0) {
       gemm.d = gemm.b;
@@ -155,12 +155,12 @@ class Chain {
   Links take() { return std::move(links_); }
 
  private:
-  int64_t square_stride() const { return place_.one_room ? 0 : area_; }
-  Element* x() const { return call_.x + place_.begin * call_.x_batch_stride; }
+  int64_t square_stride() const { return slice_.one_room ? 0 : area_; }
+  Element* x() const { return call_.x + slice_.begin * call_.x_batch_stride; }
   Runs<Element> runs_of_x(bool along_k) const { return {x(), call_.x_batch_stride, call_.x_stride, along_k}; }
 
   Gemm<Number> square_product(const Number* a, const Number* b) const {
-    Gemm<Number> gemm{place_.count, call_.m, call_.m, call_.m};
+    Gemm<Number> gemm{slice_.count, call_.m, call_.m, call_.m};
     gemm.a = {a, square_stride(), call_.m, true};
     gemm.b = {b, square_stride(), call_.m, false};
     return gemm;
@@ -181,11 +181,11 @@ class Chain {
 
   template <class Work>
   void add_work(Work work) {
-    links_.push_back(std::make_unique<SquareLink<Work>>(place_.count, work));
+    links_.push_back(std::make_unique<SquareLink<Work>>(slice_.count, work));
   }
 
   const Iterated<Element>& call_;
-  const Place place_;
+  const MatrixSlice slice_;
   const Instructions<Element>& by_;
   const Instructions<Number>& by_squares_;
   const int64_t area_;
@@ -193,9 +193,9 @@ class Chain {
 };
 
 template <class Element>
-Links links_of(const NewtonSchulz<Element>& call, const Place& place, const Instructions<Element>& by) {
-  Chain<Element, Element> chain(call, place, by, by);
-  Element *const a = chain.at_place(call.squares[0]), *const b = chain.at_place(call.squares[1]);
+Links links_of(const NewtonSchulz<Element>& call, const MatrixSlice& slice, const Instructions<Element>& by) {
+  Chain<Element, Element> chain(call, slice, by, by);
+  Element *const a = chain.of_slice(call.squares[0]), *const b = chain.of_slice(call.squares[1]);
   for (const Step& step : call.steps) {
     chain.add_gram(a);
     chain.add_polynomial(b, a, step);
@@ -207,12 +207,12 @@ Links links_of(const NewtonSchulz<Element>& call, const Place& place, const Inst
 // In each window R = X Xᵀ. A step turns R into h(R) R h(R), where h(R) = c R R + b R + a I; the product Q of all h is
 // applied to X at the end. A single step adds a X instead: then a is not rounded to X's type with the rest.
 template <class Element>
-Links links_of(const GramNewtonSchulz<Element>& call, const Place& place, const Instructions<Element>& by,
+Links links_of(const GramNewtonSchulz<Element>& call, const MatrixSlice& slice, const Instructions<Element>& by,
                const Instructions<float>& by_squares) {
-  Chain<Element, float> chain(call, place, by, by_squares);
+  Chain<Element, float> chain(call, slice, by, by_squares);
   const auto& [first, second, third, fourth] = call.squares;
-  float *const r = chain.at_place(first), *const h = chain.at_place(second);
-  float *q = chain.at_place(third), *t = chain.at_place(fourth);
+  float *const r = chain.of_slice(first), *const h = chain.of_slice(second);
+  float *q = chain.of_slice(third), *t = chain.of_slice(fourth);
   auto step = call.steps.begin();
   for (const int64_t window : call.windows) {
     chain.add_gram(r);

@@ -13,7 +13,7 @@ template <class Element, class LinksAt>
 int64_t iterate_alone(const Iterated<Element>& call, const Instructions<Element>& by, const LinksAt& links_at) {
   double grains = 0;
   int64_t bytes = 0;
-  for (const auto& link : links_at(Place{0, call.count, 0, true})) {
+  for (const auto& link : links_at(MatrixSlice{0, call.count, 0, true})) {
     grains += link->grains();
     bytes = std::max(bytes, link->bytes());
   }
@@ -24,7 +24,7 @@ int64_t iterate_alone(const Iterated<Element>& call, const Instructions<Element>
   }
   const CallMemory memory(threads * bytes, threads);
   take_turns(matrices, 1, threads, [&](int64_t thread, const auto& next) {
-    const Links links = links_at(Place{0, call.count, thread, true});
+    const Links links = links_at(MatrixSlice{0, call.count, thread, true});
     TileState before;
     by.enter(before);
     for (Range some = next(); some.size() > 0; some = next()) {
@@ -37,11 +37,11 @@ int64_t iterate_alone(const Iterated<Element>& call, const Instructions<Element>
   return matrices;
 }
 
-// links_at(place) makes the links for some matrices.
+// links_at(slice) makes the links for some matrices.
 template <class Element, class LinksAt>
 void iterate(const Iterated<Element>& call, const Instructions<Element>& by, const LinksAt& links_at) {
   for (int64_t begin = call.alone ? iterate_alone(call, by, links_at) : 0; begin < call.count; begin += call.rooms) {
-    for (const auto& link : links_at(Place{begin, std::min(call.rooms, call.count - begin), 0, false})) {
+    for (const auto& link : links_at(MatrixSlice{begin, std::min(call.rooms, call.count - begin), 0, false})) {
       link->finish_all();
     }
   }
