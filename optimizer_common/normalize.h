@@ -31,8 +31,8 @@ struct Batch {
 };
 
 struct FrobeniusNorm {
-  Batch batch;    // both views are of X
-  Tensor norms;   // one for each matrix
+  Batch batch;   // both views are of X
+  Tensor norms;  // one for each matrix
   int32_t device;
 };
 

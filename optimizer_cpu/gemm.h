@@ -82,8 +82,8 @@ inline bool is_same(const Tensor& a, const Tensor& b) {
 
 // As many arguments as the op has.
 template <class Element, class Result = Element>
-Gemm<Element, Result> check_gemm_of(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d, double alpha,
-                            double beta, bool symmetric, const std::string& instructions) {
+Gemm<Element, Result> check_gemm_of(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d,
+                                    double alpha, double beta, bool symmetric, const std::string& instructions) {
   STD_TORCH_CHECK(a.dim() == 3 && b.dim() == 3, "A and B must be (batch, m, k) and (batch, k, n), got ", shape(a),
                   " and ", shape(b));
   Gemm<Element, Result> call{a.size(0), a.size(1), b.size(2), a.size(2)};

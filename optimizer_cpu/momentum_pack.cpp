@@ -1,4 +1,5 @@
-// momentum_pack_ on the CPU: one pass over gradients, momentum and the packed batch, tile by tile, by threads that take turns.
+// momentum_pack_ on the CPU: one pass over gradients, momentum and the packed batch, tile by tile, by threads that take
+// turns.
 //
 // The formula of one element is in element.h, that of momentum in 8 bits in quantize.h, the checked arguments are in
 // momentum_pack.h; matrices.h cuts matrices into tiles, tiles.h moves a tile between memory and arrays of T, squares.h

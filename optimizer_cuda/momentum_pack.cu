@@ -11,7 +11,7 @@ namespace optimizer {
 namespace {
 
 struct PackEntry : Entry<3> {
-  View scales;           // of momentum in 8 bits
+  View scales;             // of momentum in 8 bits
   bool codes_are_aligned;  // so that one access takes those of a thread
 };
 
