@@ -60,6 +60,29 @@ def test_only_numbers_that_are_words_are_joined(writing, names, joined):
     assert [name for name, _ in writing.joined_names(names)] == joined
 
 
+@pytest.mark.parametrize(
+    "flops, text",
+    [(7, "7 FLOP"), (999, "999 FLOP"), (999_499, "999 kFLOP"), (999_500, "1 MFLOP"), (1.25e15, "1.25 PFLOP")],
+)
+def test_flops_have_three_digits_and_no_exponent(writing, flops, text):
+    assert writing.flops_text(flops) == text
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (2**20 - 1, "1.0 MiB"),
+        (3 * 2**29, "1.5 GiB"),
+        (2**51, "2048.0 TiB"),
+    ],
+)
+def test_bytes_have_the_unit_that_their_rounded_number_needs(writing, count, text):
+    assert writing.bytes_text(count) == text
+
+
 def test_the_optimizer_prints_in_a_few_lines(kernel):
     groups = [{"params": [(f"{i}.up.weight", Parameter(torch.zeros(8, 8)))], "lr": 0.5 + i} for i in range(100)]
     lines = repr(kernel.Muon(groups, ns_steps=6, ns_dtype="float32", qk_clip=None)).splitlines()

@@ -70,15 +70,16 @@ def _run(numbers: Sequence[int]) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """Return bytes in the largest of B, KiB, MiB, GiB, TiB in which the number is at least 1."""
-    power = min(max(count.bit_length() - 1, 0) // 10, 4)
+    """Return bytes to a tenth, in the first of B, KiB, MiB, GiB, TiB in which the number is below 1024."""
+    power = next(power for power in range(5) if round(count / 1024**power, 1) < 1024 or power == 4)
     return f"{count} B" if power == 0 else f"{count / 2 ** (10 * power):.1f} {'KMGT'[power - 1]}iB"
 
 
 def flops_text(flops: float) -> str:
     """Return FLOPs to three digits, in the largest of thousands, millions and so on."""
-    power = min((len(str(int(flops))) - 1) // 3, 5)
-    return f"{flops / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P'][power]}FLOP"
+    rounded = float(f"{flops:.3g}")  # first: 999,600 are 1 MFLOP
+    power = min((len(str(int(rounded))) - 1) // 3, 5)
+    return f"{rounded / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P'][power]}FLOP"
 
 
 def plain_number(value: Union[float, Tensor]) -> Union[float, str]:
