@@ -225,7 +225,12 @@ def test_routing_rows_print_as_a_table(kernel):
 
 @pytest.mark.parametrize(
     "settings, error",
-    [(dict(expert_keys="experts"), TypeError), (dict(stacked="yes"), TypeError), (dict(update_rms=-3), ValueError)],
+    [
+        (dict(expert_keys="experts"), TypeError),
+        (dict(stacked="yes"), TypeError),
+        (dict(update_rms=-3), ValueError),
+        (dict(update_rms=0.3, adjust_lr_fn="original"), ValueError),
+    ],
     ids=str,
 )
 def test_values_that_muon_refuses_are_refused(kernel, settings, error):

@@ -43,6 +43,15 @@ def check_adjustment(adjust_lr_fn: Adjustment) -> Callable[[int, int], float]:
     return MULTIPLIERS[name]
 
 
+def check_update_rms(update_rms: float, adjust_lr_fn: Adjustment) -> None:
+    """Raise ValueError for another `update_rms` than the default beside an adjustment that does not use it."""
+    if update_rms != UPDATE_RMS and adjust_lr_fn != "match_rms_adamw":
+        raise ValueError(
+            f"update_rms={update_rms} needs adjust_lr_fn='match_rms_adamw', but adjust_lr_fn is {adjust_lr_fn!r}: "
+            f"write update_rms={UPDATE_RMS}, the default, in groups with another one"
+        )
+
+
 def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int, update_rms: float = UPDATE_RMS) -> float:
     """Return the factor of `lr` for a rows x cols matrix. `update_rms` matters for `match_rms_adamw` only.
 

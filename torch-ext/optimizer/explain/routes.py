@@ -12,7 +12,7 @@ from ..kernels.formats import torch_is_slow
 from ..kernels.native import IS_PORTABLE
 from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
-from ..learning_rate import UPDATE_RMS
+from ..learning_rate import UPDATE_RMS, check_update_rms
 from ..parameters.advice import advice, remarks
 from ..parameters.argument_checks import params_as_list
 from ..parameters.groups import named_parameters, reason_of
@@ -71,14 +71,16 @@ def route(
     `adjust_lr_fn`, `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and
     `stacked`. Raises TypeError for others, and TypeError or ValueError for values that `Muon` refuses.
     """
-    if not settings.keys() <= _ROUTING.keys():
-        raise TypeError(f"the settings of route are {', '.join(_ROUTING)}, got {', '.join(settings)}")
+    unknown = [key for key in settings if key not in _ROUTING]
+    if unknown:
+        raise TypeError(f"the settings of route are {', '.join(_ROUTING)}, got {', '.join(unknown)}")
     for key, value in settings.items():
         SETTINGS[key].check(key, value)
-    stacks = [{**_ROUTING, **settings}[key] for key in ("expert_keys", "stacked")]
+    group = {**_ROUTING, **settings}
+    check_update_rms(group["update_rms"], group["adjust_lr_fn"])
     rows = []
     for names, p in unique_parameters(params_as_list(params)):
-        branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, *stacks))
+        branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, group["expert_keys"], group["stacked"]))
         if branch == "adamw":
             rows.append(Route(names[0], tuple(p.shape), branch, reason))
             continue

@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 from torch import Tensor
 
 from ..iteration import METHODS
-from ..learning_rate import UPDATE_RMS, step_multiplier
+from ..learning_rate import check_update_rms, step_multiplier
 from ..rules.decay import DECAY_MODES
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..rules.second_moment import SECOND_MOMENTS
@@ -93,11 +93,7 @@ def plain_settings(settings: Group, is_made: bool = False) -> dict[str, Any]:
         raise ValueError("stochastic_rounding has nothing to round with master_weights, which keep what rounding loses")
     if plain["offload"] and plain["capturable"]:
         raise ValueError("offload copies momentum to the device at every step, which a captured step cannot do")
-    if plain["update_rms"] != UPDATE_RMS and plain["adjust_lr_fn"] != "match_rms_adamw":
-        raise ValueError(
-            f"update_rms={plain['update_rms']} needs adjust_lr_fn='match_rms_adamw', but adjust_lr_fn is "
-            f"{plain['adjust_lr_fn']!r}: write update_rms={UPDATE_RMS}, the default, in groups with another one"
-        )
+    check_update_rms(plain["update_rms"], plain["adjust_lr_fn"])
     if plain.get("use_muon") and plain["lr_factor"] != 1:
         raise ValueError(f"lr_factor={plain['lr_factor']} is for groups that AdamW updates: in Muon's groups write lr")
     resolve_schedule(plain["ns_coefficients"], plain["ns_steps"])
