@@ -181,7 +181,7 @@ SETTINGS = {
     "no coefficients": (
         lambda k: k.Muon([weight()], ns_coefficients=None),
         ValueError,
-        "ns_coefficients must be a preset .*, got None",
+        "ns_coefficients must be a preset .*deepseek_v4.*, got None",
     ),
     "a multiplier of nothing": (
         lambda k: k.Muon([weight()], adjust_lr_fn=lambda rows, cols: None),

@@ -81,3 +81,9 @@ def test_momentum_is_converted_into_8_bits_as_without(kernel, device, dtype):
         optimizer.state_dict()
     state = optimizer.state[p]
     assert (state["momentum_buffer"].dtype, state["momentum_scale"].dtype) == (torch.int8, torch.float32)
+
+
+def test_what_is_no_process_group_is_refused(kernel):
+    exchange = kernel.ExchangeOptions(process_group="world")
+    with pytest.raises(ValueError, match=r"torch\.distributed\.ProcessGroup with this process, rank 0, got 'world'"):
+        kernel.Muon([nn.Parameter(torch.ones(4, 4))], exchange=exchange)

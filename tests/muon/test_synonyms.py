@@ -144,3 +144,8 @@ def test_update_rms_scales_the_steps_of_matrices(kernel):
     assert [row.multiplier for row in optimizer.explain().rows] == [pytest.approx(0.18 * 4), pytest.approx(0.2 * 4)]
     (row,) = kernel.route(params[0]["params"], update_rms=0.18).rows
     assert row.multiplier == optimizer.explain().rows[0].multiplier
+
+
+def test_the_first_unknown_argument_is_named(kernel):
+    with pytest.raises(TypeError, match="Muon has no argument learning_rate: write lr"):
+        kernel.Muon(matrix_and_vector(), learning_rate=1.0, beta=0.9, wd=0.1, mu=0.9)

@@ -94,6 +94,7 @@ WHOLE = {
 }
 # Other projects' names for them: torch's pull request 179273; Emerging-Optimizers and Paddle.
 ALIASES = {"jordan": "original", "deepseekv4": "deepseek_v4"}
+_NAMES = ", ".join([*PRESETS, *WHOLE, *ALIASES])
 
 
 def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Schedule:
@@ -224,7 +225,7 @@ def _solve(rows, right):
 def _preset(name: str) -> Preset:
     named = {**PRESETS, **WHOLE}
     if ALIASES.get(name, name) not in named:
-        raise ValueError(f"ns_coefficients {name!r} is none of the presets {', '.join([*named, *ALIASES])}")
+        raise ValueError(f"ns_coefficients {name!r} is none of the presets {_NAMES}")
     return named[ALIASES.get(name, name)]
 
 
@@ -236,8 +237,8 @@ def _triples(ns_coefficients) -> Schedule:
         rows = [rows]
     if not rows or not all(_is_triple(row) for row in rows):
         raise ValueError(
-            f"ns_coefficients must be a preset ({', '.join(PRESETS)}), one (a, b, c) or a sequence of them, "
-            f"all finite in float32, got {ns_coefficients!r}"
+            f"ns_coefficients must be a preset ({_NAMES}), one (a, b, c) or a sequence of them, all finite in float32, "
+            f"got {ns_coefficients!r}"
         )
     return tuple(tuple(float(x) for x in row) for row in rows)
 

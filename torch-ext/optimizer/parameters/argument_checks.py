@@ -95,7 +95,7 @@ def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **arguments: Any) -> None:
-        for name in arguments.keys() - set(known):
+        for name in (name for name in arguments if name not in known):
             meant = ELSEWHERE.get(name) or " or ".join(get_close_matches(name, known))
             advice = ": leave it out" if name in REFUSED else f": write {meant}" if meant else ""
             raise TypeError(f"{type(self).__name__} has no argument {name}{advice}")

@@ -75,12 +75,16 @@ def offer_groups(groups: Iterable[dist.ProcessGroup]) -> None:
 def ranks_of(group: Optional[dist.ProcessGroup]) -> Optional[Ranks]:
     """Return the ranks of `group`, and let `group_of` return it for them; None for None.
 
-    Raises ValueError unless this process is in the group, and for ranks that are not in ascending order.
+    Raises ValueError for ranks that are not in ascending order, and for anything but a process group: torch gives
+    another object to processes that are not in the group that they have made.
     """
     if group is None:
         return None
     if not isinstance(group, dist.ProcessGroup):
-        raise ValueError(f"process_group must contain this process, rank {this_rank()}, got {group}")
+        raise ValueError(
+            "process_group must be a torch.distributed.ProcessGroup with this process, "
+            f"rank {this_rank()}, got {group!r}"
+        )
     ranks = tuple(dist.get_process_group_ranks(group))
     if list(ranks) != sorted(ranks):
         raise ValueError(f"process_group must have its ranks in ascending order, as under DDP, got {ranks}")
