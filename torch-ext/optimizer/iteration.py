@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .kernels.capabilities import check_device
-from .kernels.formats import exact_dtype, float32_roundoffs, torch_is_slow
+from .kernels.formats import dtype_name, exact_dtype, float32_roundoffs, torch_is_slow, unit_roundoff
 from .kernels.gains import ALONE, Circumstances
 from .kernels.native_products import bfloat16_is_faster
 from .kernels.products import GRAM_SIDE, SINGLE, Products, select_products, small_choice, with_torchs_affine
@@ -30,7 +30,7 @@ _GRAM_STEPS = 4
 _CPU_LIMIT = 1e-2
 
 # The Gram iteration diverges if its m x m matrices are rounded more than in float16.
-_GRAM_ROUNDOFF = torch.finfo(torch.float16).eps / 2
+_GRAM_ROUNDOFF = unit_roundoff(torch.float16)
 
 # The largest part of a sum that may be kept in float16: its range, with 1 % to spare for rounding.
 _LARGEST_PART = 0.99 * torch.finfo(torch.float16).max
@@ -50,7 +50,7 @@ class Iteration(NamedTuple):
     def __str__(self) -> str:
         windows = f"[{'+'.join(str(len(window)) for window in self.windows)}]" if len(self.windows) > 1 else ""
         name = "small_polar" if self.in_one_launch else self.products.name
-        return f"{self.method}{windows} {name} {str(self.work_dtype).replace('torch.', '')}"
+        return f"{self.method}{windows} {name} {dtype_name(self.work_dtype)}"
 
     @property
     def squares(self) -> tuple[int, torch.dtype]:
@@ -233,13 +233,13 @@ def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional
     A user may let torch round factors in float32 products. `gemm_` never does, nor does torch on CPUs without bfloat16.
     """
     exact = chain_dtype != torch.float32 or device.type == "mps" or (device.type == "cpu" and _keeps_float32(products))
-    return torch.finfo(chain_dtype).eps / 2 if exact else float32_roundoffs()[device.type != "cuda"]
+    return unit_roundoff(chain_dtype) if exact else float32_roundoffs()[device.type != "cuda"]
 
 
 def _blame_of_rounding(schedule: Schedule, dtypes: tuple[torch.dtype, torch.dtype]) -> str:
     """Return the part of an error that blames torch's rounding of float32 factors; "" if that is not the reason."""
     work_dtype, chain_dtype = dtypes
-    is_safe = _restarts(schedule, work_dtype, torch.finfo(chain_dtype).eps / 2) is not None
+    is_safe = _restarts(schedule, work_dtype, unit_roundoff(chain_dtype)) is not None
     return ", because torch.set_float32_matmul_precision lets torch round float32 factors" if is_safe else ""
 
 

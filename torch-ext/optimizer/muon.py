@@ -31,6 +31,7 @@ from .parameters.argument_checks import (
 from .parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
 from .parameters.checkpoints import as_saved, checked, loaded_groups, unbox_
 from .parameters.groups import named_parameters, saved_group, split_group
+from .parameters.matrices import EXPERT_KEYS
 from .parameters.routing import IsMuon
 from .parameters.setting_values import flag
 from .parameters.settings import OF_GROUPS, SETTINGS, plain_settings
@@ -220,7 +221,7 @@ class Muon(Optimizer):
         maximize: bool = False,
         conv_mode: str = "flatten",
         normalize_spatial: bool = True,
-        expert_keys: Sequence[str] = ("experts",),
+        expert_keys: Sequence[str] = EXPERT_KEYS,
         stacked: Optional[bool] = None,
         is_muon: Optional[IsMuon] = None,
         fallback: str = "adamw",

@@ -16,7 +16,7 @@ from ..learning_rate import UPDATE_RMS, check_update_rms
 from ..parameters.advice import advice, remarks
 from ..parameters.argument_checks import params_as_list
 from ..parameters.groups import named_parameters, reason_of
-from ..parameters.matrices import is_stack, view_in_group
+from ..parameters.matrices import EXPERT_KEYS, is_stack, view_in_group
 from ..parameters.routing import IsMuon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
@@ -55,7 +55,7 @@ _ROUTING = {
     "experimental_hyperball": False,
     "conv_mode": "flatten",
     "normalize_spatial": True,
-    "expert_keys": ("experts",),
+    "expert_keys": EXPERT_KEYS,
     "stacked": None,
 }
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 
 from torch import Tensor, nn
 
-from ..parameters.matrices import is_stack
+from ..parameters.matrices import EXPERT_KEYS, is_stack
 from ..parameters.names import bare_name
 from ..parameters.routing import MIN_SIDE
 from .attention import ROLES, Parts, attention_parts, leaf_of, rows_by_role
@@ -56,7 +56,7 @@ def stack_in(name: str, p: Tensor, owner: nn.Module) -> Optional[bool]:
     """Return whether the parameter of `owner` is a stack of matrices, not a convolution; None if nothing shows it."""
     if isinstance(owner, nn.modules.conv._ConvNd):
         return False
-    named = is_stack(name, p.ndim, ("experts",))
+    named = is_stack(name, p.ndim, EXPERT_KEYS)
     if named is not None or p.ndim != 3:
         return named
     counts = [getattr(owner, key, None) for key in ("num_experts", "n_experts", "num_local_experts")]

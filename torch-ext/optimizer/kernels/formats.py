@@ -12,8 +12,8 @@ HALVES = (torch.float16, torch.bfloat16)
 # Neighbours that share a scale in momentum of 8 bits: kBlock of the compiled operations.
 BLOCK = 64
 
-# Half the distance from 1 to the next number, in the formats to which `torch.set_float32_matmul_precision` lets torch
-# round the factors of float32 products.
+# The unit roundoff of the formats to which `torch.set_float32_matmul_precision` lets torch round the factors of float32
+# products.
 _ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 
 
@@ -22,11 +22,16 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).replace("torch.", "")
 
 
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Return half the distance from 1 to the next number of `dtype`."""
+    return torch.finfo(dtype).eps / 2
+
+
 @constant_while_traced
 def float32_roundoffs() -> tuple[float, float]:
     """Return the relative rounding of factors in torch's float32 products on CUDA devices, and on all others."""
     settings = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
-    on_cuda, elsewhere = (_ROUNDOFFS.get(setting, 2.0**-24) for setting in settings)
+    on_cuda, elsewhere = (_ROUNDOFFS.get(setting, unit_roundoff(torch.float32)) for setting in settings)
     return on_cuda, elsewhere
 
 

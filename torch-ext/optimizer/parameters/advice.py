@@ -10,7 +10,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from torch import Tensor
 
 from .groups import named_parameters, names_of, reason_of
-from .matrices import is_stack
+from .matrices import EXPERT_KEYS, is_stack
 from .names import bare_name
 from .routing import UNDECIDED
 from .settings import Group
@@ -30,8 +30,6 @@ _DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
 _OUTER = ("embedding", "output_head")
 # The names that routing gives to parameters without names, and those in nn.Sequential.
 _UNNAMED, _NUMBERED = re.compile(r"param_\d+"), re.compile(r"(\d+\.)+\w+")
-# The default of `expert_keys`.
-_USUAL_KEYS = ("experts",)
 
 NO_GRADIENT = (
     "no parameter of this optimizer has a gradient, so this step changes nothing. After fully_shard(model), "
@@ -85,7 +83,7 @@ def idle_keys(groups: Sequence[Group], known: Sequence[str] = ()) -> list[str]:
     """Return a line if some `expert_keys` of `groups` match no name, except the default and those in `known`."""
     names = [name for group in groups for name in names_of(group)]
     keys = dict.fromkeys(key for group in groups for key in group["expert_keys"])
-    idle = [key for key in keys if key not in (*_USUAL_KEYS, *known) and not any(is_stack(n, 3, (key,)) for n in names)]
+    idle = [key for key in keys if key not in (*EXPERT_KEYS, *known) and not any(is_stack(n, 3, (key,)) for n in names)]
     if not idle:
         return []
     example = f", such as {max(names, key=len)}" if names else ""

@@ -14,6 +14,8 @@ from torch import Tensor
 from .sequences import is_sequence
 
 CONV_MODES = ("flatten", "batched")
+# The default of `expert_keys`.
+EXPERT_KEYS = ("experts",)
 _CONVOLUTION = re.compile(r"conv(?!er|ex|ey)")  # not `converter`
 
 

@@ -16,8 +16,9 @@ from ..parameters.groups import named_parameters
 from ..parameters.matrices import view_in_group
 from ..parameters.settings import COMPARED_AT_EVERY_STEP, COMPARED_ONCE, Group, multiplier_in_group
 from ..parameters.state import BUFFER
-from .layout import Layout, layout_of, length, local_part, runs_of
+from .layout import Layout, layout_of, local_part, runs_of
 from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
+from .runs import length
 
 
 class RankSets(NamedTuple):

@@ -9,13 +9,13 @@ Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
+from ..parameters.names import repeated
 from ..parameters.user_warnings import warn_user
 from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_, this_rank, world_size
@@ -74,10 +74,10 @@ class QKClip:
         self._parameters = dict(zip(names, parameters))
         found = attentions(self._settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
         weights = {name: self._parameters[name] for attention in found for name in attention.weights}
-        repeated = [name for name, count in Counter(names).items() if count > 1 and name in weights]
-        if repeated:
+        twice = [name for name in repeated(names) if name in weights]
+        if twice:
             raise ValueError(
-                f"qk_clip finds weights by their names, and several parameters have the names {repeated}: give them "
+                f"qk_clip finds weights by their names, and several parameters have the names {twice}: give them "
                 "different names, or let each model have an optimizer with a qk_clip of its own"
             )
         layouts = [layout_of(name, weight, replica_ranks) for name, weight in weights.items()]

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..kernels.formats import unit_roundoff
+
 
 class Carried:
     """An exact value, float64, and the change that the roundings so far have made to it, to first order.
@@ -70,8 +72,3 @@ class Carried:
     def _signs(self, value: Tensor) -> Tensor:
         chosen = torch.randint(2, (self.DRAWS, *value.shape), generator=self.generator, dtype=torch.int8)
         return 2.0 * chosen - 1.0
-
-
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """Return half the distance from 1 to the next number of `dtype`."""
-    return torch.finfo(dtype).eps / 2

@@ -7,6 +7,8 @@ from typing import Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from ..kernels.formats import unit_roundoff
+
 # A number and the matrix that it multiplies in a sum.
 Addend = Tuple[float, Tensor]
 # So many columns are copied to float64 at a time: copies of whole matrices take more memory, and longer than the sums.
@@ -73,11 +75,10 @@ def _in_panels(A: Tensor, B: Tensor, magnitudes: Optional[Tensor] = None) -> tup
 
 def _summing(k: int, addends: Sequence[Addend]) -> float:
     """Return the error of sums of k products and the addends, as a share of the sum of the magnitudes."""
-    roundings = (k + 2 + len(addends)) * torch.finfo(torch.float32).eps / 2
+    roundings = (k + 2 + len(addends)) * unit_roundoff(torch.float32)
     return roundings / (1 - roundings)
 
 
 def rounding_error(exact: Tensor, dtype: torch.dtype) -> Tensor:
     """Return half the spacing of `dtype` around `exact`, the most that rounding to nearest can change."""
-    limits = torch.finfo(dtype)
-    return limits.eps / 2 * exact.abs().clamp_min(limits.smallest_normal)
+    return unit_roundoff(dtype) * exact.abs().clamp_min(torch.finfo(dtype).smallest_normal)

@@ -13,6 +13,7 @@ from typing import Callable, Iterator, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..schedules import with_folded_scale
 from .error_propagation import Carried
 from .proof import WrongResultError
 
@@ -31,10 +32,8 @@ ONE_WAY = 4.0
 
 
 def in_windows(schedule: Steps, lengths: Sequence[int], scale: float) -> list[Steps]:
-    """Return the schedule in windows of `lengths` steps, for X times `scale`; the last step removes the scale."""
-    folded = [(a, b / scale**2, c / scale**4) for a, b, c in schedule]
-    folded[-1] = tuple(x / scale for x in folded[-1])
-    ends = list(itertools.accumulate(lengths))
+    """Return the schedule in windows of `lengths` steps, for X times `scale` (`with_folded_scale`)."""
+    folded, ends = with_folded_scale(schedule, scale), list(itertools.accumulate(lengths))
     return [folded[end - length : end] for end, length in zip(ends, lengths)]
 
 

@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..formats import HALVES, exact_dtype
+from ..formats import HALVES, dtype_name, exact_dtype
 from .memory import Memory
 from .refusals import listed, name_of, place
 
@@ -126,7 +126,7 @@ def check_norms(norms: Tensor, X: Tensor) -> None:
     """Check that `norms` has one number for each matrix of X, where X is."""
     exact = exact_dtype(X.device)
     if norms.device != X.device or norms.dtype != exact:
-        needed = f"{str(exact).replace('torch.', '')} on {place(X)}"
+        needed = f"{dtype_name(exact)} on {place(X)}"
         raise RuntimeError(f"norms must be {needed}, got {name_of(norms.dtype)} on {place(norms)}")
     if norms.shape != X.shape[:1] or not norms.is_contiguous():
         raise RuntimeError(f"norms must be ({len(X)}), contiguous, got {listed(norms.shape)}")
