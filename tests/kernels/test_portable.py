@@ -37,11 +37,11 @@ BETA, LR, DECAY, MULTIPLIER = 0.95, 0.3, 0.1, 1.5
 @pytest.mark.kernels_ci
 def test_a_variant_without_a_library_has_the_same_operations_by_names_of_its_own(both):
     compiled, portable = both
-    assert portable.IS_PORTABLE and portable.KIND == "portable_"
+    assert portable.IS_PORTABLE and portable.PREFIX == "portable_"
     for name in OPERATIONS:
-        ours, theirs = (getattr(native.ops, native.KIND + name).default._schema for native in (portable, compiled))
+        ours, theirs = (getattr(native.ops, native.PREFIX + name).default._schema for native in (portable, compiled))
         assert str(ours).removeprefix(f"{portable.ops.name}::portable_") == str(theirs).removeprefix(
-            f"{compiled.ops.name}::{compiled.KIND}"
+            f"{compiled.ops.name}::{compiled.PREFIX}"
         )
 
 

@@ -46,7 +46,7 @@ def test_the_longest_matrices_have_their_scratch_behind_each_other(module, tuned
     """Though squares and matrix together need more than 31 bits. Their numbers are those of thousands in a launch."""
     monkeypatch.setattr(sys.modules[__name__], "elements_before", module.elements_before)
     matrices = torch.tensor([0, 1, 2, 3, 1000, 4095, 2**16, 2**31 - 1])
-    for side in tuned.SMALL_SIDES:
+    for side in tuned.PADDED_SIDES:
         width, squares = -(-module._longest(side) // side) * side, 0 if on_chip else 3 * side**2
         told = torch.zeros_like(matrices)
         _tell_elements_before[(1,)](told, matrices, width, SQUARES=squares, SIDE=side, COUNT=8)

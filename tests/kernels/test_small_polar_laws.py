@@ -96,13 +96,13 @@ def test_windows_of_any_length_give_the_polynomial(polar, dtype, lengths):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_proof_finds_nothing_wrong(module, tuned, safe, dtype):
     """Of the smallest side; the tuner asks it of every other one that it writes."""
-    side = tuned.SMALL_SIDES[0]
+    side = tuned.PADDED_SIDES[0]
     prove_small(lambda *arguments: module.launch_small_polar(*arguments, safe(dtype, side)), side, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_every_configuration_computes_the_polynomial(place, module, tuned, dtype):
-    for side in tuned.SMALL_SIDES:
+    for side in tuned.PADDED_SIDES:
         G = matrices(1, side - 1, side + 3)
         usual = {config for target in place.targets(tuned) for config in tuned.usual_small_configs(target, dtype, side)}
         for config in usual | {tuned.safe_small_config(target, dtype, side) for target in place.targets(tuned)}:

@@ -125,7 +125,7 @@ def test_small_configs_pad_to_whole_panels(tuned):
 
 
 def test_small_configs_compete_once_each(tuned):
-    for target, side in itertools.product((tuned.Target("cuda", 90), tuned.Target("hip", 0)), tuned.SMALL_SIDES):
+    for target, side in itertools.product((tuned.Target("cuda", 90), tuned.Target("hip", 0)), tuned.PADDED_SIDES):
         usual = tuned.usual_small_configs(target, torch.bfloat16, side)
         assert len({*usual}) == len(usual) > 1
         assert {config.on_chip for config in usual} == ({0, 1} if target.backend == "cuda" else {0})

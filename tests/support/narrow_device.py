@@ -88,7 +88,7 @@ class NarrowDevice(TorchDispatchMode):
         self.operations: Counter[str] = Counter()
         self.waits = 0
         native, operations = kernel.kernels.native, kernel.kernels.portable.operations.OPERATIONS
-        self._functions = {native.KIND + name: operation.function for name, operation in operations.items()}
+        self._functions = {native.PREFIX + name: operation.function for name, operation in operations.items()}
         self._namespace = native.ops.name
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):

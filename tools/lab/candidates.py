@@ -131,7 +131,7 @@ def small_launches(lab: Lab, dtype: torch.dtype, side: int) -> list[Launch]:
 
 def small_sides(lab: Lab) -> tuple[int, ...]:
     """Return the numbers of rows to which small matrices are padded."""
-    return lab.kernel.kernels.tuned.SMALL_SIDES[: 1 if lab.tiny else None]
+    return lab.kernel.kernels.tuned.PADDED_SIDES[: 1 if lab.tiny else None]
 
 
 def all_launches(lab: Lab) -> Iterator[Launch]:

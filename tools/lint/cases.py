@@ -196,7 +196,7 @@ def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
     """Yield the safe configuration of each side. In float16, for both halves, also yield those that compete with it."""
     tuned = kernel_module(package, "tuned")
     target = _target(tuned, gpu)
-    for name, side in itertools.product(dtypes, tuned.SMALL_SIDES):
+    for name, side in itertools.product(dtypes, tuned.PADDED_SIDES):
         dtype = getattr(torch, name)
         safe = tuned.safe_small_config(target, dtype, side)
         usual = tuned.usual_small_configs(target, dtype, side) if name != "bfloat16" else []

@@ -79,7 +79,7 @@ def operations(kernel: ModuleType) -> dict[str, str]:
     # A portable variant of the same commit may be loaded beside a compiled one.
     names = [name for name in every if name.startswith(f"{namespace}portable_") == native.IS_PORTABLE]
     schemas = (str(torch._C._get_schema(*(name.split(".") if "." in name else (name, "")))) for name in names)
-    plain = (re.sub(r"\(\w+!\)", "(!)", schema.removeprefix(namespace + native.KIND)) for schema in schemas)
+    plain = (re.sub(r"\(\w+!\)", "(!)", schema.removeprefix(namespace + native.PREFIX)) for schema in schemas)
     return {schema.partition("(")[0]: schema for schema in plain}
 
 

@@ -69,12 +69,12 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     settings: dict[str, Any] = {} if p.ndim < 3 or stack is None else {"stacked": stack}
     if p.ndim > 2 and not stack:
         return Cut("convolution", {**settings, **_by_group(p, owners[0])})
-    turned = _is_turned(owners[0]) if stack else type(owners[0]).__name__ == "Conv1D"
-    if turned:
+    transposed = _is_transposed(owners[0]) if stack else type(owners[0]).__name__ == "Conv1D"
+    if transposed:
         settings["transposed"] = True
-    role, parts, remark = _parts(name, p, -1 if turned else -2, owners, cutting)
+    role, parts, remark = _parts(name, p, -1 if transposed else -2, owners, cutting)
     remark = None if remark is None else f"are not cut, because {remark}"
-    if turned is None:
+    if transposed is None:
         less, also = ("", "") if parts is None else ("not cut, and ", " and split_rows")
         parts = None
         lies = f"are {less}assumed to be (E, out, in), because no sizes show it: give transposed{also} in patterns"
@@ -97,7 +97,7 @@ def _by_group(p: Tensor, owner: nn.Module) -> dict[str, Any]:
     return {"split_rows": (rows // groups,) * groups} if is_cut else {}
 
 
-def _is_turned(experts: nn.Module) -> Optional[bool]:
+def _is_transposed(experts: nn.Module) -> Optional[bool]:
     """Return whether a module's stacks are (E, in, out), by its attribute or by the sizes of its projections, or None.
 
     The fused gate and up projection has twice as many outputs as the down projection has inputs.
@@ -111,8 +111,8 @@ def _is_turned(experts: nn.Module) -> Optional[bool]:
     if up is None or down is None:
         return None
     (_, rows, cols), (_, down_rows, down_cols) = up, down
-    plain, turned = (rows, cols) == (2 * down_cols, down_rows), (cols, rows) == (2 * down_rows, down_cols)
-    return turned if plain != turned else None
+    plain, transposed = (rows, cols) == (2 * down_cols, down_rows), (cols, rows) == (2 * down_rows, down_cols)
+    return transposed if plain != transposed else None
 
 
 def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting: Cutting) -> Parts:

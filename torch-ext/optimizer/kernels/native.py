@@ -181,7 +181,7 @@ else:
 
 # Begins the name of each operation, since a compiled and a portable variant of one commit have the same namespace and
 # may be loaded in one process.
-KIND = "portable_" if IS_PORTABLE else ""
+PREFIX = "portable_" if IS_PORTABLE else ""
 
 
 def define_operation(
@@ -193,13 +193,13 @@ def define_operation(
     autograd takes no note of what they write. If another copy in the process has defined the operation, copies share
     it. Copies of one commit have the same code, except builds with uncommitted changes: there the first copy's runs.
     """
-    if hasattr(ops, KIND + name):
-        return getattr(ops, KIND + name)
+    if hasattr(ops, PREFIX + name):
+        return getattr(ops, PREFIX + name)
     # `torch.library.custom_op` looks for its caller's source in all modules of the process: milliseconds for each call.
-    torch.library.define(add_op_namespace_prefix(KIND + name), schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
+    torch.library.define(add_op_namespace_prefix(PREFIX + name), schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     for devices, function in functions.items():
-        torch.library.impl(add_op_namespace_prefix(KIND + name), devices, torch.no_grad()(function))
-    return getattr(ops, KIND + name)
+        torch.library.impl(add_op_namespace_prefix(PREFIX + name), devices, torch.no_grad()(function))
+    return getattr(ops, PREFIX + name)
 
 
 def returns_nothing(*arguments, **options) -> None:
@@ -210,9 +210,9 @@ def _traceable(name: str) -> torch._ops.OpOverloadPacket:
     """Return an operation of this variant that returns nothing, after making it traceable."""
     # Not by `torch.library.register_fake`, which looks for its caller's source as well. Torch 2.11 refuses to register
     # a function twice, and another copy of this variant may have registered it.
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(add_op_namespace_prefix(KIND + name), "Meta"):
-        torch.library.impl(add_op_namespace_prefix(KIND + name), "meta", returns_nothing)
-    return getattr(ops, KIND + name)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(add_op_namespace_prefix(PREFIX + name), "Meta"):
+        torch.library.impl(add_op_namespace_prefix(PREFIX + name), "meta", returns_nothing)
+    return getattr(ops, PREFIX + name)
 
 
 if IS_PORTABLE:
@@ -229,7 +229,7 @@ gemm_ = _traceable("gemm_")
 newton_schulz_ = _traceable("newton_schulz_")
 gram_newton_schulz_ = _traceable("gram_newton_schulz_")
 hopper_gemm_ = _traceable("hopper_gemm_")
-_gemm_instructions = getattr(ops, KIND + "gemm_instructions")
+_gemm_instructions = getattr(ops, PREFIX + "gemm_instructions")
 
 
 @constant_while_traced

@@ -31,7 +31,7 @@ from .native import define_operation
 from .operands import DTYPES, device_of, has_a_place_for_each
 from .panels import TINY, applied, normalize, pointers
 from .square_chains import applied_on_chip, chain_in_scratch, chain_on_chip
-from .tuned import SMALL_SIDES, SmallConfig, chosen_small_config, padded_side, target_of
+from .tuned import PADDED_SIDES, SmallConfig, chosen_small_config, padded_side, target_of
 
 MAX_STEPS = 31  # an int32 has a bit for each step, which says whether a window ends there
 REGISTERS = 65536  # of an NVIDIA multiprocessor
@@ -107,7 +107,7 @@ def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tu
 def fits(m: int, n: int, dtype: torch.dtype) -> bool:
     """Whether `small_polar` takes m x n matrices, or their transposes, with this work dtype."""
     short, long = min(m, n), max(m, n)
-    return short <= SMALL_SIDES[-1] and dtype in DTYPES and long <= _longest(short)
+    return short <= PADDED_SIDES[-1] and dtype in DTYPES and long <= _longest(short)
 
 
 def small_polar(
@@ -190,8 +190,8 @@ def check_operands(
     G's dtype and the work dtype must be in `DTYPES`. C must have the work dtype or float32, share no storage with G,
     and not have two entries at one address.
     """
-    if G.ndim != 3 or G.dtype not in DTYPES or G.size(1) > SMALL_SIDES[-1]:
-        wanted = f"(b, m, n) with m <= {SMALL_SIDES[-1]} in {', '.join(map(str, DTYPES))}"
+    if G.ndim != 3 or G.dtype not in DTYPES or G.size(1) > PADDED_SIDES[-1]:
+        wanted = f"(b, m, n) with m <= {PADDED_SIDES[-1]} in {', '.join(map(str, DTYPES))}"
         raise ValueError(f"G must be {wanted}, got {tuple(G.shape)} {G.dtype}")
     if work_dtype not in DTYPES:
         raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))}, got {work_dtype}")
@@ -213,7 +213,7 @@ def check_operands(
 
 def _longest(m: int) -> int:
     """Return the largest number of columns for which offsets into X fit into 31 bits."""
-    return 2**31 // padded_side(m) - SMALL_SIDES[-1]
+    return 2**31 // padded_side(m) - PADDED_SIDES[-1]
 
 
 small_polar_ = define_operation(

@@ -61,7 +61,7 @@ HOPPERS = Target("cuda", 90)  # where it runs
 SMALL_SIDE = 768
 
 # Small matrices are padded to one of these numbers of rows.
-SMALL_SIDES = (16, 32, 64, 128)
+PADDED_SIDES = (16, 32, 64, 128)
 
 # (tile, tile_k, warps, stages) that compete for symmetric products, by generation (9 is 9.0). The lab tries more.
 # Two tiles and an addend fill the registers: some versions of Triton spill a few.
@@ -187,8 +187,8 @@ def usual_small_configs(target: Target, dtype: torch.dtype, side: int) -> list[S
 
 
 def padded_side(m: int) -> int:
-    """Return the first of `SMALL_SIDES` that is at least m. m must not exceed the last."""
-    return next(side for side in SMALL_SIDES if side >= m)
+    """Return the first of `PADDED_SIDES` that is at least m. m must not exceed the last."""
+    return next(side for side in PADDED_SIDES if side >= m)
 
 
 def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = "symmetric_gemm") -> Optional[dict]:

@@ -8,7 +8,7 @@ each kind of device settles one size after the other, from its file or by measur
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ..kernels.gains import ALONE
 from ..kernels.machine import Key, key_of
@@ -51,7 +51,7 @@ def measure_stages(plan: Plan, tuner: Tuner) -> list[Stage]:
     return [*stages, tuner.summary] if stages else []
 
 
-def ordered(sets: Iterator[Ranks]) -> list[Ranks]:
+def ordered(sets: Iterable[Ranks]) -> list[Ranks]:
     """Return sets of ranks in the order in which all ranks walk them: one that holds others comes before them."""
     return sorted(sets, key=lambda ranks: (-len(ranks), ranks))
 

@@ -56,11 +56,11 @@ class StepContext:
         first = groups[0]
         # Metrics read the rate later, and must report the one used here.
         rates, decays = [snapshot(rate_of(group)) for group in groups], [group["weight_decay"] for group in groups]
-        largest = [group["decay_lr"] for group in groups]
+        decay_lrs = [group["decay_lr"] for group in groups]
         return Recipe(
             MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),
             first["eps"],
-            descent_rule(rates, decays, first["decay_mode"], largest),
+            descent_rule(rates, decays, first["decay_mode"], decay_lrs),
             first["second_moment_beta"],
             self.scalings.on(key.sharers, key.device),
             self._groups,

@@ -106,8 +106,9 @@ def _lists(
     """Return the matrices, those transposed that have blocks along their columns."""
     if scales is None:
         return _Lists(momentum, gradient, packed, None)
-    turned = [not _has_blocks_along_rows(m, s) for m, s in zip(momentum, scales)]
-    return _Lists(*([t.mT if turn else t for t, turn in zip(x, turned)] for x in (momentum, gradient, packed, scales)))
+    by_columns = [not _has_blocks_along_rows(m, s) for m, s in zip(momentum, scales)]
+    lists = momentum, gradient, packed, scales
+    return _Lists(*([t.mT if transposed else t for t, transposed in zip(each, by_columns)] for each in lists))
 
 
 def _check_lists(
