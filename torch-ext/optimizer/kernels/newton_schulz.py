@@ -47,7 +47,7 @@ def gram_newton_schulz(
 
     A step h(R) = a I + b R + c R² turns X into h(R) X, and R into h(R) R h(R). X itself is multiplied only at the end
     of a window, by the product Q of the window's steps. All of these are polynomials of one R, so they commute.
-    `squares`, four tensors (..., m, m), is memory for the products of one call, if there is one.
+    `squares`, four tensors (..., m, m), is memory for `products.gram_newton_schulz`, if it is given and they have that.
     Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
     """
     if products.gram_newton_schulz is not None:

@@ -1,7 +1,7 @@
 """Frobenius norms of matrices, and matrices divided by them.
 
-Norms are float64, in which squares neither overflow nor vanish. Where a device has no float64 they are float32, and
-matrices are scaled before they are squared.
+Norms are float64, in which squares of narrower dtypes neither overflow nor vanish. Float64 matrices, and all where a
+device has no float64 and norms are float32, are scaled before they are squared.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from .tuned import COMPILED, HOPPERS, Config, Target, chosen_config, safe_config
 
 @triton.jit(do_not_specialize=["side"])  # used only to count: kernels specialized for 1 or 16 would gain nothing
 def _symmetric_gemm_kernel(
-    A, B, D, C,  # pointers; A and B are descriptors with DESCRIPTORS
+    A, B, D, C,  # pointers; A and B, which is the header's B.mT, are (b, m, k), and descriptors with DESCRIPTORS
     alpha, beta, diagonal,  # numbers, or pointers to float32 with SCALARS_ON_DEVICE
     m, k, side,  # rows, length of the sums, squares of WIDTH a side
     A_batch, A_row, A_k,

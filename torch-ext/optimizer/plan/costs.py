@@ -32,7 +32,7 @@ def flops(rows: int, cols: int) -> int:
 
 
 def owners_cost(rows: int, cols: int, steps: int) -> int:
-    """Return the cost of a matrix to its owner in FLOPs: `steps` steps, and its way there and back."""
+    """Return the cost of a matrix to its owner in FLOPs: `steps` steps, and sending each element once."""
     return steps * flops(rows, cols) + FLOPS_OF_AN_ELEMENT * rows * cols
 
 

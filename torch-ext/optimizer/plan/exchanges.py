@@ -37,6 +37,9 @@ class ExchangeOptions:
         take one of them longer than the rest of a step. Updates are rounded differently. `explain()` says where.
     sum_gram: if a matrix is cut along its long side and it costs less, sum its Gram matrix over the ranks instead of
         sending the parts to an owner. Updates are rounded differently. `explain()` says where.
+
+    Raises TypeError for a number that is not whole or a flag that is not a bool, and ValueError for a number below 1.
+    `Muon` checks the process group.
     """
 
     process_group: Optional[ProcessGroup] = None

@@ -190,7 +190,7 @@ def check_shards(name: str, shards: Shards) -> None:
     That is one sharded along its kernel dimensions, or along `in` while its memory order is not contiguous.
     """
     view, dims = shards.view, shards.layout.split_dims
-    if view.row_axis != 0:  # experts: all three dimensions may be split
+    if view.row_axis != 0:  # no convolution, but experts or a transposed matrix: all dimensions may be split
         return
     contiguous = view.col_axes == tuple(sorted(view.col_axes))
     if max(dims, default=0) > 1 or (1 in dims and not contiguous):

@@ -41,7 +41,7 @@ class BatchMemory:
         views = known.get(key)
         if views is None:
             views = self._cut(batch, count)
-            self._views.setdefault(batch, {})[key] = views
+            self._views.setdefault(batch, {})[key] = views  # not in `known`, which `_cut` may have dropped
         return views
 
     def _cut(self, batch: Batch, count: int) -> Views:

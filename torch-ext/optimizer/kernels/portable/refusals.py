@@ -1,6 +1,6 @@
 """What the operations ask of their arguments. The compiled ones ask the same: `optimizer_common/arguments.h`.
 
-Each function raises RuntimeError, with the compiled operations' words, if an argument does not fit.
+Each `check_` function raises RuntimeError, with the compiled operations' words, if an argument does not fit.
 """
 
 from __future__ import annotations
