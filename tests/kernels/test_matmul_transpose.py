@@ -181,3 +181,8 @@ def test_compiled_functions_accept_changing_sizes(kernel, monkeypatch, name, dev
         for shape in ((2, 32, 64), (2, 48, 80), (2, 96, 64), (2, 16, 112)):
             X = torch.empty(shape, dtype=torch.float32, device=device)
             assert compiled(X).shape == function(X).shape
+
+
+def test_what_is_no_tensor_is_refused(kernel):
+    with pytest.raises(TypeError, match="matmul_transpose needs a tensor, got list"):
+        kernel.matmul_transpose([[1.0, 2.0]])
