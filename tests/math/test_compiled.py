@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,6 +50,17 @@ def test_compiles_to_one_graph_with_the_same_result(kernel, float32_by_default, 
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
     compiled = torch.compile(kernel.orthogonalize, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(G), kernel.orthogonalize(G))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiling_for_a_gpu_warns_of_no_cache(kernel, dynamic):
+    torch._dynamo.reset()
+    factor = torch.compile(
+        lambda G: kernel.orthogonalize(G, method="standard"), fullgraph=True, dynamic=dynamic, backend="eager"
+    )
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "Dynamo detected")
+        assert factor(torch.empty(2, 128, 256, device="cuda", dtype=torch.float16)).shape == (2, 128, 256)
 
 
 def test_compiles_to_one_graph_with_dynamic_shapes(kernel, float32_by_default):

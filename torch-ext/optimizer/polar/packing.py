@@ -41,7 +41,9 @@ def matrices_together(device: torch.device, size: tuple[int, int], iteration: It
     if device.type != "cpu":
         # AMD's capabilities have numbers of NVIDIA's, whose rates do not hold there.
         gpu = (None if torch.version.hip else gpu_of(device)) or _SMALL_GPU
-        return _together_on(gpu, m, itemsize, iteration.products.square_name)
+        # A tracer would warn of the cache, and ignore it.
+        together_on = _together_on if torch.compiler.is_compiling() else _remembered_together_on
+        return together_on(gpu, m, itemsize, iteration.products.square_name)
     return max(1, _CORE_CACHE // (4 * m * m * itemsize)) * _threads() if fits_a_core(m, n, itemsize) else 1
 
 
@@ -51,13 +53,14 @@ def even_pieces(count: int, length: int) -> list[tuple[int, int]]:
     return [(piece * count // pieces, (piece + 1) * count // pieces) for piece in range(pieces)]
 
 
-@constant_while_traced
-@functools.cache
 def _together_on(gpu: predictions.Gpu, m: int, itemsize: int, square_name: str) -> int:
     most = predictions.matrices_together(gpu, m, itemsize)
     if square_name == "hopper_gemm":
         return predictions.in_whole_rounds(gpu, m, most)
     return predictions.in_full_waves(gpu, m, most, square_name == "symmetric_gemm")
+
+
+_remembered_together_on = functools.cache(_together_on)
 
 
 @constant_while_traced
