@@ -25,7 +25,9 @@ def written(folder, case):
     return arguments
 
 
-@pytest.mark.parametrize("case", ["torch", "timm", "keller_jordan", "motif", "dion", "dion with second moments"])
+@pytest.mark.parametrize(
+    "case", ["torch", "timm", "keller_jordan", "motif", "moonlight", "dion", "dion with second moments"]
+)
 def test_a_converted_checkpoint_goes_on_as_an_import_in_process(kernel, tmp_path, capsys, case):
     arguments = [*written(tmp_path, case), "--model", f"{tmp_path}/parameters.json", "--settings", json.dumps(SETTINGS)]
     convert_checkpoint.main(arguments, kernel)

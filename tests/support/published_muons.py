@@ -115,6 +115,29 @@ def motif_case():
     return reference, {"state": state, "param_groups": [muon, rest]}, "motif", {}, dict(ns_coefficients="quintic")
 
 
+class Moonlight(Reference):
+    """Its AdamW adds eps to the root of the second moment before the correction of the bias, not after it."""
+
+    def other_step(self, name, p, g):
+        lr, decay, (beta1, beta2), eps = self.rest
+        first = beta1 * self.state[name][0] + (1 - beta1) * g
+        second = beta2 * self.state[name][1] + (1 - beta2) * g * g
+        t = self.steps + 1
+        rate = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+        return p * (1 - lr * decay) - rate * first / (second.sqrt() + eps)
+
+
+def moonlight_case():
+    reference = Moonlight((1e-3, 0.1, 0.95), (1e-3, 0.1, (0.9, 0.95), 1e-8), "rms", sums=True)
+    group = dict(lr=1e-3, wd=0.1, momentum=0.95, nesterov=True, ns_steps=5, adamw_betas=(0.9, 0.95), adamw_eps=1e-8)
+    keys = {"step": "step", "exp_avg": "moment1", "exp_avg_sq": "moment2"}
+    names = [*MATRICES, *REST]
+    state = entries(reference, names, 0, adamw=keys, use_muon=lambda name: name in MATRICES)
+    for i in (2, 3, 4):
+        state[i]["step"] = reference.steps
+    return reference, {"state": state, "param_groups": [{**group, "params": [0, 1, 2, 3, 4]}]}, "moonlight", {}, {}
+
+
 def dion_case(adjust="spectral_norm"):
     multiplier = {"spectral_norm": "spectral", "rms_norm": "rms"}[adjust]
     rest = (0.01, 0.01, (0.9, 0.95), 1e-8)
@@ -162,6 +185,7 @@ CASES = {
     "timm with a safety factor": lambda: timm_case(False, 1.02),
     "keller_jordan": keller_jordan_case,
     "motif": motif_case,
+    "moonlight": moonlight_case,
     "dion": dion_case,
     "dion with rms norms": lambda: dion_case("rms_norm"),
     "dion with second moments": dion_normuon_case,

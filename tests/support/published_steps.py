@@ -1,10 +1,11 @@
 """Muons that no test can install, as optimizers in float64, by the formulas and with the arguments that they have.
 
 Each keeps a sum of gradients and adds eps to its norm. Arguments are as many as there. The rest is torch's AdamW, whose
-formula they all have.
+formula they all have but Moonlight's.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional, Sequence
 
@@ -82,6 +83,43 @@ def motif(
     (schedule,) = (s["coefficients_exact"] for s in schedules if s["id"] == "schedule_l0.001_n10_s0.01_c0.02")
     recipe = Recipe(lr, weight_decay, momentum, nesterov, schedule[:ns_steps], MULTIPLIERS["rms"], 1e-7)
     return SummedMuon(matrices, rest, recipe, dict(lr=lr, weight_decay=weight_decay, betas=adamw_betas, eps=adamw_eps))
+
+
+class SummedMoonlight(SummedMuon):
+    """Moonlight's Muon, whose AdamW adds eps to the root of the second moment before it corrects the bias."""
+
+    def __init__(self, matrices, rest, recipe, adamw):
+        super().__init__(matrices, rest, recipe, adamw)
+        self.settings, self.steps = adamw, 0
+        self.averages = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.rest]
+
+    def adamw_step(self):
+        (beta1, beta2), self.steps = self.settings["betas"], self.steps + 1
+        rate = self.recipe.lr * math.sqrt(1 - beta2**self.steps) / (1 - beta1**self.steps)
+        for i, p in enumerate(self.rest):
+            first, second = self.averages[i]
+            first, second = beta1 * first + (1 - beta1) * p.grad, beta2 * second + (1 - beta2) * p.grad**2
+            self.averages[i] = first, second
+            p.sub_(
+                self.recipe.lr * self.recipe.weight_decay * p + rate * first / (second.sqrt() + self.settings["eps"])
+            )
+
+    def state_dict(self):
+        """As it saves one: one group, and the branch of a parameter in its state."""
+        r, a = self.recipe, self.settings
+        group = dict(lr=r.lr, wd=r.weight_decay, momentum=r.momentum, nesterov=r.nesterov, ns_steps=len(r.schedule))
+        group.update(adamw_betas=a["betas"], adamw_eps=a["eps"])
+        state = [dict(use_muon=True, momentum_buffer=each) for each in self.sums]
+        state += [dict(use_muon=False, step=self.steps, moment1=m, moment2=v) for m, v in self.averages]
+        return {"state": dict(enumerate(state)), "param_groups": [{**group, "params": list(range(len(state)))}]}
+
+
+def moonlight(
+    matrices, rest, lr=1e-3, wd=0.1, momentum=0.95, nesterov=True, ns_steps=5, adamw_betas=(0.9, 0.95), adamw_eps=1e-8,
+):  # fmt: skip
+    """The Muon of https://github.com/MoonshotAI/Moonlight, examples/toy_train.py, c2ad5b2."""
+    recipe = Recipe(lr, wd, momentum, nesterov, ORIGINAL[:1] * ns_steps, MULTIPLIERS["rms"], 1e-7)
+    return SummedMoonlight(matrices, rest, recipe, dict(lr=lr, weight_decay=wd, betas=adamw_betas, eps=adamw_eps))
 
 
 def dion(

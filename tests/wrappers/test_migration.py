@@ -43,7 +43,7 @@ def there(monkeypatch):
 
     def make(origin, line, halves, exact=True):
         namespace = {"torch": torch, "matrices": halves[0], "rest": halves[1]}
-        names = {"Motif": "motif", "Dion": "dion", "NorMuon": "normuon", "Wrapper": "wrapper"}
+        names = {"Motif": "motif", "Dion": "dion", "NorMuon": "normuon", "Wrapper": "wrapper", "Moonlight": "moonlight"}
         namespace.update({name: getattr(published_steps, function) for name, function in names.items()})
         if origin.name == "deepspeed":
             namespace["DeepSpeed"] = partial(from_configuration, deepspeed_muons(monkeypatch if exact else None))
@@ -108,9 +108,9 @@ def here(kernel, origin, line, halves):
     return kernel.Muon(groups)
 
 
-def take_steps(optimizers, halves, scale, seeds):
+def take_steps(optimizers, halves, scale, seeds, scale_of_rest=1.0):
     for seed in seeds:
-        for factor, half in zip((scale, 1.0), halves):
+        for factor, half in zip((scale, scale_of_rest), halves):
             for name, p in half:
                 p.grad = factor * gradient_of(name, p, seed)
         for each in optimizers:
@@ -128,8 +128,8 @@ def test_a_line_takes_the_steps_of_what_it_stands_for(kernel, there, origin, lin
     """Roundings of 1e-16 are multiplied by less than 1e3 at each step; eps is 1e-15 of norms, or the subject."""
     start, ours = halves_of(origin), halves_of(origin)
     theirs = copy.deepcopy(ours)
-    take_steps(there(origin, line, theirs), theirs, line.scale, range(STEPS))
-    take_steps([here(kernel, origin, line, ours)], ours, line.scale, range(STEPS))
+    take_steps(there(origin, line, theirs), theirs, line.scale, range(STEPS), origin.scale_of_rest)
+    take_steps([here(kernel, origin, line, ours)], ours, line.scale, range(STEPS), origin.scale_of_rest)
     assert max(distances(ours, theirs, start).values()) <= STEPS * 1e-11, distances(ours, theirs, start)
 
 
@@ -144,19 +144,19 @@ def marked(names):
     return [case for case in cases(lambda line: not line.theirs) if case.values[0].name in names]
 
 
-@pytest.mark.parametrize("origin, line", marked(("torch", *INSTALLED_APART)))
+@pytest.mark.parametrize("origin, line", marked(("torch", "moonlight", *INSTALLED_APART)))
 def test_a_checkpoint_taken_along_goes_on_as_it_would_have(kernel, there, origin, line):
     """By the page's code, into an optimizer that was made with other settings."""
     theirs, start = halves_of(origin), halves_of(origin)
     before = there(origin, line, theirs)
-    take_steps(before, theirs, line.scale, range(STEPS))
+    take_steps(before, theirs, line.scale, range(STEPS), origin.scale_of_rest)
     ours, between = copy.deepcopy(theirs), copy.deepcopy(theirs)
     opt = here(kernel, origin, Line("", "lr=0.5, momentum=0.1", "lr=0.5, betas=(0.1, 0.2)"), ours)
     saved, saved_adamw = before[0].state_dict(), before[-1].state_dict()
     exec(origin.checkpoint, {"optimizer": kernel, "opt": opt, "saved": saved, "saved_adamw": saved_adamw})
     for optimizers, halves in ((before, theirs), ([opt], ours)):
-        take_steps(optimizers, halves, line.scale, [STEPS])
-    assert max(distances(ours, theirs, between).values()) <= 1e-11
+        take_steps(optimizers, halves, line.scale, range(STEPS, 2 * STEPS), origin.scale_of_rest)
+    assert max(distances(ours, theirs, between).values()) <= STEPS * 1e-11
     assert min(distances(between, theirs, start).values()) > 0.1
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.support.published_muons import (
     dion_case,
     fresh,
     keller_jordan_case,
+    moonlight_case,
     timm_case,
     torch_case,
 )
@@ -30,8 +32,12 @@ def snapshot(optimizer):
 def test_next_step_is_that_of_the_source(kernel, case):
     reference, state_dict, source, others, options = CASES[case]()
     params, optimizer = fresh(kernel, nesterov=not reference.nesterov, **options)
-    before = {name: p.detach().clone() for name, p in params.items()}
     kernel.import_state(optimizer, state_dict, source, **others)
+    check_next_step(optimizer, params, reference)
+
+
+def check_next_step(optimizer, params, reference):
+    before = {name: p.detach().clone() for name, p in params.items()}
     generator = torch.Generator().manual_seed(4)
     for p in params.values():
         p.grad = 1e8 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
@@ -50,6 +56,7 @@ def test_next_step_is_that_of_the_source(kernel, case):
         ("timm with a safety factor", 1e-7 / 1.02),  # the norm is multiplied with it first
         ("keller_jordan", 1e-7),
         ("motif", 1e-8),  # of the average, a tenth of the sum
+        ("moonlight", 0.05 * 1e-7),
         ("dion", 0.05 * 1e-8),
         ("dion with second moments", 0.05 * 1e-8),
     ],
@@ -59,6 +66,18 @@ def test_imported_eps_bounds_the_norm_of_the_average(kernel, case, eps):
     _, optimizer = fresh(kernel)
     kernel.import_state(optimizer, state_dict, source, **others)
     assert optimizer.param_groups[0]["eps"] == pytest.approx(eps, rel=1e-12)
+
+
+def test_adamw_eps_of_moonlight_counts_more_there_by_what_the_bias_is_corrected_with(kernel):
+    reference, state_dict, source, _, _ = moonlight_case()
+    *others, _ = reference.rest
+    reference.rest = (*others, 1e8)  # as large as the gradients
+    state_dict["param_groups"][0]["adamw_eps"] = 1e8
+    params, optimizer = fresh(kernel)
+    kernel.import_state(optimizer, state_dict, source)
+    assert optimizer.param_groups[1]["adamw_eps"] == 1e8
+    optimizer.param_groups[1]["adamw_eps"] /= math.sqrt(1 - 0.95 ** (reference.steps + 1))
+    check_next_step(optimizer, params, reference)
 
 
 def test_group_flags_are_imported(kernel):

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.published_muons import CASES, FOREIGN, dion_case, fresh, motif_case, timm_case, torch_case
+from tests.support.published_muons import (
+    CASES,
+    FOREIGN,
+    dion_case,
+    fresh,
+    moonlight_case,
+    motif_case,
+    timm_case,
+    torch_case,
+)
 from tests.support.small_model import named_parameters, take_steps
 
 
@@ -134,7 +143,7 @@ def test_settings_not_taken_over_are_noted(kernel):
 
 
 def test_nothing_is_noted_where_all_is_taken_over(kernel):
-    for case in ("torch", "timm", "timm with nadamw", "keller_jordan"):
+    for case in ("torch", "timm", "timm with nadamw", "keller_jordan", "moonlight"):
         _, state_dict, source, others, _ = CASES[case]()
         assert kernel.import_state(fresh(kernel)[1], state_dict, source, **others) == []
 
@@ -190,6 +199,34 @@ def test_a_file_of_this_package_is_refused_under_other_names(kernel, source):
     with pytest.raises(ValueError, match=r"this package saved it: optimizer\.load_state_dict"):
         kernel.import_state(optimizer, optimizer.state_dict(), source)
     assert optimizer.param_groups[1]["lr_factor"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("source", ["motif", "keller_jordan", "timm"])
+def test_a_file_of_moonlight_is_told_from_those_of_its_relatives(kernel, source):
+    """Motif's moments have the same names, and Keller Jordan's and timm's files a `use_muon`, too."""
+    _, state_dict, _, _, _ = moonlight_case()
+    _, optimizer = fresh(kernel)
+    with pytest.raises(ValueError, match="it looks like 'moonlight'"):
+        kernel.import_state(optimizer, state_dict, source)
+    _, other, _, _, _ = CASES[source]()
+    with pytest.raises(ValueError, match=f"it looks like '{source}'"):
+        kernel.import_state(optimizer, other, "moonlight")
+    for i, state in state_dict["state"].items():  # before the first step
+        state_dict["state"][i] = {"use_muon": state["use_muon"]}
+    with pytest.raises(ValueError, match="it looks like 'moonlight'"):
+        optimizer.load_state_dict(state_dict)
+    kernel.import_state(optimizer, state_dict, "moonlight")
+    assert not any(value.any() for state in optimizer.state_dict()["state"].values() for value in state.values())
+
+
+def test_a_key_of_the_users_own_does_not_hide_the_source(kernel):
+    """torch's optimizers keep any key of a group, also one by which Moonlight's files are known."""
+    params = named_parameters()
+    source = torch.optim.AdamW([{"params": list(params.items()), "wd": 0.1}])
+    take_steps(source, params, [0])
+    optimizer = kernel.Muon(params.items())
+    kernel.import_state(optimizer, source.state_dict(), "adamw")
+    assert torch.equal(optimizer.state[params["up.bias"]]["exp_avg"], source.state[params["up.bias"]]["exp_avg"])
 
 
 def test_names_that_differ_by_a_wrappers_part_alone_find_their_parameters(kernel):

@@ -38,6 +38,7 @@ class Origin(NamedTuple):
     tried: str = ""  # what the test runs for `there`, where that needs more than is there
     differences: str = ""  # that no argument has
     convolutions: bool = False
+    scale_of_rest: float = 1.0  # of the other gradients in the test, far above an eps that counts differently there
 
 
 def call_here(origin: Origin) -> str:

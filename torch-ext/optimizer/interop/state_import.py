@@ -52,7 +52,8 @@ def import_state(
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
-            `motif`, `dion` (its Muon), `dion_normuon` (its NorMuon), or `adamw` (torch.optim.AdamW or Adam alone).
+            `motif`, `moonlight` (toy_train.py), `dion` (its Muon), `dion_normuon` (its NorMuon), or `adamw`
+            (torch.optim.AdamW or Adam alone).
         adamw_state_dict: the state dict of the torch.optim.AdamW used next to a torch.optim.Muon. Without it the state
             of parameters that are not matrices is not changed.
         names: names of the source's parameters in its order, those of `adamw_state_dict` last. Without `names`, the
@@ -68,11 +69,13 @@ def import_state(
     would only give the past more weight against the next gradients, by less than 1 % from step 44 on at beta1 = 0.9.)
     From then on Muon's own momentum applies, and the settings of matrices stay as they are.
 
-    `motif` and dion keep sums of gradients; these become averages, multiplied by 1 - momentum of the saved group.
+    `motif`, `moonlight` and dion keep sums of gradients; these become averages, multiplied by 1 - momentum of the
+    saved group.
     Settings with the same meaning are imported, so no `lr` under hyperball and no `weight_decay` where decay is
     independent. Constants of the source's code are imported, too. An eps that the source adds to the norm becomes the
-    norm's lower bound. The returned sentences name the other settings: those unknown here, those that the state lacks,
-    and those that differ between groups which are one group here.
+    norm's lower bound. `adamw_eps` of `moonlight` is imported as it is, though it counts 1 / sqrt(1 - beta2^step) times
+    as much there, which tends to 1. The returned sentences name the other settings: those unknown here, those that the
+    state lacks, and those that differ between groups which are one group here.
 
     Raises TypeError for another optimizer, and ValueError for settings that cannot work or, in one list, for all
     parameters that are missing, unknown, of another branch, of another shape or with other state. Then nothing has
@@ -134,7 +137,7 @@ def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[st
         for key, name in zip(group["params"], names):
             state = dict(state_dict["state"].get(key, {}))
             branch = branch_of(group, state)
-            state.pop("use_muon", None)  # timm stores the branch there
+            state.pop("use_muon", None)  # timm and Moonlight store the branch there
             if state and branch == "adamw" and "step" not in state and "step" in group:  # dion counts steps by group
                 state["step"] = group["step"]
             # Distributed checkpoints have names in place of positions.

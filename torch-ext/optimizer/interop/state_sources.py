@@ -30,6 +30,7 @@ def branch_by_flag(group: Group, state: Mapping[str, Any]) -> Optional[str]:
 
 
 _STATE = {"muon": _same("momentum_buffer"), "adamw": _same("step", "exp_avg", "exp_avg_sq")}
+_NUMBERED_MOMENTS = {**_STATE, "adamw": {"step": "step", "exp_avg": "moment1", "exp_avg_sq": "moment2"}}
 
 
 class Source(NamedTuple):
@@ -85,6 +86,10 @@ def _timm_branch(group: Group, state: Mapping[str, Any]) -> Optional[str]:
     forced = False if group.get("use_fallback") else group.get("use_muon")
     flag = state.get("use_muon", forced)
     return None if flag is None else "muon" if flag else "adamw"
+
+
+def _moonlight_branch(group: Group, state: Mapping[str, Any]) -> Optional[str]:
+    return {True: "muon", False: "adamw"}.get(state.get("use_muon"))
 
 
 def _adapt_timm_(settings: Settings, group: Group, branch: str) -> None:
@@ -160,8 +165,19 @@ SOURCES = {
     # motif-technologies/optimizer on the Hub, muon.py
     "motif": Source(
         {"muon": {**_SHARED, **_same("ns_steps")}, "adamw": _same("lr", "weight_decay", "adamw_betas", "adamw_eps")},
-        {**_STATE, "adamw": {"step": "step", "exp_avg": "moment1", "exp_avg_sq": "moment2"}},
+        _NUMBERED_MOMENTS,
         constants=dict(adjust_lr_fn="match_rms_adamw", eps=1e-7),
+        sums=True,
+    ),
+    # https://github.com/MoonshotAI/Moonlight, examples/toy_train.py, c2ad5b2
+    "moonlight": Source(
+        {
+            "muon": {**_same("lr", "momentum", "nesterov", "ns_steps"), "weight_decay": "wd"},
+            "adamw": {**_same("lr", "adamw_betas", "adamw_eps"), "weight_decay": "wd"},
+        },
+        _NUMBERED_MOMENTS,
+        branch_of=_moonlight_branch,
+        constants=dict(ns_coefficients="original", adjust_lr_fn="match_rms_adamw", eps=1e-7),
         sums=True,
     ),
     # https://github.com/microsoft/dion, dion/muon.py, 0a059a4

@@ -18,16 +18,18 @@ from .user_warnings import warn_user
 
 # The source of files that this package saved.
 THIS_PACKAGE = "this package"
-# Keys of groups and state by which a source of `import_state` is recognised; the first match counts.
-_SIGNS: Sequence[tuple[str, frozenset[str]]] = (
-    ("motif", frozenset({"none_grad", "moment1"})),
-    (THIS_PACKAGE, frozenset({"state_format", "adamw_eps"})),
-    ("dion_normuon", frozenset({"muon_beta2", "variance_neuron"})),
-    ("dion", frozenset({"mu", "epsilon"})),
-    ("timm", frozenset({"fallback_lr_scale", "safety_factor"})),
-    ("keller_jordan", frozenset({"use_muon"})),
-    ("torch", frozenset({"ns_coefficients"})),
-    ("adamw", frozenset({"amsgrad", "exp_avg_sq"})),
+# Keys of groups and state by which a source of `import_state` is recognised, all those of one of its sets; the first
+# match counts. Moonlight's files have signs of Motif's, this package's and Keller Jordan's, too.
+_SIGNS: Sequence[tuple[str, tuple[set[str], ...]]] = (
+    ("moonlight", ({"wd", "adamw_betas"},)),
+    ("motif", ({"none_grad"}, {"moment1"})),
+    (THIS_PACKAGE, ({"state_format"}, {"adamw_eps"})),
+    ("dion_normuon", ({"muon_beta2"}, {"variance_neuron"})),
+    ("dion", ({"mu"}, {"epsilon"})),
+    ("timm", ({"fallback_lr_scale"}, {"safety_factor"})),
+    ("keller_jordan", ({"use_muon"},)),
+    ("torch", ({"ns_coefficients"},)),
+    ("adamw", ({"amsgrad"}, {"exp_avg_sq"})),
 )
 # Names that this package made for parameters without names.
 MADE_UP = re.compile(r"(param|unnamed)_\d+")
@@ -67,7 +69,7 @@ def source_of(state_dict: Mapping[str, Any]) -> Optional[str]:
     """Return what a state dict looks like: a source of `import_state`, `THIS_PACKAGE`, or None if it is unknown."""
     groups, states = state_dict["param_groups"], state_dict["state"].values()
     keys = {key for each in (*groups, *states) if isinstance(each, Mapping) for key in each}
-    return next((source for source, signs in _SIGNS if not signs.isdisjoint(keys)), None)
+    return next((source for source, signs in _SIGNS if any(sign <= keys for sign in signs)), None)
 
 
 def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
