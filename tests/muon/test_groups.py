@@ -201,8 +201,11 @@ def test_parameter_appended_to_a_group_is_explained(kernel):
         ("use_moun", True, "has no 'use_moun': did you mean 'use_muon'"),
         ("is_muon", True, "has no 'is_muon': did you mean 'use_muon'"),
         ("adamw_beta", (0.9, 0.95), "did you mean 'adamw_betas'"),
+        ("lr_muon", 0.1, "did you mean 'lr'"),
+        ("rank", 4, "has no 'rank': it has .*weight_decay"),  # resembles reason
         ("qqqqq", 1, "has no 'qqqqq': it has .*weight_decay.* A key of your own begins with an underscore"),
         ("amsgrad", True, "amsgrad=True in a parameter group is not supported"),
+        ("backend", "svd", "backend='svd' in a parameter group is not supported: leave it out"),
     ],
 )
 def test_a_key_that_nobody_reads_raises_with_the_nearest(kernel, key, value, words):

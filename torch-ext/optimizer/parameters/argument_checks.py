@@ -13,22 +13,34 @@ from torch import Tensor, nn
 
 from .user_warnings import warn_user
 
+_HALVES = "[{'params': ..., 'use_muon': True}, {'params': ..., 'use_muon': False}]"
+_ALL_PARAMS = f"params, all of them: model.named_parameters(), or {_HALVES}"
 # Arguments of other optimizers, and their names here.
 ELSEWHERE = {
+    "adam_lr": "adamw_lr",
+    "adamw_params": _ALL_PARAMS,
+    "adamw_wd": "weight_decay in the group of the parameters that AdamW updates",
+    "backend_steps": "ns_steps",
     "betas": "adamw_betas for the parameters that AdamW updates, and momentum for Muon's",
     "beta": "momentum",
-    "mu": "momentum",
+    "epsilon": "eps",
     "learning_rate": "lr",
+    "lr_adamw": "adamw_lr",
+    "lr_muon": "lr",
+    "mu": "momentum",
+    "muon_lr": "lr",
+    "muon_params": _ALL_PARAMS,
     "wd": "weight_decay",
     "process_group": "exchange=ExchangeOptions(process_group=...)",
     "split_rows": "split_rows in the group of the weight: Muon([{'params': ..., 'split_rows': ...}])",
     "use_muon": "use_muon in a group, or is_muon=(a function of name and parameter)",
     "dtype": "ns_dtype",
 }
-
-
-# Arguments of torch.optim.AdamW that would change a step; in groups only False is accepted.
-REFUSED = ("amsgrad", "differentiable")
+# Arguments of torch.optim.AdamW that would change a step, and Keller Jordan's earlier choice of an iteration; in groups
+# only False is accepted.
+REFUSED = ("amsgrad", "differentiable", "backend")
+# From which likeness on, between 0 and 1, a name may be meant by another.
+ALIKE = 0.75
 
 
 def params_as_list(params: Any, least: int = 0) -> list[Any]:
@@ -96,7 +108,7 @@ def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **arguments: Any) -> None:
         for name in (name for name in arguments if name not in known):
-            meant = ELSEWHERE.get(name) or " or ".join(get_close_matches(name, known))
+            meant = ELSEWHERE.get(name) or " or ".join(get_close_matches(name, known, cutoff=ALIKE))
             advice = ": leave it out" if name in REFUSED else f": write {meant}" if meant else ""
             raise TypeError(f"{type(self).__name__} has no argument {name}{advice}")
         if len(args) == 3 and "momentum" not in arguments and _looks_like_momentum(args[2]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any, Mapping
 
-from .argument_checks import ELSEWHERE, REFUSED
+from .argument_checks import ALIKE, ELSEWHERE, REFUSED
 from .settings import SETTINGS
 
 # Keys of this package besides settings: those that users write, and those of loaded state dicts.
@@ -41,6 +41,7 @@ def check_keys(group: Mapping[str, Any]) -> None:
             raise ValueError(f"{key}={value!r} in a parameter group is not supported: leave it out")
         if key in _KNOWN or key in REFUSED or str(key).startswith("_"):
             continue
-        nearest = [ELSEWHERE[key]] if key in ELSEWHERE else get_close_matches(str(key), [*SETTINGS, *_OURS], n=1)
+        similar = get_close_matches(str(key), [*SETTINGS, *_OURS], n=1, cutoff=ALIKE)
+        nearest = [ELSEWHERE[key]] if key in ELSEWHERE else similar
         meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted({*SETTINGS, *_WRITTEN}))}."
         raise ValueError(f"a parameter group has no {key!r}: {meant} A key of your own begins with an underscore")
