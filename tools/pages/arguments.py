@@ -38,6 +38,9 @@ A group dict may have every argument marked *group* above, and these keys:
 
 """
 
+# Keys of a group that are no settings: groups check and forget them.
+OF_TORCH = ("use_addmm", "foreach", "fused")
+
 # The column *change*, by the role of a setting in parameters/settings.py.
 WHEN = {
     "MATRICES": "new plan",
@@ -58,7 +61,7 @@ def page(package: Path) -> str:
     rows = []
     for name, default in defaults(muon):
         default = constant(package, tree, default) if default.isupper() else default
-        group = "yes" if name in roles else ""
+        group = "yes" if name in roles or name in OF_TORCH else ""
         when = WHEN[roles[name]] if name in roles else ""
         rows.append(f"| `{name}` | {f'`{default}`' if default else ''} | {group} | {when} | {meanings[name]} |\n")
     keys = [f"- `{name}`: {text}\n" for name, text in group_keys_of(docstring)]

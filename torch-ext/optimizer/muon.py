@@ -97,7 +97,7 @@ class Muon(Optimizer):
         foreach, fused: torch's choices between implementations. None and False change nothing. True is accepted
             only in a group dict that runs that way anyway (`fused` where AdamW alone updates the group, `foreach` where
             NAdamW does), and raises elsewhere.
-        update_rms: root mean square of an update with `match_rms_adamw`, before `lr`: 0.2, and 0.18 in DeepSeek-V4.
+        update_rms: root mean square of an update with `match_rms_adamw` at `lr` 1: 0.2, or 0.18 as in DeepSeek-V4.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it faster than float32, and float32 elsewhere.
         ns_method: how the iteration is computed: `standard`, `gram` (on the small Gram matrix), `gram_float32` (keeps
@@ -132,8 +132,8 @@ class Muon(Optimizer):
             `lr` is kept as `lr_factor` while schedulers change `lr`. A tensor, or any value beside an `lr` of 0, has no
             ratio: it becomes the `lr` of the fallback's group.
         adamw_betas, adamw_eps: betas and eps of the fallback.
-        stochastic_rounding: round half-precision matrices up or down at random, without bias. A step that overflow
-            skips uses up its random numbers on ranks that share parameters; in one process GradScaler does not call it.
+        stochastic_rounding: round half-precision matrices up or down at random, without bias. If GradScaler skips a
+            step, ranks that share parameters use up the random numbers of that step, and a single process does not.
         master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits
             are state: with the same gradients and `momentum_dtype="float32"` they have the bits of float32 parameters
             (docs/master_weights.md). float32 and float64 parameters are not affected; float16 raises. None: each step
@@ -148,7 +148,7 @@ class Muon(Optimizer):
         qk_clip: settings of QK-clip, a dict (`qk_clip.heads.clip_settings`); call `observe_qk_logits` in the forward
             pass. Its key `report` is a function called one step later with the counts of clipped and non-finite heads.
         capturable: allow a CUDA graph to capture the whole step. A replay uses the numbers that groups had at capture,
-            except tensors on the GPU, which it reads again. Not for matrices that ranks share.
+            except tensors on the GPU, which it reads again. Capturing a step of matrices that ranks share raises.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
         cuda_graphs: let `warmup()` capture the orthogonalization of batches on a GPU in CUDA graphs. A step replays
             each in one launch. All graphs share one pool of memory, as large as the largest batch or
@@ -477,8 +477,10 @@ class Muon(Optimizer):
         """Load a copy of a state dict that was saved for the same parameters in the same order.
 
         Functions, and settings that a saved group lacks (`torch.optim.Muon`'s lack many), stay as they are here, and
-        momentum keeps its saved dtype. Raises ValueError or TypeError, with nothing changed, if something does not fit.
-        If memory runs out while it copies, neither `step` nor `state_dict` works until another load has succeeded.
+        momentum keeps its saved dtype. A group without `decay_mode`, such as torch's, also leaves `weight_decay` as it
+        is under independent decay, and `lr` under hyperball: they mean something else there. Raises ValueError or
+        TypeError, with nothing changed, if something does not fit. If memory runs out while it copies, neither `step`
+        nor `state_dict` works until another load has succeeded.
         """
         check_is_dict(state_dict)
         final: dict[str, Any] = {}

@@ -45,7 +45,7 @@ def orthogonalize(
     matrix gives zeros even with `eps` 0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone
     and in any batch.
 
-    Raises TypeError unless G is a tensor that this process has alone. Raises ValueError for fewer than two dimensions,
+    Raises TypeError for a DTensor and for anything but a tensor. Raises ValueError for fewer than two dimensions,
     for a sparse tensor, for a dtype that is none of `DTYPES` or that the device cannot multiply, for negative eps, for
     an invalid schedule, and for a method that is unknown or not safe in the dtype.
     Source: Jordan, Muon (2024); Amsel et al., The Polar Express, arXiv:2505.16932.
