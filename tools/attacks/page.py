@@ -31,9 +31,9 @@ TEXT = """\
 # Attacks on the delivery
 
 `make attacks` prints this table and writes this page. Each case is tried twice with the real clients: by one that
-verifies with a pin before loading, and by one that calls `get_kernel` for a commit. Survived means that no foreign code
-ran, and that what was loaded is what was published, byte for byte, or nothing: a load that fails, or waits until it is
-stopped, is survived. These are the results with {tried_with}.
+verifies with a pin before loading, and by one that calls `get_kernel` for a commit. A group with an empty cell is tried
+once. Survived means that no foreign code ran, and that what was loaded is what was published, byte for byte, or
+nothing: a load that fails, or waits until it is stopped, is survived. These are the results with {tried_with}.
 {table}
 A case of a Hub is a client with an empty cache that meets the fault or the lie, and then the same cache with an honest
 Hub; both loads count. Where that cache stays spoiled, the pin refuses it until it is deleted, and then the load

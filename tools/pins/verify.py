@@ -1,14 +1,14 @@
 """Check a kernel before its code runs: is its folder what the publisher pinned, and nothing besides?
 
-    variant = kernels.install_kernel("org/optimizer", revision="<40 hex digits>")  # downloads, imports nothing
+    variant = kernels.install_kernel("org/optimizer", revision="<40 hex digits>", trust_remote_code=True)
     verify(variant, pin)
     optimizer = kernels.get_local_kernel(variant)
 
-A pin is the sha256 of a variant's metadata.json, whose digest covers every other file. It has to come from the
-publisher: whoever can change a download can change its metadata.json, too. Copy this file to use it: it is one file,
-longer than the others here, and needs the standard library alone. By hand: `python -m tools.pins.verify FOLDER --pins
-optimizer.pins.json`. What is written into the folder after the check, it cannot see. docs/verification.md says what is
-refused, and why.
+`install_kernel` downloads and imports nothing. A pin is the sha256 of a variant's metadata.json, whose digest covers
+every other file. It has to come from the publisher: whoever can change a download can change its metadata.json, too.
+Copy this file to use it: it is one file, longer than the others here, and needs the standard library alone. By hand:
+`python verify.py FOLDER --pins optimizer.pins.json`. What is written into the folder after the check, it cannot see.
+docs/verification.md of the optimizer's repository says what is refused, and why.
 """
 
 from __future__ import annotations

@@ -5,10 +5,12 @@
 A step of three matrices and a vector is traced in one process, and on rank 0 of several whose parameters are row
 shards, over gloo on this machine. Each `--variant` is a build to trace: its folder, or the one that holds it.
 
-calls            entries: calls of package functions, and resumptions of its generators functions        distinct
-functions files            distinct files changes          entries into another file than the entry before: how often a
-reader who follows the calls turns the page with returns     the same, where coming back to the caller also counts
-nesting          the most package functions inside each other
+    calls         entries: calls of package functions, and resumptions of its generators
+    functions     distinct functions
+    files         distinct files
+    changes       entries into another file than the entry before: how often a reader who follows the calls turns a page
+    with returns  the same, where coming back to the caller also counts
+    nesting       the most package functions inside each other
 
 The processor decides which products the iteration uses, and Python 3.12 counts fewer functions, because comprehensions
 are no longer functions there. So compare builds on one machine. `--walk` lists the stays in order: a file and the
