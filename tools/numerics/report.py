@@ -2,7 +2,7 @@
 
     python -m tools.numerics.report [--build DIR] [--from FILE]
 
-Takes about five minutes on one thread, with the same seeds each time. With --from nothing is measured: page and figures
+Takes about a minute on one core, with the same seeds each time. With --from nothing is measured: page and figures
 are made from a results file.
 """
 

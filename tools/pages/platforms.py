@@ -95,7 +95,7 @@ NVIDIA = """\
 ## GPUs of NVIDIA
 
 The compiled variant for CUDA has code for the compute capabilities {archs}. So it runs on a T4 (7.5) and on every newer
-GPU: code also runs on newer capabilities with the same first number, that for 8.0 on 8.6 for example, and the driver
+GPU. Code also runs on newer capabilities with the same first number: that for 8.0 runs on 8.6, for example. The driver
 translates PTX for all that are newer still. No GPU has run it yet.
 
 If the current device is older, `get_kernel` refuses to load. If another one is, the first optimizer, `orthogonalize` or
