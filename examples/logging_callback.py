@@ -1,4 +1,4 @@
-"""Live curves of a run: a callback of ten lines, for a file that `python -m tools.draw` reads, TensorBoard and trackio.
+"""Live curves of a run: a short callback, for a file that `python -m tools.draw` reads, TensorBoard and trackio.
 
     log = Callback(opt, Lines("run.jsonl"), every=10, watched=dict(model.named_parameters()))
     for step in range(steps):

@@ -36,7 +36,7 @@ class BuildInfo:
 
 @functools.cache
 def build_info() -> BuildInfo:
-    """Return which build of the package this is, from the metadata.json beside its code: offline, and by lock too."""
+    """Return which build of the package this is, from the metadata.json beside its code. It needs no network."""
     metadata = read_metadata()
     if not metadata:
         return BuildInfo()
