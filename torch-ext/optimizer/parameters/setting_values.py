@@ -52,16 +52,19 @@ def plain_number(key: str, value: Any, high: float = math.inf) -> float:
 
 
 def plain_positive(key: str, value: Any) -> float:
+    """Return a number in (0, inf) as a float."""
     if plain_number(key, value) == 0:
         raise ValueError(f"{key} must be above 0, got {value}")
     return float(value)
 
 
 def plain_below_one(key: str, value: Any) -> float:
+    """Return a number in [0, 1) as a float."""
     return plain_number(key, value, 1.0)
 
 
 def plain_betas(key: str, value: Any) -> tuple[float, ...]:
+    """Return two numbers in [0, 1) as floats."""
     if not is_sequence(value) or len(value) != 2:
         raise ValueError(f"{key} must be two numbers, got {value!r}")
     return tuple(plain_below_one(key, beta) for beta in value)
@@ -91,6 +94,7 @@ def one_of(choices: tuple[Optional[str], ...]) -> Callable[[str, Any], Any]:
 
 
 def plain_names(key: str, value: Any) -> tuple[str, ...]:
+    """Return names, none of them empty, as a tuple."""
     if not is_sequence(value) or not all(isinstance(name, str) and name for name in value):
         raise TypeError(f"{key} must be names, got {value!r}")
     return tuple(value)
@@ -104,15 +108,18 @@ def plain_coefficients(key: str, value: Any) -> Any:
 
 
 def plain_count(key: str, value: Any) -> Any:
+    """Return a whole number as an int, and anything else as it is; `resolve_schedule` checks both."""
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def plain_adjustment(key: str, value: Any) -> Any:
+    """Return the name of a multiplier, or a function that computes one, as it is."""
     check_adjustment(value)
     return value
 
 
 def plain_dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
+    """Return a dtype, which may be given by its name."""
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(resolved, torch.dtype):
         names = ", ".join([*map(dtype_name, DTYPES), *["int8"] * (key == "momentum_dtype")])
