@@ -1,9 +1,10 @@
-"""GCC's sanitizers find nothing in the operations of the CPU: no bad access, no undefined behaviour, no data race."""
+"""GCC finds nothing wrong in the operations of the CPU: no bad access, no data race, no name with two definitions."""
 
 from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,20 +54,36 @@ watched = pytest.mark.parametrize("name", WATCHED)
 
 
 @pytest.fixture
-def sanitized(tmp_path):
-    """Builds the tree of a repository with a sanitizer; returns what runs files of laws by it."""
+def variants():
+    """The module that builds variants with sanitizers."""
     # Imported here, because it builds, for which it takes the folder tools/.
-    from tests.support.sanitized_variant import SANITIZERS, build_sanitized_variant, run_sanitized
+    from tests.support import sanitized_variant
 
     if platform.system() != "Linux" or shutil.which("g++") is None:
         pytest.skip("the sanitizers are those of GCC on Linux")
+    return sanitized_variant
+
+
+@pytest.fixture
+def sanitized(variants, tmp_path):
+    """Builds the tree of a repository with a sanitizer; returns what runs files of laws by it."""
 
     def sanitized(root: Path, name: str, laws):
-        variant, machine = build_sanitized_variant(root, tmp_path, SANITIZERS[name])
+        sanitizer = variants.SANITIZERS[name]
+        variant, machine = variants.build_sanitized_variant(root, tmp_path, sanitizer)
         files = [str(KERNELS / f"test_{file}.py") for file in laws]
-        return run_sanitized(variant, machine, SANITIZERS[name], ["-m", "not slow and not gpu", *files])
+        return variants.run_sanitized(variant, machine, sanitizer, ["-m", "not slow and not gpu", *files])
 
     return sanitized
+
+
+def changed(repository: Path, tree: Path, source: str, change: Callable[[str], str]) -> Path:
+    """Return a copy of the repository with a change in one file, or in all files of one folder."""
+    shutil.copytree(repository, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build", "out"))
+    place = tree / source
+    for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+        file.write_text(change(file.read_text()))
+    return tree
 
 
 @watched
@@ -80,10 +97,17 @@ def test_the_sanitizer_finds_nothing(repository, sanitized, name):
 @watched
 def test_it_finds_a_planted_defect(repository, sanitized, tmp_path, name):
     _, defect = WATCHED[name]
-    tree = tmp_path / "tree"
-    shutil.copytree(repository, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build", "out"))
-    text = (tree / defect.source).read_text()
-    assert text.count(defect.right) == 1
-    (tree / defect.source).write_text(text.replace(defect.right, defect.wrong))
+    assert (repository / defect.source).read_text().count(defect.right) == 1
+    tree = changed(repository, tmp_path / "tree", defect.source, lambda text: text.replace(defect.right, defect.wrong))
     done = sanitized(tree, name, [defect.laws])
     assert done.returncode != 0 and defect.word in done.stderr, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_a_name_has_one_definition_in_the_library(repository, variants, tmp_path):
+    variants.build_sanitized_variant(repository, tmp_path, variants.ONE_DEFINITION)
+
+
+def test_a_second_definition_of_a_name_is_refused(repository, variants, tmp_path):
+    tree = changed(repository, tmp_path / "tree", "optimizer_cpu", lambda text: text.replace("MatrixSlice", "Place"))
+    with pytest.raises(Exception, match=r"(?s)Place.* violates .* a different type is defined"):
+        variants.build_sanitized_variant(tree, tmp_path, variants.ONE_DEFINITION)

@@ -170,3 +170,9 @@ def test_wrong_coefficients_or_steps_are_named(schedules, coefficients, steps, e
 def test_solver_refuses_impossible_options(kernel, options):
     with pytest.raises(ValueError, match="polar_express needs"):
         kernel.polar_express(**options)
+
+
+@pytest.mark.parametrize("steps", ["5", 5.0, True, None])
+def test_solver_takes_whole_numbers_of_steps(kernel, steps):
+    with pytest.raises(TypeError, match=f"steps must be an integer, got {steps!r}"):
+        kernel.polar_express(steps=steps)

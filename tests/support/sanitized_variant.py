@@ -53,6 +53,8 @@ _THREADS = Sanitizer(
     ("-k", "not fork"),  # a forked process cannot start threads under it
 )
 SANITIZERS = {"memory": _MEMORY, "threads": _THREADS}
+# Of the linker: it refuses a library in which one name has two definitions.
+ONE_DEFINITION = Sanitizer(("-flto=auto", "-Wodr", "-Werror=odr", "-O1"), (), {})
 
 
 def build_sanitized_variant(tree: Path, folder: Path, sanitizer: Sanitizer) -> tuple[Path, Machine]:

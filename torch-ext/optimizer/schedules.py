@@ -10,7 +10,7 @@ import functools
 import math
 from decimal import Context, Decimal, localcontext
 from numbers import Real
-from typing import Iterable, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Iterable, NamedTuple, Sequence, Tuple, Union
 
 Quintic = Tuple[float, float, float]
 Schedule = Tuple[Quintic, ...]
@@ -104,14 +104,18 @@ def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Sc
     there are fewer, the last one is repeated. Raises ValueError or TypeError for anything else, and for fewer steps
     than a schedule of `WHOLE` has.
     """
-    if isinstance(ns_steps, bool) or not isinstance(ns_steps, int):
-        raise TypeError(f"ns_steps must be an integer, got {ns_steps!r}")
+    _check_integer("ns_steps", ns_steps)
     if ns_steps < 1:
         raise ValueError(f"ns_steps must be at least 1, got {ns_steps}")
     triples = _triples(ns_coefficients)
     if isinstance(ns_coefficients, str) and _preset(ns_coefficients) in WHOLE.values() and ns_steps < len(triples):
         raise ValueError(f"{ns_coefficients} has {len(triples)} steps: write ns_steps={len(triples)}, got {ns_steps}")
     return triples[:ns_steps] + triples[-1:] * (ns_steps - len(triples))
+
+
+def _check_integer(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
 
 
 def with_folded_scale(schedule: Schedule, scale: float) -> Schedule:
@@ -144,10 +148,11 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
     Singular values start in [lower, 1]. Each step takes the quintic with the smallest maximal distance to 1 on
     [max(lower, cushion * upper), upper]. Without the cushion the first steps would only raise the smallest values. All
     steps except the last are slowed: their argument is divided by 1 + `safety`. Raises ValueError outside
-    0 < lower < 1, steps >= 1, safety >= 0, 0 <= cushion < 1.
+    0 < lower < 1, steps >= 1, safety >= 0, 0 <= cushion < 1, and TypeError for steps that are no integer.
 
     Source: Amsel et al., The Polar Express, arXiv:2505.16932, algorithm 1 and its section on finite precision.
     """
+    _check_integer("steps", steps)
     if not 0 < lower < 1 or steps < 1 or not 0 <= safety < math.inf or not 0 <= cushion < 1:
         raise ValueError(
             "polar_express needs 0 < lower < 1, steps >= 1, a finite safety >= 0 and 0 <= cushion < 1, "
