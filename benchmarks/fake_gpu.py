@@ -216,7 +216,7 @@ def fake_optimizer(kernel: ModuleType, parameters: Sequence[Parameter], **settin
         tensor.grad = torch.empty_like(tensor, requires_grad=False)
         named.append((p.name, tensor, p.matrix))
     groups = [{"params": [(n, t) for n, t, m in named if m is muon], "use_muon": muon} for muon in (True, False)]
-    # An optimizer reads the numbers in tensors of the CPU; those in fake ones it knows that it cannot.
+    # In this mode a clone is a fake tensor, whose number the optimizer does not try to read.
     numbers = {key: value.clone() for key, value in settings.items() if isinstance(value, torch.Tensor)}
     return kernel.Muon(groups, **{**settings, **numbers})
 

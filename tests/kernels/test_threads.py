@@ -51,7 +51,7 @@ from pathlib import Path
 import torch
 from tests.support.rank_pool import load_kernel
 
-native = load_kernel(Path(sys.argv[1]), "cpu").kernels.native
+native = load_kernel(Path(sys.argv[1]), None).kernels.native
 torch.set_num_threads(2)
 torch.ones(2000, 2000).add_(1)  # starts torch's threads, which a fork leaves behind
 A, C = torch.ones(4, 256, 256), torch.empty(4, 256, 256)

@@ -196,12 +196,12 @@ def test_parameter_appended_to_a_group_is_explained(kernel):
 @pytest.mark.parametrize(
     "key, value, words",
     [
-        ("learning_rate", 0.1, "did you mean 'lr'"),
+        ("learning_rate", 0.1, r"has no 'learning_rate': write lr\."),
         ("weight_decy", 0.1, "has no 'weight_decy': did you mean 'weight_decay'"),
         ("use_moun", True, "has no 'use_moun': did you mean 'use_muon'"),
         ("is_muon", True, "has no 'is_muon': did you mean 'use_muon'"),
         ("adamw_beta", (0.9, 0.95), "did you mean 'adamw_betas'"),
-        ("lr_muon", 0.1, "did you mean 'lr'"),
+        ("lr_muon", 0.1, r"has no 'lr_muon': write lr\."),
         ("rank", 4, "has no 'rank': it has .*weight_decay"),  # resembles reason
         ("qqqqq", 1, "has no 'qqqqq': it has .*weight_decay.* A key of your own begins with an underscore"),
         ("amsgrad", True, "amsgrad=True in a parameter group is not supported"),

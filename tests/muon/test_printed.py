@@ -62,7 +62,14 @@ def test_only_numbers_that_are_words_are_joined(writing, names, joined):
 
 @pytest.mark.parametrize(
     "flops, text",
-    [(7, "7 FLOP"), (999, "999 FLOP"), (999_499, "999 kFLOP"), (999_500, "1 MFLOP"), (1.25e15, "1.25 PFLOP")],
+    [
+        (7, "7 FLOP"),
+        (999, "999 FLOP"),
+        (999_499, "999 kFLOP"),
+        (999_500, "1 MFLOP"),
+        (1.25e15, "1.25 PFLOP"),
+        (2.5e18, "2.5 EFLOP"),
+    ],
 )
 def test_flops_have_three_digits_and_no_exponent(writing, flops, text):
     assert writing.flops_text(flops) == text

@@ -219,10 +219,11 @@ def test_a_file_of_moonlight_is_told_from_those_of_its_relatives(kernel, source)
     assert not any(value.any() for state in optimizer.state_dict()["state"].values() for value in state.values())
 
 
-def test_a_key_of_the_users_own_does_not_hide_the_source(kernel):
-    """torch's optimizers keep any key of a group, also one by which Moonlight's files are known."""
+@pytest.mark.parametrize("key", ["wd", "use_muon", "mu"])
+def test_a_key_of_the_users_own_does_not_hide_the_source(kernel, key):
+    """torch's optimizers keep any key of a group, also those by which files of others are known."""
     params = named_parameters()
-    source = torch.optim.AdamW([{"params": list(params.items()), "wd": 0.1}])
+    source = torch.optim.AdamW([{"params": list(params.items()), key: False}])
     take_steps(source, params, [0])
     optimizer = kernel.Muon(params.items())
     kernel.import_state(optimizer, source.state_dict(), "adamw")

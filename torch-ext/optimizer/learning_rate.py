@@ -36,7 +36,7 @@ def check_adjustment(adjust_lr_fn: Adjustment) -> Callable[[int, int], float]:
     if callable(adjust_lr_fn):
         return adjust_lr_fn
     name = "original" if adjust_lr_fn is None else adjust_lr_fn
-    if name not in MULTIPLIERS:
+    if not isinstance(name, str) or name not in MULTIPLIERS:
         raise ValueError(
             f"adjust_lr_fn {adjust_lr_fn!r} is none of {', '.join(MULTIPLIERS)}, and not a function of rows and columns"
         )

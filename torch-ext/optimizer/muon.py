@@ -79,8 +79,9 @@ class Muon(Optimizer):
         params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. Without
             names an embedding looks like any other matrix. A group with parameters of both kinds is split into two
             neighbouring groups with the same live `lr` (`adamw_lr` says when they differ).
-        lr: learning rate of all parameters, a float or a tensor with one element, read at every step. Start with 0.02
-            for a small model from random weights, and with AdamW's rate for a large one (docs/learning_rates.md).
+        lr: learning rate of all parameters, a float or a tensor with one element, read at every step. In a tensor on a
+            GPU a NaN or a negative number is not noticed. Start with 0.02 for a small model from random weights, and
+            with AdamW's rate for a large one (docs/learning_rates.md).
         weight_decay: decay of every parameter of the group, a float or a tensor with one element, read at every step.
         momentum: decay rate (beta) of the running average of gradients.
         nesterov: use Nesterov momentum.

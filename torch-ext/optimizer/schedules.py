@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from decimal import Context, Decimal, localcontext
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Iterable, NamedTuple, Sequence, Tuple, Union
 
 Quintic = Tuple[float, float, float]
@@ -114,7 +114,7 @@ def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Sc
 
 
 def _check_integer(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
 
 

@@ -23,6 +23,7 @@ from ..parameters.state import has_remainder, state_tensors
 from ..plan.gram_sums import described
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix
+from ..plan.plain_parts import plain_parts
 from ..plan.plan import Plan, SharedWork, State
 from .table import Explanation, Route
 from .writing import bytes_text, effective_lr, plain_number
@@ -116,7 +117,7 @@ def explanation_of(
         *_shared_products(plan),
         *_slow_products(plan),
     ]
-    lines += [*advice(rows), *remarks(rows)]
+    lines += [*advice(rows), *plain_parts(groups), *remarks(rows)]
     if IS_PORTABLE:
         lines.append(_PORTABLE.format(variant=build_info().variant or "this build"))
     if plan.terms:

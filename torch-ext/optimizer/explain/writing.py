@@ -78,8 +78,8 @@ def bytes_text(count: int) -> str:
 def flops_text(flops: float) -> str:
     """Return FLOPs to three digits, in the largest of thousands, millions and so on."""
     rounded = float(f"{flops:.3g}")  # first: 999,600 are 1 MFLOP
-    power = min((len(str(int(rounded))) - 1) // 3, 5)
-    return f"{rounded / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P'][power]}FLOP"
+    power = min((len(str(int(rounded))) - 1) // 3, 6)
+    return f"{rounded / 1000**power:.3g} {['', *'kMGTPE'][power]}FLOP"
 
 
 def plain_number(value: Union[float, Tensor]) -> Union[float, str]:

@@ -69,9 +69,8 @@ def import_state(
     would only give the past more weight against the next gradients, by less than 1 % from step 44 on at beta1 = 0.9.)
     From then on Muon's own momentum applies, and the settings of matrices stay as they are.
 
-    `motif`, `moonlight` and dion keep sums of gradients; these become averages, multiplied by 1 - momentum of the
-    saved group.
-    Settings with the same meaning are imported, so no `lr` under hyperball and no `weight_decay` where decay is
+    `motif`, `moonlight` and dion keep sums of gradients; these become averages, multiplied by 1 - momentum of the saved
+    group. Settings with the same meaning are imported, so no `lr` under hyperball and no `weight_decay` where decay is
     independent. Constants of the source's code are imported, too. An eps that the source adds to the norm becomes the
     norm's lower bound. `adamw_eps` of `moonlight` is imported as it is, though it counts 1 / sqrt(1 - beta2^step) times
     as much there, which tends to 1. The returned sentences name the other settings: those unknown here, those that the

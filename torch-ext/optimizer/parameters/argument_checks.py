@@ -15,22 +15,26 @@ from .user_warnings import warn_user
 
 _HALVES = "[{'params': ..., 'use_muon': True}, {'params': ..., 'use_muon': False}]"
 _ALL_PARAMS = f"params, all of them: model.named_parameters(), or {_HALVES}"
+_DECAY_OF_OTHERS = "weight_decay in the group of the parameters that AdamW updates"
 # Arguments of other optimizers, and their names here.
 ELSEWHERE = {
     "adam_lr": "adamw_lr",
     "adamw_params": _ALL_PARAMS,
-    "adamw_wd": "weight_decay in the group of the parameters that AdamW updates",
+    **dict.fromkeys(("adam_weight_decay", "adamw_wd", "adamw_weight_decay", "fallback_wd"), _DECAY_OF_OTHERS),
     "backend_steps": "ns_steps",
     "betas": "adamw_betas for the parameters that AdamW updates, and momentum for Muon's",
     "beta": "momentum",
     "epsilon": "eps",
+    "fallback_lr": "adamw_lr",
     "learning_rate": "lr",
     "lr_adamw": "adamw_lr",
     "lr_muon": "lr",
     "mu": "momentum",
     "muon_lr": "lr",
     "muon_params": _ALL_PARAMS,
+    "ns_eps": "eps",
     "wd": "weight_decay",
+    "weight_decay_method": "decay_mode",
     "process_group": "exchange=ExchangeOptions(process_group=...)",
     "split_rows": "split_rows in the group of the weight: Muon([{'params': ..., 'split_rows': ...}])",
     "use_muon": "use_muon in a group, or is_muon=(a function of name and parameter)",

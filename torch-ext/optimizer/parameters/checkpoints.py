@@ -24,12 +24,13 @@ _SIGNS: Sequence[tuple[str, tuple[set[str], ...]]] = (
     ("moonlight", ({"wd", "adamw_betas"},)),
     ("motif", ({"none_grad"}, {"moment1"})),
     (THIS_PACKAGE, ({"state_format"}, {"adamw_eps"})),
+    ("adamw", ({"amsgrad"},)),
     ("dion_normuon", ({"muon_beta2"}, {"variance_neuron"})),
     ("dion", ({"mu"}, {"epsilon"})),
     ("timm", ({"fallback_lr_scale"}, {"safety_factor"})),
     ("keller_jordan", ({"use_muon"},)),
     ("torch", ({"ns_coefficients"},)),
-    ("adamw", ({"amsgrad"}, {"exp_avg_sq"})),
+    ("adamw", ({"exp_avg_sq"},)),
 )
 # Names that this package made for parameters without names.
 MADE_UP = re.compile(r"(param|unnamed)_\d+")

@@ -41,7 +41,12 @@ def check_keys(group: Mapping[str, Any]) -> None:
             raise ValueError(f"{key}={value!r} in a parameter group is not supported: leave it out")
         if key in _KNOWN or key in REFUSED or str(key).startswith("_"):
             continue
-        similar = get_close_matches(str(key), [*SETTINGS, *_OURS], n=1, cutoff=ALIKE)
-        nearest = [ELSEWHERE[key]] if key in ELSEWHERE else similar
-        meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted({*SETTINGS, *_WRITTEN}))}."
+        meant = _meant(str(key))
         raise ValueError(f"a parameter group has no {key!r}: {meant} A key of your own begins with an underscore")
+
+
+def _meant(key: str) -> str:
+    if key in ELSEWHERE:
+        return f"write {ELSEWHERE[key]}."
+    similar = get_close_matches(key, [*SETTINGS, *_OURS], n=1, cutoff=ALIKE)
+    return f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(sorted({*SETTINGS, *_WRITTEN}))}."

@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..iteration import DTYPES, check_work_dtype
 from ..kernels.formats import dtype_name
@@ -36,9 +37,12 @@ def plain_number_or_tensor(key: str, value: Any) -> float | Tensor:
 
 
 def number_at_hand(value: Any) -> Any:
-    """Return the number in a tensor of the CPU, anything else as it is: a step may not wait for a GPU to read one."""
-    is_at_hand = type(value) is Tensor and value.device.type == "cpu" and value.numel() == 1
-    return value.item() if is_at_hand else value
+    """Return the number in a float32 or float64 tensor of the CPU, and anything else as it is.
+
+    Of a tensor on a GPU a step may not read the number, because it would wait for the GPU.
+    """
+    is_at_hand = type(value) in (Tensor, Parameter) and value.device.type == "cpu" and value.numel() == 1
+    return value.item() if is_at_hand and value.dtype in (torch.float32, torch.float64) else value
 
 
 def plain_number(key: str, value: Any, high: float = math.inf) -> float:
@@ -86,7 +90,7 @@ def one_of(choices: tuple[Optional[str], ...]) -> Callable[[str, Any], Any]:
     """Return the check of a value that must be one of `choices`."""
 
     def plain(key: str, value: Any) -> Any:
-        if value not in choices:
+        if not isinstance(value, (str, type(None))) or value not in choices:
             raise ValueError(f"{key} must be one of {', '.join(map(str, choices))}, got {value!r}")
         return value
 

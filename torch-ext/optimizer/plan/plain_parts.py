@@ -24,8 +24,8 @@ def plain_parts(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     if not marked or world_size() == 1:
         return []
     return [
-        f"{len(marked)} parameters for Muon, such as {marked[0]}, are plain tensors with {_MARK}=True, a mark of "
-        "Megatron-LM's tensor parallelism and of DeepSpeed's AutoTP. Where ranks hold parts, Muon would orthogonalize "
-        "each part alone, which is another update than that of the whole matrix: make them DTensors, as "
+        f"plain tensors with {_MARK}=True are among Muon's parameters: {len(marked)}, such as {marked[0]}. That is a "
+        "mark of Megatron-LM's tensor parallelism and of DeepSpeed's AutoTP. Where ranks hold parts, Muon would "
+        "orthogonalize each part alone, which is another update than that of the whole matrix: make them DTensors, as "
         f"torch.distributed.tensor.parallel does. Where each rank holds whole matrices, set {_MARK} to False"
     ]
