@@ -75,16 +75,16 @@ def test_scale_is_a_power_of_two_near_root_m_up_to_8(kernel, m, scale):
     """Other dtypes than float16 have a scale of 1."""
     for name in kernel.schedules.PRESETS:
         schedule = kernel.schedules.resolve_schedule(name, 5)
-        assert kernel.iteration.folded_scale(torch.float16, m, schedule) == scale, name
+        assert kernel.stability.folded_scale(torch.float16, m, schedule) == scale, name
         for dtype in (torch.bfloat16, torch.float32, torch.float64):
-            assert kernel.iteration.folded_scale(dtype, m, schedule) == 1
+            assert kernel.stability.folded_scale(dtype, m, schedule) == 1
 
 
 @pytest.mark.kernels_ci
 def test_schedule_with_larger_values_has_a_smaller_scale(kernel):
     """4 x takes a value of 1 to 4: with a scale of 4 the square of its Gram matrix would have an entry of 16⁴."""
     assert kernel.schedules.largest_value(((4.0, 0.0, 0.0),)) == 4
-    assert kernel.iteration.folded_scale(torch.float16, 10**6, ((4.0, 0.0, 0.0),)) == 2
+    assert kernel.stability.folded_scale(torch.float16, 10**6, ((4.0, 0.0, 0.0),)) == 2
 
 
 @pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
@@ -134,7 +134,7 @@ def few_rows(kernel, schedule):
 def test_no_part_of_a_sum_leaves_float16s_range(kernel, name, method):
     """Whatever a library splits the sums into, and adds in float16. Two rows come within two percent of the limit."""
     schedule, limit = kernel.schedules.resolve_schedule(name, 5), torch.finfo(torch.float16).max
-    for scale in (kernel.iteration.folded_scale(torch.float16, 64, schedule), 16.0):
+    for scale in (kernel.stability.folded_scale(torch.float16, 64, schedule), 16.0):
         iteration, largest = at_scale(kernel, schedule, scale, method), []
         iteration = iteration._replace(
             work_dtype=torch.float64,
@@ -173,7 +173,7 @@ def test_scale_keeps_digits_of_a_large_gram_matrix(kernel):
     G = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
     errors = []
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
-    for scale in (1.0, kernel.iteration.folded_scale(torch.float16, m, schedule)):
+    for scale in (1.0, kernel.stability.folded_scale(torch.float16, m, schedule)):
         rows = kernel.kernels.normalization.normalize(G, torch.float16, 0.0, scale)[:256]
         exact = rows.float() @ rows.float().mT
         errors.append((torch.mm(rows, rows.mT).float() - exact).norm() / exact.norm())

@@ -118,7 +118,7 @@ def scale_row(kernel: ModuleType, m: int) -> dict:
     """Return what float16's folded scale changes for a Gaussian m x m matrix: its Gram matrix, and the result."""
     G = torch.randn(m, m, generator=torch.Generator().manual_seed(0))
     schedule = kernel.schedules.resolve_schedule("polar_express", STEPS)
-    folded = kernel.iteration.folded_scale(torch.float16, m, schedule)
+    folded = kernel.stability.folded_scale(torch.float16, m, schedule)
     row = dict(m=m, scale=folded)
     exact = None
     if m <= LARGEST_ITERATION:

@@ -12,9 +12,8 @@ from .kernels.formats import dtype_name, exact_dtype, float32_roundoffs, torch_i
 from .kernels.gains import ALONE, Circumstances
 from .kernels.native_products import bfloat16_is_faster
 from .kernels.products import GRAM_SIDE, SINGLE, Products, select_products, small_choice, with_torchs_affine
-from .kernels.tracing import constant_while_traced
-from .schedules import Schedule, largest_value, with_folded_scale
-from .stability import LIMIT, MAX_WINDOWS, restart_positions, split
+from .schedules import Schedule, with_folded_scale
+from .stability import MAX_WINDOWS, folded_scale, safe_restarts, split
 
 # The dtypes in which matrices may be stored and multiplied.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -25,15 +24,6 @@ CPU_WORK_DTYPE = torch.bfloat16 if bfloat16_is_faster() else torch.float32
 
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
-
-# How much rounding may change where float32 stands in for half precision, whose errors are larger (docs/numerics.md).
-_CPU_LIMIT = 1e-2
-
-# The Gram iteration diverges if its m x m matrices are rounded more than in float16.
-_GRAM_ROUNDOFF = unit_roundoff(torch.float16)
-
-# The largest part of a sum that may be kept in float16: its range, with 1 % to spare for rounding.
-_LARGEST_PART = 0.99 * torch.finfo(torch.float16).max
 
 
 class Iteration(NamedTuple):
@@ -67,6 +57,16 @@ class Iteration(NamedTuple):
         return f"{self}, {self.products.source}" if self.products.source else str(self)
 
 
+class _Case(NamedTuple):
+    """What an iteration is chosen for; `size` is m, n with m <= n."""
+
+    device: torch.device
+    work_dtype: torch.dtype
+    size: tuple[int, int]
+    schedule: Schedule
+    circumstances: Circumstances
+
+
 def choose_iteration(
     device: torch.device,
     work_dtype: torch.dtype,
@@ -87,38 +87,63 @@ def choose_iteration(
     check_device(device)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    products = select_products(device, work_dtype, *size, circumstances, method)
-    if method == "auto" and products.float32_squares:
-        is_safe = _restarts(schedule, work_dtype, _roundoff(device, torch.float32, products)) is not None
-        method = "gram_float32" if is_safe and len(schedule) >= _GRAM_STEPS else "standard"
-        if method == "standard":
-            products = select_products(device, work_dtype, *size, circumstances, method)
-    chain_dtype = _chain_dtype(work_dtype, method)
-    if chain_dtype != work_dtype and not products.float32_squares:
-        products = with_torchs_affine(select_products(device, chain_dtype, *size, circumstances, "standard"))
-    small = small_choice(device, work_dtype, *size, circumstances.among)
-    in_one_launch = chain_dtype == work_dtype and not circumstances.transformed and (small.gain or 0) >= 1
-    if in_one_launch:
-        products = products._replace(source=small.source)
+    case = _Case(device, work_dtype, size, schedule, circumstances)
+    decided, of_work_dtype = _method_by_products(case, method)
+    chain_dtype = _chain_dtype(work_dtype, decided)
+    products = _products_of_steps(case, chain_dtype, of_work_dtype)
+    restarts = _restarts_of_method(case, decided, chain_dtype, products)
     scale = folded_scale(work_dtype, size[0], schedule)
     folded = with_folded_scale(schedule, scale)
-    standard = Iteration("standard", (folded,), scale, work_dtype, chain_dtype, products, in_one_launch)
-    gram_is_ruled_out = method == "auto" and not _auto_may_use_gram(device, work_dtype, size, products, circumstances)
-    if method == "standard" or gram_is_ruled_out:
-        return standard
+    small = small_choice(device, work_dtype, *size, circumstances.among)
+    in_one_launch = chain_dtype == work_dtype and not circumstances.transformed and (small.gain or 0) >= 1
+    named = products._replace(source=small.source) if in_one_launch else products
+    if restarts is None:
+        return Iteration("standard", (folded,), scale, work_dtype, chain_dtype, named, in_one_launch)
+    gram = "gram" if decided == "auto" else decided
+    return Iteration(gram, split(folded, restarts), scale, work_dtype, chain_dtype, named, in_one_launch)
+
+
+def _method_by_products(case: _Case, method: str) -> tuple[str, Products]:
+    """Return the method, still `auto` where costs decide, and the products for its work dtype."""
+    device, work_dtype, size, schedule, circumstances = case
+    products = select_products(device, work_dtype, *size, circumstances, method)
+    if method != "auto" or not products.float32_squares:
+        return method, products
+    is_safe = safe_restarts(schedule, work_dtype, _roundoff(device, torch.float32, products)) is not None
+    if is_safe and len(schedule) >= _GRAM_STEPS:
+        return "gram_float32", products
+    return "standard", select_products(device, work_dtype, *size, circumstances, "standard")
+
+
+def _products_of_steps(case: _Case, chain_dtype: torch.dtype, of_work_dtype: Products) -> Products:
+    """Return the products of an iteration; those in the work dtype, unless its m x m matrices have another dtype."""
+    if chain_dtype == case.work_dtype or of_work_dtype.float32_squares:
+        return of_work_dtype
+    return with_torchs_affine(select_products(case.device, chain_dtype, *case.size, case.circumstances, "standard"))
+
+
+def _restarts_of_method(
+    case: _Case, method: str, chain_dtype: torch.dtype, products: Products
+) -> Optional[tuple[int, ...]]:
+    """Return the steps before which the Gram iteration restarts; None stands for the standard iteration.
+
+    Raises ValueError if it would have to restart too often, unless the method is `auto`.
+    """
+    device, work_dtype, size, schedule, _ = case
+    if method == "standard" or (method == "auto" and not _auto_may_use_gram(case, products)):
+        return None
     stands_in = method == "auto" and work_dtype == torch.float32
-    restarts = _restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products), stands_in)
+    restarts = safe_restarts(schedule, work_dtype, _roundoff(device, chain_dtype, products), stands_in)
     if restarts is None and method != "auto":
         raise ValueError(
             f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} with up to "
             f"{MAX_WINDOWS} windows{_blame_of_rounding(schedule, (work_dtype, chain_dtype))}: use "
             f"{'gram_float32 or ' if method == 'gram' and work_dtype == torch.bfloat16 else ''}standard"
         )
-    if method == "auto":
-        costs = iteration_costs(*size, len(schedule), len(restarts or ()) + 1, products)
-        if restarts is None or costs[0] <= costs[1]:
-            return standard
-    return standard._replace(method="gram" if method == "auto" else method, windows=split(folded, restarts))
+    if restarts is None or method != "auto":
+        return restarts
+    standard, gram = iteration_costs(*size, len(schedule), len(restarts) + 1, products)
+    return restarts if gram < standard else None
 
 
 def summed_iteration(
@@ -135,7 +160,7 @@ def summed_iteration(
     float64, because ranks sum squared norms in it.
     """
     roundoff = _roundoff(device, _chain_dtype(work_dtype, method), None)
-    is_safe = _restarts(schedule, work_dtype, roundoff) is not None
+    is_safe = safe_restarts(schedule, work_dtype, roundoff) is not None
     if work_dtype == torch.float64 or exact_dtype(device) != torch.float64 or not is_safe:
         return None
     return choose_iteration(device, work_dtype, size, schedule, method, circumstances)
@@ -174,45 +199,15 @@ def check_work_dtype(dtype: Optional[torch.dtype], device: Optional[torch.device
     return dtype
 
 
-def folded_scale(work_dtype: torch.dtype, m: int, schedule: Schedule) -> float:
-    """Return the power of two by which X is multiplied so that entries of X Xᵀ are normal numbers of float16.
-
-    In a normalised m x n matrix they are about 1 / (m sqrt(n)). For large m float16 has lost digits there. The scale is
-    about sqrt(m), but small enough that every part of a sum stays in float16's range: at most 8, for all presets.
-    """
-    # Libraries may cut the sum over k and add its parts in float16; torch allows cuBLAS to do so. By Cauchy and Schwarz
-    # a part of an entry of A B is at most the norm of a row of A times that of a column of B, so at most |A|₂ |B|₂.
-    # Singular values of X are at most scale * v, where v is the largest of the schedule. So parts of A = X Xᵀ are at
-    # most (scale * v)², and parts of A A at most (scale * v)⁴, since the small coefficient c is applied only
-    # afterwards. A few dominant rows come close to that. Other products have at most one factor A; their other factors
-    # are polynomials of A, which are as small as their coefficients.
-    largest = _largest_value(schedule)
-    scale = 1
-    if work_dtype == torch.float16:
-        while 2 * scale * scale <= m and 2 * scale * largest <= _LARGEST_PART**0.25:
-            scale *= 2
-    return float(scale)
-
-
-@constant_while_traced
-def _largest_value(schedule: Schedule) -> float:
-    return largest_value(schedule)
-
-
-def _auto_may_use_gram(
-    device: torch.device,
-    work_dtype: torch.dtype,
-    size: tuple[int, int],
-    products: Products,
-    circumstances: Circumstances,
-) -> bool:
+def _auto_may_use_gram(case: _Case, products: Products) -> bool:
     """Whether `auto` may take the Gram iteration: in float16, and on a CPU in float32 that nobody asked for.
 
     Users ask for float32 for its digits, of which the Gram iteration loses up to three. As a CPU's default it stands in
-    for half precision, and _CPU_LIMIT keeps its errors below those. Derivatives keep their digits, too. Among products
-    that keep float32 the size alone decides, so choosing by time changes roundings only. From twice as many columns as
-    rows on, five steps of `gemm_` save at least a third of the FLOPs, which pays for more products.
+    for half precision, and `safe_restarts` keeps its errors below those. Derivatives keep their digits, too. Among
+    products that keep float32 the size alone decides, so choosing by time changes roundings only. From twice as many
+    columns as rows on, five steps of `gemm_` save at least a third of the FLOPs, which pays for more products.
     """
+    device, work_dtype, size, _, circumstances = case
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
     stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)
     return work_dtype == torch.float16 or (stands_in and size[0] >= GRAM_SIDE and size[1] >= 2 * size[0])
@@ -239,21 +234,5 @@ def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional
 def _blame_of_rounding(schedule: Schedule, dtypes: tuple[torch.dtype, torch.dtype]) -> str:
     """Return the part of an error that blames torch's rounding of float32 factors; "" if that is not the reason."""
     work_dtype, chain_dtype = dtypes
-    is_safe = _restarts(schedule, work_dtype, unit_roundoff(chain_dtype)) is not None
+    is_safe = safe_restarts(schedule, work_dtype, unit_roundoff(chain_dtype)) is not None
     return ", because torch.set_float32_matmul_precision lets torch round float32 factors" if is_safe else ""
-
-
-@constant_while_traced
-def _restarts(
-    schedule: Schedule, work_dtype: torch.dtype, roundoff: float, stands_in: bool = False
-) -> Optional[tuple[int, ...]]:
-    """Return the steps before which the Gram iteration restarts; None if it is not safe, as with bfloat16's `roundoff`.
-
-    The product of a window's steps is rounded to the work dtype. It may be as large as the product of their first
-    coefficients, and where X is almost zero, rounding adds noise of that size. In bfloat16 the first step, which has
-    the largest coefficient, is therefore a window of its own: then there is as much noise as after the first step of
-    the standard iteration. Where float32 `stands_in` for half precision, rounding may change less.
-    """
-    if roundoff > _GRAM_ROUNDOFF:
-        return None
-    return restart_positions(schedule, roundoff, work_dtype == torch.bfloat16, _CPU_LIMIT if stands_in else LIMIT)

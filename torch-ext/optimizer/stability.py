@@ -1,4 +1,4 @@
-"""Where a Gram iteration must restart: how much it amplifies the rounding of its Gram matrices.
+"""What rounding allows: where a Gram iteration must restart, and how far float16 lets normalised matrices be scaled up.
 
 A window of the iteration starts from R = X Xᵀ, computes R after each step, and at its end multiplies X by the product
 Q(R) of its steps. X Xᵀ is rounded once, by E, whose entries are up to roundoff times R's. Let X have singular values σ,
@@ -15,12 +15,25 @@ import itertools
 import math
 from typing import Callable
 
-from .schedules import Schedule
+import torch
+
+from .kernels.formats import unit_roundoff
+from .kernels.tracing import constant_while_traced
+from .schedules import Schedule, largest_value
 
 # The largest change of the result, whose singular values are 1, that rounding a Gram matrix may cause in the worst
 # case: one singular value is far larger than all others, and the rounding error falls on the smallest. In practice
 # rounding spreads over the matrix, and the change is about this bound divided by the square root of the side.
 LIMIT = 2.0
+
+# The largest change where float32 stands in for half precision, whose errors are larger (docs/numerics.md).
+_CPU_LIMIT = 1e-2
+
+# The Gram iteration diverges if its m x m matrices are rounded more than in float16.
+_GRAM_ROUNDOFF = unit_roundoff(torch.float16)
+
+# The largest part of a sum that may be kept in float16: its range, with 1 % to spare for rounding.
+_LARGEST_PART = 0.99 * torch.finfo(torch.float16).max
 
 # More windows would cost more than they save, except for very long matrices.
 MAX_WINDOWS = 3
@@ -54,6 +67,22 @@ def restart_positions(
         if worst * roundoff <= limit:
             return restarts
     return None
+
+
+@constant_while_traced
+def safe_restarts(
+    schedule: Schedule, work_dtype: torch.dtype, roundoff: float, stands_in: bool = False
+) -> tuple[int, ...] | None:
+    """Return the steps before which the Gram iteration restarts; None if it is not safe, as with bfloat16's `roundoff`.
+
+    The product of a window's steps is rounded to the work dtype. It may be as large as the product of their first
+    coefficients, and where X is almost zero, rounding adds noise of that size. In bfloat16 the first step, which has
+    the largest coefficient, is therefore a window of its own: then there is as much noise as after the first step of
+    the standard iteration. Where float32 `stands_in` for half precision, rounding may change less.
+    """
+    if roundoff > _GRAM_ROUNDOFF:
+        return None
+    return restart_positions(schedule, roundoff, work_dtype == torch.bfloat16, _CPU_LIMIT if stands_in else LIMIT)
 
 
 def amplification(schedule: Schedule, restarts: tuple[int, ...], roundoff: float) -> float:
@@ -100,6 +129,31 @@ def split(schedule: Schedule, restarts: tuple[int, ...]) -> tuple[Schedule, ...]
     """Cut the schedule before each restart and return the windows, each of them a schedule."""
     bounds = [0, *restarts, len(schedule)]
     return tuple(schedule[start:stop] for start, stop in zip(bounds, bounds[1:]))
+
+
+def folded_scale(work_dtype: torch.dtype, m: int, schedule: Schedule) -> float:
+    """Return the power of two by which X is multiplied so that entries of X Xᵀ are normal numbers of float16.
+
+    In a normalised m x n matrix they are about 1 / (m sqrt(n)). For large m float16 has lost digits there. The scale is
+    about sqrt(m), but small enough that every part of a sum stays in float16's range: at most 8, for all presets.
+    """
+    # Libraries may cut the sum over k and add its parts in float16; torch allows cuBLAS to do so. By Cauchy and Schwarz
+    # a part of an entry of A B is at most the norm of a row of A times that of a column of B, so at most |A|₂ |B|₂.
+    # Singular values of X are at most scale * v, where v is the largest of the schedule. So parts of A = X Xᵀ are at
+    # most (scale * v)², and parts of A A at most (scale * v)⁴, since the small coefficient c is applied only
+    # afterwards. A few dominant rows come close to that. Other products have at most one factor A; their other factors
+    # are polynomials of A, which are as small as their coefficients.
+    largest = _largest_value(schedule)
+    scale = 1
+    if work_dtype == torch.float16:
+        while 2 * scale * scale <= m and 2 * scale * largest <= _LARGEST_PART**0.25:
+            scale *= 2
+    return float(scale)
+
+
+@constant_while_traced
+def _largest_value(schedule: Schedule) -> float:
+    return largest_value(schedule)
 
 
 class _Point:
