@@ -52,6 +52,16 @@ class Iteration(NamedTuple):
         return 4 if self.products.gram_newton_schulz is not None else 0, self.chain_dtype
 
     @property
+    def one_at_a_time(self) -> bool:
+        """Whether a call works on one matrix, without a batch dimension, because the products take only one."""
+        return not self.products.batched and not self.in_one_launch
+
+    @property
+    def gram_windows(self) -> tuple[Schedule, ...]:
+        """The steps from each Gram matrix to the next: those of a window, or one in the standard iteration."""
+        return tuple((step,) for step in self.windows[0]) if self.method == "standard" else self.windows
+
+    @property
     def explained(self) -> str:
         """The iteration in words, and how its products were chosen."""
         return f"{self}, {self.products.source}" if self.products.source else str(self)

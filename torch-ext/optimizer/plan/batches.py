@@ -105,9 +105,10 @@ class Batch:
     @property
     def _together(self) -> int:
         """How many of its matrices are worked on together at most."""
-        single = not self.iteration.products.batched and not self.iteration.in_one_launch
+        if self.iteration.one_at_a_time:
+            return 1
         m, n = sorted(self.packed_shape)
-        return 1 if single else min(len(self.matrices), matrices_together(self.device, (m, n), self.iteration))
+        return min(len(self.matrices), matrices_together(self.device, (m, n), self.iteration))
 
 
 # Batches that are packed at one time and share their m x m products; or one batch.

@@ -99,7 +99,7 @@ def polar_factors(
     tall = G.size(-2) > G.size(-1)
     wide = G.mT if tall else G
     wide = _by_rows(wide, iteration)
-    single = not iteration.products.batched and not iteration.in_one_launch
+    single = iteration.one_at_a_time
     length = 1 if single else matrices_together(wide.device, wide.shape[-2:], iteration)
     if out is None and len(wide) <= length and not single:
         factors = _polar_factor(wide, iteration, eps, norm=broadcast_norms(norms))
@@ -151,10 +151,7 @@ def _polar_factor(
     `squares`, as many tensors (..., m, m) as `Iteration.squares` says, is memory for them, if it is given.
     """
     if iteration.in_one_launch:
-        windows = iteration.windows
-        if iteration.method == "standard":  # a new Gram matrix at every step
-            windows = [(step,) for step in windows[0]]
-        return small_polar.small_polar(G, windows, iteration.scale, eps, iteration.work_dtype, out)
+        return small_polar.small_polar(G, iteration.gram_windows, iteration.scale, eps, iteration.work_dtype, out)
     normalized = (G, iteration.work_dtype, eps, iteration.scale, norm)
     windows, products = iteration.windows, iteration.products
     if products.in_place:  # every step overwrites the normalised matrix, so it is written where the result will be

@@ -142,8 +142,7 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
     iteration = _iteration(device, dtype, size)._replace(in_one_launch=False)
     G = drawn(device, task.count, *size)
     C, scaling = torch.empty_like(G, dtype=dtype), (iteration.scale, EPS, dtype)
-    windows = iteration.windows if iteration.method != "standard" else [(step,) for step in iteration.windows[0]]
-    steps = steps_of(windows)
+    steps = steps_of(iteration.gram_windows)
     launch = small_polar.launch_small_polar
 
     def run(config: SmallConfig) -> None:
