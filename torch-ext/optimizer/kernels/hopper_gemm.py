@@ -32,7 +32,7 @@ from torch import Tensor
 
 from . import native
 from .capabilities import architectures
-from .predictions import SQUARE
+from .predictions import SQUARE, triangle
 
 ARCHITECTURE = "9.0a"
 DTYPES = (torch.float16, torch.bfloat16)
@@ -71,8 +71,7 @@ def fits(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> bool:
 
 def cuts(m: int) -> bool:
     """Whether sections change anything for m rows: some squares are left after whole rounds of all pairs."""
-    side = -(-m // SQUARE)
-    return side * (side + 1) // 2 % PAIRS > 0
+    return triangle(m, SQUARE) % PAIRS > 0
 
 
 def is_built() -> bool:

@@ -83,8 +83,13 @@ def matrices_together(gpu: Gpu, m: int, itemsize: int) -> int:
     """
     if m <= SMALLEST:
         return max(1, gpu.cache // (4 * m * m * itemsize))
-    side = _ceil(m, TILE)
-    return max(1, WAVES * gpu.multiprocessors // (side * (side + 1) // 2))
+    return max(1, WAVES * gpu.multiprocessors // triangle(m, TILE))
+
+
+def triangle(m: int, side: int) -> int:
+    """Return how many squares of `side` cover the diagonal of an m x m matrix and what is below it."""
+    squares = _ceil(m, side)
+    return squares * (squares + 1) // 2
 
 
 def in_whole_rounds(gpu: Gpu, m: int, most: int) -> int:
@@ -93,8 +98,7 @@ def in_whole_rounds(gpu: Gpu, m: int, most: int) -> int:
     In a round each pair of multiprocessors computes one square of SQUARE. 66 pairs finish the three squares of each of
     22 matrices of 512 rows in one round, but need two rounds for those of 25. Equally full rounds: the most matrices.
     """
-    side = _ceil(m, SQUARE)
-    squares, pairs = side * (side + 1) // 2, max(1, gpu.multiprocessors // 2)
+    squares, pairs = triangle(m, SQUARE), max(1, gpu.multiprocessors // 2)
     return max(_ends(squares, pairs, most), key=lambda count: (count / _ceil(count * squares, pairs), count))
 
 
@@ -107,9 +111,8 @@ def in_full_waves(gpu: Gpu, m: int, most: int, symmetric: bool) -> int:
     """
     if gpu.capability not in RATES or m > SMALLEST:
         return most
-    side = _ceil(m, TILE)
     dense = [_ceil(m, rows) * _ceil(m, cols) for rows, cols, _ in DENSE_TILES]
-    tiles = [side * (side + 1) // 2] if symmetric else dense
+    tiles = [triangle(m, TILE)] if symmetric else dense
     ends = set().union(*(_ends(each, gpu.multiprocessors, most) for each in tiles))
 
     def seconds(count: int) -> float:
@@ -144,8 +147,7 @@ def dense_seconds(gpu: Gpu, batch: int, size: tuple[int, int, int]) -> float:
 
 def symmetric_seconds(gpu: Gpu, batch: int, m: int, k: int) -> float:
     """Return the seconds of the symmetric kernel for X Xᵀ of X (batch, m, k) in tiles of TILE."""
-    rates, side = RATES[gpu.capability], _ceil(m, TILE)
-    waves = _ceil(batch * side * (side + 1) // 2, gpu.multiprocessors)
+    rates, waves = RATES[gpu.capability], _ceil(batch * triangle(m, TILE), gpu.multiprocessors)
     tile = 2 * TILE * TILE * k / (rates.sustained * rates.symmetric)
     once = SYMMETRIC_TILE_SECONDS + SYMMETRIC_LAUNCH_SECONDS
     return waves * (tile + EXPOSED * SYMMETRIC_TILE_SECONDS) + once
